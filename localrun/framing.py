@@ -26,9 +26,18 @@ class FrameError(Exception):
     """The peer sent something that is not a frame. The pipe is unusable after it."""
 
 
+class FrameTooLarge(Exception):
+    """A message that no frame can hold. Whoever wanted to send it fails; the pipe is as good as before."""
+
+    def __init__(self, n_bytes: int) -> None:
+        super().__init__(f"{n_bytes / 1e6:.0f} MB, and {MAX_FRAME_BYTES / 1e6:.0f} MB are the most")
+
+
 def encode(message: object) -> bytes:
-    """One frame: length prefix and msgpack body."""
+    """One frame: length prefix and msgpack body. Raises FrameTooLarge."""
     body = _encoder.encode(message)
+    if len(body) > MAX_FRAME_BYTES:
+        raise FrameTooLarge(len(body))
     return _LENGTH.pack(len(body)) + body
 
 

@@ -25,7 +25,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from localrun import framing, library_problems, wire
-from localrun.errors import BadModelFile, EngineDied, EngineFailed, LocalrunError, Unavailable, by_code
+from localrun.errors import BadModelFile, EngineDied, EngineFailed, LocalrunError, TooLarge, Unavailable, by_code
 from localrun.process_end import end_in_words
 from localrun.server.engines import machine
 from localrun.server.engines.child import EngineChild
@@ -198,12 +198,14 @@ class EngineLink:
         await self._child.writable()
 
     def submit(self, message: wire.Submit | wire.Embed, sink: Sink) -> None:
-        """Sends a request; its news go to `sink`. Raises EngineDied or Unavailable when the engine is gone."""
+        """Sends a request; its news go to `sink`. Raises EngineDied or Unavailable when the engine is gone, and
+        TooLarge for one that is more than an engine takes at once."""
         self._check_usable()
+        frame = _frame(message)
         if not self.n_outstanding:
             self.last_frame_s = time.monotonic()
         self._sinks[message.id] = sink
-        self._child.write(framing.encode(message))
+        self._child.write(frame)
 
     def cancel(self, request_id: int) -> None:
         """Asks for the end of a request; its sink still gets a final delta. Unknown ids are ignored."""
@@ -213,14 +215,14 @@ class EngineLink:
     async def count(
         self, segments: tuple[wire.Segment, ...], *, is_prompt: bool = True, wants_pieces: bool = False
     ) -> wire.Counted:
-        """The tokens of a text. Raises EngineDied or Unavailable when the engine is gone."""
+        """The tokens of a text. Raises EngineDied or Unavailable when the engine is gone, and TooLarge as `submit`."""
         await self._child.writable()
         self._check_usable()
         request_id = self.next_id()
+        frame = _frame(wire.Count(id=request_id, segments=segments, is_prompt=is_prompt, wants_pieces=wants_pieces))
         answer: asyncio.Future[wire.Counted] = asyncio.get_running_loop().create_future()
         self._counts[request_id] = answer
-        message = wire.Count(id=request_id, segments=segments, is_prompt=is_prompt, wants_pieces=wants_pieces)
-        self._child.write(framing.encode(message))
+        self._child.write(frame)
         try:
             return await answer
         finally:
@@ -370,6 +372,13 @@ class EngineLink:
         is_unexplained = returncode == _KILLED and self._kill_reason is None
         hint = "; most likely the system ran out of memory" if is_unexplained else ""
         return EngineDied(f"the engine of model '{self.model}' {how} while loading{hint}")
+
+
+def _frame(message: wire.Submit | wire.Embed | wire.Count) -> bytes:
+    try:
+        return framing.encode(message)
+    except framing.FrameTooLarge as error:
+        raise TooLarge(f"the request is too large for an engine ({error}); send less at once") from None
 
 
 def _blamed(sinks: list[Sink]) -> list[Sink]:

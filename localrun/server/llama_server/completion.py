@@ -219,11 +219,15 @@ async def _sampling(body: LlamaCompletionBody, said: Sampling, job: Job) -> Samp
     return msgspec.structs.replace(said, logit_bias=await _biases(body.logit_bias, job), **off)
 
 
+_MOST_BIASED_CHARACTERS = 1_000
+
+
 async def _biases(asked: Biases | None, job: Job) -> tuple[tuple[int, float], ...]:
     if not asked:
         return ()
+    too_many = BadRequest(f"logit_bias: at most {fields.MAX_LOGIT_BIASES} entries and tokens", field="logit_bias")
     if len(asked) > fields.MAX_LOGIT_BIASES:
-        raise BadRequest(f"logit_bias: at most {fields.MAX_LOGIT_BIASES} entries", field="logit_bias")
+        raise too_many
     found: list[tuple[int, float]] = []
     for key, value in asked.items() if isinstance(asked, dict) else asked:
         if isinstance(key, float | bool) or isinstance(value, str) or value is True or not -100 <= value <= 100:
@@ -232,9 +236,16 @@ async def _biases(asked: Biases | None, job: Job) -> tuple[tuple[int, float], ..
             )
         bias = -math.inf if value is False else float(value)
         token = int(key) if isinstance(key, int) or (key.isascii() and key.isdigit() and len(key) <= 10) else None
+        if token is None and len(str(key)) > _MOST_BIASED_CHARACTERS:
+            raise BadRequest(
+                f"logit_bias: a text has {len(str(key))} characters; {_MOST_BIASED_CHARACTERS} are the most",
+                field="logit_bias",
+            )
         if token is None:
             counted = await job.tokenize([Segment(str(key), trusted=False)], is_prompt=False)
             found += [(each, bias) for each in counted.tokens]
+            if len(found) > fields.MAX_LOGIT_BIASES:
+                raise too_many
         elif 0 <= token < job.n_vocab:
             found.append((token, bias))
         else:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -80,7 +81,7 @@ def with_other_arguments(messages: Sequence[Message]) -> list[Message] | None:
 def with_names(messages: Sequence[Message]) -> list[Message]:
     """Every call with an id, every result with the id and the name of its call: by id, else by order."""
     result: list[Message] = []
-    waiting: list[tuple[str, str]] = []
+    waiting = _Waiting()
     n_calls = 0
     for message in messages:
         made = dict(message)
@@ -92,19 +93,46 @@ def with_names(messages: Sequence[Message]) -> list[Message]:
                 call_id = call.get("id") or f"call_{n_calls}"
                 n_calls += 1
                 calls.append({"id": call_id, "type": "function", "function": function})
-                waiting.append((call_id, str(function.get("name", ""))))
+                waiting.add(call_id, str(function.get("name", "")))
             made["tool_calls"] = calls
         elif made.get("role") == "tool":
             call_id, name = made.get("tool_call_id") or "", made.get("name") or ""
-            found = next((known for known in waiting if known[0] == call_id), None)
-            if found is None:
-                found = next((known for known in waiting if not name or known[1] == name), None)
+            found = waiting.take(call_id, name)
             if found is not None:
-                waiting.remove(found)
                 call_id, name = call_id or found[0], name or found[1]
             made["tool_call_id"], made["name"] = call_id, name
         result.append(made)
     return result
+
+
+class _Waiting:
+    """Calls without results, in order: found by their id, by their name, or as the first of all. What was taken by one
+    of these stays in the other lines until it is their first."""
+
+    def __init__(self) -> None:
+        self._calls: list[tuple[str, str]] = []
+        self._lines: dict[tuple[str, str], deque[int]] = {}
+        self._taken: set[int] = set()
+
+    def add(self, call_id: str, name: str) -> None:
+        number = len(self._calls)
+        self._calls.append((call_id, name))
+        for line in {("id", call_id), ("name", name), _ALL}:
+            self._lines.setdefault(line, deque()).append(number)
+
+    def take(self, call_id: str, name: str) -> tuple[str, str] | None:
+        """The id and the name of the call that a result belongs to."""
+        for key in (("id", call_id), ("name", name) if name else _ALL):
+            line = self._lines.get(key, ())
+            while line:
+                number = line.popleft()
+                if number not in self._taken:
+                    self._taken.add(number)
+                    return self._calls[number]
+        return None
+
+
+_ALL = ("", "")
 
 
 def without_system(messages: Sequence[Message]) -> list[Message]:
@@ -127,18 +155,28 @@ def without_system(messages: Sequence[Message]) -> list[Message]:
 def alternating(messages: Sequence[Message]) -> list[Message]:
     """Neighbours of one role as one message; a conversation that an assistant begins gets a user's word before it."""
     result: list[Message] = []
+    texts: list[str] = []  # of the last message there, if several came together
     for message in messages:
         last = result[-1] if result else None
         is_plain = not message.get("tool_calls") and message["role"] in ("user", "assistant", "system")
         if last is not None and is_plain and last["role"] == message["role"] and not last.get("tool_calls"):
-            texts = [text for text in (_text(last), _text(message)) if text]
-            result[-1] = {**last, **message, "content": "\n\n".join(texts)}
+            texts = texts or [_text(last)]
+            texts.append(_text(message))
+            result[-1] = last | message
         else:
+            _put_together(result, texts)
+            texts = []
             result.append(dict(message))
+    _put_together(result, texts)
     first = next((index for index, message in enumerate(result) if message["role"] != "system"), None)
     if first is not None and result[first]["role"] == "assistant":
         result.insert(first, {"role": "user", "content": "."})
     return result
+
+
+def _put_together(result: list[Message], texts: list[str]) -> None:
+    if texts:
+        result[-1]["content"] = "\n\n".join(filter(None, texts))
 
 
 def system_as_user(messages: Sequence[Message], texts: frozenset[str]) -> list[Message]:

@@ -235,9 +235,29 @@ async def _with_every_system_message(
     return other if len(_missing(messages, other)) < len(missing) else segments
 
 
+_MOST_SEARCHED = 16_000_000
+
+
 def _missing(messages: Sequence[Message], segments: Sequence[Segment]) -> list[str]:
+    """Most stand in order, so each is looked for behind the one before, and only then from the beginning. So many
+    characters are looked through in all; who sends more messages than that allows is not told which are missing."""
     text = "".join(segment.text for segment in segments)
-    return [system for system in conversation.system_texts(messages) if system.strip() not in text]
+    missing: list[str] = []
+    behind, left = 0, _MOST_SEARCHED
+    for system in conversation.system_texts(messages):
+        wanted = system.strip()
+        at = text.find(wanted, behind)
+        left -= (at if at >= 0 else len(text)) - behind
+        if at < 0 and left > 0:
+            at = text.find(wanted, 0, behind + len(wanted))
+            left -= behind if at < 0 else at
+        if left <= 0:
+            break
+        if at < 0:
+            missing.append(system)
+        else:
+            behind = at + len(wanted)
+    return missing
 
 
 def _variables(ask: ChatAsk, profile: Profile) -> dict[str, Any]:

@@ -26,6 +26,8 @@ from localrun.errors import BadRequest
 
 MAX_DEPTH = 64
 MAX_SUBSCHEMAS = 5_000
+# Through references as well, which are compiled by recursion: 2,000 to 3,000 of these levels overflow the stack.
+MAX_REFERENCED_DEPTH = 600
 # Of one object: where they may all be left out, the beginning of a name costs time by their number (3,000: 30 ms).
 MAX_PROPERTIES = 1_000
 MAX_ENUM_VALUES = 10_000
@@ -258,20 +260,68 @@ _MISSING = object()
 
 
 def check_refs(root: Any, *, field: str) -> None:
-    """Raises BadRequest for a reference out of the schema, to nothing, or that describes a value by itself."""
-    refs = {node["$ref"] for node in _nodes(root) if "$ref" in node}
-    leads_to: dict[str, set[str]] = {}
-    for ref in refs:
-        target = _find(root, ref)
-        if target is _MISSING:
+    """Raises BadRequest for a reference out of the schema, to nothing, or that describes a value by itself, and for
+    references that lead through too many others."""
+    nodes = list(_nodes(root))
+    places = {id(node) for node in nodes}
+    targets: dict[str, Any] = {}
+    for node in nodes:
+        ref = node.get("$ref")
+        if ref is None or ref in targets:
+            continue
+        targets[ref] = target = _find(root, ref)
+        if not isinstance(target, bool) and id(target) not in places:
             raise BadRequest(
                 f'{field}: "$ref": {ref!r} leads nowhere; references begin with "#/" and stay inside the schema',
                 field=field,
             )
-        leads_to[ref] = set(_refs_in_place(target))
-    for ref in refs:
-        if _reaches(leads_to, ref):
-            raise BadRequest(f'{field}: "$ref": {ref!r} is described by itself alone', field=field)
+
+    def in_place(node: dict[str, Any]) -> Iterator[Any]:
+        if "$ref" in node:
+            yield targets[node["$ref"]]
+        for keyword in _IN_PLACE:
+            yield from node.get(keyword, ())
+
+    def below(node: dict[str, Any]) -> Iterator[Any]:
+        if "$ref" in node:
+            yield targets[node["$ref"]]
+        yield from _parts(node)
+
+    _, circle = _descend(nodes, in_place)
+    if circle:
+        ref = next(node["$ref"] for node in circle if "$ref" in node)
+        raise BadRequest(f'{field}: "$ref": {ref!r} is described by itself alone', field=field)
+    depth, _ = _descend(nodes[:1], below)
+    if depth > MAX_REFERENCED_DEPTH:
+        raise BadRequest(
+            f"{field}: references through references lead {depth} levels deep; {MAX_REFERENCED_DEPTH} are the most",
+            field=field,
+        )
+
+
+def _descend(
+    starts: list[dict[str, Any]], edges: Callable[[dict[str, Any]], Iterator[Any]]
+) -> tuple[int, list[dict[str, Any]]]:
+    """Depth first, each schema once: how deep it goes, and the schemas of a circle, if there is one."""
+    is_on_the_way: dict[int, bool] = {}
+    deepest = 0
+    circle: list[dict[str, Any]] = []
+    for start in starts:
+        way = [] if id(start) in is_on_the_way else [(start, edges(start))]
+        while way:
+            node, rest = way[-1]
+            is_on_the_way[id(node)] = True
+            deepest = max(deepest, len(way))
+            child = next((each for each in rest if isinstance(each, dict) and is_on_the_way.get(id(each), True)), None)
+            if child is None:
+                is_on_the_way[id(node)] = False
+                way.pop()
+            elif id(child) not in is_on_the_way:
+                way.append((child, edges(child)))
+            elif not circle:
+                passed = [each for each, _ in way]
+                circle = passed[next(at for at, each in enumerate(passed) if each is child) :]
+    return deepest, circle
 
 
 def _find(root: Any, ref: str) -> Any:
@@ -292,39 +342,19 @@ def _find(root: Any, ref: str) -> Any:
     return node if isinstance(node, dict | bool) else _MISSING
 
 
-def _refs_in_place(schema: Any) -> Iterator[str]:
-    if isinstance(schema, dict):
-        if "$ref" in schema:
-            yield schema["$ref"]
-        for keyword in _IN_PLACE:
-            for alternative in schema.get(keyword, ()):
-                yield from _refs_in_place(alternative)
-
-
-def _reaches(leads_to: dict[str, set[str]], start: str) -> bool:
-    """Whether one comes back to `start`."""
-    seen: set[str] = set()
-    todo = list(leads_to[start])
-    while todo:
-        ref = todo.pop()
-        if ref == start:
-            return True
-        if ref not in seen:
-            seen.add(ref)
-            todo += leads_to[ref]
-    return False
-
-
 def _nodes(schema: Any) -> Iterator[dict[str, Any]]:
     """Every object that is a schema."""
-    if not isinstance(schema, dict):
-        return
-    yield schema
+    if isinstance(schema, dict):
+        yield schema
+        for part in _parts(schema):
+            yield from _nodes(part)
+
+
+def _parts(schema: dict[str, Any]) -> Iterator[Any]:
+    """The schemas that stand in a schema."""
     for keyword in ("items", "additionalProperties"):
-        yield from _nodes(schema.get(keyword))
+        yield schema.get(keyword)
     for keyword in (*_IN_PLACE, "prefixItems"):
-        for item in schema.get(keyword, ()):
-            yield from _nodes(item)
+        yield from schema.get(keyword, ())
     for keyword in _NAMED_SCHEMAS:
-        for item in schema.get(keyword, {}).values():
-            yield from _nodes(item)
+        yield from schema.get(keyword, {}).values()

@@ -79,6 +79,8 @@ class TemplateRenderer:
             frame = framing.encode(request)
         except UnicodeEncodeError:
             raise errors.BadRequest("the messages contain half of a surrogate pair", field="messages") from None
+        except framing.FrameTooLarge as error:
+            raise errors.TooLarge(f"the messages are too large for a chat template ({error})") from None
         except RecursionError:
             raise errors.BadRequest("the messages nest too deeply", field="messages") from None
         try:

@@ -17,8 +17,8 @@ import psutil
 import pytest
 import uvloop
 
-from localrun import wire
-from localrun.errors import BadModelFile, EngineDied, EngineFailed, LocalrunError, QueueFull, Unavailable
+from localrun import framing, wire
+from localrun.errors import BadModelFile, EngineDied, EngineFailed, LocalrunError, QueueFull, TooLarge, Unavailable
 from localrun.server.engines import machine
 from localrun.server.engines.link import EngineLink, engine_command
 
@@ -396,3 +396,24 @@ async def test_who_is_to_blame_if_others_end_an_engine(
     os.kill(link.pid or 0, getattr(signal, signal_name))
     await asyncio.wait_for(sink.over.wait(), 20)
     assert (link.was_killed, sink.is_blamed) == (was_killed, not was_killed)
+
+
+def test_a_request_that_no_frame_holds_fails_alone(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine took it for a broken pipe, and ended with everybody's requests on it."""
+
+    async def main() -> None:
+        link, sink = _link("fake"), _Sink()
+        await link.open(OPEN, 30)
+        monkeypatch.setattr(framing, "MAX_FRAME_BYTES", 10_000)
+        large = wire.Submit(id=link.next_id(), segments=(wire.Segment("x" * 20_000),), n_predict=1)
+        with pytest.raises(TooLarge, match="too large for an engine"):
+            link.submit(large, sink)
+        with pytest.raises(TooLarge):
+            await link.count((wire.Segment("x" * 20_000),))
+        assert link.n_outstanding == 0
+        _submit(link, sink, n_predict=4)
+        await sink.over.wait()
+        assert sink.deltas[-1].finish is wire.Finish.LENGTH
+        await link.stop()
+
+    run(main())

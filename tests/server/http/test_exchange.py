@@ -16,9 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.types import Message
 
-from localrun.errors import BadRequest, EngineDied, ModelNotFound
+from localrun.errors import BadRequest, EngineDied, ModelNotFound, TooLarge
 from localrun.server.http import exchange as exchange_module
-from localrun.server.http.exchange import LARGE_BYTES, ClientGone, Endpoint, Exchange, Handler, decode_body
+from localrun.server.http.exchange import LARGE_BYTES, MAX_VALUES, ClientGone, Endpoint, Exchange, Handler, decode_body
 from localrun.server.http.failures import Shape, shape_of
 from localrun.server.runtime import Runtime
 from tests.says import says
@@ -435,8 +435,9 @@ LONG_TEXT = '"' + "abc\\/" * (LARGE_BYTES // 5) + '",'
 @pytest.mark.parametrize(
     "piece", ["1,", "[],", '"text",', " ", '{"a": [1, 2]}, ', LONG_TEXT], ids=lambda piece: piece[:6]
 )
-def test_a_large_body_is_looked_at_in_short_steps(piece: str) -> None:
+def test_a_large_body_is_looked_at_in_short_steps(piece: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Threads take turns between lines of Python, not within a call of C that reads it all."""
+    monkeypatch.setattr(exchange_module, "MAX_VALUES", 10_000_000)
     text = f"[{piece * (LARGE_BYTES * 4 // len(piece))}1]"
     n_lines = 0
 
@@ -467,7 +468,7 @@ def test_long_texts_are_passed_over_and_long_keys_are_seen(text: str) -> None:
 
 
 async def test_a_large_body_is_looked_at_beside_the_event_loop() -> None:
-    text = b'{"name": "a", "other": [' + b",".join([b'{"k": 1}'] * 300_000) + b"]}"
+    text = b'{"name": "a", "other": [' + b",".join([b'{"k": 1}'] * 90_000) + b"]}"
     sent = [{"type": "http.request", "body": text, "more_body": False}]
 
     async def receive() -> Any:
@@ -483,3 +484,28 @@ async def test_a_large_body_is_looked_at_beside_the_event_loop() -> None:
         await asyncio.sleep(0.001)
     assert reading.result().name == "a"
     assert n_turns > 5
+
+
+@pytest.mark.parametrize(
+    ("text", "is_refused"),
+    [
+        (b"[" + b"1," * (MAX_VALUES - 1) + b"1]", False),
+        (b"[" + b"1," * MAX_VALUES + b"1]", True),
+        (b"[" + b"[]," * MAX_VALUES + b"[]]", True),
+        (b"{" + b'"a\\"":1,' * (2 * MAX_VALUES) + b'"b":1}', True),
+        (b'["' + b"a, [b] {c} " * MAX_VALUES + b'"]', False),
+        (b'["' + b'\\", ' * MAX_VALUES + b'"]', False),
+        (b'["' + b"\\\\" * 99 + b'",' + b"1," * MAX_VALUES + b"1]", True),
+        (b"[" + b'{"role":"user","content":"a, b"},' * 32_768 + b"1]", False),
+        (b'["' + b'\\"' * 9 + b"," * 2 * MAX_VALUES, False),  # no JSON, as the parser says then
+    ],
+    ids=range(9),
+)
+def test_values_are_counted_before_they_are_made(text: bytes, is_refused: bool) -> None:
+    """A body of 28 MB can have ten million of them, which take seconds and a gigabyte."""
+    try:
+        decode_body(text, Any)
+        code = ""
+    except (BadRequest, TooLarge) as error:
+        code = error.code
+    assert (code == TooLarge.code) is is_refused

@@ -107,6 +107,8 @@ def test_biases_of_tokens_and_of_texts(daemon: Daemon) -> None:
         assert answer["tokens"] != first["tokens"]
     for bias in ([[10**6, 1]], [[1, True]], [[1, 1e9]]):
         assert refused(daemon, "/completion", prompt=PROMPT, logit_bias=bias) == "logit_bias"
+    for bias in ({"x" * 1_001: 1}, {f"{at} once upon a time there was a": 1 for at in range(1_000)}):
+        assert refused(daemon, "/completion", prompt=PROMPT, logit_bias=bias) == "logit_bias", "texts count by tokens"
 
 
 def test_samplers_that_are_left_out_are_off(daemon: Daemon) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+import sys
+from types import FrameType, SimpleNamespace
 from typing import Any, cast
 
 from localrun.models.storage.manifest import Message
@@ -169,3 +170,42 @@ def test_first_messages_come_before_the_client_s() -> None:
 def test_the_client_s_system_prompt_stays_the_first_message() -> None:
     begun = messages.begun(model("theirs", Message("user", "a"), Message("assistant", "b")), [SYSTEM, HELLO])
     assert [message["content"] for message in begun] == ["mine", "a", "b", "hello"]
+
+
+# --- conversations of many messages: what they cost is counted in what is read, not in seconds -----------------------
+
+
+def test_a_result_finds_its_call_however_many_wait() -> None:
+    """By its id, else by its name, else the first; calls and results in thousands took seconds."""
+    n = 3_000
+    calls = [{"id": f"c{at}", "function": {"name": "ab"[at % 2], "arguments": {}}} for at in range(n)]
+    results = [
+        {"role": "tool", "tool_call_id": f"c{n - 1}", "content": ""},
+        {"role": "tool", "name": "b", "content": ""},
+        {"role": "tool", "content": ""},
+        {"role": "tool", "content": ""},
+        *({"role": "tool", "tool_call_id": "z", "name": "a", "content": ""} for _ in range(n)),
+    ]
+    looks = 0
+
+    def count(frame: FrameType, event: str, given: object) -> Any:
+        nonlocal looks
+        looks += event == "line"
+        return count if frame.f_code.co_filename == messages.__file__ else None
+
+    sys.settrace(count)
+    try:
+        made = messages.with_names([{"role": "assistant", "content": "", "tool_calls": calls}, *results])
+    finally:
+        sys.settrace(None)
+    found = [(message["tool_call_id"], message["name"]) for message in made[1:6]]
+    assert found == [(f"c{n - 1}", "b"), ("c1", "b"), ("c0", "a"), ("c2", "a"), ("z", "a")]
+    assert looks < 60 * 2 * n, "lines that were run, linear in calls and results"
+
+
+def test_neighbours_of_one_role_are_put_together_once() -> None:
+    said = [("user", f"{at}") for at in range(2_000)] + [("assistant", ""), ("assistant", "x"), ("user", "y")]
+    made = messages.alternating([{"role": role, "content": text} for role, text in said])
+    assert [message["role"] for message in made] == ["user", "assistant", "user"]
+    assert made[0]["content"] == "\n\n".join(str(at) for at in range(2_000))
+    assert (made[1]["content"], made[2]["content"]) == ("x", "y")

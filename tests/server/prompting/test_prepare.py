@@ -405,3 +405,19 @@ async def test_a_model_without_a_template_gets_its_family_s(small_model: Path) -
     recorder, runtime, job = stubs(header)
     await render_template(runtime, job, template_of(job), [])
     assert "<|im_start|>" in recorder.asked[0][0]
+
+
+def test_looking_for_system_messages_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of 30,000 was looked for in a prompt of all of them; now so many characters are looked through in all."""
+
+    def missing(texts: list[str], prompt: str) -> list[str]:
+        conversation = [{"role": "system", "content": text} for text in texts]
+        return prepare_module._missing(conversation, (Segment(prompt, trusted=False),))
+
+    texts = [f"rule {at:05}." for at in range(500)]
+    assert missing(texts, " ".join(texts)) == []
+    assert missing(texts, " ".join(reversed(texts))) == []
+    assert missing(texts, " ".join(texts[::2])) == texts[1::2]
+    assert missing(["a", "b", "a"], "a b") == [], "the same text may stand once for two"
+    monkeypatch.setattr(prepare_module, "_MOST_SEARCHED", 20_000)
+    assert 0 < len(missing(texts, "x" * 1_000)) <= 20_000 / 1_000, "what was not looked for is not said to be missing"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -142,3 +143,53 @@ def test_nothing_is_closed_where_two_schemas_describe_one_object(schema: Any):
 
 def test_json_mode_is_any_object():
     assert json.loads(json_object().text)["type"] == "object"
+
+
+def check(schema: dict[str, Any]) -> dict[str, Any]:
+    return checked(schema, field="format")
+
+
+def chain(step: Callable[[dict[str, str]], dict[str, Any]], n: int) -> dict[str, Any]:
+    """`n` definitions, each of which refers to the next one."""
+    defs: dict[str, Any] = {f"a{at}": step({"$ref": f"#/$defs/a{at + 1}"}) for at in range(n)}
+    return {"$defs": defs | {f"a{n}": {"type": "string"}}, "$ref": "#/$defs/a0"}
+
+
+STEPS: dict[str, Callable[[dict[str, str]], dict[str, Any]]] = {
+    "itself": lambda ref: dict(ref),
+    "items": lambda ref: {"type": "array", "items": ref},
+    "anyOf": lambda ref: {"anyOf": [ref, {"type": "null"}]},
+    "property": lambda ref: {"type": "object", "properties": {"x": ref}, "required": ["x"]},
+}
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_references_through_references_are_a_depth_too(step: str) -> None:
+    """The compiler follows them by recursion, and 1,000 to 3,000 of them overflowed its stack."""
+    refused = chain(STEPS[step], 1_000 if step != "itself" else 3_000)
+    with pytest.raises(BadRequest, match="levels deep"):
+        check(refused)
+    assert check(chain(STEPS[step], 150))
+
+
+def test_a_graph_of_references_is_no_deeper_than_its_longest_way() -> None:
+    """Each to all that follow; and such as come back to themselves through a property."""
+    every = {
+        f"a{at}": {"anyOf": [{"$ref": f"#/$defs/a{to}"} for to in range(at + 1, 40)] or [True]} for at in range(40)
+    }
+    assert check({"$defs": every, "$ref": "#/$defs/a0"})
+    back = {f"a{at}": {"properties": {"x": {"$ref": f"#/$defs/a{(at + 1) % 40}"}}} for at in range(40)}
+    assert check({"$defs": back, "$ref": "#/$defs/a0"})
+
+
+@pytest.mark.parametrize("n", [1, 2, 900])
+def test_a_circle_of_references_alone_describes_nothing(n: int) -> None:
+    circle = {f"a{at}": {"anyOf": [{"$ref": f"#/$defs/a{(at + 1) % n}"}]} for at in range(n)}
+    with pytest.raises(BadRequest, match="described by itself alone"):
+        check({"$defs": circle, "type": "string"})
+
+
+@pytest.mark.parametrize("ref", ["#/properties", "#/$defs", "#/properties/$ref", "#/x", "other.json"])
+def test_a_reference_to_what_is_no_schema_leads_nowhere(ref: str) -> None:
+    with pytest.raises(BadRequest, match="leads nowhere"):
+        check({"properties": {"a": {"$ref": ref}}, "$defs": {}})

@@ -71,3 +71,27 @@ def test_an_unknown_one_names_the_field_and_the_way_out() -> None:
     assert caught.value.field == "previous_response_id"
     with pytest.raises(NotFound):
         KeptResponses().delete("resp_1")
+
+
+def test_nobody_s_responses_go_for_another_s() -> None:
+    kept = KeptResponses(max_responses=2, max_bytes=10_000, max_bytes_of_all=14_000)
+    kept.add(response("a"), [], b"alice")
+    for name in "bcdefgh":
+        kept.add(response(name, "x" * 3000), [], b"bob")
+    assert kept.get("a", b"alice")
+    assert kept.get("h", b"bob")
+    with pytest.raises(NotFound):
+        kept.get("a", b"bob")
+    kept.add(response("i", "x" * 9000), [], b"carol")
+    with pytest.raises(NotFound):
+        kept.get("i", b"carol")
+    assert kept.get("a", b"alice")
+    assert kept.get("h", b"bob"), "there was no room for all, and those who came first keep theirs"
+
+
+def test_one_id_of_two_owners_is_two_responses() -> None:
+    kept = KeptResponses()
+    kept.add(response("a", "one"), [], b"alice")
+    kept.add(response("a", "two"), [], b"bob")
+    kept.delete("a", b"bob")
+    assert kept.get("a", b"alice").response["output"][0]["text"] == "one"
