@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -303,3 +304,22 @@ def test_what_lies_on_gpus_of_a_model_is_counted_by_its_layers() -> None:
     weights = layer_weights(header)
     moved = weights.layers[-1] + weights.output_bytes
     assert shares[2] == pytest.approx(moved / header.weights_bytes)
+
+
+def test_a_model_with_attention_sinks_gets_fewer_cells_before_rounded_ones() -> None:
+    """With q8_0 gpt-oss kept three quarters of its likeliest tokens. The names are those of its files."""
+
+    def ways(header: Header) -> list[tuple[str, int]]:
+        wish = Wish(n_slots=1)
+        chosen = [choose(header, Machine(ram_mib * 2**20), wish) for ram_mib in range(16_000, 2_000, -25)]
+        settings = [(fit.kv_type, fit.n_kv_cells) for fit in chosen if fit.fits]
+        return [each for at, each in enumerate(settings) if at == 0 or each != settings[at - 1]]
+
+    plain = make_header()
+    sinks = tuple(TensorInfo(f"blk.{layer}.attn_sinks.weight", (32,), "F32", 0, 128) for layer in range(plain.n_layers))
+    with_sinks = replace(plain, tensors=(*plain.tensors, *sinks))
+    assert ("q8_0", 8192) in ways(plain)
+    found = ways(with_sinks)
+    assert found[: len(found) - 1] == [each for each in found if each[0] == "f16"][: len(found) - 1]
+    assert ("f16", 2048) in found
+    assert ("q8_0", 8192) not in found

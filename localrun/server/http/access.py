@@ -70,10 +70,14 @@ _CHANGES = frozenset(
     {
         *(("POST", f"/api/{act}") for act in ("pull", "create", "copy", "push")),
         *(("DELETE", path) for path in ("/api/delete", "/localrun/v1/pulls")),
-        *(("POST", path) for path in ("/localrun/v1/gc", "/lora-adapters")),
+        *(("POST", path) for path in ("/localrun/v1/gc", "/lora-adapters", "/v1/files")),
     }
 )
-_UPLOADS = "/api/blobs/"
+# Whatever is below these paths.
+_CHANGES_BELOW = (
+    ("POST", "/api/blobs/"),
+    *(("DELETE", path) for path in ("/v1/files/", "/v1/responses/", "/v1/messages/batches/")),
+)
 _CANCELS = "/localrun/v1/requests/"
 
 _log = logging.getLogger(__name__)
@@ -426,7 +430,8 @@ class Access:
 
 
 def _is_change(method: str, path: str) -> bool:
-    return (method, path) in _CHANGES or (method == "POST" and path.startswith(_UPLOADS))
+    is_below = any(method == change and path.startswith(folder) for change, folder in _CHANGES_BELOW)
+    return is_below or (method, path) in _CHANGES
 
 
 def _port_of(path: Path) -> int:

@@ -361,6 +361,18 @@ def test_a_read_only_key_changes_nothing(daemon: Daemon) -> None:
         assert daemon.http.request(method, path, json=body, headers=headers).status_code == 403, path
 
 
+def test_a_read_only_key_deletes_and_uploads_nothing(daemon: Daemon) -> None:
+    """Whatever routes there are; it may cancel what it asked itself."""
+    headers = new_key(daemon, "collector", read_only=True)
+    paths = daemon.http.get("/openapi.json", headers=headers).json()["paths"]
+    acts = [("DELETE", path.format(id="x")) for path, operations in paths.items() if "delete" in operations]
+    acts = [act for act in acts if not act[1].startswith("/localrun/v1/requests/")]
+    assert len(acts) > 5
+    for method, path in (*acts, ("POST", "/v1/files")):
+        answer = daemon.http.request(method, path, json={}, headers=headers)
+        assert (answer.status_code, answer.headers["x-localrun-error"]) == (403, "forbidden"), path
+
+
 def test_a_read_only_key_unloads_nothing_with_what_it_asks(daemon: Daemon) -> None:
     reader, admin = new_key(daemon, "asks-only", read_only=True), new_key(daemon, "looks", admin=True)
 
@@ -394,7 +406,12 @@ def test_acts_and_failures_are_written_down(daemon: Daemon) -> None:
     assert daemon.http.request("DELETE", "/api/delete", json={"model": "tiny-too"}, headers=headers).status_code == 200
     daemon.http.get("/v1/models", headers={"x-api-key": "nonsense"})
     said = [(entry["who"], entry["what"], entry["result"]) for entry in audited(daemon)]
+    daemon.http.delete("/v1/responses/x", headers=headers)
+    daemon.http.post("/v1/files", headers=headers)
+    said = [(entry["who"], entry["what"], entry["result"]) for entry in audited(daemon)]
     assert ("doer", "POST /api/copy", "200") in said
+    assert ("doer", "DELETE /v1/responses/x", "404") in said
+    assert any(who == "doer" and what == "POST /v1/files" for who, what, _ in said)
     assert ("doer", "DELETE /api/delete", "200") in said
     assert {entry["from"] for entry in audited(daemon)} == {"127.0.0.1"}
     assert any(what == "GET /v1/models" and result in ("no key", "unknown key") for _, what, result in said)
