@@ -7,6 +7,9 @@ off, so that it cannot hold a model for ever. Of more than `MAX_CONNECTIONS` at 
 the last ones are answered 503 and closed. None of this costs anything per token: the timers move only when a request
 begins or ends, when a piece of a file arrives, or when the socket's buffer fills or empties.
 
+What comes along in a body and is none of it (sizes of chunks, their extensions, trailers) is bounded as a head is, and
+trailers are dropped.
+
 Does not: look at what the headers say (`limits.py` does), or bound the body's size.
 """
 
@@ -142,8 +145,8 @@ _END_OF_HEAD = b"\r\n\r\n"
 # after its head and drops the body. We never upgrade, so the parser is not told; the name keeps its length.
 _UPGRADE = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
 _TOO_MANY = (
-    f'{{"error": "localrun has more than {MAX_CONNECTIONS // 2} connections; close some, or let requests share them, '
-    f'and try again"}}'
+    f'{{"error": "localrun has too many connections: {MAX_CONNECTIONS} of this machine, as many of others and half of '
+    f'that of one address are the most; close some, or let requests share them, and try again"}}'
 ).encode()
 _NOT_UPGRADE = b"\r\nx-upgrd:"
 
@@ -172,6 +175,8 @@ class BoundedConnection(HttpToolsProtocol):
         self._is_parsing_head = False
         self._is_upload = False
         self._is_one_too_many = False
+        # Bytes since the last ones of the body.
+        self._n_beside_body = 0
 
     # --- arrival -------------------------------------------------------------------------------------------------
 
@@ -204,10 +209,11 @@ class BoundedConnection(HttpToolsProtocol):
                 return
             data = _UPGRADE.sub(_NOT_UPGRADE, self._head[:end]) + self._head[end:]
             self._head = self._parsed = b""
-        elif self._is_upload:
-            self._stop_receiving()
-            self._start_receiving()
+        self._n_beside_body += len(data)
         super().data_received(data)
+        if self._n_beside_body > MAX_HEAD_BYTES and not self._head_open:
+            self._answer_and_close(b"431 Request Header Fields Too Large")
+            return
         if self._is_parsing_head:
             self._parsed = data[1 - len(_END_OF_HEAD) :]
 
@@ -215,7 +221,19 @@ class BoundedConnection(HttpToolsProtocol):
         self._is_parsing_head = True
         super().on_message_begin()
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._is_parsing_head:
+            super().on_header(name, value)
+
+    def on_body(self, body: bytes) -> None:
+        self._n_beside_body = 0
+        if self._is_upload:
+            self._stop_receiving()
+            self._start_receiving()
+        super().on_body(body)
+
     def on_headers_complete(self) -> None:
+        self._n_beside_body = 0
         self._head_open = self._is_parsing_head = False
         super().on_headers_complete()
         self._is_upload = is_upload(self.scope["path"])
@@ -286,5 +304,6 @@ class BoundedConnection(HttpToolsProtocol):
     def _answer_and_close(self, status: bytes, body: bytes = b"") -> None:
         headers = b"content-type: application/json\r\nretry-after: 1\r\n" if body else b""
         headers += b"content-length: %d\r\nconnection: close\r\n" % len(body)
-        self.transport.write(b"HTTP/1.1 " + status + b"\r\n" + headers + b"\r\n" + body)
+        if self.cycle is None or not self.cycle.response_started or self.cycle.response_complete:
+            self.transport.write(b"HTTP/1.1 " + status + b"\r\n" + headers + b"\r\n" + body)
         self.transport.close()

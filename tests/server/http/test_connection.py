@@ -322,3 +322,50 @@ def test_ipv6_has_brackets_in_its_url() -> None:
         pytest.skip("this machine has no IPv6 loopback")
     with closing(listening):
         assert url_of(listening).startswith("http://[::1]:")
+
+
+# --- what comes in a body and is none of it -----------------------------------------------------------------------
+
+CHUNKED = b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n"
+
+
+@pytest.mark.parametrize(
+    "endless",
+    [b"0\r\nx: " + b"y" * 65_536, b"0\r\n" + b"x: y\r\n" * 10_000, b"2;x=" + b"y" * 65_536],
+    ids=["one trailer", "many trailers", "an extension"],
+)
+async def test_what_is_beside_a_body_has_an_end(endless: bytes) -> None:
+    """It cost seconds of the event loop, or hundreds of megabytes, and no key."""
+    async with serving(deadline_s=PATIENCE_S) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(CHUNKED)
+        n_sent = 0
+        with contextlib.suppress(ConnectionError):
+            while n_sent < 64 * 2**20:
+                writer.write(endless if n_sent == 0 else endless[-60_000:])
+                n_sent += 60_000
+                await writer.drain()
+        assert n_sent < 8 * 2**20, "the sockets' buffers, and little more"
+        with contextlib.suppress(ConnectionError):
+            assert (await reader.read()).startswith(b"HTTP/1.1 431")
+        writer.close()
+
+
+async def test_small_chunks_and_a_few_trailers_are_fine() -> None:
+    chunks = b"".join(b"1;name=value\r\nx\r\n" for _ in range(20_000))
+    head = CHUNKED.removesuffix(b"2\r\n{}\r\n")
+    async with serving(deadline_s=PATIENCE_S) as port:
+        answer = await exchange(port, head + chunks + b"0\r\nX-Checksum: 1\r\nX-More: 2\r\n\r\n")
+        assert answer.endswith(b"20000")
+
+
+async def test_trailers_are_no_headers() -> None:
+    seen: list[bytes] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await echo(scope, receive, send)
+        seen.extend(name for name, _ in scope["headers"])
+
+    async with serving(app, deadline_s=PATIENCE_S) as port:
+        await exchange(port, CHUNKED, b"0\r\nHost: evil\r\nAuthorization: Bearer x\r\n\r\n", pause_s=0.1)
+    assert seen == [b"host", b"transfer-encoding"]

@@ -230,3 +230,12 @@ async def test_a_broken_record_harms_nobody_and_a_long_one_is_cut(serving: Any, 
         log.warning("x" * 100_000)
         kept = _lines((await client.get("/localrun/v1/logs?follow=0")).text)
         assert len(kept[-1].text) == 4_000
+
+
+@pytest.mark.parametrize("path", ["/localrun/v1/events", "/localrun/v1/logs"])
+async def test_the_head_of_a_stream_is_all_of_it(serving: Any, path: str) -> None:
+    """And the connection is free for the next request."""
+    async with serving() as (_, client):
+        for _ in range(3):
+            answer = await client.head(path)
+            assert (answer.status_code, answer.headers["content-type"]) == (200, "text/event-stream")
