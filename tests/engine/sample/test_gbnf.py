@@ -29,6 +29,14 @@ EXAMPLES = {
     "choices": 'root ::= "a" . "b" (\n  "c" |\n  "d"\n)? # or nothing\n',
     "nested": 'root ::= "x" root "y" | "z"\n',
     "repeated": 'root ::= ("ab"){2,3} "c"{2} "d"{1,} "e"?\n',
+    "a repetition that may be left out": 'root ::= ("a"+)? "b"',
+    "repetitions of a repetition": 'root ::= ("a"+)* "b" (("c")*)* ("d"{1,3}){2}',
+    "a repetition over lines, with a comment": 'root ::= ("a"\n "b"+ # of (b+)*\n)? | ")+" "c"',
+    "one inside another": 'root ::= ((("a" "b"?)+ "c"*)? "d")*  "e"',
+    "a class by numbers": 'root ::= [\\u0041-\\u005A]+ "."',
+    "a class by long numbers": 'root ::= [\\U00000061-\\U0000007A]{2,4} [^\\u0061-\\u007A] "\\u0022\\x41"',
+    "a repeated group of one rule's name": 'root ::= (word+)? "."\nword ::= "a" | "repeated-0"',
+    "brackets in texts and classes": 'root ::= ("(" [)*+?{]+)? "]" ("+")*',
 }
 
 
