@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from localrun.engine.backend import Backend
@@ -29,34 +29,87 @@ _CACHED_GRAMMARS = 64
 _PAUSE_S = 0.02
 
 
+@dataclass(eq=False)
+class Compiling:
+    """A grammar that is compiled for `client`, and for all who ask for the same one; `n_wanting` wait for it."""
+
+    grammar: Grammar
+    client: str
+    n_wanting: int = 0
+    begun_at_s: float = math.inf
+    future: Future[Compiled] = field(default_factory=Future)
+
+    @property
+    def has_begun(self) -> bool:
+        return self.begun_at_s < math.inf
+
+
 class GrammarCompiler:
     """Compiles grammars beside the step loop, and keeps them.
 
     A grammar is compiled once for all requests with the same kind and text, in one of two threads; the library works
-    without the interpreter's lock, and within limits of its own for time and memory.
+    without the interpreter's lock, and within limits of its own for time and memory. Clients take turns, and each has
+    one thread at most, so that who sends slow grammars waits for those alone. What nobody wants any more before it has
+    begun is not compiled.
 
-    Owner: the engine's main thread calls; the work is in the threads.
-    Does not: wait for anybody, or read the clock.
+    Owner: the engine's main thread calls; the work is in the threads. Time is passed in.
+    Does not: wait for anybody.
     """
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
         self._threads: ThreadPoolExecutor | None = None
         self._vocabulary: Future[GrammarVocabulary] | None = None
-        self._cache: OrderedDict[tuple[GrammarKind, str], Future[Compiled]] = OrderedDict()
+        self._cache: OrderedDict[tuple[GrammarKind, str], Compiling] = OrderedDict()
+        # In order of coming; a client that had its turn goes behind all others.
+        self._lines: OrderedDict[str, deque[Compiling]] = OrderedDict()
+        self._running: list[Compiling] = []
 
-    def compile(self, grammar: Grammar) -> Future[Compiled]:
-        """The grammar, now or later; the future raises BadRequest if it is none."""
+    def compile(self, grammar: Grammar, client: str, now_s: float) -> Compiling:
+        """The grammar, now or later; its future raises BadRequest if it is none."""
         key = (grammar.kind, grammar.text)
         if key not in self._cache:
             if self._threads is None or self._vocabulary is None:
                 self._threads = ThreadPoolExecutor(_THREADS, "grammar")
                 self._vocabulary = self._threads.submit(_read_vocabulary, self._backend)
-            self._cache[key] = self._threads.submit(_compile, grammar, self._vocabulary)
-            while len(self._cache) > _CACHED_GRAMMARS:
-                self._cache.popitem(last=False)
+            self._cache[key] = compiling = Compiling(grammar, client)
+            self._lines.setdefault(client, deque()).append(compiling)
+            settled = [key for key, each in self._cache.items() if each.future.done()]
+            for key_of_old in settled[: max(0, len(self._cache) - _CACHED_GRAMMARS)]:
+                del self._cache[key_of_old]
         self._cache.move_to_end(key)
-        return self._cache[key]
+        found = self._cache[key]
+        found.n_wanting += 1
+        self.go_on(now_s)
+        return found
+
+    def leave(self, compiling: Compiling) -> None:
+        """One of those who want it does not any more."""
+        compiling.n_wanting -= 1
+        if compiling.n_wanting or compiling.has_begun:
+            return
+        del self._cache[compiling.grammar.kind, compiling.grammar.text]
+        self._lines[compiling.client].remove(compiling)
+        if not self._lines[compiling.client]:
+            del self._lines[compiling.client]
+
+    def go_on(self, now_s: float) -> None:
+        """Begins what there are threads for."""
+        self._running = [each for each in self._running if not each.future.done()]
+        while len(self._running) < _THREADS:
+            busy = {each.client for each in self._running}
+            client = next((client for client in self._lines if client not in busy), None)
+            if client is None:
+                return
+            line = self._lines.pop(client)
+            compiling = line.popleft()
+            if line:
+                self._lines[client] = line
+            assert self._threads is not None
+            assert self._vocabulary is not None
+            compiling.begun_at_s = now_s
+            self._threads.submit(_compile, compiling, self._vocabulary)
+            self._running.append(compiling)
 
     @property
     def has_vocabulary(self) -> bool:
@@ -78,14 +131,17 @@ def _read_vocabulary(backend: Backend) -> GrammarVocabulary:
     return GrammarVocabulary(backend, lambda: time.sleep(_PAUSE_S))
 
 
-def _compile(grammar: Grammar, vocabulary: Future[GrammarVocabulary]) -> Compiled:
+def _compile(compiling: Compiling, vocabulary: Future[GrammarVocabulary]) -> None:
     from localrun.engine.sample.grammar_library import compile_grammar
 
-    return compile_grammar(grammar, vocabulary.result())
+    try:
+        compiling.future.set_result(compile_grammar(compiling.grammar, vocabulary.result()))
+    except BaseException as error:
+        compiling.future.set_exception(error)
 
 
-# A request whose grammar is not ready after this is refused. The vocabulary does not count: on a busy machine one of
-# 262,000 tokens alone can take as long, and a smaller grammar would change nothing.
+# A request whose grammar is not ready so long after it was begun is refused. The vocabulary does not count: on a busy
+# machine one of 262,000 tokens alone can take as long, and a smaller grammar would change nothing.
 COMPILE_LIMIT_S = 10.0
 # How long to sleep when there is nothing else to do; a cancel may come in the meantime.
 _WAIT_S = 0.005
@@ -95,7 +151,7 @@ _WAIT_S = 0.005
 class _Entry:
     request: Request
     submit: Submit
-    compiling: Future[Compiled]
+    compiling: Compiling
     late_at_s: float = math.inf
 
 
@@ -119,21 +175,23 @@ class GrammarQueue:
         """A new request, which waits for its grammar if it has one."""
         if submit.grammar is not None:
             request.awaits_grammar = True
-            compiling = self._compiler.compile(submit.grammar)
+            compiling = self._compiler.compile(submit.grammar, submit.client, self._clock())
             self._entries.append(_Entry(request, submit, compiling))
 
     def collect(self, now_s: float) -> list[tuple[Request, LocalrunError | None]]:
         """Give compiled grammars to their requests. Returns those that have theirs now, or why they never will."""
         settled: list[tuple[Request, LocalrunError | None]] = []
+        self._compiler.go_on(now_s)
         for entry in list(self._entries):
-            if entry.compiling.done():
-                self._entries.remove(entry)
+            if entry.compiling.future.done():
+                self._leave(entry)
                 error = self._take(entry)
             elif now_s >= entry.late_at_s:
-                self._entries.remove(entry)
+                self._leave(entry)
                 error = BadRequest(f"the grammar takes more than {COMPILE_LIMIT_S:.0f} s to compile; make it smaller")
             else:
-                if entry.late_at_s == math.inf and self._compiler.has_vocabulary:
+                is_known = entry.late_at_s < math.inf
+                if not is_known and entry.compiling.has_begun and self._compiler.has_vocabulary:
                     entry.late_at_s = now_s + COMPILE_LIMIT_S
                 continue
             settled.append((entry.request, error))
@@ -141,28 +199,33 @@ class GrammarQueue:
 
     def drop(self, request: Request) -> None:
         """The request is over."""
-        self._entries = [entry for entry in self._entries if entry.request is not request]
+        for entry in [entry for entry in self._entries if entry.request is request]:
+            self._leave(entry)
 
     def wait(self) -> None:
         """Sleep a little, or until a grammar is compiled; not at all when nobody waits for one."""
         if self._entries:
-            wait([entry.compiling for entry in self._entries], _WAIT_S, FIRST_COMPLETED)
+            wait([entry.compiling.future for entry in self._entries], _WAIT_S, FIRST_COMPLETED)
 
     def close(self) -> None:
         """End the threads."""
         self._compiler.close()
 
+    def _leave(self, entry: _Entry) -> None:
+        self._entries.remove(entry)
+        self._compiler.leave(entry.compiling)
+
     def _take(self, entry: _Entry) -> LocalrunError | None:
         grammar = entry.submit.grammar
         assert grammar is not None
-        problem = entry.compiling.exception()
+        problem = entry.compiling.future.exception()
         if problem is not None:
             failed = EngineFailed(f"the grammar cannot be compiled: {problem!r}")
             return problem if isinstance(problem, LocalrunError) else failed
         banned = {token for token, bias in entry.submit.sampling.logit_bias if bias == -math.inf}
         if entry.submit.ignore_eos:
             banned |= self._eog_tokens
-        constraint = entry.compiling.result().constraint(
+        constraint = entry.compiling.future.result().constraint(
             triggers=grammar.triggers, banned=frozenset(banned), clock=self._clock
         )
         constraint.accept(entry.request.output)

@@ -247,6 +247,76 @@ def test_a_grammar_is_compiled_once_for_all(monkeypatch: pytest.MonkeyPatch):
     assert all(harness.texts[request_id].isdecimal() for request_id in range(6))
 
 
+class HeldBack:
+    """Each compilation waits until it is let go by its text; which have begun is known."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.begun: list[str] = []
+        self.gates: dict[str, threading.Event] = {}
+        compile_now = grammar_queue._compile
+
+        def compile_later(compiling: Any, vocabulary: Any) -> None:
+            self.begun.append(compiling.grammar.text)
+            assert self.gates.setdefault(compiling.grammar.text, threading.Event()).wait(30)
+            compile_now(compiling, vocabulary)
+
+        monkeypatch.setattr(grammar_queue, "_compile", compile_later)
+        monkeypatch.setattr(grammar_queue, "_WAIT_S", 0.0)
+
+    def let_go(self, *texts: str) -> None:
+        for text in texts:
+            self.gates.setdefault(text, threading.Event()).set()
+
+
+def digits(count: int) -> Grammar:
+    return Grammar(GrammarKind.REGEX, f"[0-9]{{{count}}}")
+
+
+def test_a_client_s_slow_grammars_keep_only_itself_waiting(monkeypatch: pytest.MonkeyPatch):
+    held = HeldBack(monkeypatch)
+    harness = Harness(n_slots=8, n_cells=2048)
+    for number in range(6):
+        harness.submit(number, "p", grammar=digits(10 + number), n_predict=40, client="greedy")
+    harness.submit(6, "p", grammar=digits(20), n_predict=40, client="other")
+    held.let_go(digits(20).text)
+    while 6 not in harness.finals:
+        harness.step()
+    assert (harness.finals[6].finish, len(harness.texts[6])) == (Finish.STOP, 20)
+    assert sorted(held.begun) == [digits(10).text, digits(20).text], "one thread for the one, the other is free"
+    held.let_go(*(digits(10 + number).text for number in range(6)))
+    harness.run()
+    assert [len(harness.texts[number]) for number in range(6)] == [10 + number for number in range(6)]
+
+
+def test_a_grammar_that_nobody_waits_for_is_not_compiled(monkeypatch: pytest.MonkeyPatch):
+    held = HeldBack(monkeypatch)
+    harness = Harness(n_slots=8, n_cells=2048)
+    for number in range(4):
+        harness.submit(number, "p", grammar=digits(10 + number), n_predict=40, client="gone")
+    harness.submit(4, "p", grammar=digits(12), n_predict=40, client="gone")
+    harness.step()
+    for number in range(4):
+        harness.engine.cancel(number)
+    held.let_go(digits(10).text, digits(12).text)
+    harness.run()
+    assert harness.texts[4].isdecimal(), "somebody else wants one of them"
+    assert sorted(held.begun) == [digits(10).text, digits(12).text]
+
+
+def test_waiting_for_a_thread_is_no_time_of_a_grammar(monkeypatch: pytest.MonkeyPatch):
+    held = HeldBack(monkeypatch)
+    harness = Harness(n_slots=8, n_cells=2048)
+    harness.submit(0, "p", grammar=digits(10), n_predict=40, client="one")
+    harness.submit(1, "p", grammar=digits(11), n_predict=40, client="one")
+    while 0 not in harness.finals:
+        harness.step()
+    assert "takes more than 10 s to compile" in (harness.finals[0].error_message or "")
+    assert 1 not in harness.finals
+    held.let_go(digits(10).text, digits(11).text)
+    harness.run()
+    assert len(harness.texts[1]) == 11
+
+
 # --- slow grammars --------------------------------------------------------------------------------------------------
 
 
