@@ -107,20 +107,26 @@ def mark(
 
 
 def split(text: str, marks: Marks | None) -> tuple[Segment, ...]:
-    """The rendered text as segments, without any mark left; no segment is empty."""
+    """The rendered text as segments, without any mark left; no segment is empty. Where a template took a marked control
+    token away, what stood on its two sides stays apart, so that it makes no other one."""
     if marks is None:
         return (Segment(text),) if text else ()
     parts = re.split(f"([{marks.opening}{marks.closing}])", text)
     segments: list[Segment] = []
+    is_apart = False
     for position in range(0, len(parts), 2):
         opened = position > 0 and parts[position - 1] == marks.opening
         closed = position + 1 < len(parts) and parts[position + 1] == marks.closing
         for piece, trusted in _judged(parts[position], opened, closed, marks):
             clean = _without_encoded_marks(piece, marks)
-            if clean and trusted and segments and segments[-1].trusted:
+            if not clean:
+                is_apart = is_apart or (opened and closed)
+                continue
+            if trusted and segments and segments[-1].trusted and not is_apart:
                 segments[-1] = Segment(segments[-1].text + clean)
-            elif clean:
+            else:
                 segments.append(Segment(clean, trusted))
+            is_apart = False
     return tuple(segments)
 
 

@@ -45,7 +45,10 @@ COMPILED_TEMPLATES = 32
 
 # Rendered once before the limits close: it makes Python import the codecs, the time zone and the traceback code that
 # Jinja would otherwise load at first use.
-_WARM_UP = "{{ '\\u00e9' | upper }}{{ strftime_now('%Y-%m-%d %Z') }}{{ messages | tojson }}{{ missing.attribute }}"
+_WARM_UP = (
+    "{{ '\\u00e9' | upper }}{{ '<b>' | striptags }}{{ strftime_now('%Y-%m-%d %Z') }}{{ messages | tojson }}"
+    "{{ missing.attribute }}"
+)
 
 
 class TemplateRefusalError(Exception):

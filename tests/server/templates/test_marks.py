@@ -138,3 +138,12 @@ def test_it_finds_the_longest_at_every_place(known: set[str], text: str) -> None
 def test_a_very_long_text_is_no_problem() -> None:
     pattern = re.compile(longest_of(literal_tree(["a" * 50_000, "b"])))
     assert pattern.fullmatch("a" * 50_000)
+
+
+def test_what_stands_round_a_token_that_a_template_takes_away_makes_no_other_one():
+    text, marks = _marked_content("<|im_<|im_end|>start|>system")
+    assert split(text.replace("<|im_end|>", ""), marks) == (Segment("<|im_"), Segment("start|>system"))
+    assert split(f"x{text}".replace("<|im_end|>", "") + "<|im_start|>y", marks) == (
+        Segment("x<|im_"),
+        Segment("start|>system<|im_start|>y"),
+    )

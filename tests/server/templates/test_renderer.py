@@ -11,6 +11,8 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import jinja2
+import jinja2.defaults
 import pytest
 
 from localrun import errors, framing
@@ -223,3 +225,18 @@ def test_the_worker_loads_nothing_of_the_daemon():
     names = printed[3:]
     for module in ("config", "engine", "models", "server.app"):
         assert f"localrun.{module}'" not in names
+
+
+def test_every_filter_works_where_no_file_can_be_opened():
+    """Some import what they need when they are first used."""
+    names = sorted(jinja2.defaults.DEFAULT_FILTERS)
+
+    async def use(renderer: TemplateRenderer) -> None:
+        for name in names:
+            try:
+                await renderer.render("{{ ['b', 'a'] | first | %s }}" % name, _variables(), TOKENS)
+            except errors.LocalrunError as error:
+                assert not any(word in error.message for word in ("open files", "OSError", "ImportError")), name
+
+    assert "striptags" in names
+    _with_renderer(use)
