@@ -234,7 +234,7 @@ def test_every_filter_works_where_no_file_can_be_opened():
     async def use(renderer: TemplateRenderer) -> None:
         for name in names:
             try:
-                await renderer.render("{{ ['b', 'a'] | first | %s }}" % name, _variables(), TOKENS)
+                await renderer.render("{{ ['b', 'a'] | first | " + name + " }}", _variables(), TOKENS)
             except errors.LocalrunError as error:
                 assert not any(word in error.message for word in ("open files", "OSError", "ImportError")), name
 
