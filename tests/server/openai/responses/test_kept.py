@@ -36,7 +36,7 @@ def test_the_one_asked_for_longest_ago_goes_first() -> None:
 
 
 def test_bytes_are_bounded_too() -> None:
-    kept = KeptResponses(max_bytes=10_000)
+    kept = KeptResponses(max_bytes=12_000)
     for name in "abcdefgh":
         kept.add(response(name, "x" * 3000), [])
     assert len(kept) == 3
@@ -74,7 +74,7 @@ def test_an_unknown_one_names_the_field_and_the_way_out() -> None:
 
 
 def test_nobody_s_responses_go_for_another_s() -> None:
-    kept = KeptResponses(max_responses=2, max_bytes=10_000, max_bytes_of_all=14_000)
+    kept = KeptResponses(max_responses=2, max_bytes=12_000, max_bytes_of_all=15_000)
     kept.add(response("a"), [], b"alice")
     for name in "bcdefgh":
         kept.add(response(name, "x" * 3000), [], b"bob")
@@ -95,3 +95,9 @@ def test_one_id_of_two_owners_is_two_responses() -> None:
     kept.add(response("a", "two"), [], b"bob")
     kept.delete("a", b"bob")
     assert kept.get("a", b"alice").response["output"][0]["text"] == "one"
+
+
+def test_what_many_small_values_take_is_counted() -> None:
+    kept = KeptResponses(max_bytes=1_000_000)
+    kept.add(response("a"), [{"junk": [[] for _ in range(20_000)]}])
+    assert len(kept) == 0
