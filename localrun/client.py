@@ -390,11 +390,13 @@ class Client:
         lane: str = "interactive",
         keep_alive: float | str | None = None,
         tools: list[dict[str, Any]] | None = None,
+        answer_format: str | dict[str, Any] | None = None,
     ) -> AsyncGenerator[ChatPiece, None]:
-        """Stream the answer to a conversation. Raises what the daemon refused, and DaemonUnreachable."""
+        """Stream the answer to a conversation; `answer_format` is "json" or a JSON schema. Raises what the daemon
+        refused, and DaemonUnreachable."""
         body = {
             "model": model, "messages": messages, "options": options, "think": think, "keep_alive": keep_alive,
-            "tools": tools or None,
+            "tools": tools or None, "format": answer_format,
         }  # fmt: skip
         given = {name: value for name, value in body.items() if value is not None} | {"stream": True}
         done = False

@@ -122,11 +122,12 @@ class Question(NamedTuple):
 
 
 class Session(msgspec.Struct, kw_only=True):
-    """`history` holds the turns so far, without the system message."""
+    """`history` holds the turns so far, without the system message. `more` are other arguments of `Client.chat`."""
 
     model: str
     system: str = ""
     options: dict[str, Any] = {}
+    more: dict[str, Any] = {}
     stats: Stats = Stats.BRIEF
     history: list[dict[str, Any]] = []
 
@@ -230,7 +231,7 @@ def _handle(
     def ask(offered: list[dict[str, Any]]) -> Answer:
         answer = Answer()
         messages = [*session.messages(question), *said]
-        pieces = client.chat(session.model, messages, options=session.options, tools=offered)
+        pieces = client.chat(session.model, messages, options=session.options, tools=offered, **session.more)
         # The runner cancels the coroutine on Ctrl-C, which closes the stream, and raises only afterwards.
         try:
             runner.run(show(pieces, answer, session.stats, client))

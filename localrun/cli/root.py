@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import os
 import sys
@@ -47,6 +48,18 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "version": ("program", "Print the versions of this program and of the daemon."),
 }
 
+# As other programs call them.
+ALIASES = {
+    "ls": "list",
+    "chat": "run",
+    "delete": "rm",
+    "remove": "rm",
+    "copy": "cp",
+    "download": "pull",
+    "get": "pull",
+    "log": "logs",
+}
+
 _EPILOG = "\b\nExit codes:\n" + "\n".join(f"  {code:<5}{meaning}" for code, meaning in exits.MEANINGS.items())
 
 
@@ -57,12 +70,28 @@ class _TableGroup(click.Group):
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        cmd_name = ALIASES.get(cmd_name, cmd_name)
         if cmd_name not in COMMANDS:
             return None
         module = importlib.import_module(f"localrun.cli.{COMMANDS[cmd_name][0]}")
         command = getattr(module, f"{cmd_name}_command")
         assert isinstance(command, click.Command)
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] == "help":
+            args = [*args[1:2], "--help"]
+            if args == ["--help"]:
+                print(ctx.get_help())
+                ctx.exit()
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            alike = difflib.get_close_matches(args[0].lower(), [*COMMANDS, *ALIASES], n=1)
+            way_out = f"did you mean '{alike[0]}'?" if alike else "`localrun --help` lists the commands"
+            raise click.UsageError(f"there is no command '{args[0]}'; {way_out}") from error
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

@@ -27,7 +27,16 @@ from localrun.config import Settings
 from localrun.errors import BadRequest, Cancelled, ModelNotFound
 
 
-@click.command("run")
+class _Run(click.Command):
+    """`--think` alone means true, and never takes the next word: that is the model or the prompt."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        end = args.index("--") if "--" in args else len(args)
+        plain = ["--think=true" if word == "--think" else word for word in args[:end]]
+        return super().parse_args(ctx, [*plain, *args[end:]])
+
+
+@click.command("run", cls=_Run)
 @click.argument("model")
 @click.argument("words", nargs=-1, metavar="[PROMPT] [FILE]...")
 @click.option("--system", default="", metavar="TEXT", help="System message.")
@@ -50,6 +59,11 @@ from localrun.errors import BadRequest, Cancelled, ModelNotFound
     metavar="SERVER__TOOL",
     help="Let this tool run without asking; without a terminal no other does. Repeatable.",
 )
+@click.option("--format", "answer_format", metavar="json|SCHEMA", help="json, or a JSON schema: a file or its text.")
+@click.option(
+    "--think", metavar="[=true|false|low|medium|high]", help="Whether a model that can think does, and how much."
+)
+@click.option("--keepalive", metavar="DURATION", help="How long the model stays loaded: 5m, 1h, -1 for ever.")
 @click.option("--verbose", is_flag=True, help="Print a table of counts, times and rates to stderr.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object with the text and the metrics.")
 @with_settings
@@ -60,6 +74,9 @@ def run_command(
     assignments: tuple[str, ...],
     servers: str | None,
     allowed: tuple[str, ...],
+    answer_format: str | None,
+    think: str | None,
+    keepalive: str | None,
     verbose: bool,
     as_json: bool,
     settings: Settings,
@@ -76,7 +93,8 @@ def run_command(
     except BadRequest as error:
         raise click.UsageError(error.message) from None
     stats = Stats.VERBOSE if verbose else Stats.BRIEF
-    session = Session(model=for_daemon(model), system=system, options=options, stats=stats)
+    more: dict[str, Any] = {"answer_format": _format(answer_format), "think": _think(think), "keep_alive": keepalive}
+    session = Session(model=for_daemon(model), system=system, options=options, more=more, stats=stats)
     if allowed and servers is None:
         raise click.UsageError("--allow-tool needs --tools")
     try:
@@ -92,6 +110,31 @@ def run_command(
         raise click.UsageError("without a terminal, give a PROMPT or pipe one in")
     else:
         _with_model(settings, session, lambda: converse(partial(ensure_daemon, settings), session, tools))
+
+
+def _format(asked: str | None) -> str | dict[str, Any] | None:
+    """`json`, a JSON schema's text, or the file that has it. Raises click.UsageError."""
+    if asked is None or asked == "json":
+        return asked
+    text = asked
+    if not asked.lstrip().startswith("{"):
+        try:
+            text = Path(asked).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise click.UsageError(f"--format: use json, or a JSON schema; {asked!r} cannot be read: {error}") from None
+    try:
+        return msgspec.json.decode(text, type=dict[str, Any])
+    except msgspec.DecodeError as error:
+        raise click.UsageError(f"--format: {asked[:60]!r} is no JSON schema: {error}") from None
+
+
+def _think(asked: str | None) -> bool | str | None:
+    """Raises click.UsageError."""
+    if asked in (None, "low", "medium", "high"):
+        return asked
+    if asked not in ("true", "false"):
+        raise click.UsageError(f"--think: use true, false, low, medium or high, not {asked[:40]!r}")
+    return asked == "true"
 
 
 def _with_model(settings: Settings, session: Session, action: Callable[[], None]) -> None:
@@ -163,7 +206,7 @@ def _one_answer(
 
             def ask(offered: list[dict[str, Any]]) -> Answer:
                 answer = Answer()
-                pieces = client.chat(session.model, messages, options=session.options, tools=offered)
+                pieces = client.chat(session.model, messages, options=session.options, tools=offered, **session.more)
                 if as_json:
                     runner.run(answers.receive(pieces, answer))
                 else:

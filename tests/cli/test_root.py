@@ -51,7 +51,7 @@ def test_every_command_has_help(name, capsys):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["walk"], "No such command 'walk'"),
+        (["walk"], "there is no command 'walk'; `localrun --help` lists the commands"),
         (["run"], "Missing argument 'MODEL'"),
         (["list", "--nonsense"], "--nonsense"),
         (["ps", "--port", "many"], "'many' is not a valid integer"),
@@ -150,3 +150,23 @@ def test_codes(error, code):
 def test_a_malformed_host_is_a_usage_error_that_names_the_option(arguments, capsys):
     assert run(arguments) == exits.USAGE
     assert capsys.readouterr().err.startswith("error: --host: host is ")
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"), [("lst", "list"), ("pul", "pull"), ("PS", "ps"), ("serv", "serve"), ("stopp", "stop")]
+)
+def test_a_slip_of_the_finger_is_told_the_command(localrun, typed, meant):
+    ended = localrun(typed)
+    assert ended.returncode == exits.USAGE
+    assert f"there is no command '{typed}'; did you mean '{meant}'?" in ended.stderr
+
+
+@pytest.mark.parametrize(("typed", "meant"), [("ls", "list"), ("delete", "rm"), ("download", "pull"), ("log", "logs")])
+def test_the_words_of_others_are_understood(localrun, typed, meant):
+    shown = localrun(typed, "--help").stdout.partition("\n")[2]
+    assert shown == localrun(meant, "--help").stdout.partition("\n")[2]
+
+
+def test_help_is_a_word_as_well(localrun):
+    assert localrun("help").stdout.strip() == localrun("--help").stdout.strip()
+    assert localrun("help", "ps").stdout == localrun("ps", "--help").stdout

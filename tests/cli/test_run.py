@@ -131,3 +131,33 @@ def test_a_reader_that_stops_early_is_no_traceback(environment, daemon):
         complaints = process.stderr.read()
         process.wait(30)
     assert complaints == b""
+
+
+def test_ollama_s_options_are_sent_as_its_fields(localrun, daemon, tmp_path):
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    (tmp_path / "a.schema.json").write_text(json.dumps(schema))
+    asked = {
+        ("--format", "json"): {"format": "json"},
+        ("--format", json.dumps(schema)): {"format": schema},
+        ("--format", str(tmp_path / "a.schema.json")): {"format": schema},
+        ("--think",): {"think": True},
+        ("--think=false",): {"think": False},
+        ("--think=high", "--keepalive", "5m"): {"think": "high", "keep_alive": "5m"},
+    }
+    for options, expected in asked.items():
+        daemon.bodies.clear()
+        ended = localrun("run", *options, "tiny", "hi", port=daemon.port)
+        assert (ended.returncode, ended.stdout) == (0, "Hello there.\n"), ended.stderr
+        body = _sent(daemon)
+        assert {name: body.get(name) for name in expected} == expected
+        assert body["messages"] == [{"role": "user", "content": "hi"}]
+
+
+def test_ollama_s_options_have_values_that_are_named(localrun, daemon):
+    for options, said in (
+        (("--format", "nowhere.json"), "nowhere.json"), (("--format", "{"), "no JSON schema"),
+        (("--think=much",), "use true, false, low, medium or high"),
+    ):  # fmt: skip
+        ended = localrun("run", *options, "tiny", "hi", port=daemon.port)
+        assert (ended.returncode, said in ended.stderr) == (exits.USAGE, True), ended.stderr
+    assert daemon.bodies == []
