@@ -10,14 +10,14 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from enum import StrEnum
 from types import TracebackType
 from typing import Any, Self, TextIO
 
 import msgspec
 
-from localrun.cli.text import duration, for_stdout
+from localrun.cli.text import duration, visible
 from localrun.client import ChatMetrics, ChatPiece, Client
 from localrun.errors import LocalrunError
 from localrun.snapshot import RequestRow
@@ -83,8 +83,37 @@ async def show(pieces: AsyncGenerator[ChatPiece, None], answer: Answer, stats: S
         print(dim(summary(answer.metrics, answer.ttft_s)))
 
 
+def writing_to(stream: TextIO) -> tuple[Callable[[str], None], Callable[[], None]]:
+    """What writes a piece of an answer, and what writes the rest of it: wrapped at words and harmless on a terminal, as
+    it is elsewhere."""
+    if not stream.isatty():
+        return lambda text: _written(stream, text), lambda: None
+    from localrun.cli.wrapping import Wrapping  # not for scripts, which are waiting
+
+    wrapping = Wrapping()
+
+    def write(text: str) -> None:
+        _written(stream, wrapping.feed(visible(text), _size_of(stream).columns))
+
+    return write, lambda: _written(stream, wrapping.end(_size_of(stream).columns))
+
+
+def _size_of(terminal: TextIO) -> os.terminal_size:
+    """Of the terminal itself: COLUMNS in the environment may be of another one."""
+    try:
+        return os.get_terminal_size(terminal.fileno())
+    except OSError:
+        return os.terminal_size((0, 0))
+
+
+def _written(stream: TextIO, text: str) -> None:
+    stream.write(text)
+    stream.flush()
+
+
 async def _receive(pieces: AsyncGenerator[ChatPiece, None], answer: Answer, meter: StreamMeter, *, show: bool) -> None:
     texts: list[str] = []
+    write, end = writing_to(sys.stdout)
     try:
         async with contextlib.aclosing(pieces):
             async for piece in pieces:
@@ -92,14 +121,15 @@ async def _receive(pieces: AsyncGenerator[ChatPiece, None], answer: Answer, mete
                     meter.add(time.monotonic())
                     texts.append(piece.text)
                     if show:
-                        sys.stdout.write(for_stdout(piece.text))
-                        sys.stdout.flush()
+                        write(piece.text)
                 answer.tool_calls += piece.tool_calls
                 answer.request_id = piece.request_id or answer.request_id
                 if piece.done:
                     answer.done_reason, answer.metrics = piece.done_reason, piece.metrics
                     answer.was_prompt_cut = piece.was_prompt_cut
     finally:
+        if show:
+            end()
         answer.text = "".join(texts)
         answer.ttft_s = meter.ttft_s
 
@@ -203,7 +233,7 @@ class StatusLine:
         self._size: os.terminal_size | None = None
 
     def __enter__(self) -> Self:
-        size = self._terminal_size()
+        size = _size_of(self._terminal)
         if size.lines >= MIN_ROWS:
             self._size = size
             # The line feed makes room when the cursor is on the last row; setting the region moves the cursor home.
@@ -221,17 +251,11 @@ class StatusLine:
         """Replace the line's text; what does not fit is cut off."""
         if self._size is None:
             return
-        if self._terminal_size() != self._size:
+        if _size_of(self._terminal) != self._size:
             self.__exit__(None, None, None)
             return
         row = f"\x1b[{self._size.lines};1H\x1b[2K{dim(text[: self._size.columns - 1])}"
         self._write(f"{_SAVE}{row}{_RESTORE}")
-
-    def _terminal_size(self) -> os.terminal_size:
-        try:
-            return os.get_terminal_size(self._terminal.fileno())
-        except OSError:
-            return os.terminal_size((0, 0))
 
     def _write(self, text: str) -> None:
         self._terminal.write(text)
