@@ -29,6 +29,7 @@ LocalrunError (500 internal)
     UnknownToken (500 unknown_token)
   NotSupported (501 not_supported)
   Unavailable (503 unavailable)
+    DeviceLost (503 device_lost)
   DownloadFailed (502 download_failed)
     DigestMismatch (502 digest_mismatch)
     SourceChanged (502 source_changed)
@@ -348,6 +349,7 @@ _SIMPLE: tuple[type[LocalrunError], ...] = (
     UnknownToken,
     NotSupported,
     Unavailable,
+    DeviceLost,
     DownloadFailed,
     DigestMismatch,
     SourceChanged,

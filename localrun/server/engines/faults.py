@@ -93,7 +93,10 @@ class StallWatch:
         """Checks for ever; cancel it to end it."""
         while True:
             await asyncio.sleep(CHECK_EVERY_S)
-            self.check(time.monotonic())
+            try:
+                self.check(time.monotonic())
+            except Exception:  # what the system says of a process can be anything, and the next look may do
+                _log.exception("the engines could not be looked at")
 
     def check(self, now_s: float) -> None:
         """One look at every engine; two looks in a row without CPU time and with silence end it."""

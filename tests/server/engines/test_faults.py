@@ -25,6 +25,7 @@ from localrun.server.engines.faults import (
 )
 from localrun.server.engines.link import PREPARING_AFTER_S
 from localrun.server.jobs.job import Ask
+from tests.server.waiting import until
 
 DEATH = EngineDied("it died")
 
@@ -151,6 +152,24 @@ async def test_a_device_that_is_being_prepared_is_no_hang(
         with pytest.raises(EngineDied, match="hung"):
             async for _ in job:
                 pass
+
+
+async def test_a_look_that_fails_is_not_the_last_one(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("localrun.server.engines.faults.CHECK_EVERY_S", 0.001)
+    looks: list[int] = []
+
+    def links() -> list[Any]:
+        looks.append(1)
+        if len(looks) == 1:
+            raise ValueError("/proc says nonsense")
+        return []
+
+    watching = asyncio.create_task(StallWatch(links).run())
+    await until(lambda: len(looks) > 2)
+    watching.cancel()
+    assert caplog.text.count("the engines could not be looked at") == 1
 
 
 async def test_an_idle_engine_owes_nothing(running: Any, generate: Any) -> None:

@@ -133,7 +133,7 @@ def test_text_is_escaped():
 
 NAMES = [
     *("aider", "claude-code", "cline", "codex", "continue", "jetbrains", "llm", "neovim", "open-webui"),
-    *("vscode", "zed"),
+    *("opencode", "vscode", "zed"),
 ]
 PAGES = {one.name: one for one in editor_pages.pages()}
 _PATH = re.compile(r"`(/(?:api|v1|localrun|infill|docs)[a-z0-9_/.-]*)")
