@@ -28,7 +28,8 @@ from localrun.models.fit import Gpu
 from localrun.process_end import end_in_words
 from localrun.snapshot import GpuRow, SystemRow
 
-REPORT_TIMEOUT_S = 20.0
+# Drivers take seconds for their first start, and a machine may be busy.
+REPORT_TIMEOUT_S = 60.0
 
 # Names of ggml's backend libraries that bring a GPU.
 _GPU_LIBRARIES = (

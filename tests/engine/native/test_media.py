@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from pathlib import Path
+from random import Random
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from localrun.engine.backend import MediaChunk, MediaRows, MemoryKind
 from localrun.engine.native.llama import LlamaBackend
 from localrun.wire import Media
+from tests.depth import DEPTH
 from tests.engine.native.media import (
     PAIRS,
     Pair,
@@ -99,6 +101,31 @@ def test_sequences_do_not_see_each_others_media(backend: LlamaBackend, pair: Pai
         assert isinstance(last, list)
         logits = compute(backend, seq, [last], start=start)
         np.testing.assert_allclose(logits, alone[seq], atol=ROUNDING)
+
+
+def test_parts_of_several_streams_in_any_order(backend: LlamaBackend, pair: Pair, tmp_path: Path):
+    """Rows of media and of text lie in the same buffers, one stream's after another's, in another order each time."""
+    chance, prompts, alone = Random(3), [], []
+    for seed in (1, 2, 3):
+        media = media_file(tmp_path, pair, seed, width=40 + 10 * seed)
+        prompts.append(parts_of(backend, BEFORE * seed, media, AFTER, media_file(tmp_path, pair, seed + 3), AFTER))
+        alone.append(compute(backend, 0, prompts[-1]))
+        backend.seq_remove(0, 0)
+    assert all(np.abs(one - other).max() > 0.1 for one, other in itertools.combinations(alone, 2)), (
+        "a mix-up could hide"
+    )
+    for _ in range(3 * DEPTH):
+        n_done = [0, 0, 0]
+        while left := [seq for seq in range(3) if n_done[seq] < len(prompts[seq])]:
+            seq = chance.choice(left)
+            parts, at = prompts[seq], n_done[seq]
+            start, table = n_tokens(parts[:at]), table_of(parts)
+            logits = compute(backend, seq, [parts[at]], start=start, table=table, piece=chance.choice((0, 3, 7)))
+            n_done[seq] += 1
+            if n_done[seq] == len(parts):
+                np.testing.assert_allclose(logits, alone[seq], atol=ROUNDING)
+        for seq in range(3):
+            backend.seq_remove(seq, 0)
 
 
 def test_a_saved_prompt_goes_on_elsewhere_with_the_same_logits(backend: LlamaBackend, media: Media):
