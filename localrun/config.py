@@ -268,7 +268,7 @@ HELP: dict[str, str] = {
     "kv_type": "type of the KV cache: f16, q8_0 or q4_0; auto means f16 if it fits, else q8_0",
     "threads": "compute threads of one engine, at most one per processor; 0 uses the number that "
     "was measured to be best or, until then, one per fast core",
-    "gpu_layers": "layers placed on the GPU; -1 means as many as fit; with 0 no GPU is touched",
+    "gpu_layers": "layers placed on the GPU; -1 means as many as fit; with 0 nothing lies on a GPU",
     "cpu_fallback": "on or off: whether models are computed on the CPU when a GPU that was there is lost, instead of "
     "being refused",
     "batch_tokens": "maximum rows of one step, and of one micro-batch",

@@ -49,10 +49,11 @@ class AnswerProgress:
         if row is None:
             return
         self.row = row
+        ours = [engine for engine in snapshot.engines if engine.model == row.model]
+        self.is_preparing = bool(ours) and all(engine.is_preparing for engine in ours)
         for engine in snapshot.engines:
             if engine.model == row.model and engine.n_ctx:
                 self.n_ctx = engine.n_ctx
-                self.is_preparing = engine.is_preparing
 
     def _find(self, snapshot: Snapshot) -> RequestRow | None:
         if self.request_id is not None:
@@ -108,8 +109,8 @@ class AnswerProgress:
         if self.outcome is not None:
             return Fact(self.outcome, 0, "bad" if self.outcome == "failed" else "wait")
         row = self.row
-        if self.is_preparing:
-            return Fact("preparing the device", 0, "wait")
+        if self.is_preparing and row is not None and row.state in (RequestState.PREFILL, RequestState.DECODE):
+            return Fact(f"preparing the device {prefill_percent(row)}".rstrip(), 0, "wait")
         if self.has_text:
             return Fact("decoding", 0, "good")
         if row is None:

@@ -70,7 +70,8 @@ def _where(engine: EngineRow) -> str:
         return "-"
     on_gpu = min(max(0, engine.gpu_layers - 1), engine.layers)
     in_ram = engine.layers - on_gpu
-    parts = [f"{on_gpu} on GPU" if engine.gpu_layers else "", f"{in_ram} in RAM" if in_ram else ""]
+    there = "" if not engine.gpu_layers else f"{on_gpu} on GPU" if on_gpu else "output on GPU"
+    parts = [there, f"{in_ram} in RAM" if in_ram else ""]
     return ", ".join(filter(None, parts))
 
 
@@ -158,7 +159,13 @@ def _request_cells(row: RequestRow) -> tuple[str, ...]:
 
 @click.command("logs")
 @click.option(
-    "--lines", "-n", "n_lines", type=click.IntRange(min=1), default=50, show_default=True, help="Number of lines."
+    "--lines",
+    "-n",
+    "n_lines",
+    type=click.IntRange(min=1, max=1_000_000),
+    default=50,
+    show_default=True,
+    help="Number of lines.",
 )
 @click.option("--follow", "-f", is_flag=True, help="Keep printing new lines until Ctrl-C.")
 @with_settings

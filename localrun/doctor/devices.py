@@ -30,6 +30,7 @@ _WAY_OUT = "update the driver and llama.cpp; until then compute on the CPU: --gp
 class Said(msgspec.Struct, frozen=True):
     """A line of `localrun.engine.tools.device_check`."""
 
+    number: int
     device: str
     n_rows: int = 0
     n_wrong: int = 0
@@ -48,14 +49,18 @@ def check_devices(
                 "use --gpu-layers 0, or hide it (GGML_VK_VISIBLE_DEVICES)",
             )  # fmt: skip
     said, end = _run([*command, str(builtin.model_path())], timeout_s)
-    findings = [_judged(each) for each in said if each.n_wrong]
-    if end:
-        device = said[-1].device if said else "the GPUs"
-        findings.append(fail(NAME, f"two streams cannot be computed on {device}: {end}", _WAY_OUT))
-    right = ", ".join(dict.fromkeys(each.device for each in said if each.n_rows and not each.n_wrong))
-    yield from findings
+    results = {each.number: each for each in said if each.n_rows}
+    right = [each.device for each in results.values() if not each.n_wrong]
+    for each in results.values():
+        if each.n_wrong:
+            yield _judged(each)
+    missing = [name for number, (name, *_) in enumerate(report.devices) if number not in results]
+    if missing:
+        yield fail(NAME, f"streams cannot be computed on {missing[0]}: {end or 'nothing was said of it'}", _WAY_OUT)
+    elif end:
+        yield warn(NAME, f"after everything was computed {end}", _WAY_OUT)
     if right:
-        yield ok(NAME, f"streams at once get the same tokens as on the CPU: {right}")
+        yield ok(NAME, f"streams at once get the same tokens as on the CPU: {', '.join(right)}")
 
 
 def _judged(said: Said) -> Finding:
@@ -72,7 +77,9 @@ def _run(command: Sequence[str], timeout_s: float) -> tuple[list[Said], str]:
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=timeout_s,
             check=False,
         )  # fmt: skip
-        output, end = ended.stdout, "" if ended.returncode == 0 else f"the process {end_in_words(ended.returncode)}"
+        words = "; its last words: ".join(["", *ended.stderr.strip().splitlines()[-1:]])
+        output = ended.stdout
+        end = "" if ended.returncode == 0 else f"the process {end_in_words(ended.returncode)}{words}"
     except subprocess.TimeoutExpired as expired:
         output = expired.stdout.decode(errors="replace") if isinstance(expired.stdout, bytes) else ""
         end = f"it takes more than {timeout_s:g} s; its driver may still compile, so run this again"

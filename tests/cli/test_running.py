@@ -31,7 +31,7 @@ def test_it_says_where_the_layers_lie(localrun, daemon):
         (32, 0): "32 in RAM",
         (32, 25): "24 on GPU, 8 in RAM",  # llama.cpp counts the output as one more, and moves it first
         (32, 33): "32 on GPU",
-        (32, 1): "0 on GPU, 32 in RAM",
+        (32, 1): "output on GPU, 32 in RAM",
         (0, 0): "-",
     }
     engines = [ENGINE | {"layers": n_layers, "gpu_layers": n_on_gpu} for n_layers, n_on_gpu in expected]

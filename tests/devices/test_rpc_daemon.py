@@ -76,6 +76,9 @@ def test_a_lost_device_is_named_and_the_cpu_goes_on_where_it_may(devices_exist: 
         options = {"num_gpu": 0, "num_predict": 100, "temperature": 0}
         on_cpu = daemon.post("/api/chat", model="tiny", messages=messages, stream=False, options=options)
         log = daemon.log
+        verdicts = [path.read_text() for path in (daemon.home / "cache" / "kernels").glob("*.json")]
+    assert not any('"how"' in verdict for verdict in verdicts), "the CPU's kernels are not to blame"
+    assert "without the quick kernels" not in log
     assert on_cpu.json()["message"]["content"] == whole
     assert "damaged" not in log
     if fallback == "on":

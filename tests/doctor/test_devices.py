@@ -29,18 +29,33 @@ def found(*names: str, command: list[str], timeout_s: float = 60) -> list[tuple[
     return [(each.level, each.text) for each in check_devices(report(*names), command, timeout_s=timeout_s)]
 
 
+def test_two_of_one_name_are_two() -> None:
+    lines = [{"number": 0, "device": "card", "n_rows": 60}, {"number": 1, "device": "card"}]
+    levels = [level for level, _ in found("card", "card", command=saying(*lines, then="raise SystemExit(1)"))]
+    assert levels == [Level.FAIL, Level.OK]
+
+
+def test_an_end_after_all_is_no_failure_of_a_device_and_silence_is_one() -> None:
+    [warned, fine] = found(
+        "one", command=saying({"number": 0, "device": "one", "n_rows": 60}, then="raise OSError('x')")
+    )
+    assert (warned[0], fine[0]) == (Level.WARN, Level.OK)
+    assert warned[1].endswith("exited with status 1; its last words: OSError: x")
+    assert [level for level, _ in found("one", command=saying())] == [Level.FAIL]
+
+
 def test_without_devices_nothing_is_computed() -> None:
     assert found(command=["/nowhere"]) == []
 
 
 def test_devices_that_compute_rightly_share_a_line() -> None:
-    lines = [{"device": name, "n_rows": 60, "n_wrong": 0} for name in ("one", "two")]
+    lines = [{"number": at, "device": name, "n_rows": 60} for at, name in enumerate(("one", "two"))]
     text = "streams at once get the same tokens as on the CPU: one, two"
     assert found("one", "two", command=saying(*lines)) == [(Level.OK, text)]
 
 
 def test_one_that_computes_wrongly_is_named_with_how_much() -> None:
-    lines = [{"device": "one"}, {"device": "one", "n_rows": 60, "n_wrong": 4}]
+    lines = [{"number": 0, "device": "one"}, {"number": 0, "device": "one", "n_rows": 60, "n_wrong": 4}]
     text = "one computes wrongly: 4 of 60 tokens of streams at once are not those of the CPU"
     assert found("one", command=saying(*lines)) == [(Level.FAIL, text)]
 
@@ -54,9 +69,9 @@ def test_one_that_computes_wrongly_is_named_with_how_much() -> None:
     ],
 )
 def test_one_that_ends_the_computation_is_named_too(then: str, end: str) -> None:
-    lines = [{"device": "one", "n_rows": 60, "n_wrong": 0}, {"device": "two"}]
+    lines = [{"number": 0, "device": "one", "n_rows": 60}, {"number": 1, "device": "two"}]
     assert found("one", "two", command=saying(*lines, then=then), timeout_s=1) == [
-        (Level.FAIL, f"two streams cannot be computed on two: {end}"),
+        (Level.FAIL, f"streams cannot be computed on two: {end}"),
         (Level.OK, "streams at once get the same tokens as on the CPU: one"),
     ]
 
@@ -65,7 +80,7 @@ def test_one_that_ends_the_computation_is_named_too(then: str, end: str) -> None
     "name", ["llvmpipe (LLVM 15.0.6, 256 bits)", "SwiftShader Device", "Microsoft Basic Render Driver"]
 )
 def test_a_driver_that_computes_on_the_cpu_is_no_gpu(name: str) -> None:
-    (level, text), _ = found(name, command=saying({"device": name, "n_rows": 60}))
+    (level, text), _ = found(name, command=saying({"number": 0, "device": name, "n_rows": 60}))
     assert level is Level.WARN
     assert text.startswith(f"{name} is no GPU")
 

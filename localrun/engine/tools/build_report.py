@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import importlib.metadata
 import json
+import os
 import sys
 from typing import Any
 
@@ -19,11 +20,14 @@ def main() -> None:
     """One object: `version` of the bindings, `ggml`, `library`, `backends`, `modules` (files of backends that were
     opened for this processor) and `skipped` ones with the reason, `gpu_offload`, `cpu_features`, and `devices` as lists
     of `[name, free_bytes, is_shared, total_bytes]`."""
+    # Libraries and drivers print too; the report has a descriptor of its own.
+    lines = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
+    os.dup2(2, 1)
     from localrun.engine.native.library import ggml, gpus, library_folder, loaded_modules, native, skipped_modules
 
     devices = gpus()
     if sys.argv[1:] == ["--gpus"]:
-        print(json.dumps(devices))
+        lines.write(json.dumps(devices) + "\n")
         return
     report: dict[str, Any] = {
         "version": importlib.metadata.version("llama-cpp-python"),
@@ -36,7 +40,7 @@ def main() -> None:
         "cpu_features": cpu_features(native.llama_print_system_info().decode()),
         "devices": devices,
     }
-    print(json.dumps(report))
+    lines.write(json.dumps(report) + "\n")
 
 
 def backends(library: ctypes.CDLL) -> list[str]:

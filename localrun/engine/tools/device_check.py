@@ -1,8 +1,8 @@
 """Computes streams on each GPU and on the CPU, and says how many rows are not the same.
 
-`python -m localrun.engine.tools.device_check MODEL`, started by the doctor. stdout has JSON lines: `{"device": "..."}`
-before each GPU is tried, and `{"device": "...", "n_rows": 48, "n_wrong": 0}` after it. A crash ends the process, and
-the last line says where.
+`python -m localrun.engine.tools.device_check MODEL`, started by the doctor. stdout has JSON lines, with the GPU's place
+in the list, for two may have one name: `{"number": 0, "device": "..."}` before each GPU is tried, and `{"number": 0,
+"device": "...", "n_rows": 60, "n_wrong": 0}` after it. A crash ends the process, and the last line says where.
 
 What is compared is what engines use of a device: the likeliest token of every stream, found where the logits were
 computed, while other streams have rows at each step. It is wrong if it is far from being the likeliest on the CPU: by
@@ -45,11 +45,12 @@ def main(path: str) -> None:
     os.dup2(2, 1)
     native.llama_log_set(log_callback, None)
     names = [name for name, *_ in gpus()]
-    for name, device in zip(names, gpu_devices(), strict=True):
-        lines.write(json.dumps({"device": name}) + "\n")
+    for number, (name, device) in enumerate(zip(names, gpu_devices(), strict=True)):
+        of_device = {"number": number, "device": name}
+        lines.write(json.dumps(of_device) + "\n")
         there, here = load_model(path, -1, devices=(device,)), load_model(path, 0)
         wrong = [is_wrong(*found) for steps in ROUNDS for found in compared(there, here, steps)]
-        lines.write(json.dumps({"device": name, "n_rows": len(wrong), "n_wrong": sum(wrong)}) + "\n")
+        lines.write(json.dumps(of_device | {"n_rows": len(wrong), "n_wrong": sum(wrong)}) + "\n")
 
 
 def compared(there: Any, here: Any, steps: list[tuple[int, ...]]) -> Iterator[tuple[int, Logits]]:

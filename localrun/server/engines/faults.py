@@ -107,7 +107,9 @@ class StallWatch:
             if link.is_preparing and link not in self._told:
                 self._told.add(link)
                 _log.info(
-                    "preparing the device for '%s'; its driver compiles what is used for the first time", link.model
+                    "preparing the device for '%s': its engine was not heard for seconds, as when a driver compiles "
+                    "what is used for the first time",
+                    link.model,
                 )
             silent_s = SILENT_ON_DEVICE_S if link.is_on_device else SILENT_S
             if pid is None or not owes or now_s - link.last_frame_s < silent_s:

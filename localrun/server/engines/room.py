@@ -21,6 +21,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 
 import msgspec
@@ -38,6 +39,10 @@ from localrun.server.engines.resident import Draft, ExtraDraft, Resident, Reside
 MAX_IN_LINE = 32
 DRAIN_AFTER_S = 10.0
 
+_WAYS_OUT = (
+    ". Look at the driver and the device, or compute on the CPU: ask with num_gpu 0, or start localrun with "
+    "--cpu-fallback on or --gpu-layers 0"
+)
 _log = logging.getLogger(__name__)
 
 
@@ -130,11 +135,27 @@ class Room:
         try:
             return await self._known_gpus()
         except DeviceLost as lost:
-            if self._settings.cpu_fallback == "off":
+            # Where none was ever seen, none is lost.
+            if self.has_gpus and self._settings.cpu_fallback == "off":
                 raise
-            _log.warning("%s is loaded for the CPU: %s", newcomer.model.name, lost.message.partition(";")[0])
-            newcomer.settings = msgspec.structs.replace(newcomer.settings, gpu_layers=0)
+            self._want_no_gpu(newcomer, lost.message.partition(_WAYS_OUT)[0])
             return ()
+
+    @property
+    def has_gpus(self) -> bool:
+        """Whether there is a GPU, as far as anybody has looked, or was one that is lost."""
+        return bool(self._gpu_names)
+
+    def _want_no_gpu(self, resident: Resident, why: str) -> None:
+        _log.warning("%s is loaded for the CPU: %s", resident.model.name, why)
+        resident.settings = msgspec.structs.replace(resident.settings, gpu_layers=0)
+
+    async def _gpus_if_known(self) -> tuple[Gpu, ...] | None:
+        """None where they cannot be asked: then what runs there finds out, and goes on elsewhere if it may."""
+        try:
+            return await self._known_gpus()
+        except DeviceLost:
+            return None
 
     async def _known_gpus(self) -> tuple[Gpu, ...]:
         """Those that are there. Raises DeviceLost when none is left, or none can be asked."""
@@ -143,26 +164,39 @@ class Room:
         except DeviceLost as error:
             lost = error.message
         else:
-            gone = [name for name in self._gpu_names if name not in {gpu.name for gpu in found}]
+            gone = Counter(self._gpu_names) - Counter(gpu.name for gpu in found)
             if found or not gone:
                 if gone:
-                    _log.warning("no longer there: %s", ", ".join(gone))
+                    _log.warning("no longer there: %s", ", ".join(gone.elements()))
                 self._gpu_names = [gpu.name for gpu in found]
                 return found
             lost = "llama.cpp does not find any GPU now"
         names = ", ".join(self._gpu_names) or "the GPUs"
-        raise DeviceLost(
-            f"{names} cannot be used any more: {lost}. Look at the driver and the device, or compute on the CPU: ask "
-            f"with num_gpu 0, or start localrun with --cpu-fallback on or --gpu-layers 0"
-        )
+        raise DeviceLost(f"{names} cannot be used any more: {lost}{_WAYS_OUT}")
 
-    async def after_crash(self, resident: Resident) -> Placement | None:
-        """Another placement for an engine that crashed on a device that is lost; None when that was not why. Raises
+    async def after_failure(self, resident: Resident) -> Placement | None:
+        """Another placement for an engine that failed on a device that is lost; None when that was not why. Raises
         DeviceLost."""
-        if resident.settings.gpu_layers == 0:
+        if resident.settings.gpu_layers == 0 or not self.has_gpus:
             return None
         await self._gpus_for(resident)
-        return await self.make(resident) if resident.settings.gpu_layers == 0 else None
+        return await self._anew(resident) if resident.settings.gpu_layers == 0 else None
+
+    async def on_cpu(self, resident: Resident, why: str) -> Placement:
+        """A placement without GPUs, for an engine that failed on one that is there. Raises as `make`."""
+        self._want_no_gpu(resident, why)
+        return await self._anew(resident)
+
+    async def _anew(self, resident: Resident) -> Placement:
+        """At once where there is room: it may be others in the line who wait for this one. Else it gives up the room
+        that it has, and stands in the line."""
+        others = [r for r in self._residents() if r is not resident and r.placement is not None]
+        offer = self._offer(resident, others, ())
+        if not isinstance(offer, Placement):
+            resident.placement = None
+            return await self.make(resident)
+        resident.placement = offer
+        return offer
 
     def _offer(
         self, newcomer: Resident, others: Sequence[Resident], gpus: tuple[Gpu, ...]
@@ -216,9 +250,10 @@ class Room:
         )  # fmt: skip
         is_on_gpu = ready.n_gpu_layers > resident.model.header.n_layers
         if is_on_gpu:
-            gpu = max(await self._known_gpus(), key=_free_bytes, default=Gpu("", 0))
+            gpus = await self._gpus_if_known()
+            gpu = max(gpus or (), key=_free_bytes, default=Gpu("", 0))
             free_bytes = gpu.free_bytes + before.gpu_bytes
-            fits = gpu._replace(free_bytes=free_bytes).usable_bytes >= needed.total_bytes
+            fits = gpus is None or gpu._replace(free_bytes=free_bytes).usable_bytes >= needed.total_bytes
         else:
             free_bytes = max(0, self._unpromised_bytes() + before.ram_bytes)
             fits = Machine(free_bytes).usable_ram_bytes >= needed.total_bytes
@@ -245,9 +280,9 @@ class Room:
             free_bytes = max(0, self._unpromised_bytes())
             fits = Machine(free_bytes).usable_ram_bytes >= new_bytes
             if fits and resident.link.ready.n_gpu_layers:
-                gpus = await self._known_gpus()
-                free_bytes = sum(gpu.free_bytes for gpu in gpus)
-                fits = sum(gpu.usable_bytes for gpu in gpus) >= new_bytes
+                gpus = await self._gpus_if_known()
+                free_bytes = sum(gpu.free_bytes for gpu in gpus or ())
+                fits = gpus is None or sum(gpu.usable_bytes for gpu in gpus) >= new_bytes
             if not fits:
                 raise CannotFit(
                     f"the adapters need {in_gb(new_bytes)} of memory beside '{resident.model.name}' but "

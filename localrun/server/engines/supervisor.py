@@ -30,6 +30,7 @@ from localrun.errors import (
     BadModelFile,
     BadRequest,
     CannotFit,
+    DeviceLost,
     LocalrunError,
     ModelNotFound,
     QueueFull,
@@ -450,17 +451,23 @@ class Supervisor:
         """Starts the engine; again if others end it, on the CPU if its GPU is lost and that is allowed, once more
         without its projector, without the quick kernels if they may be why it crashes, and without its draft model,
         each of which may be why it cannot be loaded."""
-        n_killed = 0
+        n_killed = n_missed = 0
         doubted: Path | None = None
         while True:
             try:
                 own = await asyncio.to_thread(adapters.own, self._store, resident.model)
                 message = self._open_message(resident, placement, on_wire(own))
                 await resident.link.open(message, self._settings.load_timeout_s)
-                return
+                if not self._is_without_its_gpu(resident, placement) or n_missed:
+                    return
+                n_missed += 1
+                await resident.link.stop()
+                placement = await self._room.after_failure(resident) or placement
+            except DeviceLost:
+                raise
             except LocalrunError as error:
                 n_killed += resident.link.was_killed
-                other = None if resident.link.crash is None else await self._room.after_crash(resident)
+                other = None if resident.link.was_killed else await self._room.after_failure(resident)
                 if other is not None:
                     placement = other
                 elif resident.link.was_killed and n_killed <= MAX_KILLED_LOADS:
@@ -477,9 +484,25 @@ class Supervisor:
                         resident.is_quick = False
                     elif resident.draft is not None and not resident.link.was_killed:
                         self._drafts.leave_out(resident, f"with it the model cannot be loaded: {error.message}")
+                    elif not self._was_for_gpu(resident) or resident.link.was_killed:
+                        raise
+                    elif self._settings.cpu_fallback == "on":
+                        placement = await self._room.on_cpu(resident, f"on a GPU it cannot be: {error.message}")
                     else:
+                        error.message += ". It was to lie on a GPU: num_gpu 0 and --gpu-layers 0 leave that out"
                         raise
             resident.link = self._new_link(resident.model)
+
+    def _was_for_gpu(self, resident: Resident) -> bool:
+        """Whether its engine has, or was to get, layers on a GPU."""
+        n_placed = None if resident.placement is None else resident.placement.n_gpu_layers
+        return resident.link.is_on_device or (
+            self._room.has_gpus and resident.settings.gpu_layers != 0 and n_placed != 0
+        )
+
+    def _is_without_its_gpu(self, resident: Resident, placement: Placement) -> bool:
+        """Whether the GPUs that it was placed on were gone when it came there."""
+        return self._room.has_gpus and bool(placement.n_gpu_layers) and not resident.link.ready.n_gpu_layers
 
     def _open_message(self, resident: Resident, placement: Placement, own: tuple[wire.Adapter, ...]) -> wire.Open:
         settings, load = resident.settings, resident.load
@@ -533,8 +556,8 @@ class Supervisor:
         kernels end in SIGBUS (alignment, on Arm), SIGFPE and SIGABRT (their own assertions about shapes). Where the
         cause is another one, that costs a second load, and the second crash says so."""
         link, file = resident.link, _file(resident)
-        if link.was_killed:
-            return False
+        if link.was_killed or self._was_for_gpu(resident):
+            return False  # others ended it, or a device or its driver may have
         if not resident.is_quick and not link.has_answered:
             self._suspects.pop(file, None)  # it was not they
         if not resident.is_quick or link.has_answered or link.crash is None or file in self._proven:

@@ -149,8 +149,10 @@ async def test_requests_for_a_model_that_is_on_its_way_out_are_bounded_too(super
 ONE, OTHER = (Gpu(name, 8 << 30, total_bytes=8 << 30) for name in ("one", "other"))
 
 
-def finds(supervisor: Supervisor, *looks: tuple[Gpu, ...] | DeviceLost) -> None:
-    """What llama.cpp finds, look by look."""
+def finds(supervisor: Supervisor, *looks: tuple[Gpu, ...] | DeviceLost, are_used: bool = True) -> None:
+    """What llama.cpp finds, look by look, and whether the fake engines, which have none, pass for using it."""
+    if are_used:
+        supervisor._is_without_its_gpu = lambda *_: False  # type: ignore[method-assign]
     answers = iter(looks)
 
     async def gpus() -> tuple[Gpu, ...]:
@@ -199,3 +201,35 @@ async def test_a_machine_that_never_had_a_gpu_misses_none(supervising: Any) -> N
         finds(supervisor, (), ())
         (await supervisor.acquire("alpha", None)).release()
         (await supervisor.acquire("beta", None)).release()
+
+
+async def test_the_loss_of_one_of_two_of_a_name_is_noticed(supervising: Any, caplog: pytest.LogCaptureFixture) -> None:
+    async with supervising() as (supervisor, _):
+        finds(supervisor, (ONE, ONE), (ONE,))
+        (await supervisor.acquire("alpha", None)).release()
+        (await supervisor.acquire("beta", None)).release()
+        assert "no longer there: one" in caplog.text
+
+
+@pytest.mark.parametrize("fallback", ["off", "on"])
+async def test_a_gpu_that_is_lost_on_the_way_is_not_silently_done_without(supervising: Any, fallback: str) -> None:
+    """It was listed, and when the engine came there it saw none."""
+    async with supervising(cpu_fallback=fallback) as (supervisor, _):
+        finds(supervisor, (ONE,), (), are_used=False)
+        if fallback == "off":
+            assert isinstance(await error_of(supervisor.acquire("alpha", None)), DeviceLost)
+            return
+        (await supervisor.acquire("alpha", None)).release()
+        [resident] = supervisor.residents()
+        assert resident.placement.n_gpu_layers == 0, "room was taken where it runs"
+
+
+async def test_where_no_gpu_was_ever_seen_a_list_that_fails_is_no_loss(
+    supervising: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    crash = DeviceLost("the process that lists the GPUs was killed by SIGABRT")
+    async with supervising() as (supervisor, _):
+        finds(supervisor, crash, crash)
+        for name in ("alpha", "beta"):
+            (await supervisor.acquire(name, None)).release()
+            assert f"{name} is loaded for the CPU: the GPUs cannot be used any more: {crash.message}" in caplog.text
