@@ -34,6 +34,9 @@ _FEATURES = {
 }  # fmt: skip
 
 
+_BY_A_GPU = "a GPU or its driver may have ended it: look at them, or hide the GPU (CUDA_VISIBLE_DEVICES= for NVIDIA)"
+
+
 class BuildReport(msgspec.Struct, frozen=True, kw_only=True):
     """What `localrun.engine.tools.build_report` prints."""
 
@@ -76,6 +79,8 @@ def ask_build(command: Sequence[str] = COMMAND, *, timeout_s: float = TIMEOUT_S)
         problem = explain(lines[-1]) if lines else None
         if problem is not None:
             return fail("llama.cpp", problem.text, problem.remedy)
+        if ended.returncode < 0:
+            remedy = f"{_BY_A_GPU}; if it crashes all the same: {remedy}"
         return fail("llama.cpp", f"it cannot be loaded: {lines[-1] if lines else f'status {ended.returncode}'}", remedy)
     try:
         return msgspec.json.decode(ended.stdout.strip().splitlines()[-1], type=BuildReport)

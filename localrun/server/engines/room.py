@@ -81,7 +81,7 @@ class Room:
         """Whether it would get its room without anybody's going; True also for what never will, which `make` says."""
         others = [resident for resident in self._residents() if resident.placement is not None]
         try:
-            return isinstance(self._offer(newcomer, others, await self._gpus_for(newcomer)), Placement)
+            return isinstance(self._offer(newcomer, others, await self._gpus_if_known() or ()), Placement)
         except LocalrunError:
             return True
 
