@@ -111,9 +111,14 @@ def _written(stream: TextIO, text: str) -> None:
     stream.flush()
 
 
+_PAUSE_S = 0.25
+
+
 async def _receive(pieces: AsyncGenerator[ChatPiece, None], answer: Answer, meter: StreamMeter, *, show: bool) -> None:
     texts: list[str] = []
     write, end = writing_to(sys.stdout)
+    # A word that may go on is held back, but not while nothing comes.
+    pause: asyncio.TimerHandle | None = None
     try:
         async with contextlib.aclosing(pieces):
             async for piece in pieces:
@@ -122,12 +127,17 @@ async def _receive(pieces: AsyncGenerator[ChatPiece, None], answer: Answer, mete
                     texts.append(piece.text)
                     if show:
                         write(piece.text)
+                        if pause is not None:
+                            pause.cancel()
+                        pause = asyncio.get_running_loop().call_later(_PAUSE_S, end)
                 answer.tool_calls += piece.tool_calls
                 answer.request_id = piece.request_id or answer.request_id
                 if piece.done:
                     answer.done_reason, answer.metrics = piece.done_reason, piece.metrics
                     answer.was_prompt_cut = piece.was_prompt_cut
     finally:
+        if pause is not None:
+            pause.cancel()
         if show:
             end()
         answer.text = "".join(texts)

@@ -201,7 +201,7 @@ class Exchange:
         whenever nothing was written for `PING_AFTER_S`."""
         stream_headers = [(b"content-type", _STREAM_TYPES[self.shape]), (b"cache-control", b"no-store")]
         await self._start(200, [*stream_headers, *(headers or [])])
-        if self.scope["method"] == "HEAD":
+        if self.scope.get("method") == "HEAD":
             await self._end(b"")
             raise ClientGone  # nobody reads on
         self._written_at_s = time.monotonic()
