@@ -16,7 +16,7 @@ import msgspec
 from localrun.doctor.finding import Finding, fail, ok, warn
 from localrun.doctor.llama_build import BuildReport
 from localrun.models import builtin
-from localrun.process_end import end_in_words
+from localrun.process_end import end_in_words, last_words
 
 NAME = "devices"
 COMMAND = (sys.executable, "-P", "-m", "localrun.engine.tools.device_check")
@@ -77,9 +77,9 @@ def _run(command: Sequence[str], timeout_s: float) -> tuple[list[Said], str]:
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=timeout_s,
             check=False,
         )  # fmt: skip
-        words = "; its last words: ".join(["", *ended.stderr.strip().splitlines()[-1:]])
-        output = ended.stdout
-        end = "" if ended.returncode == 0 else f"the process {end_in_words(ended.returncode)}{words}"
+        output, end = ended.stdout, ""
+        if ended.returncode:
+            end = f"the process {end_in_words(ended.returncode)}{last_words(ended.stderr)}"
     except subprocess.TimeoutExpired as expired:
         output = expired.stdout.decode(errors="replace") if isinstance(expired.stdout, bytes) else ""
         end = f"it takes more than {timeout_s:g} s; its driver may still compile, so run this again"

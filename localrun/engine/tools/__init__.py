@@ -1,1 +1,14 @@
 """Programs that measure or report, each a process of its own."""
+
+from __future__ import annotations
+
+import os
+from typing import TextIO
+
+
+def own_stdout() -> TextIO:
+    """Where a program's own lines go from now on. Native libraries and drivers print on stdout too; what they write
+    there goes to stderr."""
+    lines = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
+    os.dup2(2, 1)
+    return lines

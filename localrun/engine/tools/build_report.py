@@ -11,18 +11,17 @@ from __future__ import annotations
 import ctypes
 import importlib.metadata
 import json
-import os
 import sys
 from typing import Any
+
+from localrun.engine.tools import own_stdout
 
 
 def main() -> None:
     """One object: `version` of the bindings, `ggml`, `library`, `backends`, `modules` (files of backends that were
     opened for this processor) and `skipped` ones with the reason, `gpu_offload`, `cpu_features`, and `devices` as lists
     of `[name, free_bytes, is_shared, total_bytes]`."""
-    # Libraries and drivers print too; the report has a descriptor of its own.
-    lines = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
-    os.dup2(2, 1)
+    lines = own_stdout()
     from localrun.engine.native.library import ggml, gpus, library_folder, loaded_modules, native, skipped_modules
 
     devices = gpus()

@@ -12,7 +12,6 @@ more than `TOLERANCE` of the range of the row's logits. Rounding on devices was 
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -26,6 +25,7 @@ from localrun.engine.backend import MemoryKind
 from localrun.engine.native.context import ContextShape, LlamaContext
 from localrun.engine.native.library import Threadpools, gpu_devices, gpus, log_callback, native
 from localrun.engine.native.model import load_model
+from localrun.engine.tools import own_stdout
 
 Logits = NDArray[np.float32]
 TOLERANCE = 0.05
@@ -40,9 +40,7 @@ _SHAPE = ContextShape(256, N_STREAMS, 64, 1, "f16", is_split=False, n_draft_rows
 
 
 def main(path: str) -> None:
-    # llama.cpp prints too; the lines of this protocol have a descriptor of their own.
-    lines = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
-    os.dup2(2, 1)
+    lines = own_stdout()
     native.llama_log_set(log_callback, None)
     names = [name for name, *_ in gpus()]
     for number, (name, device) in enumerate(zip(names, gpu_devices(), strict=True)):

@@ -27,6 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localrun.engine.native.library import native
+from localrun.engine.tools import own_stdout
 
 BATCHES = (70, 9, 1, 1, 1)
 N_CELLS = 128
@@ -41,9 +42,7 @@ _log_lines: list[bytes] = []
 
 def main(n_threads: int) -> int:
     """Exit code 0 when every case was tried."""
-    # llama.cpp prints too; the lines of this protocol have a descriptor of their own.
-    lines = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
-    os.dup2(2, 1)
+    lines = own_stdout()
     _leave_no_core()
     for case, path in enumerate(sys.stdin.read().splitlines()):
         if not _CAN_FORK:

@@ -19,6 +19,7 @@ import threading
 from typing import TextIO
 
 from localrun.engine.native.library import last_problem, log_callback, native
+from localrun.engine.tools import own_stdout
 from localrun.priority import step_back
 from localrun.processors import usable
 
@@ -65,9 +66,7 @@ def _say(lines: TextIO, **fields: object) -> None:
 
 
 if __name__ == "__main__":
-    # llama.cpp prints too; the lines of this protocol have a descriptor of their own.
-    to_parent = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
+    to_parent = own_stdout()
     exit_code = main(sys.argv[1:], to_parent)
     sys.stderr.flush()
     # At once: a parent that closes stdin as soon as stdout ends must not turn a good end into a bad one.

@@ -13,7 +13,6 @@ import asyncio
 import importlib.util
 import logging
 import os
-import re
 import sys
 import time
 from collections.abc import Iterable, Sequence
@@ -25,7 +24,7 @@ import psutil
 
 from localrun.errors import DeviceLost
 from localrun.models.fit import Gpu
-from localrun.process_end import end_in_words
+from localrun.process_end import end_in_words, last_words
 from localrun.snapshot import GpuRow, SystemRow
 
 # Drivers take seconds for their first start, and a machine may be busy.
@@ -61,21 +60,12 @@ async def gpus(command: Sequence[str] = _COMMAND, timeout_s: float = REPORT_TIME
     except TimeoutError:
         how = f"did not answer within {timeout_s:g} seconds"
     except msgspec.DecodeError:
-        how = end_in_words(process.returncode) + _last_words(said)
+        how = end_in_words(process.returncode) + last_words(said.decode(errors="replace"))
     finally:
         if process.returncode is None:
             process.kill()
             await process.wait()
     raise DeviceLost(f"the process that lists the GPUs {how}")
-
-
-# A line of a backtrace, as libc and debuggers write them.
-_FRAME = re.compile(r"#\d|\[New LWP|.*\[0x[0-9a-f]+\]$|\s")
-
-
-def _last_words(said: bytes) -> str:
-    lines = [line for line in said.decode(errors="replace").splitlines() if line and not _FRAME.match(line)]
-    return f"; its last words: {lines[-1][:200]}" if lines else ""
 
 
 async def installed_gpus() -> tuple[Gpu, ...]:

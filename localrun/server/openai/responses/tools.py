@@ -90,11 +90,6 @@ def input_of(arguments: str) -> str:
     return text if isinstance(text, str) else arguments
 
 
-def arguments_of_input(text: str) -> str:
-    """The arguments of the function that a custom tool is to the model."""
-    return json.dumps({"input": text}, ensure_ascii=False)
-
-
 def offered(tools: Sequence[Fields]) -> Offered:
     """See the module. Raises BadRequest naming the tool that is malformed."""
     found = Offered((), {}, [], [])

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
 from localrun.errors import BadRequest
-from localrun.server.openai.responses.tools import Client, arguments_of_input, input_of, listed, offered
+from localrun.server.openai.responses.tools import Client, input_of, listed, offered
 from localrun.server.prompting.ask import AllowedTools, FunctionName, NamedChoice, choose_tools
 
 LOOK = {"type": "function", "name": "look", "parameters": {"type": "object"}}
@@ -69,7 +70,7 @@ def test_a_custom_tool_is_a_function_of_one_text() -> None:
 
 @pytest.mark.parametrize("text", ["", '*** Begin Patch\n+\u2603 "x"\n', "{}"])
 def test_the_text_of_a_custom_tool_survives_its_arguments(text: str) -> None:
-    assert input_of(arguments_of_input(text)) == text
+    assert input_of(json.dumps({"input": text}, ensure_ascii=False)) == text
 
 
 @pytest.mark.parametrize("arguments", ['{"input": "half', "[1]", "{}", '{"input": 1}', "null"])
