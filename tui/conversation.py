@@ -1,8 +1,9 @@
 """One chat: what was said in the branch that is shown, and how the next answer is to be made.
 
-Owner: the TUI's event loop. Backed by the history: a question is stored when its answer begins, the answer when it
-ends, so nothing that nobody answered is kept, and a crash loses one answer at most. Editing or repeating goes back to
-an earlier message; what is said after that is another branch.
+Owner: the TUI's event loop. Backed by the history: a question is stored when it is sent, the answer when it ends, so a
+crash loses one answer at most. Editing or repeating goes back to an earlier message; what is said after that is another
+branch. A question that nobody answered is the end of its branch, and no part of the next request: the next question
+takes its place.
 
 How it fails: a history that refuses (a full disk, a chat that another window deleted) ends the storing of this chat,
 `trouble` says why, and the conversation goes on in memory.
@@ -57,7 +58,7 @@ class Conversation:
 
     @property
     def chat_id(self) -> int | None:
-        """Its number in the history; None before the first answer."""
+        """Its number in the history; None before the first question."""
         return self._chat_id
 
     @property
@@ -98,19 +99,15 @@ class Conversation:
         changed = msgspec.to_builtins(msgspec.structs.replace(self.tools, **changes))
         self.configure(parameters={**self.parameters, _TOOLS: changed})
 
-    def to_send(
-        self, question: str | None, extra: dict[str, Any] | None = None, taken: frozenset[Kind] = frozenset(Kind)
-    ) -> list[dict[str, Any]]:
-        """What `/api/chat` is asked, with this question at the end; None goes on after results of tools. A stopped
-        answer counts as the answer. Of all pictures and sounds that the model takes, the newest, as many as one request
-        carries. Reads their files, so it is called in a thread; nothing is added to the conversation meanwhile."""
+    def to_send(self, taken: frozenset[Kind] = frozenset(Kind)) -> list[dict[str, Any]]:
+        """What `/api/chat` is asked. A stopped answer counts as the answer. Of all pictures and sounds that the model
+        takes, the newest, as many as one request carries. Reads their files, so it is called in a thread; nothing is
+        added to the conversation meanwhile."""
         found: list[dict[str, Any]] = [{"role": "system", "content": self.system}] if self.system else []
-        said = [(m.role, m.content, m.extra) for m in self.messages]
-        said += [] if question is None else [("user", question, extra or {})]
-        media = [medium for _, _, extra in said for medium in media_of(extra) if medium.kind in taken]
+        media = [medium for medium in self.media if medium.kind in taken]
         left_out = set(range(len(media) - n_carried([medium.size_bytes for medium in media])))
         numbers = itertools.count()
-        for role, content, its_extra in said:
+        for role, content, its_extra in ((each.role, each.content, each.extra) for each in self.messages):
             message: dict[str, Any] = {"role": role, "content": content}
             files = [
                 self._history.files.get(medium.sha256)
@@ -127,14 +124,15 @@ class Conversation:
             found.append(message)
         return _with_all_results(found)
 
-    def media(self, extra: dict[str, Any]) -> list[Medium]:
-        """All pictures and sounds, the oldest first, with those of the next question."""
-        return [medium for each in (*(m.extra for m in self.messages), extra) for medium in media_of(each)]
+    @property
+    def media(self) -> list[Medium]:
+        """All pictures and sounds of the shown branch, the oldest first."""
+        return [medium for message in self.messages for medium in media_of(message.extra)]
 
-    def left_out(self, extra: dict[str, Any], taken: frozenset[Kind]) -> tuple[list[Medium], list[Medium]]:
+    def left_out(self, taken: frozenset[Kind]) -> tuple[list[Medium], list[Medium]]:
         """The pictures and sounds that `to_send` leaves out: what the model does not take, and what is too much for one
         request."""
-        media = self.media(extra)
+        media = self.media
         takes = [medium for medium in media if medium.kind in taken]
         n_carried_again = n_carried([medium.size_bytes for medium in takes])
         return [medium for medium in media if medium.kind not in taken], takes[: len(takes) - n_carried_again]
@@ -142,7 +140,7 @@ class Conversation:
     @property
     def has_media(self) -> bool:
         """Whether a picture or a sound was sent in the shown branch."""
-        return any(media_of(message.extra) for message in self.messages)
+        return bool(self.media)
 
     def keep(self, files: Iterable[Attached]) -> None:
         """Keeps the pictures and sounds of a question that is about to be asked. In a thread, as `to_send`."""
@@ -154,8 +152,18 @@ class Conversation:
             self.trouble = f"a file cannot be kept: {error.strerror or error}"
 
     def asked(self, question: str, extra: dict[str, Any] | None = None) -> Message:
-        """The answer to this question begins: both belong to the chat now."""
+        """This question is sent. One in its place that nobody answered is another version, unless it is the same."""
+        unanswered = self.unanswered
+        if unanswered is not None:
+            if (unanswered.content, unanswered.extra) == (question, extra or {}):
+                return unanswered
+            self.back_to(unanswered)
         return self._add("user", question, extra or {})
+
+    @property
+    def unanswered(self) -> Message | None:
+        """The question at the end that has no answer: it is being answered, or that came to nothing."""
+        return self.messages[-1] if self.messages and self.messages[-1].role == "user" else None
 
     def answered(self, text: str, extra: dict[str, Any]) -> Message:
         """The answer is over, or as much of it as came."""

@@ -44,14 +44,12 @@ class Slash(NamedTuple):
 
 
 def parse(text: str) -> Slash | None:
-    """The command that a text begins with; None for a question. `//` begins a question with a slash, and so does a
-    path or anything else that is not letters."""
-    if not text.startswith("/"):
+    """The command that a text begins with, which may be unknown; None for a question. `//` begins a question with a
+    slash, and so does a slash before anything else than a letter."""
+    if not text.startswith("/") or not text[1:2].isalpha():
         return None
-    name, _, argument = text[1:].partition(" ")
-    if not name.isalpha():
-        return None
-    return Slash(name.lower(), argument.strip())
+    name, *rest = text[1:].split(maxsplit=1)
+    return Slash(name.lower(), rest[0].strip() if rest else "")
 
 
 def unescaped(text: str) -> str:

@@ -36,7 +36,8 @@ def test_what_is_sent_is_the_system_prompt_the_branch_and_the_question(history: 
     conversation.keep([fox])
     conversation.asked("one", extra_of([fox.medium]))
     conversation.answered("first", {"thinking": "hm", "caption": "3 tokens"})
-    assert conversation.to_send("two", {}) == [
+    conversation.asked("two")
+    assert conversation.to_send() == [
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": "one", "images": ["aGk="]},
         {"role": "assistant", "content": "first", "thinking": "hm"},
@@ -44,7 +45,7 @@ def test_what_is_sent_is_the_system_prompt_the_branch_and_the_question(history: 
     ]
 
 
-def test_nothing_is_stored_before_the_first_answer_begins(history: History):
+def test_nothing_is_stored_before_the_first_question(history: History):
     conversation = _conversation(history)
     conversation.configure(system="Be brief.", parameters={"temperature": 0.5})
     assert history.chats() == []
@@ -52,6 +53,19 @@ def test_nothing_is_stored_before_the_first_answer_begins(history: History):
     (chat,) = history.chats()
     assert (chat.title, chat.system, chat.parameters) == ("one", "Be brief.", {"temperature": 0.5})
     assert conversation.title == "one"
+
+
+def test_a_question_without_an_answer_is_kept_and_the_next_one_takes_its_place(history: History):
+    conversation = _conversation(history)
+    lost = conversation.asked("one")
+    assert conversation.asked("one") is lost
+    better = conversation.asked("one better")
+    assert [message["content"] for message in conversation.to_send()] == ["one better"]
+    assert conversation.versions(better) == (2, 2)
+    conversation.answered("to it", {})
+    assert conversation.unanswered is None
+    assert conversation.show_version(better, -1)
+    assert _said(conversation) == ["one"]
 
 
 def test_an_edited_question_is_another_version_and_both_can_be_shown(history: History):

@@ -144,13 +144,13 @@ def test_a_request_carries_the_newest_media_that_the_model_takes(tmp_path: Path)
     conversation.keep([*pictures, sound])
     conversation.asked("all", extra_of([sound.medium, *(each.medium for each in pictures[:10])]))
     conversation.answered("ten", {})
-    extra = extra_of([each.medium for each in pictures[10:]])
+    conversation.asked("more", extra_of([each.medium for each in pictures[10:]]))
     taken = frozenset({Kind.TEXT, Kind.PICTURE})
-    first, _, last = conversation.to_send("more", extra, taken)
+    first, _, last = conversation.to_send(taken)
     sent = [base64.b64encode(each.file.data).decode() for each in pictures]
     assert (first["images"], last["images"]) == (sent[1:10], sent[10:])
-    assert [len(media) for media in conversation.left_out(extra, taken)] == [1, 1]
-    assert "images" not in conversation.to_send("more", {}, frozenset({Kind.TEXT}))[0]
+    assert [len(media) for media in conversation.left_out(taken)] == [1, 1]
+    assert "images" not in conversation.to_send(frozenset({Kind.TEXT}))[0]
     history.close()
 
 
@@ -161,7 +161,7 @@ def test_a_full_disk_ends_the_keeping_and_not_the_chat(tmp_path: Path):
     fox = _picture("fox.png")
     conversation.keep([fox])
     assert "cannot be kept" in str(conversation.trouble)
-    assert conversation.to_send("what", extra_of([fox.medium]))[0]["images"] == [base64.b64encode(PNG).decode()]
     conversation.asked("what", extra_of([fox.medium]))
+    assert conversation.to_send()[0]["images"] == [base64.b64encode(PNG).decode()]
     assert history.chats() == []
     history.close()

@@ -348,10 +348,10 @@ async def test_pictures_are_kept_and_a_model_that_cannot_see_is_told(tools: Tool
         assert (medium["width"], medium["height"]) == (40, 30)
         await tools.desk.see(pilot, "read_picture 1")
         conversation = pilot.app.screen.view.conversation
-        blind = conversation.to_send("and?", {}, frozenset())[2]
+        blind = conversation.to_send(frozenset())[2]
         assert "images" not in blind
         assert "1 of this result's pictures are not shown to you" in blind["content"]
-        assert len(conversation.to_send("and?", {})[2]["images"]) == 1
+        assert len(conversation.to_send()[2]["images"]) == 1
 
 
 async def test_a_chat_with_calls_is_resumed_exported_edited_and_asked_again(tools: Tools, tmp_path: Path) -> None:
@@ -397,7 +397,9 @@ async def test_a_call_that_was_lost_with_the_program_has_a_result_for_the_model(
     async with tools.open("arithmetic") as pilot:
         await pilot.press("ctrl+l", "enter")
         await tools.desk.see(pilot, "calls arithmetic__add")
-        sent = pilot.app.screen.view.conversation.to_send("SAY[[ok]]")
+        conversation = pilot.app.screen.view.conversation
+        conversation.asked("SAY[[ok]]")
+        sent = conversation.to_send()
         assert [m["role"] for m in sent] == ["user", "assistant", "tool", "user"]
         assert sent[2]["tool_call_id"] == sent[1]["tool_calls"][0]["id"]
         await tools.ask(pilot, "SAY[[ok]]")

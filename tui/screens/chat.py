@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import ClassVar
 
-from textual import on
+from textual import events, on
 from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.containers import Horizontal
@@ -379,8 +379,9 @@ class ChatScreen(Screen[None]):
                 severity="warning", markup=False,
             )  # fmt: skip
             return
-        self.view.conversation.back_to(message)
-        await self.view.reload()
+        if message is not self.view.conversation.unanswered:
+            self.view.conversation.back_to(message)
+            await self.view.reload()
         self.view.ask(question)
 
     async def _asked_before(self, message: Message) -> Question:
@@ -434,14 +435,32 @@ class ChatScreen(Screen[None]):
         else:
             self._put(question)
 
+    @on(Prompt.Left)
+    def _go_to_messages(self) -> None:
+        self.view.focus_newest()
+
+    def on_key(self, event: events.Key) -> None:
+        """What is typed while something else has the focus is meant for the prompt."""
+        is_text = event.is_printable and event.key not in self.active_bindings
+        if event.character and is_text and not self.prompt.has_focus:
+            event.stop()
+            self.prompt.focus()
+            self.prompt.insert(event.character)
+
+    def on_paste(self, event: events.Paste) -> None:
+        if not self.prompt.has_focus:
+            event.stop()
+            self.prompt.focus()
+            self.prompt.post_message(events.Paste(event.text))
+
     # --- with a message that has the focus ---------------------------------------------------------------------------
 
     @on(UserMessage.Wanted)
     async def _do_with_question(self, event: UserMessage.Wanted) -> None:
-        if event.message is None:
-            return
         if event.what == "edit":
             await self.edit(event.message)
+        elif event.what == "retry" and self.session.trouble is not None:
+            await self.run_action("app.reconnect")  # the banner says that this key does that
         elif event.what == "retry":
             await self.retry(event.message)
         else:
@@ -450,9 +469,11 @@ class ChatScreen(Screen[None]):
     async def _show_version(self, message: Message, step: int) -> None:
         if self._refuse_while_answering():
             return
+        conversation = self.view.conversation
         with self._history_said("The history cannot be read"):
-            if self.view.conversation.show_version(message, step):
-                await self.view.reload()
+            number = conversation.messages.index(message)
+            if conversation.show_version(message, step):
+                await self.view.reload(number)
 
     @contextmanager
     def _history_said(self, title: str) -> Iterator[None]:
@@ -483,7 +504,8 @@ class ChatScreen(Screen[None]):
             self.prompt.focus()
 
     def action_copy(self) -> None:
-        self.copy(self.view.conversation.last_answer(), "answer")
+        marked = self.focused.message if isinstance(self.focused, AnswerMessage) else None
+        self.copy(marked.content if marked else self.view.conversation.last_answer(), "answer")
 
     def copy(self, text: str | None, what: str) -> None:
         """To the clipboard, by way of the terminal."""

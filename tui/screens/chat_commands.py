@@ -1,6 +1,7 @@
 """What the slash commands of the chat do.
 
-A command that cannot be carried out says why and leaves the prompt as it is; one that was takes its text out of it.
+A command takes its text out of the prompt, also where it cannot be carried out and says why; ↑ brings it back. What is
+no command stays there, and is not sent.
 
 Does not: parse them (`slash.py`).
 """
@@ -39,8 +40,13 @@ async def carry_out(screen: ChatScreen, command: Slash) -> None:
     """Does what was asked, or says why not."""
     action = _ACTIONS.get(command.name)
     if action is None:
-        screen.notify(line(f"/{command.name} is not a command; /help shows them."), severity="warning", markup=False)
+        screen.notify(
+            line(f"/{command.name} is not a command, and was not sent. Begin with // to ask it all the same."),
+            severity="warning", markup=False,
+        )  # fmt: skip
         return
+    if slash.parse(screen.prompt.text.strip()) == command:
+        screen.prompt.take()
     try:
         said = await action(screen, command.argument)
     except KeyError:
@@ -49,8 +55,6 @@ async def carry_out(screen: ChatScreen, command: Slash) -> None:
     except (_RefusedError, LocalrunError, OSError, sqlite3.Error) as error:
         screen.notify(line(str(error)), severity="warning", markup=False)
         return
-    if slash.parse(screen.prompt.text.strip()) == command:
-        screen.prompt.take()
     if said:
         screen.notify(line(said), markup=False)
 
@@ -142,9 +146,7 @@ async def _retry(screen: ChatScreen, argument: str) -> None:
 
 
 async def _edit(screen: ChatScreen, argument: str) -> None:
-    question = _last_question(screen)
-    screen.prompt.take()
-    await screen.edit(question)
+    await screen.edit(_last_question(screen))
 
 
 def _last_question(screen: ChatScreen) -> Message:
@@ -217,7 +219,6 @@ def _write(conversation: Conversation, title: str, argument: str, files: MediaFi
 
 
 async def _editor(screen: ChatScreen, argument: str) -> None:
-    screen.prompt.take()
     screen.action_editor()
 
 

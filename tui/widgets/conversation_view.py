@@ -77,17 +77,12 @@ class _Exchange:
     def has_answer(self) -> bool:
         return bool(self.text or self.thinking or self.tool_calls)
 
-    @property
-    def is_asked(self) -> bool:
-        """Whether the question belongs to the chat."""
-        return self.asked.message is not None
-
     def go_on(self, answer: AnswerMessage) -> None:
         """The next round begins."""
         self.answer, self.text, self.thinking, self.tool_calls = answer, "", "", []
 
 
-class ConversationView(VerticalScroll):
+class ConversationView(VerticalScroll, can_focus=False):
     """`progress` is that of the running or last answer; None before the first. `unsent` is a question that was not
     answered while the prompt belonged to another chat."""
 
@@ -109,7 +104,7 @@ class ConversationView(VerticalScroll):
 
     @dataclass
     class Unsent(Event):
-        """Nothing came back for this question; it was taken out of the conversation again."""
+        """Nothing came back for this question. It is kept, and may be asked again, or another in its place."""
 
         view: ConversationView
         question: Question
@@ -185,13 +180,30 @@ class ConversationView(VerticalScroll):
         if self._reading is not None:
             self._reading.cancel()
 
-    async def reload(self) -> None:
-        """Shows the conversation as it is now, after it went back or to another version."""
-        self._n_hidden = max(0, len(self.conversation.messages) - PAGE)
+    async def reload(self, marked: int | None = None) -> None:
+        """Shows the conversation as it is now, after it went back or to another version: its end, or the message with
+        the number `marked`, which gets the focus."""
+        n_messages = len(self.conversation.messages)
+        self._n_hidden = max(0, min(n_messages - PAGE, n_messages if marked is None else marked))
+        widgets = self._widgets(self.conversation.messages[self._n_hidden :])
         async with self.batch():
             await self.remove_children()
-            await self.mount(*self._widgets(self.conversation.messages[self._n_hidden :]))
-        self.scroll_end(animate=False)
+            await self.mount(*widgets)
+        if marked is None:
+            self.scroll_end(animate=False)
+        else:
+            self.call_after_refresh(self._focus, widgets[marked - self._n_hidden])
+
+    def _focus(self, widget: Widget) -> None:
+        self.release_anchor()
+        self.screen.set_focus(widget, scroll_visible=False)
+        self.scroll_to_widget(widget, top=True, animate=False, force=True)
+
+    def focus_newest(self) -> None:
+        """The newest message, or what waits for an answer, gets the focus; nothing does in an empty chat."""
+        newest = [widget for widget in self.screen.focus_chain if self in widget.ancestors]
+        if newest:
+            newest[-1].focus()
 
     def see(self, snapshot: Snapshot) -> None:
         """Takes the news of the running answer, and the last ones of an answer that has just ended."""
@@ -212,7 +224,10 @@ class ConversationView(VerticalScroll):
     def _widget(self, message: Message) -> Widget:
         if message.role == "user":
             shown = str(message.extra.get("shown", message.content))
-            return UserMessage(shown, message, self.conversation.versions(message), self._gallery(message.extra))
+            asked = UserMessage(shown, message, self.conversation.versions(message), self._gallery(message.extra))
+            if message is self.conversation.unanswered and not self.is_answering:
+                asked.mark_unanswered()
+            return asked
         if message.role == "tool":
             return ToolCall.kept(message.content, message.extra, self._gallery(message.extra))
         answer = AnswerMessage(message.content, str(message.extra.get("thinking", "")), message)
@@ -245,10 +260,12 @@ class ConversationView(VerticalScroll):
 
     async def _run(self, question: Question) -> None:
         await self.query(Welcome).remove()
+        await self.query("UserMessage.-unanswered").remove()
         shown = str(question.extra.get("shown", question.text))
         if question.media:
             await asyncio.to_thread(self.conversation.keep, question.attachments)
-        asked = UserMessage(shown, gallery=self._gallery(question.extra))
+        message = self.conversation.asked(question.content, question.extra)
+        asked = UserMessage(shown, message, self.conversation.versions(message), self._gallery(question.extra))
         exchange = _Exchange(question, asked, AnswerMessage())
         self._answer = exchange.answer
         await self.mount(exchange.asked, exchange.answer)
@@ -306,7 +323,7 @@ class ConversationView(VerticalScroll):
         conversation, progress = self.conversation, self._progress
         pieces = self._session.daemon.chat(
             conversation.model,
-            await self._messages(None if exchange.is_asked else exchange.question),
+            await self._messages(exchange.question),
             options=conversation.options or None,
             think=conversation.think,
             lane="interactive",
@@ -320,10 +337,6 @@ class ConversationView(VerticalScroll):
                 if piece.text or piece.thinking or piece.tool_calls:
                     if not exchange.has_answer:
                         progress.has_text = True
-                        if not exchange.is_asked:
-                            question = exchange.question
-                            message = conversation.asked(question.content, question.extra)
-                            exchange.asked.belong(message, conversation.versions(message))
                         self.post_message(self.Progressed(self))
                     exchange.text += piece.text
                     exchange.thinking += piece.thinking
@@ -444,20 +457,18 @@ class ConversationView(VerticalScroll):
 
     # --- what is sent and kept ---
 
-    async def _messages(self, question: Question | None) -> list[dict[str, Any]]:
-        """What the daemon is sent. Raises BadRequest for a file that the model does not take."""
+    async def _messages(self, question: Question) -> list[dict[str, Any]]:
+        """What the daemon is sent. Raises BadRequest for a file of the question that the model does not take."""
         conversation = self.conversation
-        text, extra = (None, {}) if question is None else (question.content, question.extra)
-        media = media_of(extra)
-        if not media and not conversation.has_media:
-            return conversation.to_send(text, extra)
+        if not conversation.has_media:
+            return conversation.to_send()
         taken = await self._session.taken_kinds(conversation.model)
-        for medium in media:
+        for medium in media_of(question.extra):
             check_kind(conversation.model, taken, medium.kind, medium.name)
-        not_taken, too_many = conversation.left_out(extra, taken)
+        not_taken, too_many = conversation.left_out(taken)
         self._tell_left_out(not_taken, too_many)
-        messages = await asyncio.to_thread(conversation.to_send, text, extra, taken)
-        n_carried = len(conversation.media(extra)) - len(not_taken) - len(too_many)
+        messages = await asyncio.to_thread(conversation.to_send, taken)
+        n_carried = len(conversation.media) - len(not_taken) - len(too_many)
         self._tell_gone(n_carried - sum(len(message.get("images", ())) for message in messages))
         return messages
 
@@ -504,8 +515,8 @@ class ConversationView(VerticalScroll):
         if trouble is not None:
             await self.mount(Notice("The answer failed", trouble))
         if not exchange.has_answer and progress.outcome != "done":
-            if not exchange.is_asked:
-                exchange.asked.add_class("-unanswered")
+            if self.conversation.unanswered is not None:
+                exchange.asked.mark_unanswered()
                 self.post_message(self.Unsent(self, exchange.question))
         elif not exchange.has_answer:
             await self.mount(Notice("No answer", "The model ended its turn without a word."))

@@ -34,8 +34,8 @@ from localrun.tui.widgets.gallery import Gallery
 
 
 class UserMessage(Vertical, can_focus=True):
-    """What the person said, verbatim: no Markdown, no markup; below it the pictures and sounds, if any. `message` is
-    None until it belongs to the chat. Of several versions the caption says which one this is."""
+    """What the person said, verbatim: no Markdown, no markup; below it the pictures and sounds, if any. Of several
+    versions the caption says which one this is."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         bind("message.edit", "want('edit')"),
@@ -48,23 +48,19 @@ class UserMessage(Vertical, can_focus=True):
     class Wanted(Event):
         """A person wants this done with the question: edit, retry, previous or next (version)."""
 
-        message: Message | None
+        message: Message
         what: str
 
-    def __init__(
-        self,
-        text: str,
-        message: Message | None = None,
-        version: tuple[int, int] = (1, 1),
-        gallery: Gallery | None = None,
-    ) -> None:
+    def __init__(self, text: str, message: Message, version: tuple[int, int], gallery: Gallery | None = None) -> None:
         super().__init__()
         self.message = message
         self._text = Static(Content(block(text)))
         self._text.display = bool(text)
         self._gallery = gallery
         self._version = Static(classes="caption")
-        self._show_version(version)
+        number, n_versions = version
+        self._caption = f"version {number} of {n_versions}" if n_versions > 1 else ""
+        self._show_caption()
 
     def compose(self) -> ComposeResult:
         yield self._text
@@ -72,15 +68,15 @@ class UserMessage(Vertical, can_focus=True):
             yield self._gallery
         yield self._version
 
-    def belong(self, message: Message, version: tuple[int, int]) -> None:
-        """It is part of the chat from now on."""
-        self.message = message
-        self._show_version(version)
+    def mark_unanswered(self) -> None:
+        """Nothing came back for it."""
+        self.add_class("-unanswered")
+        self._caption = " · ".join(filter(None, (self._caption, "not answered")))
+        self._show_caption()
 
-    def _show_version(self, version: tuple[int, int]) -> None:
-        number, n_versions = version
-        self._version.update(f"version {number} of {n_versions}")
-        self._version.display = n_versions > 1
+    def _show_caption(self) -> None:
+        self._version.update(self._caption)
+        self._version.display = bool(self._caption)
 
     def action_want(self, what: str) -> None:
         self.post_message(self.Wanted(self.message, what))
@@ -98,7 +94,6 @@ class AnswerMessage(Vertical, can_focus=True):
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        bind("message.copy", "copy"),
         bind("message.code", "copy_code"),
         bind("message.thinking", "unfold"),
     ]
@@ -202,9 +197,6 @@ class AnswerMessage(Vertical, can_focus=True):
         """Replaces the line below the answer; an empty one takes no room."""
         self._caption.update(caption)
         self._caption.display = bool(caption)
-
-    def action_copy(self) -> None:
-        self.post_message(self.Wanted(self.message.content if self.message else None, "answer"))
 
     def action_copy_code(self) -> None:
         blocks = code_blocks(self.message.content if self.message else "")

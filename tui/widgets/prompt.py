@@ -57,6 +57,9 @@ class Prompt(TextArea):
     class Emptied(Message):
         """Backspace was pressed where there is nothing to delete."""
 
+    class Left(Message):
+        """The focus is wanted for the messages: Tab was pressed in the empty box, or Shift+Tab."""
+
     def __init__(self) -> None:
         super().__init__(show_line_numbers=False, tab_behavior="focus", compact=True, highlight_cursor_line=False)
         self._sent: list[str] = []
@@ -87,6 +90,11 @@ class Prompt(TextArea):
             event.stop()
             event.prevent_default()
             self.post_message(self.Emptied())
+        elif event.key in ("tab", "shift+tab"):
+            event.stop()
+            event.prevent_default()
+            if event.key == "shift+tab" or not self.text:
+                self.post_message(self.Left())
         elif event.key in ("up", "down") and self._browse(-1 if event.key == "up" else 1):
             event.stop()
             event.prevent_default()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from localrun.errors import Cancelled, EngineDied, LocalrunError
 from localrun.tui.screens.chat import ChatScreen
 from localrun.tui.widgets.conversation_view import ConversationView
@@ -195,7 +197,7 @@ async def test_a_new_chat_begins_empty_and_the_other_answer_goes_on(desk: Any) -
         assert [message["content"] for message in desk.daemon.questions[1][1]] == ["two"]
         await pilot.press("ctrl+l")
         await desk.see(pilot, "Enter opens")
-        await pilot.press("enter")
+        await pilot.press("down", "enter")
         await desk.see(pilot, "a long answer that has an end")
 
 
@@ -210,6 +212,39 @@ async def test_new_chat_again_and_again_while_answers_and_snapshots_come(desk: A
         for _ in range(7):  # all those answers go on
             desk.daemon.end_answer()
         await desk.see(pilot, "● done")
+
+
+@pytest.mark.parametrize("keys", [["tab"], ["tab", "shift+tab"], ["shift+tab"]])
+@pytest.mark.parametrize("text", ["render the table", "explain this", "yes, try c [1] = 2"])
+async def test_what_is_typed_on_a_message_goes_to_the_prompt_and_starts_nothing(
+    desk: Any, keys: list[str], text: str
+) -> None:
+    async with desk.open(SIZE) as pilot:
+        await pilot.press(*"one", "enter")
+        desk.daemon.say("**seven**")
+        desk.daemon.end_answer()
+        await desk.see(pilot, "● done")
+        await pilot.press(*keys)
+        assert not desk.app.screen.query_one(Prompt).has_focus
+        await pilot.press(*text)
+        assert _prompt(desk) == text
+        assert len(desk.daemon.questions) == 1
+        assert desk.app.clipboard == ""
+
+
+async def test_tab_goes_to_the_newest_message_and_back_and_never_from_a_text(desk: Any) -> None:
+    async with desk.open(SIZE) as pilot:
+        for text in ("one", "two"):
+            await pilot.press(*text, "enter")
+            desk.daemon.say(f"answer to {text}")
+            desk.daemon.end_answer()
+            await desk.until(pilot, lambda: not desk.app.screen.view.is_answering)
+        await pilot.press("tab", "ctrl+y")
+        assert desk.app.clipboard == "answer to two"
+        await pilot.press("shift+tab", "shift+tab", "ctrl+y")
+        assert desk.app.clipboard == "answer to one"
+        await pilot.press("tab", "tab", "tab", *"x", "tab", *"y")
+        assert _prompt(desk) == "xy"
 
 
 async def test_the_last_answer_can_be_copied(desk: Any) -> None:

@@ -52,6 +52,28 @@ async def test_a_chat_is_there_after_the_program_was_ended(desk: Any, tmp_path: 
         assert _sent(second) == ["what is a fox", "An animal.", "more"]
 
 
+async def test_a_question_that_was_sent_is_kept_when_the_program_ends_while_the_model_loads(tmp_path: Path) -> None:
+    path = tmp_path / "chats.db"
+    first = Desk(path)
+    async with first.open(SIZE) as pilot:
+        await pilot.press(*"what is a fox", "enter")
+        await first.until(pilot, lambda: first.daemon.questions)
+    second = Desk(path)
+    async with second.open(SIZE) as pilot:
+        await pilot.press("ctrl+l")
+        await second.see(pilot, "what is a fox")
+        await pilot.press("enter")
+        await second.see(pilot, "not answered")
+        await pilot.press("tab", "ctrl+r")
+        await second.until(pilot, lambda: second.daemon.questions)
+        second.daemon.say("An animal.")
+        second.daemon.end_answer()
+        await second.see(pilot, "● done")
+        assert _sent(second) == ["what is a fox"]
+        assert "not answered" not in second.seen(second.app)
+        assert "version" not in second.seen(second.app)
+
+
 async def test_an_edited_question_keeps_the_other_branch(desk: Any) -> None:
     async with desk.open(SIZE) as pilot:
         await _talk(desk, pilot, "one", "first")
@@ -63,16 +85,32 @@ async def test_an_edited_question_keeps_the_other_branch(desk: Any) -> None:
         await pilot.press("left_square_bracket")
         await desk.see(pilot, "version 1 of 2")
         await desk.see(pilot, "first")
-        desk.app.screen.query(UserMessage).last().focus()
         await pilot.press("right_square_bracket")
         await desk.see(pilot, "second")
+
+
+async def test_another_version_of_a_question_keeps_the_focus_and_stays_in_view(desk: Any) -> None:
+    async with desk.open(SIZE) as pilot:
+        await _talk(desk, pilot, "one", "\n\n".join(f"paragraph {number}" for number in range(60)))
+        await pilot.press("tab", "shift+tab", "ctrl+r")
+        await desk.until(pilot, lambda: len(desk.daemon.questions) == 2)
+        desk.daemon.say("short")
+        desk.daemon.end_answer()
+        await desk.see(pilot, "version 2 of 2")
+        await pilot.press("tab", "shift+tab")
+        for key, version in (("left", 1), ("right", 2), ("left", 1)):
+            await pilot.press(f"{key}_square_bracket")
+            await desk.see(pilot, f"version {version} of 2")
+            await desk.until(pilot, lambda: isinstance(desk.app.screen.focused, UserMessage))
+        await desk.see(pilot, "paragraph 1")
+        await pilot.pause(0.2)
+        assert "version 1 of 2" in desk.seen(desk.app)
 
 
 async def test_a_question_can_be_asked_again(desk: Any) -> None:
     async with desk.open(SIZE) as pilot:
         await _talk(desk, pilot, "one", "first")
-        desk.app.screen.query_one(UserMessage).focus()
-        await pilot.press("r")
+        await pilot.press("tab", "shift+tab", "ctrl+r")
         await desk.until(pilot, lambda: len(desk.daemon.questions) == 2)
         desk.daemon.say("again")
         desk.daemon.end_answer()
@@ -143,10 +181,22 @@ async def test_system_prompt_and_parameters_go_with_the_chat(desk: Any) -> None:
         assert desk.daemon.settings[-1] == (None, "high")
 
 
-async def test_a_command_that_makes_no_sense_says_why_and_stays(desk: Any) -> None:
+async def test_what_begins_like_a_command_and_is_none_stays_and_is_not_sent(desk: Any) -> None:
+    async with desk.open(SIZE) as pilot:
+        for text in ("/frobnicate", "/tools/export story.md"):
+            await _type(desk, pilot, text)
+            await desk.see(pilot, f"{text.split()[0]} is not a command")
+            assert desk.app.screen.query_one(Prompt).text == text
+        assert desk.daemon.questions == []
+        await _type(desk, pilot, "//etc/hosts is a file")
+        await desk.until(pilot, lambda: desk.daemon.questions)
+        assert _sent(desk) == ["/etc/hosts is a file"]
+
+
+async def test_a_command_that_makes_no_sense_says_why_and_leaves_the_prompt(desk: Any) -> None:
     async with desk.open(SIZE) as pilot:
         for command, why in (
-            ("/frobnicate", "not a command"),
+            ("/tools", "no server of tools is configured"),
             ("/retry", "nothing was asked yet"),
             ("/export", "nothing to export yet"),
             ("/think maybe", "takes one of on, off"),
@@ -158,7 +208,9 @@ async def test_a_command_that_makes_no_sense_says_why_and_stays(desk: Any) -> No
         ):
             await _type(desk, pilot, command)
             await desk.see(pilot, why)
-            assert desk.app.screen.query_one(Prompt).text == command
+            assert desk.app.screen.query_one(Prompt).text == ""
+        await pilot.press("up")
+        assert desk.app.screen.query_one(Prompt).text == "/set top_p 1.5"
         assert desk.daemon.questions == []
 
 
@@ -173,9 +225,9 @@ async def test_thinking_is_folded_and_tool_calls_are_shown(desk: Any) -> None:
         await desk.see(pilot, "Thought, 5 words")
         await desk.see(pilot, 'calls look_up({"what": "fox"})')
         desk.app.screen.query_one(AnswerMessage).focus()
-        await pilot.press("t")
+        await pilot.press("enter")
         await desk.see(pilot, "First I wonder about foxes.")
-        await pilot.press("y")
+        await pilot.press("ctrl+y")
         await desk.see(pilot, "Copied 14 characters.")
 
 
@@ -256,7 +308,7 @@ async def test_a_draft_comes_back_when_the_edited_question_is_asked(desk: Any) -
     async with desk.open(SIZE) as pilot:
         await _talk(desk, pilot, "one", "first")
         await pilot.press(*"draft")
-        await _ask_again(desk, pilot, "e")
+        await _ask_again(desk, pilot, "enter")
         prompt = desk.app.screen.query_one(Prompt)
         await desk.until(pilot, lambda: prompt.text == "one")
         await _talk(desk, pilot, " better", "second")
@@ -285,12 +337,12 @@ async def test_an_image_is_sent_again_with_its_question(desk: Any, tmp_path: Pat
         await desk.see(pilot, "▣ fox.png 11 B ✕")
         await _talk(desk, pilot, "what is this", "A fox.")
         first = desk.daemon.questions[-1][1][-1]
-        await _ask_again(desk, pilot, "r")
+        await _ask_again(desk, pilot, "ctrl+r")
         await desk.until(pilot, lambda: len(desk.daemon.questions) == 2)
         desk.daemon.say("A red fox.")
         desk.daemon.end_answer()
         await desk.until(pilot, lambda: not desk.app.screen.view.is_answering)
-        await _ask_again(desk, pilot, "e")
+        await _ask_again(desk, pilot, "enter")
         await desk.see(pilot, "▣ fox.png 11 B ✕")
         await _talk(desk, pilot, " please", "A fox.")
     assert first["images"]
@@ -351,9 +403,9 @@ async def test_two_windows_on_one_history(tmp_path: Path) -> None:
         await first.see(pilot, "Much more.")
 
 
-async def test_an_unknown_model_is_refused_and_the_command_stays(desk: Any) -> None:
+async def test_an_unknown_model_is_refused(desk: Any) -> None:
     async with desk.open(SIZE) as pilot:
         await _type(desk, pilot, "/model nobody")
         await desk.see(pilot, "there is no model 'nobody'")
         assert desk.app.session.model == "tiny"
-        assert desk.app.screen.query_one(Prompt).text == "/model nobody"
+        assert desk.app.screen.query_one(Prompt).text == ""
