@@ -96,7 +96,7 @@ function show(turn) {
   const said = element("div", { className: "said" });
   const numbers = element("span", { className: "numbers" });
   const again = isOwn ? button("Edit", "Edit this message", () => edit(turn)) : button("Again", "Answer again", () => answerAgain(turn));
-  const acts = element("div", { className: "acts" }, again, copyButton(() => turn.content), ...(isOwn ? [] : [numbers]));
+  const acts = element("div", { className: "acts" }, ...versionButtons(turn), again, copyButton(() => turn.content), ...(isOwn ? [] : [numbers]));
   const made = element("article", { className: `turn ${turn.role}` });
   if (isOwn) {
     made.ariaLabel = "You";
@@ -121,6 +121,24 @@ function show(turn) {
   }
   views.set(turn, made);
   log.append(made);
+}
+
+function versionButtons(turn) {
+  const all = chats.versions(chat, turn), at = all.indexOf(turn);
+  const go = (label, what, to) => button(label, what, () => showVersion(to, label), { disabled: !to });
+  return all.length < 2 ? []
+    : [go("‹", "Earlier version", all[at - 1]), element("span", { textContent: `${at + 1}/${all.length}` }), go("›", "Later version", all[at + 1])];
+}
+
+function showVersion(turn, label) {
+  if (runs.has(chat.id)) return;
+  chats.showVersion(chat, turn);
+  save(chat);
+  showChat(chat);
+  const view = views.get(turn);
+  view.scrollIntoView({ block: "nearest" });
+  const arrows = [...view.querySelectorAll(".acts button:enabled")];
+  (arrows.find((one) => one.textContent === label) ?? arrows[0]).focus();
 }
 
 function showChat(other) {
@@ -254,7 +272,7 @@ async function answer(asking) {
   const turn = { role: "assistant", content: "", thinking: "", model: asking.model, problem: "", numbers: "" };
   const numbers = { startedAt: performance.now(), firstAt: 0, nTokens: 0, perSecond: null };
   const run = new AbortController();
-  asking.turns.push(turn);
+  chats.add(asking, turn);
   runs.set(asking.id, run);
   if (asking === chat) { show(turn); views.get(turn).isBusy(true); toEnd(); }
   showRun();
@@ -343,7 +361,7 @@ $("form").addEventListener("submit", (event) => {
   if (!model.value) { loadModels(); return; }  // which asks for the key again, if that was it
   if (editedAt !== null) cutAt(editedAt);
   const turn = { role: "user", content, pictures };
-  chat.turns.push(turn);
+  chats.add(chat, turn);
   chat.model = model.value;
   show(turn);
   text.value = "";
@@ -355,6 +373,7 @@ $("form").addEventListener("submit", (event) => {
   answer(chat);
 });
 
+// They stay in the conversation, as another version.
 function cutAt(at) {
   for (const turn of chat.turns.splice(at)) { views.get(turn)?.remove(); views.delete(turn); }
 }

@@ -153,6 +153,54 @@ def check_edit_and_answer_again() -> None:
         expect(page.locator(".user")).to_have_count(1)
 
 
+def check_again_and_edit_keep_the_earlier_versions() -> None:
+    with chat_page() as page:
+        ask(page, says("one"))
+        expect(page.locator(".assistant .said")).to_have_text("one")
+        ask(page, says("two"))
+        expect(page.locator(".assistant .said")).to_have_text(["one", "two"])
+        expect(page.locator("#send")).to_have_text("Send")
+        page.locator(".assistant").first.get_by_text("Again").click()
+        expect(page.locator(".assistant")).to_contain_text(["2/2"])
+        expect(page.locator("#send")).to_have_text("Send")
+        page.locator(".user").get_by_text("Edit").click()
+        ask(page, says("three"))
+        expect(page.locator(".assistant .said")).to_have_text(["three"])
+        expect(page.locator("#status")).to_contain_text("The answer is complete")
+        page.reload()
+        expect(page.locator(".user")).to_contain_text(["2/2"])
+        page.get_by_label("Earlier version").click()
+        expect(page.locator(".assistant")).to_contain_text(["2/2"])
+        expect(page.locator(".assistant .said")).to_have_text(["one"])
+        page.locator(".assistant").get_by_label("Earlier version").click()
+        expect(page.locator(".assistant .said")).to_have_text(["one", "two"])
+        page.reload()
+        expect(page.locator(".assistant .said")).to_have_text(["one", "two"])
+        with page.expect_download() as begun:
+            page.locator("#chats").get_by_text("JSON").click()
+        turns = json.loads(Path(begun.value.path()).read_text(encoding="utf-8"))["turns"]
+        assert [turn["role"] for turn in turns] == ["user", "assistant"] * 2
+        page.once("dialog", lambda asked: asked.accept())
+        page.locator("#chats").get_by_text("Delete").click()
+        expect(page.locator(".greeting")).to_be_visible()
+        assert "three" not in page.evaluate("JSON.stringify(localStorage)")
+
+
+def check_a_conversation_of_one_line_opens_as_before() -> None:
+    """As versions kept it that had no versions of turns."""
+    turns = [{"role": role, "content": f"the {role}'s {n}"} for n in (1, 2) for role in ("user", "assistant")]
+    with chat_page() as page:
+        page.evaluate("text => localStorage.setItem('localrun.chat.x', text)", json.dumps({"turns": turns}))
+        page.reload()
+        expect(page.locator(".turn .said")).to_have_text([turn["content"] for turn in turns])
+        page.locator(".user").last.get_by_text("Edit").click()
+        ask(page, says("three"))
+        expect(page.locator(".assistant .said").last).to_have_text("three")
+        expect(page.locator("#send")).to_have_text("Send")
+        page.get_by_label("Earlier version").click()
+        expect(page.locator(".turn .said")).to_have_text([turn["content"] for turn in turns])
+
+
 def check_system_prompt_and_sampling() -> None:
     with chat_page() as page:
         page.click("#setup")
