@@ -36,6 +36,9 @@ COMMANDS: dict[str, tuple[str, str]] = {
 """Name to (arguments, what it does), in the order of the help."""
 
 
+THINK_LEVELS: dict[str, bool | str] = {"on": True, "off": False, "low": "low", "medium": "medium", "high": "high"}
+
+
 class Slash(NamedTuple):
     """A command as it was typed; `argument` is the rest of the text."""
 

@@ -14,6 +14,7 @@ import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -29,6 +30,7 @@ from localrun.errors import LocalrunError
 from localrun.snapshot import Snapshot
 from localrun.tui import short_text, slash
 from localrun.tui.answer_progress import Fact
+from localrun.tui.completion import completions
 from localrun.tui.conversation import Conversation
 from localrun.tui.files import Question, attached, edited
 from localrun.tui.history import Message
@@ -38,6 +40,7 @@ from localrun.tui.screens.chat_commands import carry_out
 from localrun.tui.screens.chats import ChatsScreen
 from localrun.tui.session import Session
 from localrun.tui.short_text import fit, line
+from localrun.tui.widgets.completions import Completions
 from localrun.tui.widgets.conversation_view import ConversationView
 from localrun.tui.widgets.messages import AnswerMessage, UserMessage
 from localrun.tui.widgets.prompt import Attachments, Prompt, StatusLine
@@ -71,7 +74,8 @@ class ChatScreen(Screen[None]):
         self._bar = TopBar("chat", session)
         self._conversations = Horizontal(self.view, id="conversations")
         self._attachments = Attachments()
-        self.prompt = Prompt()
+        self._completions = Completions()
+        self.prompt = Prompt(self._completions)
         self._status = StatusLine()
         self._drafts: list[Question] = []
         self._was_answering = False
@@ -82,6 +86,7 @@ class ChatScreen(Screen[None]):
         yield Banner(self.session)
         yield self._conversations
         yield self._attachments
+        yield self._completions
         yield self.prompt
         yield self._status
         yield Footer(show_command_palette=False)
@@ -282,7 +287,17 @@ class ChatScreen(Screen[None]):
 
     @on(Prompt.Changed)
     def _suggest(self) -> None:
-        self._attachments.commands = slash.suggestions(self.prompt.text)
+        if self.prompt.text.startswith("/"):
+            complete = partial(self._complete, self.prompt.text)
+            self.run_worker(complete, name="complete", group="complete", exclusive=True)
+        else:
+            self._completions.show("", ())
+
+    async def _complete(self, text: str) -> None:
+        files = [attached.file.name for attached in self._attachments.files]
+        found = await completions(text, self.session.daemon, self.view.conversation, files)
+        if text == self.prompt.text:
+            self._completions.show(text, found)
 
     @on(Choice.Chosen)
     def _take_clicked(self, event: Choice.Chosen) -> None:

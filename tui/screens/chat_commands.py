@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from localrun.tui.screens.chat import ChatScreen
 
 _NAME_CHARACTERS = 40
-_THINK_LEVELS = {"on": True, "off": False, "low": "low", "medium": "medium", "high": "high"}
 
 
 class _RefusedError(Exception):
@@ -117,10 +116,10 @@ async def _unset(screen: ChatScreen, argument: str) -> str:
 
 
 async def _think(screen: ChatScreen, argument: str) -> str:
-    if argument not in _THINK_LEVELS:
-        raise _RefusedError(f"/think takes one of {', '.join(_THINK_LEVELS)}")
+    if argument not in slash.THINK_LEVELS:
+        raise _RefusedError(f"/think takes one of {', '.join(slash.THINK_LEVELS)}")
     conversation = screen.view.conversation
-    conversation.configure(parameters={**conversation.parameters, "think": _THINK_LEVELS[argument]})
+    conversation.configure(parameters={**conversation.parameters, "think": slash.THINK_LEVELS[argument]})
     return f"Thinking is {argument} from the next answer on."
 
 

@@ -1,9 +1,10 @@
-"""The box that one types into, the line above it (files, commands) and the line below it (the answer's numbers).
+"""The box that one types into, the line above it (files) and the line below it (the answer's numbers).
 
 The box grows with the text, sends on Enter, remembers what was sent.
 
 Enter sends; shift+enter and ctrl+j (which every terminal can tell from Enter) begin a new line. Up in an empty box
-brings back what was sent before, older with each press. Page up and page down scroll the conversation, not the box.
+brings back what was sent before, older with each press. While a command is typed, up and down move in the list of how
+it may go on, and Tab or Enter completes it. Page up and page down scroll the conversation, not the box.
 """
 
 from __future__ import annotations
@@ -22,10 +23,11 @@ from textual.widget import Widget
 from textual.widgets import TextArea
 
 from localrun.attachments import Kind, dropped
-from localrun.tui import short_text, slash
+from localrun.tui import short_text
 from localrun.tui.answer_progress import Fact, fit_facts
 from localrun.tui.media import Attached
 from localrun.tui.short_text import fit
+from localrun.tui.widgets.completions import Completions
 
 
 class Prompt(TextArea):
@@ -60,8 +62,9 @@ class Prompt(TextArea):
     class Left(Message):
         """The focus is wanted for the messages: Tab was pressed in the empty box, or Shift+Tab."""
 
-    def __init__(self) -> None:
+    def __init__(self, completions: Completions) -> None:
         super().__init__(show_line_numbers=False, tab_behavior="focus", compact=True, highlight_cursor_line=False)
+        self._completions = completions
         self._sent: list[str] = []
         self._recalled: int | None = None
 
@@ -78,7 +81,10 @@ class Prompt(TextArea):
         self._set(text)
 
     async def _on_key(self, event: events.Key) -> None:
-        if event.key == "enter":
+        if self._complete(event.key):
+            event.stop()
+            event.prevent_default()
+        elif event.key == "enter":
             event.stop()
             event.prevent_default()
             self.post_message(self.Submitted(self.text.strip()))
@@ -109,16 +115,32 @@ class Prompt(TextArea):
         event.prevent_default()
         self.post_message(self.Dropped(event.text, paths))
 
+    @property
+    def _is_recalled(self) -> bool:
+        """Whether it holds what was sent before, unchanged."""
+        return self._recalled is not None and self.text == self._sent[self._recalled]
+
+    def _complete(self, key: str) -> bool:
+        """False when the key has nothing to do with the list of completions."""
+        if not self._completions.is_for(self.text) or self._is_recalled:
+            return False
+        if key in ("up", "down"):
+            self._completions.move(-1 if key == "up" else 1)
+            return True
+        completed = self._completions.completed(first=key == "tab") if key in ("tab", "enter") else None
+        if completed is not None:
+            self._set(completed)
+        return completed is not None
+
     def _browse(self, step: int) -> bool:
         """Moves through what was sent. False when the key should move the cursor instead."""
-        in_recall = self._recalled is not None and self.text == self._sent[self._recalled]
         if not self.text:
             if step < 0 and self._sent:
                 self._recall(len(self._sent) - 1)
             else:
                 self.post_message(self.Browsed(step))
             return True
-        if not in_recall or self._recalled is None:
+        if not self._is_recalled or self._recalled is None:
             return False
         target = self._recalled + step
         if target >= len(self._sent):
@@ -137,16 +159,14 @@ class Prompt(TextArea):
         self.move_cursor(self.document.end)
 
 
-_MAX_COMMANDS = 6
 _MAX_FILE_LINES = 3
 _NAME_WIDTH = 30
 
 
 class Attachments(Widget):
-    """The files that go with the next question, or the commands that fit what is typed. Takes no room while there is
-    nothing to show. A click on the cross of a file removes it."""
+    """The files that go with the next question. Takes no room while there are none. A click on the cross of a file
+    removes it."""
 
-    commands: reactive[list[str]] = reactive([], layout=True)
     files: reactive[tuple[Attached, ...]] = reactive((), layout=True)
 
     def add(self, *files: Attached) -> None:
@@ -157,20 +177,13 @@ class Attachments(Widget):
         files, self.files = self.files, ()
         return files
 
-    def watch_commands(self) -> None:
-        self.display = bool(self.commands or self.files)
-
     def watch_files(self) -> None:
-        self.display = bool(self.commands or self.files)
+        self.display = bool(self.files)
 
     def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
-        if self.commands:
-            return min(_MAX_COMMANDS, len(self.commands))
         return len(self._file_lines(width))
 
     def render(self) -> Content:
-        if self.commands:
-            return Content("\n").join([_command(name, self.size.width) for name in self.commands[:_MAX_COMMANDS]])
         return Content("\n").join(self._file_lines(self.size.width))
 
     def action_detach(self, index: int) -> None:
@@ -202,14 +215,6 @@ def _chip(attached: Attached, index: int, width: int) -> Content:
         f"[@click=detach({index})]✕[/] [/]",
         mark=mark, name=fit(file.name, min(_NAME_WIDTH, max(8, width - 16))), size=size,
     )  # fmt: skip
-
-
-def _command(name: str, width: int) -> Content:
-    arguments, what = slash.COMMANDS[name]
-    usage = f"/{name} {arguments}".ljust(26)
-    return Content.assemble(
-        Content.styled(usage, "bold $primary"), Content.styled(fit(what, width - 27), "$foreground 70%")
-    )
 
 
 _MARK = "● "

@@ -266,6 +266,38 @@ async def test_commands_are_offered_while_one_types(desk: Any) -> None:
         await desk.until(pilot, lambda: "write this chat" not in desk.seen(desk.app))
 
 
+async def test_a_command_is_completed_and_so_is_what_follows_it(desk: Any, tmp_path: Path) -> None:
+    (tmp_path / "Pictures").mkdir()
+    (tmp_path / "Pictures" / "fox.txt").write_text("red")
+    async with desk.open(SIZE) as pilot:
+        prompt = desk.app.screen.query_one(Prompt)
+
+        async def completed(keys: list[str], expected: str) -> None:
+            await pilot.pause(0.1)
+            await pilot.press(*keys)
+            await desk.until(pilot, lambda: prompt.text == expected)
+            assert prompt.has_focus
+
+        await pilot.press("/")
+        await completed(["up"], "/")
+        await desk.see(pilot, "/quit")  # the last one, beyond what fits
+        await completed(["down", "down", "down", "down", "tab"], "/model ")
+        await completed(["q"], "/model q")
+        await completed(["enter"], "/model qwen3:0.6b")
+        await completed(["enter"], "")
+        await desk.see(pilot, "qwen3:0.6b answers in this chat")
+        await pilot.press(*"/set tem")
+        await completed(["tab"], "/set temperature ")
+        prompt.put(f"/attach {tmp_path}/Pic")
+        await completed(["tab"], f"/attach {tmp_path}/Pictures/")
+        await completed(["tab"], f"/attach {tmp_path}/Pictures/fox.txt")
+        await completed(["enter"], "")
+        await desk.see(pilot, "≡ fox.txt")
+        await pilot.press(*"/think h")
+        await completed(["enter"], "/think high")
+        assert desk.daemon.questions == []
+
+
 async def test_a_long_chat_is_mounted_from_its_end(desk: Any, tmp_path: Path) -> None:
     path = tmp_path / "chats.db"
     history = open_history(path).history
