@@ -14,11 +14,10 @@ import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
-from textual import events, on
+from textual import events, on, work
 from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.containers import Horizontal
@@ -288,12 +287,13 @@ class ChatScreen(Screen[None]):
     @on(Prompt.Changed)
     def _suggest(self) -> None:
         if self.prompt.text.startswith("/"):
-            complete = partial(self._complete, self.prompt.text)
-            self.run_worker(complete, name="complete", group="complete", exclusive=True)
+            self._complete()
         else:
             self._completions.show("", ())
 
-    async def _complete(self, text: str) -> None:
+    @work(group="complete", exclusive=True)
+    async def _complete(self) -> None:
+        text = self.prompt.text
         files = [attached.file.name for attached in self._attachments.files]
         found = await completions(text, self.session.daemon, self.view.conversation, files)
         if text == self.prompt.text:
