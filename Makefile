@@ -6,9 +6,14 @@ BIN := $(VENV)/bin
 RUN_STAMP := $(VENV)/.installed
 STAMP := $(VENV)/.installed-dev
 WHEELS ?= $(LOCALRUN_WHEELS)
-# Without compiling all modules ahead: those that are used compile when they are first imported.
-PIP_INSTALL := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check \
-	--constraint packaging/constraints.txt
+# Nothing is fetched for an environment that has all of it, so that it works offline. Without compiling all modules
+# ahead: those that are used compile when they are first imported.
+define INSTALL
+	@$(BIN)/python packaging/is_installed.py $(1) || { echo "installing $(2), about a minute"; \
+	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check \
+	--constraint packaging/constraints.txt --editable '.$(if $(1),[$(1)])'; }
+	@touch $@
+endef
 
 .PHONY: run test test-fast test-deep test-clients test-real soak lint types smoke generate constraints bench native-wheel gpu-check clean
 
@@ -16,6 +21,7 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-v
 run: $(RUN_STAMP)
 	@if [ -t 0 ] && [ -t 1 ]; then $(BIN)/localrun; \
 	else $(BIN)/localrun run tiny "Tell me a story about a fox." --verbose </dev/null; fi
+	@$(BIN)/localrun dev next
 
 # Three processes share the files of tests between them: on two cores one more than cores, because tests wait a lot.
 PYTEST := $(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
@@ -64,12 +70,10 @@ $(RUN_STAMP): pyproject.toml packaging/constraints.txt $(wildcard localrun/nativ
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "localrun needs Python 3.11 or newer")'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(PYTHON) -m localrun.native_build install --python $(BIN)/python $(if $(WHEELS),--wheels '$(WHEELS)')
-	$(PIP_INSTALL) --editable .
-	@touch $@
+	$(call INSTALL,,the Python packages)
 
 $(STAMP): $(RUN_STAMP)
-	$(PIP_INSTALL) --editable '.[dev]'
-	@touch $@
+	$(call INSTALL,dev,what the tests need)
 
 # The wheel, installed as a user would, in an environment of its own.
 smoke:

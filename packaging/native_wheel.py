@@ -130,7 +130,8 @@ def make(out: Path, source: Path | None, machine: Machine) -> Path:
             tell("the compiler makes AMX code that crashes: the module with AMX is left out")
             leave_out_amx(unpacked)
         environ = plan.environment(machine.environ, write_hook(plan, work))
-        made = compile_wheel(environ, work / "made", python, str(unpacked))
+        log = Path(tempfile.gettempdir(), "localrun-wheel.log")
+        made = compile_wheel(environ, work / "made", python, str(unpacked), log=log)
         libraries = extract(made, work / "libraries")
         modules = sorted(path.name for path in libraries if path.name.startswith("libggml-cpu-"))
         if not modules or not any(path.name == MEDIA_LIBRARY for path in libraries):

@@ -217,7 +217,9 @@ class FakePip:
         self.n_built = 0
         self.lock = threading.Lock()
 
-    def __call__(self, environ: dict[str, str], folder: Path, python: Sequence[str], source: str = "") -> Path:
+    def __call__(
+        self, environ: dict[str, str], folder: Path, python: Sequence[str], source: str = "", *, log: Path
+    ) -> Path:
         with self.lock:
             self.n_built += 1
             content = str(self.n_built)
@@ -365,7 +367,7 @@ def test_a_ready_wheel_comes_first_and_compiling_after_it(
         install(here, "", str(shelf), environment, force=False)
     damaged.unlink()
     assert pip.n_built == 1
-    made = pip({}, tmp_path, [])
+    made = pip({}, tmp_path, [], log=tmp_path)
     record = json.dumps({"portable": True, "backend": "cpu", "key": "x"}).encode()
     wheels.rewrite_wheel(made, shelf, keep=wheels.is_needed, add={RECORD: record})
     install(here, "", str(shelf), environment, force=False)

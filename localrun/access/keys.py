@@ -330,6 +330,12 @@ def local_key(state: Path, port: int) -> str:
         return ""
 
 
+def local_ports(state: Path) -> list[int]:
+    """The ports of daemons with a local key; one that was killed has left it behind."""
+    ports = (path.name.rpartition("-")[2] for path in state.glob(local_key_path(Path(), 0).name.replace("0", "*")))
+    return sorted(int(port) for port in ports if port.isdecimal())
+
+
 # --- what people write ---
 
 _UNITS_S = {"s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from localrun.client import Client
 
 IDLE_EXIT_S = 1800
+LIFE = f"stops after {IDLE_EXIT_S // 60} min without requests"
 START_TIMEOUT_S = 60.0
 PROBE_TIMEOUT_S = 5.0
 ANNOUNCED_S = 2.0
@@ -175,9 +176,9 @@ def ask(url: str, question: Callable[[Client], Awaitable[T]]) -> T:
     return asyncio.run(answer())
 
 
-def ensure_daemon(settings: config.Settings) -> str:
-    """The base URL of a daemon that answers, started first if there is none on this machine. Waits for one that is
-    shutting down.
+def ensure_daemon(settings: config.Settings, *, quietly: bool = False) -> str:
+    """The base URL of a daemon that answers, started first if there is none on this machine, which stderr then says.
+    Waits for one that is shutting down.
 
     Raises PortBusy when something else answers there, and DaemonUnreachable, with the end of the log, when a daemon
     does not come up.
@@ -191,7 +192,9 @@ def ensure_daemon(settings: config.Settings) -> str:
             if daemon_version(settings) is None:
                 with _starting():
                     if daemon_version(settings) is None:
-                        _start(settings, url)
+                        is_own = _start(settings)
+                        if is_own and not quietly:
+                            print(f"started the daemon at {url} ({LIFE}){_others(settings)}", file=sys.stderr)
             return url
         except errors.Unavailable:
             if time.monotonic() > deadline_s:
@@ -201,7 +204,7 @@ def ensure_daemon(settings: config.Settings) -> str:
 
 def starter(settings: config.Settings) -> Callable[[], object] | None:
     """What starts a daemon where none answers; None for another machine's."""
-    return None if endpoint(settings).is_remote else lambda: ensure_daemon(settings)
+    return None if endpoint(settings).is_remote else lambda: ensure_daemon(settings, quietly=True)
 
 
 def require_daemon(settings: config.Settings) -> str:
@@ -338,10 +341,9 @@ def _starting() -> Iterator[None]:
         ) from None
 
 
-def _start(settings: config.Settings, url: str) -> None:
+def _start(settings: config.Settings) -> bool:
+    """Whether it is this one that runs now, and not one that somebody else started meanwhile."""
     log_path = _fresh_log(settings)
-    if sys.stderr.isatty():
-        print(f"starting a daemon at {url}, log in {log_path}", file=sys.stderr)
     # -P: the folder that the user happens to be in must not be a place to import from.
     command = [sys.executable, "-P", "-m", "localrun", "serve", "--host", settings.host, "--port", str(settings.port)]
     command += ["--idle-exit", str(IDLE_EXIT_S)]
@@ -352,7 +354,7 @@ def _start(settings: config.Settings, url: str) -> None:
         status = child.poll()
         try:
             if daemon_version(settings) is not None:
-                return
+                return status is None
         except errors.PortBusy:
             if status is not None:
                 raise
@@ -363,6 +365,15 @@ def _start(settings: config.Settings, url: str) -> None:
             child.kill()
             raise errors.DaemonUnreachable(f"the daemon did not start in {START_TIMEOUT_S:g} s{_log_tail(log_path)}")
         time.sleep(POLL_INTERVAL_S)
+
+
+def _others(settings: config.Settings) -> str:
+    """Says where else a daemon of this data folder runs: a wrong port is easily given."""
+    from localrun.access.keys import local_ports
+
+    at_ports = [msgspec.structs.replace(settings, port=port) for port in local_ports(config.folders().state)]
+    running = [str(at.port) for at in at_ports if at.port != settings.port and version_if_any(at) is not None]
+    return f"; another one with the same data runs at port {' and '.join(running)}" if running else ""
 
 
 def _detached() -> dict[str, Any]:

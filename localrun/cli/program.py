@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import click
 
 from localrun import __version__, config, errors, ollama_environment
 from localrun.cli import exits
-from localrun.cli.daemon import daemon_version, given_flags, version_if_any, with_settings
-from localrun.cli.text import print_json, visible
+from localrun.cli.daemon import LIFE, base_url, daemon_version, given_flags, version_if_any, with_settings
+from localrun.cli.text import columns, print_json, visible, wrapped
 from localrun.config import Settings
 
 
@@ -69,6 +70,21 @@ def synth(shape: str, type_name: str, out: Path, seed: int) -> None:
     except errors.BadRequest as error:
         raise click.UsageError(error.message) from None
     print(f"wrote {out} ({out.stat().st_size} bytes)")
+
+
+@dev_command.command("next")
+@with_settings
+def next_steps(settings: Settings) -> None:
+    """Say what runs now, and what to do next: the last words of `make run`."""
+    url = base_url(settings)
+    program = sys.argv[0] + ("" if settings.port == config.DEFAULT_PORT else f" --port {settings.port}")
+    steps = [(f"{url}/", "the chat page, in a browser"), (program, "the chat in the terminal")]
+    steps.append((f"{program} search", "models that you can pull"))
+    print()
+    if version_if_any(settings) is not None:
+        print(wrapped(f"A daemon runs in the background at {url}. One that a command started {LIFE}."))
+        steps.append((f"{program} stop --daemon", "stop it now"))
+    print(columns(("Next:", ""), [(f"  {what}", text) for what, text in steps]))
 
 
 # --- doctor ---

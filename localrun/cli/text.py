@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import shutil
 import sys
+import textwrap
 from collections.abc import Sequence
 from datetime import datetime, timedelta
+from typing import TextIO
 
 _UNITS = ("B", "KB", "MB", "GB", "TB")
 _KEPT = "\n\t"
@@ -60,6 +62,22 @@ def terminal_columns() -> int:
 
 def _shortened(cell: str, n_most: int | None) -> str:
     return cell if n_most is None or len(cell) <= n_most else cell[: n_most - 1] + "…"
+
+
+def wrapped(text: str, *, indent: int = 0, stream: TextIO | None = None) -> str:
+    """Prose in lines that fit the terminal, if the stream (else stdout) is one; all but the first are indented. Words
+    stay whole, so that paths can be copied."""
+    if not (stream or sys.stdout).isatty():
+        return text
+    wrapper = textwrap.TextWrapper(
+        max(20, shutil.get_terminal_size().columns - 1),
+        subsequent_indent=" " * indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+        replace_whitespace=False,
+        drop_whitespace=True,
+    )
+    return "\n".join("\n".join(wrapper.wrap(line)) for line in text.split("\n"))
 
 
 def size(n_bytes: float) -> str:

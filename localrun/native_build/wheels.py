@@ -26,6 +26,7 @@ from pathlib import Path
 
 from localrun.native_build.machine import Machine, run
 from localrun.native_build.plan import VERSION, Plan, make_plan
+from localrun.native_build.progress import reasons, run_with_progress
 
 PACKAGE = "llama-cpp-python"
 # Lies in the wheels that are made here, and says what they were made of.
@@ -127,7 +128,8 @@ def keep_newest(folder: Path, n_kept: int = N_KEPT_WHEELS) -> None:
     whole = sorted(((age, entry) for age, entry in ages if entry.is_dir() and not entry.name.startswith(".")))
     for _, entry in whole[: max(0, len(whole) - n_kept)]:
         shutil.rmtree(entry, ignore_errors=True)
-        (folder / f"{entry.name}.lock").unlink(missing_ok=True)
+        for suffix in ("lock", "log"):
+            (folder / f"{entry.name}.{suffix}").unlink(missing_ok=True)
     for age, entry in ages:
         # A build that was killed; a living one is not a day old.
         if entry.name.startswith(".") and time.time() - age > 24 * 3600:
@@ -151,7 +153,8 @@ def compiled_wheel(plan: Plan, machine: Machine, python: str, *, anew: bool = Fa
             work = Path(work_name)
             whole = work / "whole"
             whole.mkdir()
-            made = compile_wheel(plan.environment(machine.environ, write_hook(plan, work)), work, builder(python, work))
+            environ = plan.environment(machine.environ, write_hook(plan, work))
+            made = compile_wheel(environ, work, builder(python, work), log=folder / f"{key}.log")
             add = {RECORD: json.dumps(record, indent=1, sort_keys=True).encode()}
             wheel = rewrite_wheel(made, whole, keep=is_needed, add=add)
             target = folder / key
@@ -169,15 +172,21 @@ def write_hook(plan: Plan, folder: Path) -> Path:
     return path
 
 
-def compile_wheel(environ: Mapping[str, str], folder: Path, python: Sequence[str], source: str = "") -> Path:
-    """Let pip build the wheel into the folder. Its own cache stays out of it: that one knows neither flags nor CPUs."""
-    tell(f'compiling llama.cpp, about four minutes on two cores: CMAKE_ARGS="{environ.get("CMAKE_ARGS", "")}"')
-    command = [*python, "-m", "pip", "wheel", "--no-deps", "--no-cache-dir", "--no-binary", PACKAGE]
+def compile_wheel(
+    environ: Mapping[str, str], folder: Path, python: Sequence[str], source: str = "", *, log: Path
+) -> Path:
+    """Let pip build the wheel into the folder. Its own cache stays out of it: that one knows neither flags nor CPUs.
+    The log stays where this fails. Raises BuildError."""
+    tell(f"compiling llama.cpp, about four minutes on two cores; the output goes to {log}")
+    command = [*python, "-m", "pip", "--verbose", "wheel", "--no-deps", "--no-cache-dir", "--no-binary", PACKAGE]
     command += ["--wheel-dir", str(folder), source or f"{PACKAGE}=={VERSION}"]
     started_s = time.monotonic()
-    if subprocess.run(command, env=dict(environ), stdout=sys.stderr, check=False).returncode:
-        raise BuildError("llama.cpp did not compile; pip's lines above say why. Without compiling: --wheels WHERE")
+    if run_with_progress(command, environ, log):
+        for line in reasons(log):
+            print(f"  {line}", file=sys.stderr)
+        raise BuildError(f"llama.cpp did not compile; all that was said is in {log}. Without compiling: --wheels WHERE")
     tell(f"compiled in {time.monotonic() - started_s:.0f} s")
+    log.unlink()
     return next(folder.glob("*.whl"))
 
 
@@ -209,8 +218,11 @@ def check_where(where: str) -> None:
 
 
 def wheel_from(where: str, python: str) -> bool:
-    """Install the ready wheel from a folder or an index; False when there is none for this system."""
+    """Install the ready wheel from a folder or an index, or from those that pip is configured for when it is empty;
+    False when there is none for this system."""
     command = ["--only-binary", PACKAGE, f"{PACKAGE}=={VERSION}"]
+    if not where:
+        return pip_install(python, *command) == 0
     if "://" in where:
         return pip_install(python, "--no-cache-dir", "--index-url", where, *command) == 0
     return pip_install(python, "--no-index", "--find-links", where, *command) == 0
@@ -270,7 +282,18 @@ def install(machine: Machine, backend: str, wheels: str, python: str, *, force: 
         tell(note)
     if is_version and not plan.problems and there.get("key") == plan.record(machine.environ)["key"]:
         return tell("llama.cpp is installed already, compiled for this processor and with these flags")
-    wheel = compiled_wheel(plan, machine, python, anew=force)
+    try:
+        wheel = compiled_wheel(plan, machine, python, anew=force)
+    except BuildError as error:
+        # Made by others, so for any processor: slower, but better than none.
+        if "cpu" not in suits or force or there.get("key"):
+            raise
+        if is_version:
+            return tell(f"{error}; keeping the llama.cpp that is installed, which was compiled elsewhere")
+        tell(f"{error}; looking for a wheel that pip can fetch")
+        if not wheel_from("", python):
+            raise
+        return tell("installed the wheel that pip found; it was compiled elsewhere, and may be slower here")
     if pip_install(python, "--no-index", str(wheel)):
         raise BuildError(f"{wheel} could not be installed into {python}; see above")
     return tell("installed llama.cpp as compiled here")

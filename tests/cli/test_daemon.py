@@ -16,6 +16,7 @@ import pytest
 from localrun import __version__, config, errors
 from localrun.cli import exits
 from localrun.cli.daemon import daemon_version, ensure_daemon, for_daemon, parted, require_daemon, wait_until_gone
+from tests.says import says
 
 
 def _free_port() -> int:
@@ -160,6 +161,19 @@ def test_commands_that_come_at_once_share_one_daemon(program, environment, port,
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no permission bits")
+def test_a_daemon_that_a_command_starts_is_named_and_so_is_another_one_with_the_same_data(program, port):
+    life = "(stops after 30 min without requests)"
+    assert program("list", port=port).stderr == f"started the daemon at http://127.0.0.1:{port} {life}\n"
+    assert program("list", port=port).stderr == ""
+    other = _free_port()
+    said = program("list", port=other).stderr
+    assert said.endswith(f"at http://127.0.0.1:{other} {life}; another one with the same data runs at port {port}\n")
+    closing = program("dev", "next", port=other).stdout
+    assert says(closing, "daemon runs", other, "Next:", f"http://127.0.0.1:{other}/", "browser", "stop --daemon")
+    program("stop", "--daemon", port=other)
+    assert "daemon" not in program("dev", "next", port=other).stdout
+
+
 def test_the_log_is_for_the_user_alone(program, port, environment):
     assert program("list", port=port).returncode == exits.OK
     log = Path(environment["LOCALRUN_HOME"]) / "state" / f"daemon-{port}.log"
