@@ -15,7 +15,7 @@ define INSTALL
 	@touch $@
 endef
 
-.PHONY: run test test-fast test-deep test-clients test-real soak lint types smoke generate constraints bench native-wheel gpu-check clean
+.PHONY: run test duration test-fast test-deep test-clients test-real soak lint types smoke generate constraints bench native-wheel gpu-check clean
 
 # A terminal gets the TUI; without one, a prompt goes through the daemon and the reply is printed with its rate.
 run: $(RUN_STAMP)
@@ -28,8 +28,11 @@ PYTEST := $(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscop
 # Tests start hundreds of interpreters, which would each compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-test: $(STAMP) lint types
+test: duration $(STAMP) lint types
 	$(PYTEST)
+
+duration:
+	@echo "ruff, mypy and some 10,000 tests: about half an hour on two cores; make test-fast leaves out the slow ones"
 
 test-fast: $(STAMP) lint types
 	$(PYTEST) -m "not slow"
