@@ -87,7 +87,8 @@ ALLOWED = {
 ALLOWED_LAZILY = {
     "localrun.cli": (
         "localrun.doctor",
-        "localrun.models.storage.hub_cache",
+        "localrun.models.catalog",
+        "localrun.models.storage",
         "localrun.models.synthesis.synthesize",
         "localrun.server.app",
         "localrun.service",

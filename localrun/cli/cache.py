@@ -13,6 +13,7 @@ import click
 
 from localrun import config, errors, kv_folders
 from localrun.cli.daemon import ask, base_url, daemon_version, for_daemon, with_settings
+from localrun.cli.names import complete_here
 from localrun.cli.text import ago, columns, print_json, size
 from localrun.config import Settings
 from localrun.kv_folders import ModelFolder
@@ -40,7 +41,7 @@ def cache_command(context: click.Context, as_json: bool, settings: Settings) -> 
 
 
 @cache_command.command("clear")
-@click.argument("model", required=False)
+@click.argument("model", required=False, shell_complete=complete_here)
 @click.option("--ram", is_flag=True, help="Clear only memory.")
 @click.option("--disk", is_flag=True, help="Clear only the disk; what is still in memory is written again.")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")

@@ -58,7 +58,13 @@ def with_settings(function: Callable[..., T]) -> Callable[..., T]:
     @click.option("--port", type=int, help="Port of the daemon (LOCALRUN_PORT).")
     @functools.wraps(function)
     def with_connection(*arguments: Any, host: str | None, port: int | None, **options: Any) -> T:
-        return function(*arguments, settings=load_settings({"host": host, "port": port}), **options)
+        settings = load_settings({"host": host, "port": port})
+        try:
+            return function(*arguments, settings=settings, **options)
+        except errors.ModelNotFound as error:
+            from localrun.cli.names import explained
+
+            raise explained(error, settings) from None
 
     return with_connection
 

@@ -17,6 +17,7 @@ import click
 
 from localrun.cli.cards import adapter_card, fit_card, model_card
 from localrun.cli.daemon import ask, ensure_daemon, for_daemon, with_settings
+from localrun.cli.names import complete_here
 from localrun.cli.text import ago, for_stdout, size, table, visible
 from localrun.client import Client
 from localrun.config import Settings
@@ -80,11 +81,12 @@ def _adapter_cells(row: dict[str, Any], now: datetime) -> tuple[str, ...]:
 
 
 @click.command("show")
-@click.argument("model")
+@click.argument("model", shell_complete=complete_here)
 @click.option("--template", is_flag=True, help="Print only the chat template.")
 @click.option("--modelfile", is_flag=True, help="Print a Modelfile that creates the same model.")
 @click.option("--fit", "as_fit", is_flag=True, help="Show how MODEL would be loaded here and how much memory it needs.")
-@click.option("--draft", metavar="MODEL", help="With --fit: what it would be with this draft model instead of its own.")
+@click.option("--draft", metavar="MODEL", shell_complete=complete_here,
+              help="With --fit: what it would be with this draft model instead of its own.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object, as from the daemon's /api/show.")
 @with_settings
 def show_command(
@@ -115,7 +117,7 @@ def show_command(
 
 
 @click.command("cp")
-@click.argument("source")
+@click.argument("source", shell_complete=complete_here)
 @click.argument("destination")
 @with_settings
 def cp_command(source: str, destination: str, settings: Settings) -> None:
@@ -128,7 +130,7 @@ def cp_command(source: str, destination: str, settings: Settings) -> None:
 
 
 @click.command("rm")
-@click.argument("models", nargs=-1, required=True, metavar="MODEL...")
+@click.argument("models", nargs=-1, required=True, metavar="MODEL...", shell_complete=complete_here)
 @with_settings
 def rm_command(models: tuple[str, ...], settings: Settings) -> None:
     """Remove each MODEL: its name, and the files that nothing else uses. A loaded model is unloaded first."""
@@ -170,7 +172,9 @@ def gc_command(is_all: bool, settings: Settings) -> None:
 @click.command("create")
 @click.argument("model")
 @click.option("-f", "--file", "path", type=click.Path(path_type=Path), help="The Modelfile; - reads stdin.")
-@click.option("--from", "base", help="Instead of a Modelfile: the model or GGUF file to start from.")
+@click.option(
+    "--from", "base", shell_complete=complete_here, help="Instead of a Modelfile: the model or GGUF file to start from."
+)
 @click.option("-q", "--quantize", metavar="TYPE",
               help="Quantize the weights to TYPE, such as q4_K_M or q8_0 (from F16, BF16 or F32).")  # fmt: skip
 @with_settings

@@ -45,6 +45,9 @@ def completion_command(context: click.Context, shell: str) -> None:
     completion = get_completion_class(shell)
     assert completion is not None
     click.echo(completion(context.find_root().command, {}, "localrun", "_LOCALRUN_COMPLETE").source())
+    if shell == "bash":
+        # A name such as qwen3:4b is one word; for bash it would be three.
+        click.echo('COMP_WORDBREAKS="${COMP_WORDBREAKS//:}"')
 
 
 @click.group("dev")

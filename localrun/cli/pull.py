@@ -16,6 +16,7 @@ from typing import Any
 import click
 
 from localrun.cli.daemon import ask, ensure_daemon, for_daemon, with_settings
+from localrun.cli.names import complete_catalog
 from localrun.cli.text import ago, columns, duration, for_stdout, size, visible
 from localrun.client import Client, PullPiece
 from localrun.config import Settings
@@ -31,7 +32,7 @@ _HUB_HEADER = ("REPOSITORY", "DOWNLOADS", "LIKES", "UPDATED", "LICENCE", "")
 
 
 @click.command("pull")
-@click.argument("model")
+@click.argument("model", shell_complete=complete_catalog)
 @click.option("--insecure", is_flag=True, help="Allow plain HTTP to a registry on another machine.")
 @click.option(
     "--projector",

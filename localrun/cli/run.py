@@ -19,6 +19,7 @@ from localrun.attachments import Attachment
 from localrun.cli import answer as answers
 from localrun.cli.answer import Answer, Stats
 from localrun.cli.daemon import ensure_daemon, for_daemon, with_settings
+from localrun.cli.names import complete_here
 from localrun.cli.pull import pull_missing
 from localrun.cli.repl import Question, Session, converse, message_of, parse_options
 from localrun.cli.tools import TerminalTools, answer_in_rounds, terminal_tools
@@ -37,7 +38,7 @@ class _Run(click.Command):
 
 
 @click.command("run", cls=_Run)
-@click.argument("model")
+@click.argument("model", shell_complete=complete_here)
 @click.argument("words", nargs=-1, metavar="[PROMPT] [FILE]...")
 @click.option("--system", default="", metavar="TEXT", help="System message.")
 @click.option(

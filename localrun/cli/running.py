@@ -22,6 +22,7 @@ from localrun.cli.daemon import (
     wait_until_gone,
     with_settings,
 )
+from localrun.cli.names import complete_here
 from localrun.cli.text import columns, duration, one_line, print_json, size, table, visible
 from localrun.client import Client
 from localrun.config import Settings
@@ -202,7 +203,7 @@ def _print_line(line: LogLine) -> None:
 
 
 @click.command("stop")
-@click.argument("model", required=False)
+@click.argument("model", required=False, shell_complete=complete_here)
 @click.option("--daemon", is_flag=True, help="Stop the daemon instead of unloading a model.")
 @with_settings
 def stop_command(model: str | None, daemon: bool, settings: Settings) -> None:

@@ -12,6 +12,7 @@ import pytest
 from localrun.cli import exits
 from localrun.models.synthesis.synthesize import synthesize
 from tests.daemon import Daemon, running_daemon
+from tests.says import says
 
 
 def test_columns(localrun, daemon):
@@ -47,7 +48,7 @@ def test_show_as_json(localrun, daemon):
 def test_a_model_that_does_not_exist(localrun, daemon):
     ended = localrun("show", "missing", port=daemon.port)
     assert ended.returncode == exits.MODEL_NOT_FOUND
-    assert ended.stderr == "error: model 'missing' not found\n"
+    assert says(ended.stderr, "error: model 'missing' not found", "`localrun search missing`")
 
 
 def test_a_file_is_named_by_its_whole_path(localrun, daemon, tmp_path: Path):

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from localrun.cli import exits
+from tests.says import says
 
 
 def _sent(daemon) -> dict:
@@ -76,7 +77,8 @@ def test_control_characters_reach_a_pipe_untouched(localrun, daemon):
 
 def test_an_unknown_model_has_its_own_code(localrun, daemon):
     ended = localrun("run", "missing", "hi", port=daemon.port)
-    assert (ended.returncode, ended.stderr) == (exits.MODEL_NOT_FOUND, "error: model 'missing' not found\n")
+    assert (ended.returncode, ended.stdout) == (exits.MODEL_NOT_FOUND, "")
+    assert says(ended.stderr, "error: model 'missing' not found", "`localrun search missing`")
     assert localrun("run", "missing", "hi", "--json", port=daemon.port).returncode == exits.MODEL_NOT_FOUND
 
 

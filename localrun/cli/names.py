@@ -1,0 +1,101 @@
+"""Names of models: those that a shell completes, and the one that a mistyped name is close to.
+
+Does not: start a daemon. The shell's are read from the folders, so that they are there without one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import os
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+import click
+
+from localrun import errors
+from localrun.cli.daemon import ask, base_url, endpoint, load_settings
+from localrun.config import Settings, folders, model_dirs, models_folder
+
+_NOT_FOUND = re.compile(r"model '(.+?)' not found")
+# A prefix that is shorter says little of what was meant.
+_PREFIX = 3
+# What these do can only be done to a model that is here.
+_ONLY_HERE = frozenset({"cp", "rm", "stop", "push", "clear"})
+
+
+def complete_here(context: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
+    """The models of this machine, for a shell; none for a daemon on another one."""
+    names: list[str] = []
+    with contextlib.suppress(Exception):  # a message in the middle of a command line would help nobody
+        settings = load_settings({name: context.params.get(name) for name in ("host", "port")})
+        if not endpoint(settings).is_remote:
+            names = _stored(settings)
+    return [name for name in names if name.startswith(incomplete)]
+
+
+def complete_catalog(_: click.Context, __: click.Parameter, incomplete: str) -> list[str]:
+    """The models that can be pulled by a short name, for a shell."""
+    from localrun.models import catalog
+
+    return [entry.name for entry in catalog.entries() if entry.name.startswith(incomplete)]
+
+
+def _stored(settings: Settings) -> list[str]:
+    from localrun.models.storage import other_programs
+    from localrun.models.storage.store import Store
+
+    others = other_programs.found(folders().cache)
+    store = Store(models_folder(settings), model_dirs=model_dirs(settings), others=others)
+    return [str(model.name) for model in store.list()]
+
+
+def explained(error: errors.ModelNotFound, settings: Settings) -> errors.LocalrunError:
+    """The error with a way out: a name that is close to this one, or how to look for it."""
+    found = _NOT_FOUND.match(error.message)
+    if found is None:
+        return error
+    name = found[1]
+    if os.path.isabs(name):
+        return error if Path(name).exists() else _not_found(f"there is no file {name}")
+    context = click.get_current_context(silent=True)
+    only_here = context is not None and context.info_name in _ONLY_HERE
+    alike, is_here = _alike(name, settings, only_here=only_here)
+    if not alike and only_here:
+        return error
+    if not alike:
+        search = f"`localrun list` shows what is here, and `localrun search {name}` looks for it elsewhere"
+        return _not_found(f"model '{name}' not found; {search}")
+    pull = "" if is_here else f" `localrun pull {alike}` downloads it"
+    return _not_found(f"model '{name}' not found; did you mean '{alike}'?{pull}")
+
+
+def _not_found(message: str) -> errors.LocalrunError:
+    return errors.by_code(errors.ModelNotFound.code, message)
+
+
+def _alike(name: str, settings: Settings, *, only_here: bool) -> tuple[str, bool]:
+    """The name that is meant, and whether that model is here."""
+    with contextlib.suppress(errors.LocalrunError):
+        store = ask(base_url(settings), lambda client: client.store())
+        here = [row["name"] for row in [*store["models"], *store.get("adapters", ())]]
+        if found := closest(name, here):
+            return found, True
+        if not only_here:
+            entries = ask(base_url(settings), lambda client: client.catalog())
+            return closest(name, [entry["name"] for entry in entries]), False
+    return "", False
+
+
+def closest(name: str, names: Iterable[str]) -> str:
+    """The first name that begins with this one, else the one that is most alike, with or without its tag; or none."""
+    known: dict[str, str] = {}
+    for each in names:
+        known.setdefault(each.lower(), each)
+        known.setdefault(each.lower().partition(":")[0], each)
+    wanted = name.lower()
+    begun = [each for each in known if len(wanted) >= _PREFIX and each.startswith(wanted)]
+    # Two letters of four that were exchanged are half of the name.
+    alike = begun or difflib.get_close_matches(wanted, known, n=1, cutoff=0.5 if len(wanted) < 6 else 0.6)
+    return known[alike[0]] if alike else ""
