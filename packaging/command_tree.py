@@ -18,7 +18,8 @@ _BELL = "\b"
 
 @dataclass(frozen=True)
 class Entry:
-    """One command: its words, such as `localrun cache clear`, how it is used, its text, and its options' lines."""
+    """One command: its words, such as `localrun cache clear`, how it is used, its text and examples, and its options'
+    lines."""
 
     path: str
     usage: str
@@ -34,7 +35,10 @@ def entries() -> Iterator[Entry]:
 def _below(command: click.Command, context: click.Context) -> Iterator[Entry]:
     records = [record for param in command.get_params(context) if (record := param.get_help_record(context))]
     usage = " ".join([context.command_path, *command.collect_usage_pieces(context)])
-    yield Entry(context.command_path, usage, tuple(_paragraphs(command.help or "")), tuple(records))
+    paragraphs = [*_paragraphs(command.help or "")]
+    if context.parent is not None and command.epilog:
+        paragraphs += _paragraphs(command.epilog)
+    yield Entry(context.command_path, usage, tuple(paragraphs), tuple(records))
     if isinstance(command, click.Group):
         for name in command.list_commands(context):
             part = command.get_command(context, name)

@@ -16,37 +16,54 @@ import click
 
 from localrun import __version__, errors
 from localrun.cli import exits
+from localrun.cli.examples import epilog
 from localrun.cli.text import visible
 
-# Name to module and one line of help. The module has a click command `NAME_command`.
-COMMANDS: dict[str, tuple[str, str]] = {
-    "run": ("run", "Chat with a model, or send it one prompt."),
-    "batch": ("batch", "Compute a file of requests beside other work."),
-    "pull": ("pull", "Download a model, or resume a download."),
-    "search": ("pull", "Find models to pull."),
-    "list": ("models", "List the models that can be run."),
-    "ps": ("running", "List the loaded models."),
-    "top": ("running", "Watch requests, engines and the machine live."),
-    "logs": ("running", "Show the daemon's log."),
-    "show": ("models", "Show information about a model."),
-    "create": ("models", "Create a model from another one or from a file."),
-    "cp": ("models", "Give a model a second name."),
-    "rm": ("models", "Remove models."),
-    "push": ("models", "Explain how to share a model."),
-    "gc": ("models", "Delete files that no model needs."),
-    "cache": ("cache", "Show or clear the prompt cache."),
-    "stop": ("running", "Unload a model, or stop the daemon."),
-    "key": ("key", "Make and revoke API keys."),
-    "usage": ("key", "Show what keys used."),
-    "hosts": ("hosts", "Find other machines, and trust their certificates."),
-    "serve": ("serve", "Run the daemon in the foreground."),
-    "service": ("serve", "Start the daemon with your session."),
-    "doctor": ("program", "Check this machine, the build and the files."),
-    "completion": ("program", "Print a shell completion script."),
-    "bench": ("bench", "Measure the speed of this or another server."),
-    "dev": ("program", "Tools for developing localrun."),
-    "version": ("program", "Print the versions of this program and of the daemon."),
+# By group: name to module and one line of help. The module has a click command `NAME_command`. Help does not list those
+# without a group.
+GROUPS: dict[str, dict[str, tuple[str, str]]] = {
+    "Chat": {
+        "run": ("run", "Chat with a model, or send it one prompt."),
+        "batch": ("batch", "Compute a file of requests beside other work."),
+    },
+    "Models": {
+        "search": ("pull", "Find models to pull."),
+        "pull": ("pull", "Download a model, or resume a download."),
+        "list": ("models", "List the models that can be run."),
+        "show": ("models", "Show information about a model."),
+        "create": ("models", "Create a model from another one or from a file."),
+        "cp": ("models", "Give a model a second name."),
+        "rm": ("models", "Remove models."),
+        "gc": ("models", "Delete files that no model needs."),
+    },
+    "Daemon": {
+        "ps": ("running", "List the loaded models."),
+        "stop": ("running", "Unload a model, or stop the daemon."),
+        "logs": ("running", "Show the daemon's log."),
+        "cache": ("cache", "Show or clear the prompt cache."),
+        "serve": ("serve", "Run the daemon in the foreground."),
+        "service": ("serve", "Start the daemon with your session."),
+    },
+    "Measure": {
+        "top": ("running", "Watch requests, engines and the machine live."),
+        "bench": ("bench", "Measure the speed of this or another server."),
+        "usage": ("key", "Show how much was used."),
+    },
+    "Share": {
+        "key": ("key", "Make and revoke API keys."),
+        "hosts": ("hosts", "Find other machines, and trust their certificates."),
+    },
+    "This program": {
+        "doctor": ("program", "Check this machine, the build and the files."),
+        "completion": ("program", "Print a shell completion script."),
+        "version": ("program", "Print the versions of this program and of the daemon."),
+    },
+    "": {
+        "push": ("models", "Explain how to share a model."),
+        "dev": ("program", "Tools for developing localrun."),
+    },
 }
+COMMANDS = {name: said for group in GROUPS.values() for name, said in group.items()}
 
 # As other programs call them.
 ALIASES = {
@@ -60,7 +77,7 @@ ALIASES = {
     "log": "logs",
 }
 
-_EPILOG = "\b\nExit codes:\n" + "\n".join(f"  {code:<5}{meaning}" for code, meaning in exits.MEANINGS.items())
+_EXIT_CODES = "\b\nExit codes:\n" + "\n".join(f"  {code:<5}{meaning}" for code, meaning in exits.MEANINGS.items())
 
 
 class _TableGroup(click.Group):
@@ -76,6 +93,8 @@ class _TableGroup(click.Group):
         module = importlib.import_module(f"localrun.cli.{COMMANDS[cmd_name][0]}")
         command = getattr(module, f"{cmd_name}_command")
         assert isinstance(command, click.Command)
+        command.hidden = cmd_name in GROUPS[""]
+        command.epilog = epilog(cmd_name)
         return command
 
     def resolve_command(
@@ -94,11 +113,14 @@ class _TableGroup(click.Group):
             raise click.UsageError(f"there is no command '{args[0]}'; {way_out}") from error
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, help_line) for name, (_, help_line) in COMMANDS.items()])
+        widest = max(map(len, COMMANDS))
+        for group, commands in GROUPS.items():
+            if group:
+                with formatter.section(group):
+                    formatter.write_dl([(name.ljust(widest), help_line) for name, (_, help_line) in commands.items()])
 
 
-@click.group(cls=_TableGroup, invoke_without_command=True, epilog=_EPILOG)
+@click.group(cls=_TableGroup, invoke_without_command=True, epilog=f"{epilog('')}\n\n{_EXIT_CODES}")
 @click.option("--host", help="Address of the daemon (LOCALRUN_HOST).")
 @click.option("--port", type=int, help="Port of the daemon (LOCALRUN_PORT).")
 @click.option("--api-key", help="Key for a daemon on another machine (better: LOCALRUN_API_KEY).")

@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import importlib
+import shlex
 import subprocess
 import sys
+from contextlib import suppress
 
 import click
 import pytest
 
 from localrun import __version__, errors
 from localrun.cli import exits
-from localrun.cli.root import COMMANDS, run
+from localrun.cli.examples import EXAMPLES
+from localrun.cli.root import COMMANDS, GROUPS, cli, run
 from tests.says import says
 
 
 def test_help_names_every_command_and_exit_code(capsys):
     assert run(["--help"]) == 0
     shown = capsys.readouterr().out
-    for name, (_, help_line) in COMMANDS.items():
-        assert f"  {name} " in shown
-        assert help_line in shown
+    for group, commands in GROUPS.items():
+        assert not group or f"\n{group}:\n" in shown
+        for name, (_, help_line) in commands.items():
+            assert (f"  {name} " in shown and help_line in shown) == bool(group)
     for code, meaning in exits.MEANINGS.items():
         assert f"{code:<5}{meaning}" in shown
 
@@ -40,6 +44,23 @@ def test_the_table_is_true(name):
     command = getattr(importlib.import_module(f"localrun.cli.{COMMANDS[name][0]}"), f"{name}_command")
     assert isinstance(command, click.Command)
     assert command.name == name
+
+
+@pytest.mark.parametrize("name", list(EXAMPLES))
+def test_examples_are_commands_with_their_options(name, capsys):
+    assert run([name, "--help"] if name else ["--help"]) == 0
+    shown = capsys.readouterr().out
+    for example in EXAMPLES[name]:
+        assert example in shown
+        words = shlex.split(example, comments=True)
+        arguments = words[words.index("localrun") + 1 :]
+        if set(arguments) & {"|", ">"}:
+            arguments = arguments[: min(arguments.index(each) for each in ("|", ">") if each in arguments)]
+        command, context = cli, cli.make_context("localrun", arguments)
+        with suppress(click.BadParameter):  # a file that is not here
+            while isinstance(command, click.Group) and (rest := [*context._protected_args, *context.args]):
+                said, command, rest = command.resolve_command(context, rest)
+                context = command.make_context(said, rest, parent=context)
 
 
 @pytest.mark.parametrize("name", list(COMMANDS))
