@@ -17,7 +17,7 @@ import click
 
 from localrun.cli.cards import adapter_card, fit_card, model_card
 from localrun.cli.daemon import ask, ensure_daemon, for_daemon, with_settings
-from localrun.cli.names import complete_here
+from localrun.cli.names import complete_here, next_step
 from localrun.cli.text import ago, for_stdout, size, table, visible
 from localrun.client import Client
 from localrun.config import Settings
@@ -189,7 +189,9 @@ def create_command(model: str, path: Path | None, base: str | None, quantize: st
     text, folder = (f"FROM {base}", Path.cwd()) if base is not None else _modelfile(path or Path("Modelfile"))
     # The daemon reads it, and answers with the number of the line that is wrong.
     body = {"model": model, "modelfile": text, "modelfile_folder": str(folder), "quantize": quantize or ""}
-    asyncio.run(_create(ensure_daemon(settings), body))
+    url = ensure_daemon(settings)
+    asyncio.run(_create(url, body))
+    print(ask(url, lambda client: next_step(client, model)))
 
 
 def _modelfile(path: Path) -> tuple[str, Path]:

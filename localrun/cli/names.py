@@ -11,12 +11,17 @@ import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from localrun import errors
 from localrun.cli.daemon import ask, base_url, endpoint, load_settings
+from localrun.cli.text import visible
 from localrun.config import Settings, folders, model_dirs, models_folder
+
+if TYPE_CHECKING:
+    from localrun.client import Client
 
 _NOT_FOUND = re.compile(r"model '(.+?)' not found")
 # A prefix that is shorter says little of what was meant.
@@ -69,6 +74,16 @@ def explained(error: errors.ModelNotFound, settings: Settings) -> errors.Localru
         return _not_found(f"model '{name}' not found; {search}")
     pull = "" if is_here else f" `localrun pull {alike}` downloads it"
     return _not_found(f"model '{name}' not found; did you mean '{alike}'?{pull}")
+
+
+async def next_step(client: Client, name: str) -> str:
+    """What to do with a model that has just come, in one line."""
+    shown = await client.show(name)
+    if "kind" in (shown.get("localrun") or {}):
+        return f"use it with a model: `localrun run MODEL+{visible(name)}`"
+    if "completion" in (shown.get("capabilities") or ()):
+        return f"chat with it: `localrun run {visible(name)}`"
+    return f"see what it is for: `localrun show {visible(name)}`"
 
 
 def _not_found(message: str) -> errors.LocalrunError:

@@ -16,7 +16,7 @@ from typing import Any
 import click
 
 from localrun.cli.daemon import ask, ensure_daemon, for_daemon, with_settings
-from localrun.cli.names import complete_catalog
+from localrun.cli.names import complete_catalog, next_step
 from localrun.cli.text import ago, columns, duration, for_stdout, size, visible
 from localrun.client import Client, PullPiece
 from localrun.config import Settings
@@ -49,12 +49,13 @@ def pull_command(model: str, insecure: bool, projector: str, settings: Settings)
     machine's memory. A model that takes images or audio comes with its projector, in F16 where the repository has one.
     """
     name = for_daemon(model)
+    url = ensure_daemon(settings)
     try:
-        asyncio.run(_pull(ensure_daemon(settings), name, insecure=insecure, projector=projector))
+        asyncio.run(_pull(url, name, insecure=insecure, projector=projector))
     except KeyboardInterrupt:
         print(f"stopped; `localrun pull {visible(model)}` resumes the download", file=sys.stderr)
         raise
-    print(f"{visible(name)} is ready")
+    print(f"{visible(name)} is ready; " + ask(url, lambda client: next_step(client, name)))
 
 
 def pull_missing(base_url: str, model: str) -> bool:

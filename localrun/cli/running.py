@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from collections import deque
 from contextlib import aclosing, suppress
@@ -23,9 +24,10 @@ from localrun.cli.daemon import (
     with_settings,
 )
 from localrun.cli.names import complete_here
-from localrun.cli.text import columns, duration, one_line, print_json, size, table, visible
+from localrun.cli.text import duration, one_line, print_json, short_path, size, table, visible, wrapped
 from localrun.client import Client
 from localrun.config import Settings
+from localrun.errors import LocalrunError
 from localrun.snapshot import EngineRow, LogLine, RequestRow, Snapshot
 
 END_TIMEOUT_S = 60.0
@@ -33,6 +35,7 @@ _ENGINES = (
     *("NAME", "PID", "STATE", "SIZE", "SLOTS", "KV CELLS", "CONTEXT", "LOADED WITH", "BACKEND", "LAYERS", "UNLOADS IN"),
 )
 _SPARE = ("LOADED WITH", "BACKEND", "PID", "LAYERS", "KV CELLS", "SLOTS", "CONTEXT", "UNLOADS IN", "SIZE")
+_SPARE_OF_REQUESTS = ("DRAFTS", "CACHED", "ROUTE", "AGE", "PROMPT", "CLIENT", "OUTPUT", "TTFT")
 _REQUESTS = ("STATE", "CLIENT", "ROUTE", "MODEL", "PROMPT", "CACHED", "OUTPUT", "DRAFTS", "TOK/S", "TTFT", "AGE")
 
 
@@ -41,16 +44,29 @@ _REQUESTS = ("STATE", "CLIENT", "ROUTE", "MODEL", "PROMPT", "CACHED", "OUTPUT", 
 @with_settings
 def ps_command(as_json: bool, settings: Settings) -> None:
     """List the loaded models."""
-    engines = ask(require_daemon(settings), lambda client: client.snapshot()).engines
     if as_json:
-        print_json(engines)
+        print_json(ask(require_daemon(settings), lambda client: client.snapshot()).engines)
     else:
+        engines = ask(require_daemon(settings), _named_engines)
         print(table(_ENGINES, [_engine_cells(engine) for engine in engines], spare=_SPARE))
+
+
+async def _named_engines(client: Client) -> list[EngineRow]:
+    """Those that were loaded by the path of a file, by a name that the same file has, if it has one."""
+    engines = (await client.snapshot()).engines
+    by_path = {engine.model: engine for engine in engines if os.path.isabs(engine.model)}
+    rows = (await client.store())["models"] if by_path else []
+    for row in rows:
+        with suppress(LocalrunError):  # of a model that has just gone
+            path = (await client.show(row["name"])).get("localrun", {}).get("path")
+            if path in by_path:
+                by_path.pop(path).model = row["name"]
+    return engines
 
 
 def _engine_cells(engine: EngineRow) -> tuple[str, ...]:
     return (
-        engine.model,
+        short_path(engine.model),
         "-" if engine.pid is None else str(engine.pid),
         "preparing the device" if engine.is_preparing else engine.state,
         size(engine.size_bytes),
@@ -135,24 +151,28 @@ async def _record(base_url: str, path: Path) -> None:
 def _as_text(snapshot: Snapshot) -> str:
     aggregate, system = snapshot.aggregate, snapshot.system
     drafts = "" if aggregate.draft_hit_rate is None else f"drafts {aggregate.draft_hit_rate:.0%}  "
-    return (
+    said = (
         f"decode {aggregate.decode_tokens_per_s:.1f} tok/s  prefill {aggregate.prefill_tokens_per_s:.1f} tok/s  "
-        f"running {aggregate.running}  queued {aggregate.queued}  {drafts}CPU {system.cpu_percent:.0f}%\n"
-        + columns(_REQUESTS, [_request_cells(row) for row in snapshot.requests])
+        f"running {aggregate.running}  queued {aggregate.queued}  {drafts}CPU {system.cpu_percent:.0f}%"
     )
+    rows = [_request_cells(row) for row in snapshot.requests]
+    return f"{wrapped(said)}\n{table(_REQUESTS, rows, spare=_SPARE_OF_REQUESTS)}"
 
 
 def _request_cells(row: RequestRow) -> tuple[str, ...]:
+    # Of an answer that has ended there is only the average.
+    rate = row.tokens_per_s_avg if row.tokens_per_s is None else row.tokens_per_s
+    model = short_path(row.model)
     return (
         str(row.state),
         row.client,
         row.api,
-        f"{row.model} ({row.tier})" if row.tier else row.model,
+        f"{model} ({row.tier})" if row.tier else model,
         "-" if row.prompt_tokens is None else str(row.prompt_tokens),
         "-" if row.cached_tokens is None else str(row.cached_tokens),
         str(row.output_tokens),
         "-" if row.draft_hit_rate is None else f"{row.draft_hit_rate:.0%}",
-        "-" if row.tokens_per_s is None else f"{row.tokens_per_s:.1f}",
+        "-" if rate is None else f"{rate:.1f}",
         "-" if row.ttft_s is None else f"{row.ttft_s:.3f} s",
         duration(row.age_s),
     )

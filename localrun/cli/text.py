@@ -7,11 +7,13 @@ Does not: touch text that goes to a file or a pipe.
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 import textwrap
 from collections.abc import Sequence
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import TextIO
 
 _UNITS = ("B", "KB", "MB", "GB", "TB")
@@ -62,6 +64,20 @@ def terminal_columns() -> int:
 
 def _shortened(cell: str, n_most: int | None) -> str:
     return cell if n_most is None or len(cell) <= n_most else cell[: n_most - 1] + "…"
+
+
+# More of a path than this is cut out of its middle on a terminal.
+_PATH_CHARACTERS = 40
+
+
+def short_path(text: str) -> str:
+    """On a terminal, a long path without its middle: `~/.../model.gguf`. What is no path is itself."""
+    if not (sys.stdout.isatty() and os.path.isabs(text)):
+        return text
+    home = os.path.expanduser("~")
+    shown = "~" + text[len(home) :] if text.startswith(home + os.sep) else text
+    first, *_, last = Path(shown).parts
+    return shown if len(shown) <= _PATH_CHARACTERS else str(Path(first, "…", last))
 
 
 def wrapped(text: str, *, indent: int = 0, stream: TextIO | None = None) -> str:

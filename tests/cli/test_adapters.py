@@ -31,7 +31,7 @@ def test_from_a_file_to_an_answer(localrun, served: Daemon, tmp_path: Path):
     write_lora(builtin.model_path(), tmp_path / "style.gguf")
     write_vector(builtin.model_path(), tmp_path / "happy.gguf")
     (tmp_path / "Modelfile").write_text("ADAPTER ./happy.gguf\nLICENSE MIT\n")
-    assert ok("create", "style", "--from", "./style.gguf").endswith("success\n")
+    assert ok("create", "style", "--from", "./style.gguf").endswith("`localrun run MODEL+style`\n")
     assert ok("create", "happy").endswith("success\n")
 
     models, adapters = ok("list").split("\n\n")

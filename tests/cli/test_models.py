@@ -127,7 +127,7 @@ def test_create_quantize_copy_and_remove(localrun, running, tmp_path):
     made = localrun("create", "small", "-f", str(modelfile), "-q", "q8_0", port=running.port)
     assert made.returncode == 0, made.stderr
     assert made.stdout.splitlines()[1] == "quantizing F16 model to Q8_0"
-    assert made.stdout.splitlines()[-2:] == ["writing manifest", "success"]
+    assert made.stdout.splitlines()[-3:] == ["writing manifest", "success", "chat with it: `localrun run small`"]
     assert "Be\n  brief." in localrun("show", "small", port=running.port).stdout
     text = localrun("show", "small", "--modelfile", port=running.port).stdout
     again = localrun("create", "again", "-f", "-", port=running.port, stdin=text)

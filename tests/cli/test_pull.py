@@ -53,7 +53,8 @@ def registry() -> Iterator[Registry]:
 def test_pull_without_a_terminal(localrun, real_daemon: Daemon, registry: Registry):
     name = registry.add("library/fox", Layer("model", GGUF))
     ended = localrun("pull", name, port=real_daemon.port)
-    assert (ended.returncode, ended.stdout) == (0, f"{name} is ready\n"), ended.stderr
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout == f"{name} is ready; chat with it: `localrun run {name}`\n"
     said = ended.stderr.splitlines()
     assert said[0] == "pulling manifest"
     assert said[-1] == "success"

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from localrun.cli import exits
+from localrun.models.synthesis.synthesize import synthesize
 from localrun.tui.recording import snapshots
 from tests.cli.conftest import ENGINE
 from tests.daemon import Daemon, running_daemon
@@ -103,6 +104,24 @@ def test_once_says_how_many_drafted_tokens_were_accepted(localrun, daemon):
     total, _, row = localrun("top", "--once", port=daemon.port).stdout.splitlines()
     assert "drafts 50%" in total.split("  ")
     assert row.split()[7] == "75%"
+
+
+def test_once_says_the_average_of_what_has_ended(localrun, daemon):
+    ended = REQUEST | {"state": "done", "tokens_per_s": None, "tokens_per_s_avg": 12.34}
+    daemon.answers["/localrun/v1/snapshot"] = SNAPSHOT | {"requests": [ended]}
+    assert "  12.3  " in localrun("top", "--once", port=daemon.port).stdout
+
+
+def test_a_model_that_was_loaded_by_its_path_has_its_name_in_the_list(localrun, tmp_path):
+    path = tmp_path / "a-file.gguf"
+    synthesize("tiny", "Q8_0", path)
+    with running_daemon() as running:
+        running.post("/api/generate", model=str(path))
+        assert str(path) in localrun("ps", port=running.port).stdout
+        localrun("create", "short", "--from", str(path), port=running.port)
+        shown = localrun("ps", port=running.port).stdout
+        assert "\nshort  " in shown
+        assert str(path) not in shown
 
 
 def test_once_json_is_the_snapshot_of_the_api(localrun, daemon):
