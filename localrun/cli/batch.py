@@ -102,7 +102,8 @@ def list_command(limit: int, as_json: bool, settings: Settings) -> None:
         print_json(batches)
         return
     now = datetime.now(UTC)
-    print(visible(table(_HEADER, [_cells(batch, now) for batch in batches], spare=_SPARE)))
+    rows = [tuple(map(visible, _cells(batch, now))) for batch in batches]
+    print(table(_HEADER, rows, spare=_SPARE))
 
 
 @batch_command.command("show")

@@ -1,19 +1,25 @@
-"""What `/api/show` and `/localrun/v1/fit` say of a model, as text for a person. Pure."""
+"""What `/api/show` and `/localrun/v1/fit` say of a model, as text for a person."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Any
 
-from localrun.cli.text import columns, one_line, size, visible
+from localrun.cli.style import Look, painted
+from localrun.cli.text import one_line, size, table, visible, wrapped
 
 MAX_LICENSE_LINES = 3
+_NAME_CHARACTERS = 20
+_DEVICES = ("DEVICE", "LAYERS", "WEIGHTS", "KV CACHE", "COMPUTE", "OTHER", "TOTAL", "USABLE", "FREE")
+_SPARE = ("COMPUTE", "OTHER", "KV CACHE", "WEIGHTS", "LAYERS", "FREE")
+# A line, or a name and what it has.
+_Row = str | tuple[str, object]
 _SIZES = ("weights_bytes", "kv_bytes", "compute_bytes", "other_bytes", "total_bytes", "usable_bytes", "free_bytes")
 
 
-def model_card(shown: dict[str, Any]) -> str:
+def model_card(shown: dict[str, Any], *, total_bytes: int = 0) -> str:
     """Blocks of name and value: model, capabilities, projector, tensors by type, memory by context, parameters, system,
-    messages, license. Empty ones are left out."""
+    messages, license. Empty ones are left out. `total_bytes` is what it takes as it would be loaded here."""
     details = shown.get("details") or {}
     info = shown.get("model_info") or {}
     architecture = info.get("general.architecture") or details.get("family") or ""
@@ -25,30 +31,25 @@ def model_card(shown: dict[str, Any]) -> str:
         "quantization": details.get("quantization_level"),
     }
     more = shown.get("localrun") or {}
-    model |= {"file": more.get("path"), "source": _source(more.get("source") or {}), "requires": shown.get("requires")}
+    model |= {"file": more.get("path"), "source": _source(more), "requires": shown.get("requires")}
     model["draft model"] = more.get("draft")
     projector = more.get("projector") or {}
     blocks = [_block("Tier", _tier(more.get("tier") or {}))]
-    blocks.append(
-        _block(
-            "Large model" if more.get("tier") else "Model",
-            [f"{name:<20}{value}" for name, value in model.items() if value],
-        )
-    )
+    blocks.append(_block("Large model" if more.get("tier") else "Model", _named(model)))
     blocks.append(_block("Capabilities", shown.get("capabilities") or []))
     blocks.append(_block("Projector", _projector(projector, more.get("no_projector") or "")))
     blocks.append(_block("Tensors", _tensors(more.get("tensor_types") or [])))
-    blocks.append(_block("Memory", _memory(more.get("memory") or [])))
+    blocks.append(_block("Memory", _memory(more.get("memory") or [], total_bytes)))
     no_adapters = [f"none: {more['no_adapters']}"] if more.get("no_adapters") else []
     blocks.append(_block("Adapters", [*(more.get("adapters") or []), *no_adapters]))
     load = more.get("load") or {}
-    blocks.append(_block("Load settings", [f"{name:<20}{one_line(value)}" for name, value in load.items()]))
+    blocks.append(_block("Load settings", [(name, one_line(value)) for name, value in load.items()]))
     blocks.append(_block("Parameters", _lines(shown.get("parameters"))))
     blocks.append(_block("System", _lines(shown.get("system"))))
     messages = shown.get("messages") or []
-    blocks.append(_block("Messages", [f"{each['role']:<20}{_first_line(each['content'])}" for each in messages]))
+    blocks.append(_block("Messages", [(each["role"], _first_line(each["content"])) for each in messages]))
     blocks.append(_block("License", _lines(shown.get("license"))[:MAX_LICENSE_LINES]))
-    return visible("\n\n".join(filter(None, blocks)))
+    return "\n\n".join(filter(None, blocks))
 
 
 def adapter_card(shown: dict[str, Any]) -> str:
@@ -65,52 +66,63 @@ def adapter_card(shown: dict[str, Any]) -> str:
         "size": size(more["size"]),
         "file": more["path"],
         "digest": more["digest"],
-        "source": _source(more["source"]),
+        "source": _source(more),
         "use": f"localrun run MODEL+{more['name']}",
     }
-    blocks = [_block("Adapter", [f"{name:<20}{value}" for name, value in adapter.items() if value])]
+    blocks = [_block("Adapter", _named(adapter))]
     blocks.append(_block("License", _lines(shown.get("license"))[:MAX_LICENSE_LINES]))
-    return visible("\n\n".join(filter(None, blocks)))
+    return "\n\n".join(filter(None, blocks))
 
 
 def model_parameters(shown: dict[str, Any], options: dict[str, Any]) -> str:
     """The model's own parameters and those set in this conversation."""
     own = _block("Model's own", _lines(shown.get("parameters")))
-    here = _block("Set here", [f"{name:<20}{value}" for name, value in options.items()])
+    here = _block("Set here", options.items())
     return "\n\n".join(filter(None, (own, here))) or "no parameters are set"
 
 
-def _tier(tier: dict[str, Any]) -> list[str]:
+def _named(values: dict[str, Any]) -> list[_Row]:
+    return [(name, value) for name, value in values.items() if value]
+
+
+def _tier(tier: dict[str, Any]) -> list[_Row]:
     """The two models and the rules, in the order of the settings file."""
     said = {name: one_line(value) for name, value in tier.items() if name != "reasoning_effort"}
     efforts = [f"{effort} {size}" for effort, size in tier.get("reasoning_effort", {}).items()]
-    return [f"{name:<20}{value}" for name, value in (said | {"reasoning_effort": ", ".join(efforts)}).items() if value]
+    return _named(said | {"reasoning_effort": ", ".join(efforts)})
 
 
-def _source(source: dict[str, Any]) -> str:
+def _source(more: dict[str, Any]) -> str:
+    """Where it comes from; of a file that is used in place the path is said already."""
+    source = more.get("source") or {}
     named = source.get("repo") or source.get("file") or ""
+    named = "" if named == more.get("path") else named
     revision = str(source.get("revision") or "")[:12]
     kind = source.get("kind", "")
     return " ".join(filter(None, ("" if kind == "foreign" else kind, named, revision)))
 
 
-def _tensors(rows: list[dict[str, Any]]) -> list[str]:
-    return [f"{row['type']:<20}{row['tensors']} tensors, {size(row['size'])}" for row in rows]
+def _tensors(rows: list[dict[str, Any]]) -> list[_Row]:
+    return [(row["type"], f"{row['tensors']} tensors, {size(row['size'])}") for row in rows]
 
 
-def _projector(projector: dict[str, Any], problem: str) -> list[str]:
+def _projector(projector: dict[str, Any], problem: str) -> list[_Row]:
     """What makes rows of images or audio for the model, or why it has none."""
     if not projector:
         return [f"none: {problem}"] if problem else []
     kind = f"{', '.join(projector['types'])} {projector['quantization']}, {size(projector['size'])}"
-    return [f"{'takes':<20}{', '.join(projector['takes'])}", f"{'type':<20}{kind}", f"{'file':<20}{projector['path']}"]
+    return [("takes", ", ".join(projector["takes"])), ("type", kind), ("file", projector["path"])]
 
 
-def _memory(rows: list[dict[str, Any]]) -> list[str]:
-    """One line for each context: what a request that uses all of it takes."""
-    return [
-        f"{row['context']:<20}{size(row['total'])} (weights {size(row['weights'])}, KV cache {size(row['kv_cache'])}, "
-        f"the rest {size(row['total'] - row['weights'] - row['kv_cache'])})"
+def _memory(rows: list[dict[str, Any]], total_bytes: int) -> list[_Row]:
+    """What it takes as it would be loaded here, and below what one request that uses a whole context would."""
+    shown: list[_Row] = [("as loaded here", f"{size(total_bytes)} (--fit says of what)")] if total_bytes else []
+    return shown + [
+        (
+            f"one request, {row['context']:,} tokens",
+            f"{size(row['total'])} (weights {size(row['weights'])}, KV cache {size(row['kv_cache'])}, "
+            f"the rest {size(row['total'] - row['weights'] - row['kv_cache'])})",
+        )
         for row in rows
     ]
 
@@ -124,31 +136,39 @@ def _lines(text: object) -> list[str]:
     return [line for line in str(text or "").splitlines() if line.strip()]
 
 
-def _block(title: str, lines: Iterable[str]) -> str:
-    body = "\n".join(f"  {line}" for line in lines)
-    return f"{title}\n{body}" if body else ""
+def _block(title: str, rows: Iterable[_Row]) -> str:
+    rows = list(rows)
+    width = max((len(row[0]) + 2 for row in rows if isinstance(row, tuple)), default=0)
+    width = max(width, _NAME_CHARACTERS)
+    lines = [
+        wrapped(f"  {visible(row)}", indent=4)
+        if isinstance(row, str)
+        else wrapped(f"  {visible(row[0]):<{width}}{visible(str(row[1]))}", indent=width + 2)
+        for row in rows
+    ]
+    return "\n".join((painted(title, Look.HEADING), *lines)) if lines else ""
 
 
 def fit_card(fit: dict[str, Any]) -> str:
     """How a model would be opened here: the choice, a table of devices, and the reasons."""
     blocks = [_choice(fit), _devices(fit["devices"]), "\n".join(_notes(fit))]
-    return visible("\n\n".join(filter(None, blocks)))
+    return "\n\n".join(filter(None, blocks))
 
 
 def _choice(fit: dict[str, Any]) -> str:
     verdict = "fits this machine" if fit["fits"] else "does not fit this machine; the least it could be opened with is"
     on_gpu = f", {fit['gpu_layers']} of {fit['layers']} layers on the GPU" if fit["gpu_layers"] else ""
-    return (
-        f"{fit['model']} {verdict}\n"
+    return wrapped(
+        f"{visible(fit['model'])} {verdict}\n"
         f"  {fit['slots']} slots, {fit['kv_cells']} KV cells in {fit['kv_type']}, up to {fit['context']} tokens in one "
-        f"request{on_gpu}"
+        f"request{on_gpu}",
+        indent=2,
     )
 
 
 def _devices(devices: list[dict[str, Any]]) -> str:
-    header = ("DEVICE", "LAYERS", "WEIGHTS", "KV CACHE", "COMPUTE", "OTHER", "TOTAL", "USABLE", "FREE")
-    rows = [(use["name"], str(use["layers"]), *(size(use[key]) for key in _SIZES)) for use in devices]
-    return columns(header, rows)
+    rows = [(visible(use["name"]), str(use["layers"]), *(size(use[key]) for key in _SIZES)) for use in devices]
+    return table(_DEVICES, rows, spare=_SPARE)
 
 
 def _notes(fit: dict[str, Any]) -> list[str]:
@@ -182,4 +202,4 @@ def _notes(fit: dict[str, Any]) -> list[str]:
         )
     if fit["problem"]:
         notes.append(fit["problem"])
-    return [f"- {note}" for note in notes]
+    return [wrapped(f"- {visible(note)}", indent=2) for note in notes]

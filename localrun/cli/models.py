@@ -16,11 +16,12 @@ from typing import Any
 import click
 
 from localrun.cli.cards import adapter_card, fit_card, model_card
-from localrun.cli.daemon import ask, ensure_daemon, for_daemon, with_settings
+from localrun.cli.daemon import ask, base_url, ensure_daemon, for_daemon, with_settings
 from localrun.cli.names import complete_here, next_step
 from localrun.cli.text import ago, for_stdout, size, table, visible
 from localrun.client import Client
 from localrun.config import Settings
+from localrun.errors import LocalrunError
 
 MAX_MODELFILE_BYTES = 8 * 1024 * 1024
 _HEADER = ("NAME", "ID", "SIZE", "QUANT", "PARAMETERS", "CONTEXT", "MODIFIED", "SOURCE", "LOADED")
@@ -113,7 +114,15 @@ def show_command(
         print(for_stdout(shown.get("template" if template else "modelfile") or ""), end="\n" if template else "")
     else:
         is_adapter = "kind" in (shown.get("localrun") or {})
-        print(adapter_card(shown) if is_adapter else model_card(shown))
+        print(adapter_card(shown) if is_adapter else model_card(shown, total_bytes=_total_bytes(settings, name)))
+
+
+def _total_bytes(settings: Settings, name: str) -> int:
+    """What it would take as it would be loaded here; 0 if that cannot be told."""
+    try:
+        return int(ask(base_url(settings), lambda client: client.fit(name, ""))["total_bytes"])
+    except LocalrunError:
+        return 0
 
 
 @click.command("cp")

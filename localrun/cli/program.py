@@ -5,14 +5,21 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from localrun import __version__, config, errors, ollama_environment
 from localrun.cli import exits
 from localrun.cli.daemon import LIFE, base_url, daemon_version, given_flags, version_if_any, with_settings
+from localrun.cli.style import Look, painted
 from localrun.cli.text import columns, print_json, visible, wrapped
 from localrun.config import Settings
+
+if TYPE_CHECKING:
+    from localrun.doctor.finding import Finding
+
+_LOOKS = {"ok": Look.GOOD, "warn": Look.DOUBTFUL, "fail": Look.BAD}
 
 
 @click.command("version")
@@ -118,15 +125,21 @@ def doctor_command(as_json: bool, is_deep: bool, host: str | None, port: int | N
     for finding in examine(seen, is_deep=is_deep):
         findings.append(finding)
         if not as_json:
-            print(f"{finding.level:<5} {finding.check:<10} {visible(finding.text)}", flush=True)
-            if finding.remedy:
-                print(f"{'':<16} -> {visible(finding.remedy)}", flush=True)
+            print(_shown(finding), flush=True)
     counts = {level: sum(finding.level is level for finding in findings) for level in Level}
     if as_json:
         print_json({"localrun": __version__, "ok": not counts[Level.FAIL], "findings": findings})
     else:
         print(f"\n{counts[Level.OK]} ok, {counts[Level.WARN]} to look at, {counts[Level.FAIL]} failed")
     return exits.ERROR if counts[Level.FAIL] else exits.OK
+
+
+def _shown(finding: Finding) -> str:
+    """The level, the check and what was found; below it, what to do."""
+    text = wrapped(f"{finding.level:<5} {finding.check:<10} {visible(finding.text)}", indent=17)
+    text = painted(finding.level, _LOOKS[finding.level]) + text[len(finding.level) :]
+    remedy = f"{'':<16} -> {visible(finding.remedy)}"
+    return f"{text}\n{wrapped(remedy, indent=20)}" if finding.remedy else text
 
 
 def _settings(flags: dict[str, object]) -> tuple[Settings, str]:

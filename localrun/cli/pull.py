@@ -17,7 +17,7 @@ import click
 
 from localrun.cli.daemon import ask, ensure_daemon, for_daemon, with_settings
 from localrun.cli.names import complete_catalog, next_step
-from localrun.cli.text import ago, columns, duration, for_stdout, size, visible
+from localrun.cli.text import ago, duration, for_stdout, size, table, visible, wrapped
 from localrun.client import Client, PullPiece
 from localrun.config import Settings
 
@@ -28,7 +28,9 @@ BAR_CHARS = 24
 
 _STEP_PERCENT = 10
 _CATALOG_HEADER = ("NAME", "SIZE", "CONTEXT", "MEMORY", "LICENCE", "FOR")
+_CATALOG_SPARE = ("LICENCE", "FOR", "CONTEXT", "MEMORY", "SIZE")
 _HUB_HEADER = ("REPOSITORY", "DOWNLOADS", "LIKES", "UPDATED", "LICENCE", "")
+_HUB_SPARE = ("LIKES", "UPDATED", "LICENCE", "DOWNLOADS", "")
 
 
 @click.command("pull")
@@ -211,13 +213,16 @@ def search_command(query: tuple[str, ...], limit: int, as_json: bool, settings: 
         return
     tables = []
     if found["catalog"]:
-        tables.append(columns(_CATALOG_HEADER, [_catalog_row(entry) for entry in found["catalog"]]))
+        rows = [_catalog_row(entry) for entry in found["catalog"]]
+        tables.append(table(_CATALOG_HEADER, rows, spare=_CATALOG_SPARE, cut=("FOR",)))
     if found["hub"]:
         now = datetime.now(UTC)
-        tables.append(columns(_HUB_HEADER, [_hub_row(hit, now) for hit in found["hub"]]))
-    print(for_stdout("\n\n".join(tables) if tables else "nothing was found"))
+        rows = [tuple(map(for_stdout, _hub_row(hit, now))) for hit in found["hub"]]
+        tables.append(table(_HUB_HEADER, rows, spare=_HUB_SPARE))
+    print("\n\n".join(tables) if tables else "nothing was found")
     if found["problem"]:
-        print(f"note: the hub was not searched: {visible(found['problem'])}", file=sys.stderr)
+        note = f"note: the hub was not searched: {visible(found['problem'])}"
+        print(wrapped(note, stream=sys.stderr), file=sys.stderr)
 
 
 def _catalog_row(entry: dict[str, Any]) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import os
+import re
 import sys
 from collections.abc import Sequence
 
@@ -17,7 +18,8 @@ import click
 from localrun import __version__, errors
 from localrun.cli import exits
 from localrun.cli.examples import epilog
-from localrun.cli.text import visible
+from localrun.cli.style import Look, painted
+from localrun.cli.text import visible, wrapped
 
 # By group: name to module and one line of help. The module has a click command `NAME_command`. Help does not list those
 # without a group.
@@ -78,6 +80,21 @@ ALIASES = {
 }
 
 _EXIT_CODES = "\b\nExit codes:\n" + "\n".join(f"  {code:<5}{meaning}" for code, meaning in exits.MEANINGS.items())
+
+
+class _Formatter(click.HelpFormatter):
+    """Headings look like such on a terminal, those of examples included, which are text for click."""
+
+    def write_heading(self, heading: str) -> None:
+        self.write(f"{'':>{self.current_indent}}{painted(f'{heading}:', Look.HEADING)}\n")
+
+    def write_text(self, text: str) -> None:
+        super().write_text(
+            re.sub(r"(?m)^(Examples:|Exit codes:)$", lambda found: painted(found[0], Look.HEADING), text)
+        )
+
+
+click.Context.formatter_class = _Formatter
 
 
 class _TableGroup(click.Group):
@@ -184,7 +201,8 @@ def run(arguments: Sequence[str]) -> int:
 
 def _failed(message: str, code: int) -> int:
     sys.stdout.flush()
-    print(f"error: {visible(message)}", file=sys.stderr)
+    text = wrapped(f"error: {visible(message)}", stream=sys.stderr)
+    print(painted("error:", Look.BAD, sys.stderr) + text.removeprefix("error:"), file=sys.stderr)
     return code
 
 

@@ -156,7 +156,7 @@ def _as_text(snapshot: Snapshot) -> str:
         f"running {aggregate.running}  queued {aggregate.queued}  {drafts}CPU {system.cpu_percent:.0f}%"
     )
     rows = [_request_cells(row) for row in snapshot.requests]
-    return f"{wrapped(said)}\n{table(_REQUESTS, rows, spare=_SPARE_OF_REQUESTS)}"
+    return f"{wrapped(said)}\n{table(_REQUESTS, rows, spare=_SPARE_OF_REQUESTS) if rows else 'no requests'}"
 
 
 def _request_cells(row: RequestRow) -> tuple[str, ...]:

@@ -16,6 +16,8 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TextIO
 
+from localrun.cli.style import Look, painted
+
 _UNITS = ("B", "KB", "MB", "GB", "TB")
 _KEPT = "\n\t"
 # Control characters as their pictures (ESC becomes U+241B); the upper set, which has none, as replacement characters.
@@ -24,11 +26,12 @@ _PICTURES |= {0x7F: "\u2421"} | dict.fromkeys(range(0x80, 0xA0), "\ufffd")
 
 
 def columns(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Left-aligned columns with two spaces between them."""
+    """Left-aligned columns with two spaces between them, of cells that are fit for a terminal."""
     lines = [header, *rows]
     widths = [max(len(line[index]) for line in lines) for index in range(len(header))]
     padded = ("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in lines)
-    return "\n".join(line.rstrip() for line in padded)
+    head, *body = (line.rstrip() for line in padded)
+    return "\n".join((painted(head, Look.TABLE_HEAD), *body))
 
 
 # A column with less room than this says nothing.

@@ -32,7 +32,7 @@ def test_from_a_file_to_an_answer(localrun, served: Daemon, tmp_path: Path):
     write_vector(builtin.model_path(), tmp_path / "happy.gguf")
     (tmp_path / "Modelfile").write_text("ADAPTER ./happy.gguf\nLICENSE MIT\n")
     assert ok("create", "style", "--from", "./style.gguf").endswith("`localrun run MODEL+style`\n")
-    assert ok("create", "happy").endswith("success\n")
+    assert ok("create", "happy").endswith("`localrun run MODEL+happy`\n")
 
     models, adapters = ok("list").split("\n\n")
     assert [line.split()[0] for line in models.splitlines()] == ["NAME", "tiny"]
