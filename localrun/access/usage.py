@@ -1,4 +1,5 @@
-"""What each key used, by day and model, and how full its buckets were: `usage.db` in the data folder, SQLite.
+"""What the user and each key used, by day and model, and how full a key's buckets were: `usage.db` in the data folder,
+SQLite.
 
 The daemon writes, at two moments of a request, in one transaction each: when it is let in (the levels of its key's
 buckets, with one request taken), and when each of its answers ends, before the client gets the end (the tokens, and the

@@ -303,10 +303,10 @@ def _cells(key: Key, now_s: float) -> tuple[str, ...]:
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object, as in the daemon's /localrun/v1/usage.")
 @with_settings
 def usage_command(by: str, days: int, as_json: bool, settings: Settings) -> None:
-    """Show the requests and tokens that each key used.
+    """Show the requests and tokens that you and each key used.
 
-    Counted are requests with a key and, while there are keys, those of programs on this machine (`local`). With a key
-    that is not an admin's, its own use is shown.
+    `local` is what programs on this machine used without a key. With a key that is not an admin's, its own use is
+    shown.
     """
     report = ask(require_daemon(settings), lambda client: client.usage(by, days))
     if as_json:
@@ -319,7 +319,7 @@ def usage_command(by: str, days: int, as_json: bool, settings: Settings) -> None
         counts = (row.requests, row.prompt_tokens, row.cached_tokens, row.output_tokens)
         rows.append((row.name or "-", *(f"{count:,}" for count in counts)))
     if not rows:
-        print(f"nothing was counted since {report.since}; use is counted while there are API keys")
+        print(f"nothing was used since {report.since}")
         return
     header = (by.upper(), "REQUESTS", "PROMPT", "CACHED", "OUTPUT")
     shown = table(header, rows, spare=("CACHED",))

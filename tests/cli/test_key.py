@@ -18,6 +18,7 @@ from localrun.access.trust import API_KEY, TrustedHosts, context_for, endpoint, 
 from localrun.cli import exits, text
 from localrun.config import ConfigError
 from localrun.wire import Lane
+from tests.daemon import running_daemon
 
 
 @pytest.fixture
@@ -265,3 +266,14 @@ def test_a_damaged_file_is_one_line(localrun, home):
         ended = localrun("key", *command)
         assert ended.returncode == exits.USAGE
         assert ended.stderr.startswith(f"error: {home / 'data' / 'keys.json'} cannot be read")
+
+
+def test_own_use_is_counted_without_keys(localrun):
+    with running_daemon() as daemon:
+        assert localrun("usage", port=daemon.port).stdout.startswith("nothing was used since ")
+        assert localrun("run", "tiny", "hi", "--option", "num_predict=3", port=daemon.port).returncode == 0
+        shown = json.loads(localrun("usage", "--json", port=daemon.port).stdout)
+        (row,) = shown["rows"]
+        assert (row["name"], row["requests"], row["output_tokens"]) == ("local", 1, 3)
+        (row,) = json.loads(localrun("usage", "--by", "model", "--json", port=daemon.port).stdout)["rows"]
+        assert (row["name"], row["requests"]) == ("tiny", 1)

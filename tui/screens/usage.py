@@ -25,7 +25,7 @@ _DAYS = (30, 365, 1, 7)
 _NAME_WIDTH = 26
 _NUMBER_WIDTH = 14
 _NUMBERS = ("requests", "prompt", "cached", "output")
-_NOTHING = "Nothing was counted. Requests are counted while there are API keys; `localrun key create` makes one."
+_NOTHING = "Nothing was counted."
 
 
 class UsageScreen(Dialog[None]):

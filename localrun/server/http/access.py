@@ -294,7 +294,7 @@ class Access:
         self._look()
         is_local = is_loopback(scope)
         if is_local and not self._by_id:
-            return None
+            return Visitor(usage=self.usage)
         path: str = scope["path"]
         if (path in _PUBLIC or path.startswith(_PAGE)) and scope["method"] in ("GET", "HEAD"):
             return None
@@ -363,7 +363,7 @@ class Access:
         more."""
         self._look()
         if not key_id:
-            return Visitor(usage=self.usage, pays_later=True) if self._by_id else OWNER
+            return Visitor(usage=self.usage, pays_later=True)
         key = self._by_id.get(key_id)
         problem = "was removed" if key is None else key.problem(self._clock())
         if key is None or problem is not None:
@@ -412,10 +412,12 @@ class Access:
             visitor.check_change(f"{method} {path}")
 
     def auditing(self, visitor: Visitor, scope: Scope, send: Send) -> Send:
-        """`send`, noting the result of an act that changes something; for other requests `send` itself."""
+        """`send`, noting the result of an act that changes something; for other requests, and without keys, `send`
+        itself."""
         method, path = scope["method"], scope["path"]
         is_change = _is_change(method, path) or (method, path) in _CHANGES_OF_ADMINS
-        if not (is_change or (method == "DELETE" and path.startswith(_CANCELS))):
+        is_change = is_change or (method == "DELETE" and path.startswith(_CANCELS))
+        if not (is_change and self._by_id):
             return send
 
         async def noting(message: Any) -> None:

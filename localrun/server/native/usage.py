@@ -3,8 +3,8 @@
     GET /localrun/v1/usage?by=key&days=30   {"by", "since", "rows": [{"name", "requests", "prompt_tokens",
                                             "cached_tokens", "output_tokens"}]}; `by` is key, day or model
 
-Whoever is no admin sees the own key's use. Counted are requests with a key, and while there are keys those of local
-programs as well (`local`). Does not: count (`http/access.py` does).
+Whoever is no admin sees the own key's use. What programs on this machine use without a key is `local`'s. Does not:
+count (`http/access.py` does).
 """
 
 from __future__ import annotations
