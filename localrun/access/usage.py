@@ -5,8 +5,8 @@ The daemon writes, at two moments of a request, in one transaction each: when it
 buckets, with one request taken), and when each of its answers ends, before the client gets the end (the tokens, and the
 levels without them). So whatever is killed, and when: a request that was let in is taken from its key's requests once,
 and an answer whose end a client saw is counted once, with its tokens. The tokens of answers that were running are not.
-A transaction is written to the log (WAL) without waiting for the disk: it outlives the process, and after a loss of
-power the last ones may be missing.
+Without keys nothing depends on it: it is counted when the client has the end. A transaction is written to the log (WAL)
+without waiting for the disk: it outlives the process, and after a loss of power the last ones may be missing.
 
 What cannot be written (a full disk, another daemon that writes) is kept in memory and written with the next.
 

@@ -294,7 +294,7 @@ class Access:
         self._look()
         is_local = is_loopback(scope)
         if is_local and not self._by_id:
-            return Visitor(usage=self.usage)
+            return Visitor(usage=self.usage, pays_later=True)  # nothing depends on it, so the answer does not wait
         path: str = scope["path"]
         if (path in _PUBLIC or path.startswith(_PAGE)) and scope["method"] in ("GET", "HEAD"):
             return None

@@ -131,6 +131,7 @@ class Limits:
             await self._serve(scope, receive, send, is_file=is_file, has_body=has_body)
         finally:
             visitor.leave()
+            visitor.pay()
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send, *, is_file: bool, has_body: bool) -> None:
         if is_file:
