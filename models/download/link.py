@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -36,6 +37,16 @@ def backoff_s(n_failures: int, *, base_s: float, cap_s: float, draw: float) -> f
     """The wait after the n-th failure in a row (from 1). `draw` is a random number from 0 to 1."""
     bound_s = min(cap_s, base_s * 2.0 ** min(n_failures - 1, 60))
     return bound_s * draw
+
+
+def why_not(error: BaseException) -> str:
+    """Why there was no answer, without the system's numbers: a name that nobody knows is most often no network."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, socket.gaierror):
+            return "its name is not known here; is there an internet connection?"
+        cause = cause.__cause__ or cause.__context__
+    return re.sub(r"^\[Errno -?\d+\] ", "", str(error)) or type(error).__name__
 
 
 def retry_after_s(header: str | None, *, now: datetime) -> float | None:

@@ -22,7 +22,7 @@ import httpx2
 
 from localrun.errors import DigestMismatch, DownloadFailed, SourceChanged
 from localrun.models.download.journal import Header, Range, split
-from localrun.models.download.link import Answer, Link, PassingFailure, answer_of
+from localrun.models.download.link import Answer, Link, PassingFailure, answer_of, why_not
 from localrun.models.download.pace import Shared, all_or_first_error
 from localrun.models.download.partial import Partial, failed, held, paths_of
 from localrun.models.download.plan import Item
@@ -106,7 +106,7 @@ class Filling:
                 except PassingFailure as passing:
                     failure = passing
                 except httpx2.TransportError as error:
-                    failure = PassingFailure(f"{self._link.host}: {str(error) or type(error).__name__}")
+                    failure = PassingFailure(f"{self._link.host}: {why_not(error)}")
                 if self._wanted(part) is None:
                     return
                 has_progress = n_left_bytes - self._n_left_bytes(part) >= limits.progress_bytes
@@ -343,7 +343,7 @@ class Transfer:
             except PassingFailure as passing:
                 failure = passing
             except httpx2.TransportError as error:
-                failure = PassingFailure(f"{self._link.host}: {str(error) or type(error).__name__}")
+                failure = PassingFailure(f"{self._link.host}: {why_not(error)}")
             else:
                 if found.total_bytes is None:
                     raise DownloadFailed(f"{self._link.host} does not say how large {self._item.name} is")

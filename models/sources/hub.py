@@ -32,7 +32,7 @@ import httpx2
 
 from localrun import __version__
 from localrun.errors import BadRequest, DownloadFailed, LocalrunError, NotFound, SourceRefused, Unavailable
-from localrun.models.download.link import PASSING_STATUSES, backoff_s
+from localrun.models.download.link import PASSING_STATUSES, backoff_s, why_not
 from localrun.models.storage.hub_cache import RepoCache
 from localrun.models.storage.hub_cache import folder as shared_cache_folder
 
@@ -65,8 +65,7 @@ def translated(error: Exception, repo: str, revision: str, endpoint: str, *, has
         return _by_status(_status(error), repo, endpoint, has_token=has_token)
     if isinstance(error, httpx2.TransportError):
         return DownloadFailed(
-            f"{host} cannot be reached ({str(error) or type(error).__name__}); check the connection, or set "
-            f"HF_ENDPOINT to a mirror"
+            f"{host} cannot be reached ({why_not(error)}); check the connection, or set HF_ENDPOINT to a mirror"
         )
     if isinstance(error, json.JSONDecodeError | KeyError | TypeError | ValueError):
         return DownloadFailed(f"{host} answered with something that no hub should ({type(error).__name__}: {error})")
@@ -240,7 +239,7 @@ class _Client(httpx2.Client):
         try:
             return super().send(request, **how)
         except httpx2.TransportError as error:
-            raise _NoAnswerError(str(error) or type(error).__name__) from error
+            raise _NoAnswerError(why_not(error)) from error
 
 
 def _before_attempt(request: httpx2.Request) -> None:

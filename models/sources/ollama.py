@@ -27,6 +27,7 @@ from urllib.parse import urljoin, urlsplit
 import httpx2
 
 from localrun.errors import DownloadFailed, ModelNotFound, SourceRefused, by_code
+from localrun.models.download.link import why_not
 from localrun.models.download.plan import Item, PlannedFile, RemotePlan
 from localrun.models.download.reach import Reach
 from localrun.models.storage import ollama_manifest
@@ -67,10 +68,10 @@ async def small_document(
             continue
         except httpx2.ConnectError as error:
             # No network, or nobody there: who waits for that can ask again.
-            problem = str(error) or type(error).__name__
+            problem = why_not(error)
             break
         except httpx2.HTTPError as error:
-            problem = str(error) or type(error).__name__
+            problem = why_not(error)
             continue
         if status == 200:
             return body

@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import os
 import random
+import socket
 import subprocess
 import sys
 import threading
@@ -436,3 +437,16 @@ def test_the_hub_is_not_waited_for_for_ever(hanging, tmp_path, monkeypatch):
         search.cancel()
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("ask", [planned, lambda hub: asyncio.run(huggingface.search("acme", hub=hub))])
+def test_no_network_is_said_without_the_system_s_numbers(hub, monkeypatch, ask):
+    monkeypatch.setattr("localrun.models.sources.hub.QUESTION_BASE_S", 0.001)
+
+    def nobody(*_: object, **__: object) -> None:
+        raise socket.gaierror(-2, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", nobody)
+    with pytest.raises(DownloadFailed, match="its name is not known here; is there an internet connection") as raised:
+        ask(replace(hub, endpoint="http://hub.example"))
+    assert "Errno" not in raised.value.message
