@@ -76,7 +76,8 @@ def read(path: Path) -> Attachment:
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else None
         raise BadRequest(f"{path} cannot be read: {reason or error}") from None
-    return of_bytes(path.name, data)
+    # A name that is not UTF-8, or that the locale does not know, cannot be sent as it is.
+    return of_bytes(os.fsencode(path.name).decode(errors="replace"), data)
 
 
 def of_bytes(name: str, data: bytes) -> Attachment:

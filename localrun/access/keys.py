@@ -32,7 +32,7 @@ from msgspec import Meta
 
 from localrun import private_file
 from localrun.config import ConfigError
-from localrun.errors import Conflict, NotFound
+from localrun.errors import Conflict, DiskFull, NotFound, of_disk
 from localrun.wire import Lane
 
 FILE_NAME = "keys.json"
@@ -290,6 +290,10 @@ class KeyFile:
                 private_file.replace(self.path, msgspec.json.format(msgspec.json.encode(_File(keys=keys)), indent=1))
         except TimeoutError as error:
             raise Conflict(str(error)) from None
+        except OSError as error:
+            if isinstance(full := of_disk(error), DiskFull):
+                raise DiskFull(f"{full.message}; the keys are as they were") from None
+            raise
         return result
 
 

@@ -175,7 +175,9 @@ def run(arguments: Sequence[str]) -> int:
     An error is one line on stderr that starts with `error:`. LOCALRUN_DEBUG=1 lets the traceback through.
     """
     try:
-        result = cli.main(args=list(arguments), prog_name="localrun", standalone_mode=False)
+        result = cli.main(
+            args=[_as_utf8(argument) for argument in arguments], prog_name="localrun", standalone_mode=False
+        )
     except (click.Abort, KeyboardInterrupt):
         return exits.INTERRUPTED
     except click.exceptions.NoArgsIsHelpError as error:
@@ -193,10 +195,25 @@ def run(arguments: Sequence[str]) -> int:
         if isinstance(error, ConfigError):
             return _failed(str(error), exits.USAGE)
         if isinstance(error, OSError):
+            full = errors.of_disk(error)
+            if isinstance(full, errors.DiskFull):
+                return _failed(full.message, exits.ERROR)
             words = error.strerror or str(error)
             return _failed(f"{error.filename}: {words}" if error.filename else words, exits.ERROR)
         return _failed(f"{type(error).__name__}: {error} (LOCALRUN_DEBUG=1 shows where)", exits.ERROR)
     return result if isinstance(result, int) else exits.OK
+
+
+def _as_utf8(argument: str) -> str:
+    """What Python read by a locale that is not UTF-8, as terminals mean it; the name of a file stays. Raises
+    click.UsageError."""
+    if argument.isprintable() or os.path.lexists(argument):  # no half of a surrogate pair is printable
+        return argument
+    try:
+        return os.fsencode(argument).decode()
+    except UnicodeDecodeError:
+        shown = os.fsencode(argument).decode(errors="replace")
+        raise click.UsageError(f"{shown!r} is neither UTF-8 nor a file; is the terminal set to UTF-8?") from None
 
 
 def _failed(message: str, code: int) -> int:

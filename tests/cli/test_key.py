@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import getpass
 import json
+import os
 import re
 import shutil
 import socket
@@ -19,6 +21,7 @@ from localrun.cli import exits, text
 from localrun.config import ConfigError
 from localrun.wire import Lane
 from tests.daemon import running_daemon
+from tests.says import says
 
 
 @pytest.fixture
@@ -277,3 +280,17 @@ def test_own_use_is_counted_without_keys(localrun):
         assert (row["name"], row["requests"], row["output_tokens"]) == ("local", 1, 3)
         (row,) = json.loads(localrun("usage", "--by", "model", "--json", port=daemon.port).stdout)["rows"]
         assert (row["name"], row["requests"]) == ("tiny", 1)
+
+
+def test_a_full_disk_leaves_the_keys_whole_and_names_a_way_out(localrun, environment, monkeypatch):
+    assert localrun("key", "create", "--name", "first").returncode == 0
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        ended = localrun("key", "create", "--name", "second")
+    assert ended.returncode == exits.ERROR
+    assert says(ended.stderr, "keys.json is full; make room", "the keys are as they were")
+    assert [row["name"] for row in json.loads(localrun("key", "list", "--json").stdout)] == ["first"]

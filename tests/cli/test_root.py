@@ -131,7 +131,10 @@ def test_an_unforeseen_error_is_one_line_unless_debugging(capsys, environment, m
     ("error", "words"),
     [
         (PermissionError(13, "Permission denied", "/data/state"), "/data/state: Permission denied"),
-        (OSError(28, "No space left on device"), "No space left on device"),
+        (
+            OSError(28, "No space left on device"),
+            "the disk is full; make room (localrun rm, localrun gc) and try again",
+        ),
         (OSError("what a library says"), "what a library says"),
     ],
 )

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 from localrun.cli import exits
 from tests.says import says
@@ -163,3 +166,23 @@ def test_ollama_s_options_have_values_that_are_named(localrun, daemon):
         ended = localrun("run", *options, "tiny", "hi", port=daemon.port)
         assert (ended.returncode, said in ended.stderr) == (exits.USAGE, True), ended.stderr
     assert daemon.bodies == []
+
+
+@pytest.mark.skipif(sys.platform in ("win32", "darwin"), reason="these have UTF-8 whatever the locale says")
+def test_a_prompt_arrives_whole_in_a_locale_without_utf_8(environment: dict[str, str], daemon, tmp_path: Path):
+    locale = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+
+    def run(prompt: bytes, *more: bytes) -> subprocess.CompletedProcess[bytes]:
+        command = [sys.executable, "-m", "localrun", "run", "tiny", prompt, *more, "--port", str(daemon.port)]
+        return subprocess.run(command, env=environment | locale, capture_output=True, check=False, timeout=60)
+
+    path = os.fsencode(tmp_path) + "/schön.txt".encode()
+    with open(path, "wb") as file:
+        file.write(b"of this file")
+    assert run("schöne Grüße".encode(), path).returncode == 0
+    content = daemon.chats[-1]["messages"][-1]["content"]
+    assert says(content, "schöne Grüße")
+    assert says(content, "of this file")
+    ended = run(b"sch\xf6n")
+    assert ended.returncode == exits.USAGE
+    assert b"is neither UTF-8 nor a file" in ended.stderr
