@@ -30,7 +30,10 @@ RAM_CACHE_BYTES = 1 << 29
 
 class Given:
     """A drafter that knows answers, or is `wrong` throughout: each token is the one after the answer's in the
-    vocabulary. `n_most` tokens are drafted and verified in every step."""
+    vocabulary. `n_most` tokens are drafted and verified in every step.
+
+    `n_on_course`: tokens drafted while a text was still the one that is known. Once rounding has parted them, what is
+    known says no more about what comes."""
 
     source = DraftSource.DRAFT_MODEL
 
@@ -38,6 +41,7 @@ class Given:
         self.n_most = n_most
         self._known = [(len(prompt), prompt + answer) for prompt, answer in zip(prompts, answers, strict=True)]
         self._wrong = wrong
+        self.n_on_course = 0
 
     def propose(self, wanted: Sequence[tuple[Request, int]]) -> list[list[int]]:
         return [self._next(request, n_wanted) for request, n_wanted in wanted]
@@ -46,7 +50,10 @@ class Given:
         n_prompt, n_tokens = request.n_prompt, request.n_tokens
         prompt = request.tokens[:n_prompt]
         whole = next(known for length, known in self._known if length == n_prompt and known[:length] == prompt)
-        return [token + 1 if self._wrong and token else token for token in whole[n_tokens : n_tokens + n_wanted]]
+        tokens = whole[n_tokens : n_tokens + n_wanted]
+        if request.tokens[:n_tokens] == whole[:n_tokens]:
+            self.n_on_course += len(tokens)
+        return [token + 1 if self._wrong and token else token for token in tokens]
 
     def decoded(self, n_rows: int) -> None:
         """It computes nothing."""

@@ -56,9 +56,10 @@ def test_drafts_change_no_more_than_rounding(
     name = f"{n_drafts} {'wrong' if wrong else 'right'} drafts{', eight at once' if together else ''}"
     verdict = _compared(model, name, answers, without, n_drafted, n_accepted)
     say(str(verdict))
-    assert n_drafted > 0
-    # A right draft turns wrong where a text has parted, and a wrong one is right by chance only there.
-    assert n_accepted < 0.3 * n_drafted if wrong else n_accepted > 0.5 * n_drafted
+    assert draft.n_on_course > 0
+    # A right draft turns wrong where a text has parted, which rounding may do early, and a wrong one is right by chance
+    # only there.
+    assert n_accepted < 0.3 * n_drafted if wrong else n_accepted > 0.5 * draft.n_on_course
     assert verdict.is_sound
 
 
