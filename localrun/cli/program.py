@@ -88,13 +88,12 @@ def next_steps(settings: Settings) -> None:
     """Say what runs now, and what to do next: the last words of `make run`."""
     url = base_url(settings)
     program = sys.argv[0] + ("" if settings.port == config.DEFAULT_PORT else f" --port {settings.port}")
-    steps = [(f"{url}/", "the chat page, in a browser"), (program, "the chat in the terminal")]
-    steps.append((f"{program} search", "models that you can pull"))
+    steps = {"in a browser": f"{url}/", "in a terminal": program, "find models": f"{program} search"}
     print()
     if version_if_any(settings) is not None:
         print(wrapped(f"A daemon runs in the background at {url}. One that a command started {LIFE}."))
-        steps.append((f"{program} stop --daemon", "stop it now"))
-    print(columns(("Next:", ""), [(f"  {what}", text) for what, text in steps]))
+        steps["stop it now"] = f"{program} stop --daemon"
+    print(columns(("Next:", ""), [(f"  {what}", how) for what, how in steps.items()]))
 
 
 # --- doctor ---

@@ -16,10 +16,11 @@ from typing import Any
 import click
 
 from localrun.cli.daemon import ask, ensure_daemon, for_daemon, with_settings
-from localrun.cli.names import complete_catalog, next_step
+from localrun.cli.names import closest, complete_catalog, next_step
 from localrun.cli.text import ago, duration, for_stdout, size, table, visible, wrapped
 from localrun.client import Client, PullPiece
 from localrun.config import Settings
+from localrun.errors import DownloadFailed, LocalrunError, ModelNotFound, by_code
 
 RATE_WINDOW_S = 8.0
 # A rate over less than this jumps about.
@@ -57,7 +58,20 @@ def pull_command(model: str, insecure: bool, projector: str, settings: Settings)
     except KeyboardInterrupt:
         print(f"stopped; `localrun pull {visible(model)}` resumes the download", file=sys.stderr)
         raise
+    except LocalrunError as error:
+        is_name = type(error) in (DownloadFailed, ModelNotFound)
+        if is_name and (alike := asyncio.run(_meant(url, name))):
+            raise by_code(error.code, f"{error.message}; did you mean '{alike}'?") from None
+        raise
     print(f"{visible(name)} is ready; " + ask(url, lambda client: next_step(client, name)))
+
+
+async def _meant(url: str, name: str) -> str:
+    """The name of the catalogue that is close to a short one that it does not have."""
+    async with Client(url) as client:
+        if "/" in name or await client.catalog(name):
+            return ""
+        return closest(name, [entry["name"] for entry in await client.catalog()])
 
 
 def pull_missing(base_url: str, model: str) -> bool:

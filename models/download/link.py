@@ -44,7 +44,7 @@ def why_not(error: BaseException) -> str:
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, socket.gaierror):
-            return "its name is not known here; is there an internet connection?"
+            return "its name is not known here, as without an internet connection"
         cause = cause.__cause__ or cause.__context__
     return re.sub(r"^\[Errno -?\d+\] ", "", str(error)) or type(error).__name__
 

@@ -169,7 +169,7 @@ def test_a_daemon_that_a_command_starts_is_named_and_so_is_another_one_with_the_
     said = program("list", port=other).stderr
     assert said.endswith(f"at http://127.0.0.1:{other} {life}; another one with the same data runs at port {port}\n")
     closing = program("dev", "next", port=other).stdout
-    assert says(closing, "daemon runs", other, "Next:", f"http://127.0.0.1:{other}/", "browser", "stop --daemon")
+    assert says(closing, "daemon runs", other, "Next:", "browser", f"http://127.0.0.1:{other}/", "stop --daemon")
     program("stop", "--daemon", port=other)
     assert "daemon" not in program("dev", "next", port=other).stdout
 

@@ -29,6 +29,13 @@ def test_a_mistyped_model_is_guessed(localrun):
         assert says(said("show", "./none.gguf"), "there is no file ", "none.gguf\n")
 
 
+def test_a_mistyped_name_of_the_catalogue_is_guessed_where_nobody_has_it(localrun):
+    with running_daemon(HTTPS_PROXY="http://127.0.0.1:9") as daemon:
+        ended = localrun("pull", "qwne3:0.6b", port=daemon.port)
+    assert ended.returncode == exits.ERROR
+    assert says(ended.stderr, "registry.ollama.ai", "did you mean 'qwen3:0.6b'?")
+
+
 @pytest.mark.parametrize(
     ("typed", "meant"),
     [("smol", "smollm2:135m"), ("SMOLLM", "smollm2:135m"), ("smolm2", "smollm2:135m"), ("zzz", "")],

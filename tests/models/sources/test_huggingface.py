@@ -447,6 +447,6 @@ def test_no_network_is_said_without_the_system_s_numbers(hub, monkeypatch, ask):
         raise socket.gaierror(-2, "Name or service not known")
 
     monkeypatch.setattr(socket, "getaddrinfo", nobody)
-    with pytest.raises(DownloadFailed, match="its name is not known here; is there an internet connection") as raised:
+    with pytest.raises(DownloadFailed, match="its name is not known here, as without an internet connection") as raised:
         ask(replace(hub, endpoint="http://hub.example"))
     assert "Errno" not in raised.value.message
