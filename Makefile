@@ -10,7 +10,7 @@ WHEELS ?= $(LOCALRUN_WHEELS)
 # ahead: those that are used compile when they are first imported.
 define INSTALL
 	@$(BIN)/python packaging/is_installed.py $(1) || { echo "installing $(2), about a minute"; \
-	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check \
+	$(BIN)/python -m pip install --quiet --quiet --no-compile --disable-pip-version-check \
 	--constraint packaging/constraints.txt --editable '.$(if $(1),[$(1)])'; }
 	@touch $@
 endef

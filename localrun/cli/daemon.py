@@ -30,6 +30,7 @@ import msgspec
 
 from localrun import config, errors, ollama_environment
 from localrun.cli import exits
+from localrun.cli.text import wrapped
 
 if TYPE_CHECKING:
     from localrun.access.trust import Endpoint
@@ -200,7 +201,8 @@ def ensure_daemon(settings: config.Settings, *, quietly: bool = False) -> str:
                     if daemon_version(settings) is None:
                         is_own = _start(settings)
                         if is_own and not quietly:
-                            print(f"started the daemon at {url} ({LIFE}){_others(settings)}", file=sys.stderr)
+                            said = f"started the daemon at {url} ({LIFE}){_others(settings)}"
+                            print(wrapped(said, stream=sys.stderr), file=sys.stderr)
             return url
         except errors.Unavailable:
             if time.monotonic() > deadline_s:

@@ -206,7 +206,7 @@ def pip_install(python: str, *arguments: str) -> int:
     if uv and run([python, "-m", "pip", "--version"])[0]:
         command = [uv, "pip", "install", "--quiet", "--python", python, "--reinstall"]
     else:
-        command = [python, "-m", "pip", "install", "--quiet", "--no-compile", "--disable-pip-version-check"]
+        command = [python, "-m", "pip", "install", "--quiet", "--quiet", "--no-compile", "--disable-pip-version-check"]
         command += ["--force-reinstall"]
     return subprocess.run([*command, "--no-deps", *arguments], stdout=sys.stderr, check=False).returncode
 
