@@ -17,6 +17,7 @@ from typing import Any, Self, TextIO
 
 import msgspec
 
+from localrun.cli.style import Look, painted
 from localrun.cli.text import duration, visible
 from localrun.client import ChatMetrics, ChatPiece, Client
 from localrun.errors import LocalrunError
@@ -80,7 +81,7 @@ async def show(pieces: AsyncGenerator[ChatPiece, None], answer: Answer, stats: S
     if stats is Stats.VERBOSE:
         print(f"\n{metrics_table(answer.metrics)}", file=sys.stderr)
     elif stats is Stats.BRIEF and on_terminal:
-        print(dim(summary(answer.metrics, answer.ttft_s)))
+        print(painted(summary(answer.metrics, answer.ttft_s), Look.HEADING))
 
 
 def writing_to(stream: TextIO) -> tuple[Callable[[str], None], Callable[[], None]]:
@@ -264,14 +265,10 @@ class StatusLine:
         if _size_of(self._terminal) != self._size:
             self.__exit__(None, None, None)
             return
-        row = f"\x1b[{self._size.lines};1H\x1b[2K{dim(text[: self._size.columns - 1])}"
+        shown = painted(text[: self._size.columns - 1], Look.HEADING, self._terminal)
+        row = f"\x1b[{self._size.lines};1H\x1b[2K{shown}"
         self._write(f"{_SAVE}{row}{_RESTORE}")
 
     def _write(self, text: str) -> None:
         self._terminal.write(text)
         self._terminal.flush()
-
-
-def dim(text: str) -> str:
-    """The text in the terminal's faint colour."""
-    return f"\x1b[2m{text}\x1b[0m"

@@ -102,11 +102,16 @@ class Terminal(io.StringIO):
     def fileno(self) -> int:
         return 99
 
+    def isatty(self) -> bool:
+        return True
+
 
 @pytest.fixture
 def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
     terminal = Terminal()
     monkeypatch.setattr(os, "get_terminal_size", lambda descriptor: terminal.size)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
     return terminal
 
 
