@@ -17,8 +17,7 @@ from typing import Any, Self, TextIO
 
 import msgspec
 
-from localrun.cli.style import Look, painted
-from localrun.cli.text import duration, visible
+from localrun.cli.text import Look, duration, painted, visible
 from localrun.client import ChatMetrics, ChatPiece, Client
 from localrun.errors import LocalrunError
 from localrun.snapshot import RequestRow

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from localrun.cli.style import Look, painted
-from localrun.cli.text import one_line, size, table, visible, wrapped
+from localrun.cli.text import Look, one_line, painted, size, table, visible, wrapped
 
 MAX_LICENSE_LINES = 3
 _NAME_CHARACTERS = 20

@@ -12,8 +12,7 @@ import click
 from localrun import __version__, config, errors, ollama_environment
 from localrun.cli import exits
 from localrun.cli.daemon import LIFE, base_url, daemon_version, given_flags, version_if_any, with_settings
-from localrun.cli.style import Look, painted
-from localrun.cli.text import columns, print_json, visible, wrapped
+from localrun.cli.text import Look, columns, painted, print_json, visible, wrapped
 from localrun.config import Settings
 
 if TYPE_CHECKING:

@@ -18,8 +18,7 @@ import click
 from localrun import __version__, errors
 from localrun.cli import exits
 from localrun.cli.examples import epilog
-from localrun.cli.style import Look, painted
-from localrun.cli.text import visible, wrapped
+from localrun.cli.text import Look, painted, visible, wrapped
 
 # By group: name to module and one line of help. The module has a click command `NAME_command`. Help does not list those
 # without a group.

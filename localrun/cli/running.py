@@ -57,6 +57,8 @@ async def _named_engines(client: Client) -> list[EngineRow]:
     by_path = {engine.model: engine for engine in engines if os.path.isabs(engine.model)}
     rows = (await client.store())["models"] if by_path else []
     for row in rows:
+        if not by_path:
+            break
         with suppress(LocalrunError):  # of a model that has just gone
             path = (await client.show(row["name"])).get("localrun", {}).get("path")
             if path in by_path:

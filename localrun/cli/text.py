@@ -1,4 +1,5 @@
-"""Plain text for people: aligned columns, sizes and durations, and foreign text made harmless for a terminal.
+"""Text for people: aligned columns, sizes and durations, colours by meaning, and foreign text made harmless for a
+terminal.
 
 A terminal obeys control characters: text with them could move the cursor, rename the window or write to the clipboard.
 
@@ -13,16 +14,31 @@ import sys
 import textwrap
 from collections.abc import Sequence
 from datetime import datetime, timedelta
+from enum import StrEnum
 from pathlib import Path
 from typing import TextIO
-
-from localrun.cli.style import Look, painted
 
 _UNITS = ("B", "KB", "MB", "GB", "TB")
 _KEPT = "\n\t"
 # Control characters as their pictures (ESC becomes U+241B); the upper set, which has none, as replacement characters.
 _PICTURES = {code: chr(0x2400 + code) for code in range(0x20) if chr(code) not in _KEPT}
 _PICTURES |= {0x7F: "\u2421"} | dict.fromkeys(range(0x80, 0xA0), "\ufffd")
+
+
+class Look(StrEnum):
+    """What a text is, as the terminal's number for how it looks."""
+
+    TABLE_HEAD = "1"
+    HEADING = "2"
+    BAD = "31"
+    GOOD = "32"
+    DOUBTFUL = "33"
+
+
+def painted(text: str, look: Look, stream: TextIO | None = None) -> str:
+    """The text for this stream, else for stdout; coloured on a terminal alone, and not with NO_COLOR or TERM=dumb."""
+    is_plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+    return text if is_plain or not (stream or sys.stdout).isatty() else f"\x1b[{look}m{text}\x1b[0m"
 
 
 def columns(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -38,7 +38,6 @@ function upTo(turn) {
   return found;
 }
 
-
 export function titleOf(chat) {
   const asked = chat.turns.find((turn) => turn.role === "user")?.content.trim().replace(/\s+/g, " ") ?? "";
   return chat.name || (asked.length > 60 ? `${asked.slice(0, 60)}…` : asked) || "New chat";
