@@ -17,6 +17,7 @@ from weakref import WeakKeyDictionary
 
 import psutil
 
+from localrun.models.sources.hub import MAX_AT_ONCE
 from localrun.models.storage import manifest
 from localrun.models.storage.blobs import Blobs, hash_file
 from tests.daemon import Daemon
@@ -34,10 +35,13 @@ PATIENCE_S = 60.0
 
 
 class Held(NamedTuple):
-    """What a daemon without any model holds: descriptors of its process, and its children by what they run."""
+    """What a daemon without any model holds: descriptors of its process, connections that it made and keeps for its
+    next question, and its children by what they run. Where Linux tells, `open_on` says what the descriptors are."""
 
     n_descriptors: int
+    connections: tuple[str, ...]
     children: tuple[str, ...]
+    open_on: tuple[str, ...]
 
 
 # Of each daemon, before its first fault.
@@ -107,14 +111,27 @@ def _held_without_models(daemon: Daemon) -> Held:
     _within_patience(lambda: _snapshot(daemon)["engines"], lambda engines: not engines, "no engine")
     daemon.disconnect()
     process = psutil.Process(daemon.process.pid)
-    children, n_descriptors = [], process.num_fds()
+    connections = [
+        f"{row.raddr} {row.status}"
+        for row in process.net_connections("tcp")
+        if row.raddr and row.laddr.port != daemon.port
+    ]
+    children, n_descriptors = [], process.num_fds() - len(connections)
     for child in process.children():
         if PROBE in _command(child):
             n_descriptors -= N_PROBE_PIPES
         else:
             with suppress(psutil.NoSuchProcess):  # ended since
                 children += [child, *child.children(recursive=True)]
-    return Held(n_descriptors, tuple(sorted(map(_command, children))))
+    open_on = sorted(map(_target, Path(f"/proc/{process.pid}/fd").glob("*")))
+    return Held(n_descriptors, tuple(connections), tuple(sorted(map(_command, children))), tuple(open_on))
+
+
+def _target(descriptor: Path) -> str:
+    try:
+        return str(descriptor.readlink())
+    except OSError:  # closed since
+        return ""
 
 
 def _command(process: psutil.Process) -> str:
@@ -129,7 +146,9 @@ def _rss_bytes(daemon: Daemon) -> int:
 
 
 def _is_no_more(held: Held, before: Held) -> bool:
-    return held.n_descriptors <= before.n_descriptors and held.children == before.children
+    n_connections = max(MAX_AT_ONCE, len(before.connections))
+    is_as_before = held.n_descriptors <= before.n_descriptors and held.children == before.children
+    return is_as_before and len(held.connections) <= n_connections
 
 
 def _is_settled(snapshot: dict[str, Any]) -> bool:

@@ -64,13 +64,7 @@ HASTY = {"localrun__models__download__item__FetchLimits": {"backoff_cap_s": 0.01
 def daemon(hub: Hub, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     hasty = Injected(tmp_path_factory.mktemp("faults"), **HASTY)
     with running_daemon(HF_ENDPOINT=hub.endpoint, **hasty.environment) as running:
-        ask_the_hub(running)
         yield running
-
-
-def ask_the_hub(daemon: Daemon) -> None:
-    """One connection to it stays open from its first question on."""
-    daemon.http.get("/localrun/v1/search", params={"query": "fox"}).raise_for_status()
 
 
 def digest_of(content: bytes) -> str:
@@ -196,7 +190,6 @@ def test_fault_34_a_server_that_sends_us_elsewhere(daemon: Daemon, registry: Reg
 def test_fault_34_a_token_stays_with_its_origin(hub: Hub) -> None:
     hub.record.clear()
     with running_daemon(HF_ENDPOINT=hub.endpoint, HF_TOKEN=TOKEN) as daemon:
-        ask_the_hub(daemon)
         with unharmed(daemon, may_leave=(".lock",)):
             assert pull(daemon, REPO).status_code == 200
     asked = {name: hub.record.of(name) for name in ("hub", "storage")}
@@ -322,7 +315,6 @@ def test_fault_37_kills_during_pull_create_and_delete(
             daemon.stop(signal.SIGKILL)
             work.join()
     with running_daemon(**home) as daemon:
-        ask_the_hub(daemon)
         while any(
             row["state"] in ("planning", "pulling") for row in daemon.http.get("/localrun/v1/pulls").json()["pulls"]
         ):
