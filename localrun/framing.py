@@ -13,7 +13,16 @@ from typing import BinaryIO, TypeVar
 
 import msgspec
 
-from localrun.wire import DecodeReply, DecodeRequest, FromEngine, RenderReply, RenderRequest, ToEngine
+from localrun.wire import (
+    DecodeReply,
+    DecodeRequest,
+    FromEngine,
+    GrammarCheck,
+    GrammarChecked,
+    RenderReply,
+    RenderRequest,
+    ToEngine,
+)
 
 # One prompt of a million tokens as text is about 4 MB; a frame beyond this is a bug or an attack, not a request.
 MAX_FRAME_BYTES = 64 * 1024 * 1024
@@ -79,6 +88,16 @@ def decode_from_media_worker(body: bytes) -> DecodeReply:
     return _decoded(_from_media_worker, body)
 
 
+def decode_to_grammar_worker(body: bytes) -> GrammarCheck:
+    """Raises FrameError when the body is not a GrammarCheck."""
+    return _decoded(_to_grammar_worker, body)
+
+
+def decode_from_grammar_worker(body: bytes) -> GrammarChecked:
+    """Raises FrameError when the body is not a GrammarChecked."""
+    return _decoded(_from_grammar_worker, body)
+
+
 def _decoded(decoder: msgspec.msgpack.Decoder[_Message], body: bytes) -> _Message:
     try:
         return decoder.decode(body)
@@ -107,3 +126,5 @@ _to_renderer = msgspec.msgpack.Decoder(RenderRequest)
 _from_renderer = msgspec.msgpack.Decoder(RenderReply)
 _to_media_worker = msgspec.msgpack.Decoder(DecodeRequest)
 _from_media_worker = msgspec.msgpack.Decoder(DecodeReply)
+_to_grammar_worker = msgspec.msgpack.Decoder(GrammarCheck)
+_from_grammar_worker = msgspec.msgpack.Decoder(GrammarChecked)

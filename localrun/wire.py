@@ -600,3 +600,23 @@ class DecodeReply(msgspec.Struct, frozen=True, kw_only=True):
     n_samples: int = 0
     error_code: str | None = None
     error_message: str = ""
+
+
+# --- engine <-> grammar worker ------------------------------------------------------------------------------------
+
+
+class GrammarCheck(msgspec.Struct, frozen=True, kw_only=True):
+    """Compile a grammar whose literals name these control tokens. `cpu_s` as in `RenderRequest`."""
+
+    grammar: Grammar
+    control_names: tuple[str, ...]
+    cpu_s: int
+
+
+class GrammarChecked(msgspec.Struct, frozen=True, kw_only=True):
+    """The grammar as an engine is to compile it, and what was left out of it; or what is wrong with it. One follows
+    each request; one without anything is also the worker's first frame, which says that it is ready."""
+
+    grammar: Grammar | None = None
+    warnings: tuple[str, ...] = ()
+    error_message: str = ""

@@ -26,10 +26,11 @@ LEAVES = (
         "localrun.snapshot",
         "localrun.thread_choice",
         "localrun.wire",
+        "localrun.worker_limits",
     ),
 )
 CONFIG, ERRORS, KERNELS, KV_FOLDERS, LIBRARY_PROBLEMS, *_SOME = LEAVES
-PRIORITY, PRIVATE_FILE, PROCESS_END, PROCESSORS, SNAPSHOT, THREAD_CHOICE, WIRE = _SOME
+PRIORITY, PRIVATE_FILE, PROCESS_END, PROCESSORS, SNAPSHOT, THREAD_CHOICE, WIRE, WORKER_LIMITS = _SOME
 # Headers of sound files, for the daemon and its clients.
 SOUND_HEADERS = "localrun.sound_headers"
 KERNEL_PROBE = "localrun.kernel_probe"
@@ -39,24 +40,27 @@ CLIENT = "localrun.client"
 # What the daemon and its clients must agree on to let each other in.
 ACCESS = "localrun.access"
 OLLAMA_ENVIRONMENT = "localrun.ollama_environment"
+# Which model to begin with; the terminal interface and the command line agree on it.
+LAST_MODEL = "localrun.last_model"
 TOOLS = "localrun.tools"
 
 # A package may import itself and these; a name stands for everything below it.
 ALLOWED = {
     "localrun.engine": (
         *(CONFIG, ERRORS, FRAMING, KV_FOLDERS, LIBRARY_PROBLEMS, PRIORITY, PROCESSORS, THREAD_CHOICE, WIRE),
+        WORKER_LIMITS,
     ),
     "localrun.server": (
         *(CONFIG, ERRORS, FRAMING, KERNELS, KV_FOLDERS, LIBRARY_PROBLEMS, SNAPSHOT, SOUND_HEADERS, THREAD_CHOICE, WIRE),
-        *(ACCESS, OLLAMA_ENVIRONMENT, PROCESS_END, "localrun.models"),
+        *(ACCESS, OLLAMA_ENVIRONMENT, PROCESS_END, WORKER_LIMITS, "localrun.models"),
     ),
     ACCESS: (CONFIG, ERRORS, PRIVATE_FILE, WIRE),
     "localrun.models": (CONFIG, ERRORS),
     TOOLS: (ATTACHMENTS, ERRORS, PRIVATE_FILE),
-    "localrun.tui": (ATTACHMENTS, CLIENT, CONFIG, ERRORS, SNAPSHOT, SOUND_HEADERS, TOOLS),
+    "localrun.tui": (ATTACHMENTS, CLIENT, CONFIG, ERRORS, LAST_MODEL, SNAPSHOT, SOUND_HEADERS, TOOLS),
     "localrun.cli": (
-        *(ACCESS, ATTACHMENTS, CLIENT, CONFIG, ERRORS, KV_FOLDERS, OLLAMA_ENVIRONMENT, PROCESSORS, SNAPSHOT),
-        *(THREAD_CHOICE, TOOLS, WIRE),
+        *(ACCESS, ATTACHMENTS, CLIENT, CONFIG, ERRORS, KV_FOLDERS, LAST_MODEL, OLLAMA_ENVIRONMENT, PROCESSORS),
+        *(SNAPSHOT, THREAD_CHOICE, TOOLS, WIRE),
     ),
     "localrun.bench": (
         ACCESS,
@@ -81,6 +85,7 @@ ALLOWED = {
     ATTACHMENTS: (ERRORS, SOUND_HEADERS),
     SOUND_HEADERS: (),
     CLIENT: (ACCESS, *LEAVES),
+    LAST_MODEL: (CONFIG, ERRORS, PRIVATE_FILE),
     "localrun.__main__": ("localrun.cli",),
 }
 # Only inside functions: a command that does not need them must not wait for them.
@@ -122,7 +127,7 @@ ENGINE_ROOMS = {
 NOT_PURE = {
     *("adapters", "answers", "encoding", "engine", "process", "pipes", "fake", "fake_engine", "fake_media", "tools"),
     *("embedding.engine", "embedding.fake", "embedding.process", "native.adapters"),
-    *("sample.grammars", "sample.grammar_library", "sample.gbnf"),
+    *("sample.grammars", "sample.grammar_library", "sample.gbnf", "sample.grammar_checker", "sample.grammar_worker"),
     *("cache.disk", "cache.disk_files", "speculate.draft_models"),
     *(
         f"native.{name}"
@@ -263,7 +268,7 @@ def test_only_one_module_imports_llama_cpp():
 
 def test_only_the_modules_for_grammars_import_llguidance():
     loading = {found.importer for found in imports() if is_within(found.name, "llguidance") and not found.is_lazy}
-    assert loading == {"localrun.engine.sample.gbnf", "localrun.engine.sample.grammar_library"}
+    assert loading == {f"localrun.engine.sample.{name}" for name in ("gbnf", "grammar_library", "grammar_worker")}
     assert "llguidance" not in loaded_after("import localrun.engine.process, localrun.engine.fake, localrun.server.app")
 
 

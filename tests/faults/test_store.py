@@ -189,9 +189,8 @@ def test_fault_34_a_server_that_sends_us_elsewhere(daemon: Daemon, registry: Reg
 
 def test_fault_34_a_token_stays_with_its_origin(hub: Hub) -> None:
     hub.record.clear()
-    with running_daemon(HF_ENDPOINT=hub.endpoint, HF_TOKEN=TOKEN) as daemon:
-        with unharmed(daemon, may_leave=(".lock",)):
-            assert pull(daemon, REPO).status_code == 200
+    with running_daemon(HF_ENDPOINT=hub.endpoint, HF_TOKEN=TOKEN) as daemon, unharmed(daemon, may_leave=(".lock",)):
+        assert pull(daemon, REPO).status_code == 200
     asked = {name: hub.record.of(name) for name in ("hub", "storage")}
     assert any(TOKEN in request.headers.get("authorization", "") for request in asked["hub"])
     assert asked["storage"]

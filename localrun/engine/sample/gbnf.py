@@ -1,43 +1,19 @@
-"""GBNF, llama.cpp's notation for grammars, as lark: a function, and a program for long texts.
+"""GBNF, llama.cpp's notation for grammars, as lark.
 
-The translation is the grammar library's, and pure Python: for two thousand rules it takes 3.4 s, with the interpreter's
-lock. So anything long is translated in a process of its own. It loses the brackets of a repetition that is repeated and
-the zeros of `\\u0041`; `plainer` writes both so that nothing is lost (llguidance 1.9.1).
+The translation is the grammar library's, and pure Python: two thousand rules take it 3.4 s. It loses the brackets of a
+repetition that is repeated and the zeros of `\\u0041`; `plainer` writes both so that nothing is lost (llguidance
+1.9.1).
 
-Owner: a thread of the compiler, or the process.
+Owner: the grammar worker.
 """
 
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 
 from llguidance.gbnf_to_lark import GbnfToLarkError, gbnf_to_lark
 
 from localrun.errors import BadRequest
-
-# This much takes less than a process needs to start.
-_SHORT_CHARACTERS = 4_000
-_LIMIT_S = 10.0
-_FAILED = 3
-
-
-def to_lark(text: str) -> str:
-    """Raises BadRequest for a text that is no grammar, or one that takes too long."""
-    if len(text) <= _SHORT_CHARACTERS:
-        return _translate(text)
-    command = [sys.executable, "-P", "-m", "localrun.engine.sample.gbnf"]
-    try:
-        done = subprocess.run(command, input=text.encode(), capture_output=True, timeout=_LIMIT_S, check=False)
-    except subprocess.TimeoutExpired as error:
-        raise BadRequest(f"the GBNF grammar takes more than {_LIMIT_S:.0f} s to read; use fewer rules") from error
-    if done.returncode == _FAILED:
-        raise BadRequest(done.stdout.decode("utf-8", "replace"))
-    if done.returncode != 0:
-        raise RuntimeError(f"the translator ended with {done.returncode}: {done.stderr[-500:]!r}")
-    return done.stdout.decode()
-
 
 # A text, a class, a comment, a bracket, or anything else.
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|\[(?:[^\]\\]|\\.)*\]|#[^\n]*|.', re.DOTALL)
@@ -79,7 +55,8 @@ def _as_itself(escape: re.Match[str]) -> str:
     return f"\\x{number:02X}" if number < 0x80 else chr(number)
 
 
-def _translate(text: str) -> str:
+def to_lark(text: str) -> str:
+    """Raises BadRequest for a text that is no grammar."""
     try:
         return gbnf_to_lark(plainer(text))
     except GbnfToLarkError as error:
@@ -88,18 +65,3 @@ def _translate(text: str) -> str:
         raise BadRequest("the GBNF grammar is nested too deeply") from error
     except Exception as error:
         raise BadRequest(f"the GBNF grammar cannot be read: {error}") from error
-
-
-def main() -> int:
-    """The program: GBNF from stdin, lark to stdout; exit code 3 and a message there if it is none."""
-    text = sys.stdin.buffer.read().decode()
-    try:
-        output, code = _translate(text), 0
-    except BadRequest as error:
-        output, code = error.message, _FAILED
-    sys.stdout.buffer.write(output.encode("utf-8", "replace"))
-    return code
-
-
-if __name__ == "__main__":
-    sys.exit(main())

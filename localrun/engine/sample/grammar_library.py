@@ -1,36 +1,43 @@
-"""Grammars by llguidance: with `gbnf.py` the only module that imports it.
+"""Grammars by llguidance, which takes a while to import.
 
-Owner: the compiler's threads; importing it takes a while.
+Owner: the compiler's threads, and the worker process, which looks at a grammar before they do.
 Does not: keep anything (`grammars.py`).
 """
 
 from __future__ import annotations
 
 import json
-import logging
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Protocol
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
-from localrun.engine.backend import Backend
-from localrun.engine.sample import gbnf
 from localrun.engine.sample.constraint import Constraint
 from localrun.errors import BadRequest
 from localrun.wire import Grammar, GrammarKind
-
-log = logging.getLogger("localrun.engine")
 
 # Marks a token that no text of a grammar can match, only its number.
 _CONTROL_MARK = b"\xff"
 
 
+class Tokens(Protocol):
+    """What is read of a model's vocabulary; each as of `Backend`."""
+
+    @property
+    def n_vocab(self) -> int: ...
+    @property
+    def eog_tokens(self) -> frozenset[int]: ...
+    def tokenize(self, text: str, *, parse_special: bool) -> list[int]: ...
+    def piece(self, token: int) -> bytes: ...
+    def control_text(self, token: int) -> str: ...
+
+
 class _Source:
     """What `TokenizerWrapper` reads."""
 
-    def __init__(self, backend: Backend) -> None:
+    def __init__(self, backend: Tokens) -> None:
         self._tokenize = backend.tokenize
         names = {token: backend.control_text(token) for token in range(backend.n_vocab)}
         self.tokens = [_CONTROL_MARK + name.encode() if name else backend.piece(token) for token, name in names.items()]
@@ -57,7 +64,7 @@ class GrammarVocabulary:
     `pause` gives others time to take the interpreter's lock.
     """
 
-    def __init__(self, backend: Backend, pause: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, backend: Tokens, pause: Callable[[], None] = lambda: None) -> None:
         source = _Source(backend)
         eog = sorted(backend.eog_tokens) or [source.eos_token_id]
         plain = LLTokenizer(TokenizerWrapper(source), n_vocab=backend.n_vocab, eos_token=eog, slices=[])
@@ -73,6 +80,10 @@ class GrammarVocabulary:
         """The bytes of a token, or its name if it is a control token."""
         return self._pieces[token].removeprefix(_CONTROL_MARK)
 
+    def names_in(self, text: str) -> tuple[str, ...]:
+        """The control tokens that are named there."""
+        return tuple(sorted({found.group() for found in self._control_text.finditer(text)}))
+
     def cut(self, text: str) -> list[tuple[str, int]]:
         """`text` as (text before, id of the control token named there); the last id is -1."""
         parts, at = [], 0
@@ -83,33 +94,23 @@ class GrammarVocabulary:
 
 
 # What printers of JSON put between two values, and not all that JSON allows: a model that likes spaces never finishes.
-_WHITESPACE = r" |\n[ \t]{0,20}"
+WHITESPACE = r" |\n[ \t]{0,20}"
 # How the daemon writes literal text of tool calls.
 _LITERAL_RULE = re.compile(r"^(literal_\d+): (\".*\")$", re.MULTILINE)
-# The same of their arguments, below the tool's name: the call must match, or any object will do.
-_ARGUMENTS_RULE = re.compile(r"^// (\".*\")\n((arguments|lenient)_\d+: %json) (\{.*\})$", re.MULTILINE)
 
 
 def source_of(grammar: Grammar, control_ids: Callable[[str], list[tuple[str, int]]]) -> str:
-    """The library's own description of `grammar`. Raises BadRequest for a text that it cannot be made of.
+    """The library's own description of a `checked` grammar (grammar_worker.py).
 
     `control_ids` cuts a literal into (text before, id of the control token after it); the last id is -1 for none.
     """
     if grammar.kind is GrammarKind.JSON_SCHEMA:
-        return LLMatcher.grammar_from_json_schema(_schema(grammar.text), overrides={"whitespace_pattern": _WHITESPACE})
+        return LLMatcher.grammar_from_json_schema(grammar.text, overrides={"whitespace_pattern": WHITESPACE})
     if grammar.kind is GrammarKind.REGEX:
         return LLMatcher.grammar_from_regex(grammar.text)
     if grammar.kind is GrammarKind.GBNF:
-        return LLMatcher.grammar_from_lark(gbnf.to_lark(grammar.text))
+        return LLMatcher.grammar_from_lark(grammar.text)
     return LLMatcher.grammar_from_lark(_with_control_tokens(grammar.text, control_ids))
-
-
-def _schema(text: str) -> str:
-    try:
-        json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise BadRequest(f"the JSON schema cannot be read: {error}") from error
-    return text
 
 
 def _with_control_tokens(lark: str, control_ids: Callable[[str], list[tuple[str, int]]]) -> str:
@@ -165,91 +166,12 @@ def problem_of(error: str) -> str:
 
 
 def compile_grammar(grammar: Grammar, vocabulary: GrammarVocabulary) -> Compiled:
-    """The grammar for this vocabulary, with what its first mask needs computed. Raises BadRequest if it is none, or
-    beyond the library's limits: 500,000 symbols, 250,000 lexer states, and 50,000 parser items for a mask.
-
-    Calls that the model need not make (`lenient_...`) take any object instead of failing the request."""
-    matcher = _matcher(grammar, vocabulary)
-    for weaken in (_without_faults, _without_schemas):
-        if matcher.is_error() and grammar.kind is GrammarKind.LARK:
-            grammar = Grammar(grammar.kind, weaken(grammar.text), grammar.triggers)
-            matcher = _matcher(grammar, vocabulary)
-    if matcher.is_error():
-        raise BadRequest(f"the {_NAMES[grammar.kind]} cannot be used: {problem_of(matcher.get_error())}")
-    return Compiled(matcher, vocabulary)
-
-
-def _matcher(grammar: Grammar, vocabulary: GrammarVocabulary) -> LLMatcher:
+    """The grammar, which was `checked` (grammar_worker.py), for this vocabulary, with what its first mask needs
+    computed. Raises BadRequest if it is none, or beyond the library's limits: 500,000 symbols, 250,000 lexer states,
+    and 50,000 parser items for a mask."""
     matcher = LLMatcher(vocabulary.tokenizer, source_of(grammar, vocabulary.cut), log_level=0, limits=_LIMITS)
     if not matcher.is_error():
         matcher.compute_bitmask()
-    return matcher
-
-
-def _without_faults(lark: str) -> str:
-    """The grammar with any object for arguments whose schema does not compile. Raises BadRequest naming the tool and
-    the part of its schema where the call must match."""
-
-    def checked(found: re.Match[str]) -> str:
-        fault = _fault(json.loads(found[4]), "parameters")
-        if not fault:
-            return found[0]
-        message = f"the tool {json.loads(found[1])!r}: {fault}"
-        if found[3] == "arguments":
-            raise BadRequest(message)
-        log.warning("%s; its calls take any object", message)
-        return _any_object(found)
-
-    return _ARGUMENTS_RULE.sub(checked, lark)
-
-
-def _without_schemas(lark: str) -> str:
-    """The grammar with any object for all arguments that need not match: together they are too much."""
-    weaker = _ARGUMENTS_RULE.sub(lambda found: found[0] if found[3] == "arguments" else _any_object(found), lark)
-    if weaker != lark:
-        log.warning("the schemas of the tools are too much for one grammar; calls take any object")
-    return weaker
-
-
-def _any_object(rule: re.Match[str]) -> str:
-    return (
-        f'// {rule[1]}\n{rule[2]} {{"x-guidance":{{"whitespace_pattern":{json.dumps(_WHITESPACE)}}},"type":"object"}}'
-    )
-
-
-# What the library says of a schema that holds the faulty one.
-_IN_REFERENCE = "while processing json-schema:"
-_UNSATISFIABLE = "Unsatisfiable schema"
-
-
-def _fault(schema: dict[str, Any], path: str) -> str:
-    """Why a schema does not compile, with the path of its innermost part that is to blame; empty if it does."""
-    shared: dict[str, Any] = {key: schema[key] for key in ("x-guidance", "$defs", "definitions") if key in schema}
-    problem = _problem_of_schema(schema)
-    while problem:
-        for name, inner in _inner(schema):
-            found = _problem_of_schema({**inner, **shared})
-            if found == problem or (found.startswith(_UNSATISFIABLE) and problem.startswith(_UNSATISFIABLE)):
-                schema, path, problem = inner, f"{path}.{name}", found
-                break
-        else:
-            return f"{path}: {problem}"
-    return ""
-
-
-def _problem_of_schema(schema: dict[str, Any]) -> str:
-    error = LLMatcher.validate_grammar(LLMatcher.grammar_from_json_schema(json.dumps(schema)))
-    return " ".join(problem_of(error.partition(_IN_REFERENCE)[0]).split())
-
-
-def _inner(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The schemas right below one, and their paths."""
-    for keyword, value in schema.items():
-        found: Iterable[tuple[str, Any]] = ()
-        if keyword in ("properties", "patternProperties"):
-            found = ((f"{keyword}.{name}", inner) for name, inner in value.items())
-        elif keyword in ("anyOf", "oneOf", "allOf", "prefixItems"):
-            found = ((f"{keyword}[{index}]", inner) for index, inner in enumerate(value))
-        elif keyword in ("items", "additionalProperties"):
-            found = ((keyword, value),)
-        yield from ((path, inner) for path, inner in found if isinstance(inner, dict))
+    if matcher.is_error():
+        raise BadRequest(f"the {_NAMES[grammar.kind]} cannot be used: {problem_of(matcher.get_error())}")
+    return Compiled(matcher, vocabulary)

@@ -1,22 +1,24 @@
 """Grammars beside the steps: compiling them, who waits for one, and drawing tokens that take long.
 
-Owner: the engine's main thread; the work is in threads. Time is passed in.
+Owner: the engine's main thread; the work is in threads.
 Does not: know the grammar library (`grammar_library.py`), decide what is slow (`constraint.py`), or end a request.
 """
 
 from __future__ import annotations
 
 import math
+import threading
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from localrun.engine.backend import Backend
 from localrun.engine.request import Request
-from localrun.errors import BadRequest, EngineFailed, LocalrunError
+from localrun.engine.sample.grammar_checker import GrammarChecker
+from localrun.errors import EngineFailed, LocalrunError
 from localrun.wire import Grammar, GrammarKind, Submit
 
 if TYPE_CHECKING:
@@ -27,32 +29,33 @@ _THREADS = 2
 _CACHED_GRAMMARS = 64
 # Long enough for those who wait for the interpreter's lock to get it.
 _PAUSE_S = 0.02
+# Twice what the worker has, which has compiled the same without overflowing it.
+_STACK_BYTES = 32 * 1024 * 1024
+
+_T = TypeVar("_T")
 
 
 @dataclass(eq=False)
 class Compiling:
-    """A grammar that is compiled for `client`, and for all who ask for the same one; `n_wanting` wait for it."""
+    """A grammar that is compiled for `client`, and for all who ask for the same one; `n_wanting` wait for it. It has
+    begun when it has a `checker`."""
 
     grammar: Grammar
     client: str
     n_wanting: int = 0
-    begun_at_s: float = math.inf
+    checker: GrammarChecker | None = None
     future: Future[Compiled] = field(default_factory=Future)
-
-    @property
-    def has_begun(self) -> bool:
-        return self.begun_at_s < math.inf
 
 
 class GrammarCompiler:
     """Compiles grammars beside the step loop, and keeps them.
 
-    A grammar is compiled once for all requests with the same kind and text, in one of two threads; the library works
-    without the interpreter's lock, and within limits of its own for time and memory. Clients take turns, and each has
-    one thread at most, so that who sends slow grammars waits for those alone. What nobody wants any more before it has
-    begun is not compiled.
+    A grammar is compiled once for all requests with the same kind and text, in one of two threads: first in a process
+    of its own, which it may crash or hang (`grammar_checker.py`), and what has passed here, where the library works
+    without the interpreter's lock. Clients take turns, and each has one thread at most, so that who sends slow grammars
+    waits for those alone. What nobody wants any more is given up.
 
-    Owner: the engine's main thread calls; the work is in the threads. Time is passed in.
+    Owner: the engine's main thread calls; the work is in the threads.
     Does not: wait for anybody.
     """
 
@@ -65,13 +68,13 @@ class GrammarCompiler:
         self._lines: OrderedDict[str, deque[Compiling]] = OrderedDict()
         self._running: list[Compiling] = []
 
-    def compile(self, grammar: Grammar, client: str, now_s: float) -> Compiling:
+    def compile(self, grammar: Grammar, client: str) -> Compiling:
         """The grammar, now or later; its future raises BadRequest if it is none."""
         key = (grammar.kind, grammar.text)
         if key not in self._cache:
             if self._threads is None or self._vocabulary is None:
                 self._threads = ThreadPoolExecutor(_THREADS, "grammar")
-                self._vocabulary = self._threads.submit(_read_vocabulary, self._backend)
+                self._vocabulary = self._submit(_read_vocabulary, self._backend)
             self._cache[key] = compiling = Compiling(grammar, client)
             self._lines.setdefault(client, deque()).append(compiling)
             settled = [key for key, each in self._cache.items() if each.future.done()]
@@ -80,20 +83,23 @@ class GrammarCompiler:
         self._cache.move_to_end(key)
         found = self._cache[key]
         found.n_wanting += 1
-        self.go_on(now_s)
+        self.go_on()
         return found
 
     def leave(self, compiling: Compiling) -> None:
         """One of those who want it does not any more."""
         compiling.n_wanting -= 1
-        if compiling.n_wanting or compiling.has_begun:
+        if compiling.n_wanting or compiling.future.done():
             return
         del self._cache[compiling.grammar.kind, compiling.grammar.text]
+        if compiling.checker is not None:
+            compiling.checker.kill()
+            return
         self._lines[compiling.client].remove(compiling)
         if not self._lines[compiling.client]:
             del self._lines[compiling.client]
 
-    def go_on(self, now_s: float) -> None:
+    def go_on(self) -> None:
         """Begins what there are threads for."""
         self._running = [each for each in self._running if not each.future.done()]
         while len(self._running) < _THREADS:
@@ -105,21 +111,28 @@ class GrammarCompiler:
             compiling = line.popleft()
             if line:
                 self._lines[client] = line
-            assert self._threads is not None
             assert self._vocabulary is not None
-            compiling.begun_at_s = now_s
-            self._threads.submit(_compile, compiling, self._vocabulary)
+            compiling.checker = GrammarChecker.borrowed()
+            self._submit(_compile, compiling, self._vocabulary)
             self._running.append(compiling)
 
-    @property
-    def has_vocabulary(self) -> bool:
-        """Whether the model's vocabulary was read, which the first grammar waits for."""
-        return self._vocabulary is not None and self._vocabulary.done()
-
     def close(self) -> None:
-        """End the threads; what they have not begun is dropped."""
+        """End the threads; what is under way is given up."""
+        for compiling in self._running:
+            compiling.n_wanting = 0
+            if compiling.checker is not None:
+                compiling.checker.kill()
         if self._threads is not None:
             self._threads.shutdown(cancel_futures=True)
+
+    def _submit(self, work: Callable[..., _T], *arguments: Any) -> Future[_T]:
+        """In a thread, which has more stack than what has passed has needed."""
+        assert self._threads is not None
+        usual_bytes = threading.stack_size(_STACK_BYTES)
+        try:
+            return self._threads.submit(work, *arguments)
+        finally:
+            threading.stack_size(usual_bytes)
 
 
 # The library is imported in a thread: it takes 25 ms, and most engines never need it.
@@ -134,15 +147,19 @@ def _read_vocabulary(backend: Backend) -> GrammarVocabulary:
 def _compile(compiling: Compiling, vocabulary: Future[GrammarVocabulary]) -> None:
     from localrun.engine.sample.grammar_library import compile_grammar
 
+    checker = compiling.checker
+    assert checker is not None
     try:
-        compiling.future.set_result(compile_grammar(compiling.grammar, vocabulary.result()))
+        checker.start()  # while the vocabulary is read
+        grammar, names = compiling.grammar, vocabulary.result().names_in(compiling.grammar.text)
+        grammar = checker.check(grammar, names, lambda: not compiling.n_wanting)
+        compiling.future.set_result(compile_grammar(grammar, vocabulary.result()))
     except BaseException as error:
         compiling.future.set_exception(error)
+    # Only now: until the future is done whoever gives the grammar up kills the worker.
+    checker.give_back()
 
 
-# A request whose grammar is not ready so long after it was begun is refused. The vocabulary does not count: on a busy
-# machine one of 262,000 tokens alone can take as long, and a smaller grammar would change nothing.
-COMPILE_LIMIT_S = 10.0
 # How long to sleep when there is nothing else to do; a cancel may come in the meantime.
 _WAIT_S = 0.005
 
@@ -152,14 +169,13 @@ class _Entry:
     request: Request
     submit: Submit
     compiling: Compiling
-    late_at_s: float = math.inf
 
 
 class GrammarQueue:
     """Requests whose grammar is being compiled: they wait in the queue, and others pass them.
 
-    Owner: the engine's main thread. Time is passed in.
-    Does not: compile (`grammars.py`), or end a request.
+    Owner: the engine's main thread.
+    Does not: compile, or end a request.
     """
 
     def __init__(self, backend: Backend, clock: Callable[[], float]) -> None:
@@ -175,26 +191,16 @@ class GrammarQueue:
         """A new request, which waits for its grammar if it has one."""
         if submit.grammar is not None:
             request.awaits_grammar = True
-            compiling = self._compiler.compile(submit.grammar, submit.client, self._clock())
+            compiling = self._compiler.compile(submit.grammar, submit.client)
             self._entries.append(_Entry(request, submit, compiling))
 
-    def collect(self, now_s: float) -> list[tuple[Request, LocalrunError | None]]:
+    def collect(self) -> list[tuple[Request, LocalrunError | None]]:
         """Give compiled grammars to their requests. Returns those that have theirs now, or why they never will."""
         settled: list[tuple[Request, LocalrunError | None]] = []
-        self._compiler.go_on(now_s)
-        for entry in list(self._entries):
-            if entry.compiling.future.done():
-                self._leave(entry)
-                error = self._take(entry)
-            elif now_s >= entry.late_at_s:
-                self._leave(entry)
-                error = BadRequest(f"the grammar takes more than {COMPILE_LIMIT_S:.0f} s to compile; make it smaller")
-            else:
-                is_known = entry.late_at_s < math.inf
-                if not is_known and entry.compiling.has_begun and self._compiler.has_vocabulary:
-                    entry.late_at_s = now_s + COMPILE_LIMIT_S
-                continue
-            settled.append((entry.request, error))
+        self._compiler.go_on()
+        for entry in [entry for entry in self._entries if entry.compiling.future.done()]:
+            self._leave(entry)
+            settled.append((entry.request, self._take(entry)))
         return settled
 
     def drop(self, request: Request) -> None:

@@ -48,8 +48,8 @@ from PIL import (  # noqa: F401
 from localrun import framing
 from localrun.errors import BadRequest, LocalrunError, of_disk
 from localrun.server.media import headers
-from localrun.server.worker_limits import allow_cpu, close_limits
 from localrun.wire import DecodeReply, DecodeRequest, MediaKind
+from localrun.worker_limits import allow_cpu, close_limits
 
 MEMORY_BYTES = 1536 * 1024 * 1024
 # Of the largest picture. Ten minutes of sound at 48 kHz are less.

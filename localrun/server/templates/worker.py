@@ -36,8 +36,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from localrun import framing
 from localrun.errors import BadRequest, BadTemplate, LocalrunError
 from localrun.server.templates.marks import mark, split
-from localrun.server.worker_limits import allow_cpu, close_limits
 from localrun.wire import RenderReply, RenderRequest
+from localrun.worker_limits import allow_cpu, close_limits
 
 MEMORY_BYTES = 1024 * 1024 * 1024
 MAX_MESSAGE_CHARACTERS = 500

@@ -15,10 +15,11 @@ import pytest
 from localrun.engine.engine import Engine, Limits
 from localrun.engine.native.llama import LlamaBackend
 from localrun.engine.sample.constraint import Constraint
-from localrun.engine.sample.grammar_library import Compiled, GrammarVocabulary, compile_grammar
+from localrun.engine.sample.grammar_library import Compiled, GrammarVocabulary
 from localrun.server.structured import json_schema
 from localrun.wire import Delta, Finish, Grammar, GrammarKind, Sampling, Submit
 from tests.engine.conftest import compute
+from tests.engine.sample.compiling import compile_grammar
 
 PROMPT = list(range(300, 340))
 ROW = len(PROMPT) - 1

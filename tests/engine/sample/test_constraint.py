@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 from localrun.engine.fake import FakeBackend
 from localrun.engine.fake_tokens import IM_END, IM_START
 from localrun.engine.sample.constraint import DEAD_END, SLOW_S, Constraint
-from localrun.engine.sample.grammar_library import GrammarVocabulary, compile_grammar
+from localrun.engine.sample.grammar_library import GrammarVocabulary
 from localrun.wire import Grammar, GrammarKind
+from tests.engine.sample.compiling import compile_grammar
 
 VOCABULARY = GrammarVocabulary(FakeBackend(n_cells=8, n_seqs=1, n_batch=8))
 

@@ -10,10 +10,9 @@ import pytest
 
 from localrun.engine.native.library import native
 from localrun.engine.native.llama import LlamaBackend
-from localrun.engine.sample import gbnf
-from localrun.engine.sample.grammar_library import GrammarVocabulary, compile_grammar
-from localrun.errors import BadRequest
+from localrun.engine.sample.grammar_library import GrammarVocabulary
 from localrun.wire import Grammar, GrammarKind
+from tests.engine.sample.compiling import compile_grammar
 
 EXAMPLES = {
     "sums": """root ::= (expr "=" ws term "\\n"){1,2}
@@ -76,16 +75,3 @@ def test_llama_cpp_takes_what_its_grammar_let_through(backend: LlamaBackend, nam
         assert is_accepted(backend, EXAMPLES[name], tokens)
         n_accepted += 1
     assert n_accepted > 3
-
-
-def test_a_long_grammar_is_read_in_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch):
-    rules = "".join(f'r{n} ::= "a{n}" | "b{n}"\n' for n in range(300))
-    text = "root ::= " + " | ".join(f"r{n}" for n in range(300)) + "\n" + rules
-    assert len(text) > gbnf._SHORT_CHARACTERS
-    long_way = gbnf.to_lark(text)
-    assert long_way == gbnf._translate(text)
-    with pytest.raises(BadRequest, match="the GBNF grammar is nested too deeply"):
-        gbnf.to_lark("root ::= " + "(" * 5000 + '"a"' + ")" * 5000)
-    monkeypatch.setattr(gbnf, "_LIMIT_S", 0.001)
-    with pytest.raises(BadRequest, match="takes more than"):
-        gbnf.to_lark(text)

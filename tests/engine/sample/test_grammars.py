@@ -7,9 +7,11 @@ import re
 import threading
 from typing import Any
 
+import psutil
 import pytest
 
 from localrun.engine.fake_tokens import IM_END, IM_START
+from localrun.engine.sample import grammar_checker
 from localrun.engine.sample import grammars as grammar_queue
 from localrun.engine.sample import grammars as late_rows
 from localrun.engine.sample.constraint import Constraint
@@ -18,6 +20,21 @@ from tests.engine.harness import Harness, expected_output
 
 OBJECT = Grammar(GrammarKind.JSON_SCHEMA, '{"type":"object"}')
 DIGITS = Grammar(GrammarKind.REGEX, "[0-9]{30}")
+# Takes seconds to read.
+SLOW = Grammar(
+    GrammarKind.GBNF, "root ::= r0\n" + "".join(f'r{n} ::= "x" r{n + 1}\n' for n in range(2000)) + 'r2000 ::= "y"\n'
+)
+# A reference through references: as deep as the stack of whoever follows them.
+DEEP = Grammar(
+    GrammarKind.JSON_SCHEMA,
+    json.dumps(
+        {
+            "$ref": "#/$defs/0",
+            "$defs": {str(n): {"type": "array", "items": {"$ref": f"#/$defs/{n + 1}"}} for n in range(5000)}
+            | {"5000": {"type": "string"}},
+        }
+    ),
+)
 
 
 def answer(grammar: Grammar, *, n_predict: int = 400, **more: Any) -> tuple[str, Harness]:
@@ -205,34 +222,57 @@ def test_a_request_is_cancelled_while_its_grammar_is_compiled(monkeypatch: pytes
 
 
 def test_a_grammar_that_takes_too_long_is_refused(monkeypatch: pytest.MonkeyPatch):
-    compiler = SlowCompiler(monkeypatch)
-    monkeypatch.setattr(grammar_queue, "_WAIT_S", 0.0)
-    harness = Harness()
-    harness.submit(1, "first", grammar=DIGITS)
+    monkeypatch.setattr(grammar_checker, "COMPILE_LIMIT_S", 1)
+    harness = Harness(n_cells=2048)
+    harness.submit(1, "slow", grammar=SLOW)
+    harness.submit(2, "free", n_predict=5)
+    harness.submit(3, "other", grammar=DIGITS, n_predict=40)
     harness.run(max_steps=20_000)
-    assert "takes more than 10 s to compile" in (harness.finals[1].error_message or "")
-    compiler.release.set()
+    assert harness.finals[1].error_code == "bad_request"
+    assert "takes more than 1 s to compile; make it smaller" in (harness.finals[1].error_message or "")
+    assert harness.tokens[2] == expected_output(list(b"free"), 5)
+    assert len(harness.texts[3]) == 30
 
 
-def test_reading_the_vocabulary_does_not_count_against_a_grammar(monkeypatch: pytest.MonkeyPatch):
-    released = threading.Event()
-    read_now = grammar_queue._read_vocabulary
+def test_a_grammar_that_would_crash_its_compiler_fails_its_request_alone():
+    harness = Harness(n_cells=2048)
+    harness.submit(1, "deep", grammar=DEEP)
+    harness.submit(2, "free", n_predict=5)
+    harness.run(max_steps=20_000)
+    assert harness.finals[1].error_code == "bad_request"
+    assert "is nested more deeply, than it may; make it smaller" in (harness.finals[1].error_message or "")
+    assert harness.tokens[2] == expected_output(list(b"free"), 5)
 
-    def read_later(backend: Any) -> Any:
-        released.wait(30)
-        return read_now(backend)
 
-    monkeypatch.setattr(grammar_queue, "_read_vocabulary", read_later)
-    monkeypatch.setattr(grammar_queue, "_WAIT_S", 0.0)
-    harness = Harness()
-    harness.submit(1, "first", grammar=DIGITS, n_predict=5)
-    begun_at_s = harness.now_s
-    while harness.now_s < begun_at_s + 3 * grammar_queue.COMPILE_LIMIT_S:
+def test_what_nobody_wants_any_more_is_given_up_while_it_is_compiled():
+    harness = Harness(n_cells=2048)
+    harness.submit(1, "slow", grammar=SLOW, client="gone")
+    worker = worker_at_work(harness)
+    harness.engine.cancel(1)
+    harness.submit(2, "after", grammar=DIGITS, n_predict=40, client="gone")
+    harness.run(max_steps=20_000)
+    assert len(harness.texts[2]) == 30
+    assert not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE
+
+
+def test_a_worker_that_somebody_ends_costs_nobody_an_answer():
+    harness = Harness(n_cells=2048)
+    harness.submit(1, "slow", grammar=SLOW, n_predict=400)
+    worker_at_work(harness).kill()
+    harness.submit(2, "other", grammar=DIGITS, n_predict=40)
+    harness.run(max_steps=50_000)
+    assert len(harness.texts[2]) == 30
+    assert (harness.finals[1].finish, harness.texts[1][:9]) == (Finish.LENGTH, "xxxxxxxxx")
+
+
+def worker_at_work(harness: Harness) -> psutil.Process:
+    """The process that compiles, once it computes."""
+    us = psutil.Process()
+    while True:
         harness.step()
-    assert 1 not in harness.finals
-    released.set()
-    harness.run()
-    assert harness.texts[1].isdecimal()
+        for child in us.children():
+            if any("grammar_worker" in part for part in child.cmdline()) and child.cpu_times().user > 0.3:
+                return child
 
 
 def test_a_grammar_is_compiled_once_for_all(monkeypatch: pytest.MonkeyPatch):
@@ -301,20 +341,6 @@ def test_a_grammar_that_nobody_waits_for_is_not_compiled(monkeypatch: pytest.Mon
     harness.run()
     assert harness.texts[4].isdecimal(), "somebody else wants one of them"
     assert sorted(held.begun) == [digits(10).text, digits(12).text]
-
-
-def test_waiting_for_a_thread_is_no_time_of_a_grammar(monkeypatch: pytest.MonkeyPatch):
-    held = HeldBack(monkeypatch)
-    harness = Harness(n_slots=8, n_cells=2048)
-    harness.submit(0, "p", grammar=digits(10), n_predict=40, client="one")
-    harness.submit(1, "p", grammar=digits(11), n_predict=40, client="one")
-    while 0 not in harness.finals:
-        harness.step()
-    assert "takes more than 10 s to compile" in (harness.finals[0].error_message or "")
-    assert 1 not in harness.finals
-    held.let_go(digits(10).text, digits(11).text)
-    harness.run()
-    assert len(harness.texts[1]) == 11
 
 
 # --- slow grammars --------------------------------------------------------------------------------------------------

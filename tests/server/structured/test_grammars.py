@@ -6,10 +6,11 @@ import pytest
 
 from localrun.engine.fake import FakeBackend
 from localrun.engine.fake_tokens import CONTROL
-from localrun.engine.sample.grammar_library import GrammarVocabulary, compile_grammar
+from localrun.engine.sample.grammar_library import GrammarVocabulary
 from localrun.errors import BadRequest
 from localrun.server.structured import CallShape, calls, gbnf
 from localrun.wire import Grammar, GrammarKind
+from tests.engine.sample.compiling import compile_grammar
 
 BACKEND = FakeBackend(n_cells=8, n_seqs=1, n_batch=8)
 VOCABULARY = GrammarVocabulary(BACKEND)

@@ -193,7 +193,7 @@ def test_the_worker_can_open_nothing_and_knows_no_secrets(monkeypatch: pytest.Mo
 def test_a_way_out_of_the_sandbox_leads_nowhere():
     escaped = (
         "import os\n"
-        "from localrun.server import worker_limits\n"
+        "from localrun import worker_limits\n"
         "if os.getuid() == 0: os.setuid(65534)\n"
         "worker_limits.close_limits(memory_bytes=1 << 30)\n"
         "for escape in ('os.open(os.devnull, 0)', 'os.close(0) or os.dup(1)', 'os.pipe()', 'os.fork()'):\n"
