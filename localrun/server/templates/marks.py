@@ -9,8 +9,7 @@ template or the client's text, so no client can forge, guess or clash with them.
 case, is never touched. A template may cut or encode the marked text: whatever is left of the marks is removed, and a
 control token whose mark on one side was cut off stays untrusted.
 
-Pure. Does not: protect from a template that builds a control token out of harmless pieces of a client's text; the
-template belongs to the model and is trusted with the shape of its prompt.
+Pure. Does not: see the control tokens that a template makes out of harmless pieces of a client's text (`taint.py`).
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ def longest_of(node: LiteralTree) -> str:
     return body + "?" if "" in node else body
 
 
-_PRIVATE_USE = range(0xE000, 0xF900)
+_PRIVATE_USE = [chr(code) for code in range(0xE000, 0xF900)]
 # A private-use character as itself, as JSON escapes it, and as a URL does: the forms a template's filters can make.
 _PRIVATE_USE_FORMS = re.compile(
     r"([\ue000-\uf8ff])|\\u(e[0-9a-f]{3}|f[0-8][0-9a-f]{2})|%(E[EF])%([89AB][0-9A-F])%([89AB][0-9A-F])", re.IGNORECASE
@@ -94,14 +93,14 @@ def mark(
     Variables named `*_token` are the model's own and stay as they are. Without a control token in the text, gives back
     `variables` itself and None. Raises BadRequest when the text uses up the private-use characters.
     """
-    pattern = _any_of(tuple(control_tokens))
+    pattern = any_of(tuple(control_tokens))
     if pattern is None:
         return variables, None
     given = {name: value for name, value in variables.items() if not name.endswith("_token")}
-    literals = frozenset(found for text in _texts(given) for found in pattern.findall(text))
+    literals = frozenset(found for text in texts_in(given) for found in pattern.findall(text))
     if not literals:
         return variables, None
-    opening, closing = _two_unused([template, *_texts(given)])
+    opening, closing = _random.sample(unused_characters([template, *texts_in(given)], 2), 2)
     marked = {name: _marked(value, pattern, opening + r"\g<0>" + closing) for name, value in given.items()}
     return variables | marked, Marks(opening, closing, literals)
 
@@ -153,7 +152,7 @@ def _without_encoded_marks(piece: str, marks: Marks) -> str:
     return piece
 
 
-def _texts(value: Any) -> Iterator[str]:
+def texts_in(value: Any) -> Iterator[str]:
     """Every string inside a JSON-like value, keys too."""
     pending = [value]
     while pending:
@@ -177,29 +176,31 @@ def _marked(value: Any, pattern: re.Pattern[str], replacement: str) -> Any:
     return value
 
 
-def _two_unused(texts: Sequence[str]) -> tuple[str, str]:
-    used: set[int] = set()
+def unused_characters(texts: Sequence[str], n: int) -> Sequence[str]:
+    """The private-use characters that stand nowhere in `texts`. Raises BadRequest where there are not so many."""
+    used: set[str] = set()
     for text in texts:
+        if text.isascii() and "\\u" not in text and "%" not in text:
+            continue
         for itself, escaped, *encoded in _PRIVATE_USE_FORMS.findall(text):
             if itself:
-                used.add(ord(itself))
+                used.add(itself)
             elif escaped:
-                used.add(int(escaped, 16))
+                used.add(chr(int(escaped, 16)))
             else:
-                used.add(ord(bytes.fromhex("".join(encoded)).decode("utf-8", "replace")))
-    unused = [code for code in _PRIVATE_USE if code not in used]
-    if len(unused) < 2:
+                used.add(bytes.fromhex("".join(encoded)).decode("utf-8", "replace"))
+    unused = [character for character in _PRIVATE_USE if character not in used] if used else _PRIVATE_USE
+    if len(unused) < n:
         raise BadRequest(
             "the messages contain control tokens and every private-use character (U+E000 to U+F8FF); leave out one of "
             "the two",
             field="messages",
         )
-    opening, closing = _random.sample(unused, 2)
-    return chr(opening), chr(closing)
+    return unused
 
 
 @lru_cache(maxsize=8)
-def _any_of(tokens: tuple[str, ...]) -> re.Pattern[str] | None:
+def any_of(tokens: tuple[str, ...]) -> re.Pattern[str] | None:
     """A pattern for the longest of `tokens` at a place, or None without tokens."""
     known = literal_tree(filter(None, tokens))
     return re.compile(longest_of(known)) if known else None

@@ -12,8 +12,8 @@ undefined names that print as nothing. Data passed in, which is a copy, can be c
 attribute that starts with an underscore is an error.
 
 Frames of `wire.RenderRequest` come on stdin, those of `wire.RenderReply` go to stdout. Ends when stdin ends. Imports
-nothing of the daemon but `errors`, `framing`, `wire`, `marks` and `worker_limits`; the daemon never imports this
-module, so that it never loads Jinja.
+nothing of the daemon but `errors`, `framing`, `wire`, `marks`, `taint` and `worker_limits`; the daemon never imports
+this module, so that it never loads Jinja.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from localrun import framing
 from localrun.errors import BadRequest, BadTemplate, LocalrunError
 from localrun.server.templates.marks import mark, split
+from localrun.server.templates.taint import Shadow, looks_for, marked_again, shadow_of
 from localrun.wire import RenderReply, RenderRequest
 from localrun.worker_limits import allow_cpu, close_limits
 
@@ -88,9 +89,13 @@ def render(template: str, variables: dict[str, Any], output_bytes: int) -> str:
     Stops as soon as it exceeds `output_bytes` of UTF-8, by OutputTooLargeError. Raises TemplateRefusalError for the
     template's own `raise_exception`, and whatever else Jinja or the template's expressions raise.
     """
+    return _generated(_compiled(template), variables, output_bytes)
+
+
+def _generated(template: jinja2.Template, variables: dict[str, Any], output_bytes: int) -> str:
     pieces: list[str] = []
     size_bytes = 0
-    for piece in _compiled(template).generate(variables):
+    for piece in template.generate(variables):
         size_bytes += len(piece) if piece.isascii() else len(piece.encode())
         if size_bytes > output_bytes:
             raise OutputTooLargeError
@@ -101,6 +106,11 @@ def render(template: str, variables: dict[str, Any], output_bytes: int) -> str:
 @lru_cache(maxsize=COMPILED_TEMPLATES)
 def _compiled(template: str) -> jinja2.Template:
     return _environment.from_string(template)
+
+
+@lru_cache(maxsize=COMPILED_TEMPLATES)
+def _looking_for(template: str, stand_ins: tuple[tuple[str, str], ...]) -> jinja2.Template:
+    return _environment.from_string(looks_for(_environment.parse(template), stand_ins))
 
 
 def _to_json(
@@ -158,7 +168,11 @@ def answer(request: RenderRequest) -> RenderReply:
     """Render one request; every failure becomes an error reply."""
     try:
         variables, marks = mark(request.template, request.variables, request.control_tokens)
+        # Before the render, which may change what it is given.
+        shadow = shadow_of(request.template, variables, request.control_tokens)
         text = render(request.template, variables, request.output_bytes)
+        if shadow is not None:
+            text, marks = marked_again(shadow, _rendered_again(request, shadow), text, request.control_tokens, marks)
         return RenderReply(segments=split(text, marks))
     except TemplateRefusalError as refused:
         return RenderReply(error_code=BadRequest.code, error_message=_short(str(refused)))
@@ -178,6 +192,14 @@ def answer(request: RenderRequest) -> RenderReply:
         return _refusal("the chat template, or the messages it was given, nest too deeply")
     except Exception as error:
         return _refusal(f"the chat template failed: {type(error).__name__}: {_short(str(error))}")
+
+
+def _rendered_again(request: RenderRequest, shadow: Shadow) -> str:
+    """Empty where it cannot be: what the template does then depends on the text."""
+    try:
+        return _generated(_looking_for(request.template, shadow.stand_ins), shadow.variables, request.output_bytes)
+    except Exception:
+        return ""
 
 
 def _answer_body(body: bytes) -> RenderReply:
