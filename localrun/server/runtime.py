@@ -32,6 +32,7 @@ from localrun.server.engines.supervisor import Supervisor
 from localrun.server.http import hidden_paths
 from localrun.server.http.access import Access
 from localrun.server.jobs.job import Ask, Job, Payer
+from localrun.server.jobs.quarantine import Quarantine
 from localrun.server.jobs.registry import Registry
 from localrun.server.media.decoder import MediaDecoder, check_taken, kinds_of
 from localrun.server.media.fetching import Fetcher
@@ -69,6 +70,7 @@ class Runtime:
         # Files that keys have sent: the key's ID and the digest.
         self.sent_blobs: set[tuple[str, str]] = set()
         self.registry = Registry()
+        self.quarantine = Quarantine()
         self.logs = LogFeed()
         self.telemetry = Telemetry(settings, self.registry, self._engine_rows, lambda: self.offline.rows())
         self.supervisor = Supervisor(
@@ -116,7 +118,14 @@ class Runtime:
                 field="draft",
             )
         resumes = self.settings.resume == "on"
-        job = Job(self.registry.new_id(), ask, lender=self.supervisor, observer=self.telemetry, resumes=resumes)
+        job = Job(
+            self.registry.new_id(),
+            ask,
+            lender=self.supervisor,
+            observer=self.telemetry,
+            quarantine=self.quarantine,
+            resumes=resumes,
+        )
         self.registry.add(job)
         return job
 

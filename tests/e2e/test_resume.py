@@ -194,6 +194,36 @@ def test_of_a_request_that_kills_engines_two_die_and_the_others_go_on(tmp_path: 
             assert answers[prompt].json()["choices"] == again["choices"]
 
 
+def test_requests_that_kill_engines_lock_nobody_out_and_are_not_tried_again(tmp_path: Path) -> None:
+    plan = tmp_path / "deaths"
+    plan.write_text("")
+    with running_daemon(LOCALRUN_FAKE_DEATHS=str(plan)) as daemon:
+        body = RAW | {"stream": False, "max_tokens": 5}
+        expected = daemon.post("/v1/completions", body | {"prompt": "other"}).json()["choices"]
+        plan.write_text("SIGSEGV before 0 poison\n" * 100)
+        for number in range(5):
+            refused = daemon.post("/v1/completions", body | {"prompt": f"poison {number}"})
+            assert (refused.status_code, refused.json()["error"]["code"]) == (500, "engine_died")
+            assert "2 engines in a row died of request" in refused.json()["error"]["message"]
+            other = daemon.post("/v1/completions", body | {"prompt": "other"})
+            assert (other.status_code, other.json().get("choices")) == (200, expected), other.text
+        assert len(plan.read_text().splitlines()) == 100 - 2 * 5
+        again = daemon.post("/v1/completions", body | {"prompt": "poison 3", "seed": 7})
+        assert (again.status_code, again.json()["error"]["code"]) == (500, "engine_died")
+        assert "and this one is the same" in again.json()["error"]["message"]
+        assert len(plan.read_text().splitlines()) == 100 - 2 * 5, "no further engine died of it"
+
+
+def test_two_deadly_requests_are_not_held_against_a_model_that_has_answered_nobody_yet(tmp_path: Path) -> None:
+    plan = tmp_path / "deaths"
+    plan.write_text("SIGSEGV before 0 poison\n" * 100)
+    with running_daemon(LOCALRUN_FAKE_DEATHS=str(plan)) as daemon:
+        body = RAW | {"stream": False, "max_tokens": 5}
+        for number in range(2):
+            assert daemon.post("/v1/completions", body | {"prompt": f"poison {number}"}).status_code == 500
+        assert daemon.post("/v1/completions", body | {"prompt": "other"}).status_code == 200
+
+
 def test_without_resume_the_death_of_its_engine_ends_a_stream(tmp_path: Path) -> None:
     plan = tmp_path / "deaths"
     plan.write_text("SIGKILL after 3\n")

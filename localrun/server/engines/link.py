@@ -61,7 +61,7 @@ class Sink(Protocol):
 
     def on_started(self, started: wire.Started) -> None: ...
     def on_delta(self, delta: wire.Delta, sent_at_s: float) -> None: ...
-    def on_engine_gone(self, error: LocalrunError, *, is_blamed: bool, is_alone: bool) -> None: ...
+    def on_engine_gone(self, error: LocalrunError, *, is_blamed: bool, is_alone: bool) -> bool: ...
 
 
 def engine_command(*, fake: bool) -> list[str]:
@@ -100,6 +100,9 @@ class EngineLink:
         self.crash: str | None = None
         # Whether somebody outside ended it, which says nothing about what it did.
         self.was_killed = False
+        # Requests that it died over, and texts that it was tokenizing; and whether all of them go on on another one.
+        self.n_at_work = 0
+        self.is_survived_by_all = False
         self._n_oom_kills: int | None = None
         self._ids = itertools.count(1)
         self._opened: asyncio.Future[wire.Ready] | None = None
@@ -341,8 +344,9 @@ class EngineLink:
         sinks = sorted(self._sinks.values(), key=lambda sink: not sink.has_begun)
         self._sinks.clear()
         blamed = [] if self.was_killed else _blamed(sinks)
-        for sink in sinks:
-            sink.on_engine_gone(error, is_blamed=sink in blamed, is_alone=len(blamed) == 1)
+        self.n_at_work = len(sinks) + len(self._counts)
+        go_on = [sink.on_engine_gone(error, is_blamed=sink in blamed, is_alone=len(blamed) == 1) for sink in sinks]
+        self.is_survived_by_all = not self._counts and all(go_on)
         self._on_end(self)
 
     def _is_ended_by_others(self, returncode: int | None) -> bool:

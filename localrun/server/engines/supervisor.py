@@ -102,6 +102,8 @@ class Supervisor:
         # whose quick kernels have computed something, so that it was not they.
         self._suspects: dict[tuple[Key, FileStamp], str] = {}
         self._proven: set[tuple[Key, FileStamp]] = set()
+        # Who has answered anything, with whatever kernels.
+        self._sound: set[tuple[Key, FileStamp]] = set()
         self._room = Room(settings, residents=self.residents, end=self._end, available_bytes=available_bytes)
         self._loads = Loads(settings)
         self._drafts = Drafts(settings, store, self._room)
@@ -573,6 +575,7 @@ class Supervisor:
         for resident in self.residents():
             if resident.link is not link:
                 continue
+            self._sound.add(_file(resident))
             if resident.is_quick:
                 self._proven.add(_file(resident))
             elif (how := self._suspects.pop(_file(resident), None)) is not None:
@@ -624,7 +627,11 @@ class Supervisor:
                 self._gone(resident)
 
     def _note_death(self, resident: Resident, error: LocalrunError) -> None:
-        if resident.link.was_killed:
+        """A death over requests is theirs, where the model is known to answer others; where it never has, they and it
+        are suspects, and a request counts once, however many engines died of it."""
+        link = resident.link
+        is_over_requests = link.n_at_work and (_file(resident) in self._sound or link.is_survived_by_all)
+        if link.was_killed or is_over_requests:
             return
         now_s = time.monotonic()
         breaker = self._breakers.setdefault(_file(resident), Breaker())

@@ -32,6 +32,7 @@ from localrun.models.adapters import Wanted
 from localrun.server.engines.faults import DEATHS_TO_OPEN
 from localrun.server.engines.resident import Use
 from localrun.server.jobs.buffer import DeltaBuffer
+from localrun.server.jobs.quarantine import Quarantine
 from localrun.server.jobs.registry import RequestRecord
 from localrun.server.jobs.transcript import Transcript
 from localrun.snapshot import RequestState
@@ -151,7 +152,16 @@ class Job:
     audio_rate_hz: int
     load_s: float
 
-    def __init__(self, job_id: str, ask: Ask, *, lender: Lender, observer: Observer, resumes: bool = True) -> None:
+    def __init__(
+        self,
+        job_id: str,
+        ask: Ask,
+        *,
+        lender: Lender,
+        observer: Observer,
+        quarantine: Quarantine | None = None,
+        resumes: bool = True,
+    ) -> None:
         self.id = job_id
         self.ask = ask
         self.arrived_at_s = time.monotonic()
@@ -163,6 +173,7 @@ class Job:
         self._counts_prompt = True
         self._lender = lender
         self._observer = observer
+        self._quarantine = quarantine or Quarantine()
         self._lease: Lease | None = None
         self._model = ask.model  # without adapters, once they are known
         self._adapted: Adapted | None = None
@@ -252,6 +263,8 @@ class Job:
     ) -> wire.Counted:
         """The tokens of a text, and what each stands for. Raises as `count`."""
         n_deaths = n_kills = 0
+        asked = wire.Count(id=0, segments=tuple(segments), is_prompt=is_prompt, wants_pieces=wants_pieces)
+        self._quarantine.check(self._kind(), asked)
         while True:
             link = self._leased().link
             try:
@@ -259,6 +272,8 @@ class Job:
             except EngineDied as error:
                 n_kills += link.was_killed
                 n_deaths += not link.was_killed
+                if n_deaths >= MAX_DEATHS:
+                    self._quarantine.put(self._kind(), asked, self.id)
                 if not self._resumes or n_deaths >= MAX_DEATHS or n_kills > MAX_RESUMPTIONS:
                     raise
                 await self._borrow_again(error)
@@ -302,6 +317,7 @@ class Job:
             adapters=adapters,
             namespace=self.ask.namespace,
         )
+        self._quarantine.check(self._kind(), message)
         self._transcript.ask(message)
         self._send(link, message)
 
@@ -330,6 +346,7 @@ class Job:
             deadline_s=self._deadline_left_s(now_s),
             arrived_at_s=now_s,
         )
+        self._quarantine.check(self._kind(), message)
         self._transcript.ask(message)
         self._send(link, message)
 
@@ -383,19 +400,20 @@ class Job:
             self._deltas.clear()
             self._fail(Cancelled("the client reads its answer too slowly; the request was cancelled"))
 
-    def on_engine_gone(self, error: LocalrunError, *, is_blamed: bool, is_alone: bool) -> None:
+    def on_engine_gone(self, error: LocalrunError, *, is_blamed: bool, is_alone: bool) -> bool:
         """The engine will say nothing more. What it said before is still delivered. `is_blamed`: it may have died of
-        this request; `is_alone`: of no other."""
+        this request; `is_alone`: of no other. Whether it goes on on another engine, or was over before."""
         self._is_with_engine = False
         self._shown.set()
         if self.record.is_ended:
-            return
+            return True
         self._n_deaths += is_blamed
         if self._cancel_asked.is_set():
             self._take_cancelled()
         elif not self._resumes or not isinstance(error, EngineDied):
             self._fail(error)
         elif is_alone and is_blamed and self._n_deaths >= MAX_DEATHS:
+            self._quarantine.put(self._kind(), self._transcript.message, self.id)
             self._fail(_deadly(self.id, error, self._n_deaths))
         elif self.record.resumed >= MAX_RESUMPTIONS:
             self._fail(
@@ -404,6 +422,8 @@ class Job:
         else:
             self.record.state = RequestState.LOADING
             self._resuming = asyncio.create_task(self._resume(error))
+            return True
+        return False
 
     # --- towards the consumer ------------------------------------------------------------------------------------
 
@@ -505,6 +525,10 @@ class Job:
 
     def _deadline_left_s(self, now_s: float) -> float | None:
         return None if self.ask.deadline_s is None else self.ask.deadline_s - (now_s - self.arrived_at_s)
+
+    def _kind(self) -> Hashable:
+        """Whose request it is, and of which model: what a quarantine is for."""
+        return self.ask.key, self._leased().identity
 
     def _leased(self) -> Lease:
         if self._lease is None:

@@ -32,6 +32,12 @@ class Transcript:
         return self._started_at_s is not None
 
     @property
+    def message(self) -> wire.Submit | wire.Embed:
+        """What was asked of the first engine."""
+        assert self._message is not None
+        return self._message
+
+    @property
     def n_output(self) -> int:
         return len(self._output)
 

@@ -47,11 +47,12 @@ class _Sink:
         if delta.finish is not None:
             self.over.set()
 
-    def on_engine_gone(self, error: LocalrunError, *, is_blamed: bool, is_alone: bool) -> None:
+    def on_engine_gone(self, error: LocalrunError, *, is_blamed: bool, is_alone: bool) -> bool:
         assert self.error is None, "told twice"
         self.is_blamed, self.is_alone = is_blamed, is_alone
         self.error = error
         self.over.set()
+        return False
 
 
 def _link(script: str, ended: list[EngineLink] | None = None) -> EngineLink:
