@@ -271,7 +271,7 @@ def test_fault_28_sizes_that_only_a_header_claims_cost_no_memory(daemon: Daemon)
         assert raw.rss_bytes(daemon) - before_bytes < 64 * 1024 * 1024
 
 
-def test_fault_29_a_hostile_vocabulary_ends_its_own_engine_and_is_not_tried_for_ever(
+def test_fault_29_a_hostile_vocabulary_is_refused_and_ends_no_engine(
     real_daemon: Daemon, whole: Whole
 ) -> None:
     byte = ("the", "<0x-1>")
@@ -283,7 +283,8 @@ def test_fault_29_a_hostile_vocabulary_ends_its_own_engine_and_is_not_tried_for_
         ("none", [], "hello", 422),
         ("rwkv", [adds_bos, no_bos], "hello", 200),
         ("rwkv", [adds_bos, no_bos], "there is no token for é", 422),
-        ("llama", [byte], "hello", 500),
+        ("llama", [], "Hello world ä 1234", 422),
+        ("llama", [byte], "hello", 422),
     ]
     model = Path()
     with unharmed(real_daemon):
@@ -294,11 +295,6 @@ def test_fault_29_a_hostile_vocabulary_ends_its_own_engine_and_is_not_tried_for_
                 model.write_bytes(_changed(whole, [(kinds[0], kinds[1]), *changes]))
             answer = complete(real_daemon, model, prompt=prompt)
             assert answer.status_code == status, (kind, answer.text)
-        # llama.cpp aborts where it meets the text, so this one dies with its first request.
-        answers = [answer, *[complete(real_daemon, model) for _ in range(3)]]
-        assert {answer.json()["error"]["code"] for answer in answers} == {"engine_died"}
-        said = ["is not tried again" in answer.json()["error"]["message"] for answer in answers]
-        assert (said[0], said[-1]) == (False, True)
 
 
 def _changed(whole: Whole, changes: list[tuple[Any, Any]]) -> bytes:

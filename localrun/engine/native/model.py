@@ -123,6 +123,7 @@ class LlamaVocabulary:
     def __init__(self, model: Any) -> None:
         self._vocab = native.llama_model_get_vocab(model)
         self.n_tokens = int(native.llama_vocab_n_tokens(self._vocab))
+        self._check_bytes()
         self.eog_tokens, self._control_texts = self._special_tokens()
         self.control_tokens = tuple(self._control_texts.values())
         self._control_text = re.compile("|".join(map(re.escape, filter(None, self.control_tokens))) or "(?!)")
@@ -215,6 +216,24 @@ class LlamaVocabulary:
             buffer = ctypes.create_string_buffer(-count)
             count = native.llama_token_to_piece(self._vocab, token, buffer, -count, 0, False)
         return buffer.raw[:count]
+
+    def _check_bytes(self) -> None:
+        """Raises BadModelFile for a vocabulary with which llama.cpp aborts at a text: one of SentencePiece says what it
+        has no piece for by a token for each byte, and llama.cpp looks for these without asking whether they are there.
+        (It does so where a file names another tokenizer than it has.)"""
+        if native.llama_vocab_type(self._vocab) != native.LLAMA_VOCAB_TYPE_SPM:
+            return
+        bytes_by_name = {name: byte for byte in range(256) for name in (b"<0x%02X>" % byte, bytes([byte]))}
+        left = set(range(256))
+        for token in range(self.n_tokens):
+            left.discard(bytes_by_name.get(native.llama_vocab_get_text(self._vocab, token), -1))
+            if not left:  # they are among the first hundreds in nearly all files
+                return
+        raise BadModelFile(
+            f"its tokenizer (tokenizer.ggml.model) is SentencePiece's, which needs a token for each byte, and "
+            f"{len(left)} are missing, such as <0x{min(left):02X}>; the file is damaged, or names another tokenizer "
+            f"than its own. Convert it again"
+        )
 
     def _special_tokens(self) -> tuple[frozenset[int], dict[int, str]]:
         eog, control = [], {}
