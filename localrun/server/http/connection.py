@@ -144,6 +144,9 @@ _END_OF_HEAD = b"\r\n\r\n"
 # Java's HTTP client (editors use it) offers an upgrade to h2c with every request. httptools then ends the request
 # after its head and drops the body. We never upgrade, so the parser is not told; the name keeps its length.
 _UPGRADE = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
+_UPGRADE_OR_PART = re.compile(
+    rb"\r\nupgrade:|(?<!\r\n)\r(?:\n(?:u(?:p(?:g(?:r(?:a(?:d(?:e)?)?)?)?)?)?)?)?\Z", re.IGNORECASE
+)
 _TOO_MANY = (
     f'{{"error": "localrun has too many connections: {MAX_CONNECTIONS} of this machine, as many of others and half of '
     f'that of one address are the most; close some, or let requests share them, and try again"}}'
@@ -210,12 +213,31 @@ class BoundedConnection(HttpToolsProtocol):
             data = _UPGRADE.sub(_NOT_UPGRADE, self._head[:end]) + self._head[end:]
             self._head = self._parsed = b""
         self._n_beside_body += len(data)
-        super().data_received(data)
+        data = self._feed(data)
         if self._n_beside_body > MAX_HEAD_BYTES and not self._head_open:
             self._answer_and_close(b"431 Request Header Fields Too Large")
             return
         if self._is_parsing_head:
             self._parsed = data[1 - len(_END_OF_HEAD) :]
+
+    def _feed(self, data: bytes) -> bytes:
+        """Gives data to the parser, without offers of an upgrade in the heads of requests that came along with the one
+        before. Only the parser knows what is a head, so it is asked before each. What may be the beginning of one is
+        held back. Returns what was parsed."""
+        begin = 0
+        for found in _UPGRADE_OR_PART.finditer(data):
+            super().data_received(data[begin : found.start()])
+            begin = found.start()
+            if self.transport.is_closing():
+                return data
+            if self._is_parsing_head and found[0].endswith(b":"):
+                super().data_received(_NOT_UPGRADE)
+                begin = found.end()
+            elif self._is_parsing_head and found.end() == len(data):
+                self._head = data[begin:]
+                return data[:begin]
+        super().data_received(data[begin:])
+        return data
 
     def on_message_begin(self) -> None:
         self._is_parsing_head = True

@@ -167,6 +167,19 @@ async def test_a_pipelined_request_may_be_split_anywhere(n_last: int) -> None:
     assert answer.endswith(b"\r\n\r\n2")
 
 
+@pytest.mark.parametrize("n_last", [0, *range(1, 60)])
+async def test_an_offer_of_an_upgrade_is_passed_over_in_every_request_of_a_connection(n_last: int) -> None:
+    offer = b"connection: Upgrade\r\nUpgrade: h2c\r\n"
+    requests = (
+        HEAD + offer + b"content-length: 13\r\n\r\na\r\nupgrade: b" + HEAD + offer + b"content-length: 2\r\n\r\nab"
+    )
+    requests += HEAD + b"connection: close\r\ncontent-length: 0\r\n\r\n"
+    at = len(requests) - n_last - 40
+    async with serving() as port:
+        answer = await exchange(port, requests[:at], requests[at:], pause_s=0.01)
+    assert [part.rpartition(b"\r\n\r\n")[2] for part in answer.split(b"HTTP/1.1 200 OK")[1:]] == [b"13", b"2", b"0"]
+
+
 @pytest.mark.parametrize(
     "head",
     [
