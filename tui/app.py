@@ -24,6 +24,7 @@ from textual.messages import InBandWindowResize
 from localrun.client import Client
 from localrun.config import folders
 from localrun.errors import LocalrunError
+from localrun.last_model import BUILT_IN, kept_at, last_model
 from localrun.tools.toolbox import toolbox
 from localrun.tui import kitty_graphics, preferences
 from localrun.tui.daemon import RETRY_DELAYS_S, Connect, Daemon, EventFeed
@@ -72,6 +73,7 @@ def own_app(
         first=first,
         history_file=own.data / "chats.db",
         permissions_file=own.data / "tool-permissions.json",
+        last_model_file=None if is_replay else kept_at(base_url),
         preferences=chosen,
         start_daemon=start_daemon,
         is_replay=is_replay,
@@ -99,9 +101,10 @@ class LocalrunApp(App[None]):
 
     `retry_delays_s` are the pauses between attempts to reach a daemon that does not answer. `first` is the mode to
     begin in. Chats are kept in `history_file`, and without one in memory; so is what tools were allowed, in
-    `permissions_file`. `preferences` are the person's own keys, theme and servers of tools. `start_daemon` starts one
-    where none answers, in a thread; it may raise LocalrunError. `is_replay` says that what `connect` makes is a
-    recording, which plays once and again when asked. `clock` gives seconds since the epoch.
+    `permissions_file`, and the model that was used last, in `last_model_file`. `preferences` are the person's own keys,
+    theme and servers of tools. `start_daemon` starts one where none answers, in a thread; it may raise LocalrunError.
+    `is_replay` says that what `connect` makes is a recording, which plays once and again when asked. `clock` gives
+    seconds since the epoch.
     """
 
     TITLE = "localrun"
@@ -121,12 +124,12 @@ class LocalrunApp(App[None]):
         self,
         base_url: str,
         *,
-        model: str = "tiny",
         connect: Connect = _connect,
         retry_delays_s: Sequence[float] = RETRY_DELAYS_S,
         first: str = "chat",
         history_file: Path | None = None,
         permissions_file: Path | None = None,
+        last_model_file: Path | None = None,
         preferences: Preferences | None = None,
         start_daemon: Callable[[], object] | None = None,
         is_replay: bool = False,
@@ -144,7 +147,7 @@ class LocalrunApp(App[None]):
             daemon=daemon,
             base_url=base_url,
             client_name=client_name,
-            model=model,
+            model=BUILT_IN if last_model_file is None else last_model(last_model_file) or BUILT_IN,
             history=history,
             clock=clock,
             thumbnails=Thumbnails(self._way_to_draw(self._preferences.pictures), self._write),
@@ -152,6 +155,7 @@ class LocalrunApp(App[None]):
             is_replay=is_replay,
             keymap=self._preferences.keys,
             toolbox=toolbox(self._preferences.servers, permissions_file),
+            last_model_file=last_model_file,
         )
         self._feed = EventFeed(
             daemon,

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 from textual.dom import DOMNode
 from textual.signal import Signal
 
-from localrun import attachments
+from localrun import attachments, last_model
 from localrun.attachments import Kind
 from localrun.config import folders
 from localrun.errors import Cancelled, LocalrunError
@@ -38,7 +38,8 @@ class Session:
     written to, if anywhere. `deleted` tells the number of a chat that is no more; `deleted_chats` are those that can
     be brought back, the latest last. `clock` gives seconds since the epoch. `can_start` says whether a daemon can be
     started from here, `is_replay` whether a recording stands in for one. `keymap` are the person's own keys. `toolbox`
-    is None where no server of tools is configured."""
+    is None where no server of tools is configured. `last_model_file` keeps the name of the model that was used last,
+    unless it is None."""
 
     def __init__(
         self,
@@ -55,8 +56,10 @@ class Session:
         is_replay: bool = False,
         keymap: Mapping[str, str] | None = None,
         toolbox: Toolbox | None = None,
+        last_model_file: Path | None = None,
     ) -> None:
         self.toolbox = toolbox
+        self._last_model_file = last_model_file
         self.keymap = keymap or {}
         self.can_start = can_start
         self.is_replay = is_replay
@@ -132,6 +135,15 @@ class Session:
         """Chats go to this model from now on."""
         self.model = model
         self.models.publish(model)
+
+    def last_model(self) -> str:
+        """The one that was used last, before or now; empty where none is kept."""
+        return "" if self._last_model_file is None else last_model.last_model(self._last_model_file)
+
+    def remember_model(self, model: str) -> None:
+        """It has begun to answer."""
+        if self._last_model_file is not None:
+            last_model.remember_model(self._last_model_file, model)
 
     async def capabilities(self, model: str) -> tuple[str, ...]:
         """What a model can do, in `/api/show`'s words. Raises LocalrunError."""

@@ -17,7 +17,7 @@ from typing import Any, Self, TextIO
 
 import msgspec
 
-from localrun.cli.text import Look, duration, painted, visible
+from localrun.cli.text import Look, duration, painted, tell, visible
 from localrun.client import ChatMetrics, ChatPiece, Client
 from localrun.errors import LocalrunError
 from localrun.snapshot import RequestRow
@@ -74,7 +74,7 @@ async def show(pieces: AsyncGenerator[ChatPiece, None], answer: Answer, stats: S
             if answer.text and not answer.text.endswith("\n"):
                 print(flush=True)
     if answer.was_prompt_cut:
-        print("note: the prompt is longer than the context; only part of it was used", file=sys.stderr)
+        tell("note", "the prompt is longer than the context; only part of it was used")
     if answer.metrics is None:
         return
     if stats is Stats.VERBOSE:

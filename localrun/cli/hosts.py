@@ -10,7 +10,7 @@ from localrun import config, errors
 from localrun.access import certificate, trust
 from localrun.access.trust import Endpoint, TrustedHosts
 from localrun.cli.daemon import parted, port_of
-from localrun.cli.text import columns, visible
+from localrun.cli.text import columns, tell, visible
 
 _HEADER = ("HOST", "ADDRESSES", "TRUSTED", "SHA-256 FINGERPRINT")
 _PORT_HELP = f"Port of the daemon.  [default: {config.DEFAULT_PORT}, or what a .local name announces]"
@@ -32,7 +32,7 @@ def hosts_command(context: click.Context, seconds: float) -> None:
     try:
         announced = find(seconds)
     except config.ConfigError as error:
-        click.echo(f"warning: {error}", err=True)
+        tell("warning", str(error))
         announced = []
     rows = []
     for found in announced:

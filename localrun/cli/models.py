@@ -18,7 +18,7 @@ import click
 from localrun.cli.cards import adapter_card, fit_card, model_card
 from localrun.cli.daemon import ask, base_url, ensure_daemon, for_daemon, with_settings
 from localrun.cli.names import complete_here, next_step
-from localrun.cli.text import ago, for_stdout, size, table, visible
+from localrun.cli.text import ago, for_stdout, size, table, tell, visible
 from localrun.client import Client
 from localrun.config import Settings
 from localrun.errors import LocalrunError
@@ -48,7 +48,7 @@ def list_command(as_json: bool, settings: Settings) -> None:
     if adapters:
         print("\n" + table(_ADAPTER_HEADER, [_adapter_cells(row, now) for row in adapters], spare=_ADAPTER_SPARE))
     for file in store.get("unusable", ()):
-        print(f"not usable: {visible(file['path'])}: {visible(file['problem'])}", file=sys.stderr)
+        tell("not usable", f"{file['path']}: {file['problem']}")
 
 
 def _cells(row: dict[str, Any], now: datetime) -> tuple[str, ...]:

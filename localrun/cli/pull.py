@@ -17,7 +17,7 @@ import click
 
 from localrun.cli.daemon import ask, ensure_daemon, for_daemon, with_settings
 from localrun.cli.names import closest, complete_catalog, next_step
-from localrun.cli.text import ago, duration, for_stdout, size, table, visible, wrapped
+from localrun.cli.text import ago, duration, for_stdout, size, table, tell, visible
 from localrun.client import Client, PullPiece
 from localrun.config import Settings
 from localrun.errors import DownloadFailed, LocalrunError, ModelNotFound, by_code
@@ -235,8 +235,7 @@ def search_command(query: tuple[str, ...], limit: int, as_json: bool, settings: 
         tables.append(table(_HUB_HEADER, rows, spare=_HUB_SPARE))
     print("\n\n".join(tables) if tables else "nothing was found")
     if found["problem"]:
-        note = f"note: the hub was not searched: {visible(found['problem'])}"
-        print(wrapped(note, stream=sys.stderr), file=sys.stderr)
+        tell("note", f"the hub was not searched: {found['problem']}")
 
 
 def _catalog_row(entry: dict[str, Any]) -> tuple[str, ...]:

@@ -9,8 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,10 +19,11 @@ from localrun import attachments, config
 from localrun.attachments import MAX_MEDIA, MAX_MEDIA_BYTES, Attachment, Kind
 from localrun.cli.answer import Answer, Stats, show
 from localrun.cli.cards import model_card, model_parameters
-from localrun.cli.text import for_stdout, visible
+from localrun.cli.text import aside, for_stdout, tell
 from localrun.cli.tools import TerminalTools, answer_in_rounds
-from localrun.client import Client
+from localrun.client import ChatPiece, Client
 from localrun.errors import BadRequest, DaemonUnreachable, LocalrunError
+from localrun.last_model import kept_at, remember_model
 
 HISTORY_LINES = 1000
 _QUOTES = '"""'
@@ -136,6 +136,19 @@ class Session(msgspec.Struct, kw_only=True):
         system = [{"role": "system", "content": self.system}] if self.system else []
         return [*system, *self.history, question]
 
+    async def answer(
+        self, client: Client, messages: list[dict[str, Any]], tools: list[dict[str, Any]]
+    ) -> AsyncGenerator[ChatPiece, None]:
+        """What the model says to these messages. Once it begins to, it is the model that was used last."""
+        chat = client.chat(self.model, messages, options=self.options, tools=tools, **self.more)
+        is_begun = False
+        async with contextlib.aclosing(chat) as pieces:
+            async for piece in pieces:
+                if not is_begun:
+                    is_begun = True
+                    remember_model(kept_at(client.base_url), self.model)
+                yield piece
+
     def remember(self, question: dict[str, Any], answer: str, between: Iterable[dict[str, Any]] = ()) -> None:
         """Add a turn, with calls of tools and their results between question and answer. One whose answer was stopped
         before its first word is not part of the conversation."""
@@ -192,12 +205,12 @@ def converse(connect: Callable[[], str], session: Session, tools: TerminalTools 
                 try:
                     _handle(runner, client, session, message, tools)
                 except DaemonUnreachable as error:
-                    print(f"error: {visible(error.message)}", file=sys.stderr)
+                    tell("error", error.message)
                     runner.run(client.__aexit__(None, None, None))
                     client = runner.run(_opened(connect()))
-                    print("(the daemon is running again and the conversation is kept; send the message again)")
+                    aside("the daemon is running again and the conversation is kept; send the message again")
                 except LocalrunError as error:
-                    print(f"error: {visible(error.message)}", file=sys.stderr)
+                    tell("error", error.message)
                 except KeyboardInterrupt:
                     print()
         finally:
@@ -218,7 +231,7 @@ def _handle(
     question = runner.run(message_of(client, session.model, Question(message)))
     n_left_out = session.leave_out(question)
     if n_left_out:
-        _say(
+        aside(
             f"the {n_left_out} oldest pictures and sounds are no longer sent: a request carries {MAX_MEDIA}, of "
             f"{MAX_MEDIA_BYTES // 10**6} MB together"
         )
@@ -231,7 +244,7 @@ def _handle(
     def ask(offered: list[dict[str, Any]]) -> Answer:
         answer = Answer()
         messages = [*session.messages(question), *said]
-        pieces = client.chat(session.model, messages, options=session.options, tools=offered, **session.more)
+        pieces = session.answer(client, messages, offered)
         # The runner cancels the coroutine on Ctrl-C, which closes the stream, and raises only afterwards.
         try:
             runner.run(show(pieces, answer, session.stats, client))
@@ -256,7 +269,7 @@ async def message_of(client: Client, model: str, question: Question) -> dict[str
     taken = attachments.taken_kinds((await client.show(model)).get("capabilities") or ())
     text, files = found.text, list(question.files)
     if found.paths and taken == {Kind.TEXT}:
-        _say(f"{model} cannot see pictures or hear sound; {found.paths[0].name} is only text to it")
+        aside(f"{model} cannot see pictures or hear sound; {found.paths[0].name} is only text to it")
         text = question.text
     else:
         files += map(attachments.read, found.paths)
@@ -268,10 +281,6 @@ async def message_of(client: Client, model: str, question: Question) -> dict[str
 
 def _whole(*parts: str) -> str:
     return "\n\n".join(part for part in parts if part)
-
-
-def _say(text: str) -> None:
-    print(f"({visible(text)})", file=sys.stderr)
 
 
 async def _opened(base_url: str) -> Client:

@@ -18,7 +18,7 @@ import click
 from localrun import __version__, errors
 from localrun.cli import exits
 from localrun.cli.examples import epilog
-from localrun.cli.text import Look, painted, visible, wrapped
+from localrun.cli.text import Look, painted, tell
 
 # By group: name to module and one line of help. The module has a click command `NAME_command`. Help does not list those
 # without a group.
@@ -217,8 +217,7 @@ def _as_utf8(argument: str) -> str:
 
 def _failed(message: str, code: int) -> int:
     sys.stdout.flush()
-    text = wrapped(f"error: {visible(message)}", stream=sys.stderr)
-    print(painted("error:", Look.BAD, sys.stderr) + text.removeprefix("error:"), file=sys.stderr)
+    tell("error", message)
     return code
 
 

@@ -18,14 +18,16 @@ from localrun import attachments
 from localrun.attachments import Attachment
 from localrun.cli import answer as answers
 from localrun.cli.answer import Answer, Stats
-from localrun.cli.daemon import ensure_daemon, for_daemon, with_settings
+from localrun.cli.daemon import ask, ensure_daemon, for_daemon, with_settings
 from localrun.cli.names import complete_here
 from localrun.cli.pull import pull_missing
 from localrun.cli.repl import Question, Session, converse, message_of, parse_options
+from localrun.cli.text import tell
 from localrun.cli.tools import TerminalTools, answer_in_rounds, terminal_tools
 from localrun.client import Client
 from localrun.config import Settings
 from localrun.errors import BadRequest, Cancelled, ModelNotFound
+from localrun.last_model import BUILT_IN, first_model, kept_at, last_model
 
 
 class _Run(click.Command):
@@ -38,7 +40,7 @@ class _Run(click.Command):
 
 
 @click.command("run", cls=_Run)
-@click.argument("model", shell_complete=complete_here)
+@click.argument("model", required=False, shell_complete=complete_here)
 @click.argument("words", nargs=-1, metavar="[PROMPT] [FILE]...")
 @click.option("--system", default="", metavar="TEXT", help="System message.")
 @click.option(
@@ -69,7 +71,7 @@ class _Run(click.Command):
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object with the text and the metrics.")
 @with_settings
 def run_command(
-    model: str,
+    model: str | None,
     words: tuple[str, ...],
     system: str,
     assignments: tuple[str, ...],
@@ -84,10 +86,13 @@ def run_command(
 ) -> None:
     """Chat with MODEL, or send it one PROMPT and print the answer.
 
-    MODEL is a name from `localrun list` or the path of a GGUF file. Each FILE goes with the prompt: a picture (PNG,
-    JPEG, GIF, WebP, BMP) or sound (WAV, MP3, FLAC, OGG) if the model takes it, or a text. So do pictures and sounds
-    whose paths are in PROMPT, if the model takes them. Piped text is appended to PROMPT, or used as the prompt; a piped
-    picture or sound is attached. Without any of these, a chat opens in the terminal.
+    MODEL is a name from `localrun list` or the path of a GGUF file. Without it the model that you used last answers,
+    or else the latest one that is here; it may be left out before a PROMPT of several words.
+
+    Each FILE goes with the prompt: a picture (PNG, JPEG, GIF, WebP, BMP) or sound (WAV, MP3, FLAC, OGG) if the model
+    takes it, or a text. So do pictures and sounds whose paths are in PROMPT, if the model takes them. Piped text is
+    appended to PROMPT, or used as the prompt; a piped picture or sound is attached. Without any of these, a chat opens
+    in the terminal.
     """
     try:
         options = parse_options(assignments)
@@ -95,7 +100,9 @@ def run_command(
         raise click.UsageError(error.message) from None
     stats = Stats.VERBOSE if verbose else Stats.BRIEF
     more: dict[str, Any] = {"answer_format": _format(answer_format), "think": _think(think), "keep_alive": keepalive}
-    session = Session(model=for_daemon(model), system=system, options=options, more=more, stats=stats)
+    if model is not None and _is_prompt(model):
+        words, model = (model, *words), None
+    session = Session(model=for_daemon(model or ""), system=system, options=options, more=more, stats=stats)
     if allowed and servers is None:
         raise click.UsageError("--allow-tool needs --tools")
     try:
@@ -104,12 +111,14 @@ def run_command(
         raise click.UsageError(error.message) from None
     question = _whole_question(words)
     if any(question):
+        _choose(settings, session)
         _with_model(settings, session, lambda: _one_answer(ensure_daemon(settings), session, question, as_json, tools))
     elif as_json:
         raise click.UsageError("--json needs a PROMPT or piped input")
     elif not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise click.UsageError("without a terminal, give a PROMPT or pipe one in")
     else:
+        _choose(settings, session)
         _with_model(settings, session, lambda: converse(partial(ensure_daemon, settings), session, tools))
 
 
@@ -136,6 +145,27 @@ def _think(asked: str | None) -> bool | str | None:
     if asked not in ("true", "false"):
         raise click.UsageError(f"--think: use true, false, low, medium or high, not {asked[:40]!r}")
     return asked == "true"
+
+
+def _is_prompt(word: str) -> bool:
+    """What stands where the model does: names have no spaces, and files are told by their paths."""
+    return len(word.split()) > 1 and not os.path.isabs(for_daemon(word))
+
+
+def _choose(settings: Settings, session: Session) -> None:
+    """The model that was used last, if none was named; what else is chosen is said."""
+    if session.model:
+        return
+    url = ensure_daemon(settings)
+    last = last_model(kept_at(url))
+    session.model = ask(url, lambda client: first_model(client, last))
+    said = []
+    if last and session.model != last:
+        said.append(f"{last}, which was used last, is no longer here; {session.model} answers")
+    if session.model == BUILT_IN:
+        said.append(f"{BUILT_IN} is a toy; `localrun pull qwen3.5:4b` brings a real model")
+    if said:
+        tell("note", "; ".join(said))
 
 
 def _with_model(settings: Settings, session: Session, action: Callable[[], None]) -> None:
@@ -207,7 +237,7 @@ def _one_answer(
 
             def ask(offered: list[dict[str, Any]]) -> Answer:
                 answer = Answer()
-                pieces = client.chat(session.model, messages, options=session.options, tools=offered, **session.more)
+                pieces = session.answer(client, messages, offered)
                 if as_json:
                     runner.run(answers.receive(pieces, answer))
                 else:

@@ -27,6 +27,7 @@ from localrun.cli.daemon import (
     version_if_any,
     with_settings,
 )
+from localrun.cli.text import tell
 from localrun.config import Settings
 
 if TYPE_CHECKING:
@@ -103,7 +104,7 @@ def install(host: str | None, port: int | None) -> None:
         )
     manager.install(plan)
     for name, way_out in left_out().items():
-        print(f"warning: the service does not get {name}, which contains a secret; {way_out}", file=sys.stderr)
+        tell("warning", f"the service does not get {name}, which contains a secret; {way_out}")
     print(f"installed {manager.path}")
     version = _wait_for(settings)
     print(f"localrun {version} is listening on {url}, and starts with every session")

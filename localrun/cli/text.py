@@ -41,6 +41,21 @@ def painted(text: str, look: Look, stream: TextIO | None = None) -> str:
     return text if is_plain or not (stream or sys.stdout).isatty() else f"\x1b[{look}m{text}\x1b[0m"
 
 
+_LABELS = {"error": Look.BAD, "warning": Look.DOUBTFUL, "not usable": Look.DOUBTFUL, "note": Look.HEADING}
+
+
+def tell(label: str, message: str) -> None:
+    """A line for a person on stderr, which begins with a label such as `error:`, in its colour."""
+    begin = f"{label}:"
+    text = wrapped(f"{begin} {visible(message)}", stream=sys.stderr)
+    print(painted(begin, _LABELS[label], sys.stderr) + text.removeprefix(begin), file=sys.stderr)
+
+
+def aside(message: str) -> None:
+    """A line in parentheses on stderr, which stands back behind a conversation."""
+    print(painted(wrapped(f"({visible(message)})", stream=sys.stderr), Look.HEADING, sys.stderr), file=sys.stderr)
+
+
 def columns(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Left-aligned columns with two spaces between them, of cells that are fit for a terminal."""
     lines = [header, *rows]

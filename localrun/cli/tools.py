@@ -17,7 +17,7 @@ from typing import Any
 from localrun import attachments
 from localrun.attachments import Kind
 from localrun.cli.answer import Answer
-from localrun.cli.text import visible
+from localrun.cli.text import aside, visible
 from localrun.client import Client
 from localrun.config import folders
 from localrun.errors import BadRequest
@@ -59,7 +59,7 @@ class TerminalTools:
         """Starts the servers, and says which are not there. Raises BadRequest for a name of `--allow-tool` that no
         tool has."""
         for problem in await self._toolbox.look(self._toolbox.names):
-            _say(problem)
+            aside(problem)
         names = [tool.name for tool in self._toolbox.tools]
         unknown = sorted(self._allowed - set(names))
         if unknown:
@@ -92,7 +92,7 @@ class TerminalTools:
                 left = zip(calls[number:], (STOPPED, *(NOT_RUN for _ in calls)), strict=False)
                 said += [result_message(one.name, one.id, ended.text) for one, ended in left]
                 raise
-            _say(_line_of(call, outcome))
+            aside(_line_of(call, outcome))
             said.append(runner.run(_message(client, model, call, outcome)))
 
     def may_go_on(self, n_rounds: int) -> bool:
@@ -100,7 +100,7 @@ class TerminalTools:
         if n_rounds % MAX_ROUNDS:
             return True
         if not self._is_asking:
-            _say(f"stopped: the model called tools in {n_rounds} rounds")
+            aside(f"stopped: the model called tools in {n_rounds} rounds")
             return False
         asked = f"The model has called tools in {n_rounds} rounds, one after the other. Go on? [y]es, [n]o: "
         return _answered(asked) == "y"
@@ -127,7 +127,7 @@ class TerminalTools:
             try:
                 self._toolbox.store(tool, Rule(grant.value))
             except OSError as error:
-                _say(f"it counts for this call only: {error}")
+                aside(f"it counts for this call only: {error}")
         return grant in (Grant.ONCE, Grant.CHAT, Grant.ALWAYS)
 
     def _asked(self, call: Call, tool: Tool) -> Grant:
@@ -152,7 +152,7 @@ def terminal_tools(names: str, allowed: Collection[str]) -> TerminalTools:
     path = own.config / "tui.toml"
     servers, problems = config.read(path)
     for problem in problems:
-        _say(problem)
+        aside(problem)
     servers = {name: server for name, server in servers.items() if server.enabled}
     if names != config.ALL:
         wanted = [name.strip() for name in names.split(",")]
@@ -215,7 +215,3 @@ def _answered(question: str) -> str:
     except EOFError:
         print()
         return ""
-
-
-def _say(text: str) -> None:
-    print(f"({visible(text)})", file=sys.stderr)

@@ -58,6 +58,15 @@ def test_colours_are_for_a_terminal_that_wants_them(on_terminal, localrun, daemo
     assert "\x1b" not in localrun("list", port=daemon.port).stdout
 
 
+def test_what_is_said_beside_an_answer_is_coloured_by_what_it_means(on_terminal, localrun, daemon):
+    assert "\x1b[2mnote:\x1b[0m tiny is a toy; `localrun pull " in on_terminal("run", "hi there")
+    daemon.answers["/api/tags"] = {"models": [], "unusable": [{"path": "/a.gguf", "problem": "is \x1b[1m damaged"}]}
+    assert "\x1b[33mnot usable:\x1b[0m /a.gguf: is ␛[1m damaged\n" in on_terminal("list")
+    for variables in ({"NO_COLOR": "1"}, {"TERM": "dumb"}):
+        assert on_terminal("list", **variables).endswith("\nnot usable: /a.gguf: is ␛[1m damaged\n")
+    assert localrun("list", port=daemon.port).stderr == "not usable: /a.gguf: is ␛[1m damaged\n"
+
+
 @pytest.mark.parametrize("n_columns", [60, 80])
 def test_prose_is_wrapped_at_words(on_terminal, daemon, n_columns: int):
     daemon.answers["/localrun/v1/fit?model=tiny"] = FIT

@@ -73,7 +73,7 @@ def test_every_command_has_help(name, capsys):
     ("arguments", "words"),
     [
         (["walk"], "there is no command 'walk'; `localrun --help` lists the commands"),
-        (["run"], "Missing argument 'MODEL'"),
+        (["show"], "Missing argument 'MODEL'"),
         (["list", "--nonsense"], "--nonsense"),
         (["ps", "--port", "many"], "'many' is not a valid integer"),
         (["ps", "--port", "99999"], "--port"),

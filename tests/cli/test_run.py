@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from localrun.cli import exits
+from localrun.last_model import remember_model
 from tests.says import says
 
 
@@ -186,3 +187,51 @@ def test_a_prompt_arrives_whole_in_a_locale_without_utf_8(environment: dict[str,
     ended = run(b"sch\xf6n")
     assert ended.returncode == exits.USAGE
     assert b"is neither UTF-8 nor a file" in ended.stderr
+
+
+REAL = {"name": "qwen3:0.6b", "capabilities": ["completion"], "modified_at": "2026-01-01"}
+TEXTS = {"messages": [{"role": "user", "content": "hi there"}]}
+
+
+@pytest.mark.parametrize("arguments", [("hi there",), ("--", "hi there"), ()])
+def test_without_a_name_the_model_that_answered_last_does(localrun, daemon, arguments: tuple[str, ...]):
+    assert localrun("run", "gemma3:4b", "hi", port=daemon.port).returncode == 0
+    assert localrun("run", "tiny", "hi", port=daemon.port).returncode == 0
+    ended = localrun("run", *arguments, stdin=None if arguments else "hi there", port=daemon.port)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "Hello there.\n", "")
+    assert daemon.chats[-1] == {"model": "gemma3:4b", "options": {}, "stream": True} | TEXTS
+
+
+def test_a_name_that_answered_nothing_is_not_remembered(localrun, daemon):
+    daemon.answers["/api/tags"] = {"models": [REAL]}
+    assert localrun("run", "missing", "hi", port=daemon.port).returncode == exits.MODEL_NOT_FOUND
+    ended = localrun("run", stdin="hi there", port=daemon.port)
+    assert (ended.returncode, ended.stderr, daemon.chats[-1]["model"]) == (0, "", "qwen3:0.6b")
+
+
+def test_a_last_model_that_is_gone_is_said(localrun, daemon, tmp_path: Path):
+    daemon.answers["/api/tags"] = {"models": [REAL]}
+    remember_model(tmp_path / "home" / "state" / "last-model", "missing")
+    ended = localrun("run", "hi there", port=daemon.port)
+    assert (ended.returncode, ended.stdout, daemon.chats[-1]["model"]) == (0, "Hello there.\n", "qwen3:0.6b")
+    assert ended.stderr == "note: missing, which was used last, is no longer here; qwen3:0.6b answers\n"
+    assert localrun("run", "hi there", port=daemon.port).stderr == "", "the other one is the last one now"
+
+
+def test_the_toy_answers_where_nothing_else_can_and_says_what_it_is(localrun, daemon):
+    ended = localrun("run", "hi there", port=daemon.port)
+    assert (ended.returncode, ended.stdout, daemon.chats[-1]["model"]) == (0, "Hello there.\n", "tiny")
+    assert ended.stderr == "note: tiny is a toy; `localrun pull qwen3.5:4b` brings a real model\n"
+
+
+def test_one_word_and_a_path_with_spaces_are_models(localrun, daemon, tmp_path: Path):
+    for name in ("hello", "my models/m.gguf", "./my model.gguf"):
+        localrun("run", name, stdin="hi", port=daemon.port, cwd=tmp_path)
+    names = ["hello", str(tmp_path / "my models/m.gguf"), str(tmp_path / "my model.gguf")]
+    assert [chat["model"] for chat in daemon.chats] == names
+
+
+def test_without_a_name_a_prompt_or_a_terminal_no_daemon_is_started(localrun, tmp_path: Path):
+    ended = localrun("run", port=1)
+    assert (ended.returncode, ended.stdout) == (exits.USAGE, "")
+    assert "PROMPT" in ended.stderr

@@ -22,6 +22,7 @@ import psutil
 import pytest
 from PIL import Image
 
+from localrun.last_model import remember_model
 from localrun.tools.config import ServerSettings
 from localrun.tui.app import LocalrunApp
 from localrun.tui.files import Question
@@ -77,10 +78,12 @@ class Tools:
         )  # fmt: skip
 
     @asynccontextmanager
-    async def open(self, *names: str, size: tuple[int, int] = SIZE, model: str = "caller") -> AsyncIterator[Any]:
+    async def open(self, *names: str, size: tuple[int, int] = SIZE) -> AsyncIterator[Any]:
+        last_model_file = self.folder / "last-model"
+        remember_model(last_model_file, "caller")
         app = self.desk.app = LocalrunApp(
             self.daemon.url,
-            model=model,
+            last_model_file=last_model_file,
             history_file=self.folder / "chats.db",
             permissions_file=self.folder / "permissions.json",
             preferences=Preferences(servers={name: self.servers[name] for name in names}),
@@ -433,7 +436,9 @@ async def test_the_list_of_tools_says_what_is_on_and_what_was_allowed(tools: Too
 
 
 async def test_a_model_that_cannot_call_tools_is_offered_none_and_no_server_is_started(tools: Tools) -> None:
-    async with tools.open("hostile", model="tiny") as pilot:
+    async with tools.open("hostile") as pilot:
+        await tools.ask(pilot, "/model tiny")
+        await tools.desk.see(pilot, "tiny answers in this chat")
         await tools.ask(pilot, "SAY[[hello]]")
         await tools.until(pilot, lambda: tools.messages and tools.messages[-1].content == "hello")
         assert tools.pids() == []

@@ -26,6 +26,7 @@ from textual.widgets import Footer
 
 from localrun.attachments import check_amount, check_kind
 from localrun.errors import LocalrunError
+from localrun.last_model import first_model
 from localrun.snapshot import Snapshot
 from localrun.tui import short_text, slash
 from localrun.tui.answer_progress import Fact
@@ -44,7 +45,7 @@ from localrun.tui.widgets.conversation_view import ConversationView
 from localrun.tui.widgets.messages import AnswerMessage, UserMessage
 from localrun.tui.widgets.prompt import Attachments, Prompt, StatusLine
 from localrun.tui.widgets.top_bar import Banner, TopBar
-from localrun.tui.widgets.welcome import BUILT_IN, Choice, Offer, Suggestion, Welcome, chat_models
+from localrun.tui.widgets.welcome import Suggestion
 
 # Chats that stay mounted though nobody looks at them; older ones are opened again from the history.
 MAX_IDLE_VIEWS = 6
@@ -78,7 +79,7 @@ class ChatScreen(Screen[None]):
         self._status = StatusLine()
         self._drafts: list[Question] = []
         self._was_answering = False
-        self._has_offered = False
+        self._has_begun = False
 
     def compose(self) -> ComposeResult:
         yield self._bar
@@ -176,7 +177,7 @@ class ChatScreen(Screen[None]):
         self._bar.model = model
         if self.view.welcome:
             await self.view.welcome.remove()
-            await self.view.mount(Welcome(model, self.session.machine))
+            await self.view.mount(self.view.greeting(model))
         self._show_status()
 
     async def action_new(self) -> None:
@@ -211,9 +212,9 @@ class ChatScreen(Screen[None]):
     # --- what is going on --------------------------------------------------------------------------------------------
 
     def _on_snapshot(self, snapshot: Snapshot) -> None:
-        if not self._has_offered:
-            self._has_offered = True
-            self.run_worker(self._offer_models(), name="offer", group="offer")
+        if not self._has_begun:
+            self._has_begun = True
+            self.run_worker(self._choose_first_model(), name="first model", group="first model")
         for view in self._open:
             view.see(snapshot)
         if self.is_current:
@@ -230,8 +231,7 @@ class ChatScreen(Screen[None]):
         self._status.facts = (*facts, Fact(fit(view.conversation.model, 24), 9))
         placeholder = "Ask something, or / for commands"
         if view.welcome:
-            is_offer = isinstance(view.welcome.marked, Offer)
-            placeholder = "Enter chats with the marked model" if is_offer else "Enter asks the marked question"
+            placeholder = "Enter asks the marked question"
         if self._attachments.files:
             placeholder = "Ask something about it; Backspace takes the last file away"
         if view.is_answering:
@@ -257,18 +257,18 @@ class ChatScreen(Screen[None]):
             facts.append(Fact(engine.backend, 2))
         return facts
 
-    async def _offer_models(self) -> None:
-        """Once, when the daemon is there: the chat that the program begins with also offers other models."""
-        view = self.view
-        if view.conversation.model != BUILT_IN:
-            return
+    async def _choose_first_model(self) -> None:
+        """Once, when the daemon is there, unless something was asked or chosen already."""
+        begun_with, last = self.session.model, self.session.last_model()
         try:
-            offers = await chat_models(self.session.daemon)
+            model = await first_model(self.session.daemon, last)
         except LocalrunError:
             return  # the banner says so, and F3 lists models whenever one likes
-        if offers and view.welcome:
-            await view.welcome.offer(offers)
-            self._show_status()
+        if self.session.model != begun_with or model == begun_with or not self.view.welcome:
+            return
+        self.session.choose(model)
+        if last:
+            self.notify(line(f"{last}, which you used last, is no longer here; {model} answers."), markup=False)
 
     # --- asking ------------------------------------------------------------------------------------------------------
 
@@ -282,7 +282,7 @@ class ChatScreen(Screen[None]):
             if text or self._attachments.files or not self.view.welcome:
                 self._ask(text)
             else:
-                self._take(self.view.welcome.marked)
+                self._ask(self.view.welcome.marked.text)
 
     @on(Prompt.Changed)
     def _suggest(self) -> None:
@@ -299,16 +299,9 @@ class ChatScreen(Screen[None]):
         if text == self.prompt.text:
             self._completions.show(text, found)
 
-    @on(Choice.Chosen)
-    def _take_clicked(self, event: Choice.Chosen) -> None:
-        self._take(event.choice)
-
-    def _take(self, choice: Choice) -> None:
-        """Ask the question of an empty chat, or go to its model."""
-        if isinstance(choice, Suggestion):
-            self._ask(choice.text)
-        elif isinstance(choice, Offer):
-            self.session.choose(choice.model)
+    @on(Suggestion.Chosen)
+    def _ask_clicked(self, event: Suggestion.Chosen) -> None:
+        self._ask(event.text)
 
     def _ask(self, question: str) -> None:
         if not question and not any(attached.medium for attached in self._attachments.files):

@@ -127,7 +127,7 @@ class ConversationView(VerticalScroll, can_focus=False):
 
     def compose(self) -> ComposeResult:
         if not self.conversation.messages:
-            yield Welcome(self.conversation.model, self._session.machine)
+            yield self.greeting(self.conversation.model)
         yield from self._widgets(self.conversation.messages[self._n_hidden :])
 
     def on_mount(self) -> None:
@@ -158,6 +158,10 @@ class ConversationView(VerticalScroll, can_focus=False):
     def welcome(self) -> Welcome | None:
         """The greeting, while the conversation is empty."""
         return next(iter(self.query(Welcome)), None)
+
+    def greeting(self, model: str) -> Welcome:
+        """A new one, of this model."""
+        return Welcome(model, self._session.machine, self._session.key("app.models").partition(" ")[0])
 
     @property
     def choices(self) -> Choices[Any] | None:
@@ -332,8 +336,9 @@ class ConversationView(VerticalScroll, can_focus=False):
         # Closed here and now, also when cancelled: the daemon stops computing when the connection goes.
         async with aclosing(pieces):
             async for piece in pieces:
-                if piece.request_id is not None:
+                if piece.request_id is not None and progress.request_id is None:
                     progress.request_id = piece.request_id
+                    self._session.remember_model(conversation.model)
                 if piece.text or piece.thinking or piece.tool_calls:
                     if not exchange.has_answer:
                         progress.has_text = True

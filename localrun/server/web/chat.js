@@ -7,7 +7,7 @@ import { copyButton, element, show as showMarkdown } from "/web/markdown.js";
 const $ = (id) => document.getElementById(id);
 const { keep, kept } = chats;
 const log = $("log"), text = $("text"), model = $("model"), send = $("send");
-const MODEL = "localrun.model", THEME = "localrun.theme", KEY = "localrun.key", LAST = "localrun.last";
+const BUILT_IN = "tiny", MODEL = "localrun.model", THEME = "localrun.theme", KEY = "localrun.key", LAST = "localrun.last";
 const MAX_PICTURE_BYTES = 10e6;
 const NARROW = matchMedia("(max-width: 50rem)");
 
@@ -65,9 +65,10 @@ async function loadModels() {
   chooseModel();
 }
 
-// That of the conversation, or the last one that was chosen.
+// That of the conversation, or the one that answered last; the toy only where there is no other.
 function chooseModel() {
-  const wanted = [chat.model, kept("localStorage", MODEL)].find((name) => name in capabilities);
+  const names = Object.keys(capabilities);
+  const wanted = [chat.model, kept("localStorage", MODEL), names.find((name) => name !== BUILT_IN)].find((name) => names.includes(name));
   if (wanted) model.value = wanted;
   modelChanged();
 }
@@ -299,6 +300,7 @@ async function answer(asking) {
     const response = await ask("/v1/chat/completions", {
       method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body), signal: run.signal,
     });
+    if (asking.model !== BUILT_IN) keep("localStorage", MODEL, asking.model);
     for await (const event of events(response.body)) {
       if (event.error) throw new Error(event.error.message ?? "the answer broke off");
       turn.model = event.model ?? turn.model;
@@ -462,7 +464,6 @@ function setTheme(theme) {
 }
 
 model.addEventListener("change", () => {
-  keep("localStorage", MODEL, model.value);
   chat.model = model.value;
   modelChanged();
 });

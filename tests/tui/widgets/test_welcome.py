@@ -1,84 +1,100 @@
-"""The first screen offers the chat models that are on this machine beside the built-in one."""
+"""The first screen is a chat with the model that was used last, else with one that is here."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
-from localrun.errors import ModelNotFound
+import pytest
+
+from localrun.last_model import last_model, remember_model
+from localrun.tui.app import LocalrunApp
 
 SIZE = (100, 30)
+REAL = {"size": 640_000_000, "capabilities": ["completion"], "source": "foreign"}
 
 
-def have(desk: Any, *names: str, **changes: Any) -> None:
-    """The daemon has the built-in model, and these: all of them made to chat, the later ones older."""
-    desk.daemon.rows = [{"name": "tiny", "size": 5_400_000, "capabilities": ["completion"], "source": "built-in"}]
-    for at, name in enumerate(names):
-        row = {"name": name, "size": 640_000_000, "capabilities": ["completion"], "modified_at": f"2026-01-0{9 - at}"}
-        desk.daemon.rows.append(row | {"source": "foreign"} | changes)
+@pytest.fixture
+def kept(desk: Any, tmp_path: Path) -> Path:
+    """The file with the last model's name, of an app whose daemon has the built-in model and two real ones."""
+    path = tmp_path / "last-model"
+    desk.daemon.rows = [
+        {"name": "tiny", "size": 5_400_000, "capabilities": ["completion"], "source": "built-in"},
+        {"name": "gemma3:4b", "modified_at": "2026-01-09"} | REAL,
+        {"name": "qwen3:0.6b", "modified_at": "2026-01-08"} | REAL,
+    ]
+    return path
 
 
-async def test_enter_twice_asks_a_model_that_is_here(desk: Any) -> None:
-    have(desk, "qwen3:0.6b", "gemma3:4b")
-    async with desk.open(SIZE) as pilot:
+def open_app(desk: Any, path: Path) -> Any:
+    """The app as it is started anew."""
+    desk.app = LocalrunApp("http://127.0.0.1:1", connect=desk.daemon.connect, last_model_file=path)
+    return desk.open(SIZE)
+
+
+async def test_enter_asks_the_latest_model_that_is_here(desk: Any, kept: Path) -> None:
+    async with open_app(desk, kept) as pilot:
         desk.daemon.publish()
-        await desk.see(pilot, "› qwen3:0.6b")
-        await desk.see(pilot, "Enter chats")
-        screen = desk.seen(desk.app)
-        assert screen.index("qwen3:0.6b") < screen.index("gemma3:4b") < screen.index("ask tiny")
-        await pilot.press("enter")
-        await desk.see(pilot, "This is qwen3:0.6b.")
-        await desk.see(pilot, "› What can you help me with?")
+        await desk.see(pilot, "This is gemma3:4b. It runs on this machine alone. F3 chooses another.")
+        assert "no longer here" not in desk.seen(desk.app)
+        assert last_model(kept) == "", "nothing was asked yet"
         await pilot.press("enter")
         await desk.until(pilot, lambda: desk.daemon.questions)
         model, messages = desk.daemon.questions[0]
-        assert (model, messages[0]["content"]) == ("qwen3:0.6b", "What can you help me with?")
+        assert (model, messages[0]["content"]) == ("gemma3:4b", "What can you help me with?")
 
 
-async def test_tiny_is_one_key_away_as_well(desk: Any) -> None:
-    have(desk, "qwen3:0.6b")
-    async with desk.open(SIZE) as pilot:
+async def test_what_answered_last_is_begun_with_and_what_was_only_chosen_is_not(desk: Any, kept: Path) -> None:
+    async with open_app(desk, kept) as pilot:
         desk.daemon.publish()
-        await desk.see(pilot, "› qwen3:0.6b")
-        await pilot.press("down")
-        await desk.see(pilot, "› Tell me a story about a fox.")
-        await desk.see(pilot, "Enter asks")
-        await pilot.press("enter")
-        await desk.until(pilot, lambda: desk.daemon.questions)
-        assert desk.daemon.questions[0][0] == "tiny"
-
-
-async def test_what_was_marked_before_the_list_came_stays_marked(desk: Any) -> None:
-    have(desk, "qwen3:0.6b")
-    async with desk.open(SIZE) as pilot:
-        await pilot.press("down")
-        await desk.see(pilot, "› What is 3 + 4?")
-        desk.daemon.publish()
-        await desk.see(pilot, "qwen3:0.6b")
-        assert "› What is 3 + 4?" in desk.seen(desk.app)
-
-
-async def test_an_offer_can_be_clicked_and_a_later_new_chat_offers_none(desk: Any) -> None:
-    have(desk, "qwen3:0.6b", "gemma3:4b")
-    async with desk.open(SIZE) as pilot:
-        desk.daemon.publish()
-        await desk.see(pilot, "gemma3:4b")
-        lines = desk.seen(desk.app).split("\n")
-        await pilot.click(offset=(8, next(y for y, text in enumerate(lines) if "gemma3:4b" in text)))
         await desk.see(pilot, "This is gemma3:4b.")
-        await pilot.press("ctrl+n")
-        await desk.see(pilot, "This is gemma3:4b.")
-        assert "other models" not in desk.seen(desk.app)
-
-
-async def test_models_that_do_not_chat_are_not_offered(desk: Any) -> None:
-    have(desk, "all-minilm:l6-v2", capabilities=["embedding"])
-    desk.daemon.rows.append({"name": "base", "size": 1, "capabilities": ["completion"], "source": "foreign"})
-    desk.daemon.templates["base"] = ""
-    desk.daemon.rows.append({"name": "gone", "size": 1, "capabilities": ["completion"], "source": "foreign"})
-    desk.daemon.templates["gone"] = ModelNotFound("gone")
-    async with desk.open(SIZE) as pilot:
+        await pilot.press(*"/model qwen3:0.6b", "enter")
+        await desk.see(pilot, "This is qwen3:0.6b.")
+        await pilot.press(*"hello", "enter")
+        desk.daemon.say("Good day.")
+        await desk.see(pilot, "Good day.")
+        desk.daemon.end_answer()
+        await desk.see(pilot, "● done")
+        await pilot.press(*"/model gemma3:4b", "enter")
+        await desk.see(pilot, "gemma3:4b answers in this chat")
+    async with open_app(desk, kept) as pilot:
+        await desk.see(pilot, "This is qwen3:0.6b.")
         desk.daemon.publish()
-        await desk.until(pilot, lambda: desk.daemon.n_shown == 2)
         await desk.see(pilot, "● ready")
-        assert "other models" not in desk.seen(desk.app)
-        assert "› Tell me a story about a fox." in desk.seen(desk.app)
+        assert "This is qwen3:0.6b." in desk.seen(desk.app)
+
+
+async def test_a_model_that_is_gone_is_said_and_another_one_begun_with(desk: Any, kept: Path) -> None:
+    remember_model(kept, "llama3:8b")
+    async with open_app(desk, kept) as pilot:
+        await desk.see(pilot, "This is llama3:8b.")
+        await pilot.press(*"half a")
+        desk.daemon.publish()
+        await desk.see(pilot, "llama3:8b, which you used last")
+        await desk.see(pilot, "This is gemma3:4b.")
+        await pilot.press(*" thought", "enter")
+        await desk.until(pilot, lambda: desk.daemon.questions)
+        assert desk.daemon.questions[0][1][0]["content"] == "half a thought"
+    assert last_model(kept) == "llama3:8b", "it has not answered yet"
+
+
+async def test_what_was_asked_before_the_daemon_came_stays(desk: Any, kept: Path) -> None:
+    async with open_app(desk, kept) as pilot:
+        await pilot.press(*"hello", "enter")
+        await desk.until(pilot, lambda: desk.daemon.questions)
+        desk.daemon.publish()
+        desk.daemon.say("I am tiny.")
+        await desk.see(pilot, "I am tiny.")
+        desk.daemon.end_answer()
+        await desk.see(pilot, "● done")
+        assert desk.daemon.questions[0][0] == "tiny"
+    assert last_model(kept) == "", "the toy is not remembered"
+
+
+async def test_the_toy_answers_where_nothing_else_can(desk: Any, kept: Path) -> None:
+    del desk.daemon.rows[1:]
+    async with open_app(desk, kept) as pilot:
+        desk.daemon.publish()
+        await desk.see(pilot, "● ready")
+        await desk.see(pilot, "This is tiny, the small model that comes with localrun.")
+        await desk.see(pilot, "finds better ones.")

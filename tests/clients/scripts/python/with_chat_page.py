@@ -530,9 +530,25 @@ def check_picture() -> None:
         page.keyboard.press("Escape")
 
 
+def check_the_model_that_answered_last_is_begun_with() -> None:
+    with chat_page(URL) as page:
+        expect(page.locator("#model")).not_to_have_value("tiny")
+        for name in ("gemma3", "tiny"):
+            page.select_option("#model", name)
+            ask(page, "hello")
+            expect(page.locator(".numbers").last).to_contain_text("first token", timeout=60_000)
+            page.keyboard.press("Escape")
+            expect(page.locator("#send")).to_have_text("Send")
+        page.once("dialog", lambda asked: asked.accept())
+        page.locator("#chats").get_by_text("Delete").click()
+        expect(page.locator(".greeting")).to_be_visible()
+        page.reload()
+        expect(page.locator("#model")).to_have_value("gemma3")
+
+
 def check_error_is_shown() -> None:
     with chat_page() as page:
-        page.evaluate("document.getElementById('model').options[0].value = 'nothing'")
+        page.evaluate("document.getElementById('model').selectedOptions[0].value = 'nothing'")
         ask(page, "hello")
         expect(page.locator(".assistant .wrong")).to_contain_text("'nothing' not found")
 
