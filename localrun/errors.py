@@ -46,6 +46,7 @@ LocalrunError (500 internal)
 from __future__ import annotations
 
 import errno
+import re
 from typing import ClassVar
 
 
@@ -111,11 +112,22 @@ class NotFound(LocalrunError):
 
 
 class ModelNotFound(NotFound):
+    """`name` is the one that was asked for; empty in one that travelled with other words than its own."""
+
     code = "model_not_found"
 
     def __init__(self, name: str) -> None:
         super().__init__(f"model '{name}' not found; `localrun list` shows what is here", field="model")
         self.name = name
+
+    @classmethod
+    def again(cls, message: str) -> ModelNotFound:
+        """The error that travelled as its message."""
+        error = cls.__new__(cls)
+        LocalrunError.__init__(error, message)
+        found = re.match(r"model '(.+?)' not found", message)
+        error.name = found[1] if found else ""
+        return error
 
 
 class MethodNotAllowed(LocalrunError):
@@ -313,7 +325,7 @@ def by_code(code: str, message: str, *, retry_after_s: float | None = None) -> L
     if code == ContextExceeded.code:
         return _rebuilt(ContextExceeded, message)
     if code == ModelNotFound.code:
-        return _rebuilt(ModelNotFound, message)
+        return ModelNotFound.again(message)
     for kind in (QueueFull, RateLimited, TooManyFailures):
         if code == kind.code:
             return kind(message, retry_after_s=1.0 if retry_after_s is None else retry_after_s)

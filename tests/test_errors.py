@@ -56,3 +56,14 @@ def test_messages_name_the_numbers_and_the_way_out():
     assert "localrun list" in str(ModelNotFound("nobody"))
     assert ModelNotFound("nobody").field == "model"
     assert QueueFull("full", retry_after_s=2.5).retry_after_s == 2.5
+
+
+def test_a_model_that_was_not_found_has_its_name_also_after_it_travelled():
+    for name in ("qwen3:8b", "/models/it's one.gguf"):
+        there = ModelNotFound(name)
+        here = by_code(there.code, there.message)
+        assert isinstance(here, ModelNotFound)
+        assert (here.name, there.name) == (name, name)
+    told_otherwise = by_code(ModelNotFound.code, "not for this key")
+    assert isinstance(told_otherwise, ModelNotFound)
+    assert told_otherwise.name == ""

@@ -21,7 +21,8 @@ import click
 
 from localrun import errors
 from localrun.cli import exits
-from localrun.cli.daemon import ask, ensure_daemon, with_settings
+from localrun.cli.arguments import with_settings
+from localrun.cli.daemon import ask, ensure_daemon
 from localrun.cli.text import ago, duration, print_json, table, visible
 from localrun.client import Client
 from localrun.config import Settings

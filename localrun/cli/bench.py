@@ -19,7 +19,8 @@ import click
 
 from localrun import __version__, config, errors
 from localrun.cli import exits
-from localrun.cli.daemon import base_url, daemon_version, with_settings
+from localrun.cli.arguments import with_settings
+from localrun.cli.daemon import base_url, daemon_version
 from localrun.config import Settings
 
 if TYPE_CHECKING:

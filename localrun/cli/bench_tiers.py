@@ -9,8 +9,9 @@ import click
 
 from localrun import __version__, errors
 from localrun.cli import exits
+from localrun.cli.arguments import with_settings
 from localrun.cli.bench import say
-from localrun.cli.daemon import ensure_daemon, with_settings
+from localrun.cli.daemon import ensure_daemon
 from localrun.cli.text import columns
 from localrun.config import Settings
 

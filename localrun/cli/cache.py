@@ -12,8 +12,8 @@ from pathlib import Path
 import click
 
 from localrun import config, errors, kv_folders
-from localrun.cli.daemon import ask, base_url, daemon_version, for_daemon, with_settings
-from localrun.cli.names import complete_here
+from localrun.cli.arguments import complete_here, with_settings
+from localrun.cli.daemon import ask, base_url, daemon_version, for_daemon
 from localrun.cli.text import ago, columns, print_json, size
 from localrun.config import Settings
 from localrun.kv_folders import ModelFolder

@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import http.client
-import ipaddress
 import json
 import os
 import re
@@ -21,14 +19,14 @@ import ssl
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 import msgspec
 
-from localrun import config, errors, ollama_environment
+from localrun import config, errors
 from localrun.cli import exits
 from localrun.cli.text import wrapped
 
@@ -40,7 +38,6 @@ IDLE_EXIT_S = 1800
 LIFE = f"stops after {IDLE_EXIT_S // 60} min without requests"
 START_TIMEOUT_S = 60.0
 PROBE_TIMEOUT_S = 5.0
-ANNOUNCED_S = 2.0
 POLL_INTERVAL_S = 0.05
 LOG_TAIL_LINES = 5
 
@@ -50,93 +47,6 @@ _FILE_OF_A_REPO = re.compile(
 )
 
 T = TypeVar("T")
-
-
-def with_settings(function: Callable[..., T]) -> Callable[..., T]:
-    """Give a command `--host` and `--port`, and its function the argument `settings`."""
-
-    @click.option("--host", help="Address of the daemon (LOCALRUN_HOST).")
-    @click.option("--port", type=int, help="Port of the daemon (LOCALRUN_PORT).")
-    @functools.wraps(function)
-    def with_connection(*arguments: Any, host: str | None, port: int | None, **options: Any) -> T:
-        settings = load_settings({"host": host, "port": port})
-        try:
-            return function(*arguments, settings=settings, **options)
-        except errors.ModelNotFound as error:
-            from localrun.cli.names import explained
-
-            raise explained(error, settings) from None
-
-    return with_connection
-
-
-def load_settings(flags: Mapping[str, Any], *, serves: bool = False) -> config.Settings:
-    """The settings, with this command's flags over those given before the command's name. A client's host may be
-    HOST:PORT or a URL; where nobody names the port of a `.local` machine, that is the one its daemon announces. Raises
-    click.UsageError."""
-    given = given_flags(flags)
-    try:
-        if serves:
-            return ollama_environment.load(given, serves=True)
-        said = given.get("host") or os.environ.get(_HOST, "").strip()
-        host, port = parted(said, "--host" if given.get("host") else _HOST)
-        if port is not None and given.get("port") not in (None, port):
-            raise config.ConfigError(f"--port is {given['port']}, and {said} names port {port}; leave one of them out")
-        given |= ({"host": host} if host != said else {}) | ({"port": port} if port is not None else {})
-        environ = {name: value for name, value in os.environ.items() if name != _HOST or "host" not in given}
-        settings = ollama_environment.load(given, environ, default_port=_NO_PORT)
-    except config.ConfigError as error:
-        raise click.UsageError(str(error)) from None
-    return settings if settings.port != _NO_PORT else msgspec.structs.replace(settings, port=port_of(settings.host))
-
-
-_NO_PORT = -1
-_HOST = config.env_name("host")
-
-
-def parted(text: str, source: str) -> tuple[str, int | None]:
-    """Host and port of `studio.local`, `studio.local:8443`, `https://studio.local:8443/`, `[::1]:8443`, `::1`. Which
-    scheme it is makes no difference: other machines are asked by TLS, this one without. Raises ConfigError."""
-    scheme, separator, rest = text.rpartition("://")
-    if separator:
-        if scheme.lower() not in ("http", "https"):
-            raise config.ConfigError(f"{source}: host is {text[:100]!r}; {scheme[:20]}:// reaches no daemon")
-        rest = rest.partition("/")[0]
-    with contextlib.suppress(ValueError):
-        return str(ipaddress.ip_address(rest.strip("[]"))), None
-    name, colon, digits = rest.rpartition(":")
-    if not colon:
-        return rest.rstrip("."), None
-    if not (digits.isascii() and digits.isdigit() and 0 < int(digits) < 65536):
-        raise config.ConfigError(f"{source}: host is {text[:100]!r}; {digits[:20]!r} is not a port")
-    return name.strip("[]").rstrip("."), int(digits)
-
-
-def port_of(host: str) -> int:
-    """The usual one, or where nobody listens there, what a `.local` machine announces. Raises click.UsageError for
-    several, and DaemonUnreachable for a name that nobody has."""
-    from localrun.access import discovery, resolver, trust
-
-    if not (resolver.is_local(host) and trust.endpoint(host, config.DEFAULT_PORT).is_remote):
-        return config.DEFAULT_PORT
-    try:
-        resolver.connect(host, config.DEFAULT_PORT, PROBE_TIMEOUT_S).close()
-    except OSError:
-        ports = discovery.ports_of(host.rstrip("."), ANNOUNCED_S) if discovery.is_installed() else []
-        if len(ports) > 1:
-            raise click.UsageError(
-                f"{host} announces daemons at ports {', '.join(map(str, ports))}; choose one with --port"
-            ) from None
-        return ports[0] if ports else config.DEFAULT_PORT
-    return config.DEFAULT_PORT
-
-
-def given_flags(flags: Mapping[str, Any]) -> dict[str, Any]:
-    """A command's flags over the address given before the command's name. None is not given."""
-    context = click.get_current_context(silent=True)
-    before = {} if context is None else context.find_root().params
-    given = {field: value for field, value in flags.items() if value is not None}
-    return {"host": before.get("host"), "port": before.get("port")} | given
 
 
 def base_url(settings: config.Settings) -> str:

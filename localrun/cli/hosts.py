@@ -9,7 +9,7 @@ import click
 from localrun import config, errors
 from localrun.access import certificate, trust
 from localrun.access.trust import Endpoint, TrustedHosts
-from localrun.cli.daemon import parted, port_of
+from localrun.cli.arguments import parted, port_of
 from localrun.cli.text import columns, tell, visible
 
 _HEADER = ("HOST", "ADDRESSES", "TRUSTED", "SHA-256 FINGERPRINT")

@@ -34,7 +34,8 @@ from localrun.access.keys import (
     parse_limit,
     parse_size_bytes,
 )
-from localrun.cli.daemon import ask, require_daemon, with_settings
+from localrun.cli.arguments import with_settings
+from localrun.cli.daemon import ask, require_daemon
 from localrun.cli.text import size, table
 from localrun.config import Settings
 from localrun.wire import Lane

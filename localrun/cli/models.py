@@ -15,9 +15,10 @@ from typing import Any
 
 import click
 
+from localrun.cli.arguments import complete_here, with_settings
 from localrun.cli.cards import adapter_card, fit_card, model_card
-from localrun.cli.daemon import ask, base_url, ensure_daemon, for_daemon, with_settings
-from localrun.cli.names import complete_here, next_step
+from localrun.cli.daemon import ask, base_url, ensure_daemon, for_daemon
+from localrun.cli.names import next_step
 from localrun.cli.text import ago, for_stdout, size, table, tell, visible
 from localrun.client import Client
 from localrun.config import Settings
@@ -36,7 +37,7 @@ _ADAPTER_SPARE = ("SOURCE", "ID", "RANK", "MODIFIED", "KIND", "FOR", "SIZE")
 def list_command(as_json: bool, settings: Settings) -> None:
     """List the models that can be run, and the adapters that can be used with them (as MODEL+ADAPTER).
 
-    Model files that cannot be used are reported on stderr, with the reason.
+    SIZE is that of the files; `localrun ps` has the memory that loaded models take. Model files that cannot be used are reported on stderr, with the reason.
     """
     store = ask(ensure_daemon(settings), lambda client: client.store())
     rows, adapters = store["models"], store.get("adapters", [])

@@ -1,6 +1,6 @@
-"""Names of models: those that a shell completes, and the one that a mistyped name is close to.
+"""Names of models: the one that a mistyped name is close to, and what to do with one that has just come.
 
-Does not: start a daemon. The shell's are read from the folders, so that they are there without one.
+Does not: start a daemon.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import difflib
 import os
-import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,52 +15,24 @@ from typing import TYPE_CHECKING
 import click
 
 from localrun import errors
-from localrun.cli.daemon import ask, base_url, endpoint, load_settings
+from localrun.cli.daemon import ask, base_url
 from localrun.cli.text import visible
-from localrun.config import Settings, folders, model_dirs, models_folder
+from localrun.config import Settings
 
 if TYPE_CHECKING:
     from localrun.client import Client
 
-_NOT_FOUND = re.compile(r"model '(.+?)' not found")
 # A prefix that is shorter says little of what was meant.
 _PREFIX = 3
 # What these do can only be done to a model that is here.
 _ONLY_HERE = frozenset({"cp", "rm", "stop", "push", "clear"})
 
 
-def complete_here(context: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
-    """The models of this machine, for a shell; none for a daemon on another one."""
-    names: list[str] = []
-    with contextlib.suppress(Exception):  # a message in the middle of a command line would help nobody
-        settings = load_settings({name: context.params.get(name) for name in ("host", "port")})
-        if not endpoint(settings).is_remote:
-            names = _stored(settings)
-    return [name for name in names if name.startswith(incomplete)]
-
-
-def complete_catalog(_: click.Context, __: click.Parameter, incomplete: str) -> list[str]:
-    """The models that can be pulled by a short name, for a shell."""
-    from localrun.models import catalog
-
-    return [entry.name for entry in catalog.entries() if entry.name.startswith(incomplete)]
-
-
-def _stored(settings: Settings) -> list[str]:
-    from localrun.models.storage import other_programs
-    from localrun.models.storage.store import Store
-
-    others = other_programs.found(folders().cache)
-    store = Store(models_folder(settings), model_dirs=model_dirs(settings), others=others)
-    return [str(model.name) for model in store.list()]
-
-
 def explained(error: errors.ModelNotFound, settings: Settings) -> errors.LocalrunError:
     """The error with a way out: a name that is close to this one, or how to look for it."""
-    found = _NOT_FOUND.match(error.message)
-    if found is None:
+    name = error.name
+    if not name:
         return error
-    name = found[1]
     if os.path.isabs(name):
         return error if Path(name).exists() else _not_found(f"there is no file {name}")
     context = click.get_current_context(silent=True)

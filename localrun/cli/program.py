@@ -11,7 +11,8 @@ import click
 
 from localrun import __version__, config, errors, ollama_environment
 from localrun.cli import exits
-from localrun.cli.daemon import LIFE, base_url, daemon_version, given_flags, version_if_any, with_settings
+from localrun.cli.arguments import given_flags, with_settings
+from localrun.cli.daemon import LIFE, base_url, daemon_version, version_if_any
 from localrun.cli.text import Look, columns, painted, print_json, visible, wrapped
 from localrun.config import Settings
 

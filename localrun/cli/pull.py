@@ -15,8 +15,9 @@ from typing import Any
 
 import click
 
-from localrun.cli.daemon import ask, ensure_daemon, for_daemon, with_settings
-from localrun.cli.names import closest, complete_catalog, next_step
+from localrun.cli.arguments import complete_catalog, with_settings
+from localrun.cli.daemon import ask, ensure_daemon, for_daemon
+from localrun.cli.names import closest, next_step
 from localrun.cli.text import ago, duration, for_stdout, size, table, tell, visible
 from localrun.client import Client, PullPiece
 from localrun.config import Settings

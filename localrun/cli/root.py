@@ -159,7 +159,8 @@ def _open_tui(host: str | None, port: int | None) -> None:
         raise click.UsageError(
             "the interface needs a terminal; without one use `localrun run MODEL PROMPT` or `localrun serve`"
         )
-    from localrun.cli.daemon import ensure_daemon, load_settings, starter
+    from localrun.cli.arguments import load_settings
+    from localrun.cli.daemon import ensure_daemon, starter
 
     settings = load_settings({"host": host, "port": port})
     base_url = ensure_daemon(settings)

@@ -18,8 +18,8 @@ from localrun import attachments
 from localrun.attachments import Attachment
 from localrun.cli import answer as answers
 from localrun.cli.answer import Answer, Stats
-from localrun.cli.daemon import ask, ensure_daemon, for_daemon, with_settings
-from localrun.cli.names import complete_here
+from localrun.cli.arguments import complete_here, with_settings
+from localrun.cli.daemon import ask, ensure_daemon, for_daemon
 from localrun.cli.pull import pull_missing
 from localrun.cli.repl import Question, Session, converse, message_of, parse_options
 from localrun.cli.text import tell

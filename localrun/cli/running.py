@@ -12,6 +12,7 @@ from pathlib import Path
 
 import click
 
+from localrun.cli.arguments import complete_here, with_settings
 from localrun.cli.daemon import (
     ask,
     daemon_version,
@@ -21,9 +22,7 @@ from localrun.cli.daemon import (
     require_daemon,
     starter,
     wait_until_gone,
-    with_settings,
 )
-from localrun.cli.names import complete_here
 from localrun.cli.text import duration, one_line, print_json, short_path, size, table, visible, wrapped
 from localrun.client import Client
 from localrun.config import Settings
@@ -43,7 +42,10 @@ _REQUESTS = ("STATE", "CLIENT", "ROUTE", "MODEL", "PROMPT", "CACHED", "OUTPUT", 
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON array, as `engines` in /localrun/v1/snapshot.")
 @with_settings
 def ps_command(as_json: bool, settings: Settings) -> None:
-    """List the loaded models."""
+    """List the loaded models.
+
+    SIZE is the memory that a model takes, with the room for its context; that of its files is in `localrun list`.
+    """
     if as_json:
         print_json(ask(require_daemon(settings), lambda client: client.snapshot()).engines)
     else:

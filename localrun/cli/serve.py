@@ -17,16 +17,8 @@ import click
 
 from localrun import config, errors, ollama_environment
 from localrun.cli import exits
-from localrun.cli.daemon import (
-    POLL_INTERVAL_S,
-    START_TIMEOUT_S,
-    base_url,
-    daemon_version,
-    given_flags,
-    load_settings,
-    version_if_any,
-    with_settings,
-)
+from localrun.cli.arguments import given_flags, load_settings, with_settings
+from localrun.cli.daemon import POLL_INTERVAL_S, START_TIMEOUT_S, base_url, daemon_version, version_if_any
 from localrun.cli.text import tell
 from localrun.config import Settings
 

@@ -15,7 +15,8 @@ import pytest
 
 from localrun import __version__, config, errors
 from localrun.cli import exits
-from localrun.cli.daemon import daemon_version, ensure_daemon, for_daemon, parted, require_daemon, wait_until_gone
+from localrun.cli.arguments import parted
+from localrun.cli.daemon import daemon_version, ensure_daemon, for_daemon, require_daemon, wait_until_gone
 from tests.says import says
 
 

@@ -1,0 +1,137 @@
+"""What commands have in common on their command line: `--host` and `--port` of the daemon, and names of models, which a
+shell completes.
+
+Does not: start a daemon. The names are read from the folders, so that they are there without one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import ipaddress
+import os
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import click
+import msgspec
+
+from localrun import config, errors, ollama_environment
+from localrun.cli.daemon import PROBE_TIMEOUT_S, endpoint
+from localrun.cli.names import explained
+from localrun.config import Settings, folders, model_dirs, models_folder
+
+ANNOUNCED_S = 2.0
+
+T = TypeVar("T")
+
+
+def with_settings(function: Callable[..., T]) -> Callable[..., T]:
+    """Give a command `--host` and `--port`, and its function the argument `settings`."""
+
+    @click.option("--host", help="Address of the daemon (LOCALRUN_HOST).")
+    @click.option("--port", type=int, help="Port of the daemon (LOCALRUN_PORT).")
+    @functools.wraps(function)
+    def with_connection(*arguments: Any, host: str | None, port: int | None, **options: Any) -> T:
+        settings = load_settings({"host": host, "port": port})
+        try:
+            return function(*arguments, settings=settings, **options)
+        except errors.ModelNotFound as error:
+            raise explained(error, settings) from None
+
+    return with_connection
+
+
+def load_settings(flags: Mapping[str, Any], *, serves: bool = False) -> config.Settings:
+    """The settings, with this command's flags over those given before the command's name. A client's host may be
+    HOST:PORT or a URL; where nobody names the port of a `.local` machine, that is the one its daemon announces. Raises
+    click.UsageError."""
+    given = given_flags(flags)
+    try:
+        if serves:
+            return ollama_environment.load(given, serves=True)
+        said = given.get("host") or os.environ.get(_HOST, "").strip()
+        host, port = parted(said, "--host" if given.get("host") else _HOST)
+        if port is not None and given.get("port") not in (None, port):
+            raise config.ConfigError(f"--port is {given['port']}, and {said} names port {port}; leave one of them out")
+        given |= ({"host": host} if host != said else {}) | ({"port": port} if port is not None else {})
+        environ = {name: value for name, value in os.environ.items() if name != _HOST or "host" not in given}
+        settings = ollama_environment.load(given, environ, default_port=_NO_PORT)
+    except config.ConfigError as error:
+        raise click.UsageError(str(error)) from None
+    return settings if settings.port != _NO_PORT else msgspec.structs.replace(settings, port=port_of(settings.host))
+
+
+_NO_PORT = -1
+_HOST = config.env_name("host")
+
+
+def parted(text: str, source: str) -> tuple[str, int | None]:
+    """Host and port of `studio.local`, `studio.local:8443`, `https://studio.local:8443/`, `[::1]:8443`, `::1`. Which
+    scheme it is makes no difference: other machines are asked by TLS, this one without. Raises ConfigError."""
+    scheme, separator, rest = text.rpartition("://")
+    if separator:
+        if scheme.lower() not in ("http", "https"):
+            raise config.ConfigError(f"{source}: host is {text[:100]!r}; {scheme[:20]}:// reaches no daemon")
+        rest = rest.partition("/")[0]
+    with contextlib.suppress(ValueError):
+        return str(ipaddress.ip_address(rest.strip("[]"))), None
+    name, colon, digits = rest.rpartition(":")
+    if not colon:
+        return rest.rstrip("."), None
+    if not (digits.isascii() and digits.isdigit() and 0 < int(digits) < 65536):
+        raise config.ConfigError(f"{source}: host is {text[:100]!r}; {digits[:20]!r} is not a port")
+    return name.strip("[]").rstrip("."), int(digits)
+
+
+def port_of(host: str) -> int:
+    """The usual one, or where nobody listens there, what a `.local` machine announces. Raises click.UsageError for
+    several, and DaemonUnreachable for a name that nobody has."""
+    from localrun.access import discovery, resolver, trust
+
+    if not (resolver.is_local(host) and trust.endpoint(host, config.DEFAULT_PORT).is_remote):
+        return config.DEFAULT_PORT
+    try:
+        resolver.connect(host, config.DEFAULT_PORT, PROBE_TIMEOUT_S).close()
+    except OSError:
+        ports = discovery.ports_of(host.rstrip("."), ANNOUNCED_S) if discovery.is_installed() else []
+        if len(ports) > 1:
+            raise click.UsageError(
+                f"{host} announces daemons at ports {', '.join(map(str, ports))}; choose one with --port"
+            ) from None
+        return ports[0] if ports else config.DEFAULT_PORT
+    return config.DEFAULT_PORT
+
+
+def given_flags(flags: Mapping[str, Any]) -> dict[str, Any]:
+    """A command's flags over the address given before the command's name. None is not given."""
+    context = click.get_current_context(silent=True)
+    before = {} if context is None else context.find_root().params
+    given = {field: value for field, value in flags.items() if value is not None}
+    return {"host": before.get("host"), "port": before.get("port")} | given
+
+
+def complete_here(context: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
+    """The models of this machine, for a shell; none for a daemon on another one."""
+    names: list[str] = []
+    with contextlib.suppress(Exception):  # a message in the middle of a command line would help nobody
+        settings = load_settings({name: context.params.get(name) for name in ("host", "port")})
+        if not endpoint(settings).is_remote:
+            names = _stored(settings)
+    return [name for name in names if name.startswith(incomplete)]
+
+
+def complete_catalog(_: click.Context, __: click.Parameter, incomplete: str) -> list[str]:
+    """The models that can be pulled by a short name, for a shell."""
+    from localrun.models import catalog
+
+    return [entry.name for entry in catalog.entries() if entry.name.startswith(incomplete)]
+
+
+def _stored(settings: Settings) -> list[str]:
+    from localrun.models.storage import other_programs
+    from localrun.models.storage.store import Store
+
+    others = other_programs.found(folders().cache)
+    store = Store(models_folder(settings), model_dirs=model_dirs(settings), others=others)
+    return [str(model.name) for model in store.list()]
