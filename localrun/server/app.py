@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import signal
@@ -107,7 +108,7 @@ def build(settings: Settings, runtime: Runtime) -> Limits:
         exception_handlers={HTTPException: _unrouted},
     )
     app.router.redirect_slashes = False
-    return Limits(app, settings, runtime.access)
+    return Limits(app, settings, runtime.access, runtime.loop_watch)
 
 
 def serve(settings: Settings, idle_exit_s: float | None = None) -> None:
@@ -204,6 +205,9 @@ class _Daemon(uvicorn.Server):
             print(self._invitation, flush=True)
             if self._announcement is not None:
                 self._announcement.start()
+        # What is there now stays. The collector need not look through it whenever somebody sends many values.
+        gc.collect()
+        gc.freeze()
         if self.started:
             self._notify.send(READY, f"listening on {url}")
 

@@ -31,6 +31,7 @@ from localrun.server.engines.link import engine_command
 from localrun.server.engines.supervisor import Supervisor
 from localrun.server.http import hidden_paths
 from localrun.server.http.access import Access
+from localrun.server.http.loop_watch import LoopWatch
 from localrun.server.jobs.job import Ask, Job, Payer
 from localrun.server.jobs.quarantine import Quarantine
 from localrun.server.jobs.registry import Registry
@@ -71,8 +72,10 @@ class Runtime:
         self.sent_blobs: set[tuple[str, str]] = set()
         self.registry = Registry()
         self.quarantine = Quarantine()
+        self.loop_watch = LoopWatch()
         self.logs = LogFeed()
         self.telemetry = Telemetry(settings, self.registry, self._engine_rows, lambda: self.offline.rows())
+        self.telemetry.metrics.registry.register(self.loop_watch)
         self.supervisor = Supervisor(
             settings,
             self.store,

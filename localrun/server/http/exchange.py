@@ -37,6 +37,7 @@ from localrun.server.http import failures
 from localrun.server.http.access import OWNER, Visitor
 from localrun.server.http.failures import Headers, Shape
 from localrun.server.http.hidden_paths import without_paths, without_paths_in
+from localrun.server.http.loop_watch import OPERATION, held
 
 if TYPE_CHECKING:
     from localrun.server.runtime import Runtime
@@ -61,7 +62,9 @@ _PINGS = {
 }
 PING_AFTER_S = 10.0
 
-# From here on the values of a body may be so many that the event loop had better not wait until they are looked at.
+# From here on a body is decoded in a thread, and from there on by pieces: its values may be so many that the event loop
+# had better not wait for them, and then not for the interpreter's lock either.
+THREAD_BYTES = 64 * 1024
 LARGE_BYTES = 256 * 1024
 # Of one body: lists, objects, numbers and texts. As many are made within a tenth of a second, while nothing else runs.
 MAX_VALUES = 200_000
@@ -116,9 +119,9 @@ class Exchange:
     async def read_json(self, type_: type[Body]) -> Body:
         """The body as `type_`. Raises as `read_body` and `decode_body` do."""
         body = await self.read_body()
-        if len(body) < LARGE_BYTES:
+        if len(body) < THREAD_BYTES:
             return decode_body(body, type_)
-        return await asyncio.to_thread(decode_body, body, type_)
+        return await asyncio.to_thread(decode_body, body, type_, self.scope)
 
     async def read_body(self) -> bytes:
         """The whole body. Raises TooLarge beyond the limit (`limits.py`) and ClientGone when the client leaves."""
@@ -296,12 +299,14 @@ class Endpoint:
     Not a function, so that starlette's routes call it as it is, without a Request and a Response.
     """
 
-    def __init__(self, runtime: Runtime, handler: Handler, shape: Shape) -> None:
+    def __init__(self, runtime: Runtime, handler: Handler, path: str) -> None:
         self._runtime = runtime
-        self._shape = shape
+        self._path = path
+        self._shape = failures.shape_of(path)
         self._handler = handler
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope[OPERATION] = f"{scope['method']} {self._path}"
         exchange = Exchange(scope, receive, send, self._shape)
         try:
             await self._handler(self._runtime, exchange)
@@ -319,7 +324,7 @@ class Endpoint:
 
 def route(path: str, runtime: Runtime, handler: Handler, *, methods: Sequence[str]) -> Route:
     """A starlette route to a handler. GET includes HEAD."""
-    return Route(path, Endpoint(runtime, handler, failures.shape_of(path)), methods=list(methods))
+    return Route(path, Endpoint(runtime, handler, path), methods=list(methods))
 
 
 def parameter(exchange: Exchange, name: str) -> str:
@@ -328,15 +333,16 @@ def parameter(exchange: Exchange, name: str) -> str:
     return query.get(name, [""])[-1]
 
 
-def decode_body(body: bytes, type_: type[Body]) -> Body:
+def decode_body(body: bytes, type_: type[Body], scope: Scope | None = None) -> Body:
     """The body as `type_`. Raises BadRequest, naming the field where there is one, and TooLarge for one of too many
-    values, which is decoded in one go."""
+    values, which is decoded in one go. `scope` is that of the request, in another thread than the loop's."""
     if not body.strip():
         raise BadRequest("missing request body; send a JSON object")
     if len(body) > MAX_VALUES and _has_too_many_values(body):
         raise TooLarge(f"the body has more than {MAX_VALUES} values; send fewer parts, numbers or fields at once")
     try:
-        value = msgspec.json.decode(body, type=type_)
+        with held(scope or {}):
+            value = msgspec.json.decode(body, type=type_)
         if len(body) < LARGE_BYTES:
             json.loads(body, object_pairs_hook=_refuse_duplicates)
         else:

@@ -11,8 +11,9 @@ every route, also unknown ones, and before anything runs:
 - It has an API key, where one is needed (`access.py`); else 401.
 - Sec-Fetch-Site is not `cross-site`, unless an Origin that passes says which site it is; else 403. It is what a browser
   says about requests that carry no Origin, such as those of images, frames and links.
-- A body is JSON by its Content-Type (415), not encoded (415), and at most `settings.max_body_bytes` (413, before it is
-  buffered, also when chunked); an uploaded file may also be an octet stream, of any size. A missing Content-Type
+- A body is JSON by its Content-Type (415), not encoded (415), and at most `settings.max_body_bytes`, or
+  `MAX_TEXT_BYTES` where no pictures or sound can be in it (413, before it is buffered, also when chunked); an uploaded
+  file may also be an octet stream, of any size. A missing Content-Type
   passes for clients that are no browser: several Ollama clients send none, and a browser that sends a body without one
   names its Origin.
 - The bodies of all requests under way, files aside, have at most `MAX_BODIES` times that size together; else 429.
@@ -38,6 +39,7 @@ from localrun.config import Settings, origins_of
 from localrun.errors import BadRequest, Forbidden, LocalrunError, QueueFull, TooLarge, UnsupportedMediaType
 from localrun.server.http import failures, names
 from localrun.server.http.access import LIMIT_HEADERS, Access, Visitor, is_loopback
+from localrun.server.http.loop_watch import LoopWatch
 
 # Schemes that a page from the network cannot have: desktop applications and editor panels.
 _LOCAL_APP_ORIGIN = re.compile(r"(?:app|file|tauri|vscode-webview|vscode-file)://[^\s,]*", re.ASCII)
@@ -46,6 +48,16 @@ _HOST = re.compile(r"(?P<name>\[[0-9a-f:.]+\]|[^\[\]:]+)(?::\d{0,5})?", re.ASCII
 # Bodies of these routes are files and no JSON, of these media types.
 _BLOBS = "/api/blobs/"
 _FORM = "/v1/files"
+# Routes that take text alone, all with a body but those of chats, of `/completion` and of embeddings.
+TEXT_ROUTES = frozenset(
+    {
+        *("/api/show", "/api/pull", "/api/push", "/api/create", "/api/copy", "/api/delete", "/api/embeddings"),
+        *("/v1/completions", "/v1/fim/completions", "/infill", "/api/v0/completions", "/tokenize", "/detokenize"),
+        *("/v1/rerank", "/v1/reranking", "/rerank", "/reranking", "/v2/rerank", "/v1/batches", "/localrun/v1/gc"),
+    }
+)
+# Two million tokens.
+MAX_TEXT_BYTES = 8 * 1024 * 1024
 _METHODS_WITH_BODY = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 
 # So many of the largest bodies may be there at once, from their first byte to the end of their answers.
@@ -62,9 +74,12 @@ _LINGER_S = 1.0
 class Limits:
     """The middleware. Raises ConfigError when `settings.origins` holds something that is not an origin."""
 
-    def __init__(self, app: ASGIApp, settings: Settings, access: Access | None = None) -> None:
+    def __init__(
+        self, app: ASGIApp, settings: Settings, access: Access | None = None, loop_watch: LoopWatch | None = None
+    ) -> None:
         self._app = app
         self._access = access
+        self._loop_watch = loop_watch or LoopWatch()
         self._room = _BodyRoom(settings.max_body_bytes)
         self._hosts = {"localhost", "127.0.0.1", "[::1]"}
         if names.is_loopback_address(settings.host):
@@ -91,7 +106,7 @@ class Limits:
             return
         self._n_open += 1
         try:
-            await self._check_and_serve(scope, receive, send)
+            await self._loop_watch.watched(scope, self._check_and_serve(scope, receive, send))
         finally:
             self._n_open -= 1
             self._last_end_s = time.monotonic()
@@ -112,7 +127,7 @@ class Limits:
                 visitor = await self._access.admit(scope)
             file_type = _file_type(scope["path"]) if scope["method"] == "POST" else ""
             is_file = bool(file_type)
-            has_body = self._check_body(scope["method"], headers, origin, file_type=file_type)
+            has_body = self._check_body(scope, headers, origin, file_type=file_type)
             if is_file:
                 self._check_uploads()
         except LocalrunError as error:
@@ -144,7 +159,7 @@ class Limits:
         if not has_body:
             await self._app(scope, receive, send)
             return
-        guard = _BodyGuard(receive, send, self._room)
+        guard = _BodyGuard(receive, send, self._room, self._max_bytes(scope["path"]))
         try:
             await self._app(scope, guard.receive, guard.send)
         finally:
@@ -192,7 +207,7 @@ class Limits:
             )
         return origin
 
-    def _check_body(self, method: str, headers: _Headers, origin: str | None, *, file_type: str) -> bool:
+    def _check_body(self, scope: Scope, headers: _Headers, origin: str | None, *, file_type: str) -> bool:
         """Whether there is one. An uploaded file is not buffered, and is as large as it is: the disk is its limit."""
         chunked = headers.one(b"transfer-encoding") is not None
         announced = headers.one(b"content-length") or "0"
@@ -201,14 +216,17 @@ class Limits:
         length = int(announced[:20])
         if not chunked and length == 0:
             return False
-        if length > self._room.each_bytes and not file_type:
-            raise _too_large(self._room.each_bytes)
+        if length > self._max_bytes(scope["path"]) and not file_type:
+            raise _too_large(self._max_bytes(scope["path"]))
         encoding = headers.one(b"content-encoding")
         if encoding is not None and encoding.strip().lower() not in ("", "identity"):
             raise UnsupportedMediaType(f"Content-Encoding {encoding[:40]!r} is not accepted; send the body as it is")
-        if method in _METHODS_WITH_BODY:
+        if scope["method"] in _METHODS_WITH_BODY:
             _check_content_type(headers.one(b"content-type"), origin, file_type=file_type)
         return True
+
+    def _max_bytes(self, path: str) -> int:
+        return min(self._room.each_bytes, MAX_TEXT_BYTES) if path in TEXT_ROUTES else self._room.each_bytes
 
     def _check_uploads(self) -> None:
         """Raises QueueFull when no more files may be uploaded at once."""
@@ -268,10 +286,11 @@ class _BodyGuard:
     """Counts a body as it comes. The read that goes over a limit raises TooLarge or QueueFull in the handler, and the
     answer to it then closes the connection, since the rest of the body is still on its way."""
 
-    def __init__(self, receive: Receive, send: Send, room: _BodyRoom) -> None:
+    def __init__(self, receive: Receive, send: Send, room: _BodyRoom, max_bytes: int) -> None:
         self._receive = receive
         self._send = send
         self._room = room
+        self._max_bytes = max_bytes
         self._n_bytes = 0
         self._is_over = False
 
@@ -282,8 +301,8 @@ class _BodyGuard:
             self._n_bytes += n_bytes
             self._room.taken_bytes += n_bytes
             try:
-                if self._n_bytes > self._room.each_bytes:
-                    raise _too_large(self._room.each_bytes)
+                if self._n_bytes > self._max_bytes:
+                    raise _too_large(self._max_bytes)
                 self._room.check()
             except LocalrunError:
                 self._is_over = message.get("more_body", False)
@@ -333,8 +352,11 @@ def _check_content_type(content_type: str | None, origin: str | None, *, file_ty
         raise UnsupportedMediaType(f"the Content-Type is {shown!r}; send the body as 'application/json'")
 
 
-def _too_large(max_body_bytes: int) -> TooLarge:
-    return TooLarge(f"the body is larger than {max_body_bytes} bytes; LOCALRUN_MAX_BODY_BYTES sets the limit")
+def _too_large(max_bytes: int) -> TooLarge:
+    why = "LOCALRUN_MAX_BODY_BYTES sets the limit"
+    if max_bytes == MAX_TEXT_BYTES:
+        why = "that much text is more than any context holds, so send less of it"
+    return TooLarge(f"the body is larger than {max_bytes} bytes; {why}")
 
 
 async def _discard(receive: Receive) -> None:

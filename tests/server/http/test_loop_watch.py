@@ -1,0 +1,102 @@
+"""Who holds the event loop is named, and a machine that is busy with something else is not blamed on anybody."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import Any
+
+import pytest
+
+from localrun.server.http.loop_watch import OPERATION, STALL_S, LoopWatch, held
+
+
+def compute(seconds: float) -> None:
+    until_s = time.thread_time() + seconds
+    while time.thread_time() < until_s:
+        pass
+
+
+def values(watch: LoopWatch, name: str) -> dict[str, float]:
+    families = {family.name: family for family in watch.collect()}
+    return {sample.labels["operation"]: sample.value for sample in families[f"localrun_loop_{name}"].samples}
+
+
+async def serve(watch: LoopWatch, operation: str, *turns: Any) -> None:
+    scope: dict[str, Any] = {"type": "http"}
+
+    async def handler() -> None:
+        await asyncio.sleep(0)
+        scope[OPERATION] = operation
+        for turn in turns:
+            turn()
+            await asyncio.sleep(0)
+
+    await watch.watched(scope, handler())
+
+
+async def test_the_operation_that_computes_in_the_loop_is_counted_and_named(caplog: pytest.LogCaptureFixture) -> None:
+    watch = LoopWatch()
+    with caplog.at_level(logging.WARNING):
+        await asyncio.gather(
+            serve(watch, "POST /slow", lambda: compute(1.5 * STALL_S), lambda: compute(0.2 * STALL_S)),
+            *(serve(watch, "GET /quick", *[lambda: None] * 100) for _ in range(10)),
+        )
+    assert values(watch, "stalls") == {"POST /slow": 1}
+    seconds = values(watch, "seconds")
+    assert seconds["POST /slow"] == pytest.approx(1.7 * STALL_S, rel=0.2)
+    assert seconds["GET /quick"] < STALL_S
+    (line,) = caplog.messages
+    assert line.startswith("POST /slow held the event loop for 1")
+
+
+async def test_waiting_for_the_processor_is_nobodys_doing() -> None:
+    watch = LoopWatch()
+    # As long a turn, in which the thread gets no processor.
+    await serve(watch, "POST /idle", lambda: time.sleep(2 * STALL_S))
+    assert values(watch, "stalls") == {}
+    assert values(watch, "seconds")["POST /idle"] < STALL_S
+
+
+async def test_what_keeps_the_interpreters_lock_in_a_thread_counts() -> None:
+    watch, scope = LoopWatch(), {"type": "http", OPERATION: "POST /large"}
+
+    def decode() -> None:
+        with held(scope):
+            compute(1.5 * STALL_S)
+
+    async def handler() -> None:
+        await asyncio.to_thread(decode)
+
+    await watch.watched(scope, handler())
+    assert values(watch, "stalls") == {"POST /large": 1}
+
+
+async def test_an_error_a_result_and_a_cancel_pass_through() -> None:
+    watch, seen = LoopWatch(), []
+
+    async def fails() -> None:
+        await asyncio.sleep(0)
+        raise ValueError("as it is")
+
+    with pytest.raises(ValueError, match="as it is"):
+        await watch.watched({}, fails())
+
+    async def waits() -> None:
+        try:
+            await asyncio.sleep(1000)
+        except asyncio.CancelledError:
+            await asyncio.sleep(0)
+            seen.append("cleaned up")
+            raise
+
+    async def task() -> None:
+        await watch.watched({}, waits())
+
+    running = asyncio.create_task(task())
+    await asyncio.sleep(0)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert seen == ["cleaned up"]

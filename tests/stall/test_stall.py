@@ -1,0 +1,173 @@
+"""Each case is one large request to a real daemon; meanwhile another client streams, and a third asks for `/health`.
+
+What is asserted of the loop is the daemon's own clock, which counts the processor's time and not what a busy machine
+took from it: at most `BASE_S` and `EACH_MB_S` for each MB of the body in all, as many times as this processor is slower
+than the one that the numbers are of.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx2
+import psutil
+import pytest
+
+from tests.daemon import Daemon, running_daemon
+from tests.depth import DEPTH
+from tests.stall.operations import OF_OTHERS, Case, cases
+
+BASE_S, EACH_MB_S = 0.05, 0.005
+# What `_pace_s` takes on the processor that the limits are meant for: a virtual one of an AMD EPYC (Zen 3).
+USUAL_PACE_S = 0.022
+MAX_GROWTH_BYTES = 50_000_000
+# One case in so many, in `make test`; all of them in `make test-stall` and `make test-deep`.
+EVERY = 1 if DEPTH > 1 else 40
+SIZES_BYTES = (1_000_000, 7_000_000) if DEPTH > 1 else (250_000,)
+# Of the largest ones in so many.
+EVERY_LARGE = 10
+
+
+def chosen(n_bytes: int) -> Iterator[Case]:
+    every = EVERY_LARGE if n_bytes > 1_000_000 else EVERY
+    return (case for number, case in enumerate(cases(n_bytes)) if number % every == 7 % every)
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[Daemon]:
+    with running_daemon(LOCALRUN_FAKE_STEP_MS="5", LOCALRUN_RESUME="off") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def real_daemon() -> Iterator[Daemon]:
+    with running_daemon("--resume", "off", fake=False) as running:
+        yield running
+
+
+@pytest.mark.parametrize("n_bytes", SIZES_BYTES)
+def test_no_field_holds_the_loop_ends_an_engine_or_keeps_memory(daemon: Daemon, n_bytes: int) -> None:
+    _try_all(daemon, chosen(n_bytes))
+
+
+# What engines see of a request.
+_TO_ENGINE = re.compile(r"prompt|messages|input|suffix|grammar|format|json_schema|stop|logit_bias|dry|tools|content")
+
+
+@pytest.mark.parametrize("n_bytes", SIZES_BYTES)
+def test_what_reaches_an_engine_holds_neither_its_steps_nor_the_loop(real_daemon: Daemon, n_bytes: int) -> None:
+    every = 1 if DEPTH > 1 else 8
+    seen = (case for case in chosen(n_bytes) if _TO_ENGINE.match(case.label))
+    _try_all(real_daemon, (case for number, case in enumerate(seen) if number % every == 0))
+
+
+def test_the_harness_sees_what_it_is_for(daemon: Daemon) -> None:
+    """A case that takes too long fails, by the same clock."""
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "x" * 1000}], "max_tokens": 1}
+    case = Case("POST /v1/chat/completions", "small", body)
+    with pytest.raises(AssertionError, match="held the loop"):
+        _try(daemon, case, pace=1e-6)
+
+
+def _try_all(daemon: Daemon, some: Iterator[Case]) -> None:
+    wrong: list[str] = []
+    before: int | None = None
+    with others_are_served(daemon):
+        for number, case in enumerate(some):
+            try:
+                _try(daemon, case, pace=max(1.0, _pace_s() / USUAL_PACE_S))
+            except AssertionError as error:
+                wrong.append(f"{case}: {error}")
+            if number == 20:  # buffers that stay have their size by now
+                before = _rss_bytes(daemon)
+    assert not wrong, "\n".join(wrong)
+    if before is not None:
+        assert _rss_bytes(daemon) - before < MAX_GROWTH_BYTES
+
+
+def _try(daemon: Daemon, case: Case, *, pace: float) -> None:
+    method, path = case.operation.split()
+    body = json.dumps(case.body).encode()
+    held_s = _loop_s(daemon, case.operation)
+    with httpx2.Client(base_url=daemon.url, timeout=120, trust_env=False) as http:
+        try:
+            answer = http.request(method, path, content=body, headers={"Content-Type": "application/json"})
+        except httpx2.WriteError:  # refused before all of it was sent
+            answer = None
+    if answer is not None:
+        assert answer.status_code < 500 or answer.status_code == 501, f"{answer.status_code} {answer.text[:200]}"
+        if answer.status_code >= 400:
+            assert answer.json()["error"], "an error has its words"
+    held_s = _loop_s(daemon, case.operation) - held_s
+    limit_s = pace * (BASE_S + EACH_MB_S * len(body) / 1e6)
+    assert held_s <= limit_s, f"held the loop for {held_s * 1000:.0f} ms; {limit_s * 1000:.0f} are the most"
+
+
+@contextmanager
+def others_are_served(daemon: Daemon) -> Iterator[None]:
+    """Meanwhile streams come whole, health is asked all the time, and no engine ends."""
+    assert daemon.post("/v1/completions", model="tiny", prompt="hi", max_tokens=1).status_code == 200
+    pids = _engine_pids(daemon)
+    is_over = threading.Event()
+    wrong: list[str] = []
+    done = {"streams": 0, "looks": 0}
+
+    def stream() -> None:
+        body = {"model": "tiny", "prompt": "other", "n_predict": 300, "ignore_eos": True, "stream": True}
+        with httpx2.Client(base_url=daemon.url, timeout=120, trust_env=False) as http:
+            while not is_over.is_set():
+                with http.stream("POST", OF_OTHERS, json=body) as answer:
+                    lines = [line for line in answer.iter_lines() if line.startswith("data: {")]
+                if answer.status_code != 200 or json.loads(lines[-1][6:])["stop_type"] != "limit":
+                    wrong.append(f"a stream ended with {answer.status_code}, {lines[-1:]}")
+                done["streams"] += 1
+
+    def look() -> None:
+        with httpx2.Client(base_url=daemon.url, timeout=120, trust_env=False) as http:
+            while not is_over.is_set():
+                if (status := http.get("/health").status_code) != 200:
+                    wrong.append(f"/health: {status}")
+                done["looks"] += 1
+                time.sleep(0.02)
+
+    threads = [threading.Thread(target=work) for work in (stream, look)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        for thread in threads:
+            thread.join()
+    assert not wrong, wrong
+    assert done["streams"]
+    assert done["looks"]
+    assert pids <= _engine_pids(daemon), "an engine ended"
+
+
+def _engine_pids(daemon: Daemon) -> set[int]:
+    rows: list[dict[str, Any]] = daemon.http.get("/localrun/v1/snapshot").json()["engines"]
+    return {row["pid"] for row in rows if row["model"].startswith("tiny") and row["slots"]}
+
+
+def _loop_s(daemon: Daemon, operation: str) -> float:
+    page = daemon.http.get("/metrics").text
+    found = re.search(rf'^localrun_loop_seconds_total{{operation="{re.escape(operation)}"}} (\S+)$', page, re.M)
+    return float(found[1]) if found else 0.0
+
+
+def _rss_bytes(daemon: Daemon) -> int:
+    return int(psutil.Process(daemon.process.pid).memory_info().rss)
+
+
+def _pace_s() -> float:
+    """Processor time of a bare loop."""
+    began_s = time.thread_time()
+    sum(range(1_000_000))
+    return time.thread_time() - began_s

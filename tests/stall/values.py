@@ -1,0 +1,112 @@
+"""Large values by type: long texts, many items, deep nesting, and what matches nothing; for a new field at once.
+
+`grown(type, n_bytes)` gives pairs of a label and a value whose JSON is about that long; recursion into the parts of a
+type puts the growth there.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+_DEPTH = 3
+_LEVELS = 200
+
+
+def grown(type_: Any, n_bytes: int, depth: int = 0) -> Iterator[tuple[str, Any]]:
+    """`type_` is one of msgspec.inspect's."""
+    if isinstance(type_, msgspec.inspect.UnionType):
+        for one in type_.types:
+            yield from grown(one, n_bytes, depth)
+    elif isinstance(type_, msgspec.inspect.StrType):
+        yield from _texts(n_bytes)
+    elif isinstance(type_, msgspec.inspect.IntType | msgspec.inspect.FloatType):
+        yield "digits", 10 ** min(4000, n_bytes)
+    elif isinstance(type_, msgspec.inspect.ListType | msgspec.inspect.VarTupleType):
+        yield "empty items", _many([smallest(type_.item_type)], n_bytes)
+        for label, item in _inner(type_.item_type, n_bytes, depth):
+            yield f"an item: {label}", [item]
+        for label, item in _inner(type_.item_type, 200, depth):
+            yield f"items: {label}", _many([item], n_bytes)
+    elif isinstance(type_, msgspec.inspect.DictType):
+        yield "keys", _keys(smallest(type_.value_type), n_bytes)
+        yield "a key", {"k" * n_bytes: smallest(type_.value_type)}
+        for label, item in _inner(type_.value_type, n_bytes, depth):
+            yield f"a value: {label}", {"k": item}
+    elif isinstance(type_, msgspec.inspect.StructType):
+        for field in type_.fields:
+            for label, value in _inner(field.type, n_bytes, depth):
+                yield f"{field.encode_name}: {label}", smallest(type_) | {field.encode_name: value}
+    elif isinstance(type_, msgspec.inspect.AnyType):
+        yield from anything(n_bytes)
+
+
+def anything(n_bytes: int) -> Iterator[tuple[str, Any]]:
+    """What a field of any type may be, schemas among it."""
+    yield from _texts(n_bytes)
+    yield "empty lists", _many([[]], n_bytes)
+    yield "numbers", _many([1], n_bytes)
+    yield "keys", _keys(1, n_bytes)
+    yield "depth", _nested(min(_LEVELS, n_bytes // 8))
+    yield "objects", _many([{"type": "text", "text": ""}], n_bytes)
+    yield "unknown objects", _many([{"type": "nothing", "id": "nobody", "x": [[]]}], n_bytes)
+    yield "a constant", {"const": _many([1], n_bytes)}
+    yield "an enumeration", {"enum": [f"{number:08}" for number in range(n_bytes // 11)]}
+    n_links = n_bytes // 40
+    links = {f"a{n}": {"$ref": f"#/$defs/a{n + 1}"} for n in range(n_links)} | {f"a{n_links}": {"type": "string"}}
+    yield "references through references", {"$defs": links, "$ref": "#/$defs/a0"}
+    yield "references to nothing", {"anyOf": [{"$ref": f"#/$defs/x{n}"} for n in range(n_bytes // 24)]}
+    yield "properties", {"type": "object", "properties": _keys({"type": "string"}, n_bytes)}
+    yield "patterns", {"type": "object", "patternProperties": _keys({}, n_bytes)}
+
+
+def smallest(type_: Any) -> Any:
+    """A value of the type that is not long."""
+    if isinstance(type_, msgspec.inspect.UnionType):
+        some = [one for one in type_.types if not isinstance(one, msgspec.inspect.NoneType)]
+        return smallest(some[0]) if some else None
+    if isinstance(type_, msgspec.inspect.IntType | msgspec.inspect.FloatType):
+        return 1
+    if isinstance(type_, msgspec.inspect.BoolType):
+        return False
+    if isinstance(type_, msgspec.inspect.StructType):
+        return {field.encode_name: smallest(field.type) for field in type_.fields if field.required}
+    if isinstance(type_, msgspec.inspect.DictType):
+        return {}
+    if isinstance(type_, msgspec.inspect.ListType | msgspec.inspect.VarTupleType):
+        return []
+    if isinstance(type_, msgspec.inspect.LiteralType):
+        return type_.values[0]
+    return "a"
+
+
+def _inner(type_: Any, n_bytes: int, depth: int) -> Iterator[tuple[str, Any]]:
+    if depth < _DEPTH:
+        yield from grown(type_, n_bytes, depth + 1)
+
+
+def _texts(n_bytes: int) -> Iterator[tuple[str, Any]]:
+    yield "a word", "x" * n_bytes
+    yield "words", "once upon a time " * (n_bytes // 17)
+    yield "halves of control tokens", "<|im_" * (n_bytes // 5)
+    yield "control tokens", "<|im_end|>" * (n_bytes // 10)
+    yield "escapes", "\u00e9\n" * (n_bytes // 8)
+    yield "rules", "root ::= r0\n" + "".join(f'r{n} ::= "x" r{n + 1}\n' for n in range(n_bytes // 20))
+
+
+def _many(items: list[Any], n_bytes: int) -> list[Any]:
+    return items * max(1, n_bytes // (len(json.dumps(items)) - 1))
+
+
+def _keys(value: Any, n_bytes: int) -> dict[str, Any]:
+    return {f"{number:07}": value for number in range(n_bytes // (12 + len(json.dumps(value))))}
+
+
+def _nested(n_levels: int) -> Any:
+    value: Any = "x"
+    for _ in range(n_levels):
+        value = {"type": "object", "properties": {"a": value}}
+    return value
