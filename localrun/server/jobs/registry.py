@@ -12,7 +12,7 @@ import asyncio
 import math
 import time
 import uuid
-from collections import deque
+from collections import Counter, deque
 from typing import TYPE_CHECKING
 
 from localrun import wire
@@ -230,7 +230,7 @@ class Registry:
         self._active: dict[str, Job] = {}
         self.idle = asyncio.Event()
         self.idle.set()
-        self._ended: deque[RequestRecord] = deque(maxlen=MAX_ENDED)
+        self._ended: deque[RequestRecord] = deque()
         # Requests outside of the lane `batch`: how many are active, and when the last one ended.
         self._n_awaited = 0
         self._awaited_until_s = -math.inf
@@ -252,6 +252,8 @@ class Registry:
         """A job's record became final."""
         if self._active.pop(record.id, None) is not None:
             self._ended.append(record)
+            if len(self._ended) > MAX_ENDED:
+                self._ended.remove(self._dispensable())
             if record.lane is not wire.Lane.BATCH:
                 self._n_awaited -= 1
                 self._awaited_until_s = time.monotonic()
@@ -302,6 +304,11 @@ class Registry:
             if job.record.state in states:
                 counts[job.record.model] = counts.get(job.record.model, 0) + 1
         return counts
+
+    def _dispensable(self) -> RequestRecord:
+        """The oldest of whoever has most: nobody's go for another's."""
+        ((most, _),) = Counter(record.key for record in self._ended).most_common(1)
+        return next(record for record in self._ended if record.key == most)
 
     def _recent(self, now_s: float) -> list[RequestRecord]:
         while self._ended and (self._ended[0].ended_at_s or 0.0) < now_s - KEEP_ENDED_S:

@@ -84,6 +84,16 @@ async def test_ended_requests_are_kept_for_a_while_and_not_all_of_them(
         assert runtime.registry.rows() == []
 
 
+async def test_one_keys_ended_requests_push_out_nobody_elses(running: Any, generate: Any) -> None:
+    async with running() as runtime:
+        await generate(runtime, n_predict=1, key="quiet")
+        for _ in range(MAX_ENDED + 5):
+            await generate(runtime, n_predict=1, key="busy")
+        rows = runtime.registry.rows()
+        assert len(rows) == MAX_ENDED
+        assert [row.key for row in rows].count("quiet") == 1
+
+
 async def test_ids_are_unique(running: Any) -> None:
     async with running() as runtime:
         assert len({runtime.registry.new_id() for _ in range(1000)}) == 1000

@@ -156,15 +156,28 @@ def _item(item: Item, where: str, find: Callable[[str], Item | None]) -> Item:
         return _message(item, where)
     if kind == "function_call":
         _check_texts(item, where, "call_id", "name", "arguments")
-        return {"id": new_id("fc"), "status": "completed"} | item
+        return {"id": new_id("fc"), "status": "completed"} | _known(item)
     if kind == "function_call_output":
         _check_texts(item, where, "call_id")
-        return {"id": new_id("fco"), "status": "completed"} | item
+        return {"id": new_id("fco"), "status": "completed"} | _known(item)
     if kind == "reasoning":
-        return {"id": new_id("rs"), "summary": []} | item
+        return {"id": new_id("rs"), "summary": []} | _known(item)
     if not isinstance(kind, str):
         raise BadRequest(f"{where}.type: a text is required, such as message", field=f"{where}.type")
     return {"id": new_id("item")} | item
+
+
+# Of the items that a model here reads or writes. What else they have is not kept.
+_FIELDS = frozenset(
+    {
+        *("type", "id", "status", "role", "content", "phase", "call_id", "name", "namespace", "arguments", "output"),
+        *("summary", "encrypted_content"),
+    }
+)
+
+
+def _known(item: Item) -> Item:
+    return {name: value for name, value in item.items() if name in _FIELDS}
 
 
 def _message(item: Item, where: str) -> Item:
@@ -177,7 +190,7 @@ def _message(item: Item, where: str) -> Item:
         content = [part | {"annotations": []} if kind == "output_text" else part]
     if not isinstance(content, list) or not all(isinstance(part, dict) for part in content):
         raise BadRequest(f"{where}.content: must be a text or a list of parts", field=f"{where}.content")
-    return {"id": new_id("msg"), "status": "completed"} | item | {"type": "message", "content": content}
+    return {"id": new_id("msg"), "status": "completed"} | _known(item) | {"type": "message", "content": content}
 
 
 def _check_texts(item: Item, where: str, *names: str) -> None:

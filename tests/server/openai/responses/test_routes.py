@@ -115,6 +115,19 @@ def test_a_conversation_goes_on_from_any_of_its_responses(daemon: Daemon) -> Non
     assert listed["data"][0]["content"][0]["text"] == "more"
 
 
+def test_what_an_item_has_besides_its_fields_is_not_kept(daemon: Daemon) -> None:
+    call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
+    items = [
+        {"role": "user", "content": "hello"},
+        call,
+        {"type": "function_call_output", "call_id": "c", "output": "x"},
+    ]
+    response = respond(daemon, input=[item | {"junk": [[[]]] * 100} for item in items])
+    assert text_of(response) == text_of(respond(daemon, input=items))
+    listed = daemon.http.get(f"/v1/responses/{response['id']}/input_items").json()["data"]
+    assert [set(item) & {"junk", "call_id", "content"} for item in listed] == [{"call_id"}, {"call_id"}, {"content"}]
+
+
 def test_an_item_can_be_named_instead_of_sent(daemon: Daemon) -> None:
     first = respond(daemon)
     reference = {"type": "item_reference", "id": first["output"][0]["id"]}
