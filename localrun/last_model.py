@@ -48,7 +48,7 @@ def last_model(path: Path) -> str:
 
 def remember_model(path: Path, name: str) -> None:
     """A disk that keeps nothing is no reason to lose an answer."""
-    if not _is_built_in(name) and name != last_model(path):
+    if name.removesuffix(":latest") != BUILT_IN and name != last_model(path):
         with suppress(OSError):
             private_file.replace(path, name.encode())
 
@@ -71,8 +71,5 @@ async def first_model(daemon: Models, last: str) -> str:
 
 
 def _may_chat(row: dict[str, Any]) -> bool:
-    return "completion" in row.get("capabilities", ()) and not _is_built_in(row["name"])
-
-
-def _is_built_in(name: str) -> bool:
-    return name.removesuffix(":latest") == BUILT_IN
+    """By its source: the toy may have other names."""
+    return "completion" in row.get("capabilities", ()) and row.get("source") != "built-in"

@@ -10,7 +10,10 @@ import pytest
 from localrun.errors import DaemonUnreachable, ModelNotFound
 from localrun.last_model import first_model, kept_at, last_model, remember_model
 
-TINY = {"name": "tiny", "capabilities": ["completion"], "modified_at": "2026-09-01", "loaded": True}
+TINY = {
+    "name": "tiny", "capabilities": ["completion"], "modified_at": "2026-09-01", "loaded": True, "source": "built-in",
+}  # fmt: skip
+TOY = TINY | {"name": "toy"}
 OLD = {"name": "qwen3:8b", "capabilities": ["completion", "tools"], "modified_at": "2026-01-01"}
 NEW = {"name": "gemma3:4b", "capabilities": ["completion"], "modified_at": "2026-02-01"}
 BASE = {"name": "base", "capabilities": ["completion"], "modified_at": "2026-03-01"}
@@ -37,7 +40,8 @@ class Here:
     ("here", "last", "begun_with"),
     [
         (Here(TINY, OLD, NEW), "qwen3:8b", "qwen3:8b"),
-        (Here(TINY, OLD, NEW), "", "gemma3:4b"),
+        (Here(TINY, TOY, OLD, NEW), "", "gemma3:4b"),
+        (Here(TINY, TOY, OLD, NEW), "toy", "toy"),
         (Here(TINY, OLD, NEW), "gone:1b", "gemma3:4b"),
         (Here(TINY, OLD | {"loaded": True}, NEW), "", "qwen3:8b"),
         (Here(TINY, BASE, EMBEDDER, OLD), "", "qwen3:8b"),

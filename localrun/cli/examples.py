@@ -13,7 +13,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         'localrun run qwen3.5:4b "Why is the sky blue?"',
         'localrun run qwen3.5:4b "What is this?" photo.jpg',
         'git diff | localrun run ./model.gguf "Explain this"',
-        'localrun run "And in one sentence?"       # the model that was used last',
+        'localrun run "Why is the sky blue?"  # the last model',
     ),
     "batch": (
         "localrun batch run requests.jsonl --out answers.jsonl",

@@ -19,7 +19,7 @@ from localrun.cli.arguments import complete_here, with_settings
 from localrun.cli.cards import adapter_card, fit_card, model_card
 from localrun.cli.daemon import ask, base_url, ensure_daemon, for_daemon
 from localrun.cli.names import next_step
-from localrun.cli.text import ago, for_stdout, size, table, tell, visible
+from localrun.cli.text import ago, for_stdout, size, table, tell, visible, wrapped
 from localrun.client import Client
 from localrun.config import Settings
 from localrun.errors import LocalrunError
@@ -37,7 +37,8 @@ _ADAPTER_SPARE = ("SOURCE", "ID", "RANK", "MODIFIED", "KIND", "FOR", "SIZE")
 def list_command(as_json: bool, settings: Settings) -> None:
     """List the models that can be run, and the adapters that can be used with them (as MODEL+ADAPTER).
 
-    SIZE is that of the files; `localrun ps` has the memory that loaded models take. Model files that cannot be used are reported on stderr, with the reason.
+    SIZE is that of the files; `localrun ps` has the memory that loaded models take. Model files that cannot be used are
+    reported on stderr, with the reason.
     """
     store = ask(ensure_daemon(settings), lambda client: client.store())
     rows, adapters = store["models"], store.get("adapters", [])
@@ -153,9 +154,9 @@ async def _remove(base_url: str, models: tuple[str, ...]) -> None:
             removed = await client.remove(for_daemon(model))
             print(f"deleted '{visible(model)}', freed {size(removed['freed_bytes'])}")
             for kept in removed["kept"]:
-                print(f"  kept {visible(kept['path'])}: {visible(kept['reason'])}")
+                print(wrapped(f"  kept {visible(kept['path'])}: {visible(kept['reason'])}", indent=4))
             for note in removed["notes"]:
-                print(f"  {visible(note)}")
+                print(wrapped(f"  {visible(note)}", indent=4))
 
 
 @click.command("push")

@@ -19,7 +19,7 @@ from localrun import attachments, config
 from localrun.attachments import MAX_MEDIA, MAX_MEDIA_BYTES, Attachment, Kind
 from localrun.cli.answer import Answer, Stats, show
 from localrun.cli.cards import model_card, model_parameters
-from localrun.cli.text import aside, for_stdout, tell
+from localrun.cli.text import aside, for_stdout, tell, wrapped
 from localrun.cli.tools import TerminalTools, answer_in_rounds
 from localrun.client import ChatPiece, Client
 from localrun.errors import BadRequest, DaemonUnreachable, LocalrunError
@@ -108,9 +108,11 @@ HELP = """\
 /tools                      the tools that the model is offered, and what was allowed
 /clear                      forget the conversation
 /bye                        quit (also Ctrl-D)
-/? or /help                 this text
-\"\"\" starts and ends a message of several lines. Ctrl-C stops an answer. The path of a picture or a sound in a
-message (terminals write it when a file is dropped on them) sends the file with it."""
+/? or /help                 this text"""
+MORE_HELP = (
+    '""" starts and ends a message of several lines. Ctrl-C stops an answer. The path of a picture or a sound in a '
+    "message (terminals write it when a file is dropped on them) sends the file with it."
+)
 
 
 class Question(NamedTuple):
@@ -292,7 +294,7 @@ async def _command(client: Client, session: Session, line: str) -> str:
     name, _, arguments = line.partition(" ")
     match name, arguments.strip():
         case (("/?" | "/help"), _):
-            return HELP
+            return f"{wrapped(HELP, indent=28)}\n{wrapped(MORE_HELP)}"
         case "/clear", "":
             return session.clear()
         case "/set", given:

@@ -114,7 +114,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_DELETE(self) -> None:
         self.server.bodies.append((self.path, None))
-        self._answer(200, {"ram_bytes": 1_500_000, "disk_bytes": 4_000_000}, {})
+        cleared = {"ram_bytes": 1_500_000, "disk_bytes": 4_000_000}
+        self._answer(200, self.server.answers.get(self.path, cleared), {})
 
     def do_POST(self) -> None:
         if self.server.is_gone:

@@ -72,7 +72,10 @@ def test_prose_is_wrapped_at_words(on_terminal, daemon, n_columns: int):
     daemon.answers["/localrun/v1/fit?model=tiny"] = FIT
     fit = on_terminal("show", "tiny", "--fit", n_columns=n_columns, TERM="dumb")
     error = on_terminal("show", "missing", n_columns=n_columns, TERM="dumb")
-    for text in (fit, error):
+    kept = {"path": "/models/a.gguf", "reason": "it lies outside localrun's own files; delete it as any other file"}
+    daemon.answers["/api/delete"] = {"freed_bytes": 0, "kept": [kept], "notes": []}
+    removed = on_terminal("rm", "tiny", n_columns=n_columns, TERM="dumb")
+    for text in (fit, error, removed):
         assert max(map(len, text.splitlines())) < n_columns
     assert FIT["notes"][0] in " ".join(fit.split())
     assert "`localrun search missing` looks for it elsewhere" in " ".join(error.split())

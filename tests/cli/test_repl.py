@@ -33,20 +33,23 @@ main()
 
 
 class Conversation:
-    """`localrun run tiny` in a terminal of 80 by 24."""
+    """`localrun run tiny` in a terminal of 80 by 24, unless that is narrower."""
 
-    def __init__(self, environment: dict[str, str], port: int, model: str = "tiny", *arguments: str) -> None:
+    def __init__(
+        self, environment: dict[str, str], port: int, model: str = "tiny", *arguments: str, n_columns: int = 80
+    ) -> None:
         import fcntl
         import pty
         import struct
         import termios
 
         self._master, slave = pty.openpty()
-        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, n_columns, 0, 0))
 
+        own = {name: value for name, value in environment.items() if name != "COLUMNS"}
         self.process = subprocess.Popen(
             [sys.executable, "-c", _IN_ITS_TERMINAL, "run", model, "--port", str(port), *arguments],
-            stdin=slave, stdout=slave, stderr=slave, start_new_session=True, env=environment | {"TERM": "xterm"},
+            stdin=slave, stdout=slave, stderr=slave, start_new_session=True, env=own | {"TERM": "xterm"},
         )  # fmt: skip
         os.close(slave)
         self.seen = ""
@@ -177,6 +180,18 @@ def test_commands(conversation, daemon):
     body = [body for path, body in daemon.bodies if path == "/api/chat"][-1]
     assert body["options"] == {"temperature": 0.5}
     assert body["messages"] == [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "two"}]
+
+
+def test_help_in_a_narrow_terminal_has_whole_words(environment, daemon):
+    conversation = Conversation(environment, daemon.port, n_columns=60)
+    try:
+        conversation.say("/?")
+        shown = conversation.wait_for("sends the file with it.")
+        assert max(map(len, shown.splitlines())) < 60
+        line = "/set parameter NAME VALUE   set an option, such as"
+        assert f"{line}\r\n{'':28}temperature or num_predict\r\n" in shown
+    finally:
+        conversation.close()
 
 
 def test_several_lines_in_triple_quotes(conversation, daemon):

@@ -160,7 +160,9 @@ class ModelsScreen(Picker[str]):
         mark = ("›" if name == self._session.model else " ", "$primary bold")
         loaded = ""
         if engine is not None:
-            loaded = "  loaded" if engine.expires_in_s is None else f"  loaded, {short_text.age(engine.expires_in_s)}"
+            # In its largest unit: more has no room in 80 columns.
+            left = "" if engine.expires_in_s is None else f", {short_text.age(engine.expires_in_s).split()[0]}"
+            loaded = f"  loaded{left}"
         return Option(
             Content.assemble(
                 mark,

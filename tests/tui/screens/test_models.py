@@ -6,6 +6,8 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
 from localrun.errors import DiskFull
 from localrun.snapshot import PullRow
 from localrun.tui.widgets.prompt import Prompt
@@ -34,6 +36,22 @@ async def test_choosing_a_model_switches_the_chat_and_keeps_the_other_conversati
         await desk.see(pilot, "Enter chooses")
         await pilot.press(*"tiny", "enter")
         await desk.see(pilot, "said by tiny")
+
+
+async def test_each_model_has_one_line_in_80_columns(desk: Any) -> None:
+    async with desk.open((80, 24)) as pilot:
+        desk.daemon.rows[0]["details"]["quantization_level"] = "Q4_K_M"
+        desk.daemon.publish(engines=(replace(desk.engine, expires_in_s=299.0),))
+        await desk.see(pilot, "● ready")
+        await pilot.press("f3")
+        await desk.see(pilot, "big:70b")
+        lines = [line.strip(" │▁▂▃▄▅▆▇█") for line in desk.seen(desk.app).splitlines()]
+        assert [line.split()[-1] for line in lines if line.startswith(("› tiny", "qwen3:0.6b", "big"))] == [
+            "4m", "Q8_0", "GB",
+        ]  # fmt: skip
+        at = next(number for number, line in enumerate(lines) if line.startswith("› tiny"))
+        assert lines[at].endswith("loaded, 4m")
+        assert lines[at + 1].startswith("qwen3:0.6b")
 
 
 async def test_arrows_choose_and_escape_does_not(desk: Any) -> None:
