@@ -271,9 +271,7 @@ def test_fault_28_sizes_that_only_a_header_claims_cost_no_memory(daemon: Daemon)
         assert raw.rss_bytes(daemon) - before_bytes < 64 * 1024 * 1024
 
 
-def test_fault_29_a_hostile_vocabulary_is_refused_and_ends_no_engine(
-    real_daemon: Daemon, whole: Whole
-) -> None:
+def test_fault_29_a_hostile_vocabulary_is_refused_and_ends_no_engine(real_daemon: Daemon, whole: Whole) -> None:
     byte = ("the", "<0x-1>")
     adds_bos = (entry("tokenizer.ggml.add_bos_token", BOOL, b"\0"), entry("tokenizer.ggml.add_bos_token", BOOL, b"\1"))
     no_bos = ("tokenizer.ggml.bos_token_id", "tokenizer.ggml.bos_token_xx")
