@@ -19,7 +19,7 @@ from collections.abc import Coroutine, Generator, Iterable
 from contextlib import contextmanager
 from typing import Any
 
-from prometheus_client.core import CounterMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 from starlette.types import Scope
 
@@ -38,6 +38,7 @@ class LoopWatch(Collector):
 
     def __init__(self) -> None:
         self._seconds: defaultdict[str, float] = defaultdict(float)
+        self._longest: defaultdict[str, float] = defaultdict(float)
         self._stalls: defaultdict[str, float] = defaultdict(float)
         self._lock = threading.Lock()
         self._cpu_s = 0.0
@@ -55,10 +56,12 @@ class LoopWatch(Collector):
         self.next_look_s = now_s + LONG_S
         return since_s
 
-    def took(self, scope: Scope, seconds: float) -> None:
-        """The request has held the loop for so long in all."""
+    def took(self, scope: Scope, seconds: float, longest_s: float) -> None:
+        """The request has held the loop for so long in all, and for that long at once."""
+        operation = _operation(scope)
         with self._lock:
-            self._seconds[_operation(scope)] += seconds
+            self._seconds[operation] += seconds
+            self._longest[operation] = max(self._longest[operation], longest_s)
 
     def stalled(self, scope: Scope, seconds: float) -> None:
         """The request held the loop for so long at once."""
@@ -67,8 +70,15 @@ class LoopWatch(Collector):
             self._stalls[operation] += 1
         _log.warning("%s held the event loop for %.0f ms; all streams waited", operation, seconds * 1000)
 
-    def collect(self) -> Iterable[CounterMetricFamily]:
+    def collect(self) -> Iterable[Metric]:
         """For `/metrics`."""
+        longest = GaugeMetricFamily(
+            "localrun_loop_longest_seconds", "The longest that a request held the event loop at once.",
+            labels=["operation"],
+        )  # fmt: skip
+        for operation, value in list(self._longest.items()):
+            longest.add_metric([operation], value)
+        yield longest
         for name, text, values in (
             ("seconds", "Processor time of requests in the event loop, by operation.", self._seconds),
             ("stalls", f"Times that a request held the event loop for more than {STALL_S:g} s.", self._stalls),
@@ -93,7 +103,7 @@ def held(scope: Scope) -> Generator[None]:
         watch: LoopWatch | None = scope.get(WATCH)
         if watch is not None:
             seconds = time.thread_time() - began_s
-            watch.took(scope, seconds)
+            watch.took(scope, seconds, seconds)
             if seconds > STALL_S:
                 watch.stalled(scope, seconds)
 
@@ -110,7 +120,7 @@ class _Watched:
 
     def __await__(self) -> Generator[Any, Any, None]:
         serving, clock, watch = self._serving, time.perf_counter, self._watch
-        turn, total_s = serving.send, 0.0
+        turn, total_s, longest_s = serving.send, 0.0, 0.0
         given: Any = None
         try:
             while True:
@@ -128,6 +138,8 @@ class _Watched:
                         if took_s > STALL_S:
                             watch.stalled(self._scope, took_s)
                     total_s += took_s
+                    if took_s > longest_s:
+                        longest_s = took_s
                 try:
                     yield waits_for
                     turn, given = serving.send, None
@@ -137,4 +149,4 @@ class _Watched:
                 except BaseException as thrown:
                     turn, given = serving.throw, thrown
         finally:
-            self._watch.took(self._scope, total_s)
+            self._watch.took(self._scope, total_s, longest_s)

@@ -5,11 +5,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from typing import Any
+from typing import Any, cast
 
 import pytest
+from starlette.applications import Starlette
+from starlette.types import Message
 
+from localrun.config import Settings
+from localrun.server.http.exchange import Exchange, route
+from localrun.server.http.limits import Limits
 from localrun.server.http.loop_watch import OPERATION, STALL_S, LoopWatch, held
+from localrun.server.runtime import Runtime
 
 
 def compute(seconds: float) -> None:
@@ -21,6 +27,52 @@ def compute(seconds: float) -> None:
 def values(watch: LoopWatch, name: str) -> dict[str, float]:
     families = {family.name: family for family in watch.collect()}
     return {sample.labels["operation"]: sample.value for sample in families[f"localrun_loop_{name}"].samples}
+
+
+def test_a_route_is_named_by_its_template_and_not_by_what_a_client_wrote(caplog: pytest.LogCaptureFixture) -> None:
+    """All the way from the middleware to the page of metrics, beside a route that only waits for the slow one."""
+    watch = LoopWatch()
+
+    async def slow(_: Runtime, exchange: Exchange) -> None:
+        compute(1.5 * STALL_S)
+        await exchange.answer_json({})
+
+    async def waits(_: Runtime, exchange: Exchange) -> None:
+        await asyncio.sleep(STALL_S / 10)
+        await exchange.answer_json({})
+
+    runtime = cast(Runtime, None)
+    app = Starlette(
+        routes=[
+            route("/slow/{name}", runtime, slow, methods=["GET"]),
+            route("/waits", runtime, waits, methods=["GET"]),
+        ]
+    )
+    limits = Limits(app, Settings(), None, watch)
+
+    async def ask(path: str) -> int:
+        sent: list[Message] = []
+
+        async def receive() -> Message:
+            return await asyncio.Future()
+
+        async def send(message: Message) -> None:
+            sent.append(message)
+
+        scope = {"type": "http", "method": "GET", "path": path, "query_string": b"", "client": ("127.0.0.1", 1)}
+        await limits(scope | {"headers": [(b"host", b"localhost")]}, receive, send)
+        return int(sent[0]["status"])
+
+    async def both() -> list[int]:
+        return await asyncio.gather(ask("/waits"), ask("/slow/my-secret"), ask("/unknown-secret"))
+
+    with caplog.at_level(logging.WARNING):
+        assert asyncio.run(both()) == [200, 200, 404]
+    assert values(watch, "stalls") == {"GET /slow/{name}": 1}
+    assert set(values(watch, "seconds")) == {"GET /waits", "GET /slow/{name}", "other"}
+    assert values(watch, "longest_seconds")["GET /slow/{name}"] == pytest.approx(1.5 * STALL_S, rel=0.3)
+    assert values(watch, "longest_seconds")["GET /waits"] < STALL_S / 2
+    assert "secret" not in caplog.text
 
 
 async def serve(watch: LoopWatch, operation: str, *turns: Any) -> None:
@@ -44,6 +96,7 @@ async def test_the_operation_that_computes_in_the_loop_is_counted_and_named(capl
             *(serve(watch, "GET /quick", *[lambda: None] * 100) for _ in range(10)),
         )
     assert values(watch, "stalls") == {"POST /slow": 1}
+    assert values(watch, "longest_seconds")["POST /slow"] == pytest.approx(1.5 * STALL_S, rel=0.2)
     seconds = values(watch, "seconds")
     assert seconds["POST /slow"] == pytest.approx(1.7 * STALL_S, rel=0.2)
     assert seconds["GET /quick"] < STALL_S
