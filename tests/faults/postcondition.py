@@ -124,6 +124,8 @@ def _held_without_models(daemon: Daemon) -> Held:
             with suppress(psutil.NoSuchProcess):  # ended since
                 children += [child, *child.children(recursive=True)]
     open_on = sorted(map(_target, Path(f"/proc/{process.pid}/fd").glob("*")))
+    # While one connection is open, SQLite keeps the descriptor of one that was closed for the next one.
+    n_descriptors -= sum(target.endswith("/usage.db") for target in open_on)
     return Held(n_descriptors, tuple(connections), tuple(sorted(map(_command, children))), tuple(open_on))
 
 

@@ -76,7 +76,7 @@ async def prepared_of(runtime: Runtime, job: Job, ask: ChatAsk, body: CountBody)
 async def count_tokens(runtime: Runtime, exchange: Exchange) -> None:
     """The route's handler."""
     body = await exchange.read_json(CountBody)
-    ask = body.ask()
+    ask = await exchange.apart(body.ask)
     async with exchange.while_connected(), AsyncExitStack() as stack:
         if runtime.settings.tiers:
             question = Question(ask=ask, effort=body.effort, may_probe=False)
@@ -94,7 +94,7 @@ async def create(runtime: Runtime, exchange: Exchange) -> None:
     """The route's handler."""
     body = await exchange.read_json(MessagesBody)
     body.check_supported()
-    ask = body.ask()
+    ask = await exchange.apart(body.ask)
     async with exchange.while_connected(), AsyncExitStack() as stack:
         if runtime.settings.tiers:
             body, ask = await tiers.routed(runtime, exchange, body, Question(ask=ask, effort=body.effort))

@@ -84,6 +84,7 @@ _AT = re.compile(r" - at `(?P<kind>key in )?\$(?P<path>[^`]*)`$")
 _MISSING = re.compile(r"Object missing required field `(?P<field>[^`]*)`")
 
 Body = TypeVar("Body")
+Made = TypeVar("Made")
 
 _log = logging.getLogger(__name__)
 
@@ -108,6 +109,7 @@ class Exchange:
         self._receive = receive
         self._send = send
         self._is_over = False
+        self._is_large = False
         self._pinger: asyncio.Task[None] | None = None
         self._written_at_s = 0.0
         self._request_id = failures.new_id()
@@ -119,9 +121,15 @@ class Exchange:
     async def read_json(self, type_: type[Body]) -> Body:
         """The body as `type_`. Raises as `read_body` and `decode_body` do."""
         body = await self.read_body()
-        if len(body) < THREAD_BYTES:
+        self._is_large = len(body) >= THREAD_BYTES
+        if not self._is_large:
             return decode_body(body, type_)
         return await asyncio.to_thread(decode_body, body, type_, self.scope)
+
+    async def apart(self, work: Callable[[], Made]) -> Made:
+        """What `work` makes of the body: of a large one in a thread, for the loop has others to serve meanwhile. Raises
+        what it raises."""
+        return await asyncio.to_thread(work) if self._is_large else work()
 
     async def read_body(self) -> bytes:
         """The whole body. Raises TooLarge beyond the limit (`limits.py`) and ClientGone when the client leaves."""

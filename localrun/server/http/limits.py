@@ -51,8 +51,8 @@ _FORM = "/v1/files"
 # Routes that take text alone, all with a body but those of chats, of `/completion` and of embeddings.
 TEXT_ROUTES = frozenset(
     {
-        *("/api/show", "/api/pull", "/api/push", "/api/create", "/api/copy", "/api/delete", "/api/embeddings"),
-        *("/v1/completions", "/v1/fim/completions", "/infill", "/api/v0/completions", "/tokenize", "/detokenize"),
+        *("/api/show", "/api/pull", "/api/push", "/api/copy", "/api/delete", "/api/embeddings"),
+        *("/v1/completions", "/v1/fim/completions", "/api/v0/completions", "/tokenize", "/detokenize"),
         *("/v1/rerank", "/v1/reranking", "/rerank", "/reranking", "/v2/rerank", "/v1/batches", "/localrun/v1/gc"),
     }
 )

@@ -173,7 +173,7 @@ class Job:
         self._counts_prompt = True
         self._lender = lender
         self._observer = observer
-        self._quarantine = quarantine or Quarantine()
+        self._quarantine = Quarantine() if quarantine is None else quarantine
         self._lease: Lease | None = None
         self._model = ask.model  # without adapters, once they are known
         self._adapted: Adapted | None = None
@@ -264,7 +264,7 @@ class Job:
         """The tokens of a text, and what each stands for. Raises as `count`."""
         n_deaths = n_kills = 0
         asked = wire.Count(id=0, segments=tuple(segments), is_prompt=is_prompt, wants_pieces=wants_pieces)
-        self._quarantine.check(self._kind(), asked)
+        self._check_is_harmless(asked)
         while True:
             link = self._leased().link
             try:
@@ -317,7 +317,7 @@ class Job:
             adapters=adapters,
             namespace=self.ask.namespace,
         )
-        self._quarantine.check(self._kind(), message)
+        self._check_is_harmless(message)
         self._transcript.ask(message)
         self._send(link, message)
 
@@ -346,7 +346,7 @@ class Job:
             deadline_s=self._deadline_left_s(now_s),
             arrived_at_s=now_s,
         )
-        self._quarantine.check(self._kind(), message)
+        self._check_is_harmless(message)
         self._transcript.ask(message)
         self._send(link, message)
 
@@ -525,6 +525,11 @@ class Job:
 
     def _deadline_left_s(self, now_s: float) -> float | None:
         return None if self.ask.deadline_s is None else self.ask.deadline_s - (now_s - self.arrived_at_s)
+
+    def _check_is_harmless(self, message: wire.Submit | wire.Embed | wire.Count) -> None:
+        """Raises EngineDied for one like another that engines died of."""
+        if len(self._quarantine):
+            self._quarantine.check(self._kind(), message)
 
     def _kind(self) -> Hashable:
         """Whose request it is, and of which model: what a quarantine is for."""

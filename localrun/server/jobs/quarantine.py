@@ -3,7 +3,8 @@
 Clients send a request again that failed with a 500, and each time it would take two engines along. So what it was is
 remembered for a while, as a hash, and for its own client and model file alone: elsewhere the text may do no harm.
 
-Owner: the daemon's event loop. Bounded by `MAX_HELD`.
+Owner: the daemon's event loop. Bounded by `MAX_HELD`; the oldest of the client who has most go first, so that nobody's
+requests push out another's.
 Does not: find out what engines die of (link.py, job.py).
 """
 
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Hashable
 from typing import NamedTuple
 
@@ -39,11 +40,15 @@ class Quarantine:
     def __init__(self) -> None:
         self._held: OrderedDict[tuple[Hashable, bytes], _Held] = OrderedDict()
 
+    def __len__(self) -> int:
+        return len(self._held)
+
     def put(self, kind: Hashable, message: Message, request_id: str) -> None:
         """Engines died of this one, which people know as `request_id`."""
         self._held[kind, _fingerprint(message)] = _Held(request_id, time.monotonic() + HELD_S)
         if len(self._held) > MAX_HELD:
-            self._held.popitem(last=False)
+            ((most, _),) = Counter(of for of, _ in self._held).most_common(1)
+            del self._held[next(key for key in self._held if key[0] == most)]
 
     def check(self, kind: Hashable, message: Message) -> None:
         """Raises EngineDied for a request like one that was put here."""

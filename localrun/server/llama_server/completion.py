@@ -165,7 +165,7 @@ async def complete(runtime: Runtime, exchange: Exchange) -> None:
         for at, prompt in enumerate(asked)
     ]
     prompts = [prompt for prompt in prompts for _ in range(body.n or 1)]
-    grammar = body.answer_grammar()
+    grammar = await exchange.apart(body.answer_grammar)
     async with exchange.while_connected(), AsyncExitStack() as stack:
         if runtime.settings.tiers:
             body = await tiers.routed_prompts(

@@ -159,7 +159,7 @@ async def apply_template(runtime: Runtime, exchange: Exchange) -> None:
     """The route's handler. Pictures and sound are `[img-0]` and so on in the prompt."""
     body = await exchange.read_json(TemplateBody)
     body.check_supported()
-    ask = body.ask()
+    ask = await exchange.apart(body.ask)
     model = body.model or loaded_model(runtime, exchange.visitor)
     who = ask_of(exchange, model, body)
     async with exchange.while_connected(), AsyncExitStack() as stack:

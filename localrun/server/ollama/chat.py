@@ -37,7 +37,7 @@ from localrun.wire import Segment, Usage
 async def chat(runtime: Runtime, exchange: Exchange) -> None:
     """The route's handler."""
     body = await exchange.read_json(ChatBody)
-    ask = body.ask()
+    ask = await exchange.apart(body.ask)
     async with exchange.while_connected():
         if not ask.messages:
             await load_or_unload(runtime, exchange, body, Lines(body.model, Kind.CHAT))
@@ -63,7 +63,7 @@ async def generate(runtime: Runtime, exchange: Exchange) -> None:
     body = await exchange.read_json(GenerateBody)
     body.check_supported()
     # Refused before the model is loaded, as is all that can be.
-    ask = body.ask()
+    ask = await exchange.apart(body.ask)
     async with exchange.while_connected():
         if not body.prompt and not body.suffix and not body.images:
             await load_or_unload(runtime, exchange, body, Lines(body.model, Kind.GENERATE))

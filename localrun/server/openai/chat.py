@@ -190,7 +190,7 @@ async def chat(runtime: Runtime, exchange: Exchange) -> None:
 async def answer_chat(runtime: Runtime, exchange: Exchange, body: ChatBody, answer_type: type[Answer] = Answer) -> None:
     """Also for those who have other fields besides."""
     body.check_supported()
-    ask = body.ask()
+    ask = await exchange.apart(body.ask)
     prediction = body.prediction.text if body.prediction is not None else ""
     async with exchange.while_connected(), AsyncExitStack() as stack:
         if runtime.settings.tiers:

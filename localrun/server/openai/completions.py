@@ -214,7 +214,7 @@ async def answer_completion(
     """Also for those who have other fields besides."""
     body.check_supported()
     prompts = [prompt for prompt in body.prompts() for _ in range(body.n_candidates)]
-    grammar = body.answer_grammar()
+    grammar = await exchange.apart(body.answer_grammar)
     async with exchange.while_connected(), AsyncExitStack() as stack:
         if runtime.settings.tiers:
             has_schema, suffix = grammar is not None, body.suffix or ""

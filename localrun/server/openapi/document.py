@@ -14,7 +14,9 @@ from typing import Any
 import msgspec
 
 import localrun
+from localrun.config import Settings
 from localrun.errors import LocalrunError
+from localrun.server.http.limits import MAX_TEXT_BYTES, TEXT_ROUTES
 from localrun.server.openapi.answers import error_type
 from localrun.server.openapi.field_notes import note_of
 from localrun.server.openapi.operation import ANSWER_HEADERS, JSON, REQUEST_HEADERS, Operation
@@ -99,11 +101,18 @@ def _operation(operation: Operation, schema_of: dict[int, Json]) -> Json:
         if operation.example is not None:
             content["example"] = dict(operation.example)
         made["requestBody"] = {
+            **({"description": _limit(operation)} if operation.body is not bytes else {}),
             "required": operation.is_body_required,
             "content": {operation.body_content_type: content},
         }
     made["responses"] = _responses(operation, schema_of)
     return made
+
+
+def _limit(operation: Operation) -> str:
+    if operation.path in TEXT_ROUTES:
+        return f"At most {MAX_TEXT_BYTES} bytes."
+    return f"At most `max_body_bytes` of the settings, which is {Settings().max_body_bytes} unless it was changed."
 
 
 def _responses(operation: Operation, schema_of: dict[int, Json]) -> Json:

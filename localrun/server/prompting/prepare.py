@@ -172,7 +172,8 @@ async def render_chat(runtime: Runtime, job: Job, ask: ChatAsk, template: str, p
     messages: Sequence[Message] = ask.messages[:-1] if ask.continue_last else ask.messages
     tools = [] if ask.tool_choice == "none" else [tool.for_template() for tool in ask.tools]
     if tools and not profile.takes_tools:
-        messages = conversation.with_tools(messages, tools, profile.call_format or formats.HERMES)
+        call_format = profile.call_format or formats.HERMES
+        messages = await asyncio.to_thread(conversation.with_tools, messages, tools, call_format)
     given = tools if tools and profile.takes_tools else None
     messages = conversation.spelled_out(messages, profile)
     variables, adds_prompt = _variables(ask, profile), ask.adds_prompt

@@ -245,7 +245,7 @@ async def run(handler: Handler) -> list[Message]:
     async def send(message: Message) -> None:
         sent.append(message)
 
-    await Endpoint(NO_RUNTIME, handler, Shape.OLLAMA)(dict(SCOPE), _receive, send)
+    await Endpoint(NO_RUNTIME, handler, "/api/chat")(dict(SCOPE), _receive, send)
     return sent
 
 
@@ -316,7 +316,7 @@ async def test_a_stopping_server_says_so() -> None:
     async def send(message: Message) -> None:
         sent.append(message)
 
-    serving = asyncio.create_task(Endpoint(NO_RUNTIME, handler, Shape.OLLAMA)(dict(SCOPE), _receive, send))
+    serving = asyncio.create_task(Endpoint(NO_RUNTIME, handler, "/api/chat")(dict(SCOPE), _receive, send))
     await streaming.wait()
     serving.cancel()
     with pytest.raises(asyncio.CancelledError):

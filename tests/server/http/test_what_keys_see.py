@@ -19,6 +19,7 @@ from localrun.access.keys import KeyFile
 from localrun.models import builtin
 from localrun.models.gguf.reader import read_header
 from localrun.server.http.hidden_paths import hide, without_paths, without_paths_in
+from localrun.server.jobs.registry import MAX_ENDED
 from tests.daemon import Daemon, running_daemon
 from tests.lora_file import write_lora
 from tests.projector_file import write_projector
@@ -287,6 +288,20 @@ def test_paths_in_texts(text: str, shown: str | None) -> None:
     assert without_paths_in({"a": [text], "template": text, "n": 1}) == {
         "a": [text if shown is None else shown], "template": text, "n": 1,
     }  # fmt: skip
+
+
+def test_one_keys_requests_push_no_row_of_anothers_out() -> None:
+    with running_daemon() as daemon:
+        keys = {name: KeyFile(daemon.home / "data").create(name).text for name in ("ida", "zed")}
+        headers = {name: {"authorization": f"Bearer {text}"} for name, text in keys.items()}
+        for name in ("ida", *["zed"] * (MAX_ENDED + 5)):
+            body = {"model": "tiny", "prompt": "hi", "max_tokens": 1}
+            assert daemon.http.post("/v1/completions", json=body, headers=headers[name]).status_code == 200
+        n_rows = {
+            name: len(daemon.http.get("/localrun/v1/requests", headers=sent).json()["requests"])
+            for name, sent in headers.items()
+        }
+        assert n_rows == {"ida": 1, "zed": MAX_ENDED - 1}
 
 
 def test_without_keys_everything_is_told(tmp_path: Path) -> None:

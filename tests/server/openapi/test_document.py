@@ -8,14 +8,17 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from openapi_spec_validator import OpenAPIV31SpecValidator
 
 from localrun.config import Settings
 from localrun.server import app
 from localrun.server.http import fields
+from localrun.server.http.limits import MAX_TEXT_BYTES, TEXT_ROUTES
 from localrun.server.openapi import field_notes
 from localrun.server.openapi.document import OPERATIONS, document
+from localrun.server.openapi.operation import JSON
 from localrun.server.runtime import Runtime
 
 
@@ -53,6 +56,19 @@ def test_limits_come_from_the_structs():
     body = document()["components"]["schemas"]["OpenAIChatBody"]["properties"]
     assert body["top_logprobs"]["anyOf"][0] == {"type": "integer", "minimum": 0, "maximum": fields.MAX_TOP_LOGPROBS}
     assert document()["components"]["schemas"]["MessagesBody"]["required"] == ["model", "messages", "max_tokens"]
+
+
+def test_the_limit_of_each_body_is_in_it():
+    paths = document()["paths"]
+    with_json = [one for one in OPERATIONS if one.body not in (None, bytes) and one.body_content_type == JSON]
+    assert {one.path for one in with_json} >= TEXT_ROUTES
+    for operation in with_json:
+        said = paths[operation.path][operation.method.lower()]["requestBody"]["description"]
+        most = MAX_TEXT_BYTES if operation.path in TEXT_ROUTES else Settings().max_body_bytes
+        assert str(most) in said
+        names = {field.encode_name for field in msgspec.inspect.type_info(operation.body).fields}
+        # What may have pictures, sound, or other requests in it.
+        assert operation.path not in TEXT_ROUTES or not names & {"messages", "images", "requests"}
 
 
 def test_structs_of_one_name_are_told_apart():

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 from starlette.routing import Route
@@ -32,7 +32,7 @@ from localrun.server.openai.responses.body import ResponsesBody
 from localrun.server.openai.responses.items import Item
 from localrun.server.openai.responses.kept import KeptResponses
 from localrun.server.openai.responses.output import Events, Output
-from localrun.server.openai.responses.tools import Client, listed, offered
+from localrun.server.openai.responses.tools import Client, Offered, listed, offered
 from localrun.server.parsing.pieces import Reply
 from localrun.server.prompting import conversation as beginning
 from localrun.server.prompting.ask import Attachments, ChatAsk, choose_tools
@@ -152,21 +152,22 @@ def _without_none(asked: object) -> Fields:
     return {name: value for name, value in fields.items() if value is not None} if isinstance(fields, dict) else fields
 
 
-async def create(kept: KeptResponses, runtime: Runtime, exchange: Exchange) -> None:
-    """The route's handler."""
-    body = await exchange.read_json(ResponsesBody)
-    body.check_supported()
-    owner = exchange.visitor.namespace
-    before: tuple[Item, ...] = ()
-    if body.previous_response_id is not None:
-        before = kept.get(body.previous_response_id, owner, field="previous_response_id").conversation
-    sent = response_items.items_of(body.input, partial(kept.item, owner=owner))
+class _Asked(NamedTuple):
+    """What a body comes to. `ignored` are the tools and items that the model is not given."""
+
+    conversation: list[Item]
+    found: Offered
+    ignored: str
+    ask: ChatAsk
+
+
+def _asked(body: ResponsesBody, before: Sequence[Item], find: Callable[[str], Item | None]) -> _Asked:
+    sent = response_items.items_of(body.input, find)
     # Checked as what was sent, so that an error names the item of this body.
     response_items.messages_of(None, sent, Attachments())
     conversation = [*before, *sent]
     found = offered([*(body.tools or ()), *response_items.tools_in(conversation)])
     tools, choice = choose_tools(found.choice(body.tool_choice), found.tools)
-    ignored = listed([*found.left_out, *response_items.left_out(sent)])
     media = Attachments()
     ask = ChatAsk(
         messages=response_items.messages_of(body.instructions, conversation, media),
@@ -177,6 +178,19 @@ async def create(kept: KeptResponses, runtime: Runtime, exchange: Exchange) -> N
         think=think_of(body.effort),
         media=media.all(),
     )
+    return _Asked(conversation, found, listed([*found.left_out, *response_items.left_out(sent)]), ask)
+
+
+async def create(kept: KeptResponses, runtime: Runtime, exchange: Exchange) -> None:
+    """The route's handler."""
+    body = await exchange.read_json(ResponsesBody)
+    body.check_supported()
+    owner = exchange.visitor.namespace
+    before: tuple[Item, ...] = ()
+    if body.previous_response_id is not None:
+        before = kept.get(body.previous_response_id, owner, field="previous_response_id").conversation
+    asked = await exchange.apart(partial(_asked, body, before, partial(kept.item, owner=owner)))
+    conversation, found, ignored, ask = asked
     async with exchange.while_connected(), AsyncExitStack() as stack:
         if runtime.settings.tiers:
             body, ask = await tiers.routed(runtime, exchange, body, Question(ask=ask, effort=body.effort))
