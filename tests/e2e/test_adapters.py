@@ -75,11 +75,18 @@ def test_a_file_that_is_gone_is_the_request_s_error(adapted: Daemon, tmp_path: P
     assert answer(adapted, "tiny")
 
 
+def whole_answer(daemon: Daemon, model: str) -> str:
+    """What `streamed_while_removed` is to say: the second answer, of which the prompt is cached too, and without
+    drafts, so that both are computed in the same batches and rounded alike."""
+    return [answer(daemon, model, max_tokens=200, speculation=False) for _ in range(2)][1]
+
+
 def streamed_while_removed(daemon: Daemon, model: str, *, removed: str) -> str:
-    """As `answer` of 200 tokens, but streamed, and after the first token something is removed."""
+    """As `whole_answer`, but streamed, and after the first token something is removed."""
     body = {"model": model, "prompt": "Tell me a story about", "max_tokens": 200, "temperature": 0}
+    body |= {"ignore_eos": True, "speculation": False, "stream": True}
     texts: list[str] = []
-    with daemon.http.stream("POST", "/v1/completions", json=body | {"stream": True, "ignore_eos": True}) as stream:
+    with daemon.http.stream("POST", "/v1/completions", json=body) as stream:
         lines = (line.removeprefix("data: ") for line in stream.iter_lines() if line.startswith("data: {"))
         texts.append(json.loads(next(lines))["choices"][0]["text"])
         assert daemon.http.request("DELETE", "/api/delete", json={"model": removed}).status_code == 200
@@ -91,7 +98,7 @@ def streamed_while_removed(daemon: Daemon, model: str, *, removed: str) -> str:
 def test_a_stream_keeps_the_adapter_that_is_removed_meanwhile(adapted: Daemon, tmp_path: Path) -> None:
     path = write_lora(builtin.model_path(), tmp_path / "leaving.gguf", seed=6)
     create(adapted, "leaving", f"FROM {path}")
-    whole = answer(adapted, "tiny+leaving", max_tokens=200)
+    whole = whole_answer(adapted, "tiny+leaving")
     assert streamed_while_removed(adapted, "tiny+leaving", removed="leaving") == whole
     assert adapted.post("/v1/completions", model="tiny+leaving", prompt="Hello").status_code == 404
     assert answer(adapted, "tiny")
@@ -128,7 +135,7 @@ def test_a_picture_for_a_model_with_an_adapter_is_refused_as_for_the_model_alone
 
 def test_a_base_that_is_removed_leaves_its_stream_and_the_adapter(adapted: Daemon) -> None:
     create(adapted, "mine", "FROM tiny\nPARAMETER num_ctx 2048")
-    whole = answer(adapted, "mine+style", max_tokens=200)
+    whole = whole_answer(adapted, "mine+style")
     assert streamed_while_removed(adapted, "mine+style", removed="mine") == whole
     assert adapted.post("/v1/completions", model="mine+style", prompt="Hello").status_code == 404
     ids = {row["id"] for row in adapted.http.get("/v1/models").json()["data"]}
