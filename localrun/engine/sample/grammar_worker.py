@@ -79,9 +79,10 @@ def checked(grammar: Grammar, control_names: tuple[str, ...] = ()) -> GrammarChe
         try:
             compile_grammar(grammar, vocabulary)
             return GrammarChecked(grammar=grammar, warnings=tuple(warnings))
-        except BadRequest:
+        except BadRequest as error:
             if not ways:
-                raise
+                fault = _fault(json.loads(grammar.text), "schema") if grammar.kind is GrammarKind.JSON_SCHEMA else ""
+                raise BadRequest(f"the JSON schema cannot be used: {fault}") if fault else error from None
         grammar = Grammar(grammar.kind, ways.pop(0)(grammar.text, warnings), grammar.triggers)
 
 

@@ -16,11 +16,10 @@ import msgspec
 from starlette.routing import Route
 
 from localrun.errors import BadRequest, Cancelled, ContextExceeded, EngineFailed
-from localrun.server import tiers
+from localrun.server import notices, tiers
 from localrun.server.anthropic.body import CountBody, MessagesBody
 from localrun.server.anthropic.output import MESSAGE_STOP, PING, Fields, Output, encode, event
 from localrun.server.http.exchange import Exchange, route
-from localrun.server.http.failures import Headers
 from localrun.server.http.fields import ask_of, defaults_of
 from localrun.server.jobs import streaming
 from localrun.server.jobs.job import Job
@@ -56,21 +55,17 @@ def naming() -> Iterator[None]:
         raise BadRequest(message, field=field) from None
 
 
-_IGNORED: Headers = [(b"x-localrun-ignored", b"thinking")]
-
-
-async def prepared_of(runtime: Runtime, job: Job, ask: ChatAsk, body: CountBody) -> tuple[Prepared, Headers]:
-    """The prompt, and headers of the answer to it. Raises what `prepare` raises.
+async def prepared_of(runtime: Runtime, job: Job, ask: ChatAsk, body: CountBody) -> Prepared:
+    """The prompt. Raises what `prepare` raises.
 
     Clients set for Claude ask every model to think. One that cannot answers all the same, and a header says so.
     """
-    headers: Headers = []
     if ask.think and not profile_of(template_of(job)).thinks:
         ask = msgspec.structs.replace(ask, think=None)
-        headers = _IGNORED
+        notices.note("thinking")
     ask = msgspec.structs.replace(ask, messages=begun(job.model, ask.messages))
     with naming():
-        return await prepare(runtime, job, ask), headers
+        return await prepare(runtime, job, ask)
 
 
 async def count_tokens(runtime: Runtime, exchange: Exchange) -> None:
@@ -85,9 +80,9 @@ async def count_tokens(runtime: Runtime, exchange: Exchange) -> None:
         if ask.media:
             await runtime.read_media(body.model, ask.media)
         job = await stack.enter_async_context(runtime.job(who))
-        prepared, headers = await prepared_of(runtime, job, ask, body)
+        prepared = await prepared_of(runtime, job, ask, body)
         tokens = await job.count(prepared.segments)
-        await exchange.answer_json(CountedTokens(input_tokens=len(tokens)), headers=headers)
+        await exchange.answer_json(CountedTokens(input_tokens=len(tokens)))
 
 
 async def create(runtime: Runtime, exchange: Exchange) -> None:
@@ -102,7 +97,7 @@ async def create(runtime: Runtime, exchange: Exchange) -> None:
         if ask.media:
             await runtime.read_media(body.model, ask.media)
         job = await stack.enter_async_context(runtime.job(who))
-        prepared, headers = await prepared_of(runtime, job, ask, body)
+        prepared = await prepared_of(runtime, job, ask, body)
         plan = streaming.plan(
             body,
             job,
@@ -113,7 +108,7 @@ async def create(runtime: Runtime, exchange: Exchange) -> None:
             show_control=prepared.show_control,
         )
         await job.submit(plan, segments=prepared.segments)
-        message = _Message(exchange, job, body, Reply(prepared.new_parser()), headers)
+        message = _Message(exchange, job, body, Reply(prepared.new_parser()))
         with naming():
             await (message.stream() if body.stream else message.whole())
 
@@ -121,14 +116,13 @@ async def create(runtime: Runtime, exchange: Exchange) -> None:
 class _Message:
     """One answer, sent once."""
 
-    def __init__(self, exchange: Exchange, job: Job, body: MessagesBody, reply: Reply, headers: Headers) -> None:
+    def __init__(self, exchange: Exchange, job: Job, body: MessagesBody, reply: Reply) -> None:
         self._exchange = exchange
         self._job = job
         self._body = body
         self._reply = reply
         self._output = Output(omits_thinking=body.omits_thinking)
-        job_id = job.id.encode("ascii")
-        self._headers: Headers = [(b"x-localrun-request", job_id), *headers]
+        self._headers = [(b"x-localrun-request", job.id.encode("ascii"))]
 
     async def stream(self) -> None:
         """Sends all of it. Raises what the job's iteration raises."""

@@ -33,6 +33,7 @@ from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
 from localrun.errors import BadRequest, LocalrunError, ModelNotFound, TooLarge, Unavailable
+from localrun.server import notices
 from localrun.server.http import failures
 from localrun.server.http.access import OWNER, Visitor
 from localrun.server.http.failures import Headers, Shape
@@ -105,6 +106,7 @@ class Exchange:
         self.visitor: Visitor = scope.get("localrun.visitor", OWNER)
         self.started = False
         self.more_headers: Headers = []
+        self._notices = notices.begin()
         self.tier = ""
         self._receive = receive
         self._send = send
@@ -254,6 +256,10 @@ class Exchange:
         named = next((value for name, value in headers if name == b"x-localrun-request"), b"")
         if named:
             self._request_id = named.decode("ascii").partition(",")[0]
+        if self._notices:
+            ignored = notices.shown(self._notices)
+            headers = [*headers, (b"x-localrun-ignored", ignored.encode("ascii"))]
+            _log.info("request %s: ignored %s", self._request_id, ignored)
         headers = [
             *headers,
             *failures.id_header(self.shape, self._request_id),

@@ -20,11 +20,10 @@ import msgspec
 from msgspec import Meta
 
 from localrun.errors import BadRequest
-from localrun.server import tiers
+from localrun.server import notices, tiers
 from localrun.server.embedding.bodies import MEDIA_PLACE, MediaInput
 from localrun.server.http import fields
 from localrun.server.http.exchange import Exchange
-from localrun.server.http.failures import Headers
 from localrun.server.http.fields import ModelDefaults, ask_of, defaults_of
 from localrun.server.jobs import streaming
 from localrun.server.jobs.job import Job
@@ -196,9 +195,10 @@ async def complete(runtime: Runtime, exchange: Exchange) -> None:
             else:
                 texts.append(await _text(job, prompt))
             await job.submit(plan, segments=segments, choice=index % (body.n or 1))
-        headers: Headers = [(b"x-localrun-ignored", b"samplers")] if body.is_reordered() else []
+        if body.is_reordered():
+            notices.note("samplers")
         with naming("prompt"):
-            await _Answer(model, body, jobs, plan, texts, is_list=len(prompts) > 1).send(exchange, headers)
+            await _Answer(model, body, jobs, plan, texts, is_list=len(prompts) > 1).send(exchange)
 
 
 def with_defaults(defaults: ModelDefaults) -> ModelDefaults:
@@ -280,8 +280,8 @@ class _Answer:
         self._slots = [-1] * len(jobs)
         self._has_new_line = [False] * len(jobs)
 
-    async def send(self, exchange: Exchange, headers: Headers) -> None:
-        headers = [*headers_of(self._jobs), *headers]
+    async def send(self, exchange: Exchange) -> None:
+        headers = headers_of(self._jobs)
         if self._body.stream:
             await streaming.stream(exchange, self._jobs, self, headers)
             return

@@ -39,6 +39,7 @@ class JsonSchema(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str | None = None
     schema: Any = msgspec.UNSET
+    strict: bool | None = None
 
 
 class ResponseFormat(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,7 +89,7 @@ def grammar_of_format(
     if described is None or described.schema is msgspec.UNSET:
         field = ".".join(path)
         raise BadRequest(f"{field} is required; use json_object for any object", field=field)
-    return structured.json_schema(described.schema, field=".".join(path))
+    return structured.json_schema(described.schema, field=".".join(path), strict=described.strict is True)
 
 
 # Each answer is a job; this many may come of one request, whatever `n` and the number of prompts.

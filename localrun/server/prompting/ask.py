@@ -126,11 +126,13 @@ def arguments_of(text: str | dict[str, Any] | None, field: str) -> dict[str, Any
 
 
 class Tool(msgspec.Struct, frozen=True):
-    """A function that the model may call. `parameters` is a JSON schema of an object."""
+    """A function that the model may call. `parameters` is a JSON schema of an object, of which a call that must come
+    may leave nothing out if it `is_strict`."""
 
     name: str
     description: str = ""
     parameters: dict[str, Any] = {}
+    is_strict: bool = False
 
     def for_template(self) -> dict[str, Any]:
         """As chat templates take it."""
@@ -179,6 +181,7 @@ class Function(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     description: str | None = None
     parameters: dict[str, Any] | None = None
+    strict: bool | None = None
 
 
 class ChatTool(msgspec.Struct, frozen=True, kw_only=True):
@@ -252,7 +255,10 @@ def checked_tools(functions: Sequence[tuple[str, Function]]) -> tuple[Tool, ...]
         if function.name in tools:
             raise BadRequest(f"{where}.name: {function.name!r} is there twice", field=f"{where}.name")
         tools[function.name] = Tool(
-            function.name, function.description or "", _NO_ARGUMENTS | (function.parameters or {})
+            function.name,
+            function.description or "",
+            _NO_ARGUMENTS | (function.parameters or {}),
+            is_strict=function.strict is True,
         )
     return tuple(tools.values())
 

@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from localrun.errors import BadRequest
-from localrun.server import structured
+from localrun.server import notices, structured
 from localrun.server.parsing.parser import ThinkingTags, Written
 from localrun.server.prompting.ask import Tool
 from localrun.wire import Grammar, GrammarKind
@@ -37,21 +37,24 @@ _MAX_REMEMBERED = 32
 
 def _remembered(make: Callable[..., _Made]) -> Callable[..., _Made]:
     """`make(written, tools, *, at_most)`, its last results kept by a digest: tools may be megabytes, grammars not."""
-    known: OrderedDict[bytes, _Made] = OrderedDict()
+    known: OrderedDict[bytes, tuple[_Made, list[str]]] = OrderedDict()
     lock = threading.Lock()
 
     def look_up(written: Written, tools: Sequence[Tool], *, at_most: int | None) -> _Made:
         digest = hashlib.sha256(msgspec.json.encode((written, tools, at_most))).digest()
         with lock:
-            if digest in known:
+            found = known.get(digest)
+            if found is not None:
                 known.move_to_end(digest)
-                return known[digest]
-        made = make(written, tools, at_most=at_most)
-        with lock:
-            known[digest] = made
-            if len(known) > _MAX_REMEMBERED:
-                known.popitem(last=False)
-        return made
+        if found is None:
+            with notices.collected() as noted:
+                found = make(written, tools, at_most=at_most), noted
+            with lock:
+                known[digest] = found
+                if len(known) > _MAX_REMEMBERED:
+                    known.popitem(last=False)
+        notices.note(*found[1])
+        return found[0]
 
     return look_up
 
@@ -170,7 +173,7 @@ def _arguments(tool: Tool, field: str, *, is_checked: bool) -> dict[str, Any]:
     """
     schema = {**_ANY_OBJECT, **tool.parameters}
     try:
-        structured.json_schema(schema, field=field)
+        structured.json_schema(schema, field=field, strict=tool.is_strict and is_checked)
         if "object" not in (schema["type"] if isinstance(schema["type"], list) else [schema["type"]]):
             raise BadRequest(f"{field}.type: must be object, because arguments have names", field=field)
     except BadRequest:

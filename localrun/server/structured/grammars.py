@@ -23,10 +23,10 @@ def json_object() -> Grammar:
     return json_schema({"type": "object"}, field="format")
 
 
-def json_schema(schema: Any, *, field: str) -> Grammar:
-    """A JSON value that `schema` (parsed JSON) describes. Raises BadRequest naming an unsupported keyword and its path
-    below `field`."""
-    return _written(GrammarKind.JSON_SCHEMA, schema_text(schema, field=field), field)
+def json_schema(schema: Any, *, field: str, strict: bool = False) -> Grammar:
+    """A JSON value that `schema` (parsed JSON) describes. What cannot be enforced is noted (`notices`), or refused if
+    `strict`. Raises BadRequest naming the path below `field`."""
+    return _written(GrammarKind.JSON_SCHEMA, schema_text(schema, field=field, strict=strict), field)
 
 
 def gbnf(text: str, *, field: str) -> Grammar:
@@ -67,8 +67,8 @@ def calls(
 ) -> Grammar:
     """`before`, then `at_least` to `at_most` (None: any number of) calls of any of `shapes` with `separator` between
     them, then `after`. With `triggers` the answer is free until one of them was produced and must match from there on.
-    The request must then not fail for the schema of a call that may never come: `oneOf` is taken for `anyOf`, and the
-    engine takes any object where a rule named `lenient_...` does not compile.
+    The request must then not fail for the schema of a call that may never come: the engine takes any object where a
+    rule named `lenient_...` does not compile.
 
     Raises BadRequest for a schema with an unsupported keyword and for schemas that are too much together, ValueError
     for counts that make no sense.
@@ -81,7 +81,7 @@ def calls(
     rules: list[str] = []
     size_bytes = 0
     for index, shape in enumerate(shapes):
-        schema = schema_text(shape.schema, field=shape.field, one_of_is_any_of=bool(triggers))
+        schema = schema_text(shape.schema, field=shape.field)
         rules += (f"// {json.dumps(shape.name)}", f"{kind}_{index}: %json {schema}")
         size_bytes += len(rules[-1]) + len(shape.before) + len(shape.after)
         check_size(size_bytes)

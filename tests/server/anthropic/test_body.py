@@ -101,7 +101,7 @@ def test_what_is_about_another_service_passes() -> None:
         ({"tools": [LOOK], "tool_choice": {"type": "must"}}, "tool_choice.type"),
         ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format.schema"),
         (
-            {"output_format": {"type": "json_schema", "schema": {"type": "object", "not": {}}}},
+            {"output_format": {"type": "json_schema", "schema": {"type": "object", "requred": ["a"]}}},
             "output_format.schema",
         ),
         (

@@ -179,7 +179,7 @@ def test_tools_of_a_chat() -> None:
         ({"tools": [LOOK, LOOK]}, "tools[1].function.name"),
         ({"tools": [{"function": {"name": "a b"}}]}, "tools[0].function.name"),
         ({"tool_choice": "required"}, "tool_choice"),
-        ({"format": {"type": "object", "not": {}}}, "format"),
+        ({"format": {"type": "object", "requred": ["a"]}}, "format"),
     ],
 )
 def test_chat_refuses_what_it_cannot_do(fields: dict[str, Any], field: str) -> None:

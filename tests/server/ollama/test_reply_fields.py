@@ -193,11 +193,11 @@ def test_json_begins_an_object(daemon: Daemon) -> None:
         assert text.lstrip().startswith("{")
 
 
-def test_an_unsupported_keyword_is_named(daemon: Daemon) -> None:
-    schema = SCHEMA | {"properties": {"city": {"not": {}}}}
+def test_a_slip_of_a_keyword_is_named(daemon: Daemon) -> None:
+    schema = SCHEMA | {"properties": {"city": {"minLenght": 1}}}
     for path in ("/api/chat", "/api/generate"):
         error = refused(daemon, path, messages=HELLO, prompt="x", format=schema)
-        assert "'not'" in error
+        assert "'minLenght'" in error
         assert "format.properties.city" in error
 
 

@@ -360,7 +360,7 @@ def test_bad_bodies(daemon: Daemon, path: str, content: bytes, status: int, said
         ({"top_logprobs": 21}, "top_logprobs"),
         ({"format": "yaml"}, "format"),
         ({"format": ["json"]}, "format"),
-        ({"format": {"type": "object", "not": {}}}, "format"),
+        ({"format": {"type": "object", "requred": ["a"]}}, "format"),
         ({"think": True}, "think"),
         ({"think": "very"}, "think"),
         ({"shift": "no"}, "shift"),

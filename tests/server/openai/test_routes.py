@@ -210,7 +210,12 @@ def test_a_grammar_of_llama_cpp(daemon: Daemon) -> None:
     [
         ({"grammar": 'root ::= ( "a"'}, "grammar"),
         (
-            {"response_format": {"type": "json_schema", "json_schema": {"schema": {"$dynamicRef": "#x"}}}},
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"schema": {"not": {}, "type": "null"}, "strict": True},
+                }
+            },
             "response_format.json_schema.schema",
         ),
     ],

@@ -78,9 +78,9 @@ def test_triggers_go_along():
 
 def test_a_schema_is_refused_by_where_it_came_from():
     shape = CallShape(
-        "", {"type": "object", "properties": {"a": {"not": {}}}}, "", field="tools[1].function.parameters"
+        "", {"type": "object", "properties": {"a": {"minLenght": 1}}}, "", field="tools[1].function.parameters"
     )
-    with pytest.raises(BadRequest, match=r"tools\[1\].function.parameters.properties.a: .*'not'") as caught:
+    with pytest.raises(BadRequest, match=r"tools\[1\].function.parameters.properties.a: .*'minLenght'") as caught:
         calls([shape], at_least=1, at_most=1)
     assert caught.value.field == "tools[1].function.parameters"
 

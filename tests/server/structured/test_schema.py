@@ -21,21 +21,8 @@ def refusal(schema: Any) -> str:
     return caught.value.message
 
 
-@pytest.mark.parametrize(
-    ("schema", "path", "keyword"),
-    [
-        ({"not": {}}, "format", "not"),
-        ({"type": "array", "items": {"type": "string"}, "uniqueItems": True}, "format", "uniqueItems"),
-        ({"properties": {"a": {"items": {"contains": {}}}}}, "format.properties.a.items", "contains"),
-        ({"anyOf": [{"type": "null"}, {"if": {}}]}, "format.anyOf[1]", "if"),
-        ({"$defs": {"x": {"nullable": True}}}, "format.$defs.x", "nullable"),
-        ({"x-guidance": {"lenient": True}}, "format", "x-guidance"),
-        ({"type": "string", "frmat": "date"}, "format", "frmat"),
-        ({"properties": {"a": {"$id": "http://example.com"}}}, "format.properties.a", "$id"),
-    ],
-)
-def test_an_unsupported_keyword_is_named_with_its_path(schema: Any, path: str, keyword: str):
-    assert says(refusal(schema), f"{path}: ", repr(keyword), "not supported")
+def test_the_library_s_own_switch_is_no_keyword():
+    assert says(refusal({"x-guidance": {"lenient": True}}), "format: ", "'x-guidance'", "not supported")
 
 
 @pytest.mark.parametrize(
@@ -44,30 +31,22 @@ def test_an_unsupported_keyword_is_named_with_its_path(schema: Any, path: str, k
         ([], ["format"]),
         ({"type": "strin"}, ["format.type:", "array, boolean"]),
         ({"type": []}, ["format.type:"]),
-        ({"format": "regex"}, ["format.format:", "date, date-time"]),
-        ({"items": [{}]}, ["format.items:", "prefixItems"]),
         ({"anyOf": {}}, ["format.anyOf:"]),
         ({"anyOf": [3]}, ["format.anyOf[0]:"]),
         ({"properties": [1]}, ["format.properties:"]),
+        ({"format": 3}, ["format.format:"]),
+        ({"pattern": 3}, ["format.pattern:"]),
+        ({"minItems": 10**9}, ["format.minItems:", 0, 1000000]),
         ({"minLength": -1}, ["format.minLength:", 0]),
-        ({"maxItems": 10**9}, ["format.maxItems:", 0, 1000000]),
         ({"minimum": "1"}, ["format.minimum:"]),
         ({"maximum": float("inf")}, ["format.maximum:"]),
         ({"minLength": 10**400}, ["format.minLength:"]),
         ({"multipleOf": 10**400}, ["format.multipleOf:"]),
         ({"multipleOf": 0}, ["format.multipleOf:"]),
         ({"const": float("nan")}, ["format", "number"]),
-        ({"exclusiveMinimum": True}, ["format.exclusiveMinimum:"]),
-        ({"multipleOf": 1_000_003}, ["format.multipleOf:"]),
         ({"enum": []}, ["format.enum:", 1]),
         ({"required": "a"}, ["format.required:"]),
-        ({"pattern": "a" * 3000}, ["format.pattern:"]),
-        ({"pattern": "^(?!a)"}, ["format.pattern:", "look-around"]),
-        ({"pattern": r"(?<=a)b"}, ["format.pattern:", "look-around"]),
-        ({"pattern": r"[\]](a)\\\1"}, ["format.pattern:", "backreferences"]),
-        ({"patternProperties": {"a(?=b)": {}}}, ["format.patternProperties:", "a(?=b)"]),
         ({"$ref": "#/$defs/missing"}, ["format:", '"$ref"', "'#/$defs/missing'"]),
-        ({"$ref": "https://example.com/schema"}, ["https://example.com/schema"]),
         ({"$ref": "#"}, ["format:", '"$ref"', "'#'"]),
         ({"$defs": {"a": {"anyOf": [{"$ref": "#/$defs/a"}, {}]}}, "$ref": "#/$defs/a"}, ["'#/$defs/a'"]),
     ],
@@ -77,7 +56,7 @@ def test_a_value_that_a_keyword_cannot_have_is_refused(schema: Any, said: list[o
 
 
 def test_what_looks_like_look_around_is_a_pattern():
-    for pattern in (r"\(?=", r"[(?=]", r"\\1", r"(?:a)(?<name>b)", r"[\]\1]?"):
+    for pattern in (r"\(?=", r"\\b", r"[(?=]", r"\\1", r"(?:a)(?<name>b)", r"[\]\1]?"):
         assert checked({"pattern": pattern}, field="format") == {"pattern": pattern}
 
 
@@ -189,7 +168,7 @@ def test_a_circle_of_references_alone_describes_nothing(n: int) -> None:
         check({"$defs": circle, "type": "string"})
 
 
-@pytest.mark.parametrize("ref", ["#/properties", "#/$defs", "#/properties/$ref", "#/x", "other.json"])
+@pytest.mark.parametrize("ref", ["#/properties/b", "#/$defs/b", "#/properties/$ref", "#/x", "#x"])
 def test_a_reference_to_what_is_no_schema_leads_nowhere(ref: str) -> None:
     with pytest.raises(BadRequest, match="leads nowhere"):
         check({"properties": {"a": {"$ref": ref}}, "$defs": {}})

@@ -115,5 +115,6 @@ class ResponsesBody(SamplingFields, frozen=True, kw_only=True):
         asked = self.text.format if self.text is not None else None
         if asked is None or asked.type == "text":
             return None
-        wanted = ResponseFormat(type=asked.type, json_schema=JsonSchema(name=asked.name, schema=asked.schema))
+        described = JsonSchema(name=asked.name, schema=asked.schema, strict=asked.strict)
+        wanted = ResponseFormat(type=asked.type, json_schema=described)
         return grammar_of_format(wanted, path=("text.format", "schema"))

@@ -9,7 +9,6 @@ Does not: build the output items (`output.py`).
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -20,7 +19,7 @@ import msgspec
 from starlette.routing import Route
 
 from localrun.errors import LocalrunError, QueueFull
-from localrun.server import tiers
+from localrun.server import notices, tiers
 from localrun.server.http.exchange import Exchange, route
 from localrun.server.http.fields import ask_of, defaults_of
 from localrun.server.jobs import streaming
@@ -32,7 +31,7 @@ from localrun.server.openai.responses.body import ResponsesBody
 from localrun.server.openai.responses.items import Item
 from localrun.server.openai.responses.kept import KeptResponses
 from localrun.server.openai.responses.output import Events, Output
-from localrun.server.openai.responses.tools import Client, Offered, listed, offered
+from localrun.server.openai.responses.tools import Client, Offered, offered
 from localrun.server.parsing.pieces import Reply
 from localrun.server.prompting import conversation as beginning
 from localrun.server.prompting.ask import Attachments, ChatAsk, choose_tools
@@ -40,8 +39,6 @@ from localrun.server.prompting.prepare import prepare
 from localrun.server.runtime import Runtime
 from localrun.server.tiers import Question
 from localrun.wire import Delta, Finish, Sampling, Usage
-
-_log = logging.getLogger(__name__)
 
 
 class TokenUsage(msgspec.Struct, frozen=True, kw_only=True):
@@ -153,11 +150,10 @@ def _without_none(asked: object) -> Fields:
 
 
 class _Asked(NamedTuple):
-    """What a body comes to. `ignored` are the tools and items that the model is not given."""
+    """What a body comes to."""
 
     conversation: list[Item]
     found: Offered
-    ignored: str
     ask: ChatAsk
 
 
@@ -178,7 +174,8 @@ def _asked(body: ResponsesBody, before: Sequence[Item], find: Callable[[str], It
         think=think_of(body.effort),
         media=media.all(),
     )
-    return _Asked(conversation, found, listed([*found.left_out, *response_items.left_out(sent)]), ask)
+    notices.note(*found.left_out, *response_items.left_out(sent))
+    return _Asked(conversation, found, ask)
 
 
 async def create(kept: KeptResponses, runtime: Runtime, exchange: Exchange) -> None:
@@ -190,7 +187,7 @@ async def create(kept: KeptResponses, runtime: Runtime, exchange: Exchange) -> N
     if body.previous_response_id is not None:
         before = kept.get(body.previous_response_id, owner, field="previous_response_id").conversation
     asked = await exchange.apart(partial(_asked, body, before, partial(kept.item, owner=owner)))
-    conversation, found, ignored, ask = asked
+    conversation, found, ask = asked
     async with exchange.while_connected(), AsyncExitStack() as stack:
         if runtime.settings.tiers:
             body, ask = await tiers.routed(runtime, exchange, body, Question(ask=ask, effort=body.effort))
@@ -215,8 +212,6 @@ async def create(kept: KeptResponses, runtime: Runtime, exchange: Exchange) -> N
         )
         await job.submit(plan, segments=prepared.segments)
         begun = begun_response("resp_" + streaming.answer_id([job]), body, plan.sampling, found.written)
-        if ignored:
-            _log.info("request %s: the model is not given %s", job.id, ignored)
         run = _Run(
             exchange,
             job,
@@ -226,7 +221,6 @@ async def create(kept: KeptResponses, runtime: Runtime, exchange: Exchange) -> N
             kept=kept if body.is_kept else None,
             conversation=conversation,
             clients=found.clients,
-            ignored=ignored,
         )
         with naming("input"):
             await run.send(stream=bool(body.stream))
@@ -246,7 +240,6 @@ class _Run:
         kept: KeptResponses | None,
         conversation: list[Item],
         clients: Mapping[str, Client],
-        ignored: str,
     ) -> None:
         self._exchange = exchange
         self._job = job
@@ -255,8 +248,6 @@ class _Run:
         self._events = Events()
         self._output = Output(self._events, clients, summarizes=summarizes)
         self._headers = headers_of([job])
-        if ignored:
-            self._headers.append((b"x-localrun-ignored", ignored.encode("ascii")))
         self._kept = kept
         self._conversation = conversation
 

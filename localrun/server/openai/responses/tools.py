@@ -21,8 +21,6 @@ from localrun.errors import BadRequest
 from localrun.server.openai.answer import Fields
 from localrun.server.prompting.ask import AllowedTools, Choice, Function, NamedChoice, Tool, checked_tools
 
-_MOST_SHOWN = 20
-
 
 class Client(NamedTuple):
     """What a tool is to the client: its own name, the namespace that it is in, and whether it takes one text."""
@@ -159,9 +157,3 @@ def _converted(tool: Fields, where: str) -> Function:
 def short(kind: object) -> str:
     """A kind of tool or item, fit for a header."""
     return re.sub(r"[^\w.:-]", "?", str(kind)[:40], flags=re.ASCII)
-
-
-def listed(left_out: Sequence[str]) -> str:
-    """What the model was not given, for a header and the log; empty if that is nothing."""
-    more = [f"and {len(left_out) - _MOST_SHOWN} more"] if len(left_out) > _MOST_SHOWN else []
-    return ", ".join([*left_out[:_MOST_SHOWN], *more])

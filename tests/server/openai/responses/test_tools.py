@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from localrun.errors import BadRequest
-from localrun.server.openai.responses.tools import Client, input_of, listed, offered
+from localrun.server.openai.responses.tools import Client, input_of, offered
 from localrun.server.prompting.ask import AllowedTools, FunctionName, NamedChoice, choose_tools
 
 LOOK = {"type": "function", "name": "look", "parameters": {"type": "object"}}
@@ -34,14 +34,6 @@ def test_what_a_model_cannot_call_is_left_out_and_named() -> None:
     assert [tool.name for tool in found.tools] == ["look"]
     assert found.written == [LOOK]
     assert found.left_out == [f"tools[{at}] ({tool['type']})" for at, tool in enumerate(HOSTED)]
-
-
-def test_the_word_about_it_fits_a_header() -> None:
-    odd = offered([{"type": "a\r\nSet-Cookie: b\u2603" + "x" * 500}]).left_out
-    assert listed(odd) == f"tools[0] (a??Set-Cookie:?b?{'x' * 23})"
-    many = listed(offered([{"type": "web_search"}] * 100).left_out)
-    assert many.endswith("tools[19] (web_search), and 80 more")
-    assert listed([]) == ""
 
 
 def test_functions_of_a_namespace_are_offered_and_their_names_come_back_apart() -> None:

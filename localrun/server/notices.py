@@ -1,0 +1,51 @@
+"""What a request asks for and does not get, although it is answered: each goes into the header `X-Localrun-Ignored`,
+and into the log.
+
+Whoever leaves something out knows no request, and those who answer know no schema; so the notices of a request wait in
+its context, in which threads that work for it run as well.
+
+Does not: hold a request up. Does not: know HTTP (exchange.py writes the header).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+# A header has room for a few; that there are more is said.
+MAX_CHARACTERS = 1_000
+
+_notices: ContextVar[list[str] | None] = ContextVar("notices", default=None)
+
+
+def note(*texts: str) -> None:
+    """Something was left out of what the request in whose context this is asks for. Nothing outside of one."""
+    noted = _notices.get()
+    if noted is not None:
+        noted.extend(text for text in texts if text not in noted)
+
+
+def begin() -> list[str]:
+    """A request begins: the list to which its notices will be added."""
+    noted: list[str] = []
+    _notices.set(noted)
+    return noted
+
+
+@contextmanager
+def collected() -> Iterator[list[str]]:
+    """The notices of a part of the work, for who keeps its result: they are not noted otherwise."""
+    noted: list[str] = []
+    token = _notices.set(noted)
+    try:
+        yield noted
+    finally:
+        _notices.reset(token)
+
+
+def shown(noted: list[str]) -> str:
+    """One line of printable ASCII for a header, at most `MAX_CHARACTERS` long."""
+    text = "; ".join(noted).encode("ascii", "backslashreplace").decode()
+    text = "".join(character if character.isprintable() else "?" for character in text)
+    return text if len(text) <= MAX_CHARACTERS else f"{text[: MAX_CHARACTERS - 3]}..."

@@ -1,0 +1,215 @@
+"""References inside a checked JSON schema: where they lead, and that they end somewhere.
+
+Pure. Does not: follow a reference out of the schema; schema.py replaces those before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+from urllib.parse import quote, unquote
+
+from localrun.errors import BadRequest
+
+# Through references as well, which are compiled by recursion: 2,000 to 3,000 of these levels overflow the stack.
+MAX_REFERENCED_DEPTH = 600
+# Keywords whose schemas describe the same value as the schema they stand in.
+IN_PLACE = ("anyOf", "oneOf", "allOf")
+# Properties that are put in the place of references, so that the work grows with the schema.
+_MAX_INLINED = 20_000
+NAMED_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions")
+
+_MISSING = object()
+
+
+def check_refs(root: Any, *, field: str) -> None:
+    """Raises BadRequest for a reference to nothing, or that describes a value by itself, and for references that lead
+    through too many others."""
+    nodes = list(nodes_of(root))
+    places = {id(node) for node in nodes}
+    targets: dict[str, Any] = {}
+    for node in nodes:
+        ref = node.get("$ref")
+        if ref is None or ref in targets:
+            continue
+        targets[ref] = target = _find(root, ref)
+        if not isinstance(target, bool) and id(target) not in places:
+            raise BadRequest(
+                f'{field}: "$ref": {ref!r} leads nowhere; references begin with "#/" and stay inside the schema',
+                field=field,
+            )
+
+    def in_place(node: dict[str, Any]) -> Iterator[Any]:
+        if "$ref" in node:
+            yield targets[node["$ref"]]
+        for keyword in IN_PLACE:
+            yield from node.get(keyword, ())
+
+    def below(node: dict[str, Any]) -> Iterator[Any]:
+        if "$ref" in node:
+            yield targets[node["$ref"]]
+        yield from _parts(node)
+
+    _, circle = _descend(nodes, in_place)
+    if circle:
+        ref = next(node["$ref"] for node in circle if "$ref" in node)
+        raise BadRequest(f'{field}: "$ref": {ref!r} is described by itself alone', field=field)
+    depth, _ = _descend(nodes[:1], below)
+    if depth > MAX_REFERENCED_DEPTH:
+        raise BadRequest(
+            f"{field}: references through references lead {depth} levels deep; {MAX_REFERENCED_DEPTH} are the most",
+            field=field,
+        )
+
+
+def resolved(root: Any, schema: Any) -> Any:
+    """What describes a value, where `schema` of a checked `root` is only a reference to it."""
+    while isinstance(schema, dict) and schema.keys() == {"$ref"}:
+        schema = _find(root, schema["$ref"])
+    return schema
+
+
+def missing_targets(written: Any, root: Any) -> Iterator[tuple[str, Any]]:
+    """The schemas that references of a checked `root` lead to in what the client has `written`, under words that are no
+    keywords, by a name (`#name`), or where a keyword was rewritten. Each is to be checked and put into `$defs` of
+    `root` by the name that comes with it, before the next one is asked for; its references will lead there."""
+    names: dict[str, str] = {}
+    seen: set[int] = set()
+    while new := [node for node in nodes_of(root) if id(node) not in seen]:
+        seen |= {id(node) for node in new}
+        for node in new:
+            ref = node.get("$ref", "")
+            if ref not in names:
+                if not ref or _find(root, ref) is not _MISSING:
+                    continue
+                target = _find(written, ref) if ref.startswith("#/") else _named(written, ref.removeprefix("#"))
+                if target is _MISSING:
+                    continue
+                names[ref] = f"elsewhere-{len(names)}"
+                yield names[ref], target
+            node["$ref"] = f"#/$defs/{names[ref]}"
+
+
+def _named(written: Any, name: str) -> Any:
+    """The schema that has this name, in the words of any draft."""
+    for node in nodes_of(written):
+        if node.get("$anchor") == name or f"#{name}" in (node.get("$id"), node.get("id")):
+            return node
+    return _MISSING
+
+
+def inline_refs(root: Any) -> None:
+    """Where other keywords stand beside a reference, puts what it leads to in its place, in place, if the whole is what
+    both say: the library takes no others beside one that leads back to itself, and an object that is described once
+    can be closed. The schemas inside become references, so that nothing is written twice."""
+    n_added = 0
+    for node in reversed(list(nodes_of(root))):
+        rest = {keyword: value for keyword, value in node.items() if keyword != "$ref"}
+        if "$ref" not in node or not rest.keys() - {"$defs", "definitions"}:
+            continue
+        ref, target = node["$ref"], _find(root, node["$ref"])
+        while isinstance(target, dict) and target.keys() == {"$ref"}:
+            ref, target = target["$ref"], _find(root, target["$ref"])
+        if not isinstance(target, dict) or (n_added := n_added + len(target.get("properties", ()))) > _MAX_INLINED:
+            continue
+        if (both := _both(_by_reference(target, ref), rest)) is not None:
+            node.clear()
+            node.update(both)
+
+
+def _by_reference(schema: dict[str, Any], ref: str) -> dict[str, Any]:
+    """The schema that `ref` leads to, with references to those inside."""
+
+    def inner(value: Any, *way: str) -> Any:
+        names = [name.replace("~", "~0").replace("/", "~1") for name in way]
+        return {"$ref": quote("/".join((unquote(ref), *names)), safe="#/~$")} if isinstance(value, dict) else value
+
+    copy: dict[str, Any] = {}
+    for keyword, value in schema.items():
+        if keyword in ("properties", "patternProperties"):
+            copy[keyword] = {name: inner(each, keyword, name) for name, each in value.items()}
+        elif keyword in (*IN_PLACE, "prefixItems"):
+            copy[keyword] = [inner(each, keyword, str(at)) for at, each in enumerate(value)]
+        elif keyword in ("items", "additionalProperties"):
+            copy[keyword] = inner(value, keyword)
+        elif keyword not in ("$defs", "definitions"):
+            copy[keyword] = value
+    return copy
+
+
+def _both(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any] | None:
+    """One schema for what matches both, if their keywords can stand side by side."""
+    properties, others = one.get("properties", {}), other.get("properties", {})
+    closing = {"additionalProperties", "patternProperties"} & {*one, *other}
+    if "$ref" in one or properties.keys() & others.keys() or (closing and properties and others):
+        return None
+    shared = one.keys() & other.keys() - {"properties", "required"}
+    if any(one[keyword] != other[keyword] for keyword in shared):
+        return None
+    both = one | other
+    if properties or others:
+        both["properties"] = properties | others
+    if "required" in both:
+        both["required"] = [*dict.fromkeys([*one.get("required", ()), *other.get("required", ())])]
+    return both
+
+
+def _descend(
+    starts: list[dict[str, Any]], edges: Callable[[dict[str, Any]], Iterator[Any]]
+) -> tuple[int, list[dict[str, Any]]]:
+    """Depth first, each schema once: how deep it goes, and the schemas of a circle, if there is one."""
+    is_on_the_way: dict[int, bool] = {}
+    deepest = 0
+    circle: list[dict[str, Any]] = []
+    for start in starts:
+        way = [] if id(start) in is_on_the_way else [(start, edges(start))]
+        while way:
+            node, rest = way[-1]
+            is_on_the_way[id(node)] = True
+            deepest = max(deepest, len(way))
+            child = next((each for each in rest if isinstance(each, dict) and is_on_the_way.get(id(each), True)), None)
+            if child is None:
+                is_on_the_way[id(node)] = False
+                way.pop()
+            elif id(child) not in is_on_the_way:
+                way.append((child, edges(child)))
+            elif not circle:
+                passed = [each for each, _ in way]
+                circle = passed[next(at for at, each in enumerate(passed) if each is child) :]
+    return deepest, circle
+
+
+def _find(root: Any, ref: str) -> Any:
+    """What a JSON pointer behind a `#` leads to."""
+    if ref == "#":
+        return root
+    if not ref.startswith("#/"):
+        return _MISSING
+    node = root
+    for part in ref[2:].split("/"):
+        name = unquote(part).replace("~1", "/").replace("~0", "~")
+        if isinstance(node, dict) and name in node:
+            node = node[name]
+        elif isinstance(node, list) and name.isdecimal() and int(name) < len(node):
+            node = node[int(name)]
+        else:
+            return _MISSING
+    return node if isinstance(node, dict | bool) else _MISSING
+
+
+def nodes_of(schema: Any) -> Iterator[dict[str, Any]]:
+    """Every object that is a schema."""
+    if isinstance(schema, dict):
+        yield schema
+        for part in _parts(schema):
+            yield from nodes_of(part)
+
+
+def _parts(schema: dict[str, Any]) -> Iterator[Any]:
+    """The schemas that stand in a schema."""
+    for keyword in ("items", "additionalProperties"):
+        yield schema.get(keyword)
+    for keyword in (*IN_PLACE, "prefixItems"):
+        yield from schema.get(keyword, ())
+    for keyword in NAMED_SCHEMAS:
+        yield from schema.get(keyword, {}).values()
