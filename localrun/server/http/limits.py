@@ -13,9 +13,8 @@ every route, also unknown ones, and before anything runs:
   says about requests that carry no Origin, such as those of images, frames and links.
 - A body is JSON by its Content-Type (415), not encoded (415), and at most `settings.max_body_bytes`, or
   `MAX_TEXT_BYTES` where no pictures or sound can be in it (413, before it is buffered, also when chunked); an uploaded
-  file may also be an octet stream, of any size. A missing Content-Type
-  passes for clients that are no browser: several Ollama clients send none, and a browser that sends a body without one
-  names its Origin.
+  file may also be an octet stream, of any size. From clients that are no browser JSON may come under any Content-Type:
+  several send another one or none, and a browser that sends a body names its Origin.
 - The bodies of all requests under way, files aside, have at most `MAX_BODIES` times that size together; else 429.
 - At most `MAX_UPLOADS` files are uploaded at once; else 429.
 
@@ -222,7 +221,8 @@ class Limits:
         if encoding is not None and encoding.strip().lower() not in ("", "identity"):
             raise UnsupportedMediaType(f"Content-Encoding {encoding[:40]!r} is not accepted; send the body as it is")
         if scope["method"] in _METHODS_WITH_BODY:
-            _check_content_type(headers.one(b"content-type"), origin, file_type=file_type)
+            is_page = origin is not None or bool(headers.all(b"sec-fetch-site"))
+            _check_content_type(headers.one(b"content-type"), is_page=is_page, file_type=file_type)
         return True
 
     def _max_bytes(self, path: str) -> int:
@@ -339,8 +339,10 @@ def _file_type(path: str) -> str:
     return "application/octet-stream" if path.startswith(_BLOBS) else ""
 
 
-def _check_content_type(content_type: str | None, origin: str | None, *, file_type: str) -> None:
-    if content_type is None and origin is None:
+def _check_content_type(content_type: str | None, *, is_page: bool, file_type: str) -> None:
+    # A browser sends a form or a text to any server without asking it; programs that leave the type out, or call JSON
+    # something else as curl's -d does, are not a page's doing.
+    if not is_page and (content_type is None or not file_type):
         return
     media_type = (content_type or "").partition(";")[0].strip().lower()
     # Ollama's clients send files as JSON by their type.

@@ -180,7 +180,7 @@ def _head(described: Json) -> str:
         f"<h1>localrun {escape(info['version'])}</h1><p>{escape(info['summary'])} "
         f'The same for programs: <a href="/openapi.json">/openapi.json</a> (OpenAPI {described["openapi"]}).</p>'
         f"<p>Base URL here: <code>{BASE_URL}</code>; for OpenAI clients <code>{BASE_URL}/v1</code>, with any API key. "
-        f"JSON bodies need <code>Content-Type: application/json</code>. Unknown fields are ignored.</p>"
+        f"Web pages must send JSON with <code>Content-Type: application/json</code>. Unknown fields are ignored.</p>"
         f'<nav><ul>{families}<li><a href="#shapes">Shapes</a></li></ul>'
         f"<h2>Set up an editor</h2><ul>{editors}</ul></nav>"
     )

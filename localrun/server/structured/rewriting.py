@@ -8,7 +8,7 @@ Pure. Does not: check what a keyword has for a value (schema.py does); what it d
 
 from __future__ import annotations
 
-from decimal import ROUND_CEILING, Decimal
+from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from typing import Any
 
 from localrun.server.structured import formats
@@ -20,7 +20,8 @@ EXACT_BELOW = 2**53
 _OF_OBJECTS = ("properties", "required", "additionalProperties", "patternProperties", "minProperties", "maxProperties")
 _OF_ARRAYS = ("items", "prefixItems")
 _DECIDES_TYPE = frozenset({"type", "enum", "const", "$ref"})
-# Decimals that a bound may have after it was moved to the inside.
+_BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+# Decimals and digits of a bound that the library does not round.
 _PLACES = 9
 _DIGITS = 15
 
@@ -66,7 +67,7 @@ def _or_null(schema: Schema) -> Schema:
     if types is not None:
         schema["type"] = [*dict.fromkeys([*(types if isinstance(types, list) else [types]), "null"])]
     elif {"$ref", "anyOf", "oneOf", "allOf"} & schema.keys():
-        shared = {key: schema.pop(key) for key in ("$defs", "definitions") if key in schema}
+        shared: Schema = {key: schema.pop(key) for key in ("$defs", "definitions") if key in schema}
         return {"anyOf": [schema, {"type": "null"}], **shared}
     return schema
 
@@ -126,12 +127,11 @@ def exact(schema: Schema) -> tuple[Schema, list[str]]:
     """Constants and bounds that the library keeps, and the keywords that are left out because it would not.
 
     Of whole numbers it makes doubles, so that beyond 2^53 others would come out: such constants become any whole
-    number. Bounds of fractions that are excluded themselves it lets in at times, and it rounds those with many digits:
-    they are moved to the inside by less than a billionth.
+    number. Some bounds of fractions that are excluded themselves it lets in, and it rounds those with many digits: they
+    are moved to the inside by a billionth.
     """
     new = dict(schema)
-    bounds = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
-    lost = [keyword for keyword in bounds if abs(new.get(keyword, 0)) >= EXACT_BELOW]
+    lost = [keyword for keyword in _BOUNDS if abs(new.get(keyword, 0)) >= EXACT_BELOW]
     lost += [keyword for keyword in ("const", "enum") if keyword in new and not _is_exact(new[keyword])]
     for keyword in lost:
         values = new.pop(keyword)
@@ -143,28 +143,40 @@ def exact(schema: Schema) -> tuple[Schema, list[str]]:
 
 
 def _moved_inside(schema: Schema) -> Schema:
-    low, high = _inside(schema, "minimum", "exclusiveMinimum", 1), _inside(schema, "maximum", "exclusiveMaximum", -1)
-    if low is not None and high is not None and low > high:
-        return schema
-    new = schema
-    for keywords, bound in ((("minimum", "exclusiveMinimum"), low), (("maximum", "exclusiveMaximum"), high)):
-        if bound is not None:
-            new = {keyword: value for keyword, value in new.items() if keyword not in keywords}
-            new[keywords[0]] = int(bound) if bound == int(bound) else float(bound)
+    low, is_low_out = _innermost(schema, "minimum", "exclusiveMinimum", 1)
+    high, is_high_out = _innermost(schema, "maximum", "exclusiveMaximum", -1)
+    new = {keyword: value for keyword, value in schema.items() if keyword not in _BOUNDS}
+    # The library forgets that a bound is excluded where the other one has the same whole part, and that -0 is 0.
+    is_narrow = low is not None and high is not None and int(low) == int(high)
+    if low is not None:
+        new |= _bound("minimum", "exclusiveMinimum", low, is_low_out, 1 if is_narrow and low >= 0 else 0)
+    if high is not None:
+        new |= _bound(
+            "maximum", "exclusiveMaximum", high, is_high_out, -1 if high == 0 or (is_narrow and high < 0) else 0
+        )
     return new
 
 
-def _inside(schema: Schema, inclusive: str, exclusive: str, sign: int) -> Decimal | None:
-    """The innermost of two bounds as one that belongs to the values; None where there is none."""
-    found = [(sign * Decimal(repr(schema[word])), word) for word in (inclusive, exclusive) if word in schema]
+def _innermost(schema: Schema, inclusive: str, exclusive: str, sign: int) -> tuple[Decimal | None, bool]:
+    """The bound that counts, and whether it is excluded itself; None where there is none."""
+    found = [
+        (sign * Decimal(repr(schema[word])), word == exclusive) for word in (inclusive, exclusive) if word in schema
+    ]
     if not found:
-        return None
-    bound, word = max(found, key=lambda each: (each[0], each[1] == exclusive))
-    places = min(_PLACES, _DIGITS - len(str(int(abs(bound)))))
-    moved = bound.quantize(Decimal(1).scaleb(-places), ROUND_CEILING)
-    if word == exclusive and moved == bound:
-        moved += Decimal(1).scaleb(-places)
-    return sign * moved
+        return None, False
+    bound, is_excluded = max(found)
+    return sign * bound, is_excluded
+
+
+def _bound(inclusive: str, exclusive: str, bound: Decimal, is_excluded: bool, step: int) -> Schema:
+    """The words for a bound; with a `step` (1: up, -1: down) an excluded one is moved there, to where it belongs."""
+    rounding = ROUND_CEILING if inclusive == "minimum" else ROUND_FLOOR
+    unit = Decimal(1).scaleb(-min(_PLACES, _DIGITS - len(str(int(abs(bound))))))
+    rounded = bound.quantize(unit, rounding)
+    if is_excluded and step and rounded == bound:
+        rounded += step * unit
+    word = exclusive if is_excluded and rounded == bound else inclusive
+    return {word: int(rounded) if rounded == int(rounded) else float(rounded)}
 
 
 def _is_exact(value: Any) -> bool:

@@ -217,10 +217,13 @@ def test_a_foreign_preflight_gets_nothing() -> None:
     assert not any(name.startswith("access-control") for name in answer.headers)
 
 
-@pytest.mark.parametrize("content_type", ["application/json", "Application/JSON; charset=utf-8", None])
+@pytest.mark.parametrize(
+    "content_type",
+    ["application/json", "Application/JSON; charset=utf-8", None, "text/plain", "application/x-www-form-urlencoded", ""],
+)
 def test_json_bodies_pass(content_type: str | None) -> None:
     handler = Handler()
-    headers = [*LOCAL, ("content-length", "2"), *([("content-type", content_type)] if content_type else [])]
+    headers = [*LOCAL, ("content-length", "2"), *([("content-type", content_type)] if content_type is not None else [])]
     assert ask(handler, method="POST", headers=headers, chunks=[b"{}"]).status == 200
     assert handler.body == b"{}"
 
@@ -230,9 +233,12 @@ def test_json_bodies_pass(content_type: str | None) -> None:
     ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", "application/jsonx", ""],
 )
 @pytest.mark.parametrize("length", [("content-length", "2"), ("transfer-encoding", "chunked")])
-def test_other_bodies_are_refused_before_the_handler(content_type: str, length: tuple[str, str]) -> None:
+@pytest.mark.parametrize("mark", [("origin", "http://localhost:3000"), ("sec-fetch-site", "same-origin")])
+def test_other_bodies_of_a_page_are_refused_before_the_handler(
+    content_type: str, length: tuple[str, str], mark: tuple[str, str]
+) -> None:
     handler = Handler()
-    headers = [*LOCAL, length, ("content-type", content_type)]
+    headers = [*LOCAL, length, mark, ("content-type", content_type)]
     answer = ask(handler, method="POST", headers=headers, chunks=[b"{}"])
     assert (answer.status, handler.body, answer.is_complete) == (415, None, True)
     assert "application/json" in json.loads(answer.body)["error"]

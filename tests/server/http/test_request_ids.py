@@ -53,7 +53,7 @@ def test_two_requests_have_two_names(daemon: Daemon) -> None:
         (CLAUDE | {"max_tokens": "many"}, {}, "/v1/messages", 400),
         (CLAUDE | {"model": "none-such"}, {}, "/v1/messages", 404),
         (CLAUDE, {"origin": "https://elsewhere.example"}, "/v1/messages", 403),
-        (CLAUDE, {"content-type": "text/plain"}, "/v1/messages", 415),
+        (CLAUDE, {"content-type": "text/plain", "origin": "http://localhost"}, "/v1/messages", 415),
         (CLAUDE, {}, "/v1/messages/none-such", 404),
     ],
 )

@@ -188,7 +188,7 @@ def test_tools_that_openai_runs_are_left_out(daemon: Daemon) -> None:
     assert response["tool_choice"] == "none"
     answer = post(daemon, tools=[tool, search], tool_choice={"type": "web_search"}, input=sent)
     assert answer.headers["x-localrun-ignored"] == "tools[1] (web_search); input[1] (compaction)"
-    assert f"request {answer.headers['x-localrun-request']}: the model is not given tools[1] (web_search)" in daemon.log
+    assert f"request {answer.headers['x-localrun-request']}: ignored tools[1] (web_search)" in daemon.log
     assert "x-localrun-ignored" not in post(daemon, tools=[tool], tool_choice="none").headers
 
 
