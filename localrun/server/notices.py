@@ -16,32 +16,26 @@ from contextvars import ContextVar
 # A header has room for a few; that there are more is said.
 MAX_CHARACTERS = 1_000
 
-_notices: ContextVar[list[str] | None] = ContextVar("notices", default=None)
+# Of the request in whose context this is; set when it begins (exchange.py).
+NOTED: ContextVar[list[str] | None] = ContextVar("noted", default=None)
 
 
 def note(*texts: str) -> None:
     """Something was left out of what the request in whose context this is asks for. Nothing outside of one."""
-    noted = _notices.get()
+    noted = NOTED.get()
     if noted is not None:
         noted.extend(text for text in texts if text not in noted)
-
-
-def begin() -> list[str]:
-    """A request begins: the list to which its notices will be added."""
-    noted: list[str] = []
-    _notices.set(noted)
-    return noted
 
 
 @contextmanager
 def collected() -> Iterator[list[str]]:
     """The notices of a part of the work, for who keeps its result: they are not noted otherwise."""
     noted: list[str] = []
-    token = _notices.set(noted)
+    token = NOTED.set(noted)
     try:
         yield noted
     finally:
-        _notices.reset(token)
+        NOTED.reset(token)
 
 
 def shown(noted: list[str]) -> str:

@@ -106,7 +106,8 @@ class Exchange:
         self.visitor: Visitor = scope.get("localrun.visitor", OWNER)
         self.started = False
         self.more_headers: Headers = []
-        self._notices = notices.begin()
+        self._notices: list[str] = []
+        notices.NOTED.set(self._notices)
         self.tier = ""
         self._receive = receive
         self._send = send

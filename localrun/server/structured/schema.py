@@ -57,7 +57,9 @@ _UNENFORCED = frozenset(
 )
 # The same, where their value is the one that everything matches.
 _HOLDS_NOTHING: dict[str, tuple[Any, ...]] = {
-    **{"uniqueItems": (False,), "not": (False,), "dependencies": ({},)},
+    "uniqueItems": (False,),
+    "not": (False,),
+    "dependencies": ({},),
     **dict.fromkeys(("unevaluatedItems", "unevaluatedProperties"), (True, {})),
 }
 # Words that are no slip of a keyword, though one letter away from it.

@@ -419,7 +419,12 @@ def test_errors_before_any_route(daemon: Daemon) -> None:
     for answer, status in (
         (daemon.http.get("/v1/messages"), 405),
         (daemon.http.post("/v1/messages/nothing", json={}), 404),
-        (daemon.http.post("/v1/messages", content=b"{}", headers={"origin": daemon.url, "content-type": "text/plain"}), 415),
+        (
+            daemon.http.post(
+                "/v1/messages", content=b"{}", headers={"origin": daemon.url, "content-type": "text/plain"}
+            ),
+            415,
+        ),
         (daemon.http.post("/v1/messages", json={}, headers={"host": "evil.example"}), 403),
     ):
         assert answer.status_code == status

@@ -219,7 +219,14 @@ def test_a_foreign_preflight_gets_nothing() -> None:
 
 @pytest.mark.parametrize(
     "content_type",
-    ["application/json", "Application/JSON; charset=utf-8", None, "text/plain", "application/x-www-form-urlencoded", ""],
+    [
+        "application/json",
+        "Application/JSON; charset=utf-8",
+        None,
+        "text/plain",
+        "application/x-www-form-urlencoded",
+        "",
+    ],
 )
 def test_json_bodies_pass(content_type: str | None) -> None:
     handler = Handler()
