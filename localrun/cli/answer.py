@@ -75,6 +75,8 @@ async def show(pieces: AsyncGenerator[ChatPiece, None], answer: Answer, stats: S
                 print(flush=True)
     if answer.was_prompt_cut:
         tell("note", "the prompt is longer than the context; only part of it was used")
+    if answer.done_reason == "length":
+        tell("note", "the answer is cut off: it came to num_predict, or to the end of the context")
     if answer.metrics is None:
         return
     if stats is Stats.VERBOSE:

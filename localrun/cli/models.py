@@ -216,7 +216,7 @@ def _modelfile(path: Path) -> tuple[str, Path]:
         shown = "stdin" if is_stdin else str(path)
         raise click.UsageError(f"cannot read the Modelfile: {shown} is not UTF-8: {error.reason}") from None
     except OSError as error:
-        raise click.UsageError(f"cannot read the Modelfile: {error}") from None
+        raise click.UsageError(f"cannot read the Modelfile: {path}: {error.strerror}") from None
 
 
 async def _create(base_url: str, body: dict[str, Any]) -> None:

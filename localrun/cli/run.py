@@ -131,7 +131,8 @@ def _format(asked: str | None) -> str | dict[str, Any] | None:
         try:
             text = Path(asked).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise click.UsageError(f"--format: use json, or a JSON schema; {asked!r} cannot be read: {error}") from None
+            why = "it is not UTF-8" if isinstance(error, UnicodeDecodeError) else error.strerror
+            raise click.UsageError(f"--format: use json, a JSON schema or a file with one; {asked!r}: {why}") from None
     try:
         return msgspec.json.decode(text, type=dict[str, Any])
     except msgspec.DecodeError as error:

@@ -7,9 +7,10 @@ Does not: decode, or end a request: that is the engine's, at each `Over`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import NamedTuple
 
-from localrun.engine.backend import Backend
+from localrun.engine.backend import Backend, Logprobs
 from localrun.engine.report import Report
 from localrun.engine.request import Request
 from localrun.engine.sample.constraint import DEAD_END, UNKNOWN
@@ -56,7 +57,7 @@ class Answers:
         self._report = report
         self._clock = clock
         self._grammars = GrammarQueue(backend, clock)
-        self._late = LateRows()
+        self._late = LateRows(backend)
 
     def begin(self, request: Request, submit: Submit) -> Over | None:
         """A new request; with a grammar it waits until that is compiled. What another engine said of its answer is not
@@ -89,7 +90,8 @@ class Answers:
             for row, token in zip(rows, tokens, strict=True):
                 request, at, drafts = row
                 is_right = bool(drafts) and drafts[0] == token
-                over = self._take(request, at, token, now_s, is_computed=is_right)
+                logprobs = None if request.n_probs is None else partial(self._backend.logprobs, at)
+                over = self._take(request, logprobs, token, now_s, is_computed=is_right)
                 if over is not None:
                     yield over
                 elif is_right:
@@ -122,8 +124,8 @@ class Answers:
                 yield Over(request, Finish.ERROR, now_s, error)
             elif request.n_output and (over := self._over(request, now_s)) is not None:
                 yield over
-        for request, token in self._late.collect():
-            over = self._take(request, None, token, self._clock())
+        for request, token, logprobs in self._late.collect():
+            over = self._take(request, logprobs, token, self._clock())
             if over is not None:
                 yield over
 
@@ -150,10 +152,10 @@ class Answers:
         return self._late.postpone(row.request, row.at)
 
     def _take(
-        self, request: Request, row: int | None, token: int, now_s: float, *, is_computed: bool = False
+        self, request: Request, logprobs: Logprobs | None, token: int, now_s: float, *, is_computed: bool = False
     ) -> Over | None:
-        """A token was chosen, from this row of the last decode if that is still there. `is_computed`: it was drafted,
-        so it is in its cell already."""
+        """A token was chosen; `logprobs` are of its row, where they are wanted. `is_computed`: it was drafted, so it is
+        in its cell already."""
         constraint = request.constraint
         if token == DEAD_END:
             if constraint is not None and constraint.problem:
@@ -162,9 +164,9 @@ class Answers:
         if token == UNKNOWN:
             return Over(request, Finish.ERROR, now_s, UnknownToken(_UNKNOWN_TOKEN))
         if request.ends_at_eog and token in self._backend.eog_tokens:
-            if request.scoring is not None and request.n_probs is not None and row is not None:
+            if request.scoring is not None and logprobs is not None:
                 # Whoever reads scores counts on those of all that was drawn, and leaves the last one out.
-                self._note_logprob(request, row, token, text_of(self._backend, token))
+                self._note_logprob(request, logprobs, token, text_of(self._backend, token))
             return Over(request, Finish.STOP, now_s)
         request.append(token, now_s)
         request.n_computed += is_computed
@@ -173,13 +175,13 @@ class Answers:
         delta.tokens.append(token)
         delta.text += request.text.feed(self._shown(request, token))
         delta.mu = request.sampler.mu
-        if request.n_probs is not None and row is not None:
-            self._note_logprob(request, row, token, self._backend.piece(token))
+        if logprobs is not None:
+            self._note_logprob(request, logprobs, token, self._backend.piece(token))
         return self._over(request, now_s)
 
-    def _note_logprob(self, request: Request, row: int, token: int, piece: bytes) -> None:
-        """Of a token that was drawn from this row of the last decode."""
-        logprob, top = self._backend.logprobs(row, token, request.n_probs or 0)
+    def _note_logprob(self, request: Request, logprobs: Logprobs, token: int, piece: bytes) -> None:
+        """Of a token that was drawn from the row of these."""
+        logprob, top = logprobs(token, request.n_probs or 0)
         delta = self._report.delta(request)
         delta.logprobs = [*(delta.logprobs or []), ChosenLogprob(token, piece, logprob, top)]
 

@@ -171,6 +171,10 @@ class Sampler(Protocol):
         """Free native memory. The sampler is unusable after it; closing twice is allowed."""
 
 
+# Of (token, n_top): as `Backend.logprobs` of one row.
+Logprobs = Callable[[int, int], tuple[float, tuple[TokenLogprob, ...]]]
+
+
 class Copy(Protocol):
     """The saved state of a sequence on its way into memory. The main thread does what is native (`advance`), another
     one the rest: cutting, and touching fresh memory, which takes ten times as long as copying.
@@ -362,6 +366,9 @@ class Backend(Protocol):
 
     def logprobs(self, row: int, token: int, n_top: int) -> tuple[float, tuple[TokenLogprob, ...]]:
         """Natural log-probability of `token` under the logits of `row`, and of the `n_top` best tokens, best first."""
+
+    def hold_logprobs(self, row: int) -> Logprobs:
+        """`logprobs` of this row as it is now, for later and for another thread."""
 
     def seq_share(self, source: int, target: int, start: int, end: int) -> None:
         """Let `target` share the cells of `source` at positions [start, end)."""

@@ -39,6 +39,7 @@ from localrun.engine.backend import (
     Batch,
     DecodeFailed,
     GivenUp,
+    Logprobs,
     MediaChunk,
     MediaRows,
     MemoryKind,
@@ -529,9 +530,16 @@ class FakeBackend:
         return [sampler.sample(row) for sampler, row in wanted]
 
     def logprobs(self, row: int, token: int, n_top: int) -> tuple[float, tuple[TokenLogprob, ...]]:
-        logprob = -(self.digests[row] % 64) / 64  # a row's own
+        return self._logprobs(self.digests[row], token, n_top)
+
+    def _logprobs(self, digest: int, token: int, n_top: int) -> tuple[float, tuple[TokenLogprob, ...]]:
+        logprob = -(digest % 64) / 64  # a row's own
         best = [(token + step) % 256 for step in range(n_top)]
         return logprob, tuple(TokenLogprob(other, self.piece(other), logprob - rank) for rank, other in enumerate(best))
+
+    def hold_logprobs(self, row: int) -> Logprobs:
+        digest = self.digests[row]
+        return lambda token, n_top: self._logprobs(digest, token, n_top)
 
     def seq_share(self, source: int, target: int, start: int, end: int) -> None:
         self._check_seq(source)

@@ -60,6 +60,7 @@ class FakeDaemon(ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.words = ["Hello", " there", "."]
+        self.done_reason = "stop"
         self.root = b"welcome"
         self.health: tuple[int, dict[str, Any], dict[str, str]] = (200, {"status": "ok", "version": VERSION}, {})
         self.bodies: list[tuple[str, Any]] = []
@@ -162,7 +163,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.server.left.set()
             self.close_connection = True
             return
-        self._line({"message": {"content": ""}, "done": True, "done_reason": "stop", **METRICS})
+        self._line({"message": {"content": ""}, "done": True, "done_reason": self.server.done_reason, **METRICS})
         self.wfile.write(b"0\r\n\r\n")
 
     def _line(self, value: object) -> None:

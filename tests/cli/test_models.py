@@ -193,3 +193,5 @@ def test_a_modelfile_that_is_not_utf_8_is_named(localrun, tmp_path):
         ended = localrun("create", "wrong", "-f", name, port=1, stdin=modelfile.read_bytes())
         assert ended.returncode == exits.USAGE
         assert f"error: cannot read the Modelfile: {shown} is not UTF-8" in ended.stderr
+    ended = localrun("create", "wrong", "-f", str(tmp_path / "gone"), port=1)
+    assert f"cannot read the Modelfile: {tmp_path / 'gone'}: No such file" in " ".join(ended.stderr.split())

@@ -56,6 +56,14 @@ def test_verbose_keeps_the_answer_apart_from_the_table(localrun, daemon):
     assert "eval rate:            50.00 tokens/s" in ended.stderr
 
 
+def test_an_answer_that_is_cut_off_says_so_beside_it(localrun, daemon):
+    assert localrun("run", "tiny", "hi", port=daemon.port).stderr == ""
+    daemon.done_reason = "length"
+    ended = localrun("run", "tiny", "hi", port=daemon.port)
+    assert (ended.returncode, ended.stdout) == (0, "Hello there.\n")
+    assert "the answer is cut off" in ended.stderr
+
+
 def test_json_is_one_object(localrun, daemon):
     ended = localrun("run", "tiny", "hi", "--json", port=daemon.port)
     answer = json.loads(ended.stdout)
@@ -161,7 +169,7 @@ def test_ollama_s_options_are_sent_as_its_fields(localrun, daemon, tmp_path):
 
 def test_ollama_s_options_have_values_that_are_named(localrun, daemon):
     for options, said in (
-        (("--format", "nowhere.json"), "nowhere.json"), (("--format", "{"), "no JSON schema"),
+        (("--format", "nowhere.json"), "'nowhere.json': No such file"), (("--format", "{"), "no JSON schema"),
         (("--think=much",), "use true, false, low, medium or high"),
     ):  # fmt: skip
         ended = localrun("run", *options, "tiny", "hi", port=daemon.port)

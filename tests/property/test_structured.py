@@ -9,7 +9,9 @@ import jsonschema
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from localrun.errors import BadRequest
 from localrun.server.structured import CallShape, calls, json_schema
+from localrun.server.structured.schema import KEYWORDS
 from localrun.wire import Finish
 from tests.depth import DEPTH
 from tests.engine.harness import Harness
@@ -69,6 +71,31 @@ TREE = {
     "properties": {"leaf": {"type": "boolean"}, "below": {"type": "array", "items": {"$ref": "#/$defs/tree"}}},
     "required": ["leaf"],
 }
+
+
+# What programs write into schemas, in places where it belongs and where it does not.
+WORDS = st.sampled_from([*sorted(KEYWORDS), "nullable", "additionalItems", "not", "propertyNames", "id", "$anchor"])
+ODD = st.sampled_from(
+    [None, True, False, 0, -1, 2.5, 2**70, "a", "#", "#/properties/a", "#x", "string", "any", "OBJECT", "date", "(?=x)"]
+)
+ANYTHING = st.recursive(
+    ODD,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3), st.dictionaries(st.one_of(WORDS, st.sampled_from("ab")), inner, max_size=4)
+    ),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=400 * DEPTH, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.dictionaries(WORDS, ANYTHING, max_size=5), st.booleans())
+def test_any_object_is_a_schema_or_refused_by_its_path(schema: Any, strict: bool):
+    refusal = "format: none"
+    try:
+        json.loads(json_schema(schema, field="format", strict=strict).text)
+    except BadRequest as error:
+        refusal = error.message
+    assert refusal.startswith("format")
 
 
 def finished(harness: Harness) -> bool:

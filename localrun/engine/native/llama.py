@@ -15,12 +15,25 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from localrun import processors
-from localrun.engine.backend import BASE, SNAPSHOTS, AdapterSet, Copy, MediaChunk, MediaRows, MemoryKind, Sampler, State
+from localrun.engine.backend import (
+    BASE,
+    SNAPSHOTS,
+    AdapterSet,
+    Copy,
+    Logprobs,
+    MediaChunk,
+    MediaRows,
+    MemoryKind,
+    Sampler,
+    State,
+)
 from localrun.engine.native.adapters import LlamaAdapters
 from localrun.engine.native.background import Background
 from localrun.engine.native.context import OWN_ROPE, ContextShape, LlamaContext, Rope
@@ -227,7 +240,15 @@ class LlamaBackend:
         return self.main.problem(row) or self.main.known(int(native.llama_sampler_sample(chain, self.main.native, row)))
 
     def logprobs(self, row: int, token: int, n_top: int) -> tuple[float, tuple[TokenLogprob, ...]]:
-        logits = self.logits(row).astype(np.float64)
+        return self._logprobs(self.logits(row), token, n_top)
+
+    def hold_logprobs(self, row: int) -> Logprobs:
+        return partial(self._logprobs, self.logits(row).copy())
+
+    def _logprobs(
+        self, row_logits: NDArray[np.float32], token: int, n_top: int
+    ) -> tuple[float, tuple[TokenLogprob, ...]]:
+        logits = row_logits.astype(np.float64)
         logits -= logits.max()
         logprobs = logits - np.log(np.exp(logits).sum())
         n_top = min(n_top, self.n_vocab)

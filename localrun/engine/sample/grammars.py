@@ -15,7 +15,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from localrun.engine.backend import Backend
+from localrun.engine.backend import Backend, Logprobs
 from localrun.engine.request import Request
 from localrun.engine.sample.grammar_checker import GrammarChecker
 from localrun.errors import EngineFailed, LocalrunError
@@ -245,46 +245,49 @@ class LateRows:
     """Draws the tokens of slow grammars, beside the steps instead of inside one.
 
     Such a row is copied and sampled in a thread. Its request keeps its cells and takes no part in steps until its token
-    is there; the others go on.
+    is there; the others go on. What is wanted of its log-probabilities is read from a copy as well.
 
     Owner: the engine's main thread; a request's sampler belongs to the thread until `collect` or `finish` gives it
     back.
     Does not: decide what is slow (`constraint.py`), or what follows from a token.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
         self._threads: ThreadPoolExecutor | None = None
-        self._late: dict[Request, Future[int]] = {}
+        self._late: dict[Request, tuple[Future[int], Logprobs | None]] = {}
 
     def postpone(self, request: Request, row: int) -> bool:
         """Have the next token of a constrained request drawn beside the steps, if its grammar is slow. Whether it
         is."""
-        # The log-probabilities of a token are read from its row, which must still be there then.
-        if request.constraint is None or not request.constraint.is_slow or request.n_probs is not None:
+        if request.constraint is None or not request.constraint.is_slow:
             return False
         self._threads = self._threads or ThreadPoolExecutor(_THREADS, "late")
-        self._late[request] = self._threads.submit(request.sampler.hold(row))
+        logprobs = None if request.n_probs is None else self._backend.hold_logprobs(row)
+        self._late[request] = self._threads.submit(request.sampler.hold(row)), logprobs
         request.is_away = True
         return True
 
-    def collect(self) -> list[tuple[Request, int]]:
-        """The tokens that are there now."""
-        return [(request, self.finish(request)) for request, token in list(self._late.items()) if token.done()]
+    def collect(self) -> list[tuple[Request, int, Logprobs | None]]:
+        """The tokens that are there now, and their rows where log-probabilities are wanted."""
+        there = [request for request, (token, _) in self._late.items() if token.done()]
+        return [(request, *self._finished(request)) for request in there]
 
-    def finish(self, request: Request) -> int:
-        """The token of a late request, waited for if need be."""
+    def _finished(self, request: Request) -> tuple[int, Logprobs | None]:
+        """Of a late request; waited for if need be."""
         request.is_away = False
-        return self._late.pop(request).result()
+        token, logprobs = self._late.pop(request)
+        return token.result(), logprobs
 
     def drop(self, request: Request) -> None:
         """A request ended: nobody wants its token, if it is late."""
         if request in self._late:
-            self.finish(request)
+            self._finished(request)
 
     def wait(self) -> None:
         """Sleep a little, or until the first of them is there; not at all when nobody is late."""
         if self._late:
-            wait(self._late.values(), _WAIT_S, FIRST_COMPLETED)
+            wait([token for token, _ in self._late.values()], _WAIT_S, FIRST_COMPLETED)
 
     def close(self) -> None:
         """End the threads."""

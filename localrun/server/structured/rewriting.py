@@ -65,7 +65,8 @@ def _or_null(schema: Schema) -> Schema:
     if isinstance(schema.get("enum"), list) and None not in schema["enum"]:
         schema["enum"] = [*schema["enum"], None]
     if types is not None:
-        schema["type"] = [*dict.fromkeys([*(types if isinstance(types, list) else [types]), "null"])]
+        types = types if isinstance(types, list) else [types]
+        schema["type"] = types if "null" in types else [*types, "null"]
     elif {"$ref", "anyOf", "oneOf", "allOf"} & schema.keys():
         shared: Schema = {key: schema.pop(key) for key in ("$defs", "definitions") if key in schema}
         return {"anyOf": [schema, {"type": "null"}], **shared}
@@ -87,13 +88,15 @@ def named_by(schema: Schema, names: Any) -> Schema | None:
     """`schema` with `names`, its `propertyNames`, said in other words; None where there are none for it."""
     if names is True or names in ({}, {"type": "string"}):
         return schema
-    if not isinstance(names, dict) or names.keys() - {"type", "pattern", "enum", "const"} or len(names) > 2:
+    if not isinstance(names, dict) or names.keys() - {"type", "pattern", "enum", "const"}:
         return None
     if schema.keys() & {"properties", "patternProperties"} or names.get("type", "string") != "string":
         return None
+    if len(names.keys() - {"type"}) > 1:
+        return None
     allowed = [names["const"]] if "const" in names else names.get("enum")
     values = schema.get("additionalProperties", True)
-    if "pattern" in names and allowed is None:
+    if isinstance(names.get("pattern"), str):
         return schema | {"patternProperties": {names["pattern"]: values}, "additionalProperties": False}
     if not isinstance(allowed, list) or not all(isinstance(name, str) for name in allowed):
         return None

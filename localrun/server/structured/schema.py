@@ -115,7 +115,7 @@ class _Walk:
             return schema
         if not isinstance(schema, dict):
             raise self._refusal(path, "must be a schema: an object, true or false")
-        schema = rewriting.merged(rewriting.modern(schema))
+        schema = rewriting.modern(schema)
         if "propertyNames" in schema:
             named = rewriting.named_by(schema, schema["propertyNames"])
             if named is not None:
@@ -127,7 +127,7 @@ class _Walk:
         copy, inexact = rewriting.exact(copy)
         for keyword in inexact:
             self.leave_out(f"{path}.{keyword}", "numbers beyond 2^53 cannot be told apart; a text can")
-        return rewriting.patterned(rewriting.typed(copy))
+        return rewriting.patterned(rewriting.typed(rewriting.merged(copy)))
 
     def leave_out(self, path: str, why: str) -> None:
         """Something of the schema is not enforced: noted, or refused where that was asked for."""
@@ -254,8 +254,8 @@ def _why_not(keyword: str, value: Any, schema: dict[str, Any]) -> str | None:
             return _PATTERN
         case "patternProperties" if isinstance(value, dict) and not all(map(_is_pattern, value)):
             return _PATTERN
-        case "additionalProperties" if not all(map(_is_pattern, schema.get("patternProperties", ()))):
-            return ""
+        case "additionalProperties" if _why_not("patternProperties", schema.get("patternProperties"), schema):
+            return ""  # those whom the patterns allow would be refused
         case "multipleOf" if _is_positive(value) and not _is_divisor(value):
             return f"a divisor has at most {MAX_DIVISOR} as its significant digits"
         case "maxLength" | "maxItems" | "maxProperties" if _is_number(value) and value > MAX_COUNT:

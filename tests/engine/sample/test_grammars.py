@@ -364,11 +364,12 @@ class SlowGrammars:
         monkeypatch.setattr(late_rows, "_WAIT_S", 0.001)
 
 
-def test_others_go_on_while_a_slow_grammar_chooses(monkeypatch: pytest.MonkeyPatch):
-    plain, _ = answer(OBJECT)
+@pytest.mark.parametrize("n_probs", [None, 2])
+def test_others_go_on_while_a_slow_grammar_chooses(monkeypatch: pytest.MonkeyPatch, n_probs: int | None):
+    plain, before = answer(OBJECT, n_probs=n_probs)
     slow = SlowGrammars(monkeypatch)
     harness = Harness(n_cells=2048)
-    harness.submit(1, "prompt", n_predict=400, grammar=OBJECT)
+    harness.submit(1, "prompt", n_predict=400, grammar=OBJECT, n_probs=n_probs)
     harness.submit(2, "free", n_predict=50)
     while 2 not in harness.finals:
         harness.step()
@@ -376,6 +377,8 @@ def test_others_go_on_while_a_slow_grammar_chooses(monkeypatch: pytest.MonkeyPat
     slow.gate.set()
     harness.run()
     assert harness.texts[1] == plain
+    assert harness.logprobs[1] == before.logprobs[1]
+    assert bool(before.logprobs[1]) is (n_probs is not None)
 
 
 def test_a_late_request_may_be_preempted_and_cancelled(monkeypatch: pytest.MonkeyPatch):

@@ -85,6 +85,19 @@ MEANS: dict[str, tuple[Any, list[Any], list[Any]]] = {
         [{"k": 3}],
     ),
     "allOf of one": ({"allOf": [{"type": "integer"}], "maximum": 5}, [5], [6, "a"]),
+    "a reference alone in allOf, with a word about it, as generators write it": (
+        {
+            "properties": {"a": {"allOf": [{"$ref": "#/$defs/n"}], "title": "A", "default": {}}},
+            "$defs": {"n": {"properties": {"b": {"type": "integer"}}}},
+        },
+        [{"a": {"b": 1}}, {}],
+        [{"a": {"c": 1}}, {"x": 1}],
+    ),
+    "names of two kinds": (
+        {"type": "object", "propertyNames": {"enum": ["x", "y"], "type": "string"}},
+        [{"x": 1}],
+        [{"z": 1}],
+    ),
     "words of others": (
         {
             "id": "http://x/y",
@@ -219,6 +232,7 @@ LEFT_OUT: list[tuple[Any, str]] = [
     ({"const": NUMBER}, "format.const"),
     ({"type": "integer", "enum": [1, NUMBER]}, "format.enum"),
     ({"type": "object", "propertyNames": {"minLength": 3}}, "format.propertyNames"),
+    ({"type": "object", "propertyNames": {"enum": ["ab"], "pattern": "^b"}}, "format.propertyNames"),
     ({"type": "object", "properties": {"a": {}, "b": {}}, "minProperties": 1}, "format.minProperties"),
     ({"type": "integer", "minimum": 2**60}, "format.minimum"),
     ({"not": {"type": "string"}}, "format.not"),
