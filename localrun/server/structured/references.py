@@ -10,6 +10,7 @@ from typing import Any
 from urllib.parse import quote, unquote
 
 from localrun.errors import BadRequest
+from localrun.server.structured.rewriting import are_apart
 
 # Through references as well, which are compiled by recursion: 2,000 to 3,000 of these levels overflow the stack.
 MAX_REFERENCED_DEPTH = 600
@@ -140,8 +141,7 @@ def _by_reference(schema: dict[str, Any], ref: str) -> dict[str, Any]:
 def _both(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any] | None:
     """One schema for what matches both, if their keywords can stand side by side."""
     properties, others = one.get("properties", {}), other.get("properties", {})
-    closing = {"additionalProperties", "patternProperties"} & {*one, *other}
-    if "$ref" in one or properties.keys() & others.keys() or (closing and properties and others):
+    if "$ref" in one or properties.keys() & others.keys() or are_apart(one, other):
         return None
     shared = one.keys() & other.keys() - {"properties", "required"}
     if any(one[keyword] != other[keyword] for keyword in shared):

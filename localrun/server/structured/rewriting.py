@@ -79,9 +79,21 @@ def merged(schema: Schema) -> Schema:
     if not isinstance(alone, list) or len(alone) != 1 or not isinstance(alone[0], dict):
         return schema
     rest = {keyword: value for keyword, value in schema.items() if keyword != "allOf"}
-    if alone[0].keys() & rest.keys() or ("$ref" in alone[0] and rest):
+    if alone[0].keys() & rest.keys() or ("$ref" in alone[0] and rest) or are_apart(alone[0], rest):
         return schema
     return rest | alone[0]
+
+
+def are_apart(one: Schema, other: Schema) -> bool:
+    """Whether a keyword of one is about what the same schema does not list, and the other one lists something: together
+    they would mean something else."""
+    return any(
+        (rest & one.keys() and listed & other.keys()) or (rest & other.keys() and listed & one.keys())
+        for rest, listed in (
+            ({"additionalProperties"}, {"properties", "patternProperties"}),
+            ({"items"}, {"prefixItems"}),
+        )
+    )
 
 
 def named_by(schema: Schema, names: Any) -> Schema | None:

@@ -93,6 +93,16 @@ MEANS: dict[str, tuple[Any, list[Any], list[Any]]] = {
         [{"a": {"b": 1}}, {}],
         [{"a": {"c": 1}}, {"x": 1}],
     ),
+    "no others than those beside it": (
+        {"allOf": [{"properties": {"foo": {}}}], "additionalProperties": {"type": "boolean"}},
+        [],
+        [{"foo": 1, "bar": True}],
+    ),
+    "all items but those beside it": (
+        {"allOf": [{"prefixItems": [{"minimum": 3}]}], "items": {"minimum": 5}},
+        [[5]],
+        [[3, 5], [3]],
+    ),
     "names of two kinds": (
         {"type": "object", "propertyNames": {"enum": ["x", "y"], "type": "string"}},
         [{"x": 1}],
