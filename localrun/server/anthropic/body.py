@@ -42,6 +42,7 @@ class AskedTool(msgspec.Struct, frozen=True, kw_only=True):
     type: str | None = None
     description: str | None = None
     input_schema: dict[str, Any] | None = None
+    strict: bool | None = None
 
 
 class AskedChoice(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,9 +69,11 @@ def tools_of(tools: Sequence[AskedTool]) -> tuple[Tool, ...]:
             )
         if tool.input_schema is None:
             raise BadRequest(f"{where}.input_schema is required", field=f"{where}.input_schema")
-        described = Function(name=tool.name, description=tool.description, parameters=tool.input_schema)
+        described = Function(
+            name=tool.name, description=tool.description, parameters=tool.input_schema, strict=tool.strict
+        )
         functions.append((where, described))
-    return checked_tools(functions)
+    return checked_tools(functions, schema="input_schema")
 
 
 def choice_of(choice: AskedChoice | None, tools: Sequence[Tool]) -> ToolChoice:

@@ -15,7 +15,7 @@ from contextlib import AsyncExitStack, contextmanager
 import msgspec
 from starlette.routing import Route
 
-from localrun.errors import BadRequest, Cancelled, ContextExceeded, EngineFailed
+from localrun.errors import Cancelled, ContextExceeded, EngineFailed
 from localrun.server import notices, tiers
 from localrun.server.anthropic.body import CountBody, MessagesBody
 from localrun.server.anthropic.output import MESSAGE_STOP, PING, Fields, Output, encode, event
@@ -38,8 +38,8 @@ _NUMBERS = 2
 
 @contextmanager
 def naming() -> Iterator[None]:
-    """A tool's schema is its `input_schema`. A prompt that is too long says so as Anthropic does: agents look for these
-    words, and then shorten their conversation by themselves."""
+    """A prompt that is too long says so as Anthropic does: agents look for these words, and then shorten their
+    conversation by themselves."""
     try:
         yield
     except ContextExceeded as error:
@@ -47,12 +47,6 @@ def naming() -> Iterator[None]:
         if len(numbers) >= _NUMBERS:
             error.message = f"prompt is too long: {numbers[0]} tokens > {numbers[1]} maximum; {error.message}"
         raise
-    except BadRequest as error:
-        field = (error.field or "").replace(".function.parameters", ".input_schema")
-        if field == error.field:
-            raise
-        message = error.message.replace(".function.parameters", ".input_schema")
-        raise BadRequest(message, field=field) from None
 
 
 async def prepared_of(runtime: Runtime, job: Job, ask: ChatAsk, body: CountBody) -> Prepared:

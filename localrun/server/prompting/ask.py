@@ -127,12 +127,13 @@ def arguments_of(text: str | dict[str, Any] | None, field: str) -> dict[str, Any
 
 class Tool(msgspec.Struct, frozen=True):
     """A function that the model may call. `parameters` is a JSON schema of an object, of which a call that must come
-    may leave nothing out if it `is_strict`."""
+    may leave nothing out if it `is_strict`. `field` is where it stands in the body."""
 
     name: str
     description: str = ""
     parameters: dict[str, Any] = {}
     is_strict: bool = False
+    field: str = "tools"
 
     def for_template(self) -> dict[str, Any]:
         """As chat templates take it."""
@@ -242,8 +243,9 @@ def tools_of_functions(functions: Sequence[Function]) -> tuple[Tool, ...]:
     return checked_tools([(f"functions[{index}]", function) for index, function in enumerate(functions)])
 
 
-def checked_tools(functions: Sequence[tuple[str, Function]]) -> tuple[Tool, ...]:
-    """Of (where it stands in the body, function). Raises BadRequest for a bad name, and for the same name twice."""
+def checked_tools(functions: Sequence[tuple[str, Function]], *, schema: str = "parameters") -> tuple[Tool, ...]:
+    """Of (where it stands in the body, function); `schema` is what the API calls the parameters. Raises BadRequest for
+    a bad name, and for the same name twice."""
     tools: dict[str, Tool] = {}
     for where, function in functions:
         if not _NAME.fullmatch(function.name):
@@ -259,6 +261,7 @@ def checked_tools(functions: Sequence[tuple[str, Function]]) -> tuple[Tool, ...]
             function.description or "",
             _NO_ARGUMENTS | (function.parameters or {}),
             is_strict=function.strict is True,
+            field=f"{where}.{schema}",
         )
     return tuple(tools.values())
 

@@ -140,7 +140,7 @@ def _objects_or_answer(tools: Sequence[Tool], answer: Grammar) -> Grammar:
     definitions = {key: schema.pop(key) for key in ("$defs", "definitions") if key in schema}
     choices: list[Any] = []
     for tool in tools:
-        arguments = _arguments(tool, "tools", is_checked=False)
+        arguments = _arguments(tool, is_checked=False)
         if "$ref" in json.dumps(arguments):
             arguments = _ANY_OBJECT
         choices.append(
@@ -158,24 +158,23 @@ def _objects_or_answer(tools: Sequence[Tool], answer: Grammar) -> Grammar:
 
 def _shapes(written: Written, tools: Sequence[Tool], *, is_checked: bool) -> list[structured.CallShape]:
     shapes = []
-    for index, tool in enumerate(tools):
-        field = f"tools[{index}].function.parameters"
+    for tool in tools:
         before = written.before.replace("NAME", tool.name)
-        schema = _arguments(tool, field, is_checked=is_checked)
-        shapes.append(structured.CallShape(before, schema, written.after, field, tool.name))
+        schema = _arguments(tool, is_checked=is_checked)
+        shapes.append(structured.CallShape(before, schema, written.after, tool.field, tool.name))
     return shapes
 
 
-def _arguments(tool: Tool, field: str, *, is_checked: bool) -> dict[str, Any]:
+def _arguments(tool: Tool, *, is_checked: bool) -> dict[str, Any]:
     """The schema of a call's arguments, which are always an object: parsers take no other value for a call.
 
     Where no decoding can be held to it, BadRequest if it `is_checked`, else any object.
     """
     schema = {**_ANY_OBJECT, **tool.parameters}
     try:
-        structured.json_schema(schema, field=field, strict=tool.is_strict and is_checked)
+        structured.json_schema(schema, field=tool.field, strict=tool.is_strict and is_checked)
         if "object" not in (schema["type"] if isinstance(schema["type"], list) else [schema["type"]]):
-            raise BadRequest(f"{field}.type: must be object, because arguments have names", field=field)
+            raise BadRequest(f"{tool.field}.type: must be object, because arguments have names", field=tool.field)
     except BadRequest:
         if is_checked:
             raise

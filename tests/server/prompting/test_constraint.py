@@ -160,7 +160,7 @@ def test_a_schema_that_the_engine_would_refuse_does_not_keep_a_tool_from_being_o
 def test_arguments_are_an_object_whatever_else_the_schema_allows():
     written = formats.HERMES.written
     assert written is not None
-    text = Tool("look", "", {"type": "string"})
+    text = Tool("look", "", {"type": "string"}, field="tools[0].function.parameters")
     with pytest.raises(BadRequest, match=r"tools\[0\].function.parameters.type: must be object"):
         constraint.forced_calls(written, [text], at_most=None)
     lazy = constraint.lazy_calls(written, [text], at_most=None)
