@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
+import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -29,7 +31,7 @@ from localrun.tools.toolbox import toolbox
 from localrun.tui import kitty_graphics, preferences
 from localrun.tui.daemon import RETRY_DELAYS_S, Connect, Daemon, EventFeed
 from localrun.tui.history import History, HistoryUnavailable, open_history
-from localrun.tui.keys import bind, shown
+from localrun.tui.keys import bind, key_of, shown
 from localrun.tui.pictures import Draw, Thumbnails, as_blocks, as_placeholders
 from localrun.tui.preferences import DARK, LIGHT, Pictures, Preferences
 from localrun.tui.screens.chat import ChatScreen
@@ -186,6 +188,10 @@ class LocalrunApp(App[None]):
         return shown(binding.key)
 
     async def on_mount(self) -> None:
+        if sys.platform != "win32":
+            # Otherwise the terminal would stay as the app has it: without a cursor, on its other screen.
+            for number in (signal.SIGTERM, signal.SIGHUP):
+                asyncio.get_running_loop().add_signal_handler(number, self.exit)
         self.register_theme(DARK)
         self.register_theme(LIGHT)
         self.theme = _SIXTEEN_COLOURS_THEME if self.console.color_system == "standard" else DARK.name
@@ -255,6 +261,11 @@ class LocalrunApp(App[None]):
         if model is not None:
             self.session.choose(model)
             await self.switch_mode("chat")
+
+    def action_help_quit(self) -> None:
+        """Ctrl-C, where nothing is marked that it would copy: as in a shell, and it says what quits."""
+        if not (isinstance(self.screen, ChatScreen) and self.screen.interrupt()):
+            self.notify(f"{key_of('app.quit', self.session.keymap)} quits; the daemon goes on.")
 
     async def action_help(self) -> None:
         await self.push_screen(HelpScreen(self.session.keymap))

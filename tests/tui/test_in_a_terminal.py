@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -63,6 +64,10 @@ class Terminal:
         """The pane with its escape sequences."""
         return self._tmux("capture-pane", "-p", "-e")
 
+    def told(self, asked: str) -> str:
+        """What tmux knows of the pane."""
+        return self._tmux("display-message", "-p", asked).strip()
+
     def see(self, text: str) -> None:
         deadline_s = time.monotonic() + PATIENCE_S
         while text not in self.pane:
@@ -73,7 +78,7 @@ class Terminal:
         """Waits until the program is gone; neither a signal nor an error ended it, as far as tmux knows its status."""
         deadline_s = time.monotonic() + PATIENCE_S
         asked = "#{pane_dead},#{pane_dead_status},#{pane_dead_signal}"
-        while (state := self._tmux("display-message", "-p", asked).strip()) not in ("1,0,", "1,,"):
+        while (state := self.told(asked)) not in ("1,0,", "1,,"):
             assert time.monotonic() < deadline_s, f"not ended well, {state}:\n{self.pane}"
             time.sleep(0.05)
 
@@ -92,6 +97,19 @@ def _terminal(daemon: Daemon, folder: Path, *arguments: str, size: tuple[int, in
     wanted = ("LOCALRUN_HOME", "LOCALRUN_PORT", "PATH", "HOME", *more)
     command = [sys.executable, "-m", "localrun", *arguments]
     return Terminal(folder, command, {name: own[name] for name in wanted}, size)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_leaves_the_terminal_as_it_was(daemon: Daemon, tmp_path: Path, number: signal.Signals) -> None:
+    terminal = _terminal(daemon, tmp_path)
+    try:
+        terminal.see("Enter asks")
+        assert terminal.told("#{alternate_on},#{mouse_any_flag}") == "1,1"
+        os.kill(int(terminal.told("#{pane_pid}")), number)
+        terminal.see_it_end()
+        assert terminal.told("#{alternate_on},#{mouse_any_flag}") == "0,0"
+    finally:
+        terminal.close()
 
 
 def test_ask_look_at_the_monitor_resize_and_leave(daemon: Daemon, tmp_path: Path) -> None:

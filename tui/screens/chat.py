@@ -511,6 +511,16 @@ class ChatScreen(Screen[None]):
         else:
             self.prompt.focus()
 
+    def interrupt(self) -> bool:
+        """Stops the answer, or else empties the prompt, which Ctrl-Z undoes; false if there is neither."""
+        if self.view.is_answering:
+            self.view.stop()
+        elif self.prompt.text:
+            self.prompt.clear()
+        else:
+            return False
+        return True
+
     def action_copy(self) -> None:
         marked = self.focused.message if isinstance(self.focused, AnswerMessage) else None
         self.copy(marked.content if marked else self.view.conversation.last_answer(), "answer")

@@ -78,18 +78,29 @@ async def test_new_lines_in_the_prompt(desk: Any) -> None:
         assert _prompt(desk) == ""
 
 
-async def test_escape_stops_the_answer_and_keeps_what_came(desk: Any) -> None:
+@pytest.mark.parametrize("key", ["escape", "ctrl+c"])
+async def test_a_key_stops_the_answer_and_keeps_what_came(desk: Any, key: str) -> None:
     async with desk.open(SIZE) as pilot:
         await pilot.press(*"go on", "enter")
         desk.daemon.say("This is only half")
         await desk.see(pilot, "only half")
-        await pilot.press("escape")
+        await pilot.press(key)
         await desk.see(pilot, "● stopped")
         assert desk.daemon.closed == 1
         assert "This is only half" in desk.seen(desk.app)
         await pilot.press(*"more", "enter")
         await desk.until(pilot, lambda: len(desk.daemon.questions) == 2)
         assert [message["content"] for message in desk.daemon.questions[1][1]] == ["go on", "This is only half", "more"]
+
+
+async def test_ctrl_c_empties_the_prompt_and_then_says_what_quits(desk: Any) -> None:
+    async with desk.open(SIZE) as pilot:
+        await pilot.press(*"one", "shift+enter", *"two", "ctrl+c")
+        assert _prompt(desk) == ""
+        await pilot.press("ctrl+c")
+        await desk.see(pilot, "^q quits")
+        await pilot.press("ctrl+z")
+        assert _prompt(desk) == "one\ntwo"
 
 
 async def test_escape_before_the_first_word_gives_the_question_back(desk: Any) -> None:
