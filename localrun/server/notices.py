@@ -15,6 +15,7 @@ from contextvars import ContextVar
 
 # A header has room for a few; that there are more is said.
 MAX_CHARACTERS = 1_000
+MAX_NOTICES = 40
 
 # Of the request in whose context this is; set when it begins (exchange.py).
 NOTED: ContextVar[list[str] | None] = ContextVar("noted", default=None)
@@ -23,8 +24,9 @@ NOTED: ContextVar[list[str] | None] = ContextVar("noted", default=None)
 def note(*texts: str) -> None:
     """Something was left out of what the request in whose context this is asks for. Nothing outside of one."""
     noted = NOTED.get()
-    if noted is not None:
-        noted.extend(text for text in texts if text not in noted)
+    for text in texts:
+        if noted is not None and len(noted) < MAX_NOTICES and text not in noted:
+            noted.append(text)
 
 
 @contextmanager

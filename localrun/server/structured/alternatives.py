@@ -15,13 +15,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from itertools import combinations
 from typing import Any
 
 from localrun.server.structured.references import NAMED_SCHEMAS, nodes_of, resolved
 
-# Pairs of alternatives are compared, and such lists are not written by hand.
-_MAX_COMPARED = 200
+TYPES = ("array", "boolean", "integer", "null", "number", "object", "string")
+# Properties that are looked at for constants that tell alternatives apart: they stand in front.
+_MAX_TAGS = 20
 
 
 def without_one_of(root: Any) -> Iterator[str]:
@@ -45,37 +45,49 @@ def _shown(alternatives: list[Any]) -> str:
 
 
 def _are_apart(root: Any, alternatives: list[Any]) -> bool:
-    """Whether no value can match two of them."""
-    if len(alternatives) > _MAX_COMPARED:
-        return False
-    found = [resolved(root, each) for each in alternatives]
-    return all(_is_apart(root, one, other) for one, other in combinations(found, 2))
-
-
-def _is_apart(root: Any, one: Any, other: Any) -> bool:
-    if not isinstance(one, dict) or not isinstance(other, dict):
-        return False
-    types, values = (_types(one), _types(other)), (_values(one), _values(other))
-    if (all(types) and not types[0] & types[1]) or (None not in values and not values[0] & values[1]):
-        return True
-    shared = set(one.get("required", ())) & set(other.get("required", ()))
-    if types != ({"object"}, {"object"}):
-        return False
-    return any(
-        _is_apart(root, *(resolved(root, each.get("properties", {}).get(name)) for each in (one, other)))
-        for name in shared
+    """Whether no value can match two of them. The work grows with what they list, not with the pairs of them."""
+    of_kind: dict[str, list[dict[str, Any]]] = {}
+    for schema in (resolved(root, each) for each in alternatives):
+        if not isinstance(schema, dict):
+            return False
+        for kind in _kinds(schema):
+            of_kind.setdefault(kind, []).append(schema)
+    return all(
+        _have_other_constants(schemas) or (kind == "object" and _have_other_tags(root, schemas))
+        for kind, schemas in of_kind.items()
+        if len(schemas) > 1
     )
 
 
-def _types(schema: dict[str, Any]) -> set[str]:
-    """Empty where any type will do."""
-    types = schema.get("type", ())
+def _kinds(schema: dict[str, Any]) -> set[str]:
+    """The types that a value may have; what says none may have any."""
+    types = schema.get("type", TYPES)
     found = {types} if isinstance(types, str) else set(types)
     return found | {"integer"} if "number" in found else found
 
 
-def _values(schema: dict[str, Any]) -> Any:
+def _have_other_constants(schemas: list[Any]) -> bool:
+    """Whether each of them is a list of constants, and no two have one in common."""
+    found = [_values(schema) for schema in schemas]
+    lists = [values for values in found if values is not None]
+    return len(lists) == len(found) and len(set().union(*lists)) == sum(map(len, lists))
+
+
+def _have_other_tags(root: Any, schemas: list[dict[str, Any]]) -> bool:
+    """Whether there is a property that all require, with other constants in each."""
+
+    def tagged(name: str) -> bool:
+        tags = [schema.get("properties", {}).get(name) for schema in schemas if name in schema.get("required", ())]
+        return len(tags) == len(schemas) and _have_other_constants([resolved(root, tag) for tag in tags])
+
+    constant = [name for name, each in schemas[0].get("properties", {}).items() if _values(resolved(root, each))]
+    return any(map(tagged, constant[:_MAX_TAGS]))
+
+
+def _values(schema: Any) -> set[str] | None:
     """The constants that match, as texts that differ if they do; None where others match as well, or for structures."""
+    if not isinstance(schema, dict):
+        return None
     constants = [schema["const"]] if "const" in schema else schema.get("enum")
     if constants is None or any(isinstance(each, list | dict) for each in constants):
         return None

@@ -70,7 +70,7 @@ def calls(
     The request must then not fail for the schema of a call that may never come: the engine takes any object where a
     rule named `lenient_...` does not compile.
 
-    Raises BadRequest for a schema with an unsupported keyword and for schemas that are too much together, ValueError
+    Raises BadRequest for a schema that is refused and for schemas that are too much together, ValueError
     for counts that make no sense.
     """
     if not shapes or at_least < 0 or (at_most is not None and (at_most < at_least or at_most < 1)):

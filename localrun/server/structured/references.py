@@ -5,6 +5,7 @@ Pure. Does not: follow a reference out of the schema; schema.py replaces those b
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from typing import Any
 from urllib.parse import quote, unquote
@@ -16,8 +17,8 @@ from localrun.server.structured.rewriting import are_apart
 MAX_REFERENCED_DEPTH = 600
 # Keywords whose schemas describe the same value as the schema they stand in.
 IN_PLACE = ("anyOf", "oneOf", "allOf")
-# Properties that are put in the place of references, so that the work grows with the schema.
-_MAX_INLINED = 20_000
+# Of what is put in the place of references, so that a schema does not outgrow the limit of grammars by it.
+_MAX_INLINED_CHARACTERS = 64 * 1024
 NAMED_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions")
 
 _MISSING = object()
@@ -75,35 +76,40 @@ def missing_targets(written: Any, root: Any) -> Iterator[tuple[str, Any]]:
     keywords, by a name (`#name`), or where a keyword was rewritten. Each is to be checked and put into `$defs` of
     `root` by the name that comes with it, before the next one is asked for; its references will lead there."""
     names: dict[str, str] = {}
-    seen: set[int] = set()
-    while new := [node for node in nodes_of(root) if id(node) not in seen]:
-        seen |= {id(node) for node in new}
-        for node in new:
-            ref = node.get("$ref", "")
-            if ref not in names:
-                if not ref or _find(root, ref) is not _MISSING:
-                    continue
-                target = _find(written, ref) if ref.startswith("#/") else _named(written, ref.removeprefix("#"))
-                if target is _MISSING:
-                    continue
-                names[ref] = f"elsewhere-{len(names)}"
-                yield names[ref], target
-            node["$ref"] = f"#/$defs/{names[ref]}"
+    waiting = list(nodes_of(root))
+    named: dict[str, Any] | None = None
+    while waiting:
+        node = waiting.pop()
+        ref = node.get("$ref", "")
+        if ref not in names:
+            if not ref or _find(root, ref) is not _MISSING:
+                continue
+            if not ref.startswith("#/") and named is None:
+                named = _named(written)
+            target = _find(written, ref) if named is None or ref.startswith("#/") else named.get(ref, _MISSING)
+            if target is _MISSING:
+                continue
+            names[ref] = name = f"elsewhere-{len(root.get('$defs', ()))}"
+            yield name, target
+            waiting += nodes_of(root["$defs"][name])
+        node["$ref"] = f"#/$defs/{names[ref]}"
 
 
-def _named(written: Any, name: str) -> Any:
-    """The schema that has this name, in the words of any draft."""
+def _named(written: Any) -> dict[str, Any]:
+    """The schemas that have a name, in the words of any draft, by `#` and the name."""
+    found: dict[str, Any] = {}
     for node in nodes_of(written):
-        if node.get("$anchor") == name or f"#{name}" in (node.get("$id"), node.get("id")):
-            return node
-    return _MISSING
+        for name in (f"#{node.get('$anchor')}", node.get("$id"), node.get("id")):
+            if isinstance(name, str):
+                found.setdefault(name, node)
+    return found
 
 
 def inline_refs(root: Any) -> None:
     """Where other keywords stand beside a reference, puts what it leads to in its place, in place, if the whole is what
     both say: the library takes no others beside one that leads back to itself, and an object that is described once
     can be closed. The schemas inside become references, so that nothing is written twice."""
-    n_added = 0
+    n_left = _MAX_INLINED_CHARACTERS
     for node in reversed(list(nodes_of(root))):
         rest = {keyword: value for keyword, value in node.items() if keyword != "$ref"}
         if "$ref" not in node or not rest.keys() - {"$defs", "definitions"}:
@@ -111,9 +117,13 @@ def inline_refs(root: Any) -> None:
         ref, target = node["$ref"], _find(root, node["$ref"])
         while isinstance(target, dict) and target.keys() == {"$ref"}:
             ref, target = target["$ref"], _find(root, target["$ref"])
-        if not isinstance(target, dict) or (n_added := n_added + len(target.get("properties", ()))) > _MAX_INLINED:
+        if not isinstance(target, dict):
             continue
-        if (both := _both(_by_reference(target, ref), rest)) is not None:
+        inlined = _by_reference(target, ref)
+        n_left -= len(json.dumps(inlined))
+        if n_left < 0:
+            return
+        if (both := _both(inlined, rest)) is not None:
             node.clear()
             node.update(both)
 

@@ -25,11 +25,13 @@ from typing import Any
 from localrun.errors import BadRequest
 from localrun.server import notices
 from localrun.server.structured import formats, rewriting
-from localrun.server.structured.alternatives import close_objects, without_one_of
+from localrun.server.structured.alternatives import TYPES, close_objects, without_one_of
 from localrun.server.structured.references import NAMED_SCHEMAS, check_refs, inline_refs, missing_targets
 
 MAX_DEPTH = 64
 MAX_SUBSCHEMAS = 5_000
+# Four for each of them; whatever is no keyword is compared with all of them.
+MAX_WORDS = 20_000
 # Of one object: where they may all be left out, the beginning of a name costs time by their number (3,000: 30 ms).
 MAX_PROPERTIES = 1_000
 MAX_ENUM_VALUES = 10_000
@@ -46,7 +48,6 @@ _OPTIONS = {"whitespace_pattern": r" |\n[ \t]{0,20}"}
 _PLAIN_IN_PATTERN = re.compile(r"\\[^1-9kbB<>]|\[(?:\\.|[^\]\\])*\]", re.DOTALL)
 _NOT_IN_PATTERN = re.compile(r"\(\?<?[=!]|\\[1-9kbB<>]")
 
-TYPES = ("array", "boolean", "integer", "null", "number", "object", "string")
 # Hold a value to something, but no grammar of the library does.
 _UNENFORCED = frozenset(
     {
@@ -103,6 +104,7 @@ class _Walk:
         self._field = field
         self._is_strict = strict
         self._n_subschemas = 0
+        self._n_words = 0
 
     def schema(self, schema: Any, path: str, *, depth: int) -> Any:
         """A checked copy of one schema, which may be true or false."""
@@ -120,6 +122,9 @@ class _Walk:
             named = rewriting.named_by(schema, schema["propertyNames"])
             if named is not None:
                 schema = {keyword: value for keyword, value in named.items() if keyword != "propertyNames"}
+        self._n_words += len(schema)
+        if self._n_words > MAX_WORDS:
+            raise self._refusal(path, f"the schema has more than {MAX_WORDS} keywords and other words")
         copy: dict[str, Any] = {}
         for keyword, value in schema.items():
             if self._is_enforced(keyword, value, schema, path):

@@ -309,3 +309,40 @@ def test_references_doubling_each_other_cost_what_they_are_long() -> None:
     }
     schema = {"$ref": "#/$defs/a0", "$defs": defs | {"a60": {"type": "object", "properties": {"end": {}}}}}
     assert len(json_schema(schema, field="f").text) < 40 * len(json.dumps(schema))
+
+
+def test_what_several_references_lead_to_elsewhere_is_kept_apart() -> None:
+    schema = {
+        "properties": {
+            "a": {"$ref": "#/kinds/n"},
+            "b": {"$ref": "#/properties/c/oneOf/1"},
+            "c": {"oneOf": [{"type": "null"}, {"type": "boolean"}]},
+        },
+        "kinds": {"n": {"type": "integer"}},
+    }
+    assert takes_value(schema, {"a": 1, "b": True, "c": None})
+    assert not takes_value(schema, {"a": True})
+    assert not takes_value(schema, {"b": 1})
+
+
+def test_alternatives_that_refer_to_each_other_doubly_are_compared_once() -> None:
+    """Each level has the next one in two properties: compared by recursion this would not end."""
+    levels = {
+        f"{side}{at}": {
+            "type": "object",
+            "required": ["x", "y"],
+            "properties": {name: {"$ref": f"#/$defs/{side}{at + 1}"} for name in "xy"},
+        }
+        for side in "ab"
+        for at in range(40)
+    }
+    defs: dict[str, Any] = levels | {"a40": {}, "b40": {}}
+    with notices.collected() as noted:
+        json_schema({"oneOf": [{"$ref": "#/$defs/a0"}, {"$ref": "#/$defs/b0"}], "$defs": defs}, field="format")
+    assert len(noted) == 1
+
+
+def test_a_long_list_is_not_written_again_for_each_reference_to_it() -> None:
+    values = {"enum": [str(number) for number in range(9_000)]}
+    properties = {f"p{at}": {"$ref": "#/$defs/e", "type": "string"} for at in range(500)}
+    assert json_schema({"$defs": {"e": values}, "properties": properties}, field="format")
