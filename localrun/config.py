@@ -194,6 +194,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     latency: str = "balanced"
     max_queue: Positive = 256
     max_models: NonNegative = 3
+    default_model: str = ""
     keep_alive_s: float = 300.0
     load_timeout_s: PositiveSeconds = 600.0
     resume: str = "on"
@@ -275,6 +276,8 @@ HELP: dict[str, str] = {
     "latency": "interactive, balanced, throughput, or a number of milliseconds: how long prefill may hold up streams",
     "max_queue": "requests of one model that may wait for a slot; more are refused with 429",
     "max_models": "models loaded at once; 0 means as many as fit in memory",
+    "default_model": "the model that answers requests that name none, or a hosted one such as gpt-4o that is not here; "
+    "empty means the one that answered last, or the only one",
     "keep_alive_s": "seconds that an idle model stays loaded; a negative number keeps it loaded",
     "load_timeout_s": "seconds that loading a model may take",
     "resume": "on or off: whether answers go on when an engine dies, on the next one, instead of ending with an error",

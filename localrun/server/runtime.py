@@ -27,7 +27,7 @@ from localrun.models.storage import hub_cache, other_programs
 from localrun.models.storage.store import Store
 from localrun.server.batches.offline import Offline
 from localrun.server.cache import Cache
-from localrun.server.engines.link import engine_command
+from localrun.server.engines.link import EngineLink, engine_command
 from localrun.server.engines.supervisor import Supervisor
 from localrun.server.http import hidden_paths
 from localrun.server.http.access import Access
@@ -43,6 +43,7 @@ from localrun.server.prompting.ask import Attached
 from localrun.server.pulls import Pulls
 from localrun.server.quantizer import Quantizer
 from localrun.server.templates.renderer import TemplateRenderer
+from localrun.server.unnamed import LastLoaded
 from localrun.snapshot import EngineRow
 
 STOP_GRACE_S = 5.0
@@ -72,6 +73,7 @@ class Runtime:
         self.sent_blobs: set[tuple[str, str]] = set()
         self.registry = Registry()
         self.quarantine = Quarantine()
+        self.last_loaded = LastLoaded(own.state)
         self.loop_watch = LoopWatch()
         self.logs = LogFeed()
         self.telemetry = Telemetry(settings, self.registry, self._engine_rows, lambda: self.offline.rows())
@@ -81,7 +83,7 @@ class Runtime:
             self.store,
             command=engine_command(fake=fake),
             on_step=self.telemetry.engine_step,
-            on_loaded=self.telemetry.engine_loaded,
+            on_loaded=self._engine_loaded,
             on_ended=self.telemetry.engine_ended,
             kv_folder=kv_folder,
             threads_file=folders().cache / thread_choice.FILE_NAME,
@@ -131,6 +133,10 @@ class Runtime:
         )
         self.registry.add(job)
         return job
+
+    def must_name(self, asked: str | None) -> bool:
+        """Whether it is for `unnamed.py` to say which model that is."""
+        return not asked or bool(self.settings.default_model)
 
     def check_is_model(self, name: str, payer: Payer | None) -> None:
         """Raises BadRequest for the name of a tier, where a model's is wanted; ModelNotFound for somebody who may not
@@ -185,6 +191,12 @@ class Runtime:
             await asyncio.sleep(CHECKPOINT_EVERY_S)
             with contextlib.suppress(sqlite3.Error, OSError):
                 await asyncio.to_thread(self.access.usage.checkpoint)
+
+    def _engine_loaded(self, link: EngineLink) -> None:
+        self.telemetry.engine_loaded(link)
+        resident = next(one for one in self.supervisor.residents() if one.link is link)
+        # In a thread: a disk may take its time.
+        asyncio.get_running_loop().run_in_executor(None, self.last_loaded.remember, resident)
 
     def _engine_rows(self) -> list[EngineRow]:
         return self.supervisor.loaded()

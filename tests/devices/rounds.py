@@ -2,6 +2,7 @@
 
     python -m tests.devices.rounds --rounds 250                    two RPC devices on loopback, built when needed
     python -m tests.devices.rounds --backend libggml-vulkan.so     a backend's library beside the installed build
+    python -m tests.devices.rounds --built                         the installed build's own devices
     python -m tests.devices.rounds --stages 1                      as llama.cpp would have it: the control
 
 Requests are greedy or take one of a few likeliest tokens, because only such are sampled on the device. It prints how
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import random
 import sys
 import time
@@ -103,8 +105,11 @@ def run(daemon: Daemon, *, n_rounds: int, n_streams: int, n_tokens: int = 24, se
 
 
 @contextlib.contextmanager
-def _environment(backend: Path | None) -> Iterator[dict[str, str]]:
-    if backend is None:
+def _environment(backend: Path | None, *, is_built: bool) -> Iterator[dict[str, str]]:
+    if is_built:
+        folders = [str(rpc.SITE), os.environ.get("PYTHONPATH")]
+        yield {"PYTHONPATH": os.pathsep.join(folder for folder in folders if folder)}
+    elif backend is None:
         with rpc.devices(2) as environment:
             yield environment
     else:
@@ -118,11 +123,13 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--streams", type=int, default=4)
     parser.add_argument("--tokens", type=int, default=24)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--backend", type=Path)
+    devices = parser.add_mutually_exclusive_group()
+    devices.add_argument("--backend", type=Path)
+    devices.add_argument("--built", action="store_true")
     parser.add_argument("--speculation", default="on", choices=("on", "off"))
     parser.add_argument("--stages", type=int, choices=(1, 2), default=2)
     given = parser.parse_args(arguments)
-    with _environment(given.backend) as environment:
+    with _environment(given.backend, is_built=given.built) as environment:
         environment |= {"LOCALRUN_TEST_STAGES": str(given.stages), "LOCALRUN_SPECULATION": given.speculation}
         with running_daemon("--slots", str(given.streams), fake=False, **environment) as daemon:
             outcome = run(

@@ -30,6 +30,7 @@ from localrun.server.prompting.prepare import Prepared, prepare, template_of
 from localrun.server.prompting.profile import profile_of
 from localrun.server.runtime import Runtime
 from localrun.server.tiers import Question
+from localrun.server.unnamed import named
 from localrun.wire import Delta, Finish, Usage
 
 # The prompt's length, and that of the context.
@@ -67,6 +68,8 @@ async def count_tokens(runtime: Runtime, exchange: Exchange) -> None:
     body = await exchange.read_json(CountBody)
     ask = await exchange.apart(body.ask)
     async with exchange.while_connected(), AsyncExitStack() as stack:
+        if runtime.must_name(body.model):
+            body = await named(runtime, exchange, body)
         if runtime.settings.tiers:
             question = Question(ask=ask, effort=body.effort, may_probe=False)
             body, ask = await tiers.routed(runtime, exchange, body, question)
@@ -85,6 +88,8 @@ async def create(runtime: Runtime, exchange: Exchange) -> None:
     body.check_supported()
     ask = await exchange.apart(body.ask)
     async with exchange.while_connected(), AsyncExitStack() as stack:
+        if runtime.must_name(body.model):
+            body = await named(runtime, exchange, body)
         if runtime.settings.tiers:
             body, ask = await tiers.routed(runtime, exchange, body, Question(ask=ask, effort=body.effort))
         who = ask_of(exchange, body.model, body)

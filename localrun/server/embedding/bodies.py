@@ -67,7 +67,7 @@ class EmbeddingsBody(fields.ServiceFields, frozen=True, kw_only=True):
     """POST /v1/embeddings. `truncate` and `keep_alive` are not OpenAI's; `messages` are vLLM's, and with them the two
     fields after."""
 
-    model: str
+    model: str = ""
     input: str | list[str | fields.TokenId | list[fields.TokenId] | MediaInput] | MediaInput | None = None
     messages: list[ChatMessage] | None = None
     add_generation_prompt: bool | None = None
@@ -159,7 +159,7 @@ class DocumentObject(msgspec.Struct, frozen=True):
 class RerankBody(fields.ServiceFields, frozen=True, kw_only=True):
     """POST /v1/rerank, and the other paths of it. `truncate` and `keep_alive` are localrun's own."""
 
-    model: str
+    model: str = ""
     query: Annotated[str, Meta(min_length=1)]
     documents: Annotated[list[str | DocumentObject], Meta(min_length=1, max_length=MAX_INPUTS)]
     top_n: Annotated[int, Meta(ge=1, le=fields.MAX_TOKENS)] | None = None

@@ -23,9 +23,11 @@ from starlette.routing import Route
 from localrun.server.embedding import work
 from localrun.server.embedding.bodies import EmbedBody, EmbeddingsBody, LegacyEmbeddingsBody, RerankBody
 from localrun.server.embedding.work import Work, base64_json, lists_json, vector_values
+from localrun.server.engines.resident import Use
 from localrun.server.http.exchange import Exchange, route
 from localrun.server.prompting.ask import Attachments
 from localrun.server.runtime import Runtime
+from localrun.server.unnamed import named
 
 
 class EmbeddingUsage(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,7 +70,7 @@ class Ranking(msgspec.Struct, frozen=True, kw_only=True):
 
 async def embeddings(runtime: Runtime, exchange: Exchange) -> None:
     """The route's handler."""
-    body = await exchange.read_json(EmbeddingsBody)
+    body = await named(runtime, exchange, await exchange.read_json(EmbeddingsBody), Use.EMBED)
     media = Attachments()
     chat = body.chat(media)
     wanted = Work(
@@ -136,7 +138,7 @@ async def legacy_embeddings(runtime: Runtime, exchange: Exchange) -> None:
 
 async def rerank(runtime: Runtime, exchange: Exchange) -> None:
     """The route's handler."""
-    body = await exchange.read_json(RerankBody)
+    body = await named(runtime, exchange, await exchange.read_json(RerankBody), Use.RERANK)
     texts = body.texts()
     wanted = Work(
         model=body.model,

@@ -150,6 +150,7 @@ class Resident:
     ) -> None:
         self.key = key
         self.pooling = pooling
+        self.use = Use.TEXT if pooling is None else Use.RERANK if pooling is Pooling.RANK else Use.EMBED
         self.asked = asked
         self.load = load
         self.settings = settings

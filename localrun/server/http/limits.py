@@ -55,6 +55,8 @@ TEXT_ROUTES = frozenset(
         *("/v1/rerank", "/v1/reranking", "/rerank", "/reranking", "/v2/rerank", "/v1/batches", "/localrun/v1/gc"),
     }
 )
+# OpenAI's routes for those whose base URL ends before /v1, as llama-server serves them.
+ALIASES = {path: f"/v1{path}" for path in ("/chat/completions", "/responses", "/embeddings")}
 # Two million tokens.
 MAX_TEXT_BYTES = 8 * 1024 * 1024
 _METHODS_WITH_BODY = frozenset({"POST", "PUT", "PATCH", "DELETE"})
@@ -103,6 +105,7 @@ class Limits:
             # Only the lifespan is left: the server is started without WebSockets.
             await self._app(scope, receive, send)
             return
+        scope["path"] = ALIASES.get(scope["path"], scope["path"])
         self._n_open += 1
         try:
             await self._loop_watch.watched(scope, self._check_and_serve(scope, receive, send))

@@ -31,9 +31,10 @@ from localrun.server.llama_server.tokens import Mixed, segments_of
 from localrun.server.media.places import placed, shown
 from localrun.server.openai.answer import Fields, encode, ended, headers_of, naming, piece_text, timings_of
 from localrun.server.openai.bodies import MAX_ANSWERS, Choices, FormatFields
-from localrun.server.openai.fim import MAX_FIELDS, loaded_model, picked
+from localrun.server.openai.fim import MAX_FIELDS, picked
 from localrun.server.prompting.ask import Attachments
 from localrun.server.runtime import Runtime
+from localrun.server.unnamed import named
 from localrun.wire import ChosenLogprob, Delta, Finish, Sampling, Segment, Submit, TokenLogprob
 
 # One of the prompts of a request.
@@ -166,11 +167,13 @@ async def complete(runtime: Runtime, exchange: Exchange) -> None:
     prompts = [prompt for prompt in prompts for _ in range(body.n or 1)]
     grammar = await exchange.apart(body.answer_grammar)
     async with exchange.while_connected(), AsyncExitStack() as stack:
+        if runtime.must_name(body.model):
+            body = await named(runtime, exchange, body)
         if runtime.settings.tiers:
             body = await tiers.routed_prompts(
                 runtime, exchange, body, prompts, has_schema=grammar is not None, media=media.all()
             )
-        model = body.model or loaded_model(runtime, exchange.visitor)
+        model = body.model or ""
         who = ask_of(exchange, model, body)
         if media.all():
             await runtime.read_media(model, media.all())

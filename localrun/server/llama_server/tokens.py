@@ -24,11 +24,11 @@ from localrun.server.jobs.job import Job
 from localrun.server.media.places import shown
 from localrun.server.openai.answer import naming, piece_text
 from localrun.server.openai.chat import ChatBody
-from localrun.server.openai.fim import loaded_model
 from localrun.server.prompting.conversation import begun
 from localrun.server.prompting.prepare import prepare
 from localrun.server.runtime import Runtime
 from localrun.server.templates.fallback import fallback_template
+from localrun.server.unnamed import model_for
 from localrun.wire import MAX_COUNTED_TOKENS, Counted, Segment
 
 # A text, or texts and token ids one after the other.
@@ -113,7 +113,7 @@ async def tokenize(runtime: Runtime, exchange: Exchange) -> None:
     """The route's handler."""
     body = await exchange.read_json(TokenizeBody)
     body.check_supported()
-    model = body.model or loaded_model(runtime, exchange.visitor)
+    model = await model_for(runtime, exchange.visitor, body.model or "")
     async with exchange.while_connected(), runtime.job(ask_of(exchange, model, body)) as job:
         field, text = ("prompt", body.prompt or "") if body.is_vllms else ("content", body.content)
         segments = segments_of(text, job.n_vocab, field=field, trusted=body.parse_special)
@@ -131,7 +131,7 @@ async def tokenize(runtime: Runtime, exchange: Exchange) -> None:
 async def detokenize(runtime: Runtime, exchange: Exchange) -> None:
     """The route's handler."""
     body = await exchange.read_json(DetokenizeBody)
-    model = body.model or loaded_model(runtime, exchange.visitor)
+    model = await model_for(runtime, exchange.visitor, body.model or "")
     async with exchange.while_connected(), runtime.job(ask_of(exchange, model, body)) as job:
         text = await text_of(job, body.tokens or [], field="tokens")
         await exchange.answer_json(Detokenized(content=text, prompt=text))
@@ -139,7 +139,7 @@ async def detokenize(runtime: Runtime, exchange: Exchange) -> None:
 
 async def tokenizer_info(runtime: Runtime, exchange: Exchange) -> None:
     """The route's handler. Nothing is loaded."""
-    name = parameter(exchange, "model") or loaded_model(runtime, exchange.visitor)
+    name = await model_for(runtime, exchange.visitor, parameter(exchange, "model"))
     exchange.visitor.check_model(name)
     runtime.check_is_model(name, exchange.visitor)
     model = await asyncio.to_thread(runtime.store.resolve, name)
@@ -160,7 +160,7 @@ async def apply_template(runtime: Runtime, exchange: Exchange) -> None:
     body = await exchange.read_json(TemplateBody)
     body.check_supported()
     ask = await exchange.apart(body.ask)
-    model = body.model or loaded_model(runtime, exchange.visitor)
+    model = await model_for(runtime, exchange.visitor, body.model or "")
     who = ask_of(exchange, model, body)
     async with exchange.while_connected(), AsyncExitStack() as stack:
         if ask.media:

@@ -107,7 +107,7 @@ class StreamOptions(msgspec.Struct, frozen=True, kw_only=True):
 class CommonFields(FormatFields, frozen=True, kw_only=True):
     """What chat and completions both take."""
 
-    model: str
+    model: str = ""
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     n: Choices | None = None

@@ -41,6 +41,7 @@ from localrun.server.prompting.conversation import begun
 from localrun.server.prompting.prepare import prepare
 from localrun.server.runtime import Runtime
 from localrun.server.tiers import Question
+from localrun.server.unnamed import named
 
 _OWN_VARIABLES = frozenset(("messages", "tools", "add_generation_prompt"))
 
@@ -193,6 +194,8 @@ async def answer_chat(runtime: Runtime, exchange: Exchange, body: ChatBody, answ
     ask = await exchange.apart(body.ask)
     prediction = body.prediction.text if body.prediction is not None else ""
     async with exchange.while_connected(), AsyncExitStack() as stack:
+        if runtime.must_name(body.model):
+            body = await named(runtime, exchange, body)
         if runtime.settings.tiers:
             body, ask = await tiers.routed(runtime, exchange, body, Question(ask=ask, effort=body.reasoning_effort))
         who = ask_of(exchange, body.model, body)

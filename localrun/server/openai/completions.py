@@ -29,6 +29,7 @@ from localrun.server.openai.answer import Answer, Chunks, Fields, piece_text
 from localrun.server.openai.bodies import MAX_ANSWERS, Choices, CommonFields
 from localrun.server.prompting.infill import infill
 from localrun.server.runtime import Runtime
+from localrun.server.unnamed import named
 from localrun.wire import ChosenLogprob, Delta, Segment, TokenLogprob
 
 Prompt = str | list[int]
@@ -100,7 +101,7 @@ class CompletionBody(CommonFields, frozen=True, kw_only=True):
 class FimBody(SamplingFields, frozen=True, kw_only=True):
     """POST /v1/fim/completions, as Mistral has it."""
 
-    model: str
+    model: str = ""
     prompt: str
     suffix: str | None = None
     max_tokens: MaxTokens | None = None
@@ -216,6 +217,8 @@ async def answer_completion(
     prompts = [prompt for prompt in body.prompts() for _ in range(body.n_candidates)]
     grammar = await exchange.apart(body.answer_grammar)
     async with exchange.while_connected(), AsyncExitStack() as stack:
+        if runtime.must_name(body.model):
+            body = await named(runtime, exchange, body)
         if runtime.settings.tiers:
             has_schema, suffix = grammar is not None, body.suffix or ""
             body = await tiers.routed_prompts(runtime, exchange, body, prompts, has_schema=has_schema, suffix=suffix)

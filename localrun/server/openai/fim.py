@@ -3,9 +3,9 @@
 Mistral's request is like that of completions, its answer like that of chat. A model without FIM tokens is refused, also
 when there is no suffix: an editor that asks here wants code that fits, not a chat model's continuation.
 
-The editors' plugins for llama-server name no model: then it is the one that is loaded, as a llama-server has one. They
-ask for the fields that they read (`response_fields`, with paths such as `timings/prompt_n`), and warm the cache up with
-`n_predict` 0. The rest of llama-server's own routes is in `llama_server/`.
+The editors' plugins for llama-server name no model, as a llama-server has one (`unnamed.py`). They ask for the fields
+that they read (`response_fields`, with paths such as `timings/prompt_n`), and warm the cache up with `n_predict` 0. The
+rest of llama-server's own routes is in `llama_server/`.
 """
 
 from __future__ import annotations
@@ -19,9 +19,7 @@ from msgspec import Meta
 from localrun.errors import BadRequest
 from localrun.server import tiers
 from localrun.server.embedding.bodies import MediaInput
-from localrun.server.engines.resident import ResidentState
 from localrun.server.http import fields
-from localrun.server.http.access import Visitor
 from localrun.server.http.exchange import Exchange
 from localrun.server.http.fields import SamplingFields, ask_of, defaults_of
 from localrun.server.jobs import streaming
@@ -33,6 +31,7 @@ from localrun.server.parsing.pieces import PlainParser, Reply
 from localrun.server.prompting.infill import infill
 from localrun.server.runtime import Runtime
 from localrun.server.tiers import Question
+from localrun.server.unnamed import named
 from localrun.wire import Delta, Finish
 
 
@@ -42,6 +41,8 @@ async def complete_fim(runtime: Runtime, exchange: Exchange) -> None:
     if body.seed is None and body.random_seed is not None:
         body = msgspec.structs.replace(body, seed=body.random_seed)
     async with exchange.while_connected(), AsyncExitStack() as stack:
+        if runtime.must_name(body.model):
+            body = await named(runtime, exchange, body, fills_in=True)
         if runtime.settings.tiers:
             question = Question(prompts=[body.prompt + (body.suffix or "")], fills_in=True)
             body, _ = await tiers.routed(runtime, exchange, body, question)
@@ -102,11 +103,13 @@ async def complete_infill(runtime: Runtime, exchange: Exchange) -> None:
     body = await exchange.read_json(InfillBody)
     before_cursor = body.before_cursor()
     async with exchange.while_connected(), AsyncExitStack() as stack:
+        if runtime.must_name(body.model):
+            body = await named(runtime, exchange, body, fills_in=True)
         if runtime.settings.tiers:
             others = "".join(file.filename + file.text for file in body.input_extra or ())
             question = Question(prompts=[others + before_cursor + body.input_suffix], fills_in=True)
             body, _ = await tiers.routed(runtime, exchange, body, question)
-        model = body.model or loaded_model(runtime, exchange.visitor)
+        model = body.model or ""
         who = ask_of(exchange, model, body)
         (job,) = await streaming.enter(runtime, stack, who, n_jobs=1)
         segments = infill(
@@ -189,17 +192,3 @@ def picked(answer: Fields, wanted: list[str]) -> Fields:
         if value is not msgspec.UNSET:
             picked[path] = value
     return picked
-
-
-def loaded_model(runtime: Runtime, visitor: Visitor) -> str:
-    """The name of the model that is loaded, of those that whoever asks may use. Raises BadRequest unless there is
-    exactly one."""
-    residents = runtime.supervisor.residents()
-    names = {one.model.name for one in residents if one.state is not ResidentState.STOPPING and one.pooling is None}
-    names = {name for name in names if visitor.sees_model(name)}
-    if len(names) != 1:
-        raise BadRequest(
-            f"model is required while {len(names)} models are loaded; name one, or load the one that is to answer",
-            field="model",
-        )
-    return names.pop()

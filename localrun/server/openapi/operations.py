@@ -192,6 +192,7 @@ def _events(item: object, what: str) -> Stream:
     return Stream(content_type=SSE, item=item, description=what)
 
 
+_LOADED = "Without `model` the loaded one that answered last does, else the one that was loaded last, or the only one."
 _CHUNKS = "With `stream`: server-sent events, each with a chunk as its data; the last one is `[DONE]`."
 
 _OPENAI = (
@@ -237,7 +238,7 @@ _OPENAI = (
     Operation(
         method="POST", path="/infill", summary="Fill in the middle, as llama-server has it",
         body=InfillBody, answer=InfillAnswer, serves=True,
-        description="Without `model` the one that is loaded answers, if it is one.",
+        description=_LOADED,
         stream=_events(InfillAnswer,
                        "With `stream`: server-sent events, each with a piece of `content`."),
         example={"model": "a-model-with-fim-tokens", "input_prefix": "def add(a, b):\n    ", "input_suffix": ""},
@@ -288,7 +289,6 @@ _OPENAI = (
 
 
 _LLAMA_PIECES = "With `stream`: server-sent events, each with a piece of `content`; the last one has all facts."
-_LOADED = "Without `model` the one that is loaded answers, if it is one."
 _LLAMA_SERVER = (
     *(
         Operation(

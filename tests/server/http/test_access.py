@@ -243,7 +243,7 @@ def test_files_of_this_machine_are_for_admins(daemon: Daemon, small_model: Path)
     assert chat(daemon, admin, model=path).status_code == 200
 
 
-def test_routes_that_need_no_name_take_the_loaded_model_that_the_key_may_use() -> None:
+def test_routes_that_need_no_name_take_a_model_that_the_key_may_use() -> None:
     with running_daemon() as daemon:
         narrow, admin = new_key(daemon, "narrow", models=("tiny",)), new_key(daemon, "admin", admin=True)
         copied = daemon.http.post("/api/copy", json={"source": "tiny", "destination": "secret"}, headers=admin)
@@ -255,9 +255,9 @@ def test_routes_that_need_no_name_take_the_loaded_model_that_the_key_may_use() -
             ("/infill", {"input_prefix": "a", "input_suffix": "b"}),
         ]  # fmt: skip
         for path, body in bodies:
-            refused = daemon.http.post(path, json=body, headers=narrow)
-            assert refused.status_code == 400
-            assert "secret" not in refused.text
+            answer = daemon.http.post(path, json=body, headers=narrow)
+            assert answer.status_code == (400 if path == "/infill" else 200)
+            assert "secret" not in answer.text
         assert "secret" not in daemon.http.get("/tokenizer_info", headers=narrow).text
         unloaded = daemon.http.post("/api/generate", json={"model": "secret", "keep_alive": 0}, headers=admin)
         assert unloaded.status_code == 200

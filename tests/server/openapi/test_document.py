@@ -55,7 +55,7 @@ def test_every_route_is_in_it_and_nothing_else(tmp_path: Path, monkeypatch: pyte
 def test_limits_come_from_the_structs():
     body = document()["components"]["schemas"]["OpenAIChatBody"]["properties"]
     assert body["top_logprobs"]["anyOf"][0] == {"type": "integer", "minimum": 0, "maximum": fields.MAX_TOP_LOGPROBS}
-    assert document()["components"]["schemas"]["MessagesBody"]["required"] == ["model", "messages", "max_tokens"]
+    assert document()["components"]["schemas"]["MessagesBody"]["required"] == ["messages", "max_tokens"]
 
 
 def test_the_limit_of_each_body_is_in_it():

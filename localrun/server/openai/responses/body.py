@@ -55,7 +55,7 @@ class Reasoning(msgspec.Struct, frozen=True, kw_only=True):
 class ResponsesBody(SamplingFields, frozen=True, kw_only=True):
     """POST /v1/responses."""
 
-    model: str
+    model: str = ""
     input: str | Annotated[list[dict[str, Any]], Meta(max_length=MAX_MESSAGES)]
     instructions: str | None = None
     previous_response_id: str | None = None

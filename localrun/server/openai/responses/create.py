@@ -38,6 +38,7 @@ from localrun.server.prompting.ask import Attachments, ChatAsk, choose_tools
 from localrun.server.prompting.prepare import prepare
 from localrun.server.runtime import Runtime
 from localrun.server.tiers import Question
+from localrun.server.unnamed import named
 from localrun.wire import Delta, Finish, Sampling, Usage
 
 
@@ -189,6 +190,8 @@ async def create(kept: KeptResponses, runtime: Runtime, exchange: Exchange) -> N
     asked = await exchange.apart(partial(_asked, body, before, partial(kept.item, owner=owner)))
     conversation, found, ask = asked
     async with exchange.while_connected(), AsyncExitStack() as stack:
+        if runtime.must_name(body.model):
+            body = await named(runtime, exchange, body)
         if runtime.settings.tiers:
             body, ask = await tiers.routed(runtime, exchange, body, Question(ask=ask, effort=body.effort))
         who = ask_of(exchange, body.model, body)
