@@ -48,7 +48,7 @@ from localrun.server.batches import anthropic as message_batches
 from localrun.server.batches import openai as batches
 from localrun.server.embedding import routes as embedding
 from localrun.server.http import failures
-from localrun.server.http.connection import BoundedConnection, Listening, address_of, listen, url_of
+from localrun.server.http.connection import IDLE_S, BoundedConnection, Listening, address_of, listen, url_of
 from localrun.server.http.limits import Limits
 from localrun.server.http.names import bracketed, is_wildcard, served
 from localrun.server.llama_server import routes as llama_server
@@ -65,8 +65,6 @@ if sys.platform != "win32":
 
 # After the engines have ended every stream has its last event; this is only for those events to leave.
 _CLOSE_TIMEOUT_S = 5
-# Connections without a request stay open this long. Clients reuse them, and each one costs little.
-_KEEP_ALIVE_S = 5
 _BACKLOG = 512
 # Who says nothing in this time has no connection yet, and so does not count among them.
 _HANDSHAKE_TIMEOUT_S = 10
@@ -148,7 +146,7 @@ def serve(settings: Settings, idle_exit_s: float | None = None) -> None:
             server_header=False,
             date_header=False,
             backlog=_BACKLOG,
-            timeout_keep_alive=_KEEP_ALIVE_S,
+            timeout_keep_alive=IDLE_S,
             timeout_graceful_shutdown=_CLOSE_TIMEOUT_S,
         )
         daemon = _Daemon(config, runtime, app, listening, idle_exit_s=idle_exit_s)

@@ -341,6 +341,16 @@ def _connect_two_thousand(daemon: Daemon) -> None:
     assert daemon.http.get("/health").status_code == 200
 
 
+def test_a_connection_without_a_request_lives_while_an_agent_runs_its_tool(daemon: Daemon) -> None:
+    """Clients keep theirs for up to 90 seconds, and do not repeat a POST that went into a closed one."""
+    request = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    with contextlib.closing(raw.connect(daemon)) as connection:
+        for pause_s in (0, 7):
+            time.sleep(pause_s)
+            connection.sendall(request)
+            assert connection.recv(4096).startswith(b"HTTP/1.1 200 ")
+
+
 def test_bodies_that_are_too_large_together_are_refused_and_those_under_way_are_served(daemon: Daemon) -> None:
     """Eight of the largest may be there at once, each from its first byte to the end of its answer."""
     body = json.dumps(ENDLESS | {"max_tokens": 100}).encode().ljust(MAX_BODY_BYTES)

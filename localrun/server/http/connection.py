@@ -3,9 +3,11 @@
 Runs in the daemon's event loop. A request, headers and body, must have arrived within `deadline_s` of its first byte
 (of the connection's opening, for the first request), an uploaded file within `deadline_s` of its last piece; its head
 is bounded in bytes and in fields before the parser sees it; and a client that accepts no output for `deadline_s` is cut
-off, so that it cannot hold a model for ever. Of more than `MAX_CONNECTIONS` at once, from this machine or from others,
-the last ones are answered 503 and closed. None of this costs anything per token: the timers move only when a request
-begins or ends, when a piece of a file arrives, or when the socket's buffer fills or empties.
+off, so that it cannot hold a model for ever. Clients keep a connection for their next request, so one without a request
+stays open for `IDLE_S`. Of more than `MAX_CONNECTIONS` at once, from this machine or from others, the one that has been
+without a request for the longest is closed, and where all have one, the last one is answered 503. None of this costs
+anything per token: the timers move only when a request begins or ends, when a piece of a file arrives, or when the
+socket's buffer fills or empties.
 
 What comes along in a body and is none of it (sizes of chunks, their extensions, trailers) is bounded as a head is, and
 trailers are dropped.
@@ -135,6 +137,9 @@ MAX_HEAD_BYTES = 64 * 1024
 MAX_HEADER_FIELDS = 128
 # From this machine, and as many from others, of which one gets half: nobody needs a key to open them.
 MAX_CONNECTIONS = 512
+# Clients keep unused connections for 15 seconds (aiohttp) to 90 (Go), and agents wait for their tools in between. Who
+# sends into a connection that was just closed does not know whether the request was read, and must not repeat it.
+IDLE_S = 300
 # How long a connection over that may take for the request that is refused.
 _REFUSAL_S = 1.0
 
@@ -185,7 +190,8 @@ class BoundedConnection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._is_one_too_many = self._is_beyond_limits()
+        crowd = self._crowd()
+        self._is_one_too_many = bool(crowd) and not _close_idlest(crowd)
         if self._is_one_too_many:
             self._receiving = self.loop.call_later(_REFUSAL_S, transport.close)
         else:
@@ -284,18 +290,18 @@ class BoundedConnection(HttpToolsProtocol):
 
     # --- private -------------------------------------------------------------------------------------------------
 
-    def _is_beyond_limits(self) -> bool:
-        """Whether there are too many with this one: of this machine's, of others', or of its address."""
+    def _crowd(self) -> list[BoundedConnection]:
+        """Those that are too many with this one: of its address, of this machine's, or of others'. Else none."""
         if len(self.connections) <= MAX_CONNECTIONS // 2:
-            return False
+            return []
         connections = cast("set[BoundedConnection]", self.connections)
-        alike = [one.client for one in connections if one.scheme == self.scheme]
-        if len(alike) > MAX_CONNECTIONS:
-            return True
-        if self.scheme == "http" or self.client is None:
-            return False
-        address = self.client[0]
-        return sum(one is not None and one[0] == address for one in alike) > MAX_CONNECTIONS // 2
+        alike = [one for one in connections if one.scheme == self.scheme and not one.transport.is_closing()]
+        if self.scheme != "http" and self.client is not None:
+            address = self.client[0]
+            of_address = [one for one in alike if one.client is not None and one.client[0] == address]
+            if len(of_address) > MAX_CONNECTIONS // 2:
+                return of_address
+        return alike if len(alike) > MAX_CONNECTIONS else []
 
     def _start_receiving(self) -> None:
         self._receiving = self.loop.call_later(self._deadline_s, self._on_deadline)
@@ -329,3 +335,12 @@ class BoundedConnection(HttpToolsProtocol):
         if self.cycle is None or not self.cycle.response_started or self.cycle.response_complete:
             self.transport.write(b"HTTP/1.1 " + status + b"\r\n" + headers + b"\r\n" + body)
         self.transport.close()
+
+
+def _close_idlest(crowd: list[BoundedConnection]) -> bool:
+    """Closes the one that has been without a request for the longest. False where all have one."""
+    ends = [(one.timeout_keep_alive_task.when(), at) for at, one in enumerate(crowd) if one.timeout_keep_alive_task]
+    if not ends:
+        return False
+    crowd[min(ends)[1]].transport.close()
+    return True

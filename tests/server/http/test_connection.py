@@ -250,6 +250,26 @@ async def test_more_connections_than_may_be_are_refused_until_others_close(monke
                 pass
 
 
+async def test_of_too_many_connections_the_one_idle_for_longest_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "MAX_CONNECTIONS", 3)
+
+    async def ask(client: tuple[asyncio.StreamReader, asyncio.StreamWriter]) -> bytes:
+        client[1].write(HEAD + b"content-length: 2\r\n\r\nab")
+        return await client[0].readuntil(b"\r\n\r\n2")
+
+    async with serving(deadline_s=PATIENCE_S) as port, asyncio.timeout(PATIENCE_S):
+        silent, first, second = clients = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3)]
+        for client in (second, first, second):
+            assert (await ask(client)).startswith(b"HTTP/1.1 200 ")
+        clients.append(await asyncio.open_connection("127.0.0.1", port))
+        assert (await ask(clients[-1])).startswith(b"HTTP/1.1 200 ")
+        assert await first[0].read() == b"", "closed"
+        for client in (silent, second):
+            assert (await ask(client)).startswith(b"HTTP/1.1 200 ")
+        for _, writer in clients:
+            writer.close()
+
+
 async def test_a_client_that_accepts_no_output_is_cut_off() -> None:
     """Without the cut the handler would wait for ever, and hold its model."""
     ended = asyncio.Event()
