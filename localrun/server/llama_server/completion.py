@@ -30,7 +30,7 @@ from localrun.server.jobs.job import Job
 from localrun.server.llama_server.tokens import Mixed, segments_of
 from localrun.server.media.places import placed, shown
 from localrun.server.openai.answer import Fields, encode, ended, headers_of, naming, piece_text, timings_of
-from localrun.server.openai.bodies import MAX_ANSWERS, Choices, FormatFields
+from localrun.server.openai.bodies import MAX_ANSWERS, Choices, LimitFields
 from localrun.server.openai.fim import MAX_FIELDS, picked
 from localrun.server.prompting.ask import Attachments
 from localrun.server.runtime import Runtime
@@ -72,13 +72,11 @@ _UNSUPPORTED: dict[str, Any] = {
 }
 
 
-class LlamaCompletionBody(FormatFields, frozen=True, kw_only=True):
+class LlamaCompletionBody(LimitFields, frozen=True, kw_only=True):
     """POST /completion."""
 
     prompt: str | list[str | fields.TokenId | MediaInput | list[str | fields.TokenId]] | MediaInput
     model: str | None = None
-    n_predict: Annotated[int, Meta(ge=-1, le=fields.MAX_TOKENS)] | None = None
-    max_tokens: Annotated[int, Meta(ge=-1, le=fields.MAX_TOKENS)] | None = None
     n: Choices | None = None
     stream: bool | None = None
     n_probs: fields.TopLogprobs | None = None
@@ -116,11 +114,6 @@ class LlamaCompletionBody(FormatFields, frozen=True, kw_only=True):
         if unknown:
             names = ", ".join(SAMPLERS)
             raise BadRequest(f"samplers: {unknown[0][:40]!r} is not one of {names}", field="samplers")
-
-    @property
-    def max_output(self) -> int | None:
-        """Tokens to generate at most, by either name; negative until the model ends."""
-        return self.n_predict if self.n_predict is not None else self.max_tokens
 
     def prompts(self) -> list[Prompt]:
         """Each prompt. Raises BadRequest for none, for a list that is neither one prompt nor several, and for too
@@ -378,7 +371,7 @@ class _Answer:
         }
         if logprobs:
             answer["completion_probabilities"] = _probabilities(logprobs)
-        return answer if self._body.response_fields is None else picked(answer, self._body.response_fields)
+        return picked(answer, self._body.response_fields) if self._body.response_fields else answer
 
 
 def _probabilities(logprobs: Sequence[ChosenLogprob]) -> list[Fields]:

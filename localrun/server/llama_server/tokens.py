@@ -24,6 +24,7 @@ from localrun.server.jobs.job import Job
 from localrun.server.media.places import shown
 from localrun.server.openai.answer import naming, piece_text
 from localrun.server.openai.chat import ChatBody
+from localrun.server.prompting.ask import ChatAsk
 from localrun.server.prompting.conversation import begun
 from localrun.server.prompting.prepare import prepare
 from localrun.server.runtime import Runtime
@@ -65,9 +66,19 @@ class DetokenizeBody(ServiceFields, frozen=True, kw_only=True):
 
 
 class TemplateBody(ChatBody, frozen=True, kw_only=True):
-    """POST /apply-template."""
+    """POST /apply-template. As llama-server, it goes on with a last message of the assistant's."""
 
     model: Annotated[str, Meta(description="")] | None = None  # type: ignore[assignment]
+
+    def ask(self) -> ChatAsk:
+        """The conversation, and whether the opening of an answer follows it. Raises BadRequest."""
+        return msgspec.structs.replace(super().ask(), adds_prompt=self.add_generation_prompt is not False)
+
+    def continues(self) -> bool:
+        """Whether the prompt ends where the last message does. Raises BadRequest."""
+        if self.continue_final_message or self.messages[-1].prefix:
+            return super().continues()
+        return self.messages[-1].role == "assistant" and self.add_generation_prompt is None
 
 
 class TokenPiece(msgspec.Struct, frozen=True, kw_only=True):

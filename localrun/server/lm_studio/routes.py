@@ -1,8 +1,8 @@
 """GET /api/v0/models and /api/v0/models/{model}; POST /api/v0/chat/completions, /completions and /embeddings.
 
 Bodies and answers are OpenAI's (`openai/`, `embedding/`). Beside these, a body may have `ttl` (seconds for which the
-model stays loaded), `draft_model`, and -1 for no limit as `max_tokens`; an answer has `stats`, `model_info` and
-`runtime`, of a stream in the last chunk. Models are told of from file headers, nothing is loaded.
+model stays loaded), and `draft_model`; an answer has `stats`, `model_info` and `runtime`, of a stream in the last
+chunk. Models are told of from file headers, nothing is loaded.
 """
 
 from __future__ import annotations
@@ -87,14 +87,12 @@ class AnswerRuntime(msgspec.Struct, frozen=True, kw_only=True):
     supported_formats: list[str] = msgspec.field(default_factory=lambda: ["gguf"])
 
 
-_Limit = Annotated[int, Meta(ge=-1, le=fields.MAX_TOKENS)]
 _Ttl = Annotated[float, Meta(ge=0, le=fields.MAX_TOKENS)]
 
 
 class LmStudioChatBody(ChatBody, frozen=True, kw_only=True):
     """POST /api/v0/chat/completions."""
 
-    max_tokens: _Limit | None = None
     ttl: _Ttl | None = None
     draft_model: fields.DraftName | None = None
 
@@ -106,7 +104,6 @@ class LmStudioChatBody(ChatBody, frozen=True, kw_only=True):
 class LmStudioCompletionBody(CompletionBody, frozen=True, kw_only=True):
     """POST /api/v0/completions."""
 
-    max_tokens: _Limit | None = None
     ttl: _Ttl | None = None
     draft_model: fields.DraftName | None = None
 
@@ -117,7 +114,6 @@ class LmStudioCompletionBody(CompletionBody, frozen=True, kw_only=True):
 
 def _in_openais_words(body: LmStudioChatBody | LmStudioCompletionBody) -> dict[str, Any]:
     return {
-        "max_tokens": None if body.max_tokens == -1 else body.max_tokens,
         "keep_alive": body.ttl if body.keep_alive is None else body.keep_alive,
         "draft": body.draft_model if body.draft is None else body.draft,
     }

@@ -277,12 +277,12 @@ class Timings(msgspec.Struct, frozen=True, kw_only=True):
     cache_n: int
     prompt_n: int
     prompt_ms: float
-    prompt_per_token_ms: float | None
-    prompt_per_second: float | None
+    prompt_per_token_ms: float
+    prompt_per_second: float
     predicted_n: int
     predicted_ms: float
-    predicted_per_token_ms: float | None
-    predicted_per_second: float | None
+    predicted_per_token_ms: float
+    predicted_per_second: float
     draft_n: int | UnsetType = UNSET
     draft_n_accepted: int | UnsetType = UNSET
 
@@ -325,12 +325,13 @@ def timings_of(one: Usage, *, n_drafted: int = 0, n_accepted: int = 0) -> Timing
     )
 
 
-def _each_ms(n_tokens: int, seconds: float) -> float | None:
-    return seconds * 1000 / n_tokens if n_tokens > 0 else None
+def _each_ms(n_tokens: int, seconds: float) -> float:
+    """0 of none: clients read a number."""
+    return seconds * 1000 / n_tokens if n_tokens > 0 else 0.0
 
 
-def _rate(n_tokens: int, seconds: float) -> float | None:
-    return n_tokens / seconds if seconds > 0 and n_tokens > 0 else None
+def _rate(n_tokens: int, seconds: float) -> float:
+    return n_tokens / seconds if seconds > 0 and n_tokens > 0 else 0.0
 
 
 class Answer:

@@ -15,7 +15,7 @@ from msgspec import Meta
 from localrun.errors import BadRequest
 from localrun.server import structured
 from localrun.server.http import fields
-from localrun.server.http.fields import MaxTokens, SamplingFields
+from localrun.server.http.fields import MAX_TOKENS, SamplingFields
 from localrun.server.prompting.ask import (
     Attachments,
     CalledFunction,
@@ -104,14 +104,30 @@ class StreamOptions(msgspec.Struct, frozen=True, kw_only=True):
     include_usage: bool | None = None
 
 
-class CommonFields(FormatFields, frozen=True, kw_only=True):
+_Limit = Annotated[int, Meta(ge=-1, le=MAX_TOKENS)]
+
+
+class LimitFields(FormatFields, frozen=True, kw_only=True):
+    """The most tokens of an answer, by each of its names; with -1 it ends when the model ends it."""
+
+    max_completion_tokens: _Limit | None = None
+    max_tokens: _Limit | None = None
+    n_predict: _Limit | None = None
+
+    @property
+    def max_output(self) -> int | None:
+        """By the first name that is given."""
+        names = (self.max_completion_tokens, self.max_tokens, self.n_predict)
+        return next((limit for limit in names if limit is not None), None)
+
+
+class CommonFields(LimitFields, frozen=True, kw_only=True):
     """What chat and completions both take."""
 
     model: str = ""
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     n: Choices | None = None
-    max_tokens: MaxTokens | None = None
 
     @property
     def n_choices(self) -> int:

@@ -17,7 +17,7 @@ from localrun.errors import BadRequest
 from localrun.server import tiers
 from localrun.server.http import fields
 from localrun.server.http.exchange import Exchange
-from localrun.server.http.fields import MaxTokens, ask_of, defaults_of
+from localrun.server.http.fields import ask_of, defaults_of
 from localrun.server.jobs import streaming
 from localrun.server.openai.answer import Answer, ChatChunks, naming
 from localrun.server.openai.bodies import ChatMessage, CommonFields, for_template, text_of
@@ -64,7 +64,6 @@ class ChatBody(CommonFields, frozen=True, kw_only=True):
     """POST /v1/chat/completions."""
 
     messages: Annotated[list[ChatMessage], Meta(max_length=MAX_MESSAGES)]
-    max_completion_tokens: MaxTokens | None = None
     logprobs: bool | None = None
     top_logprobs: fields.TopLogprobs | None = None
     tools: ChatTools | None = None
@@ -81,11 +80,6 @@ class ChatBody(CommonFields, frozen=True, kw_only=True):
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     documents: list[dict[str, Any]] | None = None
-
-    @property
-    def max_output(self) -> int | None:
-        """Tokens to generate at most, by either name."""
-        return self.max_completion_tokens or self.max_tokens
 
     @property
     def uses_functions(self) -> bool:
@@ -108,7 +102,7 @@ class ChatBody(CommonFields, frozen=True, kw_only=True):
         allowed, wanted = choose_tools(choice, tools, field=field)
         media = Attachments()
         messages = for_template(self.messages, media)
-        continues = self._continues()
+        continues = self.continues()
         if continues:
             check_goes_on(wanted, field=field)
         return ChatAsk(
@@ -150,8 +144,8 @@ class ChatBody(CommonFields, frozen=True, kw_only=True):
                 raise BadRequest(f"{field}: this name is the template's own; leave it out", field=field)
         return given
 
-    def _continues(self) -> bool:
-        """Whether the answer goes on where the last message ends."""
+    def continues(self) -> bool:
+        """Whether the answer goes on where the last message ends. Raises BadRequest."""
         for index, message in enumerate(self.messages[:-1]):
             if message.prefix:
                 field = f"messages[{index}].prefix"

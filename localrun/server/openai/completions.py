@@ -13,10 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from typing import Annotated
 
 import msgspec
-from msgspec import Meta
 
 from localrun.errors import BadRequest
 from localrun.server import tiers
@@ -40,7 +38,6 @@ class CompletionBody(CommonFields, frozen=True, kw_only=True):
 
     prompt: str | list[str | fields.TokenId | list[fields.TokenId]]
     echo: bool | None = None
-    max_tokens: Annotated[int, Meta(ge=0, le=fields.MAX_TOKENS)] | None = None
     logprobs: fields.TopLogprobs | None = None
     best_of: Choices | None = None
     suffix: str | None = None
@@ -66,7 +63,7 @@ class CompletionBody(CommonFields, frozen=True, kw_only=True):
                 "echo: log-probabilities of the prompt are not streamed; leave stream, echo or logprobs out",
                 field="echo",
             )
-        if self.max_tokens == 0 and not self.echo:
+        if self.max_output == 0 and not self.echo:
             raise BadRequest("max_tokens: 0 needs echo, for there would be no answer", field="max_tokens")
         if self.suffix and self.echo:
             raise BadRequest("echo: not together with suffix; leave one of the two out", field="echo")
@@ -230,7 +227,7 @@ async def answer_completion(
             body,
             jobs[0],
             defaults_of(jobs[0].model),
-            max_output=body.max_tokens,
+            max_output=body.max_output,
             grammar=grammar,
             logprobs=body.logprobs is not None or chooses,
             n_probs=body.logprobs or 0,

@@ -155,7 +155,7 @@ class _Answer:
 
     def _last(self, content: str, delta: Delta) -> bytes:
         last = _last_fields(self._model, content, delta, self._job.record)
-        return encode(last if self._wanted is None else picked(last, self._wanted))
+        return encode(picked(last, self._wanted) if self._wanted else last)
 
 
 def _chunk(text: str) -> bytes:

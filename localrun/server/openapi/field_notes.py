@@ -67,7 +67,7 @@ _SAMPLING = {
 
 _TEXT = {
     "n": "How many answers. All share the computed prompt.",
-    "max_tokens": "Most tokens to generate; without it until the model ends or the context is full.",
+    "max_tokens": "Most tokens to generate; without it, or with -1, until the model ends or the context is full.",
     "max_completion_tokens": "The newer name of `max_tokens`; counts if both are there.",
     "max_output_tokens": "Most tokens to generate, thinking included.",
     "stream_options": "What else the stream tells.",
@@ -82,8 +82,8 @@ _TEXT = {
     "ResponsesBody.prompt": "Refused: there are no stored prompts.",
     "suffix": "What stands after the gap. Only with models that have FIM tokens.",
     "echo": "Whether the answer begins with the prompt; with `logprobs` its log-probabilities come along.",
-    "CompletionBody.max_tokens": "Most tokens to generate; 0 only with `echo`. Without it until the model ends or the "
-    "context is full.",
+    "CompletionBody.max_tokens": "Most tokens to generate; 0 only with `echo`. Without it, or with -1, until the model ends "
+    "or the context is full.",
     "best_of": "How many candidates to generate, of which the `n` most probable are sent.",
     "logprobs": "Whether each token's log-probability comes along; in `/v1/completions` a number of alternatives.",
     "top_logprobs": "How many alternatives each token comes with.",
@@ -106,7 +106,7 @@ _TEXT = {
     "prediction": "A text that much of the answer is expected to be like, such as the file that is to be edited: its "
     "tokens are drafts, so the answer comes faster where it repeats them.",
     "continue_final_message": "Whether the answer goes on where the last message, the assistant's, ends; vLLM's.",
-    "add_generation_prompt": "False only together with `continue_final_message`.",
+    "add_generation_prompt": "False only together with `continue_final_message`, or where nothing is generated.",
     "chat_template_kwargs": "Variables for the model's chat template, such as `enable_thinking`. `messages`, `tools`, "
     "`add_generation_prompt` and `*_token` are refused: they are the template's own.",
     "documents": "Documents for templates that know them.",
@@ -115,18 +115,15 @@ _TEXT = {
     "input_prefix": "What stands before the cursor.",
     "input_suffix": "What stands after the cursor.",
     "input_extra": "Other files, for context.",
-    "n_predict": "Most tokens to generate; -1 until the model ends.",
+    "n_predict": "llama-server's name of `max_tokens`.",
     "LlamaCompletionBody.prompt": "A text, token ids, both in one list, an object with pictures or sound "
     "(`prompt_string` and `multimodal_data`), or a list of such prompts; up to 64 answers in all.",
     "TokenizeBody.prompt": "vLLM's name of `content`; the answer then has what vLLM's has.",
     "add_special_tokens": "With `prompt`: whether the model's BOS token comes first.",
     "return_token_strs": "Whether the text of each token comes along, as `token_strs`.",
-    "LmStudioChatBody.max_tokens": "Most tokens to generate; -1 until the model ends or the context is full.",
-    "LmStudioCompletionBody.max_tokens": "Most tokens to generate; -1 until the model ends or the context is full.",
     "LmStudioCompletionBody.prompt": "As in `/v1/completions`.",
     "ttl": "Seconds for which the model stays loaded after the request, as `keep_alive`.",
     "draft_model": "A draft model, as `draft`.",
-    "LlamaCompletionBody.max_tokens": "Another name of `n_predict`.",
     "LlamaCompletionBody.logit_bias": "Added to the score of tokens: pairs of a token id or a text and a number, or an "
     "object of them; false bans.",
     "n_probs": "With how many alternatives each token comes, in `completion_probabilities`; 0 is without.",

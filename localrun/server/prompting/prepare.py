@@ -262,8 +262,10 @@ def _missing(messages: Sequence[Message], segments: Sequence[Segment]) -> list[s
 
 
 def _variables(ask: ChatAsk, profile: Profile) -> dict[str, Any]:
-    """What the template is told besides the conversation. Only what was asked for: `is defined` must tell."""
-    variables: dict[str, Any] = {}
+    """What the template is told besides the conversation: today's date (Llama 3's templates have another one for those
+    who do not say), and only what was asked for, because `is defined` must tell."""
+    now = datetime.now().astimezone()
+    variables: dict[str, Any] = {"date_string": now.strftime("%d %b %Y")}
     if ask.documents:
         variables["documents"] = [dict(document) for document in ask.documents]
     if ask.think is not None:
@@ -275,7 +277,7 @@ def _variables(ask: ChatAsk, profile: Profile) -> dict[str, Any]:
     if profile.names_functions:
         described = [tool.for_template()["function"] for tool in ask.tools]
         variables["functions"] = json.dumps(described, ensure_ascii=False)
-        variables["datetime"] = datetime.now().astimezone().strftime("%Y-%m-%d %H:%M:%S %Z")
+        variables["datetime"] = now.strftime("%Y-%m-%d %H:%M:%S %Z")
     return variables | dict(ask.template_variables)
 
 

@@ -206,6 +206,48 @@ def test_a_template_is_applied_and_nothing_is_generated(daemon: Daemon) -> None:
     assert prompt == chat["_debug_info"]["rendered_template"]
 
 
+def test_a_template_goes_on_with_the_assistant_and_leaves_the_opening_out(daemon: Daemon) -> None:
+    asked = {"role": "user", "content": "hi"}
+
+    def applied(*messages: dict[str, str], **fields: Any) -> str:
+        return str(ask(daemon, "/apply-template", messages=messages, **fields)["prompt"])
+
+    opened, closed = applied(asked), applied(asked, add_generation_prompt=False)
+    assert opened.startswith(closed)
+    assert len(opened) > len(closed)
+    begun = {"role": "assistant", "content": "Whill"}
+    assert applied(asked, begun) == opened + "Whill"
+    assert applied(asked, begun, add_generation_prompt=True).startswith(opened + "Whill")
+    assert applied(asked, begun, add_generation_prompt=True).count("assistant") == 2 * opened.count("assistant")
+
+
+@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens", "n_predict"])
+def test_the_limit_of_an_answer_has_three_names_on_every_route(daemon: Daemon, name: str) -> None:
+    """One that is not known costs the whole context."""
+    messages = [{"role": "user", "content": "hi"}]
+    for limit in (1, 3):
+        assert ask(daemon, "/completion", prompt=PROMPT, **{name: limit})["tokens_predicted"] == limit
+        for path, prompt in (("/v1/completions", {"prompt": PROMPT}), ("/v1/chat/completions", {"messages": messages})):
+            answer = ask(daemon, path, **prompt, **{name: limit}, ignore_eos=True)
+            assert answer["usage"]["completion_tokens"] == limit
+            assert answer["choices"][0]["finish_reason"] == "length"
+    assert ask(daemon, "/v1/chat/completions", messages=messages, **{name: -1})["choices"][0]["finish_reason"] == "stop"
+    assert refused(daemon, "/completion", prompt=PROMPT, **{name: -2}) == name
+
+
+@pytest.mark.parametrize("n_predict", [0, 1])
+def test_rates_of_no_time_are_numbers(daemon: Daemon, n_predict: int) -> None:
+    timings = ask(daemon, "/completion", prompt=PROMPT, n_predict=n_predict)["timings"]
+    assert (timings["predicted_per_token_ms"], timings["predicted_per_second"]) == (0, 0)
+    assert None not in timings.values()
+
+
+def test_no_wanted_fields_are_all(daemon: Daemon) -> None:
+    all_of_them = ask(daemon, "/completion", prompt=PROMPT, **GREEDY)
+    assert ask(daemon, "/completion", prompt=PROMPT, **GREEDY, response_fields=[]).keys() == all_of_them.keys()
+    assert ask(daemon, "/completion", prompt=PROMPT, **GREEDY, response_fields=["content"]).keys() == {"content"}
+
+
 def test_the_loaded_model_needs_no_name_and_is_told_of(daemon: Daemon) -> None:
     ask(daemon, "/tokenize", content="x")
     for path, body in (("/tokenize", {"content": "x"}), ("/completion", {"prompt": "x", "n_predict": 1})):

@@ -42,7 +42,7 @@ def test_timings() -> None:
     assert timings.prompt_per_second == pytest.approx(12)
     assert timings.predicted_per_second == pytest.approx(8)
     one = timings_of(Usage(n_prompt=1, n_cached=1, n_output=1, queued_s=0, prefill_s=0, decode_s=0))
-    assert one.predicted_per_second is None
+    assert one.predicted_per_second == 0
     assert "draft_n" not in msgspec.to_builtins(one)
 
 

@@ -354,7 +354,7 @@ def test_bad_requests(daemon: Daemon, path: str, content: bytes, status: int, co
     ("fields", "param"),
     [
         ({"n": 10**9}, "n"),
-        ({"max_tokens": -1}, "max_tokens"),
+        ({"max_tokens": -2}, "max_tokens"),
         ({"temperature": -1}, "temperature"),
         ({"top_p": "x"}, "top_p"),
         ({"stop": ["x"] * 17}, "stop"),

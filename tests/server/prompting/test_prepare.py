@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -96,6 +97,15 @@ def test_a_plain_chat_is_rendered_and_its_answer_is_content(desk: Desk):
 
 def test_the_manifest_s_template_goes_before_the_file_s(desk: Desk):
     assert text(desk("{{ messages[0].content }}!")) == "hello!"
+
+
+def test_a_template_is_told_the_date_unless_the_client_says_another(desk: Desk):
+    """Those of Llama 3 have one of their own, years ago, for who says none."""
+    template = "{% if date_string is defined %}{{ date_string }}{% else %}26 Jul 2024{% endif %}"
+    # Twice, for midnight.
+    days = [datetime.now().astimezone().strftime("%d %b %Y"), text(desk(template)), datetime.now().strftime("%d %b %Y")]
+    assert days[1] in (days[0], days[2])
+    assert text(desk(template, template_variables={"date_string": "1 May 2030"})) == "1 May 2030"
 
 
 def test_tools_go_to_a_template_that_knows_them(desk: Desk):
