@@ -82,6 +82,15 @@ class ContextExceeded(BadRequest):
         self.n_prompt = n_prompt
         self.n_ctx = n_ctx
 
+    @classmethod
+    def again(cls, message: str) -> ContextExceeded:
+        """The error that travelled as its message; another server's has no numbers, which are 0 then."""
+        error = cls.__new__(cls)
+        LocalrunError.__init__(error, message)
+        found = re.search(r"has (\d+) tokens but this model's maximum context length is (\d+) tokens", message)
+        error.n_prompt, error.n_ctx = (int(found[1]), int(found[2])) if found else (0, 0)
+        return error
+
 
 class BadTemplate(BadRequest):
     """The model's chat template failed, was refused by the sandbox, or went over its limits."""
@@ -323,7 +332,7 @@ def by_code(code: str, message: str, *, retry_after_s: float | None = None) -> L
     are rebuilt as the nearest base that takes a message alone.
     """
     if code == ContextExceeded.code:
-        return _rebuilt(ContextExceeded, message)
+        return ContextExceeded.again(message)
     if code == ModelNotFound.code:
         return ModelNotFound.again(message)
     for kind in (QueueFull, RateLimited, TooManyFailures):
@@ -333,12 +342,6 @@ def by_code(code: str, message: str, *, retry_after_s: float | None = None) -> L
         if cls.code == code:
             return cls(message)
     return LocalrunError(message)
-
-
-def _rebuilt(cls: type[LocalrunError], message: str) -> LocalrunError:
-    error = cls.__new__(cls)
-    LocalrunError.__init__(error, message)
-    return error
 
 
 _SIMPLE: tuple[type[LocalrunError], ...] = (

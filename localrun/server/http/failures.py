@@ -88,16 +88,30 @@ def id_header(shape: Shape, request_id: str) -> Headers:
 def body(error: LocalrunError, shape: Shape, request_id: str | None = None) -> bytes:
     """The error's JSON body, in the family's shape."""
     content: object
+    # Agents shorten a conversation by these, without looking for them in the message.
+    sizes = {}
+    if isinstance(error, ContextExceeded) and error.n_ctx:
+        sizes = {"n_prompt_tokens": error.n_prompt, "n_ctx": error.n_ctx}
     if shape is Shape.OLLAMA:
         content = error.message
     elif shape is Shape.OPENAI:
-        content = {"message": error.message, "type": _openai_type(error), "param": error.field, "code": error.code}
+        content = {
+            "message": error.message,
+            "type": _openai_type(error),
+            "param": error.field,
+            "code": error.code,
+        } | sizes
     elif shape is Shape.ANTHROPIC:
         content = {"type": _anthropic_type(error), "message": error.message}
         whole = {"type": "error", "error": content, "request_id": request_id}
         return json.dumps(whole).encode("ascii")
     elif shape is Shape.LLAMA_SERVER:
-        content = {"code": error.status, "message": error.message, "type": _llama_type(error), "field": error.field}
+        content = {
+            "code": error.status,
+            "message": error.message,
+            "type": _llama_type(error),
+            "field": error.field,
+        } | sizes
     else:
         content = {"code": error.code, "message": error.message, "field": error.field}
     # Messages may quote what the client sent; ASCII output is valid whatever that was, a lone surrogate included.

@@ -82,8 +82,8 @@ _TEXT = {
     "ResponsesBody.prompt": "Refused: there are no stored prompts.",
     "suffix": "What stands after the gap. Only with models that have FIM tokens.",
     "echo": "Whether the answer begins with the prompt; with `logprobs` its log-probabilities come along.",
-    "CompletionBody.max_tokens": "Most tokens to generate; 0 only with `echo`. Without it, or with -1, until the model ends "
-    "or the context is full.",
+    "CompletionBody.max_tokens": "Most tokens to generate; 0 only with `echo`. Without it, or with -1, until the "
+    "model ends or the context is full.",
     "best_of": "How many candidates to generate, of which the `n` most probable are sent.",
     "logprobs": "Whether each token's log-probability comes along; in `/v1/completions` a number of alternatives.",
     "top_logprobs": "How many alternatives each token comes with.",

@@ -22,9 +22,13 @@ from tests.engine.harness import Harness, expected_output
 OBJECT = Grammar(GrammarKind.JSON_SCHEMA, '{"type":"object"}')
 DIGITS = Grammar(GrammarKind.REGEX, "[0-9]{30}")
 # Takes seconds to read.
+# Eight chains: one takes a quick processor less than a second.
 SLOW = Grammar(
-    GrammarKind.GBNF, "root ::= r0\n" + "".join(f'r{n} ::= "x" r{n + 1}\n' for n in range(2000)) + 'r2000 ::= "y"\n'
-)
+    GrammarKind.GBNF,
+    "root ::= " + " | ".join(f"r{chain}-0" for chain in range(8)) + "\n"
+    + "".join(f'r{chain}-{n} ::= "x" r{chain}-{n + 1}\n' for chain in range(8) for n in range(2000))
+    + "".join(f'r{chain}-2000 ::= "y"\n' for chain in range(8)),
+)  # fmt: skip
 # A reference through references: as deep as the stack of whoever follows them.
 DEEP = Grammar(
     GrammarKind.JSON_SCHEMA,

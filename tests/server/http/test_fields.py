@@ -64,7 +64,7 @@ def test_the_model_s_parameters_are_below_the_request_s() -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("n", 0), ("n", 17), ("n", 10**9), ("n", "2"), ("max_tokens", -1), ("max_tokens", 0), ("max_tokens", 2**31),
+        ("n", 0), ("n", 17), ("n", 10**9), ("n", "2"), ("max_tokens", -2), ("max_tokens", 2**31),
         ("max_completion_tokens", -5), ("temperature", -1), ("temperature", "x"), ("top_p", 1.5),
         ("presence_penalty", 2.1), ("frequency_penalty", -2.1), ("stop", ["x"] * 17), ("stop", [None]),
         ("seed", 2**63), ("top_logprobs", 21), ("top_logprobs", -1), ("logit_bias", {"1": 101}), ("logit_bias", [1]),

@@ -134,3 +134,4 @@ def test_a_prompt_that_is_too_long(daemon: Daemon) -> None:
     assert error["type"] == "exceed_context_size_error"
     assert answer.headers["x-localrun-error"] == "context_length_exceeded"
     assert str(N_CTX) in error["message"]
+    assert (error["n_prompt_tokens"], error["n_ctx"]) == (5000 + len("".join(FIM_TOKENS)), N_CTX)
