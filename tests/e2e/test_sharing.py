@@ -490,7 +490,7 @@ for source in SOURCES:
     for number in range(257):
         plain = socket.create_connection((host, int(port)), source_address=(source, 0))
         held.append(context.wrap_socket(plain))
-        if number in (0, 256):
+        if number == 256:  # those before it have said nothing, and so are not idle
             held[-1].sendall(f"GET /health HTTP/1.1\\r\\nHost: {host}\\r\\n\\r\\n".encode())
             said.append(held[-1].recv(12).decode().split()[1])
 print(*said, flush=True)
@@ -509,7 +509,7 @@ def test_connections_from_outside_lock_out_neither_others_nor_this_machine(share
         assert holding.stdin is not None
         assert holding.stdout is not None
         try:
-            assert holding.stdout.readline().split() == ["200", "503", "200", "503"]
+            assert holding.stdout.readline().split() == ["503", "503"]
             own = subprocess.run(
                 ["ip", "netns", "exec", SERVER, sys.executable, "-m", "localrun", "list", "--port", str(daemon.port)],
                 env=os.environ | {"LOCALRUN_HOME": str(other.certificate.parents[2])}, capture_output=True, text=True,

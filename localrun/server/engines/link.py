@@ -166,7 +166,7 @@ class EngineLink:
         try:
             await self._child.spawn(self._command)
             self._child.write(framing.encode(message))
-            self.ready = await asyncio.wait_for(self._opened, timeout_s)
+            await asyncio.wait_for(self._opened, timeout_s)
         except TimeoutError:
             self.kill(f"did not load the model within {timeout_s:g} seconds (setting load_timeout_s)")
             raise EngineFailed(
@@ -297,7 +297,8 @@ class EngineLink:
                 clearing.set_result(message)
         elif self._opened is not None and not self._opened.done():
             if isinstance(message, wire.Ready):
-                self._is_ready = True
+                # Both at once: the stall watch may look before whoever waits here goes on.
+                self.ready, self._is_ready = message, True
                 self._opened.set_result(message)
             else:
                 self._opened.set_exception(by_code(message.code, message.message))
