@@ -18,16 +18,19 @@ import contextlib
 import os
 import sqlite3
 from collections.abc import Sequence
+from pathlib import Path
 
 from localrun import kernels, kv_folders, thread_choice
 from localrun.config import Settings, folders, model_dirs, models_folder
 from localrun.errors import BadRequest, LocalrunError, ModelNotFound, Unavailable
+from localrun.last_model import remember_model
 from localrun.models.name import split_adapters
 from localrun.models.storage import hub_cache, other_programs
 from localrun.models.storage.store import Store
 from localrun.server.batches.offline import Offline
 from localrun.server.cache import Cache
 from localrun.server.engines.link import EngineLink, engine_command
+from localrun.server.engines.resident import Use
 from localrun.server.engines.supervisor import Supervisor
 from localrun.server.http import hidden_paths
 from localrun.server.http.access import Access
@@ -43,7 +46,6 @@ from localrun.server.prompting.ask import Attached
 from localrun.server.pulls import Pulls
 from localrun.server.quantizer import Quantizer
 from localrun.server.templates.renderer import TemplateRenderer
-from localrun.server.unnamed import LastLoaded
 from localrun.snapshot import EngineRow
 
 STOP_GRACE_S = 5.0
@@ -73,7 +75,6 @@ class Runtime:
         self.sent_blobs: set[tuple[str, str]] = set()
         self.registry = Registry()
         self.quarantine = Quarantine()
-        self.last_loaded = LastLoaded(own.state)
         self.loop_watch = LoopWatch()
         self.logs = LogFeed()
         self.telemetry = Telemetry(settings, self.registry, self._engine_rows, lambda: self.offline.rows())
@@ -133,6 +134,10 @@ class Runtime:
         )
         self.registry.add(job)
         return job
+
+    def last_loaded_file(self, use: Use) -> Path:
+        """Where the name of the model is kept that was loaded last for this."""
+        return folders().state / f"last-loaded-{use}"
 
     def must_name(self, asked: str | None) -> bool:
         """Whether it is for `unnamed.py` to say which model that is."""
@@ -196,7 +201,9 @@ class Runtime:
         self.telemetry.engine_loaded(link)
         resident = next(one for one in self.supervisor.residents() if one.link is link)
         # In a thread: a disk may take its time.
-        asyncio.get_running_loop().run_in_executor(None, self.last_loaded.remember, resident)
+        asyncio.get_running_loop().run_in_executor(
+            None, remember_model, self.last_loaded_file(resident.use), resident.model.name
+        )
 
     def _engine_rows(self) -> list[EngineRow]:
         return self.supervisor.loaded()

@@ -18,22 +18,18 @@ import asyncio
 import re
 from collections.abc import Sequence
 from contextlib import suppress
-from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import msgspec
 
 from localrun.errors import BadRequest, LocalrunError
-from localrun.last_model import BUILT_IN, last_model, remember_model
-from localrun.models.gguf.header import RANK
+from localrun.last_model import BUILT_IN, last_model
 from localrun.models.storage.model import Model
-from localrun.server.engines.resident import Resident, ResidentState, Use
+from localrun.server.engines.resident import ResidentState, Use, pooling_for
 from localrun.server.http.access import Visitor
 from localrun.server.http.exchange import Exchange
 from localrun.server.prompting.profile import capabilities
-
-if TYPE_CHECKING:
-    from localrun.server.runtime import Runtime
+from localrun.server.runtime import Runtime
 
 # The names that OpenAI, Anthropic and Google give to their models.
 _HOSTED = re.compile(
@@ -44,22 +40,6 @@ _HOSTED = re.compile(
 _MAX_SUGGESTED = 3
 
 Body = TypeVar("Body", bound=msgspec.Struct)
-
-
-class LastLoaded:
-    """The model that was loaded last for each use, in files of the state folder."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
-    def remember(self, resident: Resident) -> None:
-        remember_model(self._file(resident.use), resident.model.name)
-
-    def name(self, use: Use) -> str:
-        return last_model(self._file(use))
-
-    def _file(self, use: Use) -> Path:
-        return self._folder / f"last-loaded-{use}"
 
 
 async def named(
@@ -107,7 +87,7 @@ def _of_those_here(runtime: Runtime, visitor: Visitor, use: Use, *, fills_in: bo
     if not able and use is Use.EMBED:
         able = [model for model in here if _is_for(model, Use.TEXT)]
     names = [model.name for model in able]
-    last = runtime.last_loaded.name(use)
+    last = last_model(runtime.last_loaded_file(use))
     with suppress(ValueError):
         return names[names.index(last)]
     others = [name for name in names if name.removesuffix(":latest") != BUILT_IN]
@@ -125,7 +105,9 @@ def _why(names: Sequence[str], use: Use, *, fills_in: bool) -> str:
 
 
 def _is_for(model: Model, use: Use) -> bool:
-    header = model.header
-    if use is Use.RERANK or header.pooling == RANK:
-        return use is Use.RERANK and header.pooling == RANK
-    return header.generates if use is Use.TEXT else not header.generates
+    """Whether it was made for that: any model that generates can be asked for embeddings."""
+    try:
+        pooling_for(model, use)
+    except BadRequest:
+        return False
+    return use is not Use.EMBED or not model.header.generates

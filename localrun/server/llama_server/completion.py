@@ -371,7 +371,7 @@ class _Answer:
         }
         if logprobs:
             answer["completion_probabilities"] = _probabilities(logprobs)
-        return picked(answer, self._body.response_fields) if self._body.response_fields else answer
+        return picked(answer, self._body.response_fields)
 
 
 def _probabilities(logprobs: Sequence[ChosenLogprob]) -> list[Fields]:

@@ -15,7 +15,7 @@ from msgspec import Meta
 from localrun.errors import BadRequest
 from localrun.server import structured
 from localrun.server.http import fields
-from localrun.server.http.fields import MAX_TOKENS, SamplingFields
+from localrun.server.http.fields import AnswerLimit, SamplingFields
 from localrun.server.prompting.ask import (
     Attachments,
     CalledFunction,
@@ -104,15 +104,12 @@ class StreamOptions(msgspec.Struct, frozen=True, kw_only=True):
     include_usage: bool | None = None
 
 
-_Limit = Annotated[int, Meta(ge=-1, le=MAX_TOKENS)]
-
-
 class LimitFields(FormatFields, frozen=True, kw_only=True):
     """The most tokens of an answer, by each of its names; with -1 it ends when the model ends it."""
 
-    max_completion_tokens: _Limit | None = None
-    max_tokens: _Limit | None = None
-    n_predict: _Limit | None = None
+    max_completion_tokens: AnswerLimit | None = None
+    max_tokens: AnswerLimit | None = None
+    n_predict: AnswerLimit | None = None
 
     @property
     def max_output(self) -> int | None:

@@ -81,7 +81,7 @@ class InfillBody(SamplingFields, frozen=True, kw_only=True):
     multimodal_data: list[str] | None = None
     images: list[str] | None = None
     model: str | None = None
-    n_predict: Annotated[int, Meta(ge=-1, le=fields.MAX_TOKENS)] = -1
+    n_predict: fields.AnswerLimit = -1
     stream: bool | None = None
     response_fields: Annotated[list[str], Meta(max_length=MAX_FIELDS)] | None = None
 
@@ -155,7 +155,7 @@ class _Answer:
 
     def _last(self, content: str, delta: Delta) -> bytes:
         last = _last_fields(self._model, content, delta, self._job.record)
-        return encode(picked(last, self._wanted) if self._wanted else last)
+        return encode(picked(last, self._wanted))
 
 
 def _chunk(text: str) -> bytes:
@@ -182,8 +182,11 @@ def _last_fields(model: str, content: str, delta: Delta, record: RequestRecord) 
     }
 
 
-def picked(answer: Fields, wanted: list[str]) -> Fields:
-    """The fields that are asked for, under the paths that they are asked for by; unknown ones are left out."""
+def picked(answer: Fields, wanted: list[str] | None) -> Fields:
+    """The fields that are asked for, under the paths that they are asked for by; unknown ones are left out. All where
+    none is asked for."""
+    if not wanted:
+        return answer
     picked: Fields = {}
     for path in wanted:
         value: Any = answer
