@@ -64,10 +64,12 @@ def test_a_lost_device_is_named_and_the_cpu_goes_on_where_it_may(devices_exist: 
     """In the middle of a stream. The model's file is as good as before, and nobody says otherwise."""
     messages = [{"role": "user", "content": "Tell me a story about the sea."}]
     body = {"model": "tiny", "messages": messages, "max_tokens": 100, "temperature": 0}
+    # Where nothing is compared, so long that no machine says all of it before the device is lost.
+    streamed_body = body | {"stream": True} | ({"max_tokens": 3000, "ignore_eos": True} if fallback == "off" else {})
     more = {"LOCALRUN_CPU_FALLBACK": fallback, "LOCALRUN_SPECULATION": "off", "LOCALRUN_TEST_LOST": how}
     with rpc.devices(1) as environment, daemon_on(environment, **more) as daemon:
         whole = text(daemon.post("/v1/chat/completions", body).json())
-        with daemon.http.stream("POST", "/v1/chat/completions", json=body | {"stream": True}, timeout=600) as response:
+        with daemon.http.stream("POST", "/v1/chat/completions", json=streamed_body, timeout=600) as response:
             lines = response.iter_lines()
             said = [next(lines) for _ in range(8)]
             rpc.lose(environment)
