@@ -47,6 +47,8 @@ from __future__ import annotations
 
 import errno
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import ClassVar
 
 
@@ -65,6 +67,18 @@ class LocalrunError(Exception):
 class BadRequest(LocalrunError):
     status = 400
     code = "bad_request"
+
+
+@contextmanager
+def told_of(field: str, *, instead_of: str = "model") -> Iterator[None]:
+    """What is wrong with a value that is looked at as the field `instead_of` is told of the field that it came in."""
+    try:
+        yield
+    except BadRequest as error:
+        name, dot, part = (error.field or "").partition(".")
+        if name == instead_of and not error.message.startswith((f"{field}:", f"{field}.")):
+            error.field, error.message = field + dot + part, f"{field}: {error.message.removeprefix(f'{name}: ')}"
+        raise
 
 
 class ContextExceeded(BadRequest):

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import msgspec
 
-from localrun.errors import BadModelFile, BadRequest, Conflict, ModelNotFound
+from localrun.errors import BadModelFile, BadRequest, Conflict, ModelNotFound, told_of
 from localrun.models import builtin
 from localrun.models.download import stale
 from localrun.models.gguf.header import Header
@@ -69,11 +69,13 @@ def copy(store: Store, source: str, destination: str) -> Removed:
     Raises what the store raises for the source, and what `point` raises for the destination.
     """
     with store.changing:
-        model = store.find(source)
+        with told_of("source"):
+            model = store.find(source)
         said = described(model)
-        if model.manifest is not None and manifest.Key.of(destination) == manifest.Key.of(model.name):
-            return Removed(0, (), ())
-        return point(store, destination, said)
+        with told_of("destination"):
+            if model.manifest is not None and manifest.Key.of(destination) == manifest.Key.of(model.name):
+                return Removed(0, (), ())
+            return point(store, destination, said)
 
 
 def described(model: Model | NamedAdapter) -> Manifest:

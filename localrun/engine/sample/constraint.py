@@ -8,7 +8,9 @@ Until one of `triggers` was produced everything is allowed, but for a token that
 something the grammar has not.
 
 The cost is measured: a grammar that takes longer than `SLOW_S` for a token is slow for a while, so that others need
-not wait for it (`grammars.py`). The library's limits bound it at some 20 ms.
+not wait for it (`grammars.py`). The library's limits bound a mask at some 20 ms. Taking a token in has no bound: where
+a text can be read in many ways, each token costs as much as the square of those before it, and the library keeps the
+interpreter's lock meanwhile, so that nothing else in this process goes on. An answer ends where that takes `LIMIT_S`.
 
 Owner: one thread at a time, whichever samples the request's row.
 Does not: know how a token is drawn, or compile (`grammars.py`).
@@ -34,6 +36,10 @@ UNKNOWN = -2
 # More than this for one token is noticed by those who are in the same step.
 SLOW_S = 0.001
 _SLOW_TOKENS = 16
+# For taking one token in; schemas of real programs take less than a tenth of a millisecond. Several in a row, because a
+# busy machine may stop any of them.
+LIMIT_S = 0.05
+_N_TOO_LONG = 4
 # With fewer than one word of the mask in so many set, the others are not looked at.
 _SPARSE = 8
 
@@ -57,6 +63,7 @@ class Constraint:
         self._clock = clock
         self._cost_s = 0.0
         self._n_slow_left = 0
+        self._n_too_long = 0
         self._vocabulary = vocabulary
         self._triggers = tuple(trigger.encode() for trigger in triggers)
         self._n_tail = max((len(trigger) for trigger in self._triggers), default=1) - 1
@@ -101,13 +108,22 @@ class Constraint:
         if self.is_waiting:
             token = self._choose_freely(draw)
         else:
-            token = draw(None) if tries_first else DEAD_END
+            # A mask leaves others the interpreter's lock, a check does not.
+            token = draw(None) if tries_first and not self.is_slow else DEAD_END
             if token == DEAD_END or (token >= 0 and self._matcher.validate_tokens([token]) != 1):
                 token = self._choose_allowed(draw)
         if token >= 0:
             started_at_s = self._clock()
             self._accept(token)
-            self._cost_s += self._clock() - started_at_s
+            taken_s = self._clock() - started_at_s
+            self._cost_s += taken_s
+            self._n_too_long = self._n_too_long + 1 if taken_s > LIMIT_S else 0
+            if self._n_too_long == _N_TOO_LONG:
+                self.problem = (
+                    "the grammar can read what was written so far in so many ways that one more token takes more than "
+                    f"{LIMIT_S * 1000:g} ms; make it less ambiguous, or limit the answer's length"
+                )
+                return DEAD_END
         self._n_slow_left = _SLOW_TOKENS if self._cost_s > SLOW_S else max(0, self._n_slow_left - 1)
         return token
 

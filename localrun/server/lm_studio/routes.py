@@ -17,7 +17,7 @@ from starlette.routing import Route
 
 from localrun import __version__
 from localrun.config import Tier
-from localrun.errors import LocalrunError
+from localrun.errors import LocalrunError, told_of
 from localrun.models import adapters
 from localrun.models.storage.model import Model
 from localrun.server import tiers
@@ -174,12 +174,14 @@ def routes(runtime: Runtime) -> list[Route]:
 
 async def _chat(runtime: Runtime, exchange: Exchange) -> None:
     body = await exchange.read_json(LmStudioChatBody)
-    await answer_chat(runtime, exchange, body.in_openais_words(), _Answer)
+    with told_of("draft_model" if body.draft is None else "draft", instead_of="draft"):
+        await answer_chat(runtime, exchange, body.in_openais_words(), _Answer)
 
 
 async def _complete(runtime: Runtime, exchange: Exchange) -> None:
     body = await exchange.read_json(LmStudioCompletionBody)
-    await answer_completion(runtime, exchange, body.in_openais_words(), _Answer)
+    with told_of("draft_model" if body.draft is None else "draft", instead_of="draft"):
+        await answer_completion(runtime, exchange, body.in_openais_words(), _Answer)
 
 
 async def _list_models(runtime: Runtime, exchange: Exchange) -> None:

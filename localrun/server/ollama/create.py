@@ -22,7 +22,7 @@ from typing import Any
 
 import msgspec
 
-from localrun.errors import BadRequest, BadTemplate, NotFound
+from localrun.errors import BadRequest, BadTemplate, NotFound, told_of
 from localrun.models import creation, load_settings, modelfile, naming, projector_choice
 from localrun.models.creation import Base, Changes
 from localrun.models.storage.manifest import Manifest, Message, StoredFile, check_digest
@@ -115,13 +115,15 @@ def order_of(body: CreateBody) -> Order:
         creation.check_file_name(file_name)
     if body.template:
         creation.refuse_go(body.template)
+    with told_of("parameters", instead_of="parameters"):
+        parameters = _checked(body.parameters or {})
     licences = [body.license] if isinstance(body.license, str) else body.license
     return Order(
         name=name,
         base=body.from_ or "",
         files=body.files or {},
         adapters=tuple((body.adapters or {}).values()),
-        parameters=_checked(body.parameters or {}),
+        parameters=parameters,
         system=body.system,
         template=body.template,
         messages=None if body.messages is None else tuple(_message(*each) for each in enumerate(body.messages)),
@@ -340,7 +342,8 @@ async def check_template(runtime: Runtime, template: str) -> None:
 def _base(store: Store, order: Order) -> Base:
     if order.files:
         return creation.base_of_files(store, order.files)
-    return creation.base_of(store, order.base, order.folder)
+    with told_of("from"):
+        return creation.base_of(store, order.base, order.folder)
 
 
 def _adapters(store: Store, base: Base, order: Order) -> tuple[StoredFile, ...]:

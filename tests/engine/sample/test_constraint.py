@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -10,7 +12,8 @@ from numpy.typing import NDArray
 
 from localrun.engine.fake import FakeBackend
 from localrun.engine.fake_tokens import IM_END, IM_START
-from localrun.engine.sample.constraint import DEAD_END, SLOW_S, Constraint
+from localrun.engine.sample import constraint as constraint_module
+from localrun.engine.sample.constraint import DEAD_END, LIMIT_S, SLOW_S, Constraint
 from localrun.engine.sample.grammar_library import GrammarVocabulary
 from localrun.wire import Grammar, GrammarKind
 from tests.engine.sample.compiling import compile_grammar
@@ -114,3 +117,24 @@ def test_a_grammar_is_slow_for_a_while_after_it_took_long():
         allowed(bound)
         n_slow += 1
     assert n_slow == 16
+
+
+def test_an_answer_ends_where_its_grammar_can_read_it_in_too_many_ways(monkeypatch: pytest.MonkeyPatch):
+    """Each token would take longer than the one before, and keep the interpreter's lock all the while."""
+    monkeypatch.setattr(constraint_module, "LIMIT_S", 0.005)
+    grammar = Grammar(GrammarKind.GBNF, "root ::= s\ns ::= s s s | s s | [^\\x00]")
+    compiled = compile_grammar(grammar, VOCABULARY)
+    bound = compiled.constraint(triggers=(), banned=frozenset(), clock=time.perf_counter)
+    n_chosen = 0
+    while bound.choose(lambda ids: ord("a"), tries_first=True) != DEAD_END:
+        n_chosen += 1
+    assert 10 < n_chosen < 1000
+    assert "in so many ways that one more token takes more than 5 ms; make it less ambiguous" in bound.problem
+
+
+def test_a_machine_that_stops_a_token_ends_no_answer():
+    clock = Clock()
+    bound = constraint("a+", clock=clock)
+    for n in range(30):
+        clock.step_s = 2 * LIMIT_S if n % 4 else 0.0
+        assert ord("a") in allowed(bound)

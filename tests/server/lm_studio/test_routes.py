@@ -63,7 +63,13 @@ def test_its_own_fields(daemon: Daemon) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "named"), [({"max_tokens": -2}, "max_tokens"), ({"ttl": -1}, "ttl"), ({"draft_model": 5}, "draft_model")]
+    ("fields", "named"),
+    [
+        ({"max_tokens": -2}, "max_tokens"),
+        ({"ttl": -1}, "ttl"),
+        ({"draft_model": 5}, "draft_model"),
+        ({"draft_model": "absent"}, "draft_model"),
+    ],
 )
 def test_what_cannot_be_is_refused_by_its_name(daemon: Daemon, fields: dict[str, Any], named: str) -> None:
     answer = daemon.post("/api/v0/completions", TEXT | fields)

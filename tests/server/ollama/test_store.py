@@ -217,6 +217,26 @@ def test_a_modelfile_is_read_with_its_lines(daemon: Daemon, f16: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("path", "body", "message"),
+    [
+        ("copy", {"source": "", "destination": "x"}, "source: the model name is empty"),
+        ("copy", {"source": "tiny", "destination": "a b"}, "destination: the model name 'a b' is neither"),
+        ("create", {"model": "x", "from": "a b"}, "from: the model name 'a b' is neither"),
+        ("create", {"model": "x", "from": "tiny", "parameters": {"top_k": "few"}}, "parameters: top_k is 'few'"),
+        ("create", {"model": "x", "from": "tiny", "parameters": {"heat": 7}}, "parameters: 'heat' is no parameter"),
+        ("create", {"model": "x", "from": "tiny", "parameters": {"top_p": 7}}, "parameters.top_p: expected"),
+        ("create", {"model": "x", "from": "tiny", "draft": "a b"}, "draft: the model name 'a b' is neither"),
+    ],
+)
+def test_a_wrong_value_is_told_of_the_field_that_it_came_in(
+    daemon: Daemon, path: str, body: dict[str, Any], message: str
+) -> None:
+    answer = daemon.post(f"/api/{path}", body)
+    assert answer.status_code == 400
+    assert answer.json()["error"].startswith(message)
+
+
+@pytest.mark.parametrize(
     ("body", "status", "message"),
     [
         ({}, 400, "from: give either"),
