@@ -25,6 +25,10 @@ TEXT: dict[str, dict[str, Any]] = {
     "/apply-template": {"messages": MESSAGES},
     "/api/v0/chat/completions": {"messages": MESSAGES, "max_tokens": 2},
 }
+# Base URLs as people set them.
+SPELLINGS = (
+    "/v1/chat/completions/", "//v1/chat/completions", "/v1/v1/chat/completions", "/chat/completions/",
+)  # fmt: skip
 # Routes of OpenAI's, for base URLs that end before /v1.
 SHORT = {path: path.removeprefix("/v1") for path in ("/v1/chat/completions", "/v1/responses", "/v1/embeddings")}
 
@@ -115,3 +119,23 @@ def test_several_and_none_loaded_says_which(folder: Path, tmp_path: Path) -> Non
         assert answered(daemon, "/v1/completions", model="two", prompt="hi", max_tokens=1)["model"] == "two"
         unload(daemon, "two")
         assert answered(daemon, "/v1/completions", prompt="hi", max_tokens=1)["model"] == "two"
+
+
+@pytest.mark.parametrize("path", SPELLINGS)
+def test_a_base_url_may_end_in_a_slash_or_in_v1_twice(daemon: Daemon, path: str) -> None:
+    assert answered(daemon, path, model="tiny", **TEXT["/v1/chat/completions"])["model"] == "tiny"
+    assert daemon.http.get("/v1/models/").json() == daemon.http.get("/v1/models").json()
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "answering"),
+    [
+        ("/v1/chat/completions", {"messages": MESSAGES, "max_tokens": 1}, "prompt_tokens"),
+        ("/chat/completions", {"messages": MESSAGES, "max_tokens": 1}, "prompt_tokens"),
+        ("/v1/responses", {"input": "hi", "instructions": "Be brief.", "max_output_tokens": 1}, "input_tokens"),
+    ],
+)
+def test_a_prompt_is_counted_as_it_is_computed(daemon: Daemon, path: str, body: dict[str, Any], answering: str) -> None:
+    counted = answered(daemon, f"{path}/input_tokens", model="tiny", **body)
+    n_tokens = answered(daemon, path, model="tiny", **body)["usage"][answering]
+    assert counted == {"object": "response.input_tokens", "input_tokens": n_tokens}

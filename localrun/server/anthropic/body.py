@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Meta
 
 from localrun.errors import BadRequest
-from localrun.server import structured
+from localrun.server import notices, structured
 from localrun.server.anthropic import conversation
 from localrun.server.anthropic.conversation import AskedMessage, Content
 from localrun.server.http import fields
@@ -57,16 +57,13 @@ AskedTools = Annotated[list[AskedTool], Meta(max_length=MAX_TOOLS)]
 
 
 def tools_of(tools: Sequence[AskedTool]) -> tuple[Tool, ...]:
-    """Raises BadRequest naming the tool."""
+    """Those that Anthropic defines are left out, and the answer says so. Raises BadRequest naming the tool."""
     functions = []
     for index, tool in enumerate(tools):
         where = f"tools[{index}]"
         if tool.type not in (None, "custom"):
-            raise BadRequest(
-                f"{where}.type: {str(tool.type)[:40]!r} is a tool of Anthropic's own, which is not here; leave it out, "
-                f"or describe it with an input_schema",
-                field=f"{where}.type",
-            )
+            notices.note(f"{where} ({str(tool.type)[:40]})")
+            continue
         if tool.input_schema is None:
             raise BadRequest(f"{where}.input_schema is required", field=f"{where}.input_schema")
         described = Function(
@@ -100,8 +97,6 @@ def choice_of(choice: AskedChoice | None, tools: Sequence[Tool]) -> ToolChoice:
 # 0 reads the prompt and says nothing, which leaves it in the cache.
 _MaxTokens = Annotated[int, Meta(ge=0, le=fields.MAX_TOKENS)]
 _StopSequences = Annotated[list[fields.StopString], Meta(max_length=fields.MAX_STOPS)]
-# Templates know three levels.
-_EFFORTS = {"low": "low", "medium": "medium", "high": "high", "xhigh": "high", "max": "high"}
 
 
 class Thinking(msgspec.Struct, frozen=True, kw_only=True):
@@ -159,6 +154,7 @@ class CountBody(SamplingFields, frozen=True, kw_only=True):
             parallel_calls=not (self.tool_choice is not None and self.tool_choice.disable_parallel_tool_use),
             response_grammar=self._answer_grammar(),
             think=self._think(),
+            passed_over="thinking",  # clients set for Claude ask every model to think
             continue_last=continues,
             media=media.all(),
         )
@@ -178,7 +174,7 @@ class CountBody(SamplingFields, frozen=True, kw_only=True):
         if self.thinking is None or self.thinking.type == "disabled":
             return False
         if self.output_config is not None and self.output_config.effort is not None:
-            return _EFFORTS[self.output_config.effort]
+            return self.output_config.effort
         return True if self.thinking.type == "enabled" else None
 
     def _answer_grammar(self) -> Grammar | None:

@@ -14,7 +14,8 @@ from typing import Any
 import msgspec
 
 from localrun.errors import BadRequest
-from localrun.server.prompting.ask import Attachments, Message, assistant, called, joined
+from localrun.server import notices
+from localrun.server.prompting.ask import Attachments, Message, arguments_of, assistant, called, joined
 from localrun.wire import MediaKind
 
 
@@ -26,7 +27,7 @@ class Block(msgspec.Struct, frozen=True, kw_only=True):
     thinking: str | None = None
     id: str | None = None
     name: str | None = None
-    input: dict[str, Any] | None = None
+    input: dict[str, Any] | str | None = None
     tool_use_id: str | None = None
     content: str | list[Block] | None = None
     is_error: bool | None = None
@@ -180,6 +181,10 @@ def _user(blocks: Sequence[Block], where: str, media: Attachments) -> list[Messa
     return result or [{"role": "user", "content": ""}]
 
 
+# Tools that a service ran for a conversation that was begun there, and their results. What it found is in its answer.
+_OF_SERVICE = ("server_tool_use", "mcp_tool_use", "_tool_result")
+
+
 def _assistant(blocks: Sequence[Block], where: str, media: Attachments) -> Message:
     texts: list[str] = []
     thoughts: list[str] = []
@@ -192,7 +197,9 @@ def _assistant(blocks: Sequence[Block], where: str, media: Attachments) -> Messa
             continue  # nobody but its maker can read it
         elif block.type == "tool_use":
             name = required(block.name, f"{at}.name")
-            calls.append(called(name, block.input or {}, required(block.id, f"{at}.id")))
+            calls.append(called(name, arguments_of(block.input), required(block.id, f"{at}.id")))
+        elif block.type.endswith(_OF_SERVICE):
+            notices.note(f"{at} ({block.type[:40]})")
         else:
             texts.append(block_text(block, at, media))
     return assistant(joined_texts(texts), thinking=joined_texts(thoughts), calls=calls)

@@ -16,7 +16,7 @@ import msgspec
 from starlette.routing import Route
 
 from localrun.errors import Cancelled, ContextExceeded, EngineFailed
-from localrun.server import notices, tiers
+from localrun.server import tiers
 from localrun.server.anthropic.body import CountBody, MessagesBody
 from localrun.server.anthropic.output import MESSAGE_STOP, PING, Fields, Output, encode, event
 from localrun.server.http.exchange import Exchange, route
@@ -26,8 +26,7 @@ from localrun.server.jobs.job import Job
 from localrun.server.parsing.pieces import Reply
 from localrun.server.prompting.ask import ChatAsk
 from localrun.server.prompting.conversation import begun
-from localrun.server.prompting.prepare import Prepared, prepare, template_of
-from localrun.server.prompting.profile import profile_of
+from localrun.server.prompting.prepare import Prepared, prepare
 from localrun.server.runtime import Runtime
 from localrun.server.tiers import Question
 from localrun.server.unnamed import named
@@ -51,13 +50,7 @@ def naming() -> Iterator[None]:
 
 
 async def prepared_of(runtime: Runtime, job: Job, ask: ChatAsk, body: CountBody) -> Prepared:
-    """The prompt. Raises what `prepare` raises.
-
-    Clients set for Claude ask every model to think. One that cannot answers all the same, and a header says so.
-    """
-    if ask.think and not profile_of(template_of(job)).thinks:
-        ask = msgspec.structs.replace(ask, think=None)
-        notices.note("thinking")
+    """The prompt. Raises what `prepare` raises."""
     ask = msgspec.structs.replace(ask, messages=begun(job.model, ask.messages))
     with naming():
         return await prepare(runtime, job, ask)

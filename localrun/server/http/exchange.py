@@ -1,10 +1,10 @@
 """One HTTP request and its answer, as raw ASGI, and a route's handler as an app that serves one.
 
 A request's body is strict JSON for one struct per route, and JSON here is what the standard says and no more: no NaN or
-Infinity, no number that a double cannot hold, no lone surrogates, no duplicate keys (two parsers that pick different
-ones are a way past a check), no nesting beyond what the parser's stack holds. Unknown fields are ignored, since clients
-send fields of every server they know; known fields of the wrong type or out of range are refused with the field's name
-and its limit.
+Infinity, no number that a double cannot hold, no duplicate keys (two parsers that pick different ones are a way past a
+check), no nesting beyond what the parser's stack holds. Half a surrogate pair, which is what JavaScript writes of a
+text that was cut inside an emoji, is read as U+FFFD. Unknown fields are ignored, since clients send fields of every
+server they know; known fields of the wrong type or out of range are refused with the field's name and its limit.
 
 Owner: the task that serves the request, in the daemon's event loop. A whole answer is two messages; a stream is one
 message per batch of tokens, without any layer in between.
@@ -77,6 +77,11 @@ _PART = re.compile(
 )
 _MORE_TEXT = re.compile(rb'(?:[^"\\]{1,1024}+|\\.){0,64}+')
 _COLON = re.compile(rb"\s*+:")
+# An escape of half a surrogate pair, behind backslashes that stand for themselves.
+_HIGH, _LOW = (rb"\\u[dD][%b][0-9a-fA-F]{2}" % digits for digits in (b"89abAB", b"c-fC-F"))
+_HALF_PAIR = re.compile(
+    rb"(?<!\\)((?:\\\\)*+)(?:%(high)b(?!%(low)b)|(?<!%(high)b)%(low)b)" % {b"high": _HIGH, b"low": _LOW}
+)
 
 # Of a body that is too large to keep.
 PIECE_BYTES = 1024 * 1024
@@ -357,7 +362,13 @@ def decode_body(body: bytes, type_: type[Body], scope: Scope | None = None) -> B
         raise TooLarge(f"the body has more than {MAX_VALUES} values; send fewer parts, numbers or fields at once")
     try:
         with held(scope or {}):
-            value = msgspec.json.decode(body, type=type_)
+            try:
+                value = msgspec.json.decode(body, type=type_)
+            except msgspec.ValidationError:
+                raise
+            except msgspec.DecodeError:
+                body = _HALF_PAIR.sub(rb"\1\\ufffd", body)
+                value = msgspec.json.decode(body, type=type_)
         if len(body) < LARGE_BYTES:
             json.loads(body, object_pairs_hook=_refuse_duplicates)
         else:

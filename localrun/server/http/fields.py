@@ -165,7 +165,8 @@ def defaults_of(model: Model) -> ModelDefaults:
 
 MaxTokens = Annotated[int, Meta(ge=1, le=MAX_TOKENS)]
 # With -1 the answer ends when the model ends it.
-AnswerLimit = Annotated[int, Meta(ge=-1, le=MAX_TOKENS)]
+# Some clients write every number as a double.
+AnswerLimit = Annotated[float, Meta(ge=-1, le=MAX_TOKENS)]
 _Penalty = Annotated[float, Meta(ge=-2.0, le=2.0)]
 _LogitBias = Annotated[dict[str, Bias], Meta(max_length=MAX_LOGIT_BIASES)]
 

@@ -56,7 +56,13 @@ TEXT_ROUTES = frozenset(
     }
 )
 # OpenAI's routes for those whose base URL ends before /v1, as llama-server serves them.
-ALIASES = {path: f"/v1{path}" for path in ("/chat/completions", "/responses", "/embeddings")}
+ALIASES = {
+    path: f"/v1{path}"
+    for path in (
+        *("/chat/completions", "/responses", "/embeddings"),
+        *("/chat/completions/input_tokens", "/responses/input_tokens"),
+    )
+}
 # Two million tokens.
 MAX_TEXT_BYTES = 8 * 1024 * 1024
 _METHODS_WITH_BODY = frozenset({"POST", "PUT", "PATCH", "DELETE"})
@@ -70,6 +76,18 @@ MAX_UPLOADS = 64
 # How long a refused body is read and thrown away. A socket closed with unread input resets the connection, and the
 # client would lose the answer that says what was wrong.
 _LINGER_S = 1.0
+
+
+def _meant(path: str) -> str:
+    """The route's own path, for a base URL that ends in a slash, in `/v1` where the client adds that itself, or without
+    it where the client does not."""
+    if path.startswith("//"):
+        path = "/" + path.lstrip("/")
+    if path.startswith("/v1/v1/"):
+        path = path[len("/v1") :]
+    if path.endswith("/"):
+        path = path.rstrip("/") or "/"
+    return ALIASES.get(path, path)
 
 
 class Limits:
@@ -105,7 +123,7 @@ class Limits:
             # Only the lifespan is left: the server is started without WebSockets.
             await self._app(scope, receive, send)
             return
-        scope["path"] = ALIASES.get(scope["path"], scope["path"])
+        scope["path"] = _meant(scope["path"])
         self._n_open += 1
         try:
             await self._loop_watch.watched(scope, self._check_and_serve(scope, receive, send))

@@ -23,8 +23,8 @@ from localrun.server.jobs.job import Job
 from localrun.server.jobs.registry import RequestRecord
 from localrun.server.media.places import shown
 from localrun.server.ollama.bodies import Options, PromptFields
-from localrun.server.ollama.fitting import Fitted, Tokens
 from localrun.server.parsing.pieces import Call, CallArguments, CallStart, Content, Piece, ReplyParser, Thinking
+from localrun.server.prompting.fitting import Fitted, Tokens
 from localrun.wire import ChosenLogprob, Delta, Finish, Segment, Submit, Usage
 
 _encode = msgspec.json.Encoder().encode
@@ -229,8 +229,8 @@ async def answer(
         grammar=prepared.grammar,
         show_control=prepared.show_control,
     )
-    await job.submit(asked, segments=() if fitted.tokens is not None else prepared.segments, tokens=fitted.tokens)
-    sender = _Answer(exchange, job, lines, prepared.new_parser(), context=context, n_cut=fitted.n_cut)
+    await fitted.submit(job, asked)
+    sender = _Answer(exchange, job, lines, prepared.new_parser(), context=context, headers=fitted.headers)
     if body.stream is not False:
         await sender.stream()
     else:
@@ -241,7 +241,14 @@ class _Answer:
     """One answer, sent once."""
 
     def __init__(
-        self, exchange: Exchange, job: Job, lines: Lines, parser: ReplyParser, *, context: Tokens | None, n_cut: int
+        self,
+        exchange: Exchange,
+        job: Job,
+        lines: Lines,
+        parser: ReplyParser,
+        *,
+        context: Tokens | None,
+        headers: Headers,
     ) -> None:
         self._exchange = exchange
         self._job = job
@@ -250,10 +257,7 @@ class _Answer:
         self._parts = Parts()
         self._context = context
         self._output_tokens: list[int] = []
-        self._headers: Headers = [(b"x-localrun-request", job.id.encode("ascii"))]
-        if n_cut:
-            # What was left out of the prompt: messages of a chat, or tokens of a plain prompt or an over-long message.
-            self._headers.append((b"x-localrun-truncated", str(n_cut).encode("ascii")))
+        self._headers: Headers = [(b"x-localrun-request", job.id.encode("ascii")), *headers]
 
     async def stream(self) -> None:
         """Sends all of it. Raises what the job's iteration raises."""

@@ -33,6 +33,7 @@ from localrun.server.prompting.ask import (
     called,
     check_goes_on,
     choose_tools,
+    role_of,
     tools_of_chat,
 )
 from localrun.wire import Grammar, Sampling
@@ -119,8 +120,7 @@ def _word(name: str, text: str | None) -> str | None:
     return text
 
 
-# Templates know three levels at most; the highest of them stands for what is above.
-_LEVELS = {"low": "low", "medium": "medium", "high": "high", "max": "high"}
+_LEVELS = ("low", "medium", "high", "xhigh", "max")
 
 
 class PromptFields(fields.ServiceFields, frozen=True, kw_only=True):
@@ -179,7 +179,7 @@ class PromptFields(fields.ServiceFields, frozen=True, kw_only=True):
                 f"think: {self.think[:40]!r} is no level; use true, false, {', '.join(map(repr, _LEVELS))}",
                 field="think",
             )
-        return _LEVELS[self.think]
+        return self.think
 
 
 class ModelBody(msgspec.Struct, frozen=True, kw_only=True):
@@ -211,9 +211,6 @@ def with_images(text: str, images: Images | None, field: str, media: Attachments
     n_placed = len(pieces) - 1
     inside = [part for marker, piece in zip(markers, pieces[1:], strict=False) for part in (marker, piece)]
     return "".join((*markers[n_placed:], pieces[0], *inside))
-
-
-_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 
 
 class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
@@ -255,17 +252,13 @@ class ChatBody(PromptFields, frozen=True, kw_only=True):
         )
 
     def _message(self, message: ChatMessage, where: str, media: Attachments) -> Message:
-        role = _ROLES.get(message.role)
-        if role is None:
-            raise BadRequest(
-                f"{where}.role: {message.role[:40]!r} is not a role; use {', '.join(_ROLES)}", field=f"{where}.role"
-            )
+        role = role_of(message.role, where)
         content = with_images(message.content or "", message.images, f"{where}.images", media)
         if role == "assistant":
-            calls = []
-            for at, call in enumerate(message.tool_calls or ()):
-                arguments = arguments_of(call.function.arguments, f"{where}.tool_calls[{at}].function.arguments")
-                calls.append(called(call.function.name, arguments, call.id))
+            calls = [
+                called(call.function.name, arguments_of(call.function.arguments), call.id)
+                for call in message.tool_calls or ()
+            ]
             return assistant(content, thinking=message.thinking or message.reasoning_content, calls=calls)
         made: Message = {"role": role, "content": content}
         if role == "tool":

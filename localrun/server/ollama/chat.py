@@ -1,9 +1,10 @@
 """POST /api/chat and /api/generate.
 
 A conversation goes through the model's chat template, and what the model writes through the parser of its format; one
-that is too long loses its oldest messages (see `fitting.py`), unless `truncate` is false. The prompt of `generate` is
-one user message, after `system`; with `raw` it goes to the model as it is, control tokens included; with `suffix` the
-model fills in between the two. `context` of an earlier answer continues it; answers to pictures and sound have none.
+that is too long loses its oldest messages (`prompting/fitting.py`), unless `truncate` is false. The prompt of
+`generate` is one user message, after `system`; with `raw` it goes to the model as it is, control tokens included; with
+`suffix` the model fills in between the two. `context` of an earlier answer continues it; answers to pictures and sound
+have none.
 
 No messages or no prompt at all is a request to load the model, or with `keep_alive` 0 to unload it.
 """
@@ -22,12 +23,12 @@ from localrun.server.http.exchange import Exchange
 from localrun.server.http.fields import ask_of, keep_alive_s
 from localrun.server.jobs.job import Job
 from localrun.server.media.places import placed
-from localrun.server.ollama import fitting
 from localrun.server.ollama.answer import Kind, Lines, answer, metrics
 from localrun.server.ollama.bodies import ChatBody, GenerateBody, Options
-from localrun.server.ollama.fitting import Fitted, Tokens
+from localrun.server.prompting import fitting
 from localrun.server.prompting.ask import ChatAsk
 from localrun.server.prompting.conversation import begun
+from localrun.server.prompting.fitting import Fitted, Tokens
 from localrun.server.prompting.prepare import prepare
 from localrun.server.runtime import Runtime
 from localrun.server.tiers import Question
@@ -54,7 +55,10 @@ async def chat(runtime: Runtime, exchange: Exchange) -> None:
             options = (body.options or Options()).over(job.model)
             ask = msgspec.structs.replace(ask, messages=begun(job.model, ask.messages))
             ask = fitting.thinks_by_default(job, ask)
-            fitted = await fitting.fit_chat(runtime, job, ask, options, may_cut=body.truncate is not False)
+            may_cut = body.truncate is not False
+            fitted = await fitting.fit_chat(
+                runtime, job, ask, n_predict=options.n_predict, n_keep=options.n_keep, may_cut=may_cut
+            )
             await answer(exchange, job, body, options, fitted, lines)
 
 
@@ -100,7 +104,9 @@ async def _fitted(runtime: Runtime, job: Job, body: GenerateBody, ask: ChatAsk, 
     may_cut = body.truncate is not False
     if body.suffix:
         grammar = body.answer_grammar()
-        return await fitting.fit_infill(job, body.prompt or "", body.suffix, grammar, options, may_cut=may_cut)
+        return await fitting.fit_infill(
+            job, body.prompt or "", body.suffix, grammar, n_predict=options.n_predict, may_cut=may_cut
+        )
     if body.raw:
         prompt: tuple[Segment, ...] = (Segment(ask.messages[-1]["content"]),)
         if ask.media:
@@ -117,7 +123,9 @@ async def _fitted(runtime: Runtime, job: Job, body: GenerateBody, ask: ChatAsk, 
     tokens = await job.count(prepared.segments)
     if body.context:
         tokens = _after(job, body.context, tokens)
-    return fitting.fit_tokens(job, prepared, tokens, options, may_cut=may_cut)
+    return fitting.fit_tokens(
+        job, prepared, tokens, n_predict=options.n_predict, n_keep=options.n_keep, may_cut=may_cut
+    )
 
 
 def _after(job: Job, context: list[int], tokens: Tokens) -> Tokens:

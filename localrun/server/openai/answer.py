@@ -4,7 +4,8 @@ Runs in the task of the request. A stream's SSE chunks are written once per toke
 made once per answer and the encoded text. Within one answer the id, the time and the model never change.
 
 In chat a choice's first chunk has the role. A call begins with a chunk of its id and name, and its arguments follow in
-pieces, as OpenAI streams them; thinking comes as `reasoning_content`, as DeepSeek, llama-server and vLLM name it.
+pieces, as OpenAI streams them; thinking comes as `reasoning_content`, as DeepSeek and llama-server name it, and as
+`reasoning`, as Ollama and vLLM do.
 `functions`, the older form, gets its one call as `function_call`.
 Does not: make prompts (`chat.py`, `completions.py`), or parse what the model wrote. The chunks of completions are in
 `completions.py`.
@@ -22,7 +23,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from localrun import __version__
-from localrun.errors import BadRequest, Cancelled, ContextExceeded, EngineFailed
+from localrun.errors import Cancelled, ContextExceeded, EngineFailed
 from localrun.server.http.exchange import Exchange
 from localrun.server.http.failures import Headers
 from localrun.server.jobs import streaming
@@ -38,7 +39,7 @@ Fields = dict[str, Any]
 
 
 class Chunks(ABC):
-    """One answer. `include_usage` puts `"usage": null` into all chunks but the last, as `stream_options` asks."""
+    """One answer. Chunks but the last have no `usage`: OpenAI has a null there, for which some clients skip a chunk."""
 
     id_prefix: ClassVar[str]
     stream_object: ClassVar[str]
@@ -47,7 +48,7 @@ class Chunks(ABC):
     after_text: ClassVar[bytes]
     no_text: ClassVar[bytes]
 
-    def __init__(self, *, request_id: str, model: str, include_usage: bool) -> None:
+    def __init__(self, *, request_id: str, model: str) -> None:
         self._envelope: Fields = {
             "id": self.id_prefix + request_id,
             "created": int(time.time()),
@@ -56,8 +57,7 @@ class Chunks(ABC):
         }
         envelope = encode({"object": self.stream_object} | self._envelope)
         self._head = b"data: " + envelope[:-1] + b',"choices":[{"index":'
-        self._usage = b',"usage":null' if include_usage else b""
-        self._tail = self._usage + b"}\n\n"
+        self._tail = b"}\n\n"
         self._after_text = self.after_text + b',"logprobs":null,"finish_reason":null}]' + self._tail
 
     # --- a stream ------------------------------------------------------------------------------------------------
@@ -147,11 +147,10 @@ class ChatChunks(Chunks):
         *,
         request_id: str,
         model: str,
-        include_usage: bool,
         replies: Sequence[Reply],
         uses_functions: bool = False,
     ) -> None:
-        super().__init__(request_id=request_id, model=model, include_usage=include_usage)
+        super().__init__(request_id=request_id, model=model)
         self._replies = replies
         self._uses_functions = uses_functions
 
@@ -180,7 +179,7 @@ class ChatChunks(Chunks):
         content = said.content_text
         message: Fields = {"role": "assistant", "content": content, "refusal": None}
         if said.thinking:
-            message["reasoning_content"] = said.thinking_text
+            message["reasoning_content"] = message["reasoning"] = said.thinking_text
         if said.calls:
             message["content"] = content or None
             if self._uses_functions:
@@ -213,7 +212,7 @@ class ChatChunks(Chunks):
         if self._uses_functions and not isinstance(piece, Thinking) and piece.index > 0:
             return b""  # the older form has room for one call
         if isinstance(piece, Thinking):
-            delta = {"reasoning_content": piece.text}
+            delta = {"reasoning_content": piece.text, "reasoning": piece.text}
         elif isinstance(piece, CallStart):
             function = {"name": piece.name, "arguments": ""}
             started = {"index": piece.index, "id": piece.id, "type": "function", "function": function}
@@ -230,19 +229,13 @@ def _function(call: Call) -> Fields:
 
 
 @contextmanager
-def naming(field: str, *, effort: str = "reasoning_effort") -> Iterator[None]:
-    """A prompt that is too long is named as `field`; thinking that the model does not know, as `effort`."""
+def naming(field: str) -> Iterator[None]:
+    """A prompt that is too long is named as `field`."""
     try:
         yield
     except ContextExceeded as error:
         error.field = field
         raise
-    except BadRequest as error:
-        if error.field != "think":
-            raise
-        raise BadRequest(
-            f"{effort}: this model does not support thinking; leave it out, or use 'none'", field=effort
-        ) from None
 
 
 class PromptDetails(msgspec.Struct, frozen=True, kw_only=True):

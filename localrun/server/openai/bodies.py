@@ -25,6 +25,7 @@ from localrun.server.prompting.ask import (
     assistant,
     called,
     joined,
+    role_of,
 )
 from localrun.wire import Grammar, MediaKind
 
@@ -115,7 +116,7 @@ class LimitFields(FormatFields, frozen=True, kw_only=True):
     def max_output(self) -> int | None:
         """By the first name that is given."""
         names = (self.max_completion_tokens, self.max_tokens, self.n_predict)
-        return next((limit for limit in names if limit is not None), None)
+        return next((int(limit) for limit in names if limit is not None), None)
 
 
 class CommonFields(LimitFields, frozen=True, kw_only=True):
@@ -135,14 +136,6 @@ class CommonFields(LimitFields, frozen=True, kw_only=True):
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
 
-_ROLES = {
-    "system": "system",
-    "developer": "system",
-    "user": "user",
-    "assistant": "assistant",
-    "tool": "tool",
-    "function": "tool",
-}
 _TEXT_PARTS = ("text", "input_text", "output_text")
 
 
@@ -182,14 +175,10 @@ def text_of(content: str | Sequence[dict[str, Any]] | None, where: str, media: A
 
 def _for_template(message: ChatMessage, where: str, names: dict[str, str], media: Attachments | None) -> Message:
     """`names` of the calls so far, by id: a tool's answer is told which function it answers for."""
-    role = _ROLES.get(message.role)
-    if role is None:
-        raise BadRequest(
-            f"{where}.role: {message.role[:40]!r} is not a role; use {', '.join(_ROLES)}", field=f"{where}.role"
-        )
-    content = text_of(message.content, f"{where}.content", media)
+    role = role_of(message.role, where)
     if role == "assistant":
-        return _assistant(message, content, where, names)
+        return _assistant(message, where, names, media)
+    content = text_of(message.content, f"{where}.content", media)
     made: Message = {"role": role, "content": content}
     if role == "tool":
         made["tool_call_id"] = message.tool_call_id or message.name or ""
@@ -197,7 +186,15 @@ def _for_template(message: ChatMessage, where: str, names: dict[str, str], media
     return made
 
 
-def _assistant(message: ChatMessage, content: str, where: str, names: dict[str, str]) -> Message:
+_THINKING_PARTS = ("thinking", "reasoning")
+
+
+def _assistant(message: ChatMessage, where: str, names: dict[str, str], media: Attachments | None) -> Message:
+    said, thoughts = message.content, [message.reasoning_content or message.reasoning or ""]
+    if isinstance(said, list):
+        thoughts += [_thinking(part, part["type"]) for part in said if part.get("type") in _THINKING_PARTS]
+        said = [part for part in said if part.get("type") not in _THINKING_PARTS]
+    content = text_of(said, f"{where}.content", media)
     if message.refusal and not message.content:
         content = message.refusal
     calls = message.tool_calls or []
@@ -206,10 +203,17 @@ def _assistant(message: ChatMessage, content: str, where: str, names: dict[str, 
         calls = [ToolCall(id=message.function_call.name, function=message.function_call)]
     made = []
     for at, call in enumerate(calls):
-        arguments = arguments_of(call.function.arguments, f"{where}.tool_calls[{at}].function.arguments")
-        made.append(called(call.function.name, arguments, call.id or f"call_{at}"))
+        made.append(called(call.function.name, arguments_of(call.function.arguments), call.id or f"call_{at}"))
         names[made[-1]["id"]] = call.function.name
-    return assistant(content, thinking=message.reasoning_content or message.reasoning, calls=made)
+    return assistant(content, thinking="\n".join(filter(None, thoughts)), calls=made)
+
+
+def _thinking(part: dict[str, Any], kind: str) -> str:
+    """Of a part that holds thinking: a text, or as Mistral has it, parts of text."""
+    held = part.get(kind, part.get("text"))
+    if isinstance(held, list):
+        held = "\n".join(str(inner.get("text", "")) for inner in held if isinstance(inner, dict))
+    return held if isinstance(held, str) else ""
 
 
 # Pictures with little detail are shrunk to this.

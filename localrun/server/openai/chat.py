@@ -19,6 +19,7 @@ from localrun.server.http import fields
 from localrun.server.http.exchange import Exchange
 from localrun.server.http.fields import ask_of, defaults_of
 from localrun.server.jobs import streaming
+from localrun.server.jobs.job import Job
 from localrun.server.openai.answer import Answer, ChatChunks, naming
 from localrun.server.openai.bodies import ChatMessage, CommonFields, for_template, text_of
 from localrun.server.parsing.pieces import Reply
@@ -38,14 +39,27 @@ from localrun.server.prompting.ask import (
     tools_of_functions,
 )
 from localrun.server.prompting.conversation import begun
-from localrun.server.prompting.prepare import prepare
+from localrun.server.prompting.prepare import Prepared, prepare
 from localrun.server.runtime import Runtime
 from localrun.server.tiers import Question
 from localrun.server.unnamed import named
 
 _OWN_VARIABLES = frozenset(("messages", "tools", "add_generation_prompt"))
 
-Effort = Annotated[str, Meta(pattern="^(none|minimal|low|medium|high|xhigh|max)$")]
+Effort = Annotated[str, Meta(pattern="^[a-z_]{1,32}$")]
+
+
+class InputTokens(msgspec.Struct, frozen=True, kw_only=True):
+    """How many tokens the prompt of a request has."""
+
+    object: Literal["response.input_tokens"] = "response.input_tokens"
+    input_tokens: int
+
+
+class ChatReasoning(msgspec.Struct, frozen=True, kw_only=True):
+    """`reasoning`, which is of responses, and which other servers take in chats as well."""
+
+    effort: Effort | None = None
 
 
 class Prediction(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,6 +86,7 @@ class ChatBody(CommonFields, frozen=True, kw_only=True):
     functions: Functions | None = None
     function_call: str | FunctionName | None = None
     reasoning_effort: Effort | None = None
+    reasoning: ChatReasoning | None = None
     modalities: list[str] | None = None
     audio: Any = None
     prediction: Prediction | None = None
@@ -85,6 +100,12 @@ class ChatBody(CommonFields, frozen=True, kw_only=True):
     def uses_functions(self) -> bool:
         """Whether the calls are to be answered in the older form."""
         return bool(self.functions)
+
+    @property
+    def effort(self) -> str | None:
+        """How much the model is to think, in the client's words."""
+        asked = self.reasoning.effort if self.reasoning is not None else None
+        return asked if self.reasoning_effort is None else self.reasoning_effort
 
     def check_supported(self) -> None:
         """Raises BadRequest for what this build does not do, and for fields that contradict each other."""
@@ -112,7 +133,8 @@ class ChatBody(CommonFields, frozen=True, kw_only=True):
             # The older form has one call to an answer.
             parallel_calls=self.parallel_tool_calls is not False and not self.uses_functions,
             response_grammar=self.answer_grammar(),
-            think=think_of(self.reasoning_effort),
+            think=think_of(self.effort),
+            passed_over="reasoning.effort" if self.reasoning_effort is None else "reasoning_effort",
             documents=self.documents or (),
             template_variables=self._template_variables(),
             continue_last=continues,
@@ -169,12 +191,8 @@ class ChatBody(CommonFields, frozen=True, kw_only=True):
 
 
 def think_of(effort: str | None) -> bool | str | None:
-    """`reasoning_effort` in the words of templates, which know low, medium and high. None leaves it to the model."""
-    if effort is None:
-        return None
-    if effort == "none":
-        return False
-    return {"minimal": "low", "xhigh": "high", "max": "high"}.get(effort, effort)
+    """Of `reasoning_effort`. None leaves it to the model."""
+    return False if effort == "none" else effort
 
 
 async def chat(runtime: Runtime, exchange: Exchange) -> None:
@@ -188,17 +206,7 @@ async def answer_chat(runtime: Runtime, exchange: Exchange, body: ChatBody, answ
     ask = await exchange.apart(body.ask)
     prediction = body.prediction.text if body.prediction is not None else ""
     async with exchange.while_connected(), AsyncExitStack() as stack:
-        if runtime.must_name(body.model):
-            body = await named(runtime, exchange, body)
-        if runtime.settings.tiers:
-            body, ask = await tiers.routed(runtime, exchange, body, Question(ask=ask, effort=body.reasoning_effort))
-        who = ask_of(exchange, body.model, body)
-        if ask.media:
-            await runtime.read_media(body.model, ask.media)
-        jobs = await streaming.enter(runtime, stack, who, n_jobs=body.n_choices)
-        messages = begun(jobs[0].model, ask.messages)
-        with naming("messages"):
-            prepared = await prepare(runtime, jobs[0], msgspec.structs.replace(ask, messages=messages))
+        body, jobs, prepared = await _prompt(runtime, exchange, stack, body, ask)
         plan = streaming.plan(
             body,
             jobs[0],
@@ -216,7 +224,6 @@ async def answer_chat(runtime: Runtime, exchange: Exchange, body: ChatBody, answ
         chunks = ChatChunks(
             request_id=streaming.answer_id(jobs),
             model=body.model,
-            include_usage=body.include_usage,
             replies=[Reply(prepared.new_parser()) for _ in jobs],
             uses_functions=body.uses_functions,
         )
@@ -229,3 +236,38 @@ async def answer_chat(runtime: Runtime, exchange: Exchange, body: ChatBody, answ
             prompt_field="messages",
         )
         await answer.send(stream=bool(body.stream))
+
+
+async def count_tokens(runtime: Runtime, exchange: Exchange) -> None:
+    """POST /v1/chat/completions/input_tokens, which llama-server has: what the prompt of a chat comes to."""
+    body = await exchange.read_json(ChatBody)
+    body.check_supported()
+    ask = await exchange.apart(body.ask)
+    async with exchange.while_connected(), AsyncExitStack() as stack:
+        body = msgspec.structs.replace(body, n=1)
+        _, [job], prepared = await _prompt(runtime, exchange, stack, body, ask, may_probe=False)
+        await exchange.answer_json(InputTokens(input_tokens=len(await job.count(prepared.segments))))
+
+
+async def _prompt(
+    runtime: Runtime,
+    exchange: Exchange,
+    stack: AsyncExitStack,
+    body: ChatBody,
+    ask: ChatAsk,
+    *,
+    may_probe: bool = True,
+) -> tuple[ChatBody, list[Job], Prepared]:
+    """The body with the model that answers, a job for each choice, and their prompt."""
+    if runtime.must_name(body.model):
+        body = await named(runtime, exchange, body)
+    if runtime.settings.tiers:
+        question = Question(ask=ask, effort=body.effort, may_probe=may_probe)
+        body, ask = await tiers.routed(runtime, exchange, body, question)
+    who = ask_of(exchange, body.model, body)
+    if ask.media:
+        await runtime.read_media(body.model, ask.media)
+    jobs = await streaming.enter(runtime, stack, who, n_jobs=body.n_choices)
+    messages = begun(jobs[0].model, ask.messages)
+    with naming("messages"):
+        return body, jobs, await prepare(runtime, jobs[0], msgspec.structs.replace(ask, messages=messages))

@@ -129,11 +129,10 @@ class CompletionChunks(Chunks):
         *,
         request_id: str,
         model: str,
-        include_usage: bool,
         echoes: Sequence[str] = (),
         shows_logprobs: bool = True,
     ) -> None:
-        super().__init__(request_id=request_id, model=model, include_usage=include_usage)
+        super().__init__(request_id=request_id, model=model)
         self._echoes = echoes
         self._shows_logprobs = shows_logprobs
         self._offsets: dict[int, int] = {}
@@ -244,7 +243,6 @@ async def answer_completion(
         chunks = CompletionChunks(
             request_id=streaming.answer_id(jobs),
             model=body.model,
-            include_usage=body.include_usage,
             echoes=echoes,
             shows_logprobs=body.logprobs is not None,
         )

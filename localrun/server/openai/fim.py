@@ -54,7 +54,6 @@ async def complete_fim(runtime: Runtime, exchange: Exchange) -> None:
         chunks = ChatChunks(
             request_id=streaming.answer_id(jobs),
             model=body.model,
-            include_usage=False,
             replies=[Reply(PlainParser())],
         )
         answer = Answer(exchange, jobs, chunks, n_per_prompt=1, include_usage=False, prompt_field="prompt")
@@ -119,7 +118,7 @@ async def complete_infill(runtime: Runtime, exchange: Exchange) -> None:
             extra_files=[(file.filename, file.text) for file in body.input_extra or ()],
             field="model",
         )
-        plan = streaming.plan(body, job, defaults_of(job.model), max_output=body.n_predict)
+        plan = streaming.plan(body, job, defaults_of(job.model), max_output=int(body.n_predict))
         await job.submit(plan, segments=segments)
         with naming("input_prefix"):
             await _Answer(model, body, job).send(exchange, stream=bool(body.stream))

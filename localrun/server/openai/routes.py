@@ -19,7 +19,7 @@ from localrun.models import adapters
 from localrun.models.storage.model import Model
 from localrun.server import tiers
 from localrun.server.http.exchange import Exchange, route
-from localrun.server.openai.chat import chat
+from localrun.server.openai.chat import chat, count_tokens
 from localrun.server.openai.completions import complete
 from localrun.server.openai.fim import complete_fim, complete_infill
 from localrun.server.openai.lora import change_adapters, list_adapters
@@ -64,6 +64,7 @@ def routes(runtime: Runtime) -> list[Route]:
         *(route(path, runtime, list_models, methods=["GET"]) for path in ("/v1/models", "/models")),
         route("/v1/models/{id:path}", runtime, one_model, methods=["GET"]),
         route("/v1/chat/completions", runtime, chat, methods=["POST"]),
+        route("/v1/chat/completions/input_tokens", runtime, count_tokens, methods=["POST"]),
         route("/v1/completions", runtime, complete, methods=["POST"]),
         route("/v1/fim/completions", runtime, complete_fim, methods=["POST"]),
         route("/infill", runtime, complete_infill, methods=["POST"]),

@@ -59,7 +59,7 @@ from localrun.server.ollama.create import CreateBody
 from localrun.server.ollama.models import Ps, Show, Tags
 from localrun.server.ollama.routes import OllamaVersion, ServiceStatus
 from localrun.server.ollama.store import CopyBody, DeletedModel, PullBody
-from localrun.server.openai.chat import ChatBody
+from localrun.server.openai.chat import ChatBody, InputTokens
 from localrun.server.openai.completions import CompletionBody, FimBody
 from localrun.server.openai.fim import InfillBody
 from localrun.server.openai.lora import AdapterRow
@@ -193,6 +193,7 @@ def _events(item: object, what: str) -> Stream:
 
 
 _LOADED = "Without `model` the loaded one that answered last does, else the one that was loaded last, or the only one."
+_COUNTS = "By the model's own tokenizer and template. Loads the model; generates nothing."
 _CHUNKS = "With `stream`: server-sent events, each with a chunk as its data; the last one is `[DONE]`."
 
 _OPENAI = (
@@ -212,6 +213,11 @@ _OPENAI = (
         example={"model": "tiny", "messages": _ASK},
     ),
     Operation(
+        method="POST", path="/v1/chat/completions/input_tokens", summary="How long a chat's prompt would be",
+        body=ChatBody, answer=InputTokens, serves=True, description=_COUNTS,
+        example={"model": "tiny", "messages": _ASK},
+    ),
+    Operation(
         method="POST", path="/v1/completions", summary="What follows a text", body=CompletionBody,
         answer=Completion, serves=True, stream=_events(Completion, _CHUNKS),
         example={"model": "tiny", "prompt": "Once upon a time", "max_tokens": 16},
@@ -221,6 +227,11 @@ _OPENAI = (
         body=ResponsesBody, answer=ResponseObject, serves=True,
         stream=_events(ResponseEvent,
                        "With `stream`: server-sent events named by their type, each with its number."),
+        example={"model": "tiny", "input": "What is 3 + 4?"},
+    ),
+    Operation(
+        method="POST", path="/v1/responses/input_tokens", summary="How long a response's prompt would be",
+        body=ResponsesBody, answer=InputTokens, serves=True, description=_COUNTS,
         example={"model": "tiny", "input": "What is 3 + 4?"},
     ),
     Operation(method="GET", path="/v1/responses/{id}", summary="A response that was kept",
@@ -357,7 +368,7 @@ _ANTHROPIC = (
     Operation(
         method="POST", path="/v1/messages/count_tokens", summary="How long a prompt would be",
         body=CountBody, answer=CountedTokens, serves=True,
-        description="By the model's own tokenizer and template. Loads the model; generates nothing.",
+        description=_COUNTS,
         example={"model": "tiny", "messages": _ASK},
     ),
     Operation(

@@ -112,17 +112,42 @@ class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
     id: str | None = None
 
 
-def arguments_of(text: str | dict[str, Any] | None, field: str) -> dict[str, Any]:
-    """A call's arguments as templates take them. Raises BadRequest for what is not a JSON object."""
+class UnreadArguments(dict[str, Any]):
+    """Arguments that are no JSON object: models write such, and answers end in the middle of them. A template that
+    writes arguments as text is given `text`, any other an object that holds it."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(arguments=text)
+        self.text = text
+
+
+def arguments_of(text: str | dict[str, Any] | None) -> dict[str, Any]:
+    """A call's arguments as templates take them. What a client got of a model, here or elsewhere, it may send back."""
     if isinstance(text, dict):
         return text
+    if text is None or text.strip() in ("", "null"):
+        return {}
     try:
-        parsed = json.loads(text) if text and text.strip() else {}
+        parsed = json.loads(text, strict=False)
     except (ValueError, RecursionError):
         parsed = None
-    if not isinstance(parsed, dict):
-        raise BadRequest(f"{field}: must be the text of a JSON object", field=field)
-    return parsed
+    return parsed if isinstance(parsed, dict) else UnreadArguments(text)
+
+
+_ROLES = {"developer": "system", "function": "tool"}
+_ROLE = re.compile(r"[a-z][a-z0-9_.-]{0,31}", re.ASCII)
+
+
+def role_of(role: str, where: str) -> str:
+    """A message's role as templates know it. One that is none of the usual is the template's to judge: Granite's knows
+    `control` and `document`. Raises BadRequest for what is no word."""
+    known = role.strip().lower()
+    if not _ROLE.fullmatch(known):
+        raise BadRequest(
+            f"{where}.role: {role[:40]!r} is not a role; use system, developer, user, assistant or tool",
+            field=f"{where}.role",
+        )
+    return _ROLES.get(known, known)
 
 
 class Tool(msgspec.Struct, frozen=True):
@@ -147,11 +172,12 @@ ToolChoice = Literal["auto", "none", "required"] | tuple[Literal["function"], st
 class ChatAsk(msgspec.Struct, frozen=True, kw_only=True):
     """One conversation and what is wanted of the next message.
 
-    `think` None leaves it to the template; a text is an effort ("low", "medium",
-    "high"). With `continue_last` the last message is an assistant's, and the reply goes on where it ends.
+    `think` None leaves it to the template; a text is an effort ("low", "high"), of which the template has its own words
+    (`Profile.effort`). With `continue_last` the last message is an assistant's, and the reply goes on where it ends.
     `response_grammar` is what the content must match; thinking before it is free. `template` is one to use instead of
     the model's own. `media` is what markers in the messages stand for. Without `adds_prompt` nobody asks for the next
-    message, and the prompt ends with the last one.
+    message, and the prompt ends with the last one. A model that does not think is asked all the same where the wish
+    came as the field `passed_over`, and the answer says that it was.
     """
 
     messages: Sequence[Message]
@@ -166,6 +192,7 @@ class ChatAsk(msgspec.Struct, frozen=True, kw_only=True):
     template: str | None = None
     media: tuple[Attached, ...] = ()
     adds_prompt: bool = True
+    passed_over: str = ""
 
 
 MAX_TOOLS = 512

@@ -20,7 +20,7 @@ from localrun.models.storage.model import Model
 from localrun.server.parsing import formats
 from localrun.server.parsing.json_calls import dump_json
 from localrun.server.parsing.parser import CallFormat, Written
-from localrun.server.prompting.ask import Message
+from localrun.server.prompting.ask import Message, UnreadArguments, arguments_of
 from localrun.server.prompting.profile import Profile
 
 _KIMI_ID = re.compile(r"functions\.[\w.-]+:\d+")
@@ -55,11 +55,14 @@ def _has_calls(messages: Sequence[Message]) -> bool:
 def milder(messages: Sequence[Message]) -> Iterator[list[Message]]:
     """Other ways to say the same, for a template that raised an exception: each is what some templates insist on.
 
-    In turn: no system messages, roles that alternate as well, one call in each message.
+    In turn: one system message, at the beginning; no system messages; each with roles that alternate as well; one call
+    in each message. What the system said first keeps its rank as long as it can, and its place: what is cached of the
+    conversation begins with it.
     """
     seen = [list(messages)]
-    folded = without_system(messages)
-    for variant in (folded, alternating(messages), alternating(folded), _one_call_each(messages)):
+    one, none = one_system(messages), without_system(messages)
+    ways = (one, alternating(one), none, alternating(messages), alternating(none), _one_call_each(messages))
+    for variant in ways:
         if variant not in seen:
             seen.append(variant)
             yield variant
@@ -135,6 +138,15 @@ class _Waiting:
 _ALL = ("", "")
 
 
+def one_system(messages: Sequence[Message]) -> list[Message]:
+    """System messages at the beginning as one, later ones as user messages in their place."""
+    n_first = next((at for at, message in enumerate(messages) if message["role"] != "system"), len(messages))
+    head = [_text(message) for message in messages[:n_first]]
+    first: list[Message] = [{"role": "system", "content": "\n\n".join(filter(None, head))}] if head else []
+    rest = [{**message, "role": "user"} if message["role"] == "system" else message for message in messages[n_first:]]
+    return [*first, *rest]
+
+
 def without_system(messages: Sequence[Message]) -> list[Message]:
     """System texts at the beginning of the next user message; at the end of the last one where none follows."""
     result: list[Message] = []
@@ -179,16 +191,21 @@ def _put_together(result: list[Message], texts: list[str]) -> None:
         result[-1]["content"] = "\n\n".join(filter(None, texts))
 
 
-def system_as_user(messages: Sequence[Message], texts: frozenset[str]) -> list[Message]:
-    """The system messages of these texts as user messages, where they stand: for a template that leaves them out."""
+_WRITTEN_ROLES = frozenset({"user", "assistant", "tool"})
+
+
+def as_user(messages: Sequence[Message], texts: frozenset[str]) -> list[Message]:
+    """The messages of these texts as user messages, where they stand: for a template that leaves their role out."""
     return [
-        {**message, "role": "user"} if message["role"] == "system" and _text(message) in texts else dict(message)
+        {**message, "role": "user"} if message["role"] not in _WRITTEN_ROLES and _text(message) in texts
+        else dict(message)
         for message in messages
-    ]
+    ]  # fmt: skip
 
 
-def system_texts(messages: Sequence[Message]) -> list[str]:
-    return [_text(message) for message in messages if message["role"] == "system"]
+def texts_to_find(messages: Sequence[Message]) -> list[str]:
+    """Texts of the roles that not every template writes: the system's, and those that few know."""
+    return [_text(message) for message in messages if message["role"] not in _WRITTEN_ROLES]
 
 
 def call_text(name: str, arguments: Any) -> str:
@@ -223,12 +240,14 @@ def _finished(message: Message, profile: Profile) -> Message:
 
 
 def _json(arguments: Any) -> str:
+    if isinstance(arguments, UnreadArguments):
+        return arguments.text
     return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
 
 
 def _turned(call: dict[str, Any]) -> dict[str, Any]:
     arguments = call["function"]["arguments"]
-    other = json.loads(arguments) if isinstance(arguments, str) else _json(arguments)
+    other = arguments_of(arguments) if isinstance(arguments, str) else _json(arguments)
     return {**call, "function": {**call["function"], "arguments": other}}
 
 

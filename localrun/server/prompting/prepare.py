@@ -4,8 +4,8 @@ Runs in the daemon's event loop; the template itself runs in its worker process.
 says, fit the conversation to it, render, look at how the prompt ends, and with that how the reply begins (with thinking
 or without, with a call, or in mid-sentence), choose the grammar and the parser, put pictures and sound in their places.
 
-A template that refuses a conversation is offered milder forms of it; one that silently leaves a system message out
-gets it as a user message in the same place.
+A template that refuses a conversation is offered milder forms of it; one that silently leaves out a system message, or
+one of a role that it does not know, gets it as a user message in the same place.
 Does not: tokenize (the engine does), shorten, or know an API's bodies.
 """
 
@@ -16,13 +16,14 @@ import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 from weakref import WeakKeyDictionary
 
 import msgspec
 
 from localrun.errors import BadRequest, BadTemplate
 from localrun.models.gguf.header import Header, special_token_text
+from localrun.server import notices
 from localrun.server.jobs.job import Job
 from localrun.server.media.places import placed
 from localrun.server.parsing import formats
@@ -59,8 +60,11 @@ async def prepare(runtime: Runtime, job: Job, ask: ChatAsk) -> Prepared:
     other or the tool choice, for thinking that the model does not know, and for media that it does not take or that
     cannot be decoded."""
     template = template_of(job, ask.template)
-    profile = profile_of(template)
+    profile = await _beside(len(template) // _CHARACTERS_AT_ONCE, profile_of, template)
     _check(ask, thinks=profile.thinks)
+    if ask.think and not profile.thinks:
+        notices.note(f"{ask.passed_over}: this model does not support thinking")
+        ask = msgspec.structs.replace(ask, think=None)
     media = await runtime.media.attach(job, ask.media) if ask.media else {}
     tools = () if ask.tool_choice == "none" else ask.tools
     call_format, tags = profile.call_format or formats.HERMES, profile.tags
@@ -108,7 +112,7 @@ def _check(ask: ChatAsk, *, thinks: bool) -> None:
         raise BadRequest(f"tool_choice: {ask.tool_choice[1]!r} is not one of the tools", field="tool_choice")
     if ask.tool_choice == "required" and not names:
         raise BadRequest("tool_choice: there are no tools to choose from; send tools as well", field="tool_choice")
-    if ask.think and not thinks:
+    if ask.think and not thinks and not ask.passed_over:
         raise BadRequest("think: this model does not support thinking; leave it out, or use false", field="think")
     if ask.continue_last and (not ask.messages or ask.messages[-1]["role"] != "assistant"):
         raise BadRequest("messages: only a last message of the assistant can be continued", field="messages")
@@ -175,11 +179,11 @@ async def render_chat(runtime: Runtime, job: Job, ask: ChatAsk, template: str, p
         call_format = profile.call_format or formats.HERMES
         messages = await asyncio.to_thread(conversation.with_tools, messages, tools, call_format)
     given = tools if tools and profile.takes_tools else None
-    messages = conversation.spelled_out(messages, profile)
+    messages = await _beside(len(messages) // _MESSAGES_AT_ONCE, conversation.spelled_out, messages, profile)
     variables, adds_prompt = _variables(ask, profile), ask.adds_prompt
 
     async def render(part: Sequence[Message]) -> tuple[Segment, ...]:
-        made = conversation.fitted(part, profile)
+        made = await _beside(len(part) // _MESSAGES_AT_ONCE, conversation.fitted, part, profile)
         try:
             return await render_template(
                 runtime, job, template, made, tools=given, variables=variables, adds_prompt=adds_prompt
@@ -201,8 +205,30 @@ async def render_chat(runtime: Runtime, job: Job, ask: ChatAsk, template: str, p
                     continue
             raise refusal from None
 
-    segments = await _first_accepted(render, messages)
-    return await _with_every_system_message(render, messages, segments)
+    try:
+        segments = await _first_accepted(render, messages)
+    except BadTemplate:
+        raise
+    except BadRequest:
+        if variables.pop("reasoning_effort", None) is None:
+            raise
+        segments = await _first_accepted(render, messages)
+        notices.note("the level of thinking, which the model's template does not know")
+    return await _with_every_message(render, messages, segments)
+
+
+# What is looked at in the event loop; more takes longer than other streams should wait.
+_MESSAGES_AT_ONCE = 256
+_CHARACTERS_AT_ONCE = 64 * 1024
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+
+
+async def _beside(
+    is_much: int, work: Callable[Arguments, Result], *args: Arguments.args, **named: Arguments.kwargs
+) -> Result:
+    """What `work` returns; of what `is_much` in a thread."""
+    return await asyncio.to_thread(work, *args, **named) if is_much else work(*args, **named)
 
 
 async def _first_accepted(render: _Render, messages: Sequence[Message]) -> tuple[Segment, ...]:
@@ -211,7 +237,7 @@ async def _first_accepted(render: _Render, messages: Sequence[Message]) -> tuple
     except BadTemplate:
         raise  # other messages would not mend it
     except BadRequest as refusal:
-        for variant in conversation.milder(messages):
+        for variant in await _beside(len(messages) // _MESSAGES_AT_ONCE, list, conversation.milder(messages)):
             try:
                 return await render(variant)
             except TemplateOverrunError:
@@ -221,14 +247,14 @@ async def _first_accepted(render: _Render, messages: Sequence[Message]) -> tuple
         raise refusal from None
 
 
-async def _with_every_system_message(
+async def _with_every_message(
     render: _Render, messages: Sequence[Message], segments: tuple[Segment, ...]
 ) -> tuple[Segment, ...]:
-    """`segments`, or the prompt with the system messages that are missing there as user messages."""
+    """`segments`, or the prompt with the messages that are missing there as user messages."""
     missing = _missing(messages, segments)
     if not missing:
         return segments
-    moved = conversation.system_as_user(messages, frozenset(missing))
+    moved = conversation.as_user(messages, frozenset(missing))
     try:
         other = await _first_accepted(render, moved)
     except BadRequest:
@@ -245,8 +271,8 @@ def _missing(messages: Sequence[Message], segments: Sequence[Segment]) -> list[s
     text = "".join(segment.text for segment in segments)
     missing: list[str] = []
     behind, left = 0, _MOST_SEARCHED
-    for system in conversation.system_texts(messages):
-        wanted = system.strip()
+    for said in conversation.texts_to_find(messages):
+        wanted = said.strip()
         at = text.find(wanted, behind)
         left -= (at if at >= 0 else len(text)) - behind
         if at < 0 and left > 0:
@@ -255,7 +281,7 @@ def _missing(messages: Sequence[Message], segments: Sequence[Segment]) -> list[s
         if left <= 0:
             break
         if at < 0:
-            missing.append(system)
+            missing.append(said)
         else:
             behind = at + len(wanted)
     return missing
@@ -270,10 +296,12 @@ def _variables(ask: ChatAsk, profile: Profile) -> dict[str, Any]:
         variables["documents"] = [dict(document) for document in ask.documents]
     if ask.think is not None:
         variables["enable_thinking"] = variables["thinking"] = bool(ask.think)
-        if isinstance(ask.think, str):
-            variables["reasoning_effort"] = ask.think
-        elif not ask.think and profile.takes_effort:
-            variables["reasoning_effort"] = profile.least_effort
+        wanted = ask.think if isinstance(ask.think, str) else "none" if profile.takes_effort and not ask.think else ""
+        word = profile.effort(wanted)
+        if word is not None:
+            variables["reasoning_effort"] = word
+        elif wanted:
+            notices.note(f"{ask.passed_over or 'think'}: no level has the name {wanted[:40]}")
     if profile.names_functions:
         described = [tool.for_template()["function"] for tool in ask.tools]
         variables["functions"] = json.dumps(described, ensure_ascii=False)

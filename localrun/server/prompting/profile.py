@@ -98,8 +98,7 @@ class Profile:
     - `takes_tools`: whether it describes the tools that it is given, in a format known here; some only write down the
       calls of the past, and `knows_calls` says whether it does that
     - `tags` is None for one that marks no thinking; channels of gpt-oss are a format of their own
-    - `takes_effort`: whether it knows low, medium and high thinking; `least_effort` is its word for none (gpt-oss has
-      no such word, and thinks little)
+    - `takes_effort`: whether it knows levels of thinking; `efforts` are its words for them, from the least to the most
     - `answer_marks` stand round an answer, whose reader does not want them
     - `call_ids`: whether it refuses ids that are not nine letters and digits (Mistral), or counts the calls (Kimi)
     - `takes_text_arguments`, `takes_parts`: arguments as text instead of objects, content as a list of parts
@@ -113,7 +112,7 @@ class Profile:
     knows_calls: bool
     tags: ThinkingTags | None
     takes_effort: bool
-    least_effort: str
+    efforts: tuple[str, ...]
     answer_marks: frozenset[str]
     call_ids: Literal["nine characters", "counted"] | None
     takes_text_arguments: bool
@@ -123,6 +122,14 @@ class Profile:
     is_harmony: bool
     thinks: bool
     marks_replies: bool
+
+    def effort(self, wanted: str) -> str | None:
+        """The template's word for a level of thinking that a client asks for: the same, or the nearest one, the higher
+        of two. None for a word that nobody knows."""
+        if wanted not in _SCALE:
+            return None
+        at = _SCALE.index(wanted)
+        return min(self.efforts, key=lambda word: (abs(_SCALE.index(word) - at), -_SCALE.index(word)))
 
 
 @lru_cache(maxsize=REMEMBERED_TEMPLATES)
@@ -141,7 +148,7 @@ def profile_of(template: str) -> Profile:
         knows_calls="tool_calls" in template,
         tags=tags,
         takes_effort=takes_effort,
-        least_effort=next((word for word in ("no_think", "none") if _quotes(template, word)), "low"),
+        efforts=_efforts(template),
         answer_marks=frozenset(answer_marks),
         call_ids=_call_ids(template),
         takes_text_arguments=_TAKES_OBJECTS.search(template) is None,
@@ -174,8 +181,19 @@ def _call_ids(template: str) -> Literal["nine characters", "counted"] | None:
     return "counted" if "<|tool_call_begin|>" in template else None
 
 
-def _quotes(template: str, word: str) -> bool:
-    return f"'{word}'" in template or f'"{word}"' in template
+# Levels of thinking, by all words that clients and templates have for them.
+_SCALE = ("no_think", "none", "minimal", "low", "medium", "high", "xhigh", "max", "ultra")
+_EFFORT = re.compile(r"reasoning_effort")
+# How far from there a template lists the words that it takes.
+_NEAR = 200
+
+
+def _efforts(template: str) -> tuple[str, ...]:
+    """The words that stand near the variable. A template that has none or one of them, which is its default, writes
+    down whatever it is given, and its model knows three. gpt-oss has no word for none, and thinks little."""
+    near = "".join(template[max(0, at.start() - _NEAR) : at.end() + _NEAR] for at in _EFFORT.finditer(template))
+    found = tuple(word for word in _SCALE if f"'{word}'" in near or f'"{word}"' in near)
+    return found if len(found) > 1 else ("low", "medium", "high")
 
 
 def capabilities(model: Model) -> tuple[str, ...]:

@@ -70,7 +70,7 @@ def test_the_model_s_parameters_are_below_the_request_s() -> None:
         ("seed", 2**63), ("top_logprobs", 21), ("top_logprobs", -1), ("logit_bias", {"1": 101}), ("logit_bias", [1]),
         ("logit_bias", {str(n): 0 for n in range(1025)}), ("repeat_penalty", 0), ("mirostat", 5), ("stream", "yes"),
         ("messages", "hi"), ("messages", [{"content": "hi"}]), ("stream_options", {"include_usage": 1}),
-        ("reasoning_effort", "some"), ("tools", [{"function": {"name": 1}}]), ("parallel_tool_calls", 1),
+        ("reasoning_effort", "a lot"), ("tools", [{"function": {"name": 1}}]), ("parallel_tool_calls", 1),
     ],
 )  # fmt: skip
 def test_what_is_out_of_range_is_named(field: str, value: Any) -> None:

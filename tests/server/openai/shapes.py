@@ -64,6 +64,7 @@ class ChatMessage(Strict):
     tool_calls: list[ToolCall] | msgspec.UnsetType = msgspec.UNSET
     function_call: Function | msgspec.UnsetType = msgspec.UNSET
     reasoning_content: str | msgspec.UnsetType = msgspec.UNSET
+    reasoning: str | msgspec.UnsetType = msgspec.UNSET
 
 
 ChatReason = Literal["stop", "length", "tool_calls", "content_filter", "function_call"]
@@ -107,6 +108,7 @@ class ChatDelta(Strict):
     tool_calls: list[ToolCallDelta] | msgspec.UnsetType = msgspec.UNSET
     function_call: FunctionDelta | msgspec.UnsetType = msgspec.UNSET
     reasoning_content: str | msgspec.UnsetType = msgspec.UNSET
+    reasoning: str | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChatChunkChoice(Strict):

@@ -59,10 +59,18 @@ def test_thinking_stands_beside_the_content(daemon: Daemon) -> None:
     assert message["content"] == ""
     assert len(message["reasoning_content"]) >= 10
     assert answer["usage"]["completion_tokens_details"]["reasoning_tokens"] >= 10
+    assert message["reasoning"] == message["reasoning_content"]
     assert chat(daemon, stream=True) == {"content": "", "reasoning_content": message["reasoning_content"]}
 
 
-@pytest.mark.parametrize("fields", [{"reasoning_effort": "none"}, {"chat_template_kwargs": {"enable_thinking": False}}])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"reasoning_effort": "none"},
+        {"reasoning": {"effort": "none"}},
+        {"chat_template_kwargs": {"enable_thinking": False}},
+    ],
+)
 def test_thinking_turned_off(daemon: Daemon, fields: dict[str, Any]) -> None:
     answer = chat(daemon, **fields)
     message = answer["choices"][0]["message"]

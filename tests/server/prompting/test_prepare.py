@@ -19,7 +19,7 @@ from localrun.server import structured
 from localrun.server.jobs.job import Job
 from localrun.server.parsing.parser import ParserPlan
 from localrun.server.prompting import prepare as prepare_module
-from localrun.server.prompting.ask import ChatAsk, Tool
+from localrun.server.prompting.ask import ChatAsk, Tool, arguments_of, called
 from localrun.server.prompting.prepare import Prepared, prepare, render_template, template_of
 from localrun.server.runtime import Runtime
 from localrun.server.templates.renderer import TemplateOverrunError, TemplateRenderer
@@ -260,6 +260,78 @@ def test_a_template_that_refuses_system_messages_gets_them_with_the_user_s(desk:
     template = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}" + PLAIN
     prepared = desk(template, messages=[{"role": "system", "content": "Be kind."}, HELLO])
     assert text(prepared) == "[user]Be kind.\n\nhello[assistant]"
+
+
+SYSTEM_FIRST = (
+    "{% for m in messages %}{% if m.role == 'system' and not loop.first %}"
+    "{{ raise_exception('System message must be at the beginning.') }}{% endif %}{% endfor %}" + PLAIN
+)
+
+
+def test_the_first_system_message_keeps_its_rank_when_there_is_another(desk: Desk):
+    first, more = {"role": "system", "content": "Be kind."}, {"role": "system", "content": "Be brief."}
+    assert text(desk(SYSTEM_FIRST, messages=[first, more, HELLO])) == (
+        "[system]Be kind.\n\nBe brief.[user]hello[assistant]"
+    )
+
+
+def test_what_is_cached_of_a_conversation_stays_its_beginning_when_a_system_message_comes(desk: Desk):
+    turns = [{"role": "system", "content": "Be kind."}, HELLO, {"role": "assistant", "content": "hi"}]
+    before = text(desk(SYSTEM_FIRST, messages=[*turns, HELLO])).removesuffix("[user]hello[assistant]")
+    later = text(desk(SYSTEM_FIRST, messages=[*turns, {"role": "system", "content": "Be brief."}, HELLO]))
+    assert later == before + "[user]Be brief.[user]hello[assistant]"
+
+
+def test_a_role_that_a_template_knows_reaches_it_and_another_is_not_lost(desk: Desk):
+    messages = [{"role": "control", "content": "think"}, HELLO]
+    assert text(desk(PLAIN, messages=messages)) == "[control]think[user]hello[assistant]"
+    knows_three = PLAIN.replace("[{{", "{% if m.role in ['system', 'user', 'assistant'] %}[{{").replace(
+        "{{ m.content }}", "{{ m.content }}{% endif %}"
+    )
+    assert text(desk(knows_three, messages=messages)) == "[user]think[user]hello[assistant]"
+
+
+BROKEN = {
+    "role": "assistant", "content": "",
+    "tool_calls": [called("get_weather", arguments_of('{"city": "Rome is '), "c")],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        ("c.function.arguments", '[assistant]get_weather {"city": "Rome is '),
+        ("c.function.arguments | tojson", '[assistant]get_weather {"arguments": "{\\"city\\": \\"Rome is "}'),
+        ("c.function.arguments.items() | list", "[assistant]get_weather [('arguments', '{\"city\": \"Rome is ')]"),
+    ],
+    ids=["as text", "as JSON", "item by item"],
+)
+def test_broken_arguments_of_a_call_go_into_the_prompt(desk: Desk, written: str, expected: str):
+    calls = "{% for c in m.tool_calls or [] %}{{ c.function.name }} {{ " + written + " }}{% endfor %}"
+    template = PLAIN.replace("{{ m.content }}", "{{ m.content }}" + calls)
+    result = {"role": "tool", "content": "no JSON", "tool_call_id": "c"}
+    assert expected + "[tool]no JSON" in text(desk(template, messages=[HELLO, BROKEN, result]))
+
+
+LEVELS = (
+    "{% if reasoning_effort is defined and reasoning_effort not in ['xhigh', 'medium', 'low'] %}"
+    "{{ raise_exception('Unexpected reasoning effort ' ~ reasoning_effort) }}{% endif %}"
+    "<think>{{ reasoning_effort | default('-') }}|"
+)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "template", "told"),
+    [
+        ("high", LEVELS, "xhigh"), ("max", LEVELS, "xhigh"), ("medium", LEVELS, "medium"), ("minimal", LEVELS, "low"),
+        ("a_lot", LEVELS, "-"), ("high", HARMONY, "high"), ("max", HARMONY, "high"), ("minimal", HARMONY, "low"),
+        ("medium", "<think>{{ reasoning_effort in ['no_think', 'low', 'high'] }}{{ reasoning_effort }}|", "Truehigh"),
+        ("high", "<think>{% if reasoning_effort is defined %}{{ raise_exception('no') }}{% endif %}-|", "-"),
+    ],
+)  # fmt: skip
+def test_a_level_of_thinking_is_said_in_the_template_s_words(desk: Desk, wanted: str, template: str, told: str):
+    prompt = text(desk(template, think=wanted))
+    assert f"<think>{told}|" in prompt or f"{told}<|start|>assistant" in prompt
 
 
 def test_a_template_that_wants_roles_to_alternate_gets_that(desk: Desk):

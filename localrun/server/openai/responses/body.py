@@ -17,7 +17,7 @@ from localrun.errors import BadRequest
 from localrun.server.http import fields
 from localrun.server.http.fields import MaxTokens, SamplingFields
 from localrun.server.openai.bodies import JsonSchema, ResponseFormat, grammar_of_format
-from localrun.server.openai.chat import Effort
+from localrun.server.openai.chat import ChatReasoning
 from localrun.server.prompting.ask import MAX_MESSAGES, MAX_TOOLS, Choice
 from localrun.wire import Grammar
 
@@ -44,10 +44,9 @@ class TextConfig(msgspec.Struct, frozen=True, kw_only=True):
     format: TextFormat | None = None
 
 
-class Reasoning(msgspec.Struct, frozen=True, kw_only=True):
-    """`reasoning`. With `summary`, the thinking comes as the summary, which is what many clients show."""
+class Reasoning(ChatReasoning, frozen=True, kw_only=True):
+    """With `summary`, the thinking comes as the summary, which is what many clients show."""
 
-    effort: Effort | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None
     generate_summary: Literal["auto", "concise", "detailed"] | None = None
 
@@ -104,11 +103,6 @@ class ResponsesBody(SamplingFields, frozen=True, kw_only=True):
             )
         if self.prompt is not None:
             raise BadRequest("prompt: stored prompts are not supported; send input and instructions", field="prompt")
-        if self.truncation == "auto":
-            raise BadRequest(
-                "truncation: 'auto' is not supported; a conversation that is too long is refused, so leave items out",
-                field="truncation",
-            )
 
     def answer_grammar(self) -> Grammar | None:
         """Of `text.format`; None for free text. Raises BadRequest for what a grammar cannot hold an answer to."""

@@ -21,11 +21,12 @@ from starlette.routing import Route
 from localrun.errors import LocalrunError, QueueFull
 from localrun.server import notices, tiers
 from localrun.server.http.exchange import Exchange, route
+from localrun.server.http.failures import Headers
 from localrun.server.http.fields import ask_of, defaults_of
 from localrun.server.jobs import streaming
 from localrun.server.jobs.job import Job
 from localrun.server.openai.answer import Fields, encode, ended, headers_of, naming
-from localrun.server.openai.chat import think_of
+from localrun.server.openai.chat import InputTokens, think_of
 from localrun.server.openai.responses import items as response_items
 from localrun.server.openai.responses.body import ResponsesBody
 from localrun.server.openai.responses.items import Item
@@ -35,7 +36,7 @@ from localrun.server.openai.responses.tools import Client, Offered, offered
 from localrun.server.parsing.pieces import Reply
 from localrun.server.prompting import conversation as beginning
 from localrun.server.prompting.ask import Attachments, ChatAsk, choose_tools
-from localrun.server.prompting.prepare import prepare
+from localrun.server.prompting.fitting import Fitted, fit_chat
 from localrun.server.runtime import Runtime
 from localrun.server.tiers import Question
 from localrun.server.unnamed import named
@@ -100,7 +101,7 @@ def begun_response(response_id: str, body: ResponsesBody, sampling: Sampling, to
         "tools": [tool | {"strict": tool.get("strict") or False} for tool in tools],
         "top_logprobs": body.top_logprobs or 0,
         "top_p": sampling.top_p,
-        "truncation": "disabled",
+        "truncation": body.truncation or "disabled",
         "usage": None,
     }
 
@@ -173,34 +174,63 @@ def _asked(body: ResponsesBody, before: Sequence[Item], find: Callable[[str], It
         parallel_calls=body.parallel_tool_calls is not False,
         response_grammar=body.answer_grammar(),
         think=think_of(body.effort),
+        passed_over="reasoning.effort",
         media=media.all(),
     )
     notices.note(*found.left_out, *response_items.left_out(sent))
     return _Asked(conversation, found, ask)
 
 
-async def create(kept: KeptResponses, runtime: Runtime, exchange: Exchange) -> None:
-    """The route's handler."""
+async def _read_body(kept: KeptResponses, exchange: Exchange) -> tuple[ResponsesBody, _Asked]:
     body = await exchange.read_json(ResponsesBody)
     body.check_supported()
     owner = exchange.visitor.namespace
     before: tuple[Item, ...] = ()
     if body.previous_response_id is not None:
         before = kept.get(body.previous_response_id, owner, field="previous_response_id").conversation
-    asked = await exchange.apart(partial(_asked, body, before, partial(kept.item, owner=owner)))
-    conversation, found, ask = asked
+    return body, await exchange.apart(partial(_asked, body, before, partial(kept.item, owner=owner)))
+
+
+async def _fitted(
+    runtime: Runtime,
+    exchange: Exchange,
+    stack: AsyncExitStack,
+    body: ResponsesBody,
+    ask: ChatAsk,
+    *,
+    may_probe: bool = True,
+) -> tuple[ResponsesBody, Job, Fitted]:
+    """The body with the model that answers, the job and its prompt."""
+    if runtime.must_name(body.model):
+        body = await named(runtime, exchange, body)
+    if runtime.settings.tiers:
+        question = Question(ask=ask, effort=body.effort, may_probe=may_probe)
+        body, ask = await tiers.routed(runtime, exchange, body, question)
+    who = ask_of(exchange, body.model, body)
+    if ask.media:
+        await runtime.read_media(body.model, ask.media)
+    job = await stack.enter_async_context(runtime.job(who))
+    whole = msgspec.structs.replace(ask, messages=beginning.begun(job.model, ask.messages))
+    n_predict, may_cut = body.max_output_tokens or -1, body.truncation == "auto"
+    with naming("input"):
+        return body, job, await fit_chat(runtime, job, whole, n_predict=n_predict, n_keep=-1, may_cut=may_cut)
+
+
+async def count(kept: KeptResponses, runtime: Runtime, exchange: Exchange) -> None:
+    """POST /v1/responses/input_tokens: what the prompt of a response comes to."""
+    body, asked = await _read_body(kept, exchange)
     async with exchange.while_connected(), AsyncExitStack() as stack:
-        if runtime.must_name(body.model):
-            body = await named(runtime, exchange, body)
-        if runtime.settings.tiers:
-            body, ask = await tiers.routed(runtime, exchange, body, Question(ask=ask, effort=body.effort))
-        who = ask_of(exchange, body.model, body)
-        if ask.media:
-            await runtime.read_media(body.model, ask.media)
-        job = await stack.enter_async_context(runtime.job(who))
-        messages = beginning.begun(job.model, ask.messages)
-        with naming("input", effort="reasoning.effort"):
-            prepared = await prepare(runtime, job, msgspec.structs.replace(ask, messages=messages))
+        _, job, fitted = await _fitted(runtime, exchange, stack, body, asked.ask, may_probe=False)
+        tokens = fitted.tokens if fitted.tokens is not None else await job.count(fitted.prepared.segments)
+        await exchange.answer_json(InputTokens(input_tokens=len(tokens)))
+
+
+async def create(kept: KeptResponses, runtime: Runtime, exchange: Exchange) -> None:
+    """The route's handler."""
+    body, (conversation, found, ask) = await _read_body(kept, exchange)
+    async with exchange.while_connected(), AsyncExitStack() as stack:
+        body, job, fitted = await _fitted(runtime, exchange, stack, body, ask)
+        prepared = fitted.prepared
         defaults = defaults_of(job.model)
         plan = streaming.plan(
             body,
@@ -213,7 +243,7 @@ async def create(kept: KeptResponses, runtime: Runtime, exchange: Exchange) -> N
             logprobs=body.wants_logprobs,
             n_probs=body.top_logprobs or 0,
         )
-        await job.submit(plan, segments=prepared.segments)
+        await fitted.submit(job, plan)
         begun = begun_response("resp_" + streaming.answer_id([job]), body, plan.sampling, found.written)
         run = _Run(
             exchange,
@@ -224,6 +254,7 @@ async def create(kept: KeptResponses, runtime: Runtime, exchange: Exchange) -> N
             kept=kept if body.is_kept else None,
             conversation=conversation,
             clients=found.clients,
+            headers=[*headers_of([job]), *fitted.headers],
         )
         with naming("input"):
             await run.send(stream=bool(body.stream))
@@ -243,6 +274,7 @@ class _Run:
         kept: KeptResponses | None,
         conversation: list[Item],
         clients: Mapping[str, Client],
+        headers: Headers,
     ) -> None:
         self._exchange = exchange
         self._job = job
@@ -250,7 +282,7 @@ class _Run:
         self._response = response
         self._events = Events()
         self._output = Output(self._events, clients, summarizes=summarizes)
-        self._headers = headers_of([job])
+        self._headers = headers
         self._kept = kept
         self._conversation = conversation
 
@@ -301,6 +333,7 @@ def response_routes(runtime: Runtime) -> list[Route]:
     kept = KeptResponses()
     return [
         route("/v1/responses", runtime, partial(create, kept), methods=["POST"]),
+        route("/v1/responses/input_tokens", runtime, partial(count, kept), methods=["POST"]),
         route("/v1/responses/{id}", runtime, partial(_read, kept), methods=["GET"]),
         route("/v1/responses/{id}", runtime, partial(_delete, kept), methods=["DELETE"]),
         route("/v1/responses/{id}/input_items", runtime, partial(_input_items, kept), methods=["GET"]),

@@ -22,11 +22,9 @@ from typing import Any
 from localrun.errors import BadRequest
 from localrun.server.openai.bodies import text_of
 from localrun.server.openai.responses.tools import name_for_model, short
-from localrun.server.prompting.ask import Attachments, Message, arguments_of, assistant, called
+from localrun.server.prompting.ask import Attachments, Message, arguments_of, assistant, called, role_of
 
 Item = dict[str, Any]
-
-_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 
 
 def new_id(prefix: str) -> str:
@@ -83,11 +81,11 @@ def messages_of(instructions: str | None, items: Sequence[Item], media: Attachme
         kind = item["type"]
         if _is_call(item):
             names[item["call_id"]] = name = _name_of_call(item)
-            turn.calls.append(called(name, _arguments_of_call(item, where), item["call_id"]))
+            turn.calls.append(called(name, _arguments_of_call(item), item["call_id"]))
         elif kind == "reasoning":
             messages += turn.before_thinking()
             turn.thinking.append(_reasoning_text(item))
-        elif kind == "message" and item["role"] == "assistant":
+        elif kind == "message" and role_of(item["role"], where) == "assistant":
             messages += turn.before_content()
             turn.content.append(text_of(item["content"], f"{where}.content", media))
         elif kind == "message" or _is_result(item):
@@ -126,9 +124,9 @@ def _name_of_call(item: Item) -> str:
     return name_for_model(name, item.get("namespace"))
 
 
-def _arguments_of_call(item: Item, where: str) -> dict[str, Any]:
+def _arguments_of_call(item: Item) -> dict[str, Any]:
     if isinstance(item.get("arguments"), str):
-        return arguments_of(item["arguments"], f"{where}.arguments")
+        return arguments_of(item["arguments"])
     if isinstance(item.get("input"), str):
         return {"input": item["input"]}
     for name in ("arguments", "action", "operation"):
@@ -148,11 +146,7 @@ def _item(item: Item, where: str, find: Callable[[str], Item | None]) -> Item:
             )
         return found
     if kind == "message":
-        if not isinstance(item.get("role"), str) or item["role"] not in _ROLES:
-            raise BadRequest(
-                f"{where}.role: {str(item.get('role'))[:40]!r} is not a role; use {', '.join(_ROLES)}",
-                field=f"{where}.role",
-            )
+        role_of(str(item.get("role") or ""), where)
         return _message(item, where)
     if kind == "function_call":
         _check_texts(item, where, "call_id", "name", "arguments")
@@ -212,7 +206,7 @@ def _outside(item: Item, where: str, names: dict[str, str], media: Attachments |
     """A message that is not the assistant's."""
     if item["type"] == "message":
         return {
-            "role": _ROLES[item["role"]],
+            "role": role_of(item["role"], where),
             "content": text_of(item["content"], f"{where}.content", media),
         }
     output = item.get("output")

@@ -1,4 +1,5 @@
-"""Prompts that fit into the context, by the rules of Ollama's `/api`. `/v1` refuses what is too long.
+"""Prompts that fit into the context, by the rules of Ollama's `/api`, and for responses that ask for it
+(`truncation`). All else of `/v1` refuses what is too long.
 
 A chat loses its oldest messages, never the system messages, the last user's message and the last one, until the rest
 fits with room for an answer. First whole turns go, so that what then begins, after the system messages, is a user's
@@ -17,15 +18,15 @@ from typing import NamedTuple
 
 import msgspec
 
+from localrun.server.http.failures import Headers
 from localrun.server.jobs.job import Job
-from localrun.server.ollama.bodies import Options
 from localrun.server.parsing.pieces import PlainParser
 from localrun.server.prompting.ask import ChatAsk, Message
 from localrun.server.prompting.infill import infill
 from localrun.server.prompting.prepare import Prepared, prepare, template_of
 from localrun.server.prompting.profile import profile_of
 from localrun.server.runtime import Runtime
-from localrun.wire import Grammar, Segment
+from localrun.wire import Grammar, Segment, Submit
 
 ROOM_TOKENS = 256
 
@@ -113,6 +114,16 @@ class Fitted(msgspec.Struct, frozen=True):
     tokens: Tokens | None = None
     n_cut: int = 0
 
+    @property
+    def headers(self) -> Headers:
+        """How many messages or tokens were left out, where any were."""
+        return [(b"x-localrun-truncated", str(self.n_cut).encode("ascii"))] if self.n_cut else []
+
+    async def submit(self, job: Job, asked: Submit) -> None:
+        """Raises what the job's `submit` raises."""
+        segments = () if self.tokens is not None else self.prepared.segments
+        await job.submit(asked, segments=segments, tokens=self.tokens)
+
 
 def plain(segments: Sequence[Segment], grammar: Grammar | None) -> Prepared:
     """A prompt without a chat template, whose answer is text and nothing else."""
@@ -126,10 +137,11 @@ def thinks_by_default(job: Job, ask: ChatAsk) -> ChatAsk:
     return msgspec.structs.replace(ask, think=True) if profile_of(template_of(job)).thinks else ask
 
 
-async def fit_chat(runtime: Runtime, job: Job, ask: ChatAsk, options: Options, *, may_cut: bool) -> Fitted:
-    """A conversation that may lose its oldest messages. Raises what `prepare` raises."""
+async def fit_chat(runtime: Runtime, job: Job, ask: ChatAsk, *, n_predict: int, n_keep: int, may_cut: bool) -> Fitted:
+    """A conversation that may lose its oldest messages, for an answer of `n_predict` tokens (-1 if nobody knows).
+    Raises what `prepare` raises."""
     prepared = await prepare(runtime, job, ask)
-    limit = limit_tokens(job.n_ctx, options.n_predict)
+    limit = limit_tokens(job.n_ctx, n_predict)
     # No tokenizer makes more tokens than bytes, but for a BOS and a leading space: most chats need no count.
     n_bytes = sum(len(segment.text.encode()) for segment in prepared.segments)
     if not may_cut or (n_bytes + 8 <= limit and not ask.media):
@@ -147,23 +159,23 @@ async def fit_chat(runtime: Runtime, job: Job, ask: ChatAsk, options: Options, *
         prepared = await prepare(runtime, job, msgspec.structs.replace(ask, messages=kept))
     if any(segment.media is not None for segment in prepared.segments):  # which token ids do not say
         return Fitted(prepared, n_cut=n_cut)
-    fitting = cut_tokens(tokens, limit=limit, n_keep=options.n_keep)
+    fitting = cut_tokens(tokens, limit=limit, n_keep=n_keep)
     return Fitted(prepared, fitting, n_cut or len(tokens) - len(fitting))
 
 
-def fit_tokens(job: Job, prepared: Prepared, tokens: Tokens, options: Options, *, may_cut: bool) -> Fitted:
+def fit_tokens(job: Job, prepared: Prepared, tokens: Tokens, *, n_predict: int, n_keep: int, may_cut: bool) -> Fitted:
     """A prompt that may lose tokens after its first ones."""
-    limit = limit_tokens(job.n_ctx, options.n_predict)
-    kept = cut_tokens(tokens, limit=limit, n_keep=options.n_keep) if may_cut else tokens
+    limit = limit_tokens(job.n_ctx, n_predict)
+    kept = cut_tokens(tokens, limit=limit, n_keep=n_keep) if may_cut else tokens
     return Fitted(prepared, kept, len(tokens) - len(kept))
 
 
 async def fit_infill(
-    job: Job, prefix: str, suffix: str, grammar: Grammar | None, options: Options, *, may_cut: bool
+    job: Job, prefix: str, suffix: str, grammar: Grammar | None, *, n_predict: int, may_cut: bool
 ) -> Fitted:
     """A prompt to fill in the middle, which may lose what is farthest from there. Raises BadRequest for a model that
     cannot."""
-    limit = limit_tokens(job.n_ctx, options.n_predict)
+    limit = limit_tokens(job.n_ctx, n_predict)
     segments = infill(job.model.header, prefix, suffix)
     tokens = whole = await job.count(segments)
     for _ in range(_ROUNDS):

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from localrun.server.ollama.fitting import cut_messages, cut_tokens, limit_tokens
 from localrun.server.prompting.ask import Message
+from localrun.server.prompting.fitting import cut_messages, cut_tokens, limit_tokens
 
 
 def chat(*turns: str) -> list[Message]:
