@@ -264,9 +264,14 @@ def assemble(base: Base, changes: Changes, *, now: datetime, quantized: StoredFi
     )
 
 
+def is_go(template: str) -> bool:
+    """Whether it is a template of Go."""
+    return "{%" not in template and _GO.search(template) is not None
+
+
 def refuse_go(template: str) -> None:
     """Raises BadRequest for a template of Go, with the way out."""
-    if "{%" not in template and _GO.search(template):
+    if is_go(template):
         raise BadRequest(
             "template: this is a Go template, which localrun does not run; leave it out to use the chat template that "
             "is in the GGUF file, or write it in Jinja, as on the model's page on the hub",

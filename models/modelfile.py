@@ -29,10 +29,8 @@ INSTRUCTIONS = (
 )
 ROLES = ("system", "user", "assistant")
 
-_NOT_SUPPORTED = {
-    "RENDERER": "the model's own chat template is used; leave the line out",
-    "PARSER": "the way replies are read follows the model's template; leave the line out",
-}
+# What Ollama's own Modelfiles say of how prompts are written and replies are read: here the model's template says it.
+LEFT_OUT = ("RENDERER", "PARSER")
 _FENCE = '"""'
 _PLAIN = re.compile(r'[^\s"#][^\n"]*')
 
@@ -58,7 +56,8 @@ class MessageLine(NamedTuple):
 
 class Modelfile(NamedTuple):
     """What a Modelfile says. `base` is FROM, None in one that only gives an adapter a name; of TEMPLATE, SYSTEM, DRAFT
-    and REQUIRES the last one counts. `projector` is PROJECTOR, or a second FROM, as Ollama has it."""
+    and REQUIRES the last one counts. `projector` is PROJECTOR, or a second FROM, as Ollama has it. `left_out` are the
+    instructions that have no effect here."""
 
     base: Line | None
     parameters: tuple[Parameter, ...] = ()
@@ -70,6 +69,7 @@ class Modelfile(NamedTuple):
     projector: Line | None = None
     draft: Line | None = None
     requires: Line | None = None
+    left_out: tuple[str, ...] = ()
 
 
 def parse(text: str) -> Modelfile:
@@ -78,7 +78,7 @@ def parse(text: str) -> Modelfile:
         raise BadRequest(
             f"the Modelfile has {len(text)} characters; the limit is {MAX_MODELFILE_CHARS}", field="modelfile"
         )
-    found: dict[str, list[Line]] = {name: [] for name in INSTRUCTIONS}
+    found: dict[str, list[Line]] = {name: [] for name in (*INSTRUCTIONS, *LEFT_OUT)}
     for name, line in _instructions(text):
         found[name].append(line)
     if not found["FROM"] and not found["ADAPTER"]:
@@ -106,13 +106,20 @@ def parse(text: str) -> Modelfile:
         projector=projectors[0] if projectors else None,
         draft=_last(found["DRAFT"]),
         requires=_last(found["REQUIRES"]),
+        left_out=tuple(name for name in LEFT_OUT if found[name]),
     )
 
 
 def _check_alone(found: Mapping[str, Sequence[Line]]) -> None:
     """Of a Modelfile without FROM: it gives an adapter a name."""
     for name, lines in found.items():
-        unfit = lines if name not in ("ADAPTER", "LICENSE", "REQUIRES") else lines[1:] if name == "ADAPTER" else ()
+        unfit = (
+            lines
+            if name not in ("ADAPTER", "LICENSE", "REQUIRES", *LEFT_OUT)
+            else lines[1:]
+            if name == "ADAPTER"
+            else ()
+        )
         if unfit:
             what = "a second ADAPTER" if name == "ADAPTER" else name
             fail(unfit[0].number, f"{what}, and there is no FROM; an adapter by itself has nothing but a LICENSE")
@@ -169,9 +176,7 @@ def _instructions(text: str) -> Iterator[tuple[str, Line]]:
             continue
         word, _, rest = line.partition(" ") if "\t" not in line.partition(" ")[0] else line.partition("\t")
         name = word.upper()
-        if name in _NOT_SUPPORTED:
-            fail(number, f"{name}: {_NOT_SUPPORTED[name]}")
-        if name not in INSTRUCTIONS:
+        if name not in (*INSTRUCTIONS, *LEFT_OUT):
             fail(number, f"'{word[:40]}' is no instruction; they are {', '.join(INSTRUCTIONS)}")
         rest = rest.strip()
         before, fence, after = rest.partition(_FENCE)

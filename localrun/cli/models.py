@@ -6,6 +6,7 @@ Each asks the daemon and prints what it says. Does not: touch files itself.
 from __future__ import annotations
 
 import asyncio
+import codecs
 import json
 import sys
 from contextlib import aclosing
@@ -210,8 +211,11 @@ def _modelfile(path: Path) -> tuple[str, Path]:
     is_stdin = str(path) == "-"
     try:
         # Python reads stdin as the terminal's locale has it.
-        with open(sys.stdin.fileno() if is_stdin else path, encoding="utf-8", closefd=not is_stdin) as file:
-            return file.read(MAX_MODELFILE_BYTES), Path.cwd() if is_stdin else path.absolute().parent
+        with open(sys.stdin.fileno() if is_stdin else path, "rb", closefd=not is_stdin) as file:
+            read = file.read(MAX_MODELFILE_BYTES)
+        # Windows' editors and shells write UTF-16, and say so.
+        encoding = "utf-16" if read.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "utf-8"
+        return read.decode(encoding), Path.cwd() if is_stdin else path.absolute().parent
     except UnicodeDecodeError as error:
         shown = "stdin" if is_stdin else str(path)
         raise click.UsageError(f"cannot read the Modelfile: {shown} is not UTF-8: {error.reason}") from None

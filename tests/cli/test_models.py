@@ -195,3 +195,11 @@ def test_a_modelfile_that_is_not_utf_8_is_named(localrun, tmp_path):
         assert f"error: cannot read the Modelfile: {shown} is not UTF-8" in ended.stderr
     ended = localrun("create", "wrong", "-f", str(tmp_path / "gone"), port=1)
     assert f"cannot read the Modelfile: {tmp_path / 'gone'}: No such file" in " ".join(ended.stderr.split())
+
+
+def test_a_modelfile_in_utf_16_is_read(localrun, tmp_path, running):
+    """Notepad and older PowerShells write it."""
+    (tmp_path / "Wide").write_text("FROM tiny\r\nSYSTEM Sei höflich.\r\n", encoding="utf-16")
+    assert localrun("create", "wide", "-f", str(tmp_path / "Wide"), port=running.port).returncode == 0
+    assert running.post("/api/show", model="wide").json()["system"] == "Sei höflich."
+    localrun("rm", "wide", port=running.port)

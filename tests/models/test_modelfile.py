@@ -73,7 +73,6 @@ def test_a_text_in_three_quotes_is_taken_as_it_is() -> None:
         ("FROM x\nMESSAGE dog hi", "line 2 .*MESSAGE: 'dog'.*system, user, assistant"),
         ("FROM x\nMESSAGE user", "line 2 .*MESSAGE user"),
         ("FROM x\nDRAFT", "line 2 .*DRAFT has no value"),
-        ("FROM x\nPARSER y", "line 2 .*PARSER"),
     ],
 )
 def test_errors_name_the_line(text: str, message: str) -> None:

@@ -9,7 +9,7 @@ Does not: know the model; what only the model can tell (is this token id in its 
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
@@ -61,26 +61,43 @@ _Inputs = Annotated[list[str | MediaInput], Meta(max_length=MAX_INPUTS)]
 _Dimensions = Annotated[int, Meta(ge=1, le=fields.MAX_TOKENS)]
 
 Input = str | tuple[int, ...]
+_Input = str | list[str | fields.TokenId | list[fields.TokenId] | MediaInput] | MediaInput
 
 
 class EmbeddingsBody(fields.ServiceFields, frozen=True, kw_only=True):
-    """POST /v1/embeddings. `truncate` and `keep_alive` are not OpenAI's; `messages` are vLLM's, and with them the two
-    fields after."""
+    """POST /v1/embeddings and /embedding. `truncate` and `keep_alive` are not OpenAI's; `content` is llama-server's
+    name of `input`; `messages` are vLLM's, and with them the two fields after."""
 
     model: str = ""
-    input: str | list[str | fields.TokenId | list[fields.TokenId] | MediaInput] | MediaInput | None = None
+    input: _Input | None = None
+    content: _Input | None = None
     messages: list[ChatMessage] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    encoding_format: Literal["float", "base64"] | None = None
+    encoding_format: str | None = None
     dimensions: _Dimensions | None = None
     truncate: bool | None = None
+
+    @property
+    def asked(self) -> _Input | None:
+        """The inputs, by either name."""
+        return self.content if self.input is None else self.input
+
+    @property
+    def is_base64(self) -> bool:
+        """Whether vectors are wanted in base64, or as lists. Raises BadRequest for anything else."""
+        asked = (self.encoding_format or "float").lower()
+        if asked not in ("float", "base64"):
+            raise BadRequest(
+                f"encoding_format: {asked[:40]!r} is not known; use float or base64", field="encoding_format"
+            )
+        return asked == "base64"
 
     def chat(self, media: Attachments) -> ChatAsk | None:
         """The one input that `messages` are by the model's template, if there are any. Raises BadRequest."""
         if self.messages is None:
             return None
-        if self.input is not None:
+        if self.asked is not None:
             raise BadRequest("messages: not together with input; send one of them", field="messages")
         continues = bool(self.continue_final_message)
         if continues and self.add_generation_prompt:
@@ -93,22 +110,23 @@ class EmbeddingsBody(fields.ServiceFields, frozen=True, kw_only=True):
         return ChatAsk(messages=made, continue_last=continues, adds_prompt=adds_prompt, media=media.all())
 
     def inputs(self, media: Attachments) -> list[Input]:
-        """Each as text or as token ids; what their objects show goes into `media`. Raises BadRequest for none, a
-        mixture of texts and ids, an empty one, and too many."""
-        if isinstance(self.input, str | MediaInput):
-            inputs: list[Input] = [_text(self.input, "input", media)]
-        elif self.input and all(isinstance(item, int) for item in self.input):
-            inputs = [tuple(item for item in self.input if isinstance(item, int))]
+        """Each as text or as token ids; what their objects show goes into `media`. Raises BadRequest for none, ids
+        beside texts, an empty one, and too many."""
+        asked = self.asked
+        if isinstance(asked, str | MediaInput):
+            inputs: list[Input] = [_text(asked, "input", media)]
+        elif asked and all(isinstance(item, int) for item in asked):
+            inputs = [tuple(item for item in asked if isinstance(item, int))]
         else:
             inputs = [
                 tuple(item) if isinstance(item, list) else _text(item, f"input[{at}]", media)
-                for at, item in enumerate(self.input or ())
+                for at, item in enumerate(asked or ())
                 if not isinstance(item, int)
             ]
-            if not inputs or len(inputs) != len(self.input or ()) or len({type(item) for item in inputs}) != 1:
+            if not inputs or len(inputs) != len(asked or ()):
                 raise BadRequest(
-                    "input: must be a text, a list of texts, a list of token ids, or a list of such lists, not empty "
-                    "and not mixed; an object with pictures or sound counts as a text",
+                    "input: must be a text, a list of token ids, or a list of these, not empty; an object with "
+                    "pictures or sound counts as a text",
                     field="input",
                 )
         if len(inputs) > MAX_INPUTS:
@@ -157,14 +175,22 @@ class DocumentObject(msgspec.Struct, frozen=True):
 
 
 class RerankBody(fields.ServiceFields, frozen=True, kw_only=True):
-    """POST /v1/rerank, and the other paths of it. `truncate` and `keep_alive` are localrun's own."""
+    """POST /v1/rerank, and the other paths of it. `truncate` and `keep_alive` are localrun's own; `texts` and
+    `return_text` are of TEI, whose form the answer has then."""
 
     model: str = ""
     query: Annotated[str, Meta(min_length=1)]
-    documents: Annotated[list[str | DocumentObject], Meta(min_length=1, max_length=MAX_INPUTS)]
+    documents: Annotated[list[str | DocumentObject], Meta(min_length=1, max_length=MAX_INPUTS)] | None = None
+    texts: Annotated[list[str], Meta(min_length=1, max_length=MAX_INPUTS)] | None = None
+    return_text: bool | None = None
     top_n: Annotated[int, Meta(ge=1, le=fields.MAX_TOKENS)] | None = None
     return_documents: bool | None = None
     truncate: bool | None = None
 
-    def texts(self) -> list[str]:
-        return [one if isinstance(one, str) else one.text for one in self.documents]
+    def each(self) -> list[str]:
+        """The documents, in either form. Raises BadRequest for none."""
+        if self.documents is not None:
+            return [one if isinstance(one, str) else one.text for one in self.documents]
+        if self.texts is None:
+            raise BadRequest("documents is required", field="documents")
+        return self.texts

@@ -57,6 +57,21 @@ class RankedRow(msgspec.Struct, frozen=True, kw_only=True):
     document: RankedDocument | msgspec.UnsetType = msgspec.UNSET
 
 
+class ScoredText(msgspec.Struct, frozen=True, kw_only=True):
+    """One of `texts`, as TEI tells of it; the text itself with `return_text`."""
+
+    index: int
+    score: float
+    text: str | msgspec.UnsetType = msgspec.UNSET
+
+
+class VectorRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One input's vectors, of which there is one."""
+
+    index: int
+    embedding: list[list[float]]
+
+
 class Ranking(msgspec.Struct, frozen=True, kw_only=True):
     """The documents, best first."""
 
@@ -71,19 +86,9 @@ class Ranking(msgspec.Struct, frozen=True, kw_only=True):
 async def embeddings(runtime: Runtime, exchange: Exchange) -> None:
     """The route's handler."""
     body = await named(runtime, exchange, await exchange.read_json(EmbeddingsBody), Use.EMBED)
-    media = Attachments()
-    chat = body.chat(media)
-    wanted = Work(
-        model=body.model,
-        inputs=body.inputs(media) if chat is None else (),
-        media=media.all(),
-        chat=chat,
-        truncate=bool(body.truncate),
-        dimensions=body.dimensions or 0,
-        fields=body,
-    )
-    async with work.done(runtime, exchange, wanted) as (job, results):
-        if body.encoding_format == "base64":
+    is_base64 = body.is_base64
+    async with work.done(runtime, exchange, _work(body)) as (job, results):
+        if is_base64:
             written = [base64_json(vector) for vector in results.vectors]
         else:
             written = await lists_json(results.vectors)
@@ -93,6 +98,29 @@ async def embeddings(runtime: Runtime, exchange: Exchange) -> None:
             b",".join(rows), msgspec.json.encode(body.model), msgspec.json.encode(usage),
         )  # fmt: skip
         await exchange.answer(answer, headers=work.headers(job, results))
+
+
+async def embedding(runtime: Runtime, exchange: Exchange) -> None:
+    """POST /embedding, in llama-server's form: a list of rows, each of which has a list of vectors."""
+    body = await named(runtime, exchange, await exchange.read_json(EmbeddingsBody), Use.EMBED)
+    async with work.done(runtime, exchange, _work(body)) as (job, results):
+        lists = await lists_json(results.vectors)
+        rows = [b'{"index":%d,"embedding":[%b]}' % row for row in enumerate(lists)]
+        await exchange.answer(b"[%b]" % b",".join(rows), headers=work.headers(job, results))
+
+
+def _work(body: EmbeddingsBody) -> Work:
+    media = Attachments()
+    chat = body.chat(media)
+    return Work(
+        model=body.model,
+        inputs=body.inputs(media) if chat is None else (),
+        media=media.all(),
+        chat=chat,
+        truncate=bool(body.truncate),
+        dimensions=body.dimensions or 0,
+        fields=body,
+    )
 
 
 async def embed(runtime: Runtime, exchange: Exchange) -> None:
@@ -139,7 +167,7 @@ async def legacy_embeddings(runtime: Runtime, exchange: Exchange) -> None:
 async def rerank(runtime: Runtime, exchange: Exchange) -> None:
     """The route's handler."""
     body = await named(runtime, exchange, await exchange.read_json(RerankBody), Use.RERANK)
-    texts = body.texts()
+    texts = body.each()
     wanted = Work(
         model=body.model,
         inputs=texts,
@@ -150,6 +178,13 @@ async def rerank(runtime: Runtime, exchange: Exchange) -> None:
     async with work.done(runtime, exchange, wanted) as (job, results):
         scores = [vector_values(vector)[0] for vector in results.vectors]
         best = sorted(range(len(scores)), key=lambda index: -scores[index])[: body.top_n]
+        if body.documents is None:
+            scored = [
+                ScoredText(index=index, score=scores[index], text=texts[index] if body.return_text else msgspec.UNSET)
+                for index in best
+            ]
+            await exchange.answer_json(scored, headers=work.headers(job, results))
+            return
         rows = [
             RankedRow(
                 index=index,
@@ -176,6 +211,7 @@ _RERANK_PATHS = ("/v1/rerank", "/v1/reranking", "/rerank", "/reranking", "/v2/re
 def routes(runtime: Runtime) -> list[Route]:
     return [
         route("/v1/embeddings", runtime, embeddings, methods=["POST"]),
+        route("/embedding", runtime, embedding, methods=["POST"]),
         route("/api/embed", runtime, embed, methods=["POST"]),
         route("/api/embeddings", runtime, legacy_embeddings, methods=["POST"]),
         *(route(path, runtime, rerank, methods=["POST"]) for path in _RERANK_PATHS),

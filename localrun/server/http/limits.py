@@ -78,6 +78,16 @@ MAX_UPLOADS = 64
 _LINGER_S = 1.0
 
 
+# What programs of this machine call it: by loopback, by the address of a listener for all, and from its containers. No
+# page of somebody else's can have these names, and its Origin is looked at all the same.
+_OWN_HOSTS = frozenset(
+    {
+        *("localhost", "127.0.0.1", "[::1]", "0.0.0.0", "[::]"),
+        *("host.docker.internal", "gateway.docker.internal", "host.containers.internal"),
+    }
+)
+
+
 def _meant(path: str) -> str:
     """The route's own path, for a base URL that ends in a slash, in `/v1` where the client adds that itself, or without
     it where the client does not."""
@@ -100,7 +110,7 @@ class Limits:
         self._access = access
         self._loop_watch = loop_watch or LoopWatch()
         self._room = _BodyRoom(settings.max_body_bytes)
-        self._hosts = {"localhost", "127.0.0.1", "[::1]"}
+        self._hosts = set(_OWN_HOSTS)
         if names.is_loopback_address(settings.host):
             self._hosts.add(names.bracketed(settings.host.lower()))
         self._served_names = set(names.served(settings))

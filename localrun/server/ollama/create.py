@@ -32,6 +32,9 @@ from localrun.server.http.access import Visitor
 from localrun.server.http.exchange import Exchange, decode_body
 from localrun.server.ollama.bodies import Options
 from localrun.server.ollama.store import Status, knows_blob, send_statuses
+from localrun.server.prompting.ask import ChatAsk
+from localrun.server.prompting.prepare import variables_of
+from localrun.server.prompting.profile import profile_of
 from localrun.server.runtime import Runtime
 
 _ROLES = ("system", "user", "assistant")
@@ -75,7 +78,7 @@ class CreateBody(msgspec.Struct, frozen=True, kw_only=True):
 class Order:
     """What to make. The base is `base` (FROM), or the uploaded `files`; without either it is one adapter that gets a
     name. `adapters` are digests, paths or names; `projector` is a digest or a path, or "none"; `draft` is a model's
-    name or a path: "" for none. None means the base's."""
+    name or a path: "" for none. None means the base's. `left_out` is what was said that has no effect here."""
 
     name: str
     base: str = ""
@@ -91,6 +94,7 @@ class Order:
     requires: str = ""
     draft: str | None = None
     quantize: str = ""
+    left_out: tuple[str, ...] = ()
 
 
 def order_of(body: CreateBody) -> Order:
@@ -98,7 +102,7 @@ def order_of(body: CreateBody) -> Order:
     name = body.model or body.name
     if not name:
         raise BadRequest("model is required", field="model")
-    for unsupported in ("draft_files", "draft_quantize", "renderer", "parser", "remote_host"):
+    for unsupported in ("draft_files", "draft_quantize", "remote_host"):
         if getattr(body, unsupported):
             raise BadRequest(f"{unsupported}: this is not supported; leave it out", field=unsupported)
     quantize = body.quantize or body.quantization or ""
@@ -113,8 +117,6 @@ def order_of(body: CreateBody) -> Order:
         )
     for file_name in (*(body.files or {}), *(body.adapters or {})):
         creation.check_file_name(file_name)
-    if body.template:
-        creation.refuse_go(body.template)
     with told_of("parameters", instead_of="parameters"):
         parameters = _checked(body.parameters or {})
     licences = [body.license] if isinstance(body.license, str) else body.license
@@ -125,7 +127,8 @@ def order_of(body: CreateBody) -> Order:
         adapters=tuple((body.adapters or {}).values()),
         parameters=parameters,
         system=body.system,
-        template=body.template,
+        template=body.template or None,
+        left_out=tuple(name for name in ("renderer", "parser") if getattr(body, name)),
         messages=None if body.messages is None else tuple(_message(*each) for each in enumerate(body.messages)),
         licence_text="\n\n".join(licences) if licences else None,
         requires=body.requires or "",
@@ -138,8 +141,6 @@ def _of_modelfile(name: str, said: modelfile.Modelfile, folder: Path | None, qua
     asked: dict[str, Any] = {}
     for parameter in said.parameters:
         _at(parameter.number, _take, asked, parameter)
-    if said.template is not None:
-        _at(said.template.number, creation.refuse_go, said.template.text)
     return Order(
         name=name,
         base=said.base.text if said.base else "",
@@ -153,6 +154,7 @@ def _of_modelfile(name: str, said: modelfile.Modelfile, folder: Path | None, qua
         licence_text="\n\n".join(line.text for line in said.licences) or None,
         requires=said.requires.text if said.requires else "",
         draft=said.draft.text if said.draft else None,
+        left_out=said.left_out,
         quantize=quantize,
     )
 
@@ -225,8 +227,11 @@ async def _steps(runtime: Runtime, body: CreateBody, visitor: Visitor) -> AsyncG
         tiers.check_free(runtime, order.base, "from")
     check_requires(order.requires)
     await asyncio.to_thread(naming.check_free, store, order.name)
-    if order.template:
-        await check_template(runtime, order.template)
+    left_out, template = list(order.left_out), order.template
+    if template and creation.is_go(template):
+        left_out, template = [*left_out, "the Go template"], None
+    if template:
+        await check_template(runtime, template)
     said = (order.base, order.projector or "", *order.adapters, *order.files.values())
     for name in (order.name, order.base, order.draft, *order.adapters):
         if name and not _DIGEST.fullmatch(name):
@@ -246,6 +251,10 @@ async def _steps(runtime: Runtime, body: CreateBody, visitor: Visitor) -> AsyncG
             return
         base = await asyncio.to_thread(_base, store, order)
         check_load(base, order.parameters)
+        if order.template and template is None and not (base.manifest.template or base.header.chat_template):
+            creation.refuse_go(order.template)
+        if left_out:
+            yield {"status": f"leaving out {' and '.join(left_out)}: the model's own chat template is used"}
         adapters = await asyncio.to_thread(_adapters, store, base, order)
         projector = await asyncio.to_thread(_projector, store, base, order)
         draft = order.draft
@@ -263,7 +272,7 @@ async def _steps(runtime: Runtime, body: CreateBody, visitor: Visitor) -> AsyncG
         changes = Changes(
             parameters=order.parameters,
             system=order.system,
-            template=order.template,
+            template=template,
             messages=order.messages,
             licence_text=order.licence_text,
             requires=order.requires or None,
@@ -324,19 +333,21 @@ def check_load(base: Base, parameters: Mapping[str, Any]) -> None:
 
 async def check_template(runtime: Runtime, template: str) -> None:
     """Raises BadTemplate for a template that is broken. One that only refuses this conversation is a good one."""
-    variables = {
-        "messages": [{"role": "user", "content": "Hello"}],
-        "add_generation_prompt": True,
-        "bos_token": "",
-        "eos_token": "",
-        "tools": None,
-    }
-    try:
-        await runtime.renderer.render(template, variables, ())
-    except BadTemplate:
-        raise
-    except BadRequest:
-        return
+    ask = ChatAsk(messages=({"role": "user", "content": "Hello"},))
+    given = {"messages": ask.messages, "add_generation_prompt": True, "bos_token": "", "eos_token": ""}
+    given |= variables_of(ask, profile_of(template))
+    problem: BadTemplate | None = None
+    for tools in (None, []):  # some go through a list of tools without asking whether there is one
+        try:
+            await runtime.renderer.render(template, given | {"tools": tools}, ())
+        except BadTemplate as error:
+            problem = problem or error
+        except BadRequest:
+            return
+        else:
+            return
+    assert problem is not None
+    raise problem
 
 
 def _base(store: Store, order: Order) -> Base:

@@ -21,7 +21,7 @@ from localrun.server.batches.anthropic import (
 )
 from localrun.server.batches.openai import BatchBody, Batches, BatchObject, FileDeleted, FileObject, Files
 from localrun.server.embedding.bodies import EmbedBody, EmbeddingsBody, LegacyEmbeddingsBody, RerankBody
-from localrun.server.embedding.routes import LegacyEmbedding, Ranking
+from localrun.server.embedding.routes import LegacyEmbedding, Ranking, ScoredText, VectorRow
 from localrun.server.llama_server.completion import LlamaCompletionBody
 from localrun.server.llama_server.props import LlamaProps, LlamaSlot
 from localrun.server.llama_server.tokens import (
@@ -403,6 +403,11 @@ _EMBEDDING = (
         example={"model": "tiny", "input": ["A fox.", "A hare."]},
     ),
     Operation(
+        method="POST", path="/embedding", summary="Vectors of texts, as llama-server has it",
+        body=EmbeddingsBody, answer=list[VectorRow], serves=True,
+        example={"model": "tiny", "content": "A fox."},
+    ),
+    Operation(
         method="POST", path="/api/embed", summary="Vectors of texts, as Ollama has it", body=EmbedBody,
         answer=OllamaEmbeddings, serves=True, description="Without input the model is loaded.",
         example={"model": "tiny", "input": ["A fox.", "A hare."]},
@@ -415,7 +420,7 @@ _EMBEDDING = (
     *(
         Operation(
             method="POST", path=path, summary="Which documents answer a query best", body=RerankBody,
-            answer=Ranking, serves=True, example=_RANK,
+            answer=Ranking | list[ScoredText], serves=True, example=_RANK,
         )
         for path in ("/v1/rerank", "/v1/reranking", "/rerank", "/reranking", "/v2/rerank")
     ),

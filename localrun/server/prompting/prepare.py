@@ -180,7 +180,7 @@ async def render_chat(runtime: Runtime, job: Job, ask: ChatAsk, template: str, p
         messages = await asyncio.to_thread(conversation.with_tools, messages, tools, call_format)
     given = tools if tools and profile.takes_tools else None
     messages = await _beside(len(messages) // _MESSAGES_AT_ONCE, conversation.spelled_out, messages, profile)
-    variables, adds_prompt = _variables(ask, profile), ask.adds_prompt
+    variables, adds_prompt = variables_of(ask, profile), ask.adds_prompt
 
     async def render(part: Sequence[Message]) -> tuple[Segment, ...]:
         made = await _beside(len(part) // _MESSAGES_AT_ONCE, conversation.fitted, part, profile)
@@ -287,7 +287,7 @@ def _missing(messages: Sequence[Message], segments: Sequence[Segment]) -> list[s
     return missing
 
 
-def _variables(ask: ChatAsk, profile: Profile) -> dict[str, Any]:
+def variables_of(ask: ChatAsk, profile: Profile) -> dict[str, Any]:
     """What the template is told besides the conversation: today's date (Llama 3's templates have another one for those
     who do not say), and only what was asked for, because `is defined` must tell."""
     now = datetime.now().astimezone()

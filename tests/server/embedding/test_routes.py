@@ -43,15 +43,15 @@ def test_openai_s_shape(daemon: Daemon) -> None:
 
 def test_every_form_of_openai_s_input(daemon: Daemon) -> None:
     ids = [256, *b"one", 257]
-    forms = ("one", ["one"], ids, [ids])
-    vectors = [openai(daemon, input=form)["data"][0]["embedding"] for form in forms]
+    forms = ("one", ["one"], ids, [ids], ["one", ids], [ids, "one"])
+    vectors = [row["embedding"] for form in forms for row in openai(daemon, input=form)["data"]]
     assert all(vector == pytest.approx(vectors[0], abs=1e-6) for vector in vectors)
     both = openai(daemon, input=[ids, [*b"x"]])
     assert both["data"][0]["embedding"] == pytest.approx(vectors[0], abs=1e-6)
     assert both["usage"]["prompt_tokens"] == 6
 
 
-@pytest.mark.parametrize("wrong", ["", [], ["a", ""], [[]], ["a", [1]], [1, "a"], [-1], None, {"text": "a"}])
+@pytest.mark.parametrize("wrong", ["", [], ["a", ""], [[]], [1, "a"], [-1], None, {"text": "a"}])
 def test_openai_s_input_is_checked(daemon: Daemon, wrong: object) -> None:
     assert str(error(daemon, "/v1/embeddings", 400, input=wrong)["param"]).startswith("input")
 
@@ -67,6 +67,20 @@ def test_base64_is_the_same_numbers(daemon: Daemon) -> None:
     packed = openai(daemon, input="text", encoding_format="base64")["data"][0]["embedding"]
     assert array.array("f", base64.b64decode(packed)).tolist() == pytest.approx(floats, abs=1e-7)
     assert "encoding_format" in error(daemon, "/v1/embeddings", 400, input="text", encoding_format="int8")["param"]
+
+
+def test_the_encoding_is_read_in_any_case(daemon: Daemon) -> None:
+    listed = openai(daemon, input="a")["data"]
+    assert openai(daemon, input="a", encoding_format="")["data"] == listed
+    assert openai(daemon, input="a", encoding_format="Float")["data"] == listed
+    assert isinstance(openai(daemon, input="a", encoding_format="BASE64")["data"][0]["embedding"], str)
+    assert error(daemon, "/v1/embeddings", 400, input="a", encoding_format="int8")["param"] == "encoding_format"
+
+
+def test_llama_server_s_own_route(daemon: Daemon) -> None:
+    rows = daemon.post("/embedding", model="bert", content=["a", "b"]).json()
+    vectors = [row["embedding"] for row in openai(daemon, input=["a", "b"])["data"]]
+    assert rows == [{"index": 0, "embedding": [vectors[0]]}, {"index": 1, "embedding": [vectors[1]]}]
 
 
 def test_dimensions_are_the_first_ones_normalised_again(daemon: Daemon) -> None:
@@ -111,6 +125,15 @@ def test_ollama_loads_the_model_when_there_is_nothing_to_embed(daemon: Daemon) -
         assert daemon.post("/api/embed", {"model": "bert", **nothing}).json()["embeddings"] == []
     assert daemon.post("/api/embeddings", model="bert").json() == {"embedding": []}
     assert "bert" in {row["name"] for row in daemon.http.get("/api/ps").json()["models"]}
+
+
+def test_reranking_in_tei_s_form(daemon: Daemon) -> None:
+    asked: dict[str, Any] = {"model": "ranker", "query": "q"}
+    ranked = daemon.post("/v1/rerank", asked | {"documents": ["x", "yy", "z"]}).json()["results"]
+    scored = daemon.post("/rerank", asked | {"texts": ["x", "yy", "z"]}).json()
+    assert scored == [{"index": row["index"], "score": row["relevance_score"]} for row in ranked]
+    best = daemon.post("/rerank", asked | {"texts": ["x", "yy", "z"], "top_n": 1, "return_text": True}).json()
+    assert best == [scored[0] | {"text": ["x", "yy", "z"][scored[0]["index"]]}]
 
 
 @pytest.mark.parametrize("path", ["/v1/rerank", "/v1/reranking", "/rerank", "/reranking", "/v2/rerank"])

@@ -82,7 +82,19 @@ def ask(
     return Answer(sent)
 
 
-@pytest.mark.parametrize("host", ["localhost", "LOCALHOST:1", "127.0.0.1", "127.0.0.1:11434", "[::1]", "[::1]:80"])
+@pytest.mark.parametrize(
+    "host",
+    [
+        "localhost",
+        "LOCALHOST:1",
+        "127.0.0.1",
+        "127.0.0.1:11434",
+        "[::1]",
+        "[::1]:80",
+        "0.0.0.0:11434",
+        "host.docker.internal:11434",
+    ],
+)
 def test_loopback_names_pass(host: str) -> None:
     handler = Handler()
     assert ask(handler, headers=[("host", host)]).status == 200
@@ -93,7 +105,7 @@ def test_loopback_names_pass(host: str) -> None:
     "host",
     [
         "evil.com", "evil.com:11434", "localhost.evil.com", "evil.com/localhost", "127.0.0.1.nip.io", "localhost.",
-        "", " localhost", "localhost:80:80", "localhost@evil.com", "[::1].evil.com", "0.0.0.0", "192.168.1.2",
+        "", " localhost", "localhost:80:80", "localhost@evil.com", "[::1].evil.com", "docker.internal", "192.168.1.2",
         "my-desktop.local", "\xe9vil",
     ],
 )  # fmt: skip

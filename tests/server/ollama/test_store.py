@@ -27,6 +27,7 @@ from localrun.server.ollama import routes
 from localrun.server.ollama.store import RESERVE_BYTES, _exact
 from tests.daemon import Daemon, running_daemon
 from tests.lora_file import write_lora
+from tests.models.handmade import VALID
 
 
 @pytest.fixture(scope="module")
@@ -206,7 +207,6 @@ def test_a_modelfile_is_read_with_its_lines(daemon: Daemon, f16: Path) -> None:
     for wrong, message in (
         ("FROM ./f16.gguf\nPARAMETER top_p 7", "line 2 of the Modelfile: parameters.top_p: expected"),
         ("FROM ./f16.gguf\n\nPARAMETER heat 7", "line 3 of the Modelfile: 'heat' is no parameter"),
-        ("FROM ./f16.gguf\nTEMPLATE {{ .System }}", "line 2 of the Modelfile: template: this is a Go template"),
         ("FROM ./f16.gguf\nREQUIRES 99.1", "the model asks for Ollama 99.1"),
         ("FROM ./nothing.gguf", "there is no file"),
     ):
@@ -214,6 +214,53 @@ def test_a_modelfile_is_read_with_its_lines(daemon: Daemon, f16: Path) -> None:
         assert answer.status_code in (400, 404)
         assert message in answer.json()["error"]
     assert daemon.post("/api/show", model="mf").json()["system"] == "Be brief."
+
+
+OLLAMAS = 'FROM tiny\nTEMPLATE """{{ .Prompt }}"""\nRENDERER qwen3-coder\nPARSER qwen3-coder\nPARAMETER top_k 7\n'
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"modelfile": OLLAMAS},
+        {"from": "tiny", "template": "{{ .Prompt }}", "renderer": "qwen3-coder", "parser": "qwen3-coder",
+         "parameters": {"top_k": 7}},
+    ],
+    ids=["as a Modelfile", "as fields"],
+)  # fmt: skip
+def test_what_ollama_itself_writes_makes_a_model(daemon: Daemon, body: dict[str, Any]) -> None:
+    told = lines(daemon.post("/api/create", {"model": "from-ollama"} | body))
+    left_out = [line["status"] for line in told if line["status"].startswith("leaving out ")]
+    assert len(left_out) == 1
+    for what in ("renderer", "parser", "go template"):
+        assert what in left_out[0].lower()
+    assert told[-1] == {"status": "success"}
+    shown = daemon.post("/api/show", model="from-ollama").json()
+    assert ["top_k", "7"] in [line.split() for line in shown["parameters"].splitlines()]
+    assert shown["template"] == daemon.post("/api/show", model="tiny").json()["template"]
+
+
+def test_a_go_template_is_refused_where_there_is_no_other(daemon: Daemon, tmp_path: Path) -> None:
+    (tmp_path / "bare.gguf").write_bytes(VALID)
+    body = {"model": "bare", "from": str(tmp_path / "bare.gguf"), "template": "{{ .Prompt }}", "stream": False}
+    answer = daemon.post("/api/create", body)
+    assert answer.status_code == 400
+    assert answer.json()["error"].startswith("template: this is a Go template, which localrun does not run")
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for t in tools %}{{ t }}{% endfor %}{% for m in messages %}{{ m.content }}{% endfor %}",
+        "{{ 'Functions: ' + functions + datetime }}{% for m in messages %}{{ m.content }}{% endfor %}",
+    ],
+    ids=["goes through tools that are not there", "has names of its own for the tools and the time"],
+)
+def test_templates_of_real_models_are_taken(daemon: Daemon, template: str) -> None:
+    made = daemon.post("/api/create", model="templated", **{"from": "tiny"}, template=template, stream=False)
+    assert made.json() == {"status": "success"}
+    body = {"model": "templated", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
+    assert daemon.post("/v1/chat/completions", body).status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -251,7 +298,6 @@ def test_a_wrong_value_is_told_of_the_field_that_it_came_in(
         ({"from": "tiny", "parameters": {"num_thread": 1000}}, 400, "num_thread: expected `int` <= 512"),
         ({"from": "tiny", "messages": [{"role": "dog", "content": ""}]}, 400, r"messages\[0\].role"),
         ({"from": "tiny", "quantize": "q9"}, 400, "is not one of Q8_0"),
-        ({"from": "tiny", "renderer": "x"}, 400, "renderer: "),
         ({"files": {"a.gguf": "sha256:" + "0" * 64}}, 404, "upload it first"),
         ({"files": {"a.safetensors": "sha256:" + "0" * 64}}, 400, "convert it to GGUF"),
         ({"from": "tiny", "adapters": {"../a": "sha256:" + "0" * 64}}, 400, "climbs out"),
