@@ -173,3 +173,24 @@ def test_parameters_of_the_api(daemon: Daemon) -> None:
     assert engines(daemon)[0]["n_ctx"] >= 2048
     wrong = daemon.post("/api/create", {"model": "x", "from": "other", "parameters": {"kv_type": "f99"}})
     assert "kv_type" in wrong.json()["error"]
+
+
+@pytest.mark.parametrize(
+    "least",
+    [
+        {"--batch-tokens": "32"},
+        {"--batch-tokens": "32", "--slots": "1"},
+        {"--batch-tokens": "64", "--slots": "2", "--kv-cells": "512"},
+        {"--slots": "1", "--threads": "1"},
+    ],
+    ids=lambda least: " ".join(f"{name} {value}" for name, value in least.items()),
+)
+def test_the_least_values_of_settings_work(least: dict[str, str]) -> None:
+    """Also a prompt beyond a slot's share, for which the slots' cells become one pool."""
+    options = [word for pair in least.items() for word in pair]
+    with running_daemon(*options, fake=False) as running:
+        body = {"model": "tiny", "prompt": "Once upon a time " * 60, "max_tokens": 4, "temperature": 0}
+        with ThreadPoolExecutor(3) as pool:
+            answers = list(pool.map(lambda _: running.post("/v1/completions", body), range(3)))
+        assert [answer.status_code for answer in answers] == [200] * 3
+        assert "killed by" not in running.log

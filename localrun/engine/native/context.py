@@ -105,8 +105,8 @@ class ContextShape:
 
     @property
     def n_outputs(self) -> int:
-        """Rows of a batch that may want logits."""
-        return min(self.n_seqs + self.n_draft_rows, self.n_batch)
+        """Rows of a batch that may want logits: llama.cpp makes room for one of each sequence, whatever a batch has."""
+        return max(self.n_seqs, min(self.n_seqs + self.n_draft_rows, self.n_batch))
 
 
 class LlamaContext:

@@ -29,6 +29,7 @@ class Block(msgspec.Struct, frozen=True, kw_only=True):
     name: str | None = None
     input: dict[str, Any] | str | None = None
     tool_use_id: str | None = None
+    tool_name: str | None = None
     content: str | list[Block] | None = None
     is_error: bool | None = None
     title: str | None = None
@@ -56,8 +57,8 @@ def block_text(block: Block, where: str, media: Attachments | None = None) -> st
     if block.type == "search_result":
         source = block.source if isinstance(block.source, str) else None
         return _lines(block.title, source, text_of(block.content, f"{where}.content"))
-    if block.type == "tool_reference":  # names a tool that is among the tools
-        return ""
+    if block.type == "tool_reference":  # of a search for tools, whose find is among the tools
+        return f"Loaded: {block.tool_name or block.name or 'a tool'}"
     if block.type == "image":
         if media is None:
             raise BadRequest(f"{where}: no image can stand here; put it into a message or a tool_result", field=where)

@@ -370,8 +370,8 @@ class EngineLink:
             return EngineDied(f"the engine of model '{self.model}' {how}; the next request starts a new one")
         if returncode is not None and -returncode in _CRASHES:
             return BadModelFile(
-                f"llama.cpp crashed while loading model '{self.model}' (the engine {how}); the file is damaged, or of "
-                f"a kind that this version cannot run",
+                f"llama.cpp crashed while loading model '{self.model}' (the engine {how}); the file may be damaged, "
+                f"or of a kind that this version cannot run: the log has llama.cpp's last words",
                 field="model",
             )
         is_unexplained = returncode == _KILLED and self._kill_reason is None

@@ -26,6 +26,7 @@ from localrun.server.openai.answer import naming, piece_text
 from localrun.server.openai.chat import ChatBody
 from localrun.server.prompting.ask import ChatAsk
 from localrun.server.prompting.conversation import begun
+from localrun.server.prompting.fitting import thinks_by_default
 from localrun.server.prompting.prepare import prepare
 from localrun.server.runtime import Runtime
 from localrun.server.templates.fallback import fallback_template
@@ -177,7 +178,7 @@ async def apply_template(runtime: Runtime, exchange: Exchange) -> None:
         if ask.media:
             await runtime.read_media(model, ask.media)
         job = await stack.enter_async_context(runtime.job(who))
-        ask = msgspec.structs.replace(ask, messages=begun(job.model, ask.messages))
+        ask = thinks_by_default(job, msgspec.structs.replace(ask, messages=begun(job.model, ask.messages)))
         with naming("messages"):
             prepared = await prepare(runtime, job, ask)
         await exchange.answer_json(RenderedPrompt(prompt=shown(prepared.segments)[0]))

@@ -45,14 +45,15 @@ def bytes_of(source: str, field: str) -> bytes:
     made, rest, is_over = bytearray(), "", False
     try:
         for at in range(start, len(source), _PIECE_CHARACTERS):
-            piece = rest + source[at : at + _PIECE_CHARACTERS].replace("\r", "").replace("\n", "")
+            piece = rest + "".join(source[at : at + _PIECE_CHARACTERS].split())
             whole = len(piece) // 4 * 4
             if is_over and piece:
                 raise binascii.Error("data after its end")
             made += binascii.a2b_base64(piece[:whole], strict_mode=True)
             rest, is_over = piece[whole:], piece.endswith("=", 0, whole)
-        if rest:
-            raise binascii.Error("its length is no multiple of 4")
+        if rest and is_over:
+            raise binascii.Error("data after its end")
+        made += binascii.a2b_base64(rest + "=" * (-len(rest) % 4), strict_mode=True)  # some clients leave the end out
     except ValueError as error:  # binascii.Error, or letters beyond ASCII
         raise BadRequest(
             f"{field}: not valid base64 ({error}); send the file's bytes as base64, with or without "

@@ -39,6 +39,7 @@ from localrun.server.prompting.ask import (
     tools_of_functions,
 )
 from localrun.server.prompting.conversation import begun
+from localrun.server.prompting.fitting import thinks_by_default
 from localrun.server.prompting.prepare import Prepared, prepare
 from localrun.server.runtime import Runtime
 from localrun.server.tiers import Question
@@ -269,5 +270,6 @@ async def _prompt(
         await runtime.read_media(body.model, ask.media)
     jobs = await streaming.enter(runtime, stack, who, n_jobs=body.n_choices)
     messages = begun(jobs[0].model, ask.messages)
+    whole = thinks_by_default(jobs[0], msgspec.structs.replace(ask, messages=messages))
     with naming("messages"):
-        return body, jobs, await prepare(runtime, jobs[0], msgspec.structs.replace(ask, messages=messages))
+        return body, jobs, await prepare(runtime, jobs[0], whole)

@@ -21,6 +21,9 @@ TEMPLATE = (
     "{% if enable_thinking is defined and enable_thinking is false %}<think>\n\n</think>\n\n{% else %}<think>\n"
     "{% endif %}{% endif %}"
 )
+OFF_BY_ITSELF = TEMPLATE.replace(
+    "enable_thinking is defined and enable_thinking is false", "not (enable_thinking is defined and enable_thinking)"
+)
 LIMITS: dict[str, Any] = {"temperature": 0, "ignore_eos": True}
 
 
@@ -29,6 +32,9 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     folder = tmp_path_factory.mktemp("models")
     (folder / "thinker.gguf").write_bytes(
         file_bytes((*ENTRIES, entry("tokenizer.chat_template", STRING, text(TEMPLATE))))
+    )
+    (folder / "hybrid.gguf").write_bytes(
+        file_bytes((*ENTRIES, entry("tokenizer.chat_template", STRING, text(OFF_BY_ITSELF))))
     )
     with running_daemon(LOCALRUN_MODELS=str(folder)) as running:
         yield running
@@ -77,6 +83,22 @@ def test_thinking_turned_off(daemon: Daemon, fields: dict[str, Any]) -> None:
     assert message["content"]
     assert "reasoning_content" not in message
     assert answer["usage"]["completion_tokens_details"]["reasoning_tokens"] == 0
+
+
+def test_a_model_that_can_think_does_unless_it_is_told_not_to(daemon: Daemon) -> None:
+    """As with Ollama and llama-server, whatever its template does for those who say nothing."""
+    for path, body in (
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 12}),
+        ("/v1/responses", {"input": "hello", "max_output_tokens": 12}),
+    ):
+        usage = daemon.post(path, {"model": "hybrid"} | LIMITS | body).json()["usage"]
+        details = usage.get("completion_tokens_details") or usage["output_tokens_details"]
+        assert details["reasoning_tokens"] >= 10
+    asked: dict[str, Any] = {"model": "hybrid", "messages": [{"role": "user", "content": "hello"}]}
+    assert daemon.post("/apply-template", asked).json()["prompt"].endswith("[assistant]<think>\n")
+    without = daemon.post("/apply-template", asked | {"reasoning_effort": "none"}).json()["prompt"]
+    assert without.endswith("<think>\n\n</think>\n\n")
+    assert "reasoning" not in chat(daemon, model="hybrid", reasoning_effort="none")["choices"][0]["message"]
 
 
 def test_an_effort_is_accepted(daemon: Daemon) -> None:

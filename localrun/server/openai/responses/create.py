@@ -36,7 +36,7 @@ from localrun.server.openai.responses.tools import Client, Offered, offered
 from localrun.server.parsing.pieces import Reply
 from localrun.server.prompting import conversation as beginning
 from localrun.server.prompting.ask import Attachments, ChatAsk, choose_tools
-from localrun.server.prompting.fitting import Fitted, fit_chat
+from localrun.server.prompting.fitting import Fitted, fit_chat, thinks_by_default
 from localrun.server.runtime import Runtime
 from localrun.server.tiers import Question
 from localrun.server.unnamed import named
@@ -210,7 +210,8 @@ async def _fitted(
     if ask.media:
         await runtime.read_media(body.model, ask.media)
     job = await stack.enter_async_context(runtime.job(who))
-    whole = msgspec.structs.replace(ask, messages=beginning.begun(job.model, ask.messages))
+    messages = beginning.begun(job.model, ask.messages)
+    whole = thinks_by_default(job, msgspec.structs.replace(ask, messages=messages))
     n_predict, may_cut = body.max_output_tokens or -1, body.truncation == "auto"
     with naming("input"):
         return body, job, await fit_chat(runtime, job, whole, n_predict=n_predict, n_keep=-1, may_cut=may_cut)
