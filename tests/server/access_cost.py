@@ -45,7 +45,7 @@ async def one_round(access: Access, text: str) -> float:
         "client": ("127.0.0.1", 1), "scheme": "http",
     }  # fmt: skip
     record = RequestRecord("id", "/v1/chat/completions", "", wire.Lane.DEFAULT, "tiny", 0.0)
-    record.n_prompt, record.n_cached, record.n_output, record.was_loaded = 100, 50, 20, True
+    record.n_prompt, record.n_cached, record.n_output, record.engine = 100, 50, 20, "tiny"
     began_s = time.process_time()
     for _ in range(N_REQUESTS):
         visitor = await access.admit(scope)

@@ -245,20 +245,29 @@ class Supervisor:
             room=self._room.make_for_adapters, released=self._if_idle,
         )  # fmt: skip
 
-    async def unload(self, name: str) -> bool:
-        """Unloads a model: now and waiting for it if it is idle, else when its requests have ended, unless another one
-        begins before.
-
-        False when it is not loaded. Raises ModelNotFound for a name that is neither loaded nor in the store, and
-        BadModelFile for a model that is not loaded and cannot be.
-        """
+    async def residents_of(self, name: str) -> list[Resident]:
+        """Those with the files that this name stands for, whatever name they were loaded under. Raises ModelNotFound
+        for a name that is neither loaded nor in the store, and BadModelFile for a model that is not loaded and cannot
+        be."""
         try:
             model, key, *_ = await asyncio.to_thread(self._look_up, name)
-            residents = [r for r in self.residents() if (r.key, r.model.parts) == (key, model.parts)]
+            return [r for r in self.residents() if (r.key, r.model.parts) == (key, model.parts)]
         except (ModelNotFound, BadModelFile):
             residents = [r for r in self.residents() if r.model.name == name]
             if not residents:
                 raise
+            return residents
+
+    async def unload(self, name: str, *, has_other_names: bool = True) -> bool:
+        """Unloads a model: now and waiting for it if it is idle, else when its requests have ended, unless another one
+        begins before. Without `has_other_names` what was loaded under another name of the same files stays.
+
+        False when it is not loaded. Raises as `residents_of`.
+        """
+        residents = await self.residents_of(name)
+        if not has_other_names:
+            own = self._found[name][1][0].name if name in self._found else name
+            residents = [r for r in residents if r.model.name == own]
         for resident in residents:
             resident.is_unwanted = True
             if resident.can_be_evicted:

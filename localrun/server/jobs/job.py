@@ -210,7 +210,7 @@ class Job:
         self.control_tokens = lease.link.ready.control_tokens
         self.media_kinds = lease.link.ready.media
         self.audio_rate_hz = lease.link.ready.audio_rate_hz
-        self.record.loaded(lease.model.name)
+        self.record.loaded(lease.model.name, lease.link.model)
         return self
 
     async def __aexit__(
@@ -297,6 +297,7 @@ class Job:
         now_s = time.monotonic()
         sampling = asked.sampling
         self._counts_prompt = choice == 0
+        self.record.asked = msgspec.structs.replace(asked, grammar=None, prediction="")  # which may be long
         if sampling.seed is None:  # another engine could not know what this one draws
             sampling = msgspec.structs.replace(sampling, seed=secrets.randbits(63))
         elif choice:
@@ -379,6 +380,7 @@ class Job:
         self._transcript.start(started)
         if not self.record.is_ended:
             self.record.started(started)
+            self._leased().link.last_in_slot[started.slot] = self.record
 
     def on_delta(self, delta: wire.Delta, sent_at_s: float) -> None:
         record = self.record
@@ -521,6 +523,7 @@ class Job:
         lease = self._leased()
         if lease.identity != old.identity:
             raise EngineDied(f"{error.message}; its file has changed since, so the answer cannot go on")
+        self.record.engine = lease.link.model
         return lease.link
 
     def _deadline_left_s(self, now_s: float) -> float | None:

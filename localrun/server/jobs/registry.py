@@ -9,6 +9,7 @@ Does not: talk to the engine, hold the text, or build the whole snapshot (teleme
 from __future__ import annotations
 
 import asyncio
+import itertools
 import math
 import time
 import uuid
@@ -43,14 +44,17 @@ class RequestRecord:
 
     Does not: talk to the engine, or hold the text.
 
-    `model` is the name asked for until the model is found, then its own name. `key` is the name of the API key that it
-    came with, empty for none.
+    `model` is the name asked for until the model is found, then its own name; `engine` is the name that its engine was
+    loaded under, which is another one where names share files, empty before there is one. `key` is the name of the API
+    key that it came with, empty for none. `number` counts the daemon's requests; `asked` is what it asked of the
+    engine, without its prompt.
     """
 
     def __init__(
         self, request_id: str, api: str, client: str, lane: wire.Lane, model: str, arrived_at_s: float, *, key: str = ""
     ) -> None:
         self.id = request_id
+        self.number = next(_NUMBERS)
         self.key = key
         self.api = api
         self.client = client
@@ -58,7 +62,8 @@ class RequestRecord:
         self.model = model
         self.arrived_at_s = arrived_at_s
         self.state = RequestState.LOADING
-        self.was_loaded = False
+        self.engine = ""
+        self.asked: wire.Submit | None = None
         self.engine_request_id: int | None = None
         self.adapters: tuple[str, ...] = ()
         self.tier = ""
@@ -67,6 +72,7 @@ class RequestRecord:
         self.n_cached: int | None = None
         self.n_computed = 0
         self.n_output = 0
+        self.has_new_line = False
         self.usage: wire.Usage | None = None
         self.first_token_at_s: float | None = None
         self.last_token_at_s: float | None = None
@@ -92,10 +98,14 @@ class RequestRecord:
         """From arrival, loading and queueing included, to the first token."""
         return None if self.first_token_at_s is None else self.first_token_at_s - self.arrived_at_s
 
-    def loaded(self, model: str) -> None:
+    @property
+    def was_loaded(self) -> bool:
+        return bool(self.engine)
+
+    def loaded(self, model: str, engine: str) -> None:
         """The model is there; the request is not with the engine yet."""
         self.model = model
-        self.was_loaded = True
+        self.engine = engine
         self.state = RequestState.QUEUED
 
     def resume(self) -> None:
@@ -116,7 +126,10 @@ class RequestRecord:
         """Takes a delta in. Returns the seconds per token since the last ones; None without any, and for the first."""
         self.n_computed = delta.n_computed
         self.n_output = delta.n_output
-        self._count_drafts(delta.n_drafted, delta.n_accepted)
+        if delta.n_drafted:
+            self._count_drafts(delta.n_drafted, delta.n_accepted)
+        if not self.has_new_line and "\n" in delta.text:
+            self.has_new_line = True
         if delta.finish is None:
             self.state = _STATES.get(delta.phase, self.state)
             if delta.phase is wire.Phase.QUEUED:  # it gave its slot up and waits again
@@ -211,6 +224,8 @@ def _draft_row(counts: wire.DraftCounts) -> DraftRow:
     )
 
 
+_NUMBERS = itertools.count(1)
+
 KEEP_ENDED_S = 60.0
 MAX_ENDED = 100
 
@@ -298,12 +313,9 @@ class Registry:
         """Active requests in one of these states."""
         return sum(job.record.state in states for job in self._active.values())
 
-    def counts_by_model(self, *states: RequestState) -> dict[str, int]:
-        counts: dict[str, int] = {}
-        for job in self._active.values():
-            if job.record.state in states:
-                counts[job.record.model] = counts.get(job.record.model, 0) + 1
-        return counts
+    def counts_by_engine(self, *states: RequestState) -> Counter[str]:
+        """Active requests in one of these states, by the name that their engine was loaded under."""
+        return Counter(job.record.engine for job in self._active.values() if job.record.state in states)
 
     def _dispensable(self) -> RequestRecord:
         """The oldest of whoever has most: nobody's go for another's."""

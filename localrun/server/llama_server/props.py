@@ -7,13 +7,15 @@ daemon, as a llama-server that routes to several does, and `/slots` lists the sl
 from __future__ import annotations
 
 import asyncio
+import time
+from contextlib import suppress
 from typing import Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from localrun import __version__
-from localrun.errors import BadRequest, NotSupported, Unavailable
+from localrun.errors import BadModelFile, BadRequest, ModelNotFound, NotSupported, Unavailable
 from localrun.models.gguf.header import special_token_text
 from localrun.models.storage.model import Model
 from localrun.server.embedding.bodies import MEDIA_PLACE
@@ -21,11 +23,12 @@ from localrun.server.engines.resident import Resident, ResidentState
 from localrun.server.http.access import Visitor
 from localrun.server.http.exchange import Exchange, parameter
 from localrun.server.http.fields import defaults_of, sampling
+from localrun.server.jobs.registry import RequestRecord
 from localrun.server.llama_server.completion import generation_settings, with_defaults
 from localrun.server.media.decoder import kinds_of
 from localrun.server.runtime import Runtime
 from localrun.server.templates.fallback import fallback_template
-from localrun.snapshot import RequestRow, RequestState
+from localrun.snapshot import RequestState
 from localrun.wire import MediaKind, Sampling, Submit
 
 
@@ -66,24 +69,29 @@ class LlamaProps(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NextToken(msgspec.Struct, frozen=True, kw_only=True):
-    """How far the answer is."""
+    """How far the answer is; `n_remain` -1 is without a limit."""
 
     has_next_token: bool
+    has_new_line: bool
+    n_remain: int
     n_decoded: int
 
 
 class LlamaSlot(msgspec.Struct, frozen=True, kw_only=True):
-    """A slot, and the request in it."""
+    """A slot, and the request that is or was the last one in it. `id_task` counts requests, `request` is its id in
+    `/localrun/v1/requests`, and `params` is how it is sampled."""
 
     id: int
     n_ctx: int
     speculative: bool
     is_processing: bool
     model: str
-    id_task: str | UnsetType = UNSET
+    id_task: int | UnsetType = UNSET
+    request: str | UnsetType = UNSET
     n_prompt_tokens: int | UnsetType = UNSET
     n_prompt_tokens_processed: int | UnsetType = UNSET
     n_prompt_tokens_cache: int | UnsetType = UNSET
+    params: dict[str, Any] | UnsetType = UNSET
     next_token: list[NextToken] | UnsetType = UNSET
 
 
@@ -106,14 +114,14 @@ async def show_props(runtime: Runtime, exchange: Exchange) -> None:
 
 async def list_slots(runtime: Runtime, exchange: Exchange) -> None:
     """The route's handler. Raises Unavailable with `fail_on_no_slot` where none is free."""
-    name = parameter(exchange, "model")
-    visitor, rows = exchange.visitor, runtime.registry.rows()
-    slots = [
-        slot if row is None or visitor.sees(row.key) else _only_busy(slot)
-        for resident in _generating(runtime, visitor)
-        if not name or resident.model.name == name
-        for slot, row in _slots_of(resident, rows, runtime)
-    ]
+    name, visitor = parameter(exchange, "model"), exchange.visitor
+    residents = _generating(runtime, visitor)
+    if name:
+        sharing: list[Resident] = []
+        with suppress(ModelNotFound, BadModelFile):
+            sharing = await runtime.supervisor.residents_of(name)
+        residents = [one for one in residents if one in sharing]
+    slots = [slot for resident in residents for slot in _slots_of(resident, visitor, runtime)]
     if parameter(exchange, "fail_on_no_slot") and all(slot.is_processing for slot in slots):
         raise Unavailable("no slot is free; try again later")
     await exchange.answer_facts(slots)
@@ -177,33 +185,42 @@ def _sampling_of(model: Model) -> Sampling:
     return sampling((with_defaults(defaults_of(model)),), Sampling())
 
 
-def _slots_of(
-    resident: Resident, rows: list[RequestRow], runtime: Runtime
-) -> list[tuple[LlamaSlot, RequestRow | None]]:
-    ready, name = resident.link.ready, resident.model.name
-    running = {row.slot: row for row in rows if row.model == name and row.slot is not None}
-    speculates = runtime.settings.speculation == "on"
-    return [
-        (_slot(place, name, ready.n_ctx, running.get(place), speculates), running.get(place))
-        for place in range(ready.n_slots)
-    ]
+def _slots_of(resident: Resident, visitor: Visitor, runtime: Runtime) -> list[LlamaSlot]:
+    link, speculates = resident.link, runtime.settings.speculation == "on"
+    slots = []
+    for place in range(link.ready.n_slots):
+        record = link.last_in_slot.get(place)
+        is_processing = record is not None and record.slot == place
+        slot = LlamaSlot(
+            id=place, n_ctx=link.ready.n_ctx, speculative=speculates, is_processing=is_processing, model=link.model
+        )
+        # What others ask is nobody's business.
+        slots.append(slot if record is None or not visitor.sees(record.key) else _with_request(slot, record))
+    return slots
 
 
-def _only_busy(slot: LlamaSlot) -> LlamaSlot:
-    """Without what is known of somebody else's request."""
-    return LlamaSlot(id=slot.id, n_ctx=slot.n_ctx, speculative=slot.speculative, is_processing=True, model=slot.model)
+# What a client may have written itself, and llama-server does not show here either.
+_ITS_OWN_TEXTS = ("stop", "grammar", "logit_bias", "dry_sequence_breakers")
 
 
-def _slot(place: int, model: str, n_ctx: int, row: RequestRow | None, speculates: bool) -> LlamaSlot:
-    slot = LlamaSlot(id=place, n_ctx=n_ctx, speculative=speculates, is_processing=row is not None, model=model)
-    if row is None:
-        return slot
-    n_cached = row.cached_tokens or 0
+def _with_request(slot: LlamaSlot, record: RequestRecord) -> LlamaSlot:
+    row, asked = record.row(time.monotonic()), record.asked
+    n_cached, n_predict = row.cached_tokens or 0, -1 if asked is None else asked.n_predict
+    params = {} if asked is None else generation_settings(asked)
     return msgspec.structs.replace(
         slot,
-        id_task=row.id,
+        id_task=record.number,
+        request=record.id,
         n_prompt_tokens=row.prompt_tokens or 0,
         n_prompt_tokens_processed=max(row.computed_tokens - n_cached, 0),
         n_prompt_tokens_cache=n_cached,
-        next_token=[NextToken(has_next_token=row.state != RequestState.PREFILL, n_decoded=row.output_tokens)],
+        params={name: value for name, value in params.items() if name not in _ITS_OWN_TEXTS},
+        next_token=[
+            NextToken(
+                has_next_token=row.state is RequestState.DECODE,
+                has_new_line=record.has_new_line,
+                n_remain=n_predict if n_predict < 0 else max(n_predict - row.output_tokens, 0),
+                n_decoded=row.output_tokens,
+            )
+        ],
     )

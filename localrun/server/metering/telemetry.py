@@ -7,10 +7,11 @@ about the same time.
 Invariants: a number in a snapshot is what the jobs themselves saw: output tokens, TTFT and inter-token times are taken
 from the deltas that were handed to them; prompt and cached tokens count when a request ends, as its `usage` says. The
 page follows the Prometheus customs (base units, unit as suffix, `_total` on counters), and its label values are
-bounded: `model` is a model's own name, never what a client made up; `api` is a route's family; `outcome` is done,
-cancelled or failed; `kind` is no_numbers or unknown_token; `tier` is ram or disk; `source` is a `wire.DraftSource`;
-`key` is the name of an API key; `name` is a tier's in the settings file, `size` small or large, and `reason` one of the
-rules in tiers.py. Nothing on it is per request, per client or per batch.
+bounded: `model` is the name that a model was loaded under, also for requests by its other names, and never what a
+client made up; `api` is a route's family; `outcome` is done, cancelled or failed; `kind` is no_numbers or
+unknown_token; `tier` is ram or disk; `source` is a `wire.DraftSource`; `key` is the name of an API key; `name` is a
+tier's in the settings file, `size` small or large, and `reason` one of the rules in tiers.py. Nothing on it is per
+request, per client or per batch.
 
 Does not: decide anything; nothing in the daemon acts on these numbers.
 """
@@ -225,21 +226,19 @@ class _LiveCollector(Collector):
         engines = self._engine_rows()
         names = [row.model for row in engines]
         ready = [row for row in engines if row.state == "ready"]
-        running = self._requests.counts_by_model(*RUNNING_STATES)
-        queued = self._requests.counts_by_model(RequestState.QUEUED)
+        running = self._requests.counts_by_engine(*RUNNING_STATES)
+        queued = self._requests.counts_by_engine(RequestState.QUEUED)
         yield GaugeMetricFamily("localrun_models_loaded", "Models that are loaded.", value=len(ready))
         yield GaugeMetricFamily(
             "localrun_requests_loading",
             "Requests waiting for a model to load.",
             value=self._requests.count(RequestState.LOADING),
         )
-        yield _by_model(
-            "localrun_requests_running", "Requests in a slot.", {name: running.get(name, 0) for name in names}
-        )
+        yield _by_model("localrun_requests_running", "Requests in a slot.", {name: running[name] for name in names})
         yield _by_model(
             "localrun_requests_queued",
             "Requests waiting for a slot.",
-            {name: queued.get(name, 0) for name in names},
+            {name: queued[name] for name in names},
         )
         yield _by_model("localrun_kv_cells", "KV cells of the pool.", {row.model: row.kv_cells for row in ready})
         yield _by_model("localrun_kv_cells_used", "KV cells in use.", {row.model: row.kv_cells_used for row in ready})
@@ -326,7 +325,7 @@ class Telemetry:
 
     def tokens(self, record: RequestRecord, n_tokens: int, seconds_each: float | None, now_s: float) -> None:
         """New tokens of a request; `seconds_each` is None for its first."""
-        metrics = self.metrics.of(record.model)
+        metrics = self.metrics.of(record.engine)
         self._totals.output_tokens_total += n_tokens
         metrics.output_tokens.inc(n_tokens)
         if seconds_each is not None:
@@ -339,7 +338,7 @@ class Telemetry:
 
     def resumed(self, record: RequestRecord) -> None:
         """Its engine died, and another one goes on."""
-        self.metrics.of(record.model).resumed.inc()
+        self.metrics.of(record.engine).resumed.inc()
 
     def routed(self, name: str, size: str, reason: str) -> None:
         """A tier of this name chose one of its models."""
@@ -368,7 +367,7 @@ class Telemetry:
         totals.prompt_tokens_total += record.n_prompt or 0
         totals.cached_tokens_total += record.n_cached or 0
         self._registry.ended(record)
-        model = record.model if record.was_loaded else ""
+        model = record.engine
         self.metrics.requests.labels(model, record.api, record.state.value).inc()
         if record.key:
             self.metrics.key_requests.labels(record.key).inc()

@@ -152,7 +152,7 @@ async def delete(runtime: Runtime, exchange: Exchange) -> None:
     await asyncio.to_thread(naming.check_removable, runtime.store, name)
     # A model whose file is damaged or gone is not loaded under this name, and may be removed all the same.
     with suppress(ModelNotFound, BadModelFile, BadRequest):
-        await runtime.supervisor.unload(name)
+        await runtime.supervisor.unload(name, has_other_names=False)
     missed = await asyncio.to_thread(drafts.missing, runtime.settings, runtime.store)
     refused_before = await asyncio.to_thread(adapters.refused, runtime.store, runtime.settings)
     removed = await asyncio.to_thread(naming.remove, runtime.store, name)

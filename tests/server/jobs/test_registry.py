@@ -143,7 +143,7 @@ def test_a_new_request_waits_for_its_model_and_invents_no_numbers() -> None:
 
 def test_the_way_through_the_states() -> None:
     record = _record()
-    record.loaded("tiny")
+    record.loaded("tiny", "tiny")
     assert record.row(101.0, queue_position=2).state is RequestState.QUEUED
     assert record.row(101.0, queue_position=2).queue_position == 2
     assert record.row(101.0, queue_position=2, predicted_wait_s=1.5).predicted_wait_s == 1.5
@@ -160,7 +160,7 @@ def test_the_way_through_the_states() -> None:
 
 def test_times_and_rates() -> None:
     record = _record()
-    record.loaded("tiny")
+    record.loaded("tiny", "tiny")
     record.started(wire.Started(id=1, slot=0, n_prompt=10, n_cached=0))
     assert record.progress(_delta(1), 103.0) is None
     assert record.row(103.0).tokens_per_s is None
@@ -176,7 +176,7 @@ def test_times_and_rates() -> None:
 
 def test_drafts_of_all_engines_add_up() -> None:
     record = _record()
-    record.loaded("tiny")
+    record.loaded("tiny", "tiny")
     record.progress(wire.Delta(1, wire.Phase.DECODE, 11, 1, tokens=[7], n_drafted=6, n_accepted=4), 101.0)
     assert (record.row(101.0).drafted_tokens, record.row(101.0).accepted_tokens) == (6, 4)
     assert (record.row(101.0).drafts, record.row(101.0).speedup) == ([], None)
@@ -210,7 +210,7 @@ def test_several_tokens_of_one_step_share_its_time() -> None:
 
 def test_the_end_takes_the_engines_counts_and_stops_the_clock() -> None:
     record = _record()
-    record.loaded("tiny")
+    record.loaded("tiny", "tiny")
     record.progress(_delta(1), 101.0)
     record.usage = wire.Usage(n_prompt=10, n_cached=6, n_output=1, queued_s=0.1, prefill_s=0.2, decode_s=0.0)
     record.end(RequestState.DONE, 105.0, finish_reason="stop")

@@ -276,7 +276,49 @@ def test_a_busy_slot_is_seen() -> None:
         busy = [slot for slot in daemon.http.get("/slots").json() if slot["is_processing"]]
         assert len(busy) == 1
         assert busy[0]["n_prompt_tokens"] > 0
-        assert busy[0]["next_token"][0]["n_decoded"] >= 1
+        assert busy[0]["request"].startswith("req_")
+        assert (busy[0]["params"]["n_predict"], busy[0]["params"]["top_k"]) == (500, 40)
+        assert "stop" not in busy[0]["params"], "what a client wrote is not shown"
+        state = busy[0]["next_token"][0]
+        assert state["n_decoded"] >= 1
+        assert state["n_remain"] + state["n_decoded"] == 500
+        assert state["has_next_token"] is True
+        assert isinstance(state["has_new_line"], bool)
+
+
+def test_tasks_are_numbers_that_change_with_each_request() -> None:
+    """Monitors compare them, also those of idle slots."""
+    with running_daemon("--slots", "1") as daemon:
+        tasks = []
+        for _ in range(2):
+            ask(daemon, "/completion", prompt=PROMPT, **GREEDY)
+            (slot,) = daemon.http.get("/slots").json()
+            assert slot["is_processing"] is False
+            tasks.append(slot["id_task"])
+        assert all(isinstance(task, int) for task in tasks)
+        assert tasks[0] < tasks[1]
+
+
+def test_a_request_by_another_name_is_seen_where_it_runs() -> None:
+    """Copies share their model's engine."""
+    body = {"model": "gpt-4o", "prompt": PROMPT, "n_predict": 500, "ignore_eos": True, "stream": True}
+    with running_daemon("--slots", "1", LOCALRUN_FAKE_STEP_MS="20") as daemon:
+        ask(daemon, "/completion", prompt=PROMPT, n_predict=1)
+        assert daemon.post("/api/copy", source="tiny", destination="gpt-4o").status_code == 200
+        with daemon.http.stream("POST", "/completion", json=body) as response:
+            lines = response.iter_lines()
+            assert next(lines)
+            assert 'localrun_requests_running{model="tiny"} 1.0' in daemon.http.get("/metrics").text
+            for name in ("tiny", "gpt-4o"):
+                (slot,) = daemon.http.get(f"/slots?model={name}").json()
+                assert (slot["is_processing"], slot["model"]) == (True, "tiny")
+            assert daemon.http.get("/slots?fail_on_no_slot=1").status_code == 503
+        page = daemon.http.get("/metrics").text
+        assert 'localrun_requests_total{api="/completion",model="tiny",outcome="done"} 1.0' in page
+        assert 'model="gpt-4o"' not in page
+        (pid,) = [row["pid"] for row in daemon.http.get("/localrun/v1/snapshot").json()["engines"]]
+        assert daemon.http.request("DELETE", "/api/delete", json={"model": "gpt-4o"}).status_code == 200
+        assert [row["pid"] for row in daemon.http.get("/localrun/v1/snapshot").json()["engines"]] == [pid]
 
 
 def test_without_a_model_there_is_the_daemon(tmp_path: Any) -> None:
