@@ -181,14 +181,14 @@ def summary(metrics: ChatMetrics, ttft_s: float | None) -> str:
 def metrics_table(metrics: ChatMetrics) -> str:
     """The table of `--verbose`."""
     rows = [
-        ("total duration", duration(metrics.total_s)),
-        ("load duration", duration(metrics.load_s)),
+        ("total duration", _one_word(metrics.total_s)),
+        ("load duration", _one_word(metrics.load_s)),
         ("prompt eval count", f"{metrics.prompt_tokens} token(s)"),
         ("prompt cached count", f"{metrics.cached_tokens} token(s)"),
-        ("prompt eval duration", duration(metrics.prefill_s)),
+        ("prompt eval duration", _one_word(metrics.prefill_s)),
         ("prompt eval rate", _rate(prefill_rate(metrics))),
         ("eval count", f"{metrics.output_tokens} token(s)"),
-        ("eval duration", duration(metrics.decode_s)),
+        ("eval duration", _one_word(metrics.decode_s)),
         ("eval rate", _rate(decode_rate(metrics))),
     ]
     if metrics.drafted_tokens:
@@ -198,6 +198,14 @@ def metrics_table(metrics: ChatMetrics) -> str:
             ("speedup by drafts", f"{metrics.speedup:.2f}x"),
         ]
     return "\n".join(f"{name + ':':<22}{value}" for name, value in rows)
+
+
+def _one_word(seconds: float) -> str:
+    """A duration as Go writes it, which scripts cut out of the table: `50.1ms`, `3.40s`, `2m5.00s`."""
+    if seconds < 1:
+        return f"{seconds * 1000:.1f}ms"
+    minutes, rest_s = divmod(round(seconds, 2), 60)
+    return f"{minutes:.0f}m{rest_s:.2f}s" if minutes else f"{rest_s:.2f}s"
 
 
 def _rate(tokens_per_s: float | None) -> str:

@@ -41,16 +41,22 @@ def test_there_is_no_rate_of_one_token_or_of_a_cached_prompt():
 
 def test_the_table_has_every_line():
     assert metrics_table(METRICS).splitlines() == [
-        "total duration:       1.25 s",
-        "load duration:        500 ms",
+        "total duration:       1.25s",
+        "load duration:        500.0ms",
         "prompt eval count:    30 token(s)",
         "prompt cached count:  10 token(s)",
-        "prompt eval duration: 200 ms",
+        "prompt eval duration: 200.0ms",
         "prompt eval rate:     100.00 tokens/s",
         "eval count:           11 token(s)",
-        "eval duration:        500 ms",
+        "eval duration:        500.0ms",
         "eval rate:            20.00 tokens/s",
     ]
+
+
+@pytest.mark.parametrize(("seconds", "shown"), [(0, "0.0ms"), (3.4, "3.40s"), (59.999, "1m0.00s"), (125, "2m5.00s")])
+def test_a_duration_of_the_table_is_one_word(seconds, shown):
+    """Scripts take what follows the colon."""
+    assert metrics_table(replace(METRICS, total_s=seconds)).split()[2] == shown
 
 
 def drafted(speedup: float) -> ChatMetrics:
