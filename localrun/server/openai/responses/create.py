@@ -129,11 +129,10 @@ def failed_response(response: Fields, output: Sequence[Fields], error: LocalrunE
 
 
 def _usage(usage: Usage, n_thinking: int) -> TokenUsage:
-    # What was computed is kept as a prefix for the next request.
-    n_written = usage.n_prompt - usage.n_cached
+    # Nothing is written into a cache at a price of its own, and clients take those tokens off the input.
     return TokenUsage(
         input_tokens=usage.n_prompt,
-        input_tokens_details={"cached_tokens": usage.n_cached, "cache_write_tokens": n_written},
+        input_tokens_details={"cached_tokens": usage.n_cached, "cache_write_tokens": 0},
         output_tokens=usage.n_output,
         output_tokens_details={"reasoning_tokens": n_thinking},
         total_tokens=usage.n_prompt + usage.n_output,

@@ -65,7 +65,7 @@ def test_a_whole_response(daemon: Daemon) -> None:
     assert (response["status"], response["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
     assert response["metadata"] == {"k": "v"}
     assert response["usage"]["input_tokens"] == N_HELLO
-    assert response["usage"]["input_tokens_details"]["cached_tokens"] == N_HELLO - 1
+    assert response["usage"]["input_tokens_details"] == {"cached_tokens": N_HELLO - 1, "cache_write_tokens": 0}
     assert response["usage"]["output_tokens"] == 6
     assert response["output"][0]["status"] == "incomplete"
     assert text_of(response) == text_of(answer.json())
