@@ -254,6 +254,8 @@ class _Daemon(uvicorn.Server):
         signals = [signal.SIGINT, signal.SIGTERM]
         if sys.platform == "win32":
             signals.append(signal.SIGBREAK)
+        elif signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as with nohup
+            signals.append(signal.SIGHUP)
 
         def handle(number: int, _: FrameType | None) -> None:
             signal.signal(number, signal.SIG_DFL)

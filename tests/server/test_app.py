@@ -21,9 +21,11 @@ from tests.daemon import Daemon, running_daemon
 
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}]}
 SLOW = {"LOCALRUN_FAKE_STEP_MS": "20"}
+# What a terminal sends that is closed, and what logrotate's users do.
+HANGUP = [] if sys.platform == "win32" else [signal.SIGHUP]
 
 
-@pytest.mark.parametrize("signal_number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("signal_number", [signal.SIGTERM, signal.SIGINT, *HANGUP])
 def test_a_signal_is_a_good_end(signal_number: int) -> None:
     with running_daemon() as daemon:
         assert daemon.http.get("/health").json()["status"] == "ok"
