@@ -26,7 +26,7 @@ import sys
 from typing import Any, NamedTuple, cast
 
 from uvicorn.config import Config
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from localrun.config import ConfigError
@@ -159,6 +159,20 @@ _TOO_MANY = (
 _NOT_UPGRADE = b"\r\nx-upgrd:"
 
 
+class _UnchunkedCycle(RequestResponseCycle):
+    """The answer to a client of HTTP/1.0, which knows no chunks: a body of unknown length goes out as it is, and ends
+    with the connection."""
+
+    async def send(self, message: Any) -> None:
+        if message["type"] == "http.response.start":
+            if all(name != b"content-length" for name, _ in message.get("headers", ())):
+                self.chunked_encoding = False
+                self.is_open_ended = True
+        elif getattr(self, "is_open_ended", False):
+            self.expected_content_length = len(message.get("body", b""))
+        await super().send(message)
+
+
 class BoundedConnection(HttpToolsProtocol):
     """As its base, with deadlines and a bounded head."""
 
@@ -264,6 +278,8 @@ class BoundedConnection(HttpToolsProtocol):
         self._n_beside_body = 0
         self._head_open = self._is_parsing_head = False
         super().on_headers_complete()
+        if self.cycle is not None and self.scope["http_version"] == "1.0":
+            self.cycle.__class__ = _UnchunkedCycle
         self._is_upload = is_upload(self.scope["path"])
 
     def on_message_complete(self) -> None:

@@ -88,6 +88,23 @@ async def test_a_request_in_time_is_answered_and_the_connection_goes_on() -> Non
     assert b"\r\n\r\n3HTTP" in answer
 
 
+async def test_a_client_of_http_1_0_gets_no_chunks() -> None:
+    async def stream(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        for piece in (b"one ", b"two ", b""):
+            await send({"type": "http.response.body", "body": piece, "more_body": bool(piece)})
+
+    async with serving(stream) as port:
+        head, _, body = (await exchange(port, b"GET / HTTP/1.0\r\nhost: localhost\r\n\r\n")).partition(b"\r\n\r\n")
+        assert body == b"one two "
+        assert b"transfer-encoding" not in head
+        assert b"connection: close" in head
+    async with serving() as port:
+        answer = await exchange(port, b"POST / HTTP/1.0\r\nhost: localhost\r\ncontent-length: 3\r\n\r\nabc")
+        assert b"content-length: 1\r\n" in answer
+        assert answer.endswith(b"\r\n\r\n3")
+
+
 @pytest.mark.parametrize(
     ("sent", "expected"),
     [
