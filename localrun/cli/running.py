@@ -222,7 +222,7 @@ async def _print_log(url: str, n_lines: int, *, follow: bool) -> None:
 
 
 def _print_line(line: LogLine) -> None:
-    when = datetime.fromtimestamp(line.time_s).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    when = datetime.fromtimestamp(line.time_s).astimezone().isoformat(" ", "seconds")
     print(f"{when} {line.level.upper()} {one_line(line.source)}: {visible(line.text)}", flush=True)
 
 

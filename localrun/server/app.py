@@ -53,6 +53,7 @@ from localrun.server.http.limits import Limits
 from localrun.server.http.names import bracketed, is_wildcard, served
 from localrun.server.llama_server import routes as llama_server
 from localrun.server.lm_studio import routes as lm_studio
+from localrun.server.metering.logs import LineFormatter, goes_to_journal
 from localrun.server.native import routes as native
 from localrun.server.native import usage
 from localrun.server.ollama import routes as ollama
@@ -327,9 +328,9 @@ def _allow_descriptors() -> None:
 
 
 def _configure_logging(level: str) -> None:
-    logging.basicConfig(
-        level=level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(LineFormatter(is_for_journal=goes_to_journal(sys.stderr)))
+    logging.basicConfig(level=level.upper(), handlers=[handler])
     # Its own lines on starting and stopping say what ours say.
     logging.getLogger("uvicorn").setLevel(max(logging.WARNING, logging.getLogger().level))
     # It writes down every address it asks, and those of downloads carry what lets anybody use them.

@@ -221,7 +221,7 @@ def test_logs_of_the_daemon_that_runs_and_of_the_last_one(localrun, tmp_path):
         running.post("/api/generate", model="tiny", keep_alive=0)
         shown = localrun("logs", "-n", "1", port=running.port)
     assert shown.returncode == 0
-    assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d INFO \S+: unloading tiny\n", shown.stdout)
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[+-]\d\d:\d\d INFO \S+: unloading tiny\n", shown.stdout)
     ended = localrun("logs", port=running.port)
     assert (ended.returncode, "no daemon is running" in ended.stderr) == (exits.DAEMON_UNREACHABLE, True)
     log = tmp_path / "home" / "state" / f"daemon-{running.port}.log"

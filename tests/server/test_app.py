@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -180,3 +181,34 @@ def test_engines_do_not_inherit_the_address(tmp_path: Path):
 
 def test_without_a_manager_nothing_is_sent():
     ServiceNotify({}).send(READY)
+
+
+def test_a_line_of_the_log_has_its_zone(tmp_path: Path) -> None:
+    with running_daemon() as daemon:
+        assert daemon.stop() == 0
+        assert re.search(
+            r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}[+-]\d\d:\d\d INFO localrun\S*: stopping$", daemon.log, re.M
+        )
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="systemd's journal")
+def test_the_journal_gets_priorities_and_no_times(tmp_path: Path) -> None:
+    with (tmp_path / "journal").open("w+") as journal:
+        status = os.fstat(journal.fileno())
+        environment = {
+            "JOURNAL_STREAM": f"{status.st_dev}:{status.st_ino}", "LOCALRUN_HOME": str(tmp_path),
+            "LOCALRUN_FAKE_ENGINE": "1",
+        }  # fmt: skip
+        daemon = subprocess.Popen(
+            [sys.executable, "-m", "localrun", "serve", "--port", "0"], env=os.environ | environment, text=True,
+            stdout=subprocess.PIPE, stderr=journal,
+        )  # fmt: skip
+        assert daemon.stdout is not None
+        assert daemon.stdout.readline().startswith("localrun is listening")
+        daemon.terminate()
+        assert daemon.wait(timeout=60) == 0
+        daemon.stdout.close()
+        journal.seek(0)
+        lines = journal.read().splitlines()
+    assert any(re.fullmatch(r"<6>INFO localrun\S*: stopping", line) for line in lines)
+    assert all(re.match(r"<[2-7]>", line) for line in lines)

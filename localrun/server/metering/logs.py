@@ -1,4 +1,5 @@
-"""The latest lines of the daemon's log, the engines' among them, and a way to wait for the next.
+"""The daemon's log: how a line is written to stderr, and the latest lines, the engines' among them, with a way to wait
+for the next.
 
 Owner: one per Runtime. A handler of the root logger while the daemon runs; records may come from any thread, readers
 are tasks of the daemon's event loop. A line has a number that only grows, also from one daemon to the next, so a reader
@@ -12,9 +13,13 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import os
 import re
 import time
 from collections import deque
+from collections.abc import Mapping
+from datetime import datetime
+from typing import TextIO
 
 from localrun.snapshot import LogLine
 
@@ -22,6 +27,36 @@ KEPT_LINES = 2_000
 MAX_TEXT_CHARACTERS = 4_000
 
 _ENGINE_LINE = re.compile(r"\[(?P<model>[^\]]+)\] (?P<text>.*)", re.DOTALL)
+
+
+# As syslog has them, and with it systemd's journal.
+_PRIORITIES = {"DEBUG": 7, "INFO": 6, "WARNING": 4, "ERROR": 3, "CRITICAL": 2}
+
+
+def goes_to_journal(stream: TextIO, environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether systemd's journal reads this stream: the variable names the device and the inode of the one that it
+    does."""
+    try:
+        status = os.fstat(stream.fileno())
+    except (OSError, ValueError):
+        return False
+    return environ.get("JOURNAL_STREAM") == f"{status.st_dev}:{status.st_ino}"
+
+
+class LineFormatter(logging.Formatter):
+    """A line with its time and zone; for the journal, which has the time itself, each line with its priority."""
+
+    def __init__(self, *, is_for_journal: bool) -> None:
+        super().__init__("%(levelname)s %(name)s: %(message)s")
+        self._is_for_journal = is_for_journal
+
+    def format(self, record: logging.LogRecord) -> str:
+        text = super().format(record)
+        if self._is_for_journal:
+            priority = f"<{_PRIORITIES.get(record.levelname, 6)}>"
+            return "\n".join(priority + line for line in text.split("\n"))
+        when = datetime.fromtimestamp(record.created).astimezone()
+        return f"{when.isoformat(' ', 'milliseconds')} {text}"
 
 
 class LogFeed(logging.Handler):
