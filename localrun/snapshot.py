@@ -58,7 +58,8 @@ class RequestRow(msgspec.Struct, kw_only=True):
     next token, as the engine expects it by now. `resumed` counts the engines that died under it. Of `drafted_tokens` so
     far `accepted_tokens` are part of the answer. Once it has ended, `drafts` says by which source (without what engines
     drafted that died), and `speedup` how many times as fast it was as without drafts. `key` names the API key that it
-    came with."""
+    came with; `client_id` is what the client or a gateway calls it (`X-Request-Id` or `X-Client-Request-Id`), and
+    `trace_id` the trace that it belongs to (`traceparent`)."""
 
     id: str
     client: str
@@ -87,6 +88,8 @@ class RequestRow(msgspec.Struct, kw_only=True):
     speedup: float | None = None
     adapters: list[str] = []
     tier: str = ""
+    client_id: str = ""
+    trace_id: str = ""
 
     @property
     def draft_hit_rate(self) -> float | None:

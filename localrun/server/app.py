@@ -48,6 +48,7 @@ from localrun.server.batches import anthropic as message_batches
 from localrun.server.batches import openai as batches
 from localrun.server.embedding import routes as embedding
 from localrun.server.http import failures
+from localrun.server.http.account import ACCOUNT, Account
 from localrun.server.http.connection import IDLE_S, BoundedConnection, Listening, address_of, listen, url_of
 from localrun.server.http.limits import Limits
 from localrun.server.http.names import bracketed, is_wildcard, served
@@ -311,6 +312,8 @@ async def _unrouted(request: Request, error: Exception) -> Response:
     else:
         answer = NotFound(f"{path} is not a route of this server")
     shape, request_id = failures.shape_of(path), failures.new_id()
+    account: Account = request.scope[ACCOUNT]
+    account.status, account.code, account.request_id = answer.status, answer.code, request_id
     named = [*failures.headers(answer), *failures.id_header(shape, request_id)]
     headers = {name.decode("ascii"): value.decode("ascii") for name, value in named}
     return Response(failures.body(answer, shape, request_id), answer.status, headers | more)

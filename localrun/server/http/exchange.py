@@ -36,6 +36,7 @@ from localrun.errors import BadRequest, LocalrunError, ModelNotFound, TooLarge, 
 from localrun.server import notices
 from localrun.server.http import failures
 from localrun.server.http.access import OWNER, Visitor
+from localrun.server.http.account import ACCOUNT, Account
 from localrun.server.http.failures import Headers, Shape
 from localrun.server.http.hidden_paths import without_paths, without_paths_in
 from localrun.server.http.loop_watch import OPERATION, held
@@ -109,6 +110,7 @@ class Exchange:
         self.path: str = scope["path"]
         self.shape = shape
         self.visitor: Visitor = scope.get("localrun.visitor", OWNER)
+        self.account: Account = scope.setdefault(ACCOUNT, Account())
         self.started = False
         self.more_headers: Headers = []
         self._notices: list[str] = []
@@ -250,6 +252,7 @@ class Exchange:
         if self._is_over:
             return
         error = self.told(error)
+        self.account.code = error.code
         if self.started:
             await self._end(failures.stream_event(error, self.shape, self._request_id))
         else:
@@ -262,6 +265,7 @@ class Exchange:
         named = next((value for name, value in headers if name == b"x-localrun-request"), b"")
         if named:
             self._request_id = named.decode("ascii").partition(",")[0]
+        self.account.status, self.account.request_id = status, self._request_id
         if self._notices:
             ignored = notices.shown(self._notices)
             headers = [*headers, (b"x-localrun-ignored", ignored.encode("ascii"))]

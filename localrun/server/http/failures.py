@@ -70,8 +70,9 @@ def unforeseen(error: Exception, what: str) -> LocalrunError:
     return LocalrunError("internal error; the daemon's log has the details")
 
 
-# The header by which a family names a request, in every answer.
-_ID_HEADERS = {Shape.ANTHROPIC: b"request-id", Shape.OPENAI: b"x-request-id"}
+# The header that names a request, in every answer.
+_ID_HEADER = b"x-request-id"
+_ANTHROPICS_ID_HEADER = b"request-id"
 
 
 def new_id() -> str:
@@ -80,9 +81,9 @@ def new_id() -> str:
 
 
 def id_header(shape: Shape, request_id: str) -> Headers:
-    """What names the request in the family's answers; nothing where a family has no such header."""
-    name = _ID_HEADERS.get(shape)
-    return [] if name is None else [(name, request_id.encode("ascii"))]
+    """What names the request in the family's answers."""
+    name = _ANTHROPICS_ID_HEADER if shape is Shape.ANTHROPIC else _ID_HEADER
+    return [(name, request_id.encode("ascii"))]
 
 
 def body(error: LocalrunError, shape: Shape, request_id: str | None = None) -> bytes:

@@ -21,6 +21,7 @@ from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
+from starlette.types import Scope
 
 from localrun.config import (
     MAX_ADAPTERS,
@@ -278,6 +279,7 @@ def ask_of(
 ) -> Ask:
     """What to ask the runtime for, taken from the quota of whoever asks. Raises BadRequest for a lane, a latency, a
     deadline, a duration or a switch that is none, and what `Visitor.begin` raises."""
+    client_id, trace_id = ids_of(exchange.scope)
     ask = Ask(
         model=model,
         api=exchange.path,
@@ -292,6 +294,9 @@ def ask_of(
         use=use,
         load=load,
         tier=exchange.tier,
+        client_id=client_id,
+        trace_id=trace_id,
+        records=exchange.account.records,
     )
     return ask if exchange.visitor is OWNER else of_visitor(ask, exchange.visitor)
 
@@ -390,6 +395,27 @@ def client(exchange: Exchange) -> str:
 
 def _printable(text: str) -> str:
     return _NOT_PRINTABLE.sub(" ", text).strip()[:MAX_CLIENT_CHARACTERS]
+
+
+# What a gateway calls the request, if that can stand in a log: nothing that would have to be quoted.
+_CLIENT_ID = re.compile(r"[A-Za-z0-9._:/+=@~-]{1,128}")
+_CLIENT_ID_HEADERS = (b"x-request-id", b"x-client-request-id")
+# Version, trace, parent and flags.
+_TRACEPARENT = re.compile(r"[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}.*", re.ASCII)
+
+
+def ids_of(scope: Scope) -> tuple[str, str]:
+    """The client's own id of the request, and the id of the trace that it belongs to (W3C's `traceparent`); empty where
+    there is none, or none that could be shown."""
+    client_id = trace_id = ""
+    for name, value in scope["headers"]:
+        if name in _CLIENT_ID_HEADERS and not client_id:
+            found = _CLIENT_ID.fullmatch(value.decode("latin-1"))
+            client_id = found[0] if found else ""
+        elif name == b"traceparent" and not trace_id:
+            parts = _TRACEPARENT.fullmatch(value.decode("latin-1"))
+            trace_id = parts[1] if parts else ""
+    return client_id, trace_id
 
 
 def keep_alive_s(value: float | str | None) -> float | None:

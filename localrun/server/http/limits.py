@@ -19,7 +19,8 @@ every route, also unknown ones, and before anything runs:
 - At most `MAX_UPLOADS` files are uploaded at once; else 429.
 
 Runs in the daemon's event loop, once per request; `send` is wrapped only where an answer needs CORS headers or there is
-a body. All requests pass here, so here they are counted: a daemon may end when there was none for long (`idle_s`).
+a body. All requests pass here, so here they are counted: a daemon may end when there was none for long (`idle_s`), and
+whoever keeps accounts is told of each one's end.
 
 Does not: enforce time or header size (`connection.py` does), or know keys (`access.py` does).
 """
@@ -29,7 +30,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping
 from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -38,6 +39,7 @@ from localrun.config import Settings, origins_of
 from localrun.errors import BadRequest, Forbidden, LocalrunError, QueueFull, TooLarge, UnsupportedMediaType
 from localrun.server.http import failures, names
 from localrun.server.http.access import LIMIT_HEADERS, Access, Visitor, is_loopback
+from localrun.server.http.account import ACCOUNT, Account
 from localrun.server.http.loop_watch import LoopWatch
 
 # Schemes that a page from the network cannot have: desktop applications and editor panels.
@@ -100,13 +102,23 @@ def _meant(path: str) -> str:
     return ALIASES.get(path, path)
 
 
+# Told of a request that has ended: its scope, how it ended, and the seconds that it took.
+Ended = Callable[[Scope, Account, float], None]
+
+
 class Limits:
     """The middleware. Raises ConfigError when `settings.origins` holds something that is not an origin."""
 
     def __init__(
-        self, app: ASGIApp, settings: Settings, access: Access | None = None, loop_watch: LoopWatch | None = None
+        self,
+        app: ASGIApp,
+        settings: Settings,
+        access: Access | None = None,
+        loop_watch: LoopWatch | None = None,
+        on_ended: Ended = lambda scope, account, seconds: None,
     ) -> None:
         self._app = app
+        self._on_ended = on_ended
         self._access = access
         self._loop_watch = loop_watch or LoopWatch()
         self._room = _BodyRoom(settings.max_body_bytes)
@@ -134,12 +146,15 @@ class Limits:
             await self._app(scope, receive, send)
             return
         scope["path"] = _meant(scope["path"])
+        account = scope[ACCOUNT] = Account()
+        began_s = time.monotonic()
         self._n_open += 1
         try:
             await self._loop_watch.watched(scope, self._check_and_serve(scope, receive, send))
         finally:
             self._n_open -= 1
             self._last_end_s = time.monotonic()
+            self._on_ended(scope, account, self._last_end_s - began_s)
 
     async def _check_and_serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = _Headers(scope["headers"])
@@ -151,6 +166,7 @@ class Limits:
             origin = self._check_origin(headers, None if is_local else f"https://{host}")
             if origin is not None and scope["method"] == "OPTIONS" and headers.one(b"access-control-request-method"):
                 asked = headers.one(b"access-control-request-headers") or ""
+                scope[ACCOUNT].status = 204
                 await grant_preflight(send, origin, asked)
                 return
             if self._access is not None:
@@ -163,7 +179,7 @@ class Limits:
         except LocalrunError as error:
             if origin is not None:
                 send = granting(send, origin)
-            await self._refuse(error, scope["path"], headers, receive, send)
+            await self._refuse(error, scope, headers, receive, send)
             return
         if origin is not None:
             send = granting(send, origin)
@@ -268,8 +284,12 @@ class Limits:
                 retry_after_s=1.0,
             )
 
-    async def _refuse(self, error: LocalrunError, path: str, headers: _Headers, receive: Receive, send: Send) -> None:
-        shape, request_id = failures.shape_of(path), failures.new_id()
+    async def _refuse(
+        self, error: LocalrunError, scope: Scope, headers: _Headers, receive: Receive, send: Send
+    ) -> None:
+        shape, request_id = failures.shape_of(scope["path"]), failures.new_id()
+        account: Account = scope[ACCOUNT]
+        account.status, account.code, account.request_id = error.status, error.code, request_id
         body = failures.body(error, shape, request_id)
         named = failures.id_header(shape, request_id)
         answer_headers = [*failures.headers(error), *named, (b"content-length", str(len(body)).encode("ascii"))]

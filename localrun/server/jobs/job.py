@@ -71,7 +71,8 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     takes the model's setting, and so does `draft` "", else the name of a draft model. `lora` are adapters besides those
     in the model's name. `use` is what the model is loaded for, and `load` how. `key` is the name of the API key that
     asks, empty for none; it is the client that fairness knows. `namespace` is whose prompts it shares, and `payer` is
-    told what it used. `tier` says by which rule of a tier the model was chosen."""
+    told what it used. `tier` says by which rule of a tier the model was chosen. `client_id` and `trace_id` are as in
+    `RequestRow`; the record of each job is added to `records`."""
 
     model: str
     api: str
@@ -89,6 +90,9 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     namespace: bytes = b""
     payer: Payer | None = None
     tier: str = ""
+    client_id: str = ""
+    trace_id: str = ""
+    records: list[RequestRecord] | None = None
 
     @property
     def may_have_adapters(self) -> bool:
@@ -170,6 +174,9 @@ class Job:
         self.held = contextlib.ExitStack()
         self.record = RequestRecord(job_id, ask.api, ask.client, ask.lane, ask.model, self.arrived_at_s, key=ask.key)
         self.record.tier = ask.tier
+        self.record.client_id, self.record.trace_id = ask.client_id, ask.trace_id
+        if ask.records is not None:
+            ask.records.append(self.record)
         self._counts_prompt = True
         self._lender = lender
         self._observer = observer

@@ -67,6 +67,7 @@ class RequestRecord:
         self.engine_request_id: int | None = None
         self.adapters: tuple[str, ...] = ()
         self.tier = ""
+        self.client_id = self.trace_id = ""
         self.slot: int | None = None
         self.n_prompt: int | None = None
         self.n_cached: int | None = None
@@ -177,6 +178,8 @@ class RequestRecord:
             model=self.model,
             adapters=list(self.adapters),
             tier=self.tier,
+            client_id=self.client_id,
+            trace_id=self.trace_id,
             lane=self.lane.value,
             state=self.state,
             slot=self.slot,

@@ -81,6 +81,7 @@ async def test_an_answer_has_its_length_and_is_json_unless_told() -> None:
         b"content-type": b"application/json",
         b"content-length": b"7",
         b"x-localrun-request": b"req_1",
+        b"x-request-id": b"req_1",
     }
     other = Wire(b"")
     await other.exchange().answer(b"hi", headers=[(b"content-type", b"text/plain")])

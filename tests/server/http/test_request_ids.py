@@ -1,4 +1,4 @@
-"""Every answer of Anthropic's and OpenAI's routes names its request, errors of every layer included."""
+"""Every answer names its request, errors of every layer included; and what a gateway calls it is kept."""
 
 from __future__ import annotations
 
@@ -74,6 +74,33 @@ def test_errors_of_every_layer_have_it_in_header_and_body(
     assert "request_id" not in other.json()
 
 
-def test_other_families_have_none(daemon: Daemon) -> None:
-    for answer in (daemon.http.get("/api/version"), daemon.http.get("/health")):
-        assert not {"request-id", "x-request-id"} & set(answer.headers)
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [("/api/version", 200), ("/api/nothing", 404), ("/api/chat", 400), ("/completion", 400), ("/nowhere", 404),
+     ("/localrun/v1/requests/none", 404)],
+)  # fmt: skip
+def test_other_families_have_one_as_well(daemon: Daemon, path: str, status: int) -> None:
+    answer = daemon.post(path, {}) if status == 400 else daemon.http.get(path)
+    assert answer.status_code == status, answer.text
+    assert named(answer, "x-request-id")
+
+
+def rows(daemon: Daemon) -> list[dict[str, Any]]:
+    return list(daemon.http.get("/localrun/v1/requests").json()["requests"])
+
+
+@pytest.mark.parametrize("header", ["X-Request-Id", "X-Client-Request-Id"])
+def test_the_ids_of_a_gateway_are_kept_beside_our_own(daemon: Daemon, header: str) -> None:
+    trace = "4bf92f3577b34da6a3ce929d0e0e4736"
+    headers = {header: "my-42", "traceparent": f"00-{trace}-00f067aa0ba902b7-01"}
+    answer = daemon.http.post("/v1/chat/completions", json=CHAT, headers=headers)
+    (row,) = [row for row in rows(daemon) if row["id"] == named(answer, "x-request-id")]
+    assert (row["client_id"], row["trace_id"]) == ("my-42", trace)
+
+
+@pytest.mark.parametrize("unsafe", ["a b", "x" * 129, 'a"b', ""])
+def test_an_id_that_could_not_stand_in_a_log_is_none(daemon: Daemon, unsafe: str) -> None:
+    headers = {"X-Request-Id": unsafe, "traceparent": f"00-{'0' * 32}-00f067aa0ba902b7-01"}
+    answer = daemon.http.post("/v1/chat/completions", json=CHAT, headers=headers)
+    (row,) = [row for row in rows(daemon) if row["id"] == named(answer, "x-request-id")]
+    assert (row["client_id"], row["trace_id"]) == ("", "")
