@@ -339,6 +339,14 @@ class ServiceFailed(LocalrunError):
     code = "service_failed"
 
 
+def kinds() -> list[type[LocalrunError]]:
+    """All errors there are, each code once."""
+    found: list[type[LocalrunError]] = [LocalrunError]
+    for kind in found:
+        found += kind.__subclasses__()
+    return list({kind.code: kind for kind in found}.values())
+
+
 def by_code(code: str, message: str, *, retry_after_s: float | None = None) -> LocalrunError:
     """The error that travelled as `code` and `message` over a pipe or over HTTP, as an exception again.
 

@@ -34,6 +34,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Match
+from starlette.types import Scope
 
 from localrun import ollama_environment
 from localrun.access import certificate as certificates
@@ -108,7 +109,11 @@ def build(settings: Settings, runtime: Runtime) -> Limits:
         exception_handlers={HTTPException: _unrouted},
     )
     app.router.redirect_slashes = False
-    return Limits(app, settings, runtime.access, runtime.loop_watch)
+
+    def ended(scope: Scope, account: Account, seconds: float) -> None:
+        runtime.telemetry.answered(failures.shape_of(scope["path"]), account)
+
+    return Limits(app, settings, runtime.access, runtime.loop_watch, ended)
 
 
 def serve(settings: Settings, idle_exit_s: float | None = None) -> None:
@@ -313,7 +318,7 @@ async def _unrouted(request: Request, error: Exception) -> Response:
         answer = NotFound(f"{path} is not a route of this server")
     shape, request_id = failures.shape_of(path), failures.new_id()
     account: Account = request.scope[ACCOUNT]
-    account.status, account.code, account.request_id = answer.status, answer.code, request_id
+    account.status, account.error, account.request_id = answer.status, answer, request_id
     named = [*failures.headers(answer), *failures.id_header(shape, request_id)]
     headers = {name.decode("ascii"): value.decode("ascii") for name, value in named}
     return Response(failures.body(answer, shape, request_id), answer.status, headers | more)

@@ -77,7 +77,10 @@ class Runtime:
         self.quarantine = Quarantine()
         self.loop_watch = LoopWatch()
         self.logs = LogFeed()
-        self.telemetry = Telemetry(settings, self.registry, self._engine_rows, lambda: self.offline.rows())
+        self.telemetry = Telemetry(
+            settings, self.registry, self._engine_rows, lambda: self.offline.rows(),
+            lambda name: self.supervisor.loaded_as(name),
+        )  # fmt: skip
         self.telemetry.metrics.registry.register(self.loop_watch)
         self.supervisor = Supervisor(
             settings,
@@ -204,6 +207,27 @@ class Runtime:
         asyncio.get_running_loop().run_in_executor(
             None, remember_model, self.last_loaded_file(resident.use), resident.model.name
         )
+
+    async def metrics_page(self, accept: str) -> tuple[bytes, str]:
+        """The page for Prometheus and its content type, without the series of models that are gone."""
+        loaded = {row.model for row in self._engine_rows()}
+        unloaded = self.telemetry.metrics.models(but=loaded)
+        for name in await asyncio.to_thread(self._gone, unloaded) if unloaded else ():
+            if not self.supervisor.loaded_as(name):
+                self.telemetry.metrics.forget(name)
+        return self.telemetry.metrics.page(accept)
+
+    def _gone(self, names: Sequence[str]) -> list[str]:
+        """Those that are in the store no more."""
+        gone = []
+        for name in names:
+            try:
+                self.store.resolve(name)
+            except ModelNotFound:
+                gone.append(name)
+            except LocalrunError:
+                continue  # it is damaged, and may be mended
+        return gone
 
     def _engine_rows(self) -> list[EngineRow]:
         return self.supervisor.loaded()

@@ -281,6 +281,15 @@ class Supervisor:
         """Models that wait for room."""
         return self._room.n_in_line
 
+    def loaded_as(self, name: str) -> str:
+        """The name under which the model is loaded, or is being loaded, that requests by this name get; empty where
+        none is known. Reads no disk."""
+        found = self._found.get(split_adapters(name).model)
+        if found is None:
+            return ""
+        _, (_, path, *_) = found
+        return next((r.model.name for r in self.residents() if r.key == path), "")
+
     def slots_of(self, name: str) -> int:
         """Slots of the engine that serves this name; 0 while none is ready."""
         found = self._found_before(split_adapters(name).model)

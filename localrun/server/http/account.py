@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from localrun.errors import LocalrunError
+
 if TYPE_CHECKING:
     from localrun.server.jobs.registry import RequestRecord
 
@@ -20,10 +22,10 @@ CLIENT_GONE = 499
 
 
 class Account(msgspec.Struct, kw_only=True):
-    """`status` is the status line's, 0 before there is one; `code` that of the error which the client was told, also as
-    the last event of a stream; `request_id` the one in the answer's header. `records` are of its answers."""
+    """`status` is the status line's, 0 before there is one; `error` what the client was told, also as the last event of
+    a stream; `request_id` the one in the answer's header. `records` are of its answers."""
 
     status: int = 0
-    code: str = ""
+    error: LocalrunError | None = None
     request_id: str = ""
     records: list[RequestRecord] = []

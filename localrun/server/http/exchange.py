@@ -252,7 +252,7 @@ class Exchange:
         if self._is_over:
             return
         error = self.told(error)
-        self.account.code = error.code
+        self.account.error = error
         if self.started:
             await self._end(failures.stream_event(error, self.shape, self._request_id))
         else:

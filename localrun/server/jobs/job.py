@@ -139,6 +139,7 @@ class Observer(Protocol):
     """Who is told what happens to requests: the telemetry."""
 
     def tokens(self, record: RequestRecord, n_tokens: int, seconds_each: float | None, now_s: float) -> None: ...
+    def loaded(self, record: RequestRecord) -> None: ...
     def resumed(self, record: RequestRecord) -> None: ...
     def ended(self, record: RequestRecord) -> None: ...
 
@@ -218,6 +219,7 @@ class Job:
         self.media_kinds = lease.link.ready.media
         self.audio_rate_hz = lease.link.ready.audio_rate_hz
         self.record.loaded(lease.model.name, lease.link.model)
+        self._observer.loaded(self.record)
         return self
 
     async def __aexit__(
@@ -559,7 +561,10 @@ class Job:
         assert delta.finish is not None
         self.record.usage = delta.usage
         reason = None if delta.finish is wire.Finish.ERROR else delta.finish.value
-        self._end(_FINISHED_STATES[delta.finish], now_s, finish_reason=reason, error=delta.error_message)
+        code = delta.error_code or "" if reason is None else ""
+        self._end(
+            _FINISHED_STATES[delta.finish], now_s, finish_reason=reason, error=delta.error_message, error_code=code
+        )
         self._deltas.put(delta)
 
     def _take_cancelled(self) -> None:
@@ -579,7 +584,8 @@ class Job:
             self._end(RequestState.CANCELLED)
         else:
             message = error.message if isinstance(error, LocalrunError) else f"{type(error).__name__}: {error}"
-            self._end(RequestState.FAILED, error=message)
+            code = error.code if isinstance(error, LocalrunError) else LocalrunError.code
+            self._end(RequestState.FAILED, error=message, error_code=code)
 
     def _end(
         self,
@@ -588,12 +594,15 @@ class Job:
         *,
         finish_reason: str | None = None,
         error: str | None = None,
+        error_code: str = "",
     ) -> None:
         if self.record.is_ended:
             return
         if state is RequestState.CANCELLED:
             finish_reason = wire.Finish.CANCELLED.value
-        self.record.end(state, now_s or time.monotonic(), finish_reason=finish_reason, error=error)
+        self.record.end(
+            state, now_s or time.monotonic(), finish_reason=finish_reason, error=error, error_code=error_code
+        )
         if self.ask.payer is not None:
             self.ask.payer.settle(self.record, counts_prompt=self._counts_prompt)
         self._observer.ended(self.record)

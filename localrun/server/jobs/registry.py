@@ -80,6 +80,7 @@ class RequestRecord:
         self.ended_at_s: float | None = None
         self.finish_reason: str | None = None
         self.error: str | None = None
+        self.error_code = ""
         self.resumed = 0
         self.n_drafted = 0
         self.n_accepted = 0
@@ -149,7 +150,13 @@ class RequestRecord:
         return gap_s / n_tokens
 
     def end(
-        self, state: RequestState, now_s: float, *, finish_reason: str | None = None, error: str | None = None
+        self,
+        state: RequestState,
+        now_s: float,
+        *,
+        finish_reason: str | None = None,
+        error: str | None = None,
+        error_code: str = "",
     ) -> None:
         """The one final change of state."""
         self.state = state
@@ -157,6 +164,7 @@ class RequestRecord:
         self.slot = None
         self.finish_reason = finish_reason
         self.error = error
+        self.error_code = error_code
         if self.usage is not None:
             self.n_prompt = self.usage.n_prompt
             self.n_cached = self.usage.n_cached

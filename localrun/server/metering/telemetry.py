@@ -8,32 +8,40 @@ Invariants: a number in a snapshot is what the jobs themselves saw: output token
 from the deltas that were handed to them; prompt and cached tokens count when a request ends, as its `usage` says. The
 page follows the Prometheus customs (base units, unit as suffix, `_total` on counters), and its label values are
 bounded: `model` is the name that a model was loaded under, also for requests by its other names, and never what a
-client made up; `api` is a route's family; `outcome` is done, cancelled or failed; `kind` is no_numbers or
-unknown_token; `tier` is ram or disk; `source` is a `wire.DraftSource`; `key` is the name of an API key; `name` is a
-tier's in the settings file, `size` small or large, and `reason` one of the rules in tiers.py. Nothing on it is per
-request, per client or per batch.
+client made up; `api` is a route, and `family` a `failures.Shape`; `outcome` is done, cancelled or failed; `reason` is
+why a request ended, a finish reason or an error's `code`, or of tiers one of the rules in tiers.py; `kind` is
+no_numbers or unknown_token; `tier` is ram or disk; `source` is a `wire.DraftSource`; `key` is the name of an API key;
+`name` is a tier's in the settings file, `size` small or large. Nothing on it is per request, per client or per batch.
+What can be told beforehand is there with 0, since a rate does not see a series begin with 1; what is of a model that is
+gone goes.
 
 Does not: decide anything; nothing in the daemon acts on these numbers.
 """
 
 from __future__ import annotations
 
+import platform
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
+from importlib import metadata
 
 import msgspec
-from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, disable_created_metrics
+from prometheus_client import CollectorRegistry, Counter, Histogram, Info, ProcessCollector, disable_created_metrics
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
+from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.registry import Collector
 
 import localrun
-from localrun import wire
+from localrun import errors, wire
 from localrun.config import Settings
 from localrun.errors import NoNumbers, UnknownToken
 from localrun.server.engines.link import EngineLink
 from localrun.server.engines.machine import MachineSampler
+from localrun.server.http.account import CLIENT_GONE, Account
+from localrun.server.http.failures import Shape
 from localrun.server.jobs.registry import Registry, RequestRecord
+from localrun.server.metering.llama_server_names import LlamaServerNames, Totals
 from localrun.server.metering.windows import LatencyWindow, RateWindow
 from localrun.snapshot import Aggregate, BatchRow, EngineRow, RequestState, Snapshot
 
@@ -42,6 +50,24 @@ RUNNING_STATES = (RequestState.PREFILL, RequestState.DECODE)
 # Codes of errors: what llama.cpp handed back could not be used.
 UNUSABLE = (NoNumbers.code, UnknownToken.code)
 
+OUTCOMES = tuple(state.value for state in RequestState if state.is_final)
+# Why requests usually end; other reasons have a series once one has ended so.
+ANSWERED = (wire.Finish.STOP.value, wire.Finish.LENGTH.value, wire.Finish.CANCELLED.value)
+NO_REASON = "none"  # it generated nothing: it was there to load the model, to count, or for vectors
+REFUSED = tuple(
+    kind.code
+    for kind in (
+        *(errors.BadRequest, errors.ContextExceeded, errors.QueueFull, errors.CannotFit, errors.Unavailable),
+        *(errors.EngineDied, errors.EngineFailed, errors.ModelNotFound),
+    )
+)
+# Routes that compute.
+COMPUTING = (
+    *("/api/chat", "/api/generate", "/api/embed", "/api/embeddings"),
+    *("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/v1/embeddings", "/v1/rerank"),
+    *("/v1/fim/completions", "/completion", "/infill"),
+)
+
 # From one fast GPU step to a slow machine's long prompt; about three per decade, so quantiles over machines make sense.
 TTFT_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.5, 3.0, 6.0, 12.0, 25.0, 50.0, 100.0, 300.0)
 ITL_BUCKETS_S = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
@@ -49,6 +75,7 @@ QUEUE_BUCKETS_S = (0.001, 0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0,
 REQUEST_BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 900.0)
 LOAD_BUCKETS_S = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 SPEEDUP_BUCKETS = (0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0, 6.0, 10.0)
+LENGTH_BUCKETS_TOKENS = (1, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16_384, 32_768, 65_536, 131_072)
 PREFILL_BUCKETS_TOKENS = (0, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16_384, 32_768, 131_072)
 
 
@@ -60,6 +87,8 @@ class _ModelMetrics:
         self.itl = metrics.itl.labels(model)
         self.queue = metrics.queue.labels(model)
         self.prefill = metrics.prefill.labels(model)
+        self.prompt_length = metrics.prompt_length.labels(model)
+        self.output_length = metrics.output_length.labels(model)
         self.step = metrics.step.labels(model)
         self.load = metrics.load.labels(model)
         self.prompt_tokens = metrics.prompt_tokens.labels(model)
@@ -68,6 +97,8 @@ class _ModelMetrics:
         self.deaths = metrics.deaths.labels(model)
         self.resumed = metrics.resumed.labels(model)
         self.speedup = metrics.speedup.labels(model)
+        for reason in (*ANSWERED, NO_REASON, *REFUSED):
+            metrics.ends.labels(model, reason)
 
 
 class Metrics:
@@ -102,6 +133,14 @@ class Metrics:
             "localrun_request_prefill_tokens", "Prompt tokens of a request that the cache did not have.",
             model, buckets=PREFILL_BUCKETS_TOKENS, registry=registry,
         )  # fmt: skip
+        self.prompt_length = Histogram(
+            "localrun_request_prompt_tokens", "Tokens of a request's prompt, cached ones included.",
+            model, buckets=LENGTH_BUCKETS_TOKENS, registry=registry,
+        )  # fmt: skip
+        self.output_length = Histogram(
+            "localrun_request_output_tokens", "Tokens of a request's answer.",
+            model, buckets=LENGTH_BUCKETS_TOKENS, registry=registry,
+        )  # fmt: skip
         self.step = Histogram(
             "localrun_step_seconds", "Duration of engine steps that computed something.",
             model, buckets=ITL_BUCKETS_S, registry=registry,
@@ -113,6 +152,19 @@ class Metrics:
         self.requests = Counter(
             "localrun_requests", "Requests that ended.", ("model", "api", "outcome"), registry=registry
         )
+        self.ends = Counter(
+            "localrun_request_ends", "Requests that ended, by their finish reason or the code of their error.",
+            ("model", "reason"), registry=registry,
+        )  # fmt: skip
+        self.responses = Counter(
+            "localrun_http_responses",
+            f"Answers to HTTP requests, by API and status; {CLIENT_GONE} is a client that left before.",
+            ("family", "status"), registry=registry,
+        )  # fmt: skip
+        self.errors = Counter(
+            "localrun_errors", "Errors that clients were told of, also as the last event of a stream.",
+            ("code", "status"), registry=registry,
+        )  # fmt: skip
         by_key = ("key",)
         self.key_requests = Counter(
             "localrun_key_requests", "Requests of an API key that ended.", by_key, registry=registry
@@ -195,7 +247,20 @@ class Metrics:
         self.batches = Counter(
             "localrun_batches_ended", "Batches that ended, by how they did.", ("status",), registry=registry
         )
+        build = Info("localrun_build", "What runs.", registry=registry)
+        build.info({"version": localrun.__version__, "llama_cpp": _llama_cpp(), "python": platform.python_version()})
         self._models: dict[str, _ModelMetrics] = {}
+        self._expected: set[tuple[str, str]] = set()
+        for api in COMPUTING:
+            self.expect("", api)
+        for reason in REFUSED:
+            self.ends.labels("", reason)
+        kinds = errors.kinds()
+        for kind in kinds:
+            self.errors.labels(kind.code, str(kind.status))
+        for family in Shape:
+            for status in (200, CLIENT_GONE, *(kind.status for kind in kinds)):
+                self.responses.labels(family.value, str(status))
         registry.register(_LiveCollector(requests, engine_rows, batch_rows))
         ProcessCollector(registry=registry)
 
@@ -206,10 +271,37 @@ class Metrics:
             found = self._models[model] = _ModelMetrics(self, model)
         return found
 
+    def expect(self, model: str, api: str) -> None:
+        """Requests of this kind are about to end."""
+        if (model, api) not in self._expected:
+            self._expected.add((model, api))
+            for outcome in OUTCOMES:
+                self.requests.labels(model, api, outcome)
+
+    def models(self, but: Collection[str]) -> list[str]:
+        """The models that have series, without some of them."""
+        return [name for name in self._models if name not in but]
+
+    def forget(self, model: str) -> None:
+        """Its series go."""
+        for family in vars(self).values():
+            if isinstance(family, MetricWrapperBase) and "model" in family._labelnames:
+                family.remove_by_labels({"model": model})
+        self._models.pop(model, None)
+        self._expected = {each for each in self._expected if each[0] != model}
+
     def page(self, accept: str) -> tuple[bytes, str]:
         """The whole page and its content type, in the format that `accept` asks for."""
         encode, content_type = choose_encoder(accept)
         return encode(self.registry), content_type
+
+
+def _llama_cpp() -> str:
+    """The version of the bindings, which is all that is known of the library without loading it."""
+    try:
+        return metadata.version("llama-cpp-python")
+    except metadata.PackageNotFoundError:
+        return ""
 
 
 class _LiveCollector(Collector):
@@ -239,6 +331,12 @@ class _LiveCollector(Collector):
             "localrun_requests_queued",
             "Requests waiting for a slot.",
             {name: queued[name] for name in names},
+        )
+        yield _by_model("localrun_slots", "Slots of the engine.", {row.model: row.slots for row in ready})
+        yield _by_model(
+            "localrun_engine_memory_bytes",
+            "Weights, KV cells and projectors of the engine, in memory or on a GPU.",
+            {row.model: row.size_bytes for row in ready},
         )
         yield _by_model("localrun_kv_cells", "KV cells of the pool.", {row.model: row.kv_cells for row in ready})
         yield _by_model("localrun_kv_cells_used", "KV cells in use.", {row.model: row.kv_cells_used for row in ready})
@@ -297,7 +395,8 @@ class _EngineMeter:
 
 
 class Telemetry:
-    """See the module. `engine_rows` gives the supervisor's rows, `batch_rows` those of batches."""
+    """See the module. `engine_rows` gives the supervisor's rows, `batch_rows` those of batches, and `loaded_as` the
+    name under which a model is loaded that a request names otherwise; empty for none."""
 
     def __init__(
         self,
@@ -305,11 +404,13 @@ class Telemetry:
         registry: Registry,
         engine_rows: Callable[[], list[EngineRow]],
         batch_rows: Callable[[], list[BatchRow]] = list,
+        loaded_as: Callable[[str], str] = lambda name: "",
     ) -> None:
         self._settings = settings
         self._registry = registry
         self._engine_rows = engine_rows
         self._batch_rows = batch_rows
+        self._loaded_as = loaded_as
         self._machine = MachineSampler()
         self._started_s = time.monotonic()
         self._meters: dict[EngineLink, _EngineMeter] = {}
@@ -320,6 +421,8 @@ class Telemetry:
         self._encoded = b""
         self._encoded_at_s = float("-inf")
         self.metrics = Metrics(registry, engine_rows, batch_rows)
+        self._llama_totals = Totals()
+        self.metrics.registry.register(LlamaServerNames(self._llama_totals, lambda: self._aggregate(time.monotonic())))
 
     # --- told by jobs and engines --------------------------------------------------------------------------------
 
@@ -335,6 +438,11 @@ class Telemetry:
         elif record.ttft_s is not None:
             self._ttft.add(now_s, record.ttft_s)
             metrics.ttft.observe(record.ttft_s)
+
+    def loaded(self, record: RequestRecord) -> None:
+        """It has its model."""
+        self.metrics.of(record.engine)
+        self.metrics.expect(record.engine, record.api)
 
     def resumed(self, record: RequestRecord) -> None:
         """Its engine died, and another one goes on."""
@@ -357,9 +465,15 @@ class Telemetry:
         """One batch did, so."""
         self.metrics.batches.labels(status).inc()
 
+    def answered(self, family: Shape, account: Account) -> None:
+        """An HTTP request has ended."""
+        self.metrics.responses.labels(family.value, str(account.status or CLIENT_GONE)).inc()
+        if account.error is not None:
+            self.metrics.errors.labels(account.error.code, str(account.error.status)).inc()
+
     def ended(self, record: RequestRecord) -> None:
-        """A request's record became final. One that never reached a model has no part in the page's figures by model,
-        and is counted there without the name that it asked for."""
+        """A request's record became final. One that never reached a model has no part in the page's figures by model
+        beyond its end, and is counted there without the name that it asked for if no model is loaded by it."""
         totals = self._totals
         totals.requests_total += 1
         totals.failed_total += record.state is RequestState.FAILED
@@ -367,8 +481,9 @@ class Telemetry:
         totals.prompt_tokens_total += record.n_prompt or 0
         totals.cached_tokens_total += record.n_cached or 0
         self._registry.ended(record)
-        model = record.engine
+        model = record.engine or self._loaded_as(record.model)
         self.metrics.requests.labels(model, record.api, record.state.value).inc()
+        self.metrics.ends.labels(model, record.error_code or record.finish_reason or NO_REASON).inc()
         if record.key:
             self.metrics.key_requests.labels(record.key).inc()
             self.metrics.key_prompt_tokens.labels(record.key).inc(record.n_prompt or 0)
@@ -379,6 +494,13 @@ class Telemetry:
         metrics = self.metrics.of(model)
         metrics.prompt_tokens.inc(record.n_prompt or 0)
         metrics.cached_tokens.inc(record.n_cached or 0)
+        if record.usage is not None:
+            metrics.prompt_length.observe(record.usage.n_prompt)
+            metrics.output_length.observe(record.usage.n_output)
+            llama = self._llama_totals
+            llama.prefill_s += record.usage.prefill_s
+            llama.decode_s += record.usage.decode_s
+            llama.n_tokens_max = max(llama.n_tokens_max, record.usage.n_prompt + record.usage.n_output)
         if record.first_token_at_s is not None:
             if record.n_prompt is not None:
                 metrics.prefill.observe(record.n_prompt - (record.n_cached or 0))
@@ -422,6 +544,8 @@ class Telemetry:
             meter.media = stats.media
         if stats.n_prefill_rows or stats.n_decode_rows:
             self.metrics.of(link.model).step.observe(stats.step_s)
+            self._llama_totals.n_steps += 1
+            self._llama_totals.n_busy += stats.n_running
 
     def _count_drafts(
         self, model: str, now: tuple[wire.DraftCounts, ...], before: dict[wire.DraftSource, wire.DraftCounts]
@@ -431,6 +555,7 @@ class Telemetry:
         for counts in now:
             last = before.get(counts.source) or wire.DraftCounts(counts.source, 0, 0, 0)
             n_drafted, n_accepted = counts.n_drafted - last.n_drafted, counts.n_accepted - last.n_accepted
+            self._llama_totals.n_drafts += counts.n_drafts - last.n_drafts
             totals.drafted_tokens_total += n_drafted
             totals.accepted_tokens_total += n_accepted
             labels = (model, counts.source.value)

@@ -189,7 +189,7 @@ async def _shutdown(runtime: Runtime, exchange: Exchange) -> None:
 
 
 async def _metrics(runtime: Runtime, exchange: Exchange) -> None:
-    page, content_type = runtime.telemetry.metrics.page(exchange.header(b"accept"))
+    page, content_type = await runtime.metrics_page(exchange.header(b"accept"))
     await exchange.answer(page, headers=[(b"content-type", content_type.encode("ascii"))])
 
 

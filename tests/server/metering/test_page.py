@@ -1,0 +1,121 @@
+"""What operators ask of the page for Prometheus: which side is at fault, also the first time, and for which model."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from localrun import __version__
+from tests.daemon import N_CTX, Daemon, running_daemon
+
+CHAT: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 3}
+
+
+@pytest.fixture
+def daemon() -> Iterator[Daemon]:
+    with running_daemon() as running:
+        yield running
+
+
+def samples(daemon: Daemon) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+    return {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(daemon.http.get("/metrics").text)
+        for sample in family.samples
+    }
+
+
+def key(name: str, **labels: str) -> tuple[str, frozenset[tuple[str, str]]]:
+    return f"localrun_{name}", frozenset(labels.items())
+
+
+def test_a_refusal_is_counted_by_status_and_reason(daemon: Daemon) -> None:
+    """And its series was there with 0 before, or no rate would see the first one."""
+    daemon.post("/v1/chat/completions", CHAT)
+    before = samples(daemon)
+    assert daemon.post("/v1/chat/completions", CHAT | {"messages": "none"}).status_code == 400
+    too_long = CHAT | {"messages": [{"role": "user", "content": "x" * N_CTX}]}
+    assert daemon.post("/v1/chat/completions", too_long).status_code == 400
+    assert daemon.post("/v1/chat/completions", CHAT | {"model": "none-such"}).status_code == 404
+    headers = {"origin": "https://elsewhere.example"}
+    assert daemon.http.post("/v1/chat/completions", json=CHAT, headers=headers).status_code == 403
+    assert daemon.http.get("/api/nothing").status_code == 404
+    after = samples(daemon)
+    for wanted, n_more in (
+        (key("http_responses_total", family="openai", status="400"), 2),
+        (key("http_responses_total", family="openai", status="403"), 1),
+        (key("http_responses_total", family="openai", status="404"), 1),
+        (key("http_responses_total", family="ollama", status="404"), 1),
+        (key("errors_total", code="bad_request", status="400"), 1),
+        (key("errors_total", code="context_length_exceeded", status="400"), 1),
+        (key("errors_total", code="forbidden", status="403"), 1),
+        (key("errors_total", code="model_not_found", status="404"), 1),
+        (key("request_ends_total", model="tiny", reason="context_length_exceeded"), 1),
+        (key("request_ends_total", model="", reason="model_not_found"), 1),
+        (key("requests_total", model="", api="/v1/chat/completions", outcome="failed"), 1),
+        (key("requests_total", model="tiny", api="/v1/chat/completions", outcome="failed"), 1),
+    ):
+        assert after[wanted] - before[wanted] == n_more, wanted
+
+
+def test_an_answer_is_counted_by_why_it_ended_and_how_long_it_was(daemon: Daemon) -> None:
+    daemon.post("/v1/chat/completions", CHAT)
+    found = samples(daemon)
+    assert found[key("request_ends_total", model="tiny", reason="length")] == 1
+    assert found[key("request_ends_total", model="tiny", reason="stop")] == 0
+    assert found[key("request_output_tokens_sum", model="tiny")] == 3
+    assert found[key("request_prompt_tokens_sum", model="tiny")] == found[key("prompt_tokens_total", model="tiny")]
+    assert found[key("http_responses_total", family="openai", status="200")] == 1
+    (build,) = [dict(labels) for name, labels in found if name == "localrun_build_info"]
+    assert build["version"] == __version__
+    assert found[key("slots", model="tiny")] == 4
+    assert found[key("engine_memory_bytes", model="tiny")] > 0
+
+
+def test_a_full_queue_is_counted_by_the_model_that_is_loaded() -> None:
+    with running_daemon("--slots", "1", "--max-queue", "1", LOCALRUN_FAKE_STEP_MS="20") as daemon:
+        assert daemon.post("/api/copy", source="tiny", destination="other").status_code == 200
+        body = {"model": "tiny", "prompt": "x", "ignore_eos": True, "max_tokens": 1000}
+        with (
+            daemon.http.stream("POST", "/v1/completions", json=body | {"stream": True}) as running,
+            ThreadPoolExecutor() as pool,
+        ):
+            lines = running.iter_lines()  # whose end is the stream's
+            assert next(lines)
+            waiting = pool.submit(daemon.post, "/v1/completions", body | {"max_tokens": 1})
+            while samples(daemon)[key("requests_queued", model="tiny")] < 1:
+                time.sleep(0.01)
+            assert daemon.post("/v1/completions", body | {"model": "other"}).status_code == 429
+            found = samples(daemon)
+            running.close()
+            assert waiting.result().status_code == 200
+        assert found[key("request_ends_total", model="tiny", reason="queue_full")] == 1
+        assert found[key("http_responses_total", family="openai", status="429")] == 1
+
+
+def test_the_series_of_a_model_that_is_gone_go(daemon: Daemon) -> None:
+    assert daemon.post("/api/copy", source="tiny", destination="other").status_code == 200
+    assert daemon.post("/v1/chat/completions", CHAT | {"model": "other"}).status_code == 200
+    assert any(("model", "other") in labels for _, labels in samples(daemon))
+    assert daemon.http.request("DELETE", "/api/delete", json={"model": "other"}).status_code == 200
+    assert not any(("model", "other") in labels for _, labels in samples(daemon))
+
+
+def test_llama_servers_names_are_there_as_well(daemon: Daemon) -> None:
+    answers = [daemon.post("/v1/chat/completions", CHAT).json() for _ in range(2)]
+    found = {name.removeprefix("llamacpp:"): value for (name, _), value in samples(daemon).items()}
+    timings = [answer["timings"] for answer in answers]
+    assert found["prompt_tokens_total"] == sum(one["prompt_n"] for one in timings)
+    assert found["prompt_tokens_cached_total"] == sum(one["cache_n"] for one in timings)
+    assert found["tokens_predicted_total"] == sum(one["predicted_n"] for one in timings) == 6
+    assert found["prompt_seconds_total"] == pytest.approx(sum(one["prompt_ms"] for one in timings) / 1000)
+    assert found["tokens_predicted_seconds_total"] == pytest.approx(sum(one["predicted_ms"] for one in timings) / 1000)
+    assert found["n_decode_total"] >= 6
+    assert found["n_tokens_max"] == timings[0]["prompt_n"] + timings[0]["cache_n"] + 3
+    assert found["n_busy_slots_per_decode"] >= 0
+    assert (found["requests_processing"], found["requests_deferred"]) == (0, 0)
