@@ -215,6 +215,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     tls_key: str = ""
     announce: str = "off"
     log_level: str = "info"
+    request_log: str = "off"
     models_dir: str = ""
     pull_rate_bytes_per_s: NonNegative = 0
     model_dirs: str = ""
@@ -303,6 +304,8 @@ HELP: dict[str, str] = {
     "tls_key": "file with the certificate's private key (PEM)",
     "announce": "on or off: whether other machines find this one by mDNS",
     "log_level": "debug, info, warning or error",
+    "request_log": "off, text or json: whether the log has a line for each HTTP request that ended (route, status, "
+    "model, tokens, duration, client), never with what was asked or answered",
     "models_dir": "folder of model files; empty means `models` in the data folder",
     "pull_rate_bytes_per_s": "maximum bytes per second of one model download; 0 means no limit",
     "model_dirs": "more folders of GGUF files, used in place; separated as in PATH",
@@ -409,6 +412,7 @@ _SWITCH = ("on", "off")
 CHOICES = {
     "kv_type": KV_TYPES,
     "log_level": LOG_LEVELS,
+    "request_log": ("off", "text", "json"),
     "cpu_fallback": _SWITCH,
     "resume": _SWITCH,
     "speculation": _SWITCH,

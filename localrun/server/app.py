@@ -55,6 +55,7 @@ from localrun.server.http.limits import Limits
 from localrun.server.http.names import bracketed, is_wildcard, served
 from localrun.server.llama_server import routes as llama_server
 from localrun.server.lm_studio import routes as lm_studio
+from localrun.server.metering import request_log
 from localrun.server.metering.logs import LineFormatter, goes_to_journal
 from localrun.server.native import routes as native
 from localrun.server.native import usage
@@ -110,8 +111,12 @@ def build(settings: Settings, runtime: Runtime) -> Limits:
     )
     app.router.redirect_slashes = False
 
+    write = None if settings.request_log == "off" else request_log.writer(settings.request_log)
+
     def ended(scope: Scope, account: Account, seconds: float) -> None:
         runtime.telemetry.answered(failures.shape_of(scope["path"]), account)
+        if write is not None:
+            write(scope, account, seconds)
 
     return Limits(app, settings, runtime.access, runtime.loop_watch, ended)
 

@@ -43,18 +43,26 @@ def goes_to_journal(stream: TextIO, environ: Mapping[str, str] = os.environ) -> 
     return environ.get("JOURNAL_STREAM") == f"{status.st_dev}:{status.st_ino}"
 
 
+# The attribute of a record that is a whole line by itself.
+WHOLE = "is_whole"
+
+
 class LineFormatter(logging.Formatter):
-    """A line with its time and zone; for the journal, which has the time itself, each line with its priority."""
+    """A line with its time and zone; for the journal, which has the time itself, each line with its priority. What is a
+    whole line gets nothing else."""
 
     def __init__(self, *, is_for_journal: bool) -> None:
         super().__init__("%(levelname)s %(name)s: %(message)s")
         self._is_for_journal = is_for_journal
 
     def format(self, record: logging.LogRecord) -> str:
-        text = super().format(record)
+        is_whole = getattr(record, WHOLE, False)
+        text = record.getMessage() if is_whole else super().format(record)
         if self._is_for_journal:
             priority = f"<{_PRIORITIES.get(record.levelname, 6)}>"
             return "\n".join(priority + line for line in text.split("\n"))
+        if is_whole:
+            return text
         when = datetime.fromtimestamp(record.created).astimezone()
         return f"{when.isoformat(' ', 'milliseconds')} {text}"
 
