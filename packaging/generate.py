@@ -17,6 +17,7 @@ import command_page
 import constraints
 import figures
 import manual_page
+import metrics_page
 import modelfile_page
 import settings_page
 
@@ -25,6 +26,7 @@ FILES: dict[str, tuple[Path, Callable[[], str]]] = {
     "settings": (ROOT / "localrun/docs/settings.md", settings_page.text),
     "cli": (ROOT / "localrun/docs/cli.md", command_page.text),
     "modelfile": (ROOT / "localrun/docs/modelfile.md", modelfile_page.text),
+    "metrics": (ROOT / "localrun/docs/metrics.md", metrics_page.text),
     "manual": (ROOT / "packaging/localrun.1", manual_page.text),
     "figures": (figures.BENCH, lambda: figures.page(figures.BENCH)),
     "figures-readme": (figures.README, lambda: figures.page(figures.README)),

@@ -205,7 +205,9 @@ class Metrics:
         self.drafts = Counter(
             "localrun_drafts", "Drafts that were verified, by what made them.", by_source, registry=registry
         )
-        self.draft_tokens = Counter("localrun_draft_tokens", "Tokens of these drafts.", by_source, registry=registry)
+        self.draft_tokens = Counter(
+            "localrun_draft_tokens", "Tokens of drafts that were verified.", by_source, registry=registry
+        )
         self.accepted_tokens = Counter(
             "localrun_draft_tokens_accepted", "Tokens of drafts that became part of an answer.",
             by_source, registry=registry,
@@ -238,7 +240,10 @@ class Metrics:
             ("name",), registry=registry,
         )  # fmt: skip
         self.probe_seconds = Counter(
-            "localrun_tier_probe_seconds", "Time that this took.", ("name",), registry=registry
+            "localrun_tier_probe_seconds",
+            "Time that small models of tiers took to show how sure they are.",
+            ("name",),
+            registry=registry,
         )
         self.batch_lines = Counter(
             "localrun_batch_lines", "Lines of batches that have a result, by what it is.", ("outcome",),
@@ -364,7 +369,7 @@ class _LiveCollector(Collector):
         yield GaugeMetricFamily("localrun_batches", "Batches that have not ended.", value=len(batches))
         yield GaugeMetricFamily(
             "localrun_batches_waiting",
-            "Of these those whose lines wait: for memory, room on the disk, an engine or their key's limit.",
+            "Batches whose lines wait: for memory, room on the disk, an engine or their key's limit.",
             value=sum(bool(row.waits_for) for row in batches),
         )
         yield GaugeMetricFamily(
