@@ -41,7 +41,7 @@ class Shape(StrEnum):
 
 _LLAMA_SERVER = frozenset(
     ("/completion", "/completions", "/infill", "/tokenize", "/detokenize", "/tokenizer_info", "/apply-template",
-     "/props", "/slots", "/lora-adapters", "/models")
+     "/props", "/slots", "/lora-adapters", "/models", "/models/load", "/models/unload")
 )  # fmt: skip
 
 

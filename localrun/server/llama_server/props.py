@@ -17,12 +17,11 @@ from msgspec import UNSET, UnsetType
 from localrun import __version__
 from localrun.errors import BadModelFile, BadRequest, ModelNotFound, NotSupported, Unavailable
 from localrun.models.gguf.header import special_token_text
-from localrun.models.storage.model import Model
 from localrun.server.embedding.bodies import MEDIA_PLACE
 from localrun.server.engines.resident import Resident, ResidentState
 from localrun.server.http.access import Visitor
 from localrun.server.http.exchange import Exchange, parameter
-from localrun.server.http.fields import defaults_of, sampling
+from localrun.server.http.fields import defaults_of, sampling, stop_strings
 from localrun.server.jobs.registry import RequestRecord
 from localrun.server.llama_server.completion import generation_settings, with_defaults
 from localrun.server.media.decoder import kinds_of
@@ -48,7 +47,8 @@ class Modalities(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LlamaProps(msgspec.Struct, frozen=True, kw_only=True):
-    """A model, or with the `role` router the daemon. `media_marker` stands for a picture in a `prompt_string`."""
+    """A model, or with the `role` router the daemon, which loads `max_instances` models at once (0: as many as fit).
+    `media_marker` stands for a picture in a `prompt_string`."""
 
     default_generation_settings: GenerationDefaults
     total_slots: int
@@ -66,6 +66,8 @@ class LlamaProps(msgspec.Struct, frozen=True, kw_only=True):
     build_info: str = f"localrun-{__version__}"
     is_sleeping: bool = False
     role: str | UnsetType = UNSET
+    max_instances: int | UnsetType = UNSET
+    models_autoload: bool | UnsetType = UNSET
 
 
 class NextToken(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,7 +108,10 @@ async def show_props(runtime: Runtime, exchange: Exchange) -> None:
         return
     exchange.visitor.check_model(name)
     runtime.check_is_model(name, exchange.visitor)
-    found = await asyncio.to_thread(_of_model, runtime, name, loaded)
+    sharing: list[Resident] = []
+    with suppress(ModelNotFound, BadModelFile):
+        sharing = await runtime.supervisor.residents_of(name)
+    found = await asyncio.to_thread(_of_model, runtime, name, [one for one in loaded if one in sharing])
     if not exchange.visitor.is_admin:  # where files lie is nobody else's business
         found = msgspec.structs.replace(found, model_path=found.model_alias)
     await exchange.answer_facts(found)
@@ -148,6 +153,8 @@ def _generating(runtime: Runtime, visitor: Visitor) -> list[Resident]:
 def _of_daemon(runtime: Runtime) -> LlamaProps:
     return LlamaProps(
         role="router",
+        max_instances=runtime.settings.max_models,
+        models_autoload=True,
         default_generation_settings=GenerationDefaults(params=None, n_ctx=0),
         total_slots=runtime.settings.slots,
         model_alias="localrun",
@@ -157,19 +164,25 @@ def _of_daemon(runtime: Runtime) -> LlamaProps:
 
 
 def _of_model(runtime: Runtime, name: str, loaded: list[Resident]) -> LlamaProps:
-    """In a thread: reads the store."""
+    """In a thread: reads the store. `loaded` have its files."""
     model = runtime.store.resolve(name)
     header = model.header
     if not header.generates:
         raise BadRequest(f"model: '{name}' generates no text", field="model")
     kinds = kinds_of(model)
-    resident = next((one for one in loaded if one.model.name == model.name), None)
-    params = generation_settings(Submit(id=0, sampling=_sampling_of(model)))
+    ready = loaded[0].link.ready if loaded else None
+    defaults = defaults_of(model)
+    n_ctx = runtime.supervisor.asked(model).num_ctx or header.n_ctx_train
+    said = Submit(
+        id=0,
+        sampling=sampling((with_defaults(defaults),), Sampling()),
+        n_predict=defaults.n_predict(None),
+        stop=stop_strings(defaults.stop),
+    )
+    params = generation_settings(said)
     return LlamaProps(
-        default_generation_settings=GenerationDefaults(
-            params=params, n_ctx=header.n_ctx_train if resident is None else resident.link.ready.n_ctx
-        ),
-        total_slots=runtime.settings.slots if resident is None else resident.link.ready.n_slots,
+        default_generation_settings=GenerationDefaults(params=params, n_ctx=n_ctx if ready is None else ready.n_ctx),
+        total_slots=runtime.settings.slots if ready is None else ready.n_slots,
         model_alias=model.name,
         model_path=str(model.path),
         model_ftype=header.quantization,
@@ -179,10 +192,6 @@ def _of_model(runtime: Runtime, name: str, loaded: list[Resident]) -> LlamaProps
         bos_token=special_token_text(header, "tokenizer.ggml.bos_token_id"),
         eos_token=special_token_text(header, "tokenizer.ggml.eos_token_id"),
     )
-
-
-def _sampling_of(model: Model) -> Sampling:
-    return sampling((with_defaults(defaults_of(model)),), Sampling())
 
 
 def _slots_of(resident: Resident, visitor: Visitor, runtime: Runtime) -> list[LlamaSlot]:
@@ -219,8 +228,9 @@ def _with_request(slot: LlamaSlot, record: RequestRecord) -> LlamaSlot:
             NextToken(
                 has_next_token=row.state is RequestState.DECODE,
                 has_new_line=record.has_new_line,
-                n_remain=n_predict if n_predict < 0 else max(n_predict - row.output_tokens, 0),
-                n_decoded=row.output_tokens,
+                # As in llama-server a slot that has nothing to do has no limit to come to.
+                n_remain=max(n_predict - row.output_tokens, 0) if slot.is_processing and n_predict >= 0 else -1,
+                n_decoded=row.output_tokens if slot.is_processing else 0,
             )
         ],
     )

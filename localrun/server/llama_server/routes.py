@@ -10,6 +10,7 @@ from starlette.routing import Route
 
 from localrun.server.http.exchange import route
 from localrun.server.llama_server.completion import complete
+from localrun.server.llama_server.models import load, unload
 from localrun.server.llama_server.props import keep_slot, list_slots, show_props
 from localrun.server.llama_server.tokens import apply_template, detokenize, tokenize, tokenizer_info
 from localrun.server.runtime import Runtime
@@ -24,6 +25,8 @@ def routes(runtime: Runtime) -> list[Route]:
         route("/detokenize", runtime, detokenize, methods=["POST"]),
         route("/tokenizer_info", runtime, tokenizer_info, methods=["GET"]),
         route("/apply-template", runtime, apply_template, methods=["POST"]),
+        route("/models/load", runtime, load, methods=["POST"]),
+        route("/models/unload", runtime, unload, methods=["POST"]),
         route("/props", runtime, show_props, methods=["GET"]),
         route("/slots", runtime, list_slots, methods=["GET"]),
         route("/slots/{id}", runtime, keep_slot, methods=["POST"]),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
@@ -19,6 +20,16 @@ from localrun.models import adapters
 from localrun.models.storage.model import Model
 from localrun.server import tiers
 from localrun.server.http.exchange import Exchange, route
+from localrun.server.llama_server.models import (
+    LlamaArchitecture,
+    LlamaModel,
+    LlamaModelStatus,
+    Status,
+    architecture_of,
+    llama_model,
+    status_of,
+    statuses,
+)
 from localrun.server.openai.chat import chat, count_tokens
 from localrun.server.openai.completions import complete
 from localrun.server.openai.fim import complete_fim, complete_infill
@@ -40,22 +51,25 @@ class OpenAIModelMeta(msgspec.Struct, frozen=True, kw_only=True):
 
 class OpenAIModel(msgspec.Struct, frozen=True, kw_only=True):
     """A model that is here; with `parent` a model with an adapter that fits it, as vLLM lists them; with `tier` a name
-    that stands for two models, whose large one `meta` is of."""
+    that stands for two models, whose large one the rest is of. `status` and `architecture` are as in llama-server."""
 
     id: str
     object: Literal["model"]
     created: int
     owned_by: str
     meta: OpenAIModelMeta
+    status: LlamaModelStatus
+    architecture: LlamaArchitecture
     parent: str | UnsetType = UNSET
     tier: dict[str, Any] | UnsetType = UNSET
 
 
 class OpenAIModels(msgspec.Struct, frozen=True, kw_only=True):
-    """The models that are here."""
+    """The models that are here; llama-server's clients look into `models`."""
 
     object: Literal["list"]
     data: list[OpenAIModel]
+    models: list[LlamaModel]
 
 
 def routes(runtime: Runtime) -> list[Route]:
@@ -78,7 +92,8 @@ async def list_models(runtime: Runtime, exchange: Exchange) -> None:
     """GET /v1/models."""
     rows = await asyncio.to_thread(_rows, runtime)
     data = [row for row in rows if tiers.is_seen(runtime, exchange.visitor, row.id)]
-    await exchange.answer_facts(OpenAIModels(object="list", data=data))
+    also = [llama_model(row.id, row.meta.capabilities) for row in data]
+    await exchange.answer_facts(OpenAIModels(object="list", data=data, models=also))
 
 
 async def one_model(runtime: Runtime, exchange: Exchange) -> None:
@@ -87,30 +102,31 @@ async def one_model(runtime: Runtime, exchange: Exchange) -> None:
     tiers.check_allowed(runtime, exchange.visitor, name)
     tier = tiers.tier_of(runtime, name)
     if tier is not None:
-        await exchange.answer_facts(await asyncio.to_thread(_tier_row, runtime, tier))
+        await exchange.answer_facts(await asyncio.to_thread(_tier_row, runtime, tier, statuses(runtime)))
         return
     found = await asyncio.to_thread(adapters.resolve, runtime.store, name)
     parent = UNSET if found.adapters is None else found.model.name
-    await exchange.answer_facts(_row(found.model, name, parent))
+    await exchange.answer_facts(_row(found.model, name, statuses(runtime), parent))
 
 
 def _rows(runtime: Runtime) -> list[OpenAIModel]:
     """In a thread. The models, the tiers that can answer, and those models with an adapter: one each, for more could
     be in any number."""
     alone, adapted = adapters.models_and_pairs(runtime.store)
-    rows = [_row(model, model.name) for model in alone]
+    found = statuses(runtime)
+    rows = [_row(model, model.name, found) for model in alone]
     for tier in runtime.settings.tiers:
         with suppress(LocalrunError):
-            rows.append(_tier_row(runtime, tier))
-    return rows + [_row(model, f"{model.name}+{adapter.name}", model.name) for model, adapter in adapted]
+            rows.append(_tier_row(runtime, tier, found))
+    return rows + [_row(model, f"{model.name}+{adapter.name}", found, model.name) for model, adapter in adapted]
 
 
-def _tier_row(runtime: Runtime, tier: Tier) -> OpenAIModel:
+def _tier_row(runtime: Runtime, tier: Tier, found: dict[Path, Status]) -> OpenAIModel:
     _, large = tiers.models_of(runtime, tier)
-    return msgspec.structs.replace(_row(large, tier.name), tier=tier.rules)
+    return msgspec.structs.replace(_row(large, tier.name, found), tier=tier.rules)
 
 
-def _row(model: Model, name: str, parent: str | UnsetType = UNSET) -> OpenAIModel:
+def _row(model: Model, name: str, found: dict[Path, Status], parent: str | UnsetType = UNSET) -> OpenAIModel:
     header = model.header
     return OpenAIModel(
         id=name,
@@ -124,5 +140,7 @@ def _row(model: Model, name: str, parent: str | UnsetType = UNSET) -> OpenAIMode
             size=model.size_bytes,
             capabilities=capabilities(model),
         ),
+        status=status_of(model, found),
+        architecture=architecture_of(model),
         parent=parent,
     )

@@ -23,6 +23,7 @@ from localrun.server.batches.openai import BatchBody, Batches, BatchObject, File
 from localrun.server.embedding.bodies import EmbedBody, EmbeddingsBody, LegacyEmbeddingsBody, RerankBody
 from localrun.server.embedding.routes import LegacyEmbedding, Ranking, ScoredText, VectorRow
 from localrun.server.llama_server.completion import LlamaCompletionBody
+from localrun.server.llama_server.models import Done, NamedModel
 from localrun.server.llama_server.props import LlamaProps, LlamaSlot
 from localrun.server.llama_server.tokens import (
     DetokenizeBody,
@@ -321,6 +322,12 @@ _LLAMA_SERVER = (
     Operation(method="POST", path="/apply-template", summary="The prompt that a conversation becomes",
               body=TemplateBody, answer=RenderedPrompt, serves=True, description=_LOADED,
               example={"model": "tiny", "messages": _ASK}),
+    Operation(method="POST", path="/models/load", summary="Load a model, as llama-server has it", body=NamedModel,
+              answer=Done, serves=True, example={"model": "tiny"},
+              description="Answers when it is there. A request for a model loads it as well."),
+    Operation(method="POST", path="/models/unload", summary="Unload a model, as llama-server has it", body=NamedModel,
+              answer=Done, errors=(404, 422), example={"model": "tiny"},
+              description="One in use is unloaded when its requests have ended; 400 for one that is not loaded."),
     Operation(method="GET", path="/props", summary="A model and its defaults", answer=LlamaProps,
               parameters=(_model("This model; without it the one that is loaded, if it is one"),),
               errors=(400, 404, 422)),

@@ -295,6 +295,7 @@ def test_tasks_are_numbers_that_change_with_each_request() -> None:
             (slot,) = daemon.http.get("/slots").json()
             assert slot["is_processing"] is False
             tasks.append(slot["id_task"])
+            assert (slot["next_token"][0]["n_remain"], slot["next_token"][0]["n_decoded"]) == (-1, 0)
         assert all(isinstance(task, int) for task in tasks)
         assert tasks[0] < tasks[1]
 
@@ -319,6 +320,42 @@ def test_a_request_by_another_name_is_seen_where_it_runs() -> None:
         (pid,) = [row["pid"] for row in daemon.http.get("/localrun/v1/snapshot").json()["engines"]]
         assert daemon.http.request("DELETE", "/api/delete", json={"model": "gpt-4o"}).status_code == 200
         assert [row["pid"] for row in daemon.http.get("/localrun/v1/snapshot").json()["engines"]] == [pid]
+
+
+def test_props_tell_what_counts_for_the_model_that_is_named(daemon: Daemon) -> None:
+    made = {"model": "short", "from": "tiny", "parameters": {"num_predict": 7, "stop": ["xx"], "num_ctx": 256}}
+    assert daemon.post("/api/create", made | {"stream": False}).status_code == 200
+    ask(daemon, "/tokenize", content="x")
+    (n_ctx,) = {slot["n_ctx"] for slot in daemon.http.get("/slots?model=tiny").json()}
+    told = daemon.http.get("/props?model=short").json()["default_generation_settings"]
+    assert (told["params"]["n_predict"], told["params"]["stop"]) == (7, ["xx"])
+    assert told["n_ctx"] == n_ctx, "the engine that has its files"
+    ask(daemon, "/models/unload", model="tiny")
+    assert daemon.http.get("/props?model=short").json()["default_generation_settings"]["n_ctx"] == 256
+
+
+def test_a_router_tells_states_loads_and_unloads() -> None:
+    with running_daemon("--max-models", "2") as daemon:
+        props = daemon.http.get("/props").json()
+        assert (props["role"], props["max_instances"], props["models_autoload"]) == ("router", 2, True)
+
+        def status(path: str = "/models") -> str:
+            answer = daemon.http.get(path).json()
+            (row,) = [row for row in answer.get("data", [answer]) if row["id"] == "tiny"]
+            assert row["architecture"] == {"input_modalities": ["text"], "output_modalities": ["text"]}
+            return str(row["status"]["value"])
+
+        assert status() == status("/v1/models/tiny") == "unloaded"
+        for _ in range(2):
+            assert ask(daemon, "/models/load") == {"success": True}
+            assert status() == status("/v1/models/tiny") == "loaded"
+        assert ask(daemon, "/models/unload") == {"success": True}
+        assert status() == "unloaded"
+        assert refused(daemon, "/models/unload") == "model"
+        unknown = daemon.post("/models/load", model="none-such")
+        assert (unknown.status_code, unknown.json()["error"]["type"]) == (404, "not_found_error")
+        (also,) = [row for row in daemon.http.get("/v1/models").json()["models"] if row["name"] == "tiny"]
+        assert also == {"name": "tiny", "model": "tiny", "capabilities": ["completion"]}
 
 
 def test_without_a_model_there_is_the_daemon(tmp_path: Any) -> None:

@@ -170,11 +170,22 @@ class Model(Strict):
     created: int
     owned_by: str
     meta: ModelMeta
+    status: dict[Literal["value"], Literal["loaded", "loading", "unloaded"]]
+    architecture: dict[Literal["input_modalities", "output_modalities"], list[str]]
+
+
+class LlamaModel(Strict):
+    name: str
+    model: str
+    capabilities: list[str]
 
 
 class Models(Strict):
+    """`models` is llama-server's."""
+
     object: Literal["list"]
     data: list[Model]
+    models: list[LlamaModel]
 
 
 class ErrorBody(Strict):
