@@ -69,6 +69,8 @@ class RequestRecord:
         self.tier = ""
         self.client_id = self.trace_id = ""
         self.slot: int | None = None
+        self.last_slot: int | None = None
+        self.started_at_s: float | None = None
         self.n_prompt: int | None = None
         self.n_cached: int | None = None
         self.n_computed = 0
@@ -118,7 +120,9 @@ class RequestRecord:
         self.state = RequestState.QUEUED
 
     def started(self, started: wire.Started) -> None:
-        self.slot = started.slot
+        self.slot = self.last_slot = started.slot
+        if self.started_at_s is None:
+            self.started_at_s = started.at_s
         self.n_prompt = started.n_prompt
         self.n_cached = started.n_cached
         self.n_computed = max(self.n_computed, started.n_cached)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from contextlib import AsyncExitStack, aclosing
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol
 
 import msgspec
 from msgspec import Meta
@@ -31,7 +31,7 @@ from localrun.server.llama_server.tokens import Mixed, segments_of
 from localrun.server.media.places import placed, shown
 from localrun.server.openai.answer import Fields, encode, ended, headers_of, naming, piece_text, timings_of
 from localrun.server.openai.bodies import MAX_ANSWERS, Choices, LimitFields
-from localrun.server.openai.fim import MAX_FIELDS, picked
+from localrun.server.openai.running import Running, Wanted, timings_so_far
 from localrun.server.prompting.ask import Attachments
 from localrun.server.runtime import Runtime
 from localrun.server.unnamed import named
@@ -41,6 +41,8 @@ from localrun.wire import ChosenLogprob, Delta, Finish, Sampling, Segment, Submi
 Prompt = Mixed | MediaInput
 _Pair = Annotated[list[int | str | float | bool], Meta(min_length=2, max_length=2)]
 Biases = dict[str, float | bool] | list[_Pair]
+
+MAX_FIELDS = 64
 
 # Of a llama-server that was started without flags about sampling.
 _DEFAULTS = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
@@ -194,7 +196,7 @@ async def complete(runtime: Runtime, exchange: Exchange) -> None:
         if body.is_reordered():
             notices.note("samplers")
         with naming("prompt"):
-            await _Answer(model, body, jobs, plan, texts, is_list=len(prompts) > 1).send(exchange)
+            await CompletionAnswer(model, body, jobs, plan, texts, is_list=len(prompts) > 1).send(exchange)
 
 
 def with_defaults(defaults: ModelDefaults) -> ModelDefaults:
@@ -259,33 +261,45 @@ async def _text(job: Job, prompt: Mixed) -> str:
     return b"".join(counted.pieces).decode("utf-8", errors="replace")
 
 
-class _Answer:
+class AnswerFields(Wanted, Protocol):
+    """The fields of a body that say what its answer has."""
+
+    @property
+    def stream(self) -> bool | None: ...
+    @property
+    def return_tokens(self) -> bool | None: ...
+    @property
+    def response_fields(self) -> list[str] | None: ...
+    @property
+    def lora(self) -> list[fields.LoraEntry] | None: ...
+
+
+class CompletionAnswer:
     """The answers to all prompts, sent once: streams of texts whose last chunk has all the facts, or those with all
     texts."""
 
     def __init__(
-        self, model: str, body: LlamaCompletionBody, jobs: Sequence[Job], plan: Submit, texts: list[str], *,
-        is_list: bool,
-    ) -> None:  # fmt: skip
+        self, model: str, body: AnswerFields, jobs: Sequence[Job], plan: Submit, texts: list[str], *, is_list: bool
+    ) -> None:
         self._model = model
         self._body = body
         self._jobs = jobs
         self._plan = plan
         self._prompts = texts
         self._is_list = is_list
-        self._slots = [-1] * len(jobs)
-        self._has_new_line = [False] * len(jobs)
 
     async def send(self, exchange: Exchange) -> None:
         headers = headers_of(self._jobs)
         if self._body.stream:
-            await streaming.stream(exchange, self._jobs, self, headers)
+            writer: streaming.Writer = self
+            if self._body.return_progress:
+                writer = Running(self, self._jobs, self._body, self._told, times_chunks=False)
+            await streaming.stream(exchange, self._jobs, writer, headers)
             return
         texts, tokens, probabilities = ([[] for _ in self._jobs] for _ in range(3))  # type: ignore[var-annotated]
         answers: list[Fields] = [{}] * len(self._jobs)
         async with aclosing(streaming.deltas(self._jobs)) as deltas:
             async for index, delta, _ in deltas:
-                self._note(index, delta)
                 texts[index].append(delta.text)
                 tokens[index] += delta.tokens
                 probabilities[index] += delta.logprobs or ()
@@ -300,12 +314,9 @@ class _Answer:
         return b""
 
     def take(self, index: int, delta: Delta) -> bytes:
-        self._note(index, delta)
         chunks = []
         if delta.text or delta.tokens:
             chunks.append(self._chunk(index, delta))
-        elif self._body.return_progress and delta.finish is None and not self._jobs[index].record.n_output:
-            chunks.append(self._progress(index))
         if delta.finish is not None:
             chunks.append(self._whole(index, "", [], (), delta))
         return b"".join(b"data: " + encode(chunk) + b"\n\n" for chunk in chunks)
@@ -315,33 +326,29 @@ class _Answer:
 
     # --- inside --------------------------------------------------------------------------------------------------
 
-    def _note(self, index: int, delta: Delta) -> None:
-        slot = self._jobs[index].record.slot
-        self._slots[index] = self._slots[index] if slot is None else slot
-        self._has_new_line[index] |= "\n" in delta.text
-
     def _chunk(self, index: int, delta: Delta) -> Fields:
         chunk = self._head(index) | {"content": delta.text, "tokens": delta.tokens}
         if delta.logprobs:
             chunk["completion_probabilities"] = _probabilities(delta.logprobs)
+        if self._body.timings_per_token:
+            chunk["timings"] = timings_so_far(self._jobs[index].record, delta.n_output)
         return chunk
 
-    def _progress(self, index: int) -> Fields:
-        record = self._jobs[index].record
-        total, cached = record.n_prompt or 0, record.n_cached or 0
-        return self._head(index) | {
-            "prompt_progress": {"total": total, "cache": cached, "processed": min(record.n_computed, total)}
-        }
+    def _told(self, index: int, fields: Fields) -> bytes:
+        """A chunk without text."""
+        return b"data: " + encode(self._head(index) | fields) + b"\n\n"
 
     def _head(self, index: int) -> Fields:
         record = self._jobs[index].record
-        head = {
-            "index": index, "content": "", "tokens": [], "stop": False, "id_slot": self._slots[index],
+        return {
+            "index": index, "content": "", "tokens": [], "stop": False, "id_slot": self._slot(index),
             "tokens_predicted": record.n_output, "tokens_evaluated": record.n_prompt or 0,
         }  # fmt: skip
-        if self._body.timings_per_token:
-            head["timings"] = _timings_so_far(self._jobs[index])
-        return head
+
+    def _slot(self, index: int) -> int:
+        """Where it runs or ran; -1 before it had a slot."""
+        slot = self._jobs[index].record.last_slot
+        return -1 if slot is None else slot
 
     def _whole(
         self, index: int, content: str, tokens: list[int], logprobs: Sequence[ChosenLogprob], delta: Delta
@@ -353,7 +360,7 @@ class _Answer:
             "index": index,
             "content": content,
             "tokens": tokens,
-            "id_slot": self._slots[index],
+            "id_slot": self._slot(index),
             "stop": True,
             "model": self._model,
             "tokens_predicted": usage.n_output,
@@ -362,7 +369,7 @@ class _Answer:
                 self._plan, is_streamed=bool(self._body.stream), lora=self._body.lora or ()
             ),
             "prompt": self._prompts[index],
-            "has_new_line": self._has_new_line[index],
+            "has_new_line": record.has_new_line,
             "truncated": False,
             "stop_type": "limit" if finish is Finish.LENGTH else "word" if is_word else "eos",
             "stopping_word": delta.stop_text or "",
@@ -382,18 +389,19 @@ def _probability(one: ChosenLogprob | TokenLogprob) -> Fields:
     return {"id": one.token, "token": piece_text(one.piece), "bytes": list(one.piece), "logprob": one.logprob}
 
 
-def _timings_so_far(job: Job) -> Fields:
-    record = job.record
-    first_s, last_s = record.first_token_at_s, record.last_token_at_s
-    decode_s = last_s - first_s if first_s is not None and last_s is not None else 0.0
-    n_cached = record.n_cached or 0
-    return {
-        "cache_n": n_cached,
-        "prompt_n": (record.n_prompt or 0) - n_cached,
-        "predicted_n": record.n_output,
-        "predicted_ms": decode_s * 1000,
-        "predicted_per_second": (record.n_output - 1) / decode_s if decode_s > 0 else None,
-    }
+def picked(answer: Fields, wanted: list[str] | None) -> Fields:
+    """The fields that are asked for, under the paths that they are asked for by; unknown ones are left out. All where
+    none is asked for."""
+    if not wanted:
+        return answer
+    picked: Fields = {}
+    for path in wanted:
+        value: Any = answer
+        for name in path.split("/"):
+            value = value.get(name, msgspec.UNSET) if isinstance(value, dict) else msgspec.UNSET
+        if value is not msgspec.UNSET:
+            picked[path] = value
+    return picked
 
 
 def generation_settings(plan: Submit, *, is_streamed: bool = False, lora: Sequence[fields.LoraEntry] = ()) -> Fields:
@@ -423,6 +431,8 @@ def generation_settings(plan: Submit, *, is_streamed: bool = False, lora: Sequen
         "mirostat": said.mirostat,
         "mirostat_tau": said.mirostat_tau,
         "mirostat_eta": said.mirostat_eta,
+        "adaptive_target": -1.0,
+        "adaptive_decay": 0.9,
         "stop": plan.stop,
         "max_tokens": plan.n_predict,
         "n_predict": plan.n_predict,

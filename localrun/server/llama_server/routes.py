@@ -10,6 +10,7 @@ from starlette.routing import Route
 
 from localrun.server.http.exchange import route
 from localrun.server.llama_server.completion import complete
+from localrun.server.llama_server.infill import complete_infill
 from localrun.server.llama_server.models import load, unload
 from localrun.server.llama_server.props import keep_slot, list_slots, show_props
 from localrun.server.llama_server.tokens import apply_template, detokenize, tokenize, tokenizer_info
@@ -21,6 +22,7 @@ def routes(runtime: Runtime) -> list[Route]:
     return [
         route("/completion", runtime, complete, methods=["POST"]),
         route("/completions", runtime, complete, methods=["POST"]),
+        route("/infill", runtime, complete_infill, methods=["POST"]),
         route("/tokenize", runtime, tokenize, methods=["POST"]),
         route("/detokenize", runtime, detokenize, methods=["POST"]),
         route("/tokenizer_info", runtime, tokenizer_info, methods=["GET"]),

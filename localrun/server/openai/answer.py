@@ -70,11 +70,15 @@ class Chunks(ABC):
         more = b',"logprobs":' + encode(self.logprobs(index, logprobs)) + b',"finish_reason":null}]'
         return start + self.after_text + more + self._tail
 
-    def end(self, index: int, reason: str, fields: Fields) -> bytes:
-        """Why one choice ended. `fields` go beside `choices`."""
+    def end(self, index: int, reason: str | None, fields: Fields) -> bytes:
+        """Why one choice ended; None for one that goes on. `fields` go beside `choices`."""
         choice = b'%d,%b,"logprobs":null,"finish_reason":%b}]' % (index, self.no_text, encode(reason))
         more = b"," + encode(fields)[1:-1] if fields else b""
         return self._head + choice + more + self._tail
+
+    def going_on(self, index: int, fields: Fields) -> bytes:
+        """A chunk without text, with `fields` beside `choices`."""
+        return self.end(index, None, fields)
 
     def last(self, fields: Fields) -> bytes:
         """The chunk without choices that carries the usage."""
@@ -350,11 +354,12 @@ class Answer:
         self.usages: dict[int, Usage] = {}
         self._headers = headers_of(jobs)
 
-    async def send(self, *, stream: bool) -> None:
-        """Sends all of it. Raises what the jobs' iteration raises."""
+    async def send(self, *, stream: bool, writer: streaming.Writer | None = None) -> None:
+        """Sends all of it, a stream with a writer around this one if there is one. Raises what the jobs' iteration
+        raises."""
         if stream:
             with naming(self._prompt_field):
-                await streaming.stream(self._exchange, self.jobs, self, self._headers)
+                await streaming.stream(self._exchange, self.jobs, writer or self, self._headers)
         else:
             reasons = await self.gather()
             await self.send_choices([self._chunks.choice(index, reason) for index, reason in enumerate(reasons)])

@@ -125,6 +125,8 @@ class CommonFields(LimitFields, frozen=True, kw_only=True):
     model: str = ""
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    return_progress: bool | None = None
+    timings_per_token: bool | None = None
     n: Choices | None = None
 
     @property
@@ -134,6 +136,10 @@ class CommonFields(LimitFields, frozen=True, kw_only=True):
     @property
     def include_usage(self) -> bool:
         return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def tells_while_running(self) -> bool:
+        return bool(self.return_progress or self.timings_per_token)
 
 
 _TEXT_PARTS = ("text", "input_text", "output_text")

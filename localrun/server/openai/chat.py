@@ -22,6 +22,7 @@ from localrun.server.jobs import streaming
 from localrun.server.jobs.job import Job
 from localrun.server.openai.answer import Answer, ChatChunks, naming
 from localrun.server.openai.bodies import ChatMessage, CommonFields, for_template, text_of
+from localrun.server.openai.running import Running
 from localrun.server.parsing.pieces import Reply
 from localrun.server.prompting.ask import (
     MAX_MESSAGES,
@@ -236,7 +237,8 @@ async def answer_chat(runtime: Runtime, exchange: Exchange, body: ChatBody, answ
             include_usage=body.include_usage,
             prompt_field="messages",
         )
-        await answer.send(stream=bool(body.stream))
+        writer = Running(answer, jobs, body, chunks.going_on) if body.tells_while_running else None
+        await answer.send(stream=bool(body.stream), writer=writer)
 
 
 async def count_tokens(runtime: Runtime, exchange: Exchange) -> None:

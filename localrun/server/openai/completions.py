@@ -25,6 +25,7 @@ from localrun.server.jobs import streaming
 from localrun.server.jobs.job import Job
 from localrun.server.openai.answer import Answer, Chunks, Fields, piece_text
 from localrun.server.openai.bodies import MAX_ANSWERS, Choices, CommonFields
+from localrun.server.openai.running import Running
 from localrun.server.prompting.infill import infill
 from localrun.server.runtime import Runtime
 from localrun.server.unnamed import named
@@ -257,7 +258,8 @@ async def answer_completion(
         if chooses:
             await answer.send_choices(best(chunks, await answer.gather(), body.n_candidates, body.n_choices))
         else:
-            await answer.send(stream=bool(body.stream))
+            writer = Running(answer, jobs, body, chunks.going_on) if body.tells_while_running else None
+            await answer.send(stream=bool(body.stream), writer=writer)
 
 
 def best(chunks: CompletionChunks, reasons: list[str], n_candidates: int, n_choices: int) -> list[Fields]:

@@ -1,4 +1,4 @@
-"""OpenAI's API: `/v1/*`, and beside it llama-server's `/infill` and `/lora-adapters`; and its lists of models.
+"""OpenAI's API: `/v1/*`, and beside it llama-server's `/lora-adapters`; and its lists of models.
 
 Models are told of from file headers, nothing is loaded. The other routes' logic is in modules of their own.
 """
@@ -32,7 +32,7 @@ from localrun.server.llama_server.models import (
 )
 from localrun.server.openai.chat import chat, count_tokens
 from localrun.server.openai.completions import complete
-from localrun.server.openai.fim import complete_fim, complete_infill
+from localrun.server.openai.fim import complete_fim
 from localrun.server.openai.lora import change_adapters, list_adapters
 from localrun.server.openai.responses import create
 from localrun.server.prompting.profile import capabilities
@@ -81,7 +81,6 @@ def routes(runtime: Runtime) -> list[Route]:
         route("/v1/chat/completions/input_tokens", runtime, count_tokens, methods=["POST"]),
         route("/v1/completions", runtime, complete, methods=["POST"]),
         route("/v1/fim/completions", runtime, complete_fim, methods=["POST"]),
-        route("/infill", runtime, complete_infill, methods=["POST"]),
         route("/lora-adapters", runtime, list_adapters, methods=["GET"]),
         route("/lora-adapters", runtime, change_adapters, methods=["POST"]),
         *create.response_routes(runtime),

@@ -17,6 +17,7 @@ from localrun.server.http.failures import Shape, shape_of
 from localrun.server.lm_studio.routes import AnswerModel, AnswerRuntime, AnswerStats
 from localrun.server.openai.answer import OpenAIUsage, Timings
 from localrun.server.openai.responses.create import TokenUsage
+from localrun.server.openai.running import PromptProgress
 
 
 class OllamaError(msgspec.Struct, frozen=True, kw_only=True):
@@ -193,6 +194,7 @@ class Envelope(msgspec.Struct, frozen=True, kw_only=True):
     object: str
     usage: OpenAIUsage | UnsetType | None = UNSET
     timings: Timings | UnsetType = UNSET
+    prompt_progress: PromptProgress | UnsetType = UNSET
 
 
 class ChatCompletion(Envelope, frozen=True, kw_only=True):
@@ -264,23 +266,6 @@ class LmStudioCompletion(Completion, frozen=True, kw_only=True):
     runtime: AnswerRuntime | UnsetType = UNSET
 
 
-class InfillAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """llama-server's answer. With `response_fields` it has only those, under the paths that they are asked for by."""
-
-    index: int | UnsetType = UNSET
-    content: str | UnsetType = UNSET
-    tokens: list[int] | UnsetType = UNSET
-    stop: bool | UnsetType = UNSET
-    model: str | UnsetType = UNSET
-    tokens_predicted: int | UnsetType = UNSET
-    tokens_evaluated: int | UnsetType = UNSET
-    tokens_cached: int | UnsetType = UNSET
-    truncated: bool | UnsetType = UNSET
-    stop_type: Literal["limit", "word", "eos"] | UnsetType = UNSET
-    stopping_word: str | UnsetType = UNSET
-    timings: Timings | UnsetType = UNSET
-
-
 class LlamaProbability(msgspec.Struct, frozen=True, kw_only=True):
     """A token that might have been chosen."""
 
@@ -296,25 +281,28 @@ class LlamaChosen(LlamaProbability, frozen=True, kw_only=True):
     top_logprobs: list[LlamaProbability]
 
 
-class LlamaProgress(msgspec.Struct, frozen=True, kw_only=True):
-    """How much of the prompt is computed."""
-
-    total: int
-    cache: int
-    processed: int
-
-
-class LlamaCompletion(InfillAnswer, frozen=True, kw_only=True):
+class LlamaCompletion(msgspec.Struct, frozen=True, kw_only=True):
     """llama-server's answer, and its chunks. With `response_fields` it has only those, under the paths that they are
     asked for by."""
 
+    index: int | UnsetType = UNSET
+    content: str | UnsetType = UNSET
+    tokens: list[int] | UnsetType = UNSET
+    stop: bool | UnsetType = UNSET
+    model: str | UnsetType = UNSET
+    tokens_predicted: int | UnsetType = UNSET
+    tokens_evaluated: int | UnsetType = UNSET
+    tokens_cached: int | UnsetType = UNSET
+    truncated: bool | UnsetType = UNSET
+    stop_type: Literal["limit", "word", "eos"] | UnsetType = UNSET
+    stopping_word: str | UnsetType = UNSET
     id_slot: int | UnsetType = UNSET
     generation_settings: dict[str, Any] | UnsetType = UNSET
     prompt: str | UnsetType = UNSET
     has_new_line: bool | UnsetType = UNSET
     completion_probabilities: list[LlamaChosen] | UnsetType = UNSET
-    prompt_progress: LlamaProgress | UnsetType = UNSET
-    timings: dict[str, Any] | UnsetType = UNSET  # type: ignore[assignment]
+    prompt_progress: PromptProgress | UnsetType = UNSET
+    timings: Timings | UnsetType = UNSET
 
 
 class ResponseObject(msgspec.Struct, frozen=True, kw_only=True):

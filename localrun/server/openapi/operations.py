@@ -23,6 +23,7 @@ from localrun.server.batches.openai import BatchBody, Batches, BatchObject, File
 from localrun.server.embedding.bodies import EmbedBody, EmbeddingsBody, LegacyEmbeddingsBody, RerankBody
 from localrun.server.embedding.routes import LegacyEmbedding, Ranking, ScoredText, VectorRow
 from localrun.server.llama_server.completion import LlamaCompletionBody
+from localrun.server.llama_server.infill import InfillBody
 from localrun.server.llama_server.models import Done, NamedModel
 from localrun.server.llama_server.props import LlamaProps, LlamaSlot
 from localrun.server.llama_server.tokens import (
@@ -62,7 +63,6 @@ from localrun.server.ollama.routes import OllamaVersion, ServiceStatus
 from localrun.server.ollama.store import CopyBody, DeletedModel, PullBody
 from localrun.server.openai.chat import ChatBody, InputTokens
 from localrun.server.openai.completions import CompletionBody, FimBody
-from localrun.server.openai.fim import InfillBody
 from localrun.server.openai.lora import AdapterRow
 from localrun.server.openai.responses.body import ResponsesBody
 from localrun.server.openai.responses.create import ResponseDeleted, ResponseItems
@@ -74,7 +74,6 @@ from localrun.server.openapi.answers import (
     ChatCompletionChunk,
     Completion,
     Embeddings,
-    InfillAnswer,
     LlamaCompletion,
     LmStudioChat,
     LmStudioChatChunk,
@@ -248,14 +247,6 @@ _OPENAI = (
         example={"model": "a-model-with-fim-tokens", "prompt": "def add(a, b):\n    ", "suffix": "\n    return c"},
     ),
     Operation(
-        method="POST", path="/infill", summary="Fill in the middle, as llama-server has it",
-        body=InfillBody, answer=InfillAnswer, serves=True,
-        description=_LOADED,
-        stream=_events(InfillAnswer,
-                       "With `stream`: server-sent events, each with a piece of `content`."),
-        example={"model": "a-model-with-fim-tokens", "input_prefix": "def add(a, b):\n    ", "input_suffix": ""},
-    ),
-    Operation(
         method="GET", path="/lora-adapters", summary="The adapters that are here, as llama-server has it",
         answer=list[AdapterRow], parameters=(_model("Those that fit this model, under the same ids"),),
         errors=(400, 404, 422),
@@ -311,6 +302,13 @@ _LLAMA_SERVER = (
             example={"model": "tiny", "prompt": "Once upon a time", "n_predict": 16},
         )
         for path in ("/completion", "/completions")
+    ),
+    Operation(
+        method="POST", path="/infill", summary="Fill in the middle, as llama-server has it",
+        body=InfillBody, answer=LlamaCompletion, serves=True,
+        description=_LOADED,
+        stream=_events(LlamaCompletion, _LLAMA_PIECES),
+        example={"model": "a-model-with-fim-tokens", "input_prefix": "def add(a, b):\n    ", "input_suffix": ""},
     ),
     Operation(method="POST", path="/tokenize", summary="The tokens of a text", body=TokenizeBody, answer=Tokenized,
               serves=True, description=_LOADED, example={"model": "tiny", "content": "A fox.", "with_pieces": True}),

@@ -74,6 +74,63 @@ def test_a_stream_is_the_same_in_pieces(daemon: Daemon) -> None:
     assert (last["stop"], last["content"], last["stop_type"]) == (True, "", "limit")
 
 
+def told_while_running(daemon: Daemon, path: str, **fields: Any) -> list[dict[str, Any]]:
+    body = {"model": "tiny", "stream": True, "return_progress": True, "timings_per_token": True} | fields
+    with daemon.http.stream("POST", path, json=body) as response:
+        lines = [line.removeprefix("data: ") for line in response.iter_lines() if line.startswith("data: {")]
+    return [json.loads(line) for line in lines]
+
+
+LONG = "the quick brown fox jumps over the lazy dog " * 60
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/completion", {"prompt": "a " + LONG, "n_predict": 4}),
+        ("/v1/completions", {"prompt": "b " + LONG, "max_tokens": 4}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "c " + LONG}], "max_tokens": 4}),
+        ("/v1/responses", {"input": "d " + LONG, "max_output_tokens": 4}),
+    ],
+)
+def test_a_stream_tells_how_far_it_is(daemon: Daemon, path: str, fields: dict[str, Any]) -> None:
+    """From what the cache had to the whole prompt; the timings grow with it."""
+    for is_known in (False, True):
+        events = told_while_running(daemon, path, **fields, temperature=0, ignore_eos=True)
+        during = [event for event in events if "prompt_progress" in event]
+        progress = [event["prompt_progress"] for event in during]
+        total, n_cached = progress[0]["total"], progress[0]["cache"]
+        assert {(each["total"], each["cache"]) for each in progress} == {(total, n_cached)}
+        processed = [each["processed"] for each in progress]
+        assert (processed[0], processed[-1]) == (n_cached, total)
+        assert processed == sorted(set(processed)), "each step once"
+        assert (n_cached > 100) is is_known
+        assert progress[0]["time_ms"] == 0
+        first, *others = [event["timings"] for event in events if event.get("timings")]
+        assert (first["prompt_n"], first["prompt_ms"], first["predicted_n"]) == (0, 0, 0)
+        assert all(value is not None and value >= 0 for each in (first, *others) for value in each.values())
+        assert [each["prompt_n"] for each in others[len(during) - 1 :]] == [total - n_cached] * (
+            len(others) - len(during) + 1
+        )
+        assert others[-1]["predicted_n"] == 4
+        assert len(others) - len(during) >= 3, "each chunk with text has them"
+
+
+def test_a_stream_tells_nothing_that_was_not_asked_for(daemon: Daemon) -> None:
+    fields = {"return_progress": False, "timings_per_token": False, "messages": [{"role": "user", "content": "hi"}]}
+    events = told_while_running(daemon, "/v1/chat/completions", **fields)
+    assert not any("prompt_progress" in event for event in events)
+    assert [event for event in events if event.get("timings")] == events[-1:]
+
+
+def test_the_slot_of_an_answer_is_known_at_its_end(daemon: Daemon) -> None:
+    for number in range(6):
+        answer = ask(daemon, "/completion", prompt=f"{PROMPT} {number}", temperature=0, n_predict=1)
+        assert answer["id_slot"] >= 0
+        settings = answer["generation_settings"]
+        assert (settings["adaptive_target"], settings["adaptive_decay"]) == (-1, 0.9)
+
+
 def test_a_prompt_in_every_form(daemon: Daemon) -> None:
     expected = ask(daemon, "/completion", prompt=PROMPT, **GREEDY)
     ids = ask(daemon, "/tokenize", content=PROMPT, add_special=True)["tokens"]

@@ -135,3 +135,12 @@ def test_a_prompt_that_is_too_long(daemon: Daemon) -> None:
     assert answer.headers["x-localrun-error"] == "context_length_exceeded"
     assert str(N_CTX) in error["message"]
     assert (error["n_prompt_tokens"], error["n_ctx"]) == (5000 + len("".join(FIM_TOKENS)), N_CTX)
+
+
+def test_an_infill_tells_what_a_completion_tells(daemon: Daemon) -> None:
+    answer = post(daemon, "/infill", input_prefix="def f(", input_suffix="return x", n_predict=12, n_probs=2).json()
+    other = post(daemon, "/completion", prompt=SPELT, n_predict=12, n_probs=2).json()
+    assert answer.keys() == other.keys()
+    for name in ("content", "prompt", "tokens_cached", "tokens_evaluated", "stop_type", "generation_settings"):
+        assert answer[name] == other[name], name
+    assert len(answer["completion_probabilities"]) == 12

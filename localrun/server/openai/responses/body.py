@@ -60,6 +60,8 @@ class ResponsesBody(SamplingFields, frozen=True, kw_only=True):
     previous_response_id: str | None = None
     store: bool | None = None
     stream: bool | None = None
+    return_progress: bool | None = None
+    timings_per_token: bool | None = None
     tools: Annotated[list[dict[str, Any]], Meta(max_length=MAX_TOOLS)] | None = None
     tool_choice: Choice | None = None
     parallel_tool_calls: bool | None = None

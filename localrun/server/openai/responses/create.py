@@ -33,6 +33,7 @@ from localrun.server.openai.responses.items import Item
 from localrun.server.openai.responses.kept import KeptResponses
 from localrun.server.openai.responses.output import Events, Output
 from localrun.server.openai.responses.tools import Client, Offered, offered
+from localrun.server.openai.running import Running
 from localrun.server.parsing.pieces import Reply
 from localrun.server.prompting import conversation as beginning
 from localrun.server.prompting.ask import Attachments, ChatAsk, choose_tools
@@ -257,7 +258,9 @@ async def create(kept: KeptResponses, runtime: Runtime, exchange: Exchange) -> N
             headers=[*headers_of([job]), *fitted.headers],
         )
         with naming("input"):
-            await run.send(stream=bool(body.stream))
+            tells = body.return_progress or body.timings_per_token
+            writer = Running(run, [job], body, run.going_on, times_end=True) if tells else run
+            await run.send(stream=bool(body.stream), writer=writer)
 
 
 class _Run:
@@ -286,7 +289,7 @@ class _Run:
         self._kept = kept
         self._conversation = conversation
 
-    async def send(self, *, stream: bool) -> None:
+    async def send(self, *, stream: bool, writer: streaming.Writer) -> None:
         """Sends all of it. Raises what the job's iteration raises, unless a stream has begun: then its last event says
         it."""
         if not stream:
@@ -295,7 +298,7 @@ class _Run:
             await self._exchange.answer(encode(self._response), headers=self._headers)
             return
         try:
-            await streaming.stream(self._exchange, [self._job], self, self._headers)
+            await streaming.stream(self._exchange, [self._job], writer, self._headers)
         except LocalrunError as error:
             if not self._exchange.started:
                 raise
@@ -323,6 +326,10 @@ class _Run:
     def end(self) -> bytes:
         """How it ended, also when it broke off."""
         return self._event(f"response.{self._response['status']}")
+
+    def going_on(self, _: int, fields: Fields) -> bytes:
+        """An event that says that it runs, with more fields."""
+        return self._events.event("response.in_progress", {"response": self._response} | fields)
 
     def _event(self, kind: str) -> bytes:
         return self._events.event(kind, {"response": self._response})
