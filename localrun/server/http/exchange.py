@@ -239,6 +239,7 @@ class Exchange:
 
     def told(self, error: LocalrunError) -> LocalrunError:
         """The error in the words that who asks may read. The name of a model that is not here is the client's own."""
+        self.account.error = error
         if self.visitor.is_admin or isinstance(error, ModelNotFound):
             return error
         # Not the same one: perhaps others are told it as well.
@@ -252,7 +253,6 @@ class Exchange:
         if self._is_over:
             return
         error = self.told(error)
-        self.account.error = error
         if self.started:
             await self._end(failures.stream_event(error, self.shape, self._request_id))
         else:

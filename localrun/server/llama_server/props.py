@@ -108,10 +108,7 @@ async def show_props(runtime: Runtime, exchange: Exchange) -> None:
         return
     exchange.visitor.check_model(name)
     runtime.check_is_model(name, exchange.visitor)
-    sharing: list[Resident] = []
-    with suppress(ModelNotFound, BadModelFile):
-        sharing = await runtime.supervisor.residents_of(name)
-    found = await asyncio.to_thread(_of_model, runtime, name, [one for one in loaded if one in sharing])
+    found = await asyncio.to_thread(_of_model, runtime, name, await _with_its_files(runtime, name, loaded))
     if not exchange.visitor.is_admin:  # where files lie is nobody else's business
         found = msgspec.structs.replace(found, model_path=found.model_alias)
     await exchange.answer_facts(found)
@@ -122,10 +119,7 @@ async def list_slots(runtime: Runtime, exchange: Exchange) -> None:
     name, visitor = parameter(exchange, "model"), exchange.visitor
     residents = _generating(runtime, visitor)
     if name:
-        sharing: list[Resident] = []
-        with suppress(ModelNotFound, BadModelFile):
-            sharing = await runtime.supervisor.residents_of(name)
-        residents = [one for one in residents if one in sharing]
+        residents = await _with_its_files(runtime, name, residents)
     slots = [slot for resident in residents for slot in _slots_of(resident, visitor, runtime)]
     if parameter(exchange, "fail_on_no_slot") and all(slot.is_processing for slot in slots):
         raise Unavailable("no slot is free; try again later")
@@ -148,6 +142,14 @@ def _generating(runtime: Runtime, visitor: Visitor) -> list[Resident]:
         for one in runtime.supervisor.residents()
         if one.state is ResidentState.READY and one.pooling is None and visitor.sees_model(one.model.name)
     ]
+
+
+async def _with_its_files(runtime: Runtime, name: str, loaded: list[Resident]) -> list[Resident]:
+    """Those that answer requests by this name, whatever they were loaded as."""
+    with suppress(ModelNotFound, BadModelFile):
+        sharing = await runtime.supervisor.residents_of(name)
+        return [one for one in loaded if one in sharing]
+    return []
 
 
 def _of_daemon(runtime: Runtime) -> LlamaProps:

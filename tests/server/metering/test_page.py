@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -61,6 +63,25 @@ def test_a_refusal_is_counted_by_status_and_reason(daemon: Daemon) -> None:
         (key("requests_total", model="tiny", api="/v1/chat/completions", outcome="failed"), 1),
     ):
         assert after[wanted] - before[wanted] == n_more, wanted
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"), [("/v1/completions", {"prompt": "x", "max_tokens": 1000}),
+                         ("/v1/responses", {"input": "x", "max_output_tokens": 1000})]
+)  # fmt: skip
+def test_a_stream_that_breaks_off_is_an_error_of_the_daemon_s(path: str, fields: dict[str, Any]) -> None:
+    """Its status was sent before."""
+    body = {"model": "tiny", "stream": True, "ignore_eos": True} | fields
+    with running_daemon("--resume", "off", LOCALRUN_FAKE_STEP_MS="20") as daemon:
+        with daemon.http.stream("POST", path, json=body) as answer:
+            lines = answer.iter_lines()
+            assert next(lines)
+            (engine,) = daemon.http.get("/localrun/v1/snapshot").json()["engines"]
+            os.kill(engine["pid"], signal.SIGKILL)
+            assert any("engine_died" in line for line in lines)
+        found = samples(daemon)
+        assert found[key("errors_total", code="engine_died", status="500")] == 1
+        assert found[key("request_ends_total", model="tiny", reason="engine_died")] == 1
 
 
 def test_an_answer_is_counted_by_why_it_ended_and_how_long_it_was(daemon: Daemon) -> None:
