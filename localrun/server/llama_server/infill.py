@@ -89,7 +89,7 @@ async def complete_infill(runtime: Runtime, exchange: Exchange) -> None:
             body,
             jobs[0],
             with_defaults(defaults_of(jobs[0].model)),
-            max_output=body.n_predict,
+            max_output=int(body.n_predict),
             logprobs=bool(body.n_probs),
             n_probs=body.n_probs or 0,
         )
