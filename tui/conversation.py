@@ -2,8 +2,7 @@
 
 Owner: the TUI's event loop. Backed by the history: a question is stored when it is sent, the answer when it ends, so a
 crash loses one answer at most. Editing or repeating goes back to an earlier message; what is said after that is another
-branch. A question that nobody answered is the end of its branch, and no part of the next request: the next question
-takes its place.
+branch, and an edit may be given up. A question that nobody answered stays in the chat, but is no part of later requests.
 
 How it fails: a history that refuses (a full disk, a chat that another window deleted) ends the storing of this chat,
 `trouble` says why, and the conversation goes on in memory.
@@ -55,6 +54,7 @@ class Conversation:
         self._history = history
         self._clock = clock
         self._chat_id = None if chat is None else chat.id
+        self._before_edit: list[Message] | None = None
 
     @property
     def chat_id(self) -> int | None:
@@ -100,14 +100,14 @@ class Conversation:
         self.configure(parameters={**self.parameters, _TOOLS: changed})
 
     def to_send(self, taken: frozenset[Kind] = frozenset(Kind)) -> list[dict[str, Any]]:
-        """What `/api/chat` is asked. A stopped answer counts as the answer. Of all pictures and sounds that the model
-        takes, the newest, as many as one request carries. Reads their files, so it is called in a thread; nothing is
-        added to the conversation meanwhile."""
+        """What `/api/chat` is asked. A stopped answer counts as the answer; earlier questions without any are left out.
+        Of all pictures and sounds that the model takes, the newest, as many as one request carries. Reads their files,
+        so it is called in a thread; nothing is added to the conversation meanwhile."""
         found: list[dict[str, Any]] = [{"role": "system", "content": self.system}] if self.system else []
         media = [medium for medium in self.media if medium.kind in taken]
         left_out = set(range(len(media) - n_carried([medium.size_bytes for medium in media])))
         numbers = itertools.count()
-        for role, content, its_extra in ((each.role, each.content, each.extra) for each in self.messages):
+        for role, content, its_extra in ((each.role, each.content, each.extra) for each in self._asked_of_model()):
             message: dict[str, Any] = {"role": role, "content": content}
             files = [
                 self._history.files.get(medium.sha256)
@@ -126,8 +126,8 @@ class Conversation:
 
     @property
     def media(self) -> list[Medium]:
-        """All pictures and sounds of the shown branch, the oldest first."""
-        return [medium for message in self.messages for medium in media_of(message.extra)]
+        """All pictures and sounds that belong to the next request, the oldest first."""
+        return [medium for message in self._asked_of_model() for medium in media_of(message.extra)]
 
     def left_out(self, taken: frozenset[Kind]) -> tuple[list[Medium], list[Medium]]:
         """The pictures and sounds that `to_send` leaves out: what the model does not take, and what is too much for one
@@ -139,7 +139,7 @@ class Conversation:
 
     @property
     def has_media(self) -> bool:
-        """Whether a picture or a sound was sent in the shown branch."""
+        """Whether a picture or a sound belongs to the next request."""
         return bool(self.media)
 
     def keep(self, files: Iterable[Attached]) -> None:
@@ -152,18 +152,21 @@ class Conversation:
             self.trouble = f"a file cannot be kept: {error.strerror or error}"
 
     def asked(self, question: str, extra: dict[str, Any] | None = None) -> Message:
-        """This question is sent. One in its place that nobody answered is another version, unless it is the same."""
+        """This question is sent. The one at the end that nobody answered is not stored twice."""
         unanswered = self.unanswered
-        if unanswered is not None:
-            if (unanswered.content, unanswered.extra) == (question, extra or {}):
-                return unanswered
-            self.back_to(unanswered)
+        if unanswered is not None and (unanswered.content, unanswered.extra) == (question, extra or {}):
+            return unanswered
         return self._add("user", question, extra or {})
 
     @property
     def unanswered(self) -> Message | None:
         """The question at the end that has no answer: it is being answered, or that came to nothing."""
         return self.messages[-1] if self.messages and self.messages[-1].role == "user" else None
+
+    def is_unanswered(self, message: Message) -> bool:
+        """Whether a shown message is a question without an answer, at the end or followed by another question."""
+        after = self.messages.index(message) + 1
+        return message.role == "user" and (after == len(self.messages) or self.messages[after].role == "user")
 
     def answered(self, text: str, extra: dict[str, Any]) -> Message:
         """The answer is over, or as much of it as came."""
@@ -181,6 +184,22 @@ class Conversation:
     def back_to(self, message: Message) -> None:
         """Forget a shown message and all after it, here; they stay in the history as another branch."""
         self.messages = self.messages[: self.messages.index(message)]
+
+    @property
+    def is_edited(self) -> bool:
+        """Whether the next question takes the place of an earlier one."""
+        return self._before_edit is not None
+
+    def edit(self, message: Message) -> None:
+        """As `back_to`, until the next question is asked or the edit is given up."""
+        before = self.messages if self._before_edit is None else self._before_edit
+        self.back_to(message)
+        self._before_edit = before
+
+    def give_up_edit(self) -> None:
+        """The branch as it was before the edit."""
+        if self._before_edit is not None:
+            self.messages, self._before_edit = self._before_edit, None
 
     def versions(self, message: Message) -> tuple[int, int]:
         """Which version of a message is shown, from 1 on, and how many there are."""
@@ -200,7 +219,7 @@ class Conversation:
         if not 0 <= at < len(siblings):
             return False
         self._history.show(siblings[at])
-        self.messages = self._history.branch(self._chat_id)
+        self.messages, self._before_edit = self._history.branch(self._chat_id), None
         return True
 
     def read_again(self) -> bool:
@@ -209,6 +228,7 @@ class Conversation:
         if self._chat_id is None or self.trouble is not None:
             return False
         before, self.messages = self.messages, self._history.branch(self._chat_id)
+        self._before_edit = None
         return self.messages != before
 
     def configure(
@@ -238,7 +258,13 @@ class Conversation:
         if message is None:
             message = Message(_UNSTORED, 0, parent_id, role, content, extra, self._clock())
         self.messages.append(message)
+        self._before_edit = None
         return message
+
+    def _asked_of_model(self) -> list[Message]:
+        """The shown messages without earlier questions that nobody answered: many templates want turns to alternate."""
+        pairs = itertools.zip_longest(self.messages, self.messages[1:])
+        return [each for each, after in pairs if after is None or (each.role, after.role) != ("user", "user")]
 
     def _store(self, parent_id: int | None, role: str, content: str, extra: dict[str, Any]) -> Message:
         now_s = self._clock()

@@ -34,9 +34,15 @@ from localrun.attachments import Attachment, Kind
 from localrun.tui.media import MediaFiles, examined, extra_of, media_of
 
 # The tables and the version of what is in them. A later version adds statements and raises `VERSION`; what is stored is
-# never thrown away. Version 1 had the bytes of pictures in `extra`, in base64.
+# never thrown away. Version 1 had the bytes of pictures in `extra`, in base64; version 2 had no drafts.
 
-VERSION = 2
+VERSION = 3
+
+# Texts that were typed and not sent when a window was closed; those without a chat belong to one that has not begun.
+DRAFTS = """CREATE TABLE drafts (
+         id INTEGER PRIMARY KEY,
+         chat_id INTEGER REFERENCES chats (id) ON DELETE CASCADE,
+         content TEXT NOT NULL)"""
 
 SCHEMA = (
     """CREATE TABLE chats (
@@ -59,6 +65,7 @@ SCHEMA = (
     "CREATE INDEX messages_of_chat ON messages (chat_id, parent_id)",
     "CREATE INDEX messages_by_parent ON messages (parent_id)",
     "CREATE INDEX chats_by_use ON chats (changed_at_s)",
+    DRAFTS,
     # The index holds words only; the texts themselves are in `messages`.
     """CREATE VIRTUAL TABLE message_texts USING fts5 (
          content, content = 'messages', content_rowid = 'id', tokenize = 'unicode61 remove_diacritics 2')""",
@@ -319,6 +326,27 @@ class History:
         self.rename(forked.id, f"{source.title} (branch)")
         return self.chat(forked.id)
 
+    # --- drafts --------------------------------------------------------------------------------------------------
+
+    def keep_draft(self, chat_id: int | None, text: str) -> None:
+        """A text that was not sent, of a chat; of one that has not begun or was deleted, None."""
+        with self._transaction():
+            self._db.execute(
+                "INSERT INTO drafts (chat_id, content) VALUES ((SELECT id FROM chats WHERE id = ?), ?)", (chat_id, text)
+            )
+
+    def drafted_chat(self) -> int | None:
+        """The chat of the newest draft."""
+        row = self._db.execute("SELECT chat_id FROM drafts ORDER BY id DESC LIMIT 1").fetchone()
+        return None if row is None else row[0]
+
+    def take_drafts(self, chat_id: int | None) -> list[str]:
+        """The texts of a chat, the oldest first, which are no longer kept here."""
+        rows = self._db.execute("SELECT id, content FROM drafts WHERE chat_id IS ? ORDER BY id", (chat_id,)).fetchall()
+        for draft_id, _ in rows:
+            self._db.execute("DELETE FROM drafts WHERE id = ?", (draft_id,))
+        return [_text(content) for _, content in rows]
+
     # --- search --------------------------------------------------------------------------------------------------
 
     def search(self, text: str) -> list[Hit]:
@@ -414,8 +442,10 @@ class History:
                         raise sqlite3.DatabaseError("it has tables, and no version")
                     for statement in SCHEMA:
                         self._db.execute(statement)
-                else:
+                if version == 1:
                     n_moved = self._move_pictures()
+                if version in (1, 2):
+                    self._db.execute(DRAFTS)
                 self._db.execute(f"PRAGMA user_version = {VERSION}")
         if n_moved:
             with contextlib.suppress(sqlite3.OperationalError):  # another window is open; the file stays large

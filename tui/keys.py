@@ -32,7 +32,7 @@ KEYS: dict[str, Key] = {
     "app.help": Key("ctrl+g,f10", "Help", "this help"),
     "app.reconnect": Key("ctrl+r", "Reconnect", "start the daemon if it has ended, and reconnect"),
     "app.quit": Key("ctrl+q", "Quit", "quit; the daemon and its models stay"),
-    "chat.stop": Key("escape", "Stop", "stop the answer; from a message, back to the prompt"),
+    "chat.stop": Key("escape", "Stop", "stop an answer or edit; from a message, to the prompt"),
     "chat.new": Key("ctrl+n", "New", "new chat; a running answer goes on"),
     "chat.list": Key("ctrl+l", "Chats", "earlier chats: open, search, rename, delete"),
     "chat.beside": Key("f5,ctrl+d", "Beside", "a second chat beside this one, or back to one"),

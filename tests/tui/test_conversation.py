@@ -55,17 +55,29 @@ def test_nothing_is_stored_before_the_first_question(history: History):
     assert conversation.title == "one"
 
 
-def test_a_question_without_an_answer_is_kept_and_the_next_one_takes_its_place(history: History):
+def test_a_question_without_an_answer_stays_and_is_no_version_of_the_next_one(history: History):
     conversation = _conversation(history)
     lost = conversation.asked("one")
     assert conversation.asked("one") is lost
-    better = conversation.asked("one better")
-    assert [message["content"] for message in conversation.to_send()] == ["one better"]
-    assert conversation.versions(better) == (2, 2)
+    other = conversation.asked("something else")
     conversation.answered("to it", {})
-    assert conversation.unanswered is None
-    assert conversation.show_version(better, -1)
-    assert _said(conversation) == ["one"]
+    conversation.asked("more")
+    assert [message["content"] for message in conversation.to_send()] == ["something else", "to it", "more"]
+    assert (conversation.versions(lost), conversation.versions(other)) == ((1, 1), (1, 1))
+    again = Conversation(history, "", lambda: 0.0, history.chats()[0])
+    assert _said(again) == ["one", "something else", "to it", "more"]
+    assert [again.is_unanswered(message) for message in again.messages] == [True, False, False, True]
+
+
+def test_an_edit_that_is_given_up_leaves_the_chat_as_it_was(history: History):
+    conversation = _conversation(history)
+    question = conversation.asked("one")
+    conversation.answered("to one", {})
+    conversation.edit(conversation.asked("two"))
+    conversation.edit(question)
+    assert (_said(conversation), conversation.is_edited) == ([], True)
+    conversation.give_up_edit()
+    assert (_said(conversation), conversation.is_edited) == (["one", "to one", "two"], False)
 
 
 def test_an_edited_question_is_another_version_and_both_can_be_shown(history: History):

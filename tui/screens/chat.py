@@ -1,7 +1,8 @@
 """The chat: conversations, the prompt, and the line with the live numbers.
 
 Any number of chats may be open and being answered; one is shown, or two beside each other, and the prompt belongs to
-the marked one. What stands in the prompt is only ever removed by being sent.
+the marked one. What stands in the prompt is only ever removed by being sent. At the end of the program it is kept with
+that chat, and the next window begins there.
 
 Does not: read answers (`conversation_view.py`), or know what a slash command does (`chat_commands.py`).
 """
@@ -9,11 +10,11 @@ Does not: read answers (`conversation_view.py`), or know what a slash command do
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sqlite3
 import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import ClassVar
 
@@ -97,6 +98,18 @@ class ChatScreen(Screen[None]):
         self.session.connection.subscribe(self, self._on_connection)
         self.session.models.subscribe(self, self._on_model)
         self.session.deleted.subscribe(self, self._on_deleted)
+        with self._history_said("A draft cannot be read"):
+            chat_id = self.session.history.drafted_chat()
+            if chat_id is not None:
+                await self.open_chat(chat_id)
+        self._take_back()
+
+    def on_unmount(self) -> None:
+        texts = (self.prompt.text, *(question.text for question in reversed(self._drafts)))
+        text = "\n\n".join(text for text in texts if text.strip())
+        if text:
+            with contextlib.suppress(sqlite3.Error):  # the screen is gone, and the app has said that it keeps no chats
+                self.session.history.keep_draft(self.view.conversation.chat_id, text)
 
     # --- which chats are shown -------------------------------------------------------------------------------------
 
@@ -227,6 +240,8 @@ class ChatScreen(Screen[None]):
     def _show_status(self) -> None:
         view = self.view
         facts = view.progress.facts() if view.progress else self._idle_facts(view)
+        if view.conversation.is_edited:
+            facts = [Fact("changing an earlier question", 0, "wait"), Fact("Esc leaves it as it was", 1)]
         # The top bar names the model too, so it is the first to go.
         self._status.facts = (*facts, Fact(fit(view.conversation.model, 24), 9))
         placeholder = "Ask something, or / for commands"
@@ -311,8 +326,7 @@ class ChatScreen(Screen[None]):
         if slash.unescaped(self.prompt.text.strip()) == question:
             self.prompt.take()
         self.view.ask(Question(question, self._attachments.take()))
-        if self._drafts and not self.prompt.text.strip():
-            self._put(self._drafts.pop())
+        self._take_draft()
 
     def _put(self, question: Question) -> None:
         """Into the prompt, with its files."""
@@ -363,7 +377,7 @@ class ChatScreen(Screen[None]):
 
     async def edit(self, message: Message) -> None:
         """Take a question back into the prompt; what is asked instead begins another branch. What stood in the prompt
-        comes back when that is asked."""
+        comes back when that is asked or given up."""
         if self._refuse_while_answering():
             return
         if self.prompt.text.strip() or self._attachments.files:
@@ -371,10 +385,25 @@ class ChatScreen(Screen[None]):
         question = await self._asked_before(message)
         if names := question.gone:
             self.notify(line(f"{names} is gone from the disk; attach it again."), severity="warning", markup=False)
-        self.view.conversation.back_to(message)
+        self.view.conversation.edit(message)
         await self.view.reload()
         self._put(question)
         self.prompt.focus()
+        self.refresh_bindings()
+
+    async def _give_up_edit(self) -> None:
+        """The chat is as before the edit; ↑ brings back what was typed."""
+        self.view.conversation.give_up_edit()
+        await self.view.reload()
+        self.prompt.take()
+        self._attachments.take()
+        self._take_draft()
+        self._show_status()
+        self.refresh_bindings()
+
+    def _take_draft(self) -> None:
+        if self._drafts and not self.prompt.text.strip():
+            self._put(self._drafts.pop())
 
     async def retry(self, message: Message) -> None:
         """Ask a question again, as it was; not without a file that is gone."""
@@ -434,14 +463,17 @@ class ChatScreen(Screen[None]):
             self._take_back()
 
     def _take_back(self) -> None:
-        """What was not answered in the marked chat goes into the prompt, after what is typed now."""
+        """What was not answered in the marked chat, or not sent when its window was closed, goes into the prompt, after
+        what is typed now."""
         question, self.view.unsent = self.view.unsent, None
-        if question is None:
-            return
-        if self.prompt.text.strip() or self._attachments.files:
-            self._drafts.append(question)
-        else:
-            self._put(question)
+        waiting = [] if question is None else [question]
+        with self._history_said("A draft cannot be read"):
+            waiting += map(Question, self.session.history.take_drafts(self.view.conversation.chat_id))
+        for question in waiting:
+            if self.prompt.text.strip() or self._attachments.files:
+                self._drafts.append(question)
+            else:
+                self._put(question)
 
     @on(Prompt.Left)
     def _go_to_messages(self) -> None:
@@ -483,7 +515,7 @@ class ChatScreen(Screen[None]):
             if conversation.show_version(message, step):
                 await self.view.reload(number)
 
-    @contextmanager
+    @contextlib.contextmanager
     def _history_said(self, title: str) -> Iterator[None]:
         """What the history refuses within this is told, and does not end the app."""
         try:
@@ -502,14 +534,17 @@ class ChatScreen(Screen[None]):
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         if action == "stop":
             # Disabled rather than hidden, so that the other keys do not move when an answer begins.
-            return True if self.view.is_answering or not self.prompt.has_focus else None
+            has_use = self.view.is_answering or self.view.conversation.is_edited or not self.prompt.has_focus
+            return True if has_use else None
         return True
 
-    def action_stop(self) -> None:
-        if self.prompt.has_focus:
-            self.view.stop()
-        else:
+    async def action_stop(self) -> None:
+        if not self.prompt.has_focus:
             self.prompt.focus()
+        elif self.view.conversation.is_edited:
+            await self._give_up_edit()
+        else:
+            self.view.stop()
 
     def interrupt(self) -> bool:
         """Stops the answer, or else empties the prompt, which Ctrl-Z undoes; false if there is neither."""

@@ -229,7 +229,8 @@ class ConversationView(VerticalScroll, can_focus=False):
         if message.role == "user":
             shown = str(message.extra.get("shown", message.content))
             asked = UserMessage(shown, message, self.conversation.versions(message), self._gallery(message.extra))
-            if message is self.conversation.unanswered and not self.is_answering:
+            is_under_way = self.is_answering and message is self.conversation.unanswered
+            if self.conversation.is_unanswered(message) and not is_under_way:
                 asked.mark_unanswered()
             return asked
         if message.role == "tool":
@@ -264,11 +265,13 @@ class ConversationView(VerticalScroll, can_focus=False):
 
     async def _run(self, question: Question) -> None:
         await self.query(Welcome).remove()
-        await self.query("UserMessage.-unanswered").remove()
         shown = str(question.extra.get("shown", question.text))
         if question.media:
             await asyncio.to_thread(self.conversation.keep, question.attachments)
         message = self.conversation.asked(question.content, question.extra)
+        for before in self.query(UserMessage):
+            if before.message is message:  # it is asked again
+                await before.remove()
         asked = UserMessage(shown, message, self.conversation.versions(message), self._gallery(question.extra))
         exchange = _Exchange(question, asked, AnswerMessage())
         self._answer = exchange.answer
@@ -280,10 +283,10 @@ class ConversationView(VerticalScroll, can_focus=False):
             await self._reading
         except asyncio.CancelledError:
             task = asyncio.current_task()
+            self._progress.finish("stopped")
             if task is not None and task.cancelling():
                 self._keep(exchange)
                 raise
-            self._progress.finish("stopped")
         except Cancelled:
             self._progress.finish("stopped")
         except LocalrunError as error:

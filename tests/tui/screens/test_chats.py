@@ -348,6 +348,97 @@ async def test_a_draft_comes_back_when_the_edited_question_is_asked(desk: Any) -
         assert prompt.text == "draft"
 
 
+async def test_escape_gives_up_an_edit_and_up_brings_back_what_was_typed(desk: Any) -> None:
+    async with desk.open(SIZE) as pilot:
+        await _talk(desk, pilot, "one", "first")
+        await _talk(desk, pilot, "two", "second")
+        await pilot.press(*"draft")
+        await _type(desk, pilot, "/edit")
+        prompt = desk.app.screen.query_one(Prompt)
+        await desk.until(pilot, lambda: prompt.text == "two")
+        await desk.see(pilot, "● changing an earlier question   Esc leaves it as it was")
+        assert "second" not in desk.seen(desk.app)
+        await pilot.press(*" times", "escape")
+        await desk.see(pilot, "second")
+        assert prompt.text == ""
+        await desk.see(pilot, "● done")
+        await pilot.press("up")
+        assert prompt.text == "two times"
+        await _talk(desk, pilot, "", "third")
+        assert _sent(desk) == ["one", "first", "two", "second", "two times"]
+        assert "version" not in desk.seen(desk.app)
+
+
+async def test_what_was_typed_and_not_sent_is_there_when_the_next_window_begins(tmp_path: Path) -> None:
+    path = tmp_path / "chats.db"
+    first = Desk(path)
+    async with first.open(SIZE) as pilot:
+        await _talk(first, pilot, "about foxes", "They are red.")
+        await pilot.press(*"and how ", "shift+enter", *"old?", "ctrl+q")
+    second = Desk(path)
+    async with second.open(SIZE) as pilot:
+        await second.see(pilot, "They are red.")
+        assert second.app.screen.query_one(Prompt).text == "and how \nold?"
+        await _talk(second, pilot, "", "Three years.")
+        assert _sent(second) == ["about foxes", "They are red.", "and how \nold?"]
+        await pilot.press("ctrl+n", *"new idea")
+    third = Desk(path)
+    async with third.open(SIZE) as pilot:
+        await third.see(pilot, "new idea")
+        assert "They are red." not in third.seen(third.app)
+        await pilot.press("ctrl+c")
+    fourth = Desk(path)
+    async with fourth.open(SIZE) as pilot:
+        await fourth.see(pilot, "Tell me a story about a fox.")
+        assert fourth.app.screen.query_one(Prompt).text == ""
+
+
+async def test_a_draft_of_a_chat_that_another_window_deleted_is_not_lost(tmp_path: Path) -> None:
+    path = tmp_path / "chats.db"
+    first, second = Desk(path), Desk(path)
+    async with second.open(SIZE) as other:
+        async with first.open(SIZE) as pilot:
+            await _talk(first, pilot, "about foxes", "They are red.")
+            await pilot.press(*"and how old?")
+            await other.press("ctrl+l")
+            await second.see(other, "about foxes")
+            await other.press("ctrl+d", "ctrl+d")
+            await second.see(other, "Deleted “about foxes”")
+        await other.press("escape", "ctrl+n")
+        await second.see(other, "and how old?")
+
+
+async def test_an_answer_that_the_end_of_the_program_stopped_says_so_later(tmp_path: Path) -> None:
+    path = tmp_path / "chats.db"
+    first = Desk(path)
+    async with first.open(SIZE) as pilot:
+        await pilot.press(*"about foxes", "enter")
+        first.daemon.say("They are")
+        await first.see(pilot, "They are")
+        await pilot.press("ctrl+q")
+    second = Desk(path)
+    async with second.open(SIZE) as pilot:
+        await pilot.press("ctrl+l")
+        await second.see(pilot, "about foxes")
+        await pilot.press("enter")
+        await second.see(pilot, "They are")
+        await second.see(pilot, "stopped")
+
+
+async def test_a_question_without_an_answer_is_no_version_of_the_next_one(desk: Any) -> None:
+    async with desk.open(SIZE) as pilot:
+        await pilot.press(*"about foxes", "enter")
+        desk.daemon.fail_answer(DaemonUnreachable("the daemon went away"))
+        prompt = desk.app.screen.query_one(Prompt)
+        await desk.until(pilot, lambda: prompt.text == "about foxes")
+        await pilot.press("ctrl+c")
+        await _talk(desk, pilot, "3 + 4?", "7")
+        assert _sent(desk) == ["3 + 4?"]
+        await desk.see(pilot, "not answered")
+        assert "about foxes" in desk.seen(desk.app)
+        assert "version" not in desk.seen(desk.app)
+
+
 async def test_a_question_that_failed_waits_for_what_was_typed_since(desk: Any) -> None:
     async with desk.open(SIZE) as pilot:
         await pilot.press(*"one", "enter")
