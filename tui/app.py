@@ -110,6 +110,8 @@ class LocalrunApp(App[None]):
     """
 
     TITLE = "localrun"
+    # Its usual key, ^p, goes to the other of two chats.
+    COMMAND_PALETTE_BINDING = "ctrl+backslash"
     CSS_PATH = "theme.tcss"
 
     BINDINGS: ClassVar[list[BindingType]] = [

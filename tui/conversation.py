@@ -2,7 +2,8 @@
 
 Owner: the TUI's event loop. Backed by the history: a question is stored when it is sent, the answer when it ends, so a
 crash loses one answer at most. Editing or repeating goes back to an earlier message; what is said after that is another
-branch, and an edit may be given up. A question that nobody answered stays in the chat, but is no part of later requests.
+branch, and an edit may be given up. A question that nobody answered stays in the chat, and is no part of later
+requests.
 
 How it fails: a history that refuses (a full disk, a chat that another window deleted) ends the storing of this chat,
 `trouble` says why, and the conversation goes on in memory.

@@ -24,7 +24,7 @@ class Key(NamedTuple):
 
 KEYS: dict[str, Key] = {
     # Terminals and desktops keep some function keys to themselves (GNOME's F1, F10 and F11), so each has a letter, too;
-    # tmux and screen keep ^b and ^a. For two of them the prompt gives up its ^d (as Delete) and ^k (to the line's end).
+    # tmux and screen keep ^b and ^a. What line editors do with letters the prompt does, too, but for ^d, ^e and ^y.
     "app.chat": Key("ctrl+t,f1", "Chat", "chat"),
     "app.monitor": Key("ctrl+s,f2", "Monitor", "monitor"),
     "app.models": Key("f3,ctrl+o", "Models", "models: choose one"),
@@ -32,11 +32,11 @@ KEYS: dict[str, Key] = {
     "app.help": Key("ctrl+g,f10", "Help", "this help"),
     "app.reconnect": Key("ctrl+r", "Reconnect", "start the daemon if it has ended, and reconnect"),
     "app.quit": Key("ctrl+q", "Quit", "quit; the daemon and its models stay"),
-    "chat.stop": Key("escape", "Stop", "stop an answer or edit; from a message, to the prompt"),
+    "chat.stop": Key("escape", "Stop", "stop the answer or the edit; from a message, go back"),
     "chat.new": Key("ctrl+n", "New", "new chat; a running answer goes on"),
     "chat.list": Key("ctrl+l", "Chats", "earlier chats: open, search, rename, delete"),
     "chat.beside": Key("f5,ctrl+d", "Beside", "a second chat beside this one, or back to one"),
-    "chat.other": Key("f6,ctrl+k", "Other chat", "go to the other of two chats"),
+    "chat.other": Key("f6,ctrl+p", "Other chat", "go to the other of two chats"),
     "chat.editor": Key("ctrl+e", "Editor", "write the prompt in $EDITOR"),
     "chat.copy": Key("ctrl+y", "Copy", "copy the marked answer, or the last one"),
     # No letters: whoever types while a message has the focus means the prompt.

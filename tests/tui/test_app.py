@@ -8,6 +8,7 @@ import pytest
 
 from localrun.errors import DaemonUnreachable, InvalidKey
 from localrun.tui.app import LocalrunApp
+from localrun.tui.keys import KEYS, key_of
 from localrun.tui.preferences import DARK, LIGHT
 
 
@@ -27,6 +28,22 @@ async def test_help_says_the_keys_and_the_commands(desk: Any, keys: tuple[str, .
         await desk.see(pilot, "/export [FILE]")
         await pilot.press("escape")
         await desk.until(pilot, lambda: "/export [FILE]" not in desk.seen(desk.app))
+
+
+@pytest.mark.parametrize("width", [40, 60, 80])
+@pytest.mark.parametrize("place", ["f1", "f2", "f4"])
+async def test_no_key_at_the_bottom_is_cut_and_the_top_says_where_one_is(desk: Any, width: int, place: str) -> None:
+    whole = {f"{key_of(name, {}).split()[0]} {key.label}" for name, key in KEYS.items()}
+    async with desk.open((width, 24)) as pilot:
+        await pilot.press(place)
+        await desk.see(pilot, "^g Help")
+        keys = desk.seen(desk.app).split("\n")[-1].strip().split("  ")
+        assert set(keys) <= whole
+        assert len(keys) >= 4
+        names = {"f1": "F1 Chat", "f2": "F2 Monitor", "f4": "F4 Logs"}
+        top = desk.seen(desk.app).split("\n")[0]
+        assert names[place] in top
+        assert top.endswith("tiny ●")
 
 
 async def test_there_is_a_way_around_the_keys_that_terminals_keep_and_the_footer_says_it(desk: Any) -> None:

@@ -23,7 +23,6 @@ from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.containers import Horizontal
 from textual.screen import Screen
-from textual.widgets import Footer
 
 from localrun.attachments import check_amount, check_kind
 from localrun.errors import LocalrunError
@@ -43,6 +42,7 @@ from localrun.tui.session import Session
 from localrun.tui.short_text import fit, line
 from localrun.tui.widgets.completions import Completions
 from localrun.tui.widgets.conversation_view import ConversationView
+from localrun.tui.widgets.footer import KeyLine
 from localrun.tui.widgets.messages import AnswerMessage, UserMessage
 from localrun.tui.widgets.prompt import Attachments, Prompt, StatusLine
 from localrun.tui.widgets.top_bar import Banner, TopBar
@@ -90,9 +90,11 @@ class ChatScreen(Screen[None]):
         yield self._completions
         yield self.prompt
         yield self._status
-        yield Footer(show_command_palette=False)
+        yield KeyLine()
 
     async def on_mount(self) -> None:
+        for notices in self.query("ToastRack"):
+            self.move_child(notices, after=self._conversations)
         self._show_status()
         self.session.snapshots.subscribe(self, self._on_snapshot)
         self.session.connection.subscribe(self, self._on_connection)

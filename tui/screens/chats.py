@@ -52,9 +52,8 @@ class ChatsScreen(Picker[int]):
         with Vertical() as box:
             box.border_title = "Chats"
             rename, delete, restore = (self._session.key(f"chats.{what}") for what in ("rename", "delete", "restore"))
-            box.border_subtitle = Content(
-                f"Enter opens · {rename} renames · {delete} deletes · {restore} undoes · Esc closes"
-            )
+            hints = ("Enter opens", f"{rename} renames", f"{delete} deletes", f"{restore} undoes", "Esc closes")
+            self.hint(box, *hints)
             yield self._input
             yield self._list
             yield self._note

@@ -9,19 +9,25 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import ClassVar, TypeVar
 
+from rich.cells import cell_len
 from rich.console import RenderableType
 from rich.segment import Segment
 from rich.style import Style
 from textual.binding import Binding, BindingType
 from textual.color import Color
+from textual.content import Content
 from textual.renderables.background_screen import BackgroundScreen
 from textual.screen import ModalScreen
+from textual.widget import Widget
 from textual.widgets import Input, OptionList, Static
 
 from localrun.tui.keys import bind
 from localrun.tui.kitty_graphics import has_placeholders
 
 Chosen = TypeVar("Chosen")
+
+# What a border leaves of a line that stands in it: the corners, and a dash and a blank at each end.
+_FRAME_WIDTH = 6
 
 
 class _Behind(BackgroundScreen):
@@ -40,6 +46,8 @@ class _Behind(BackgroundScreen):
 class Dialog(ModalScreen[Chosen]):
     """A modal screen hides the app's own keys, so they are bound here again; a dialog's own keys win over them."""
 
+    _hinted: tuple[Widget, tuple[str, ...]] | None = None
+
     BINDINGS: ClassVar[list[BindingType]] = [
         bind("app.chat", "app.leave('chat')", show=False),
         bind("app.monitor", "app.leave('monitor')", show=False),
@@ -47,6 +55,21 @@ class Dialog(ModalScreen[Chosen]):
         bind("app.help", "app.help", show=False),
         bind("app.reconnect", "app.reconnect", show=False),
     ]
+
+    def hint(self, box: Widget, *hints: str) -> None:
+        """Says at the bottom of the dialog's box what keys do: of these as many as fit, and the last one always."""
+        self._hinted = (box, hints)
+
+    def on_resize(self) -> None:
+        self.call_after_refresh(self._fit_hints)
+
+    def _fit_hints(self) -> None:
+        if self._hinted is None:
+            return
+        box, (*hints, last) = self._hinted
+        while cell_len(" · ".join((*hints, last))) > box.outer_size.width - _FRAME_WIDTH and hints:
+            hints.pop()
+        box.border_subtitle = Content(" · ".join((*hints, last)))
 
     def render(self) -> RenderableType:
         rendered = super().render()

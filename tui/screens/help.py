@@ -20,7 +20,7 @@ _SECTIONS: tuple[tuple[str, str, tuple[tuple[str, str], ...]], ...] = (
     (
         "app",
         "Everywhere",
-        (("^p", "all commands, themes among them"),),
+        (("^\\", "all commands, themes among them"),),
     ),
     (
         "chat",

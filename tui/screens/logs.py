@@ -21,7 +21,7 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.content import Content
 from textual.screen import Screen
-from textual.widgets import Footer, Input, RichLog, Static
+from textual.widgets import Input, RichLog, Static
 from textual.worker import Worker
 
 from localrun.errors import LocalrunError
@@ -31,6 +31,7 @@ from localrun.tui.keys import bind
 from localrun.tui.preferences import rich_style
 from localrun.tui.session import Session
 from localrun.tui.short_text import block, column, line
+from localrun.tui.widgets.footer import KeyLine
 from localrun.tui.widgets.top_bar import Banner, TopBar
 
 KEPT_LINES = 5_000
@@ -70,7 +71,7 @@ class LogsScreen(Screen[None]):
         yield self._log
         yield self._input
         yield self._settings
-        yield Footer(show_command_palette=False)
+        yield KeyLine()
 
     def on_mount(self) -> None:
         self._show_settings()

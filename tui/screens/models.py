@@ -12,6 +12,7 @@ import asyncio
 from pathlib import Path
 from typing import Any, ClassVar
 
+from rich.cells import cell_len
 from textual import on
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
@@ -29,6 +30,8 @@ from localrun.tui.session import Session, pull_line
 from localrun.tui.short_text import column, line
 
 _NAME_WIDTH = 28
+_HUB_NAME_WIDTH = 44
+_MARK_WIDTH, _SIZE_WIDTH, _STATE_WIDTH, _GAP = 2, 9, 13, 2
 _LOOK_EVERY_S = 0.5
 # After the last letter, before the hub is asked; and what is too short to be asked for.
 _SEARCH_AFTER_S = 0.5
@@ -63,9 +66,8 @@ class ModelsScreen(Picker[str]):
         with Vertical() as box:
             box.border_title = "Models"
             detail, load, delete = (self._session.key(f"models.{what}") for what in ("detail", "load", "delete"))
-            box.border_subtitle = Content(
-                f"Enter chooses or pulls · {detail} details · {load} load · {delete} delete · Esc closes"
-            )
+            hints = (f"{detail} details", f"{load} load", f"{delete} delete", "Esc closes")
+            self.hint(box, "Enter chooses or pulls", *hints)
             yield self._input
             yield self._list
             yield self._note
@@ -75,6 +77,10 @@ class ModelsScreen(Picker[str]):
         self._say(_ASKING)
         self.run_worker(self._load(), name="models", group="models", exclusive=True)
         self.set_interval(_LOOK_EVERY_S, self._look)
+
+    def on_resize(self) -> None:
+        if self._list.option_count:
+            self.call_after_refresh(self._narrow)
 
     async def _load(self) -> None:
         try:
@@ -133,7 +139,7 @@ class ModelsScreen(Picker[str]):
         if there:
             options += [None, *map(self._entry, there)]
         if self._hub:
-            options += [None, *map(_hit, self._hub)]
+            options += [None, *(_hit(hit, self._row_width) for hit in self._hub)]
         highlighted = self._list.highlighted_option
         before = None if highlighted is None else highlighted.id
         self._list.clear_options()
@@ -153,26 +159,16 @@ class ModelsScreen(Picker[str]):
         details = row.get("details") or {}
         engine = self._session.engine_of(name)
         facts = (
-            f"{short_text.size(row.get('size')):>9}  "
-            f"{column(str(details.get('parameter_size') or ''), 6, right=True)}  "
-            f"{column(str(details.get('quantization_level') or ''), 7)}"
+            column(str(details.get("parameter_size") or ""), 6, right=True),
+            column(str(details.get("quantization_level") or ""), 7),
         )
-        mark = ("›" if name == self._session.model else " ", "$primary bold")
+        mark = "›" if name == self._session.model else " "
         loaded = ""
         if engine is not None:
             # In its largest unit: more has no room in 80 columns.
             left = "" if engine.expires_in_s is None else f", {short_text.age(engine.expires_in_s).split()[0]}"
-            loaded = f"  loaded{left}"
-        return Option(
-            Content.assemble(
-                mark,
-                " ",
-                column(name, _NAME_WIDTH),
-                Content.styled(facts, "$foreground 65%"),
-                Content.styled(loaded, "$success"),
-            ),
-            id=_HERE + name,
-        )
+            loaded = f"loaded{left}"
+        return Option(self._row(mark, name, row.get("size"), facts, (loaded, "$success")), id=_HERE + name)
 
     def _entry(self, entry: dict[str, Any]) -> Option:
         """A model of the catalogue, and whether this machine has the memory for it."""
@@ -180,16 +176,31 @@ class ModelsScreen(Picker[str]):
         snapshot = self._session.snapshot
         fits = snapshot is None or entry["memory_gb"] * _GB <= snapshot.system.memory_total_bytes
         verdict = ("fits", "$success") if fits else (f"wants {entry['memory_gb']:g} GB", "$warning")
-        facts = f"{short_text.size(round(smallest_gb * _GB)):>9}  {column(entry['use'], 16)} "
-        return Option(
-            Content.assemble(
-                "  ",
-                column(entry["name"], _NAME_WIDTH),
-                Content.styled(facts, "$foreground 65%"),
-                Content.styled(*verdict),
-            ),
-            id=_THERE + entry["name"],
+        facts = (column(entry["use"], 15),)
+        row = self._row(" ", entry["name"], round(smallest_gb * _GB), facts, verdict)
+        return Option(row, id=_THERE + entry["name"])
+
+    def _row(
+        self, mark: str, name: str, size_bytes: int | None, facts: tuple[str, ...], state: tuple[str, str]
+    ) -> Content:
+        """In a narrow window the name gives way to the size, and the facts to the state."""
+        name_width = max(_FEWEST_LETTERS, min(_NAME_WIDTH, self._row_width - _MARK_WIDTH - _SIZE_WIDTH))
+        room = self._row_width - _MARK_WIDTH - name_width - _SIZE_WIDTH - _STATE_WIDTH
+        shown = ""
+        for fact in facts:
+            room -= cell_len(fact) + _GAP
+            shown += " " * _GAP + fact if room >= 0 else ""
+        has_state = self._row_width >= _MARK_WIDTH + name_width + _SIZE_WIDTH + _STATE_WIDTH
+        return Content.assemble(
+            (mark.ljust(_MARK_WIDTH), "$primary bold"),
+            column(name, name_width),
+            Content.styled(f"{short_text.size(size_bytes):>{_SIZE_WIDTH}}{shown}", "$foreground 65%"),
+            Content.styled(" " * _GAP + state[0] if has_state else "", state[1]),
         )
+
+    @property
+    def _row_width(self) -> int:
+        return self._list.scrollable_content_region.width
 
     def _say(self, text: str) -> None:
         self._said = text
@@ -284,11 +295,13 @@ class ModelsScreen(Picker[str]):
         self._say(line("; ".join([said, *freed.get("notes", ())])))
 
 
-def _hit(hit: dict[str, Any]) -> Option:
+def _hit(hit: dict[str, Any], row_width: int) -> Option:
     gated = "  gated" if hit.get("is_gated") else ""
     facts = f"  {short_text.count(hit.get('n_downloads'), widest=9_999):>6} downloads{gated}"
     name = str(hit["repo"])
-    label = Content.assemble("  ", column(name, 44), Content.styled(facts, "$foreground 65%"))
+    label = Content.assemble(" " * _MARK_WIDTH, column(name, min(_HUB_NAME_WIDTH, row_width - _MARK_WIDTH)))
+    if label.cell_length + len(facts) <= row_width:
+        label += Content.styled(facts, "$foreground 65%")
     return Option(label, id=f"{_THERE}hf.co/{name}")
 
 

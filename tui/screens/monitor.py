@@ -15,7 +15,7 @@ from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
 from textual.content import Content
 from textual.screen import Screen
-from textual.widgets import DataTable, Footer, Input, Static
+from textual.widgets import DataTable, Input, Static
 
 from localrun.snapshot import EngineRow, RequestRow, Snapshot
 from localrun.tui.keys import bind
@@ -25,6 +25,7 @@ from localrun.tui.screens.details import RequestScreen, cancel
 from localrun.tui.screens.usage import UsageScreen
 from localrun.tui.session import Session
 from localrun.tui.short_text import line
+from localrun.tui.widgets.footer import KeyLine
 from localrun.tui.widgets.kv_map import KvMap
 from localrun.tui.widgets.rate_graph import RateGraph
 from localrun.tui.widgets.tables import SORTS, BatchTable, EngineTable, RequestTable
@@ -83,7 +84,7 @@ class MonitorScreen(Screen[None]):
         yield self._detail
         yield self._batches
         yield self._engines
-        yield Footer(show_command_palette=False)
+        yield KeyLine()
 
     def on_mount(self) -> None:
         self._session.snapshots.subscribe(self, self._on_snapshot)

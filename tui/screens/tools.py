@@ -53,7 +53,7 @@ class ToolsScreen(Dialog[None]):
     def compose(self) -> ComposeResult:
         with Vertical() as box:
             box.border_title = "Tools of this chat"
-            box.border_subtitle = f"Enter on/off · {self._session.key('tools.forget')} forget what was allowed · Esc"
+            self.hint(box, "Enter on/off", f"{self._session.key('tools.forget')} forget what was allowed", "Esc")
             yield self._list
             yield self._note
 

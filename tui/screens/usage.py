@@ -46,7 +46,7 @@ class UsageScreen(Dialog[None]):
     def compose(self) -> ComposeResult:
         with VerticalScroll() as box:
             by, days = (self._session.key(f"usage.{what}") for what in ("by", "days"))
-            box.border_subtitle = Content(f"{by} key, day or model · {days} days · Esc closes")
+            self.hint(box, f"{by} key, day or model", f"{days} days", "Esc closes")
             yield self._text
 
     def on_mount(self) -> None:

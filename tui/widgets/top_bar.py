@@ -12,6 +12,7 @@ from localrun.tui.session import Session
 from localrun.tui.short_text import fit, line
 
 _TABS = (("chat", "F1 Chat"), ("monitor", "F2 Monitor"), ("models", "F3 Models"), ("logs", "F4 Logs"))
+_SHORTEST_NAME = 8
 
 
 class TopBar(Static):
@@ -38,20 +39,28 @@ class TopBar(Static):
         self.connected = trouble is None
 
     def render(self) -> Content:
-        parts: list[Content] = [Content.styled(" localrun ", "$primary bold")]
-        for mode, label in _TABS:
-            style = "bold $foreground on $panel" if mode == self._here else "$foreground 70%"
-            click = f"app.show('{mode}')"
-            parts.append(Content.from_markup(f"[@click={click}] $label [/]", label=label).stylize(style))
-            parts.append(Content(" "))
-        left = Content("").join(parts)
         away = "○ not connected" if self._session.machine else "○ no daemon"
         state = ("●", "$success") if self.connected else (away, "$error")
-        room = self.size.width - left.cell_length - len(state[0]) - 4
-        name = fit(_short_name(self.model), max(8, room))
+        brand = Content.styled(" localrun ", "$primary bold")
+        # Where there is no room, this program's name goes first, then those of the places where one is not.
+        for left in (brand + self._tabs(), self._tabs(), self._tabs(is_short=True)):
+            room = self.size.width - left.cell_length - len(state[0]) - 4
+            if room >= _SHORTEST_NAME:
+                break
+        name = fit(_short_name(self.model), max(0, room))
         right = Content.assemble(Content.styled(name, "$foreground"), " ", Content.styled(*state), " ")
         fill = max(1, self.size.width - left.cell_length - cell_len(right.plain))
         return Content.assemble(left, " " * fill, right)
+
+    def _tabs(self, *, is_short: bool = False) -> Content:
+        parts: list[Content] = []
+        for mode, label in _TABS:
+            style = "bold $foreground on $panel" if mode == self._here else "$foreground 70%"
+            shown = label.split()[0] if is_short and mode != self._here else label
+            click = f"app.show('{mode}')"
+            parts.append(Content.from_markup(f"[@click={click}] $label [/]", label=shown).stylize(style))
+            parts.append(Content(" "))
+        return Content("").join(parts)
 
 
 def _short_name(model: str) -> str:

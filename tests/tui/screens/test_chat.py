@@ -279,6 +279,32 @@ async def test_escape_sequences_of_the_model_do_not_reach_the_terminal(desk: Any
         await desk.see(pilot, "red �[31mtext�[2J")
 
 
+async def test_ctrl_k_deletes_to_the_end_of_the_line_and_leaves_the_other_chat_alone(desk: Any) -> None:
+    async with desk.open(SIZE) as pilot:
+        await pilot.press("f5")
+        marked = desk.app.screen.view
+        await pilot.press(*"one two", *["left"] * 4, "ctrl+k")
+        assert (_prompt(desk), desk.app.screen.view) == ("one", marked)
+        await pilot.press("ctrl+p")
+        assert desk.app.screen.view is not marked
+
+
+@pytest.mark.parametrize("size", [(40, 20), (80, 24)])
+async def test_a_notice_covers_nothing(desk: Any, size: tuple[int, int]) -> None:
+    async with desk.open(size) as pilot:
+        await pilot.press(*"one", "enter")
+        desk.daemon.say("\n\n".join(f"paragraph {number}" for number in range(40)))
+        desk.daemon.end_answer()
+        await desk.see(pilot, "87 tokens")
+        await pilot.press("ctrl+y")
+        await desk.see(pilot, "Copied 548 characters.")
+        lines = [text.strip(" │▌▁▂▃▄▅▆▇█") for text in desk.seen(desk.app).split("\n")]
+        shown = [text for text in lines if text.startswith("paragraph")]
+        assert shown == [f"paragraph {number}" for number in range(40)][-len(shown) :]
+        notice = lines.index("Copied 548 characters.")
+        assert lines.index("87 tokens · 100 tok/s") < notice < lines.index("Ask something, or / for commands")
+
+
 async def test_a_long_answer_sticks_to_the_bottom_until_one_scrolls_up(desk: Any) -> None:
     async with desk.open(SIZE) as pilot:
         await pilot.press(*"one", "enter")

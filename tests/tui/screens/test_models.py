@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from pathlib import Path
 from typing import Any
 
+import pytest
 from msgspec.structs import replace
 
 from localrun.errors import DiskFull
@@ -36,6 +38,22 @@ async def test_choosing_a_model_switches_the_chat_and_keeps_the_other_conversati
         await desk.see(pilot, "Enter chooses")
         await pilot.press(*"tiny", "enter")
         await desk.see(pilot, "said by tiny")
+
+
+@pytest.mark.parametrize("width", [40, 60])
+async def test_a_narrow_window_has_the_sizes_of_all_models(desk: Any, width: int) -> None:
+    async with desk.open((width, 24)) as pilot:
+        desk.daemon.publish()
+        await pilot.press("f3")
+        await desk.see(pilot, "big:70b")
+        for name, size in (
+            ("tiny", "5.4 MB"),
+            ("qwen3:0.6b", "640 MB"),
+            ("qwen3:4b", "2.5 GB"),
+            ("big:70b", "40.0 GB"),
+        ):
+            assert re.search(rf"│   {re.escape(name)} +{size} |│ › {name} +{size} ", desk.seen(desk.app)), name
+        assert "…" not in desk.seen(desk.app)
 
 
 async def test_each_model_has_one_line_in_80_columns(desk: Any) -> None:
