@@ -78,7 +78,7 @@ def base_of(store: Store, text: str, folder: Path | None) -> Base:
         return base_of_blob(store, digest[1], text)
     path = path_of(text, folder)
     if path is not None:
-        return _base_of_path(store, _one_file(path), text)
+        return _base_of_path(store, _one_file(path))
     model = store.resolve(text)
     return Base(model.name, naming.described(model), model.header, model.path)
 
@@ -324,14 +324,14 @@ def _one_file(path: Path) -> Path:
     raise BadRequest(f"{path} has no GGUF file; {_CONVERT}", field="from")
 
 
-def _base_of_path(store: Store, path: Path, text: str) -> Base:
+def _base_of_path(store: Store, path: Path) -> Base:
     if not path.is_file():
         raise NotFound(f"there is no file {path}", field="from")
     file = store.sound_file(path)
     files = naming.files_in_place(file.header, store.projector_for(path, file.header))
     source = Source(kind="file", file=str(path))
     said = Manifest(name=path.stem, files=files, created_at=file.modified_at, source=source)
-    return Base(text, said, file.header, path)
+    return Base(str(path), said, file.header, path)
 
 
 def _source(base: Base) -> Source:

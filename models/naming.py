@@ -224,12 +224,12 @@ def _is_in_doubt(store: Store, survey: manifest.Survey) -> bool:
 
 def _why_kept(file: StoredFile, user: str | None, *, is_in_doubt: bool) -> str:
     """Empty when nothing speaks for keeping it."""
-    if file.place is Place.FILE:
-        return "it lies outside localrun's own files; delete it as you would any other file"
     if file.place is Place.BUILT_IN:
         return "it is built in"
     if user is not None:
         return f"'{user}' uses it"
+    if file.place is Place.FILE:
+        return "it lies outside localrun's own files; delete it as you would any other file"
     if file.adopted:
         return "it was in the Hugging Face cache before, for other programs"
     if is_in_doubt:

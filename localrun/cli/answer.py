@@ -54,19 +54,22 @@ async def receive(pieces: AsyncGenerator[ChatPiece, None], answer: Answer) -> No
     await _receive(pieces, answer, StreamMeter(time.monotonic()), show=False)
 
 
-async def show(pieces: AsyncGenerator[ChatPiece, None], answer: Answer, stats: Stats, client: Client) -> None:
+async def show(
+    pieces: AsyncGenerator[ChatPiece, None], answer: Answer, stats: Stats, client: Client, *, wraps: bool = True
+) -> None:
     """Fill `answer` and write its text to stdout as it comes, then a line feed and the `stats`.
 
-    On a terminal a status line with tokens/s, which `client` is asked for, is shown meanwhile, unless `stats` is quiet.
-    Raises what the stream raises; when interrupted, the text so far stays in `answer`, and the terminal is as it was.
+    On a terminal words are wrapped, unless `wraps` is false, and a status line with tokens/s, which `client` is asked
+    for, is shown meanwhile, unless `stats` is quiet or the terminal wraps by itself (see `wrapping.py`). Raises what
+    the stream raises; when interrupted, the text so far stays in `answer`, and the terminal is as it was.
     """
     on_terminal = sys.stdout.isatty()
     meter = StreamMeter(time.monotonic())
-    watched = on_terminal and stats is not Stats.QUIET
+    watched = on_terminal and wraps and stats is not Stats.QUIET
     with StatusLine(sys.stdout) if watched else contextlib.nullcontext() as line:
         ticking = asyncio.create_task(_tick(line, meter, answer, client)) if line is not None else None
         try:
-            await _receive(pieces, answer, meter, show=True)
+            await _receive(pieces, answer, meter, show=True, wraps=wraps)
         finally:
             if ticking is not None:
                 ticking.cancel()
@@ -85,11 +88,13 @@ async def show(pieces: AsyncGenerator[ChatPiece, None], answer: Answer, stats: S
         print(painted(summary(answer.metrics, answer.ttft_s), Look.HEADING))
 
 
-def writing_to(stream: TextIO) -> tuple[Callable[[str], None], Callable[[], None]]:
-    """What writes a piece of an answer, and what writes the rest of it: wrapped at words and harmless on a terminal, as
-    it is elsewhere."""
+def writing_to(stream: TextIO, *, wraps: bool = True) -> tuple[Callable[[str], None], Callable[[], None]]:
+    """What writes a piece of an answer, and what writes the rest of it: harmless and, unless `wraps` is false, wrapped
+    at words on a terminal, as it is elsewhere."""
     if not stream.isatty():
         return lambda text: _written(stream, text), lambda: None
+    if not wraps:
+        return lambda text: _written(stream, visible(text)), lambda: None
     from localrun.cli.wrapping import Wrapping  # not for scripts, which are waiting
 
     wrapping = Wrapping()
@@ -116,9 +121,11 @@ def _written(stream: TextIO, text: str) -> None:
 _PAUSE_S = 0.25
 
 
-async def _receive(pieces: AsyncGenerator[ChatPiece, None], answer: Answer, meter: StreamMeter, *, show: bool) -> None:
+async def _receive(
+    pieces: AsyncGenerator[ChatPiece, None], answer: Answer, meter: StreamMeter, *, show: bool, wraps: bool = True
+) -> None:
     texts: list[str] = []
-    write, end = writing_to(sys.stdout)
+    write, end = writing_to(sys.stdout, wraps=wraps)
     # A word that may go on is held back, but not while nothing comes.
     pause: asyncio.TimerHandle | None = None
     try:

@@ -33,16 +33,20 @@ _ADAPTER_SPARE = ("SOURCE", "ID", "RANK", "MODIFIED", "KIND", "FOR", "SIZE")
 
 
 @click.command("list")
+@click.argument("prefix", required=False, default="", shell_complete=complete_here)
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON array, as in the daemon's /api/tags.")
 @with_settings
-def list_command(as_json: bool, settings: Settings) -> None:
+def list_command(prefix: str, as_json: bool, settings: Settings) -> None:
     """List the models that can be run, and the adapters that can be used with them (as MODEL+ADAPTER).
 
-    SIZE is that of the files; `localrun ps` has the memory that loaded models take. Model files that cannot be used are
-    reported on stderr, with the reason.
+    With PREFIX only those whose names begin with it. SIZE is that of the files; `localrun ps` has the memory that
+    loaded models take. Model files that cannot be used are reported on stderr, with the reason.
     """
     store = ask(ensure_daemon(settings), lambda client: client.store())
-    rows, adapters = store["models"], store.get("adapters", [])
+    rows, adapters = (
+        [row for row in found if row["name"].lower().startswith(prefix.lower())]
+        for found in (store["models"], store.get("adapters", []))
+    )
     if as_json:
         print(json.dumps([*rows, *adapters], indent=2))
         return
@@ -50,7 +54,7 @@ def list_command(as_json: bool, settings: Settings) -> None:
     print(table(_HEADER, [_cells(row, now) for row in rows], spare=_SPARE))
     if adapters:
         print("\n" + table(_ADAPTER_HEADER, [_adapter_cells(row, now) for row in adapters], spare=_ADAPTER_SPARE))
-    for file in store.get("unusable", ()):
+    for file in store.get("unusable", ()) if not prefix else ():
         tell("not usable", f"{file['path']}: {file['problem']}")
 
 
@@ -65,9 +69,16 @@ def _cells(row: dict[str, Any], now: datetime) -> tuple[str, ...]:
         str(details.get("context_length") or "-"),
         ago(datetime.fromisoformat(row["modified_at"]), now),
         row.get("source") or "-",
-        "yes" if row.get("loaded") else "",
+        _loaded(row),
     )
     return tuple(visible(cell) for cell in cells)
+
+
+def _loaded(row: dict[str, Any]) -> str:
+    """A model that has several names runs once, for all of them, under one."""
+    if not row.get("loaded"):
+        return ""
+    return "yes" if row.get("loaded_as") in (None, "", row["name"]) else f"as {row['loaded_as']}"
 
 
 def _adapter_cells(row: dict[str, Any], now: datetime) -> tuple[str, ...]:
@@ -153,9 +164,11 @@ async def _remove(base_url: str, models: tuple[str, ...]) -> None:
     async with Client(base_url) as client:
         for model in models:
             removed = await client.remove(for_daemon(model))
-            print(f"deleted '{visible(model)}', freed {size(removed['freed_bytes'])}")
-            for kept in removed["kept"]:
-                print(wrapped(f"  kept {visible(kept['path'])}: {visible(kept['reason'])}", indent=4))
+            n_bytes, kept = removed["freed_bytes"], removed["kept"]
+            name = visible(model)
+            print(f"deleted the name '{name}'" if kept and not n_bytes else f"deleted '{name}', freed {size(n_bytes)}")
+            for file in kept:
+                print(wrapped(f"  its file {visible(file['path'])} stays: {visible(file['reason'])}", indent=4))
             for note in removed["notes"]:
                 print(wrapped(f"  {visible(note)}", indent=4))
 

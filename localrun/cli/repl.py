@@ -19,6 +19,7 @@ from localrun import attachments, config
 from localrun.attachments import MAX_MEDIA, MAX_MEDIA_BYTES, Attachment, Kind
 from localrun.cli.answer import Answer, Stats, show
 from localrun.cli.cards import model_card, model_parameters
+from localrun.cli.daemon import for_daemon
 from localrun.cli.text import aside, for_stdout, tell, wrapped
 from localrun.cli.tools import TerminalTools, answer_in_rounds
 from localrun.client import ChatPiece, Client
@@ -95,16 +96,54 @@ def parse_options(assignments: Iterable[str]) -> dict[str, Any]:
     return options
 
 
+def format_of(asked: str | None) -> str | dict[str, Any] | None:
+    """`json`, a JSON schema's text, or the file that has it. Raises BadRequest."""
+    if asked is None or asked == "json":
+        return asked
+    text = asked
+    if not asked.lstrip().startswith("{"):
+        try:
+            text = Path(asked).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            why = "it is not UTF-8" if isinstance(error, UnicodeDecodeError) else error.strerror
+            raise BadRequest(f"format: use json, a JSON schema or a file with one; {asked!r}: {why}") from None
+    try:
+        return msgspec.json.decode(text, type=dict[str, Any])
+    except msgspec.DecodeError as error:
+        raise BadRequest(f"format: {asked[:60]!r} is no JSON schema: {error}") from None
+
+
+def think_of(asked: str | None) -> bool | str | None:
+    """Raises BadRequest."""
+    if asked in (None, "low", "medium", "high"):
+        return asked
+    if asked not in ("true", "false"):
+        raise BadRequest(f"think: use true, false, low, medium or high, not {asked[:40]!r}")
+    return asked == "true"
+
+
 HELP = """\
 /set parameter NAME VALUE   set an option, such as temperature or num_predict
 /set system TEXT            set the system message
+/set format json|SCHEMA     json, or a JSON schema: a file or its text
+/set noformat               answer in any form again
+/set think [LEVEL]          true, false, low, medium or high, for models that can think
+/set nothink                do not think
+/set wordwrap               wrap words at the end of a line (the default)
+/set nowordwrap             let the terminal break lines where it likes
+/set history                keep the lines typed from here on for later conversations (the default)
+/set nohistory              do not keep them
 /set verbose                print a table of counts and times after each answer
 /set quiet                  print nothing about speed
 /set brief                  print one line about speed (the default)
 /show info                  information about the model
+/show license               the model's license
+/show modelfile             a Modelfile that creates the same model
 /show parameters            the options set here, and the model's own
 /show system                the system message
 /show template              the model's chat template
+/load NAME                  go on with another model, and a new conversation
+/save NAME                  make a model of this one with the conversation and what is set here
 /tools                      the tools that the model is offered, and what was allowed
 /clear                      forget the conversation
 /bye                        quit (also Ctrl-D)
@@ -113,6 +152,18 @@ MORE_HELP = (
     '""" starts and ends a message of several lines. Ctrl-C stops an answer. The path of a picture or a sound in a '
     "message (terminals write it when a file is dropped on them) sends the file with it."
 )
+
+
+# What is set by a word alone, and what is said then.
+_SWITCHES = {
+    "noformat": "answers have any form",
+    "nothink": "thinking is false",
+    "wordwrap": "words are wrapped",
+    "nowordwrap": "words are not wrapped",
+    "history": "lines are kept for later conversations",
+    "nohistory": "lines are not kept",
+}
+_SETTINGS = ("parameter NAME VALUE", "system TEXT", "format json|SCHEMA", "think [LEVEL]", *_SWITCHES, *Stats)
 
 
 class Question(NamedTuple):
@@ -124,13 +175,15 @@ class Question(NamedTuple):
 
 
 class Session(msgspec.Struct, kw_only=True):
-    """`history` holds the turns so far, without the system message. `more` are other arguments of `Client.chat`."""
+    """`history` holds the turns so far, without the system message. `more` are other arguments of `Client.chat`; words
+    of answers are wrapped if it `wraps`."""
 
     model: str
     system: str = ""
     options: dict[str, Any] = {}
     more: dict[str, Any] = {}
     stats: Stats = Stats.BRIEF
+    wraps: bool = True
     history: list[dict[str, Any]] = []
 
     def messages(self, question: dict[str, Any]) -> list[dict[str, Any]]:
@@ -181,7 +234,26 @@ class Session(msgspec.Struct, kw_only=True):
             if name and text.strip():
                 set_option(self.options, name, text.strip())
                 return f"{name} is {self.options[name]}"
-        raise BadRequest("write /set parameter NAME VALUE, /set system TEXT, /set verbose, /set brief or /set quiet")
+        if what == "format" and rest:
+            self.more["answer_format"] = format_of(rest)
+            return "answers have this form"
+        if what == "think":
+            self.more["think"] = think_of(rest or "true")
+            return f"thinking is {rest or 'true'}"
+        if what in _SWITCHES and not rest:
+            return self._switch(what)
+        raise BadRequest(f"write /set {', /set '.join(_SETTINGS)}; /? says what they do")
+
+    def _switch(self, what: str) -> str:
+        if what == "noformat":
+            self.more["answer_format"] = None
+        elif what == "nothink":
+            self.more["think"] = False
+        elif what in ("wordwrap", "nowordwrap"):
+            self.wraps = what == "wordwrap"
+        else:
+            _keep_lines(what == "history")
+        return _SWITCHES[what]
 
     def clear(self) -> str:
         """Do `/clear`; what to tell the user."""
@@ -249,7 +321,7 @@ def _handle(
         pieces = session.answer(client, messages, offered)
         # The runner cancels the coroutine on Ctrl-C, which closes the stream, and raises only afterwards.
         try:
-            runner.run(show(pieces, answer, session.stats, client))
+            runner.run(show(pieces, answer, session.stats, client, wraps=session.wraps))
         except KeyboardInterrupt:
             answer.tool_calls = []
         return answer
@@ -307,9 +379,40 @@ async def _command(client: Client, session: Session, line: str) -> str:
             return model_parameters(await client.show(session.model), session.options)
         case "/show", "template":
             return for_stdout((await client.show(session.model)).get("template") or "the model has no template")
+        case "/show", ("license" | "modelfile") as what:
+            return for_stdout((await client.show(session.model)).get(what) or f"the model has no {what}")
         case "/show", _:
-            raise BadRequest("write /show info, /show parameters, /show system or /show template")
+            raise BadRequest("write /show info, license, modelfile, parameters, system or template")
+        case "/load", model if model:
+            await client.show(for_daemon(model))
+            session.model = for_daemon(model)
+            return f"{model} answers from now on; {session.clear()}"
+        case "/save", model if model:
+            return await _save(client, session, model)
+        case (("/load" | "/save"), _):
+            raise BadRequest(f"write {name} NAME")
     raise BadRequest(f"unknown command {name}; /? lists the commands")
+
+
+async def _save(client: Client, session: Session, name: str) -> str:
+    """Make a model that goes on from here; what to tell the user. Raises what the daemon refuses."""
+    said = [{"role": turn["role"], "content": turn["content"]} for turn in session.history if _is_text(turn)]
+    body: dict[str, Any] = {"model": name, "from": session.model, "parameters": session.options}
+    if session.system:
+        body["system"] = session.system
+    if said:
+        body["messages"] = [*((await client.show(session.model)).get("messages") or ()), *said]
+    async with contextlib.aclosing(client.create(body)) as statuses:
+        async for _ in statuses:
+            pass
+    n_left_out = len(session.history) - len(said)
+    left_out = f", without the {n_left_out} messages with pictures, sounds or tools" if n_left_out else ""
+    return f"created the model {name}{left_out}; /load {name} goes on with it"
+
+
+def _is_text(turn: dict[str, Any]) -> bool:
+    """Models have no other turns."""
+    return turn["role"] != "tool" and not turn.get("images") and not turn.get("tool_calls")
 
 
 def _read_message() -> str | None:
@@ -332,6 +435,13 @@ def _read_message() -> str | None:
             return None
         except KeyboardInterrupt:
             print("\n(Ctrl-D or /bye quits)")
+
+
+def _keep_lines(is_kept: bool) -> None:
+    with contextlib.suppress(ImportError):
+        import readline
+
+        readline.set_auto_history(is_kept)
 
 
 @contextlib.contextmanager

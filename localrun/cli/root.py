@@ -136,11 +136,16 @@ class _TableGroup(click.Group):
                     formatter.write_dl([(name.ljust(widest), help_line) for name, (_, help_line) in commands.items()])
 
 
-@click.group(cls=_TableGroup, invoke_without_command=True, epilog=f"{epilog('')}\n\n{_EXIT_CODES}")
+@click.group(
+    cls=_TableGroup,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog=f"{epilog('')}\n\n{_EXIT_CODES}",
+)
 @click.option("--host", help="Address of the daemon (LOCALRUN_HOST).")
 @click.option("--port", type=int, help="Port of the daemon (LOCALRUN_PORT).")
 @click.option("--api-key", help="Key for a daemon on another machine (better: LOCALRUN_API_KEY).")
-@click.version_option(__version__, message="localrun %(version)s")
+@click.version_option(__version__, "-v", "--version", message="localrun %(version)s")
 @click.pass_context
 def cli(context: click.Context, host: str | None, port: int | None, api_key: str | None) -> None:
     """Run language models on this machine.

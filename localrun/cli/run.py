@@ -21,7 +21,7 @@ from localrun.cli.answer import Answer, Stats
 from localrun.cli.arguments import complete_here, with_settings
 from localrun.cli.daemon import ask, ensure_daemon, for_daemon
 from localrun.cli.pull import pull_missing
-from localrun.cli.repl import Question, Session, converse, message_of, parse_options
+from localrun.cli.repl import Question, Session, converse, format_of, message_of, parse_options, think_of
 from localrun.cli.text import tell
 from localrun.cli.tools import TerminalTools, answer_in_rounds, terminal_tools
 from localrun.client import Client
@@ -67,6 +67,8 @@ class _Run(click.Command):
     "--think", metavar="[=true|false|low|medium|high]", help="Whether a model that can think does, and how much."
 )
 @click.option("--keepalive", metavar="DURATION", help="How long the model stays loaded: 5m, 1h, -1 for ever.")
+@click.option("--nowordwrap", is_flag=True, help="Do not wrap words; the terminal breaks lines where it likes.")
+@click.option("--hidethinking", is_flag=True, help="Print no thoughts. For Ollama's scripts: they never are.")
 @click.option("--verbose", is_flag=True, help="Print a table of counts, times and rates to stderr.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object with the text and the metrics.")
 @with_settings
@@ -80,6 +82,8 @@ def run_command(
     answer_format: str | None,
     think: str | None,
     keepalive: str | None,
+    nowordwrap: bool,
+    hidethinking: bool,
     verbose: bool,
     as_json: bool,
     settings: Settings,
@@ -99,10 +103,15 @@ def run_command(
     except BadRequest as error:
         raise click.UsageError(error.message) from None
     stats = Stats.VERBOSE if verbose else Stats.BRIEF
-    more: dict[str, Any] = {"answer_format": _format(answer_format), "think": _think(think), "keep_alive": keepalive}
+    try:
+        more: dict[str, Any] = {"answer_format": format_of(answer_format), "think": think_of(think)}
+    except BadRequest as error:
+        raise click.UsageError(f"--{error.message}") from None
+    more["keep_alive"] = keepalive
     if model is not None and _is_prompt(model):
         words, model = (model, *words), None
     session = Session(model=for_daemon(model or ""), system=system, options=options, more=more, stats=stats)
+    session.wraps = not nowordwrap
     if allowed and servers is None:
         raise click.UsageError("--allow-tool needs --tools")
     try:
@@ -120,32 +129,6 @@ def run_command(
     else:
         _choose(settings, session)
         _with_model(settings, session, lambda: converse(partial(ensure_daemon, settings), session, tools))
-
-
-def _format(asked: str | None) -> str | dict[str, Any] | None:
-    """`json`, a JSON schema's text, or the file that has it. Raises click.UsageError."""
-    if asked is None or asked == "json":
-        return asked
-    text = asked
-    if not asked.lstrip().startswith("{"):
-        try:
-            text = Path(asked).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            why = "it is not UTF-8" if isinstance(error, UnicodeDecodeError) else error.strerror
-            raise click.UsageError(f"--format: use json, a JSON schema or a file with one; {asked!r}: {why}") from None
-    try:
-        return msgspec.json.decode(text, type=dict[str, Any])
-    except msgspec.DecodeError as error:
-        raise click.UsageError(f"--format: {asked[:60]!r} is no JSON schema: {error}") from None
-
-
-def _think(asked: str | None) -> bool | str | None:
-    """Raises click.UsageError."""
-    if asked in (None, "low", "medium", "high"):
-        return asked
-    if asked not in ("true", "false"):
-        raise click.UsageError(f"--think: use true, false, low, medium or high, not {asked[:40]!r}")
-    return asked == "true"
 
 
 def _is_prompt(word: str) -> bool:
@@ -242,7 +225,7 @@ def _one_answer(
                 if as_json:
                     runner.run(answers.receive(pieces, answer))
                 else:
-                    runner.run(answers.show(pieces, answer, session.stats, client))
+                    runner.run(answers.show(pieces, answer, session.stats, client, wraps=session.wraps))
                 return answer
 
             answer = answer_in_rounds(

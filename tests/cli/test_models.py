@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 
 from localrun.cli import exits
 from localrun.models.synthesis.synthesize import synthesize
+from tests.cli.conftest import MODEL_ROW
 from tests.daemon import Daemon, running_daemon
 from tests.says import says
 
@@ -28,6 +30,17 @@ def test_list_as_json(localrun, daemon):
     (row,) = json.loads(localrun("list", "--json", port=daemon.port).stdout)
     assert row["name"] == "tiny"
     assert row["size"] == 9_500_000
+
+
+def test_list_of_the_names_that_begin_like_this(localrun, daemon):
+    rows = [MODEL_ROW | {"name": name} for name in ("qwen3:4b", "Qwen3:8b", "tiny")]
+    broken = {"path": "/models/broken.gguf", "problem": "it is cut off"}
+    daemon.answers["/api/tags"] = {"models": rows, "unusable": [broken]}
+    shown = localrun("list", "QWEN", port=daemon.port)
+    assert [line.split()[0] for line in shown.stdout.splitlines()] == ["NAME", "qwen3:4b", "Qwen3:8b"]
+    assert shown.stderr == ""
+    assert "broken.gguf" in localrun("list", port=daemon.port).stderr
+    assert json.loads(localrun("list", "none", "--json", port=daemon.port).stdout) == []
 
 
 def test_card(localrun, daemon):
@@ -136,13 +149,30 @@ def test_create_quantize_copy_and_remove(localrun, running, tmp_path):
     localrun("rm", "again", port=running.port)
     assert localrun("cp", "small", "other", port=running.port).stdout == "copied 'small' to 'other'\n"
     first = localrun("rm", "small", port=running.port).stdout
-    assert "'small'" in first.splitlines()[0]
-    assert "0 B" in first.splitlines()[0]
-    assert "'other'" in first.splitlines()[1], "it says who still uses the file"
+    assert first.splitlines()[0] == "deleted the name 'small'"
+    assert re.fullmatch(r"  its file \S+ stays: 'other' uses it", first.splitlines()[1])
     last = localrun("rm", "other", port=running.port).stdout
     assert "'other'" in last
     assert "4.0 MB" in last
     assert names(running) == ["tiny", "big"]
+
+
+def test_names_of_one_file_of_which_one_is_loaded(localrun, running, tmp_path):
+    synthesize("tiny", "F16", tmp_path / "fox.gguf")
+    assert localrun("create", "one", "--from", "./fox.gguf", port=running.port, cwd=tmp_path).returncode == 0
+    shown = json.loads(localrun("show", "one", "--json", port=running.port).stdout)
+    assert shown["details"]["parent_model"] == str(tmp_path / "fox.gguf")
+    localrun("cp", "one", "two", port=running.port)
+    localrun("run", "one", "hi", port=running.port)
+    lines = [line.split() for line in localrun("list", port=running.port).stdout.splitlines()]
+    assert {line[0]: line[line.index("create") + 1 :] for line in lines if "create" in line} == {
+        "one": ["yes"],
+        "two": ["as", "one"],
+    }
+    file = f"  its file {tmp_path / 'fox.gguf'} stays: "
+    first, last = (localrun("rm", name, port=running.port).stdout.splitlines() for name in ("one", "two"))
+    assert first == ["deleted the name 'one'", f"{file}'two' uses it"]
+    assert last[1] == f"{file}it lies outside localrun's own files; delete it as you would any other file"
 
 
 def test_create_from_a_name(localrun, running):

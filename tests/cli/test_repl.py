@@ -182,6 +182,63 @@ def test_commands(conversation, daemon):
     assert body["messages"] == [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "two"}]
 
 
+def test_what_is_set_for_the_next_answers_and_taken_back(conversation, daemon):
+    for command in ("/set format json", "/set think low", "/set nowordwrap"):
+        conversation.say(command)
+    daemon.words = ["word " * 40]
+    conversation.say("one")
+    assert "word " * 40 in conversation.wait_for("5 tokens")
+    for command in ("/set noformat", "/set nothink", "/set wordwrap"):
+        conversation.say(command)
+    conversation.say("two")
+    assert f"{'word ' * 15}word\r\nword" in conversation.wait_for("5 tokens")
+    first, second = daemon.chats
+    assert (first["format"], first["think"]) == ("json", "low")
+    assert ("format" in second, second["think"]) == (False, False)
+    conversation.say("/set format nowhere.json")
+    conversation.wait_for("use json, a JSON schema or a file with one; 'nowhere.json'")
+    conversation.say("/set loud")
+    conversation.wait_for("write /set parameter NAME VALUE, /set system TEXT")
+
+
+def test_save_makes_a_model_of_the_conversation_and_load_goes_on_with_it(conversation, daemon):
+    daemon.shown = daemon.shown | {"messages": [{"role": "user", "content": "before"}]}
+    for command in ("/set system Be brief.", "/set parameter temperature 0.5", "one"):
+        conversation.say(command)
+    conversation.wait_for("5 tokens")
+    conversation.say("/save mine")
+    conversation.wait_for("created the model mine; /load mine goes on with it")
+    (body,) = [body for path, body in daemon.bodies if path == "/api/create"]
+    said = [("user", "before"), ("user", "one"), ("assistant", "Hello there.")]
+    assert body == {
+        "model": "mine",
+        "from": "tiny",
+        "parameters": {"temperature": 0.5},
+        "system": "Be brief.",
+        "messages": [{"role": role, "content": content} for role, content in said],
+    }
+    conversation.say("/load mine")
+    conversation.wait_for("mine answers from now on; the conversation was cleared")
+    conversation.say("two")
+    conversation.wait_for("5 tokens")
+    assert (daemon.chats[-1]["model"], daemon.chats[-1]["messages"][1:]) == ("mine", [TWO])
+    conversation.say("/load missing")
+    conversation.wait_for("model 'missing' not found")
+    conversation.say("/save")
+    conversation.wait_for("write /save NAME")
+
+
+def test_lines_are_not_kept_after_nohistory(conversation, environment):
+    pytest.importorskip("readline")
+    for line in ("remember", "/set nohistory", "forget"):
+        conversation.say(line)
+    conversation.say("/bye")
+    assert conversation.process.wait(TIMEOUT_S) == 0
+    lines = (Path(environment["LOCALRUN_HOME"]) / "state" / "history").read_text()
+    assert "remember" in lines
+    assert "forget" not in lines
+
+
 def test_help_in_a_narrow_terminal_has_whole_words(environment, daemon):
     conversation = Conversation(environment, daemon.port, n_columns=60)
     try:

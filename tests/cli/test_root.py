@@ -194,3 +194,9 @@ def test_the_words_of_others_are_understood(localrun, typed, meant):
 def test_help_is_a_word_as_well(localrun):
     assert localrun("help").stdout.strip() == localrun("--help").stdout.strip()
     assert localrun("help", "ps").stdout == localrun("ps", "--help").stdout
+
+
+def test_short_names_of_help_and_version_are_as_in_ollama(localrun):
+    assert localrun("-h").stdout == localrun("--help").stdout
+    assert localrun("list", "-h").stdout == localrun("list", "--help").stdout
+    assert localrun("-v").stdout == localrun("--version").stdout

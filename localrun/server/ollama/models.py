@@ -62,7 +62,8 @@ class Details(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TagRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One model that is here; with `tier` a name that stands for two, told of as the large one."""
+    """One model that is here; with `tier` a name that stands for two, told of as the large one. `loaded_as` is the name
+    that it has in `/api/ps`: one that has several names runs once."""
 
     name: str
     model: str
@@ -73,6 +74,7 @@ class TagRow(msgspec.Struct, frozen=True, kw_only=True):
     capabilities: tuple[str, ...]
     source: str
     loaded: bool
+    loaded_as: str = ""
     tier: dict[str, Any] | UnsetType = UNSET
 
 
@@ -150,7 +152,11 @@ async def tags(runtime: Runtime, exchange: Exchange) -> None:
     """GET /api/tags."""
     # By their files: a model that has several names runs once.
     residents = [resident for resident in runtime.supervisor.residents() if resident.is_loaded]
-    loaded = {(resident.key, resident.model.parts) for resident in residents}
+    sees = exchange.visitor.sees_model
+    loaded = {
+        (resident.key, resident.model.parts): resident.model.name if sees(resident.model.name) else ""
+        for resident in residents
+    }
     found = await asyncio.to_thread(_tags, runtime, loaded)
     visitor = exchange.visitor
     found = msgspec.structs.replace(
@@ -169,7 +175,7 @@ async def ps(runtime: Runtime, exchange: Exchange) -> None:
     await exchange.answer_facts(Ps(models=await asyncio.to_thread(_ps_rows, runtime.store, engines)))
 
 
-def _tags(runtime: Runtime, loaded: set[Files]) -> Tags:
+def _tags(runtime: Runtime, loaded: dict[Files, str]) -> Tags:
     """In a thread: reads the folders, and new headers. What cannot be used comes with the reason."""
     rows, named, unusable = list[TagRow](), list[AdapterTag](), list[UnusableFile]()
     for found in runtime.store.survey():
@@ -181,7 +187,8 @@ def _tags(runtime: Runtime, loaded: set[Files]) -> Tags:
             unusable.append(UnusableFile(path=str(found.path), problem=found.problem))
             continue
         with suppress(BadModelFile):
-            rows.append(_tags_row(found, is_loaded=bool(loaded) and _files(runtime, found) in loaded))
+            files = _files(runtime, found) if loaded else None
+            rows.append(_tags_row(found, is_loaded=files in loaded, loaded_as=loaded.get(files, "")))
     for tier in runtime.settings.tiers:
         try:
             rows.append(_tier_row(runtime, tier))
@@ -215,7 +222,7 @@ def _ps_rows(store: Store, engines: list[EngineRow]) -> list[PsRow]:
     return rows
 
 
-def _tags_row(model: Model, *, is_loaded: bool) -> TagRow:
+def _tags_row(model: Model, *, is_loaded: bool, loaded_as: str = "") -> TagRow:
     return TagRow(
         name=model.name,
         model=model.name,
@@ -226,6 +233,7 @@ def _tags_row(model: Model, *, is_loaded: bool) -> TagRow:
         capabilities=capabilities(model),
         source=_source(model),
         loaded=is_loaded,
+        loaded_as=loaded_as,
     )
 
 
