@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from localrun.cli.text import Look, one_line, painted, size, table, visible, wrapped
+from localrun.cli.text import Look, one_line, painted, size, table, terminal_columns, visible, wrapped
 
 MAX_LICENSE_LINES = 3
 _NAME_CHARACTERS = 20
+# For a value beside its name.
+_LEAST_ROOM = 24
 _DEVICES = ("DEVICE", "LAYERS", "WEIGHTS", "KV CACHE", "COMPUTE", "OTHER", "TOTAL", "USABLE", "FREE")
 _SPARE = ("COMPUTE", "OTHER", "KV CACHE", "WEIGHTS", "LAYERS", "FREE")
 # A line, or a name and what it has.
@@ -16,9 +18,9 @@ _Row = str | tuple[str, object]
 _SIZES = ("weights_bytes", "kv_bytes", "compute_bytes", "other_bytes", "total_bytes", "usable_bytes", "free_bytes")
 
 
-def model_card(shown: dict[str, Any], *, total_bytes: int = 0) -> str:
+def model_card(shown: dict[str, Any], *, fit: Mapping[str, Any] | None = None) -> str:
     """Blocks of name and value: model, capabilities, projector, tensors by type, memory by context, parameters, system,
-    messages, license. Empty ones are left out. `total_bytes` is what it takes as it would be loaded here."""
+    messages, license. Empty ones are left out. `fit` says how it would be loaded here."""
     details = shown.get("details") or {}
     info = shown.get("model_info") or {}
     architecture = info.get("general.architecture") or details.get("family") or ""
@@ -38,7 +40,7 @@ def model_card(shown: dict[str, Any], *, total_bytes: int = 0) -> str:
     blocks.append(_block("Capabilities", shown.get("capabilities") or []))
     blocks.append(_block("Projector", _projector(projector, more.get("no_projector") or "")))
     blocks.append(_block("Tensors", _tensors(more.get("tensor_types") or [])))
-    blocks.append(_block("Memory", _memory(more.get("memory") or [], total_bytes)))
+    blocks.append(_block("Memory", _memory(more.get("memory") or [], fit or {})))
     no_adapters = [f"none: {more['no_adapters']}"] if more.get("no_adapters") else []
     blocks.append(_block("Adapters", [*(more.get("adapters") or []), *no_adapters]))
     load = more.get("load") or {}
@@ -113,17 +115,26 @@ def _projector(projector: dict[str, Any], problem: str) -> list[_Row]:
     return [("takes", ", ".join(projector["takes"])), ("type", kind), ("file", projector["path"])]
 
 
-def _memory(rows: list[dict[str, Any]], total_bytes: int) -> list[_Row]:
+def _memory(rows: list[dict[str, Any]], fit: Mapping[str, Any]) -> list[_Row]:
     """What it takes as it would be loaded here, and below what one request that uses a whole context would."""
-    shown: list[_Row] = [("as loaded here", f"{size(total_bytes)} (--fit says of what)")] if total_bytes else []
-    return shown + [
-        (
-            f"one request, {row['context']:,} tokens",
-            f"{size(row['total'])} (weights {size(row['weights'])}, KV cache {size(row['kv_cache'])}, "
-            f"the rest {size(row['total'] - row['weights'] - row['kv_cache'])})",
+    shown: list[_Row] = []
+    if fit:
+        weights_bytes, kv_bytes = (
+            sum(device[f"{part}_bytes"] for device in fit["devices"]) for part in ("weights", "kv")
         )
+        parts = _parts(fit["total_bytes"], weights_bytes, kv_bytes)
+        shown.append(("needed when loaded", f"{parts}; --fit says more"))
+    return shown + [
+        (f"one request, {row['context']:,} tokens", _parts(row["total"], row["weights"], row["kv_cache"]))
         for row in rows
     ]
+
+
+def _parts(total_bytes: int, weights_bytes: int, kv_bytes: int) -> str:
+    rest_bytes = total_bytes - weights_bytes - kv_bytes
+    return (
+        f"{size(total_bytes)} (weights {size(weights_bytes)}, KV cache {size(kv_bytes)}, the rest {size(rest_bytes)})"
+    )
 
 
 def _first_line(text: str) -> str:
@@ -140,12 +151,19 @@ def _block(title: str, rows: Iterable[_Row]) -> str:
     width = max((len(row[0]) + 2 for row in rows if isinstance(row, tuple)), default=0)
     width = max(width, _NAME_CHARACTERS)
     lines = [
-        wrapped(f"  {visible(row)}", indent=4)
-        if isinstance(row, str)
-        else wrapped(f"  {visible(row[0]):<{width}}{visible(str(row[1]))}", indent=width + 2)
+        wrapped(f"  {visible(row)}", indent=4) if isinstance(row, str) else _pair(row[0], str(row[1]), width)
         for row in rows
     ]
     return "\n".join((painted(title, Look.HEADING), *lines)) if lines else ""
+
+
+def _pair(name: str, value: str, width: int) -> str:
+    """The value beside its name or, where a terminal has no room for it there, below."""
+    name, value = visible(name), visible(value)
+    room = terminal_columns() - width - 3
+    if terminal_columns() and len(value) > room and (room < _LEAST_ROOM or max(map(len, value.split())) > room):
+        return f"  {name}\n{wrapped(f'    {value}', indent=4)}"
+    return wrapped(f"  {name:<{width}}{value}", indent=width + 2)
 
 
 def fit_card(fit: dict[str, Any]) -> str:

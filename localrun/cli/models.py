@@ -128,15 +128,15 @@ def show_command(
         print(for_stdout(shown.get("template" if template else "modelfile") or ""), end="\n" if template else "")
     else:
         is_adapter = "kind" in (shown.get("localrun") or {})
-        print(adapter_card(shown) if is_adapter else model_card(shown, total_bytes=_total_bytes(settings, name)))
+        print(adapter_card(shown) if is_adapter else model_card(shown, fit=_fit(settings, name)))
 
 
-def _total_bytes(settings: Settings, name: str) -> int:
-    """What it would take as it would be loaded here; 0 if that cannot be told."""
+def _fit(settings: Settings, name: str) -> dict[str, Any]:
+    """How it would be loaded here; empty if that cannot be told."""
     try:
-        return int(ask(base_url(settings), lambda client: client.fit(name, ""))["total_bytes"])
+        return ask(base_url(settings), lambda client: client.fit(name, ""))
     except LocalrunError:
-        return 0
+        return {}
 
 
 @click.command("cp")

@@ -31,9 +31,12 @@ from localrun.snapshot import EngineRow, LogLine, RequestRow, Snapshot
 
 END_TIMEOUT_S = 60.0
 _ENGINES = (
-    *("NAME", "PID", "STATE", "SIZE", "SLOTS", "KV CELLS", "CONTEXT", "LOADED WITH", "BACKEND", "LAYERS", "UNLOADS IN"),
+    *("NAME", "PID", "STATE", "WEIGHTS+KV", "IN RAM", "SLOTS", "KV CELLS", "CONTEXT", "LOADED WITH", "BACKEND"),
+    *("LAYERS", "UNLOADS IN"),
 )
-_SPARE = ("LOADED WITH", "BACKEND", "PID", "LAYERS", "KV CELLS", "SLOTS", "CONTEXT", "UNLOADS IN", "SIZE")
+_SPARE = (
+    *("LOADED WITH", "BACKEND", "PID", "LAYERS", "KV CELLS", "SLOTS", "IN RAM", "CONTEXT", "UNLOADS IN", "WEIGHTS+KV"),
+)
 _SPARE_OF_REQUESTS = ("DRAFTS", "CACHED", "ROUTE", "AGE", "PROMPT", "CLIENT", "OUTPUT", "TTFT")
 _REQUESTS = ("STATE", "CLIENT", "ROUTE", "MODEL", "PROMPT", "CACHED", "OUTPUT", "DRAFTS", "TOK/S", "TTFT", "AGE")
 
@@ -44,7 +47,9 @@ _REQUESTS = ("STATE", "CLIENT", "ROUTE", "MODEL", "PROMPT", "CACHED", "OUTPUT", 
 def ps_command(as_json: bool, settings: Settings) -> None:
     """List the loaded models.
 
-    SIZE is the memory that a model takes, with the room for its context; that of its files is in `localrun list`.
+    WEIGHTS+KV is the memory of a model's weights and of the room for its context. IN RAM is what its process holds of
+    main memory at the moment, as in the monitor; what was never used does not count, nor what lies on a GPU. `localrun
+    show MODEL` has what it needs in all, and `localrun list` the size of the files.
     """
     if as_json:
         print_json(ask(require_daemon(settings), lambda client: client.snapshot()).engines)
@@ -73,7 +78,8 @@ def _engine_cells(engine: EngineRow) -> tuple[str, ...]:
         short_path(engine.model),
         "-" if engine.pid is None else str(engine.pid),
         "preparing the device" if engine.is_preparing else engine.state,
-        size(engine.size_bytes),
+        "-" if engine.state == "loading" else size(engine.size_bytes),
+        "-" if engine.rss_bytes is None else size(engine.rss_bytes),
         f"{engine.slots_busy}/{engine.slots}",
         f"{engine.kv_cells_used}/{engine.kv_cells}",
         str(engine.n_ctx),

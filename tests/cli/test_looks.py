@@ -91,5 +91,15 @@ def test_names_and_values_of_a_model_stay_apart(localrun, daemon):
     assert "  rope_frequency_scale  0.2\n  num_ctx               4096\n" in shown
     assert shown.count(path) == 1
     as_loaded, request = shown.partition("Memory\n")[2].splitlines()[:2]
-    assert as_loaded.startswith("  as loaded here             250 MB")
+    assert as_loaded.startswith("  needed when loaded         250 MB (weights 16 MB, KV cache 168 MB, the rest 66 MB)")
     assert request.startswith("  one request, 4,096 tokens  300 MB (weights 200 MB")
+
+
+def test_a_narrow_terminal_has_long_values_below_their_names(on_terminal, daemon):
+    memory = {"context": 4096, "total": 300_000_000, "weights": 200_000_000, "kv_cache": 50_000_000}
+    daemon.shown = SHOWN | {"localrun": {"path": "/models/chat/tiny.gguf", "memory": [memory]}}
+    shown = on_terminal("show", "tiny", n_columns=40, TERM="dumb")
+    assert "  file\n    /models/chat/tiny.gguf\n" in shown
+    wanted = "  one request, 4,096 tokens\n    300 MB (weights 200 MB, KV cache 50\n    MB, the rest 50 MB)\n"
+    assert wanted in shown
+    assert max(map(len, shown.splitlines())) < 40

@@ -27,6 +27,10 @@ PATIENCE_S = 60.0
 pytestmark = pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is not installed")
 
 
+# The size of a terminal is its own, not what pytest's environment says of another one.
+_UNSET = ("-u", "COLUMNS", "-u", "LINES")
+
+
 class Terminal:
     """A pane of a tmux server of its own, in which a command runs."""
 
@@ -34,7 +38,9 @@ class Terminal:
         self._socket = str(folder / f"tmux-{uuid.uuid4().hex[:8]}")
         width, height = map(str, size)
         settings = [f"{name}={value}" for name, value in environment.items()]
-        self._tmux("-f", "/dev/null", "new-session", "-d", "-x", width, "-y", height, "env", *settings, *command)
+        self._tmux(
+            "-f", "/dev/null", "new-session", "-d", "-x", width, "-y", height, "env", *_UNSET, *settings, *command
+        )
         self._tmux("set-option", "-g", "remain-on-exit", "on")
 
     def _tmux(self, *arguments: str) -> str:
@@ -110,6 +116,22 @@ def test_a_signal_leaves_the_terminal_as_it_was(daemon: Daemon, tmp_path: Path, 
         assert terminal.told("#{alternate_on},#{mouse_any_flag}") == "0,0"
     finally:
         terminal.close()
+
+
+@pytest.mark.parametrize("number", [None, signal.SIGHUP])
+def test_a_draft_is_there_at_the_next_start(daemon: Daemon, tmp_path: Path, number: signal.Signals | None) -> None:
+    with contextlib.closing(_terminal(daemon, tmp_path)) as first:
+        first.see("Enter asks")
+        first.type("half a question")
+        first.see("half a question")
+        if number is None:
+            first.press("C-q")
+        else:
+            os.kill(int(first.told("#{pane_pid}")), number)
+        first.see_it_end()
+    with contextlib.closing(_terminal(daemon, tmp_path, size=(40, 20))) as second:
+        second.see("half a question")
+        second.see("^g Help")
 
 
 def test_ask_look_at_the_monitor_resize_and_leave(daemon: Daemon, tmp_path: Path) -> None:

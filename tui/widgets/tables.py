@@ -160,7 +160,7 @@ class EngineTable(LiveTable):
         Column("kv", "KV cells", 11),
         Column("step", "step", 6),
         Column("target", "target", 6, from_width=100),
-        Column("rss", "memory", 8),
+        Column("rss", "in RAM", 8),
         Column("expires", "expires", 7, gap=1),
     )
 
