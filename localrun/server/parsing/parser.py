@@ -35,6 +35,7 @@ class Reading:
 
     `schemas` are the parameters of the tools that may be called, by name. More than `most_calls` are
     left out: the client has said that it takes no more. A reply that `must_call` has no content of its own.
+    `is_silent` until there is more content than white space, and again after a call.
     """
 
     def __init__(
@@ -53,11 +54,13 @@ class Reading:
         self._must_call = must_call
         self.n_calls = 0
         self.n_contents = 0
+        self.is_silent = True
         self._ready: list[Piece] = []
 
     def content(self, text: str) -> None:
         if text and not (self.is_cut and self._must_call):  # what the limit left of a call, or of its mark
             self.n_contents += 1
+            self.is_silent = self.is_silent and text.isspace()
             last = self._ready[-1] if self._ready else None
             if isinstance(last, Content):
                 self._ready[-1] = Content(last.text + text)
@@ -139,79 +142,131 @@ MAX_MALFORMED_CALLS = 64
 CallReader = Callable[[Reading], Read[None]]
 
 
+# A longer control token is no tokenizer's, and patterns nest as deep as texts are long.
+MAX_TOKEN_CHARS = 128
+
+
+@dataclass(frozen=True)
+class ThinkingTags:
+    """Thinking stands between `opening` and `closing`."""
+
+    opening: str
+    closing: str
+
+    def is_open(self, prompt_end: str) -> bool:
+        """Whether a prompt that ends so leaves thinking open."""
+        return prompt_end.rstrip().endswith(self.opening)
+
+    def is_closed(self, prompt_end: str) -> bool:
+        """Whether a prompt that ends so says that there was enough thinking."""
+        return prompt_end.rstrip().endswith(self.closing)
+
+
 @dataclass(frozen=True)
 class Layout:
-    """`thinking` are (opening, closing) tags. `calls` are the readers by opening mark. `unmarked` are readers by the
-    first character of content that is nothing but calls. `dropped` marks say nothing to a reader: they are left out.
-    The calls of `ends_thinking` may come in the middle of it."""
+    """`calls` are the readers by opening mark. `unmarked` are readers by the first character of content that is nothing
+    but calls. `dropped` marks say nothing to a reader: they are left out. The calls of `ends_thinking` may come in the
+    middle of it.
 
-    thinking: tuple[tuple[str, str], ...] = ()
+    The `tags` count where thinking may stand: before any content, and right behind a call. Within content they are
+    text, because answers are also about them; those that are or have control tokens (`has_control_tags`) count at the
+    beginning of a line as well."""
+
+    tags: ThinkingTags | None = None
+    has_control_tags: bool = False
     calls: dict[str, CallReader] = field(default_factory=dict)
     unmarked: tuple[tuple[str, CallReader], ...] = ()
     dropped: frozenset[str] = frozenset()
     ends_thinking: frozenset[str] = frozenset()
 
     @cached_property
-    def closing(self) -> dict[str, str]:
-        return dict(self.thinking)
+    def tag_marks(self) -> frozenset[str]:
+        return frozenset() if self.tags is None else frozenset((self.tags.opening, self.tags.closing))
 
     @cached_property
     def glued(self) -> frozenset[str]:
         """The marks to which white space before them belongs."""
-        return frozenset((*self.closing, *self.closing.values(), *self.calls))
+        return self.tag_marks | frozenset(self.calls)
+
+    def content_marks(self, *, with_tags: bool, with_calls: bool) -> MarkSet:
+        """What may end content, or is left out of it."""
+        with_tags = with_tags or self.has_control_tags
+        known = self._content_marks.get((with_tags, with_calls))
+        if known is None:
+            tags = self.tag_marks if with_tags else frozenset()
+            calls = frozenset(self.calls) if with_calls else frozenset()
+            known = self._content_marks[with_tags, with_calls] = mark_set((self.dropped - self.tag_marks) | tags | calls)
+        return known
 
     @cached_property
-    def content_marks(self) -> MarkSet:
-        return mark_set(self.glued | self.dropped)
+    def _content_marks(self) -> dict[tuple[bool, bool], MarkSet]:
+        return {}
 
     @cached_property
-    def content_marks_without_calls(self) -> MarkSet:
-        return mark_set((self.glued | self.dropped) - frozenset(self.calls))
-
-    def thinking_marks(self, closing: str) -> MarkSet:
+    def thinking_marks(self) -> MarkSet:
         """What may end thinking, or is left out of it."""
+        closing = "" if self.tags is None else self.tags.closing
         return mark_set(self.dropped | {closing} | self.ends_thinking)
 
 
-def read_reply(reply: Reading, layout: Layout, *, opened: str | None) -> Read[None]:
-    """Reads until the end. `opened` is the thinking tag that the prompt ended with."""
+def read_reply(reply: Reading, layout: Layout, *, is_thinking: bool) -> Read[None]:
+    """Reads until the end. `is_thinking` says that the prompt has opened the thinking."""
     source = reply.source
     n_malformed = 0
     mark: str | None = None
-    if opened is not None:
-        mark = yield from _thinking(reply, layout, layout.closing[opened])
+    if is_thinking and layout.tags is not None:
+        mark = yield from _thinking(reply, layout, layout.tags)
     at_start = True
     while True:
         if at_start and mark is None and (yield from _unmarked(reply, layout)):
             at_start = False
         if mark is None:
-            marks = layout.content_marks if n_malformed < MAX_MALFORMED_CALLS else layout.content_marks_without_calls
+            marks = layout.content_marks(with_tags=reply.is_silent, with_calls=n_malformed < MAX_MALFORMED_CALLS)
             seen_before = reply.n_contents
             mark = yield from source.stream_until(marks, reply.content, glued=layout.glued)
             at_start = at_start and reply.n_contents == seen_before
         if mark is None:
             return
-        if mark in layout.closing:
-            mark = yield from _thinking(reply, layout, layout.closing[mark])
+        if layout.tags is not None and mark in layout.tag_marks:
+            mark = yield from _tag(reply, layout, layout.tags, mark)
         elif mark in layout.calls:
             is_call = yield from _calls(reply, layout.calls[mark])
             n_malformed += not is_call
             at_start = at_start and is_call
+            reply.is_silent = reply.is_silent or is_call
             mark = None
         else:
             mark = None
 
 
-def _thinking(reply: Reading, layout: Layout, closing: str) -> Read[str | None]:
+def _tag(reply: Reading, layout: Layout, tags: ThinkingTags, mark: str) -> Read[str | None]:
+    """What a tag begins, which is taken but not committed; the opening mark of a call that ended it, if one did."""
+    source = reply.source
+    space = source.text[: source.at - len(mark)]
+    if not reply.is_silent and not (layout.has_control_tags and "\n" in space):
+        reply.content(source.text[: source.at])
+        source.commit()
+        return None
+    if mark == tags.opening:
+        return (yield from _thinking(reply, layout, tags))
+    if reply.is_silent:
+        yield from source.skip_space()
+    else:
+        reply.content(space)
+    return None
+
+
+def _thinking(reply: Reading, layout: Layout, tags: ThinkingTags) -> Read[str | None]:
     """Thinking up to its end; the opening mark of a call that ended it, if one did."""
     source = reply.source
-    marks = layout.thinking_marks(closing)
     yield from source.skip_space()
+    while (yield from source.take(tags.opening)):  # a model repeats what the prompt has opened
+        yield from source.skip_space()
     while True:
-        mark = yield from source.stream_until(marks, reply.thinking, glued=layout.glued)
+        mark = yield from source.stream_until(layout.thinking_marks, reply.thinking, glued=layout.glued)
         if mark is None:
             return None
-        if mark == closing:
+        if mark == tags.closing:
             yield from source.skip_space()
             return None
         if mark in layout.calls:
@@ -263,26 +318,6 @@ def _unmarked(reply: Reading, layout: Layout) -> Read[bool]:
                 return True
     source.at = 0
     return False
-
-
-# A longer control token is no tokenizer's, and patterns nest as deep as texts are long.
-MAX_TOKEN_CHARS = 128
-
-
-@dataclass(frozen=True)
-class ThinkingTags:
-    """Thinking stands between `opening` and `closing`."""
-
-    opening: str
-    closing: str
-
-    def is_open(self, prompt_end: str) -> bool:
-        """Whether a prompt that ends so leaves thinking open."""
-        return prompt_end.rstrip().endswith(self.opening)
-
-    def is_closed(self, prompt_end: str) -> bool:
-        """Whether a prompt that ends so says that there was enough thinking."""
-        return prompt_end.rstrip().endswith(self.closing)
 
 
 @dataclass(frozen=True)
@@ -348,24 +383,31 @@ class ParserPlan:
         """Make what the parsers share, which is remembered: with a thousand control tokens it takes 0.1 s, so a thread
         had better do it before the first parser is made."""
         self.parser({}).feed("x")
-        for _, closing in self._layout.thinking:
-            self._layout.thinking_marks(closing)
+        self._layout.content_marks(with_tags=False, with_calls=True)
+        _ = self._layout.thinking_marks
 
     def parser(
-        self, schemas: Mapping[str, Mapping[str, Any]], *, opened: str = "", thinking_open: str | None = None
+        self,
+        schemas: Mapping[str, Mapping[str, Any]],
+        *,
+        opened: str = "",
+        is_thinking: bool = False,
+        has_content: bool = False,
     ) -> ReplyParser:
-        """A parser of one reply. `schemas` are the tools' parameters; `opened` is what the prompt has of the reply, and
-        `thinking_open` the tag that it ends inside of."""
+        """A parser of one reply. `schemas` are the tools' parameters. `opened` is what the prompt has of the reply for
+        the parser to read; `is_thinking` says that the prompt ends inside of thinking, `has_content` inside of
+        content."""
         whole = None if self.call_format is None else self.call_format.whole
 
         def read(reply: Reading) -> Read[None]:
             if whole is not None:
                 return whole(reply, self._shown)
-            return read_reply(reply, self._layout, opened=thinking_open)
+            return read_reply(reply, self._layout, is_thinking=is_thinking)
 
         reply = Reading(
             schemas, streams=self.calls_are_constrained, most_calls=self.most_calls, must_call=self.must_call
         )
+        reply.is_silent = not has_content
         return StreamingParser(reply, read, opened=opened)
 
     @cached_property
@@ -377,11 +419,12 @@ class ParserPlan:
     @cached_property
     def _layout(self) -> Layout:
         calls = {} if self.call_format is None else self.call_format.marks
-        closing = frozenset() if self.tags is None else frozenset((self.tags.closing,))
+        tags = () if self.tags is None else (self.tags.opening, self.tags.closing)
         return Layout(
-            thinking=() if self.tags is None else ((self.tags.opening, self.tags.closing),),
+            tags=self.tags,
+            has_control_tags=any(token in tag for token in self.control_tokens if token for tag in tags),
             calls=calls,
             unmarked=() if self.call_format is None else self.call_format.unmarked,
-            dropped=self._shown | self.answer_marks | closing,
+            dropped=self._shown | self.answer_marks,
             ends_thinking=frozenset(mark for mark in calls if mark in self._shown or mark in self.triggers),
         )

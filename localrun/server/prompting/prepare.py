@@ -91,7 +91,9 @@ async def prepare(runtime: Runtime, job: Job, ask: ChatAsk) -> Prepared:
         grammar=ending.grammar,
         show_control=plan.shows_control,
         stop=STOP_AT_RESULT if tools and not profile.takes_tools else (),
-        new_parser=lambda: plan.parser(schemas, opened=ending.opened, thinking_open=ending.thinking_open),
+        new_parser=lambda: plan.parser(
+            schemas, opened=ending.opened, is_thinking=ending.is_thinking, has_content=ending.has_content
+        ),
     )
 
 
@@ -283,11 +285,13 @@ def _variables(ask: ChatAsk, profile: Profile) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Ending:
-    """`thinking_open` is the tag that the reply begins inside of; `opened` what the prompt already has of the reply."""
+    """`opened` is what the prompt already has of the reply for the parser to read; `is_thinking` says that the reply
+    begins inside of thinking, `has_content` that it goes on from content."""
 
     segments: tuple[Segment, ...]
     grammar: Grammar | None
-    thinking_open: str | None = None
+    is_thinking: bool = False
+    has_content: bool = False
     opened: str = ""
     calls_are_constrained: bool = False
 
@@ -325,7 +329,7 @@ def ended(
     return Ending(
         segments,
         grammar,
-        thinking_open=tags.opening if tags is not None and is_open else None,
+        is_thinking=is_open,
         calls_are_constrained=is_constrained,
     )
 
@@ -372,4 +376,4 @@ def _continued(
     grammar = ask.response_grammar
     if grammar is not None and tags is not None and is_open:
         grammar = constraint.after_thinking(grammar, tags, is_open=True, may_think=True)
-    return Ending((*segments, *added), grammar, thinking_open=tags.opening if tags is not None and is_open else None)
+    return Ending((*segments, *added), grammar, is_thinking=is_open, has_content=bool(content.strip()))

@@ -40,7 +40,7 @@ class Golden:
     text: str
     expects: tuple[tuple[str, Any], ...]
     tags: ThinkingTags | None = None
-    thinking_open: str | None = None
+    is_thinking: bool = False
     opened: str = ""
     control_tokens: tuple[str, ...] = ()
 
@@ -108,7 +108,7 @@ MARKED: tuple[Golden, ...] = (
         "```json\n{}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
         (thinking("So."), call(*PARIS), call(*TIME)),
         tags=THINK,
-        thinking_open="<think>",
+        is_thinking=True,
     ),
     Golden(
         "v3.1",
@@ -281,7 +281,7 @@ TAGGED: tuple[Golden, ...] = (
         f"Hm.\n</think>\n\n{_HERMES_PARIS}",
         (thinking("Hm."), call(*PARIS)),
         tags=THINK,
-        thinking_open="<think>",
+        is_thinking=True,
     ),
     Golden(
         "thinking alone, cut short",
@@ -291,7 +291,30 @@ TAGGED: tuple[Golden, ...] = (
         tags=THINK,
     ),
     Golden("no thinking at all", None, "a < b and <thin ice", (content("a < b and <thin ice"),), tags=THINK),
-    Golden("a closing tag without an opening one", None, "Yes.</think>\nNo.", (content("Yes.\nNo."),), tags=THINK),
+    Golden("a closing tag before any content", None, "\n</think>\n\nYes.", (content("Yes."),), tags=THINK),
+    Golden(
+        "an opening tag that the prompt already has",
+        None,
+        "<think>\n<think>Hm.</think>Yes.",
+        (thinking("Hm."), content("Yes.")),
+        tags=THINK,
+        is_thinking=True,
+    ),
+    Golden(
+        "thinking again behind a call",
+        formats.HERMES,
+        f"<think>Hm.</think>I look.{_HERMES_PARIS}\n<think>So.</think>\nRain.",
+        (thinking("Hm."), content("I look."), call(*PARIS), thinking("So."), content("Rain.")),
+        tags=THINK,
+    ),
+    Golden(
+        "thinking on a line of its own, between control tokens",
+        formats.MISTRAL_NAMED,
+        "First.\n[THINK]So.[/THINK]Then.\n[/THINK]\nLast.",
+        (content("First."), thinking("So."), content("Then.\n\nLast.")),
+        tags=BRACKETS,
+        control_tokens=("[THINK]", "[/THINK]"),
+    ),
     Golden(
         "the arguments come first",
         formats.HERMES,
@@ -428,7 +451,7 @@ TAGGED: tuple[Golden, ...] = (
         "<arg_key>days</arg_key>\n<arg_value>3</arg_value>\n</tool_call>\n<tool_call>get_time</tool_call>",
         (thinking("Hm."), content("I look."), call("get_weather", {"city": "Paris", "days": 3}), call(*TIME)),
         tags=THINK,
-        thinking_open="<think>",
+        is_thinking=True,
     ),
     Golden(
         "glm, broken",

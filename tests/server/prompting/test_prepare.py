@@ -235,6 +235,14 @@ def test_continued_content_stands_after_the_thinking(desk: Desk):
     assert meaning(read(prepared.new_parser(), [" on"])) == (("content", " on"),)
 
 
+def test_content_that_goes_on_with_a_tag_keeps_it(desk: Desk):
+    messages = [HELLO, {"role": "assistant", "content": "The tag is `"}]
+    prepared = desk(OPENS_THINKING, messages=messages, continue_last=True)
+    assert meaning(read(prepared.new_parser(), ["<think>`, and its end `</think>`."])) == (
+        ("content", "<think>`, and its end `</think>`."),
+    )
+
+
 def test_continued_thinking_goes_on_thinking(desk: Desk):
     messages = [HELLO, {"role": "assistant", "content": "", "thinking": "Hm"}]
     prepared = desk(OPENS_THINKING, messages=messages, continue_last=True)
