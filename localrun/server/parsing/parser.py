@@ -29,13 +29,17 @@ from localrun.server.parsing.pieces import (
 )
 from localrun.server.parsing.source import CutShortError, MalformedError, MarkSet, Read, Source, mark_set
 
+# A model that opens so many calls without writing one is not calling anything, and every try reads the text again.
+MAX_MALFORMED_CALLS = 64
+
 
 class Reading:
     """One reply being read: what came in, what is known of the tools, and the pieces that are ready.
 
     `schemas` are the parameters of the tools that may be called, by name. More than `most_calls` are
     left out: the client has said that it takes no more. A reply that `must_call` has no content of its own.
-    `is_silent` until there is more content than white space, and again after a call.
+    `is_silent` until there is more content than white space, and again after a call. While `only_known_before` is a
+    text, a call of no known tool is malformed, and one that has this text in it.
     """
 
     def __init__(
@@ -55,7 +59,14 @@ class Reading:
         self.n_calls = 0
         self.n_contents = 0
         self.is_silent = True
+        self.n_malformed = 0
+        self.only_known_before: str | None = None
         self._ready: list[Piece] = []
+
+    @property
+    def may_call(self) -> bool:
+        """Whether what opens a call is still looked at."""
+        return self.n_malformed < MAX_MALFORMED_CALLS
 
     def content(self, text: str) -> None:
         if text and not (self.is_cut and self._must_call):  # what the limit left of a call, or of its mark
@@ -77,6 +88,7 @@ class Reading:
 
     def start_call(self, name: str) -> None:
         """Arguments that follow are this call's."""
+        self._check(name)
         self._ready.append(CallStart(self.n_calls, f"call_{uuid.uuid4().hex[:24]}", name))
         self.n_calls += 1
 
@@ -91,9 +103,16 @@ class Reading:
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> None:
         """A whole call."""
+        self._check(name)
         if self._most_calls is None or self.n_calls < self._most_calls:
             self.start_call(name)
             self.arguments(dump_json(arguments))
+
+    def _check(self, name: str) -> None:
+        if self.only_known_before is not None:
+            if name not in self.schemas or self.only_known_before in self.source.text[: self.source.at]:
+                raise MalformedError
+            self.only_known_before = None
 
     def drop_cut_call(self) -> bool:
         """Leaves out what was to be a call, if the limit cut it off. Whether it did."""
@@ -136,9 +155,6 @@ class StreamingParser:
                 self._run = None
 
 
-# A model that opens so many calls without writing one is not calling anything, and every try reads the text again.
-MAX_MALFORMED_CALLS = 64
-
 CallReader = Callable[[Reading], Read[None]]
 
 
@@ -165,19 +181,17 @@ class ThinkingTags:
 @dataclass(frozen=True)
 class Layout:
     """`calls` are the readers by opening mark. `unmarked` are readers by the first character of content that is nothing
-    but calls. `dropped` marks say nothing to a reader: they are left out. The calls of `ends_thinking` may come in the
-    middle of it.
+    but calls. `dropped` marks say nothing to a reader: they are left out.
 
     The `tags` count where thinking may stand: before any content, and right behind a call. Within content they are
     text, because answers are also about them; those that are or have control tokens (`has_control_tags`) count at the
-    beginning of a line as well."""
+    beginning of a line as well. Thinking also ends with a whole call of a known tool."""
 
     tags: ThinkingTags | None = None
     has_control_tags: bool = False
     calls: dict[str, CallReader] = field(default_factory=dict)
     unmarked: tuple[tuple[str, CallReader], ...] = ()
     dropped: frozenset[str] = frozenset()
-    ends_thinking: frozenset[str] = frozenset()
 
     @cached_property
     def tag_marks(self) -> frozenset[str]:
@@ -191,105 +205,106 @@ class Layout:
     def content_marks(self, *, with_tags: bool, with_calls: bool) -> MarkSet:
         """What may end content, or is left out of it."""
         with_tags = with_tags or self.has_control_tags
-        known = self._content_marks.get((with_tags, with_calls))
+        return self._marks(self.tag_marks if with_tags else frozenset(), with_calls=with_calls)
+
+    def thinking_marks(self, tags: ThinkingTags, *, with_calls: bool) -> MarkSet:
+        """What may end thinking, or is left out of it."""
+        return self._marks(self.dropped & self.tag_marks | {tags.closing}, with_calls=with_calls)
+
+    def _marks(self, tags: frozenset[str], *, with_calls: bool) -> MarkSet:
+        known = self._known_marks.get((tags, with_calls))
         if known is None:
-            tags = self.tag_marks if with_tags else frozenset()
             calls = frozenset(self.calls) if with_calls else frozenset()
-            known = self._content_marks[with_tags, with_calls] = mark_set((self.dropped - self.tag_marks) | tags | calls)
+            known = self._known_marks[tags, with_calls] = mark_set((self.dropped - self.tag_marks) | tags | calls)
         return known
 
     @cached_property
-    def _content_marks(self) -> dict[tuple[bool, bool], MarkSet]:
+    def _known_marks(self) -> dict[tuple[frozenset[str], bool], MarkSet]:
         return {}
-
-    @cached_property
-    def thinking_marks(self) -> MarkSet:
-        """What may end thinking, or is left out of it."""
-        closing = "" if self.tags is None else self.tags.closing
-        return mark_set(self.dropped | {closing} | self.ends_thinking)
 
 
 def read_reply(reply: Reading, layout: Layout, *, is_thinking: bool) -> Read[None]:
     """Reads until the end. `is_thinking` says that the prompt has opened the thinking."""
     source = reply.source
-    n_malformed = 0
-    mark: str | None = None
     if is_thinking and layout.tags is not None:
-        mark = yield from _thinking(reply, layout, layout.tags)
+        yield from _thinking(reply, layout, layout.tags)
     at_start = True
     while True:
-        if at_start and mark is None and (yield from _unmarked(reply, layout)):
+        if at_start and (yield from _unmarked(reply, layout)):
             at_start = False
-        if mark is None:
-            marks = layout.content_marks(with_tags=reply.is_silent, with_calls=n_malformed < MAX_MALFORMED_CALLS)
-            seen_before = reply.n_contents
-            mark = yield from source.stream_until(marks, reply.content, glued=layout.glued)
-            at_start = at_start and reply.n_contents == seen_before
+        marks = layout.content_marks(with_tags=reply.is_silent, with_calls=reply.may_call)
+        seen_before = reply.n_contents
+        mark = yield from source.stream_until(marks, reply.content, glued=layout.glued)
+        at_start = at_start and reply.n_contents == seen_before
         if mark is None:
             return
         if layout.tags is not None and mark in layout.tag_marks:
-            mark = yield from _tag(reply, layout, layout.tags, mark)
+            yield from _tag(reply, layout, layout.tags, mark)
         elif mark in layout.calls:
             is_call = yield from _calls(reply, layout.calls[mark])
-            n_malformed += not is_call
             at_start = at_start and is_call
-            reply.is_silent = reply.is_silent or is_call
-            mark = None
-        else:
-            mark = None
 
 
-def _tag(reply: Reading, layout: Layout, tags: ThinkingTags, mark: str) -> Read[str | None]:
-    """What a tag begins, which is taken but not committed; the opening mark of a call that ended it, if one did."""
+def _tag(reply: Reading, layout: Layout, tags: ThinkingTags, mark: str) -> Read[None]:
+    """A tag, which is taken but not committed, and the thinking that it begins."""
     source = reply.source
     space = source.text[: source.at - len(mark)]
     if not reply.is_silent and not (layout.has_control_tags and "\n" in space):
         reply.content(source.text[: source.at])
         source.commit()
-        return None
-    if mark == tags.opening:
-        return (yield from _thinking(reply, layout, tags))
-    if reply.is_silent:
+    elif mark == tags.opening:
+        yield from _thinking(reply, layout, tags)
+    elif reply.is_silent:
         yield from source.skip_space()
     else:
         reply.content(space)
-    return None
 
 
-def _thinking(reply: Reading, layout: Layout, tags: ThinkingTags) -> Read[str | None]:
-    """Thinking up to its end; the opening mark of a call that ended it, if one did."""
+def _thinking(reply: Reading, layout: Layout, tags: ThinkingTags) -> Read[None]:
+    """Thinking up to its closing tag, or up to the end of a call."""
     source = reply.source
     yield from source.skip_space()
     while (yield from source.take(tags.opening)):  # a model repeats what the prompt has opened
         yield from source.skip_space()
     while True:
-        mark = yield from source.stream_until(layout.thinking_marks, reply.thinking, glued=layout.glued)
+        marks = layout.thinking_marks(tags, with_calls=reply.may_call)
+        mark = yield from source.stream_until(marks, reply.thinking, glued=layout.glued)
         if mark is None:
-            return None
+            return
         if mark == tags.closing:
             yield from source.skip_space()
-            return None
-        if mark in layout.calls:
-            return mark
+            return
+        if mark in layout.calls and (yield from _calls(reply, layout.calls[mark], within=tags)):
+            return
 
 
-def _calls(reply: Reading, read: CallReader) -> Read[bool]:
-    """Calls behind a mark, which is taken but not committed. Whether they were calls."""
+def _calls(reply: Reading, read: CallReader, *, within: ThinkingTags | None = None) -> Read[bool]:
+    """Calls behind a mark, which is taken but not committed. Whether they were calls. `within` thinking only those of
+    known tools are, which end before the thinking does."""
     source = reply.source
     opening_end, n_commits = source.at, source.n_commits
+    reply.only_known_before = None if within is None else within.closing
     try:
         yield from read(reply)
     except MalformedError as error:
+        reply.only_known_before = None
         if reply.drop_cut_call():
             return True
-        source.at = opening_end if source.n_commits == n_commits else 0
-        if isinstance(error, CutShortError):
-            source.at = len(source.text)
-        reply.content(source.text[: source.at])
+        reply.n_malformed += 1
+        has_call = source.n_commits != n_commits
+        source.at = 0 if has_call else opening_end
+        if within is not None and not has_call:
+            reply.thinking(source.text[: source.at])
+        else:
+            if isinstance(error, CutShortError):
+                source.at = len(source.text)
+            reply.content(source.text[: source.at])
         source.commit()
-        return False
+        return has_call and within is not None
+    reply.only_known_before = None
     source.commit()
     yield from source.skip_space()
+    reply.is_silent = True
     return True
 
 
@@ -356,15 +371,14 @@ class CallFormat:
 
 @dataclass(frozen=True, kw_only=True)
 class ParserPlan:
-    """`call_format` None reads no calls, `tags` None no thinking. `triggers` are the texts behind which the decoding is
-    constrained; with `calls_are_constrained` every call is well-formed. `most_calls` None is any number. A reply that
+    """`call_format` None reads no calls, `tags` None no thinking. With `calls_are_constrained` every call is
+    well-formed. `most_calls` None is any number. A reply that
     `must_call` is nothing but thinking and calls."""
 
     call_format: CallFormat | None = None
     tags: ThinkingTags | None = None
     answer_marks: frozenset[str] = frozenset()
     control_tokens: Sequence[str] = ()
-    triggers: Sequence[str] = ()
     calls_are_constrained: bool = False
     most_calls: int | None = None
     must_call: bool = False
@@ -384,7 +398,8 @@ class ParserPlan:
         had better do it before the first parser is made."""
         self.parser({}).feed("x")
         self._layout.content_marks(with_tags=False, with_calls=True)
-        _ = self._layout.thinking_marks
+        if self.tags is not None:
+            self._layout.thinking_marks(self.tags, with_calls=True)
 
     def parser(
         self,
@@ -426,5 +441,4 @@ class ParserPlan:
             calls=calls,
             unmarked=() if self.call_format is None else self.call_format.unmarked,
             dropped=self._shown | self.answer_marks,
-            ends_thinking=frozenset(mark for mark in calls if mark in self._shown or mark in self.triggers),
         )

@@ -78,7 +78,6 @@ async def prepare(runtime: Runtime, job: Job, ask: ChatAsk) -> Prepared:
         tags=tags,
         answer_marks=profile.answer_marks,
         control_tokens=job.control_tokens,
-        triggers=ending.grammar.triggers if ending.grammar is not None else (),
         calls_are_constrained=ending.calls_are_constrained,
         most_calls=None if ask.parallel_calls else 1,
         must_call=_must_call(ask),

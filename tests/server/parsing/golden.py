@@ -382,6 +382,42 @@ TAGGED: tuple[Golden, ...] = (
         "Write <tool_call> and </tool_call>.",
         (content("Write <tool_call> and </tool_call>."),),
     ),
+    Golden(
+        "a mark in the middle of the thinking that opens no call",
+        formats.QWEN_CODER,
+        "Shall I write <tool_call> hmm, or <function=get_time>?</think>No.",
+        (thinking("Shall I write <tool_call> hmm, or <function=get_time>?"), content("No.")),
+        tags=THINK,
+        is_thinking=True,
+    ),
+    Golden(
+        "an unknown tool in the middle of the thinking",
+        formats.QWEN_CODER,
+        "As in <function=f></function>\n.</think>\n<function=f></function>",
+        (thinking("As in <function=f></function>\n."), call("f", {})),
+        tags=THINK,
+        is_thinking=True,
+    ),
+    Golden(
+        "a call that would go beyond the thinking",
+        formats.QWEN_CODER,
+        "Like <function=get_weather><parameter=city>.</think>It rains.<function=get_time></function>",
+        (
+            thinking("Like <function=get_weather><parameter=city>."),
+            content("It rains."),
+            call(*TIME),
+        ),
+        tags=THINK,
+        is_thinking=True,
+    ),
+    Golden(
+        "what follows a call in the middle of the thinking",
+        formats.GLM,
+        "Hm.<tool_call>get_time</tool_call>\n</think>\nDone.",
+        (thinking("Hm."), call(*TIME), content("Done.")),
+        tags=THINK,
+        is_thinking=True,
+    ),
     # --- Qwen3-Coder, Seed, MiniMax, DeepSeek 3.2, GLM -------------------------------------------------------------
     Golden(
         "typed by the schema",

@@ -82,8 +82,9 @@ def by_responses(daemon: Daemon, reply: str) -> Said:
             ("", "Use re.sub(r'<think>.*?</think>', '', text) to strip it.", []),
         ),
         ("<think>Hm.</think>\nThe `</think>` tag closes it.", ("Hm.", "The `</think>` tag closes it.", [])),
+        (f"<think>I need it.\n{CALL}", ("I need it.", "", ["get_weather"])),
     ],
-    ids=["an answer about the tags", "the same after thinking"],
+    ids=["an answer about the tags", "the same after thinking", "a call in the middle of the thinking"],
 )
 def test_what_is_said(daemon: Daemon, ask: Callable[[Daemon, str], Said], reply: str, expected: Said) -> None:
     assert ask(daemon, reply) == expected
