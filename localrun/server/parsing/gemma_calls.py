@@ -19,7 +19,7 @@ QUOTE = '<|"|>'
 MAX_DEPTH = 100
 _CALL_END = MarkSet(("<tool_call|>",))
 _HEAD = re.compile(r"\s*call:([^{]*)(?=\{)")
-_KEY = re.compile(rf"\s*(?:{re.escape(QUOTE)})?([^:{{}}\[\],\"]+?)(?:{re.escape(QUOTE)})?\s*:")
+_KEY = re.compile(rf"\s*(\"|{re.escape(QUOTE)})?([^:{{}}\[\],\"]+?)(?(1)\1)\s*:")
 _BARE = re.compile(r"[^,{}\[\]]+")
 _SPACE = re.compile(r"\s*")
 
@@ -66,7 +66,7 @@ def _object(text: str, at: int, depth: int) -> tuple[dict[str, Any], int]:
         key = _KEY.match(text, at)
         if key is None:
             raise MalformedError
-        found[key.group(1)], at = _value(text, key.end(), depth + 1)
+        found[key.group(2)], at = _value(text, key.end(), depth + 1)
         at = _after_separator(text, at, "}")
     return found, at + 1
 

@@ -28,6 +28,7 @@ from localrun.server.parsing.pieces import (
     Thinking,
 )
 from localrun.server.parsing.source import CutShortError, MalformedError, MarkSet, Read, Source, mark_set
+from localrun.server.parsing.written import Written
 
 # A model that opens so many calls without writing one is not calling anything, and every try reads the text again.
 MAX_MALFORMED_CALLS = 64
@@ -336,37 +337,19 @@ def _unmarked(reply: Reading, layout: Layout) -> Read[bool]:
 
 
 @dataclass(frozen=True)
-class Written:
-    """Well-formed calls: `opening lead (before arguments after) separator (...) closing`, `NAME` in `before` being the
-    tool's. A reply that has come to one of `triggers` goes on with `lead`; without any it cannot be told when a call
-    begins. Without `separator` there is one call at most."""
-
-    opening: str
-    before: str
-    after: str = ""
-    lead: str = ""
-    separator: str | None = None
-    closing: str = ""
-    triggers: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
 class CallFormat:
     """How a family of models writes calls.
 
     `marks` are the readers by opening mark, `unmarked` those by the first character of content that is nothing but
-    calls. `whole` reads the whole reply in place of `read_reply`; it knows `own_marks`. Without `written` a call is
-    forced by beginning it: with `begun`, or with `begun_by_name`.
+    calls. `whole` reads the whole reply in place of `read_reply`; it knows `own_marks`.
     """
 
     name: str
+    written: Written
     marks: dict[str, CallReader] = field(default_factory=dict)
     unmarked: tuple[tuple[str, CallReader], ...] = ()
-    written: Written | None = None
     whole: Callable[[Reading, frozenset[str]], Read[None]] | None = None
     own_marks: tuple[str, ...] = ()
-    begun: str = ""
-    begun_by_name: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

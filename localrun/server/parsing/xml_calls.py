@@ -29,7 +29,7 @@ def typed(text: str, name: str, parameters: Mapping[str, Any]) -> Any:
     A parameter whose schema allows texts alone is taken as it stands; any other as JSON if it is that, and of an
     allowed type where there also are texts.
     """
-    allowed = _types(_property(name, parameters), parameters)
+    allowed = types_of(_property(name, parameters), parameters)
     if allowed == {"string"}:
         return text
     stripped = text.strip()
@@ -48,7 +48,7 @@ def _property(name: str, parameters: Mapping[str, Any]) -> Any:
     return properties.get(name) if isinstance(properties, Mapping) else None
 
 
-def _types(schema: Any, root: Mapping[str, Any], depth: int = 0) -> set[str]:
+def types_of(schema: Any, root: Mapping[str, Any], depth: int = 0) -> set[str]:
     """Names of the JSON types that a schema allows; empty when it does not say."""
     if not isinstance(schema, Mapping) or depth > 8:
         return set()
@@ -66,9 +66,9 @@ def _types(schema: Any, root: Mapping[str, Any], depth: int = 0) -> set[str]:
         target: Any = root
         for part in reference[2:].split("/"):
             target = target.get(part) if isinstance(target, Mapping) else None
-        return _types(target, root, depth + 1)
+        return types_of(target, root, depth + 1)
     choices = [choice for key in ("anyOf", "oneOf", "allOf") for choice in schema.get(key) or ()]
-    return set().union(*(_types(choice, root, depth + 1) for choice in choices))
+    return set().union(*(types_of(choice, root, depth + 1) for choice in choices))
 
 
 def _type_names(value: Any) -> set[str]:
@@ -95,7 +95,12 @@ class Tags:
     closing: tuple[str, ...]
 
     @cached_property
+    def value_end(self) -> MarkSet:
+        return MarkSet((self.parameter_end,))
+
+    @cached_property
     def value_marks(self) -> MarkSet:
+        """What a value ends with, or with what comes where its end was forgotten."""
         return MarkSet((self.parameter_end, self.parameter, self.call_end, *self.closing))
 
 
@@ -172,7 +177,7 @@ def _read_call(reply: Reading, tags: Tags) -> Read[None]:
         yield from source.skip_space()
         if (yield from source.take(tags.parameter)):
             key, is_text = yield from _read_name(reply)
-            text, mark = yield from source.until(tags.value_marks)
+            text, mark = yield from source.until(tags.value_end if reply.streams else tags.value_marks)
             if mark != tags.parameter_end:  # a closing tag forgotten: the value ends where the next thing begins
                 source.at -= len(mark)
             value = _without_line_ends(text)

@@ -17,9 +17,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from localrun.models.storage.model import Model
-from localrun.server.parsing import formats
 from localrun.server.parsing.json_calls import dump_json
-from localrun.server.parsing.parser import CallFormat, Written
+from localrun.server.parsing.parser import CallFormat
+from localrun.server.parsing.written import NAME, Written
 from localrun.server.prompting.ask import Message
 from localrun.server.prompting.profile import Profile
 
@@ -323,8 +323,7 @@ def with_tools(
     messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], call_format: CallFormat
 ) -> list[Message]:
     """The messages with the tools described at the end of the first system message, or in a new one before all."""
-    written = call_format.written or formats.HERMES.written
-    assert written is not None
+    as_json = ", with its arguments as JSON" if call_format.written.arguments is None else ""
     text = "\n".join(
         (
             "# Tools",
@@ -334,8 +333,8 @@ def with_tools(
             *(dump_json(tool) for tool in tools),
             "</tools>",
             "",
-            "To call a function, write nothing but the call, with its arguments as JSON:",
-            example(written),
+            f"To call a function, write nothing but the call{as_json}:",
+            example(call_format.written),
             "The result comes in the next message. When no function is needed, answer the user directly.",
         )
     )
@@ -365,8 +364,12 @@ def _described(schema: Any, depth: int = 0) -> Any:
 
 def example(written: Written) -> str:
     """A call as it should be written, with placeholders."""
-    before = written.before.replace("NAME", "function name")
-    return f"{written.opening}{written.lead}{before}{{arguments}}{written.after}{written.closing}"
+    arguments = "{arguments}"
+    if written.arguments is not None:
+        before, after = written.arguments.texts_round(is_text=True)
+        arguments = f"{before.replace(NAME, 'argument name')}value{after}"
+    before = written.before.replace(NAME, "function name")
+    return f"{written.opening}{written.lead}{before}{arguments}{written.after}{written.closing}"
 
 
 def begun(model: Model, messages: Sequence[Message]) -> Sequence[Message]:

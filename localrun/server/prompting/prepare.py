@@ -309,14 +309,9 @@ def ended(
     must_call = _must_call(ask)
     if ask.continue_last:
         return _continued(segments, ask, tags, is_open=is_open, is_harmony=call_format is formats.HARMONY)
-    if tags is not None and is_open and (ask.think is False or (must_call and call_format.written is None)):
+    if tags is not None and is_open and ask.think is False:
         segments, is_open = (*segments, Segment(f"\n{tags.closing}\n\n")), False
-    if must_call and call_format.written is None:
-        begun = call_format.begun
-        if isinstance(ask.tool_choice, tuple):
-            begun = call_format.begun_by_name.replace("NAME", ask.tool_choice[1])
-        return Ending((*segments, Segment(begun)), None, opened=begun)
-    grammar, is_constrained = _grammar(ask, tools, call_format)
+    grammar, is_constrained = _grammar(ask, tools, call_format, control_tokens)
     if grammar is not None and not grammar.triggers:
         if call_format is formats.HARMONY and not must_call:
             grammar = Grammar(grammar.kind, grammar.text, _HARMONY_TRIGGERS)
@@ -333,22 +328,25 @@ def ended(
     )
 
 
-def _grammar(ask: ChatAsk, tools: Sequence[Tool], call_format: CallFormat) -> tuple[Grammar | None, bool]:
+def _grammar(
+    ask: ChatAsk, tools: Sequence[Tool], call_format: CallFormat, control_tokens: Sequence[str]
+) -> tuple[Grammar | None, bool]:
     """The grammar, and whether every call will be well-formed by it."""
     written = call_format.written
-    if not tools or written is None:
+    if not tools:
         return ask.response_grammar, False
     at_most = None if ask.parallel_calls else 1
     if ask.tool_choice != "auto":
         if isinstance(ask.tool_choice, tuple):
             tools = [tool for tool in tools if tool.name == ask.tool_choice[1]]
             at_most = 1
-        return constraint.forced_calls(written, tools, at_most=at_most), True
+        return constraint.forced_calls(written, tools, at_most=at_most, control_tokens=control_tokens), True
     if ask.response_grammar is not None:
         if call_format is formats.HARMONY:  # calls and answers have channels of their own
             return ask.response_grammar, False
-        return constraint.calls_or_answer(written, tools, ask.response_grammar, at_most=at_most), True
-    lazy = constraint.lazy_calls(written, tools, at_most=at_most)
+        answer = ask.response_grammar
+        return constraint.calls_or_answer(written, tools, answer, at_most=at_most, control_tokens=control_tokens), True
+    lazy = constraint.lazy_calls(written, tools, at_most=at_most, control_tokens=control_tokens)
     return lazy, lazy is not None
 
 

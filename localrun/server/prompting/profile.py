@@ -46,6 +46,7 @@ REMEMBERED_TEMPLATES = 8
 # All texts of one entry must be in the template.
 _BY_MARKS: tuple[tuple[tuple[str, ...], CallFormat], ...] = (
     (("<|channel|>", "<|message|>"), formats.HARMONY),
+    (("｜DSML｜", "parameter", "tool_calls>"), formats.DEEPSEEK_V4),
     (("｜DSML｜", "parameter"), formats.DEEPSEEK_TAGS),
     (("<｜tool▁call▁begin｜>", "```json"), formats.DEEPSEEK_R1),
     (("<｜tool▁call▁begin｜>",), formats.DEEPSEEK_V31),

@@ -481,6 +481,12 @@ TAGGED: tuple[Golden, ...] = (
         (call("save", {"text": "1", "tags": [1]}),),
     ),
     Golden(
+        "the same in the block of its successor",
+        formats.DEEPSEEK_V4,
+        f"<｜DSML｜tool_calls>\n{_DSML_CALL}</｜DSML｜invoke>\n</｜DSML｜tool_calls>",
+        (call("save", {"text": "1"}),),
+    ),
+    Golden(
         "glm",
         formats.GLM,
         "Hm.</think>I look.\n<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Paris</arg_value>\n"

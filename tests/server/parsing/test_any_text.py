@@ -38,9 +38,8 @@ _WORD = re.compile(r"w\d+w")
 
 def fragments(call_format: CallFormat) -> st.SearchStrategy[str]:
     own = [*call_format.marks, *call_format.own_marks, *_JSON, *_TAGS, *_NAMES]
-    if call_format.written is not None:
-        written = call_format.written
-        own += [part for part in (written.lead, written.before, written.after, written.closing) if part]
+    written = call_format.written
+    own += [part for part in (written.lead, written.before, written.after, written.closing) if part]
     return st.lists(st.sampled_from([*own, "#", "#", "#"]), max_size=30).map(_with_words)
 
 

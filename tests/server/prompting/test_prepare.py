@@ -156,11 +156,20 @@ def test_a_named_tool_is_the_only_one_in_the_grammar_and_all_are_in_the_prompt(d
     assert "get_weather" in text(prepared)
 
 
-def test_a_format_without_json_is_forced_by_beginning_the_call(desk: Desk):
-    prepared = desk(CODER, tools=(WEATHER,), tool_choice=("function", "get_weather"))
-    assert text(prepared).endswith("<|im_start|>assistant\n<tool_call>\n<function=get_weather>")
-    reply = "\n<parameter=city>\nRome\n</parameter>\n</function>\n</tool_call>"
-    assert meaning(read(prepared.new_parser(), reply)) == (("call", ("get_weather", {"city": "Rome"})),)
+def test_a_format_without_json_is_forced_by_a_grammar_and_may_think_before(desk: Desk):
+    template = CODER + "<think>{{ '\n' }}"
+    prepared = desk(template, tools=(WEATHER, TIME), tool_choice=("function", "get_weather"))
+    assert text(prepared).endswith("<|im_start|>assistant\n<think>\n")
+    assert prepared.grammar is not None
+    assert prepared.grammar.triggers == ("</think>",)
+    assert "<function=get_weather>" in prepared.grammar.text
+    assert "get_time" not in prepared.grammar.text
+    reply = (
+        "Hm.</think>\n\n<tool_call>\n<function=get_weather>\n<parameter=city>\nRome\n</parameter>\n</function>\n"
+        "</tool_call>"
+    )
+    read_back = meaning(read(prepared.new_parser(), reply))
+    assert read_back == (("thinking", "Hm."), ("call", ("get_weather", {"city": "Rome"})))
 
 
 def test_one_call_at_most_where_the_client_takes_no_more(desk: Desk):

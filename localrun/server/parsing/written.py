@@ -1,0 +1,72 @@
+"""How calls are written, as fixed texts round names and values: for the grammar of calls that must come, for calls of
+the past that a template does not know, and for an example of a call.
+
+Pure. Does not: read (each format has its own readers), or know a format (`formats.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from localrun.server.parsing.json_calls import dump_json
+
+NAME = "NAME"
+
+
+@dataclass(frozen=True)
+class Listed:
+    """Arguments one by one instead of as a JSON object: each is `before value after`, NAME in `before` being its name,
+    with `separator` between two. Texts stand behind `before_text`, if it is not the same, and between two `quote`s,
+    bare if that is empty, as JSON if it is None. Any other value is JSON."""
+
+    before: str
+    after: str = ""
+    separator: str = ""
+    quote: str | None = ""
+    before_text: str = ""
+
+    def texts_round(self, *, is_text: bool) -> tuple[str, str]:
+        """What stands before a value and behind it."""
+        before = self.before_text if is_text and self.before_text else self.before
+        quote = (self.quote or "") if is_text else ""
+        return before + quote, quote + self.after
+
+    def argument(self, name: str, value: Any) -> str:
+        """An argument as it is written."""
+        is_text = isinstance(value, str) and self.quote is not None
+        before, after = self.texts_round(is_text=is_text)
+        return before.replace(NAME, name) + (value if is_text else dump_json(value)) + after
+
+
+@dataclass(frozen=True)
+class Written:
+    """Well-formed calls: `opening lead (before arguments after) separator (...) closing`, NAME in `before` being the
+    tool's; `arguments` None are a JSON object. A reply that has come to one of `triggers` goes on with `lead`; without
+    any it cannot be told when a call begins. Without `separator` there is one call at most."""
+
+    opening: str
+    before: str
+    after: str = ""
+    lead: str = ""
+    separator: str | None = None
+    closing: str = ""
+    triggers: tuple[str, ...] = ()
+    arguments: Listed | None = None
+
+    def calls(self, calls: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
+        """The calls, as (name, arguments), as the model would write them."""
+        if self.separator is None:
+            return "".join(self._block(call) for call in calls)
+        return self._block(*calls)
+
+    def _block(self, *calls: tuple[str, Mapping[str, Any]]) -> str:
+        made = (self.before.replace(NAME, name) + self._arguments(values) + self.after for name, values in calls)
+        return f"{self.opening}{self.lead}{(self.separator or '').join(made)}{self.closing}"
+
+    def _arguments(self, values: Mapping[str, Any]) -> str:
+        listed = self.arguments
+        if listed is None:
+            return dump_json(values)
+        return listed.separator.join(listed.argument(name, value) for name, value in values.items())
