@@ -129,12 +129,19 @@ def calls_or_answer(
 
 
 def after_thinking(
-    grammar: Grammar, tags: ThinkingTags, *, is_open: bool, may_think: bool, control_tokens: Sequence[str] = ()
+    grammar: Grammar,
+    tags: ThinkingTags,
+    *,
+    is_open: bool,
+    may_think: bool,
+    must_come: bool = False,
+    control_tokens: Sequence[str] = (),
 ) -> Grammar:
-    """A grammar for the whole reply, as one for what follows the thinking."""
+    """A grammar for the whole reply, as one for what follows the thinking. A reply that `must_come` cannot end inside
+    of thinking that the prompt has opened."""
     if grammar.triggers or not (is_open or may_think):
         return grammar
-    if is_open:
+    if is_open and not (must_come and grammar.kind is GrammarKind.LARK):
         return msgspec.structs.replace(grammar, triggers=(tags.closing,))
     if grammar.kind is GrammarKind.JSON_SCHEMA:
         body = f"reply: %json {grammar.text}"
@@ -142,15 +149,18 @@ def after_thinking(
         body = _renamed(grammar, "reply")
     else:
         return grammar  # its notation has no room for more: the model answers without thinking
-    opening = f"literal_900: {json.dumps(tags.opening, ensure_ascii=False)}"
     if tags.closing in control_tokens:
         closing = json.dumps(tags.closing, ensure_ascii=False)
-        rules = [f"literal_901: {closing}", "thoughts: /(?s:.*)/", "thinking: literal_900 thoughts literal_901 space"]
+        rules = [f"literal_901: {closing}", "thoughts: /(?s:.*)/", "thinking: thoughts literal_901 space"]
     else:
         end = re.escape(tags.closing).replace("/", r"\/")
-        rules = [f"thoughts[lazy]: /(?s:.*){end}/", "thinking: literal_900 thoughts space"]
-    lines = (body, opening, *rules, _SPACE_RULE, "start: thinking? reply")
-    return Grammar(GrammarKind.LARK, "\n".join(lines) + "\n")
+        rules = [f"thoughts[lazy]: /(?s:.*){end}/", "thinking: thoughts space"]
+    if is_open:
+        rules.append("start: thinking reply")
+    else:
+        opening = json.dumps(tags.opening, ensure_ascii=False)
+        rules += [f"literal_900: {opening}", "start: (literal_900 thinking)? reply"]
+    return Grammar(GrammarKind.LARK, "\n".join((body, *rules, _SPACE_RULE)) + "\n")
 
 
 def _objects_or_answer(tools: Sequence[Tool], answer: Grammar) -> Grammar:

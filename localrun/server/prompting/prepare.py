@@ -309,16 +309,23 @@ def ended(
     must_call = _must_call(ask)
     if ask.continue_last:
         return _continued(segments, ask, tags, is_open=is_open, is_harmony=call_format is formats.HARMONY)
-    if tags is not None and is_open and ask.think is False:
+    # Models that list arguments are those that think long: there a call that must come does so at once, unless thinking
+    # was asked for.
+    thinks = bool(ask.think) or (ask.think is None and not (must_call and call_format.written.arguments is not None))
+    if tags is not None and is_open and not thinks:
         segments, is_open = (*segments, Segment(f"\n{tags.closing}\n\n")), False
     grammar, is_constrained = _grammar(ask, tools, call_format, control_tokens)
     if grammar is not None and not grammar.triggers:
         if call_format is formats.HARMONY and not must_call:
             grammar = Grammar(grammar.kind, grammar.text, _HARMONY_TRIGGERS)
         elif tags is not None:
-            may_think = ask.think is not False and not tags.is_closed(end)
             grammar = constraint.after_thinking(
-                grammar, tags, is_open=is_open, may_think=may_think, control_tokens=control_tokens
+                grammar,
+                tags,
+                is_open=is_open,
+                may_think=thinks and not tags.is_closed(end),
+                must_come=must_call,
+                control_tokens=control_tokens,
             )
     return Ending(
         segments,

@@ -91,6 +91,18 @@ def test_thinking_may_come_before_forced_calls(call_format: CallFormat):
 
 
 @EACH
+def test_a_reply_that_must_call_cannot_end_inside_of_thinking_that_the_prompt_opened(call_format: CallFormat):
+    forced = constraint.forced_calls(call_format.written, TOOLS, at_most=1)
+    grammar = constraint.after_thinking(forced, THINK, is_open=True, may_think=True, must_come=True)
+    text = spelled(call_format.written, PARIS)
+    assert grammar.triggers == ()
+    assert accepts(grammar, f"Hm.\n</think>\n\n{text}")
+    assert not accepts(grammar, "Hm.\n")
+    assert not accepts(grammar, "Hm.</think>")
+    assert not accepts(grammar, "Hm.</think>Hello.")
+
+
+@EACH
 def test_calls_or_an_answer_of_a_schema(call_format: CallFormat):
     written = call_format.written
     answer = structured.json_schema(

@@ -158,10 +158,11 @@ def test_a_named_tool_is_the_only_one_in_the_grammar_and_all_are_in_the_prompt(d
 
 def test_a_format_without_json_is_forced_by_a_grammar_and_may_think_before(desk: Desk):
     template = CODER + "<think>{{ '\n' }}"
-    prepared = desk(template, tools=(WEATHER, TIME), tool_choice=("function", "get_weather"))
+    at_once = desk(template, tools=(WEATHER, TIME), tool_choice=("function", "get_weather"))
+    assert text(at_once).endswith("<|im_start|>assistant\n<think>\n\n</think>\n\n")
+    prepared = desk(template, tools=(WEATHER, TIME), tool_choice=("function", "get_weather"), think=True)
     assert text(prepared).endswith("<|im_start|>assistant\n<think>\n")
     assert prepared.grammar is not None
-    assert prepared.grammar.triggers == ("</think>",)
     assert "<function=get_weather>" in prepared.grammar.text
     assert "get_time" not in prepared.grammar.text
     reply = (
@@ -185,7 +186,7 @@ def test_one_call_at_most_where_the_client_takes_no_more(desk: Desk):
 def test_forced_calls_come_after_the_thinking_that_the_prompt_opened(desk: Desk):
     prepared = desk(OPENS_THINKING, tools=(TIME,), tool_choice="required")
     assert prepared.grammar is not None
-    assert prepared.grammar.triggers == ("</think>",)
+    assert prepared.grammar.triggers == (), "it could end inside of its thinking"
     reply = 'Hm.</think><tool_call>\n{"name": "get_time", "arguments": {}}\n</tool_call>'
     assert meaning(read(prepared.new_parser(), [reply])) == (("thinking", "Hm."), ("call", ("get_time", {})))
 
