@@ -6,13 +6,14 @@ Pure. Does not: read (each format has its own readers), or know a format (`forma
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, TypeVar
 
 from localrun.server.parsing.json_calls import dump_json
 
 NAME = "NAME"
+_T = TypeVar("_T", "Listed", "Written")
 
 
 @dataclass(frozen=True)
@@ -58,8 +59,18 @@ class Written:
     def calls(self, calls: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
         """The calls, as (name, arguments), as the model would write them."""
         if self.separator is None:
-            return "".join(self._block(call) for call in calls)
+            return "\n".join(self._block(call) for call in calls)
         return self._block(*calls)
+
+    def with_texts(self, change: Callable[[str], str]) -> Written:
+        """The same with its fixed texts changed."""
+
+        def changed(value: Any) -> Any:
+            if isinstance(value, str):
+                return change(value)
+            return _with_texts(value, changed) if isinstance(value, Listed) else value
+
+        return _with_texts(self, changed)
 
     def _block(self, *calls: tuple[str, Mapping[str, Any]]) -> str:
         made = (self.before.replace(NAME, name) + self._arguments(values) + self.after for name, values in calls)
@@ -70,3 +81,7 @@ class Written:
         if listed is None:
             return dump_json(values)
         return listed.separator.join(listed.argument(name, value) for name, value in values.items())
+
+
+def _with_texts(made: _T, changed: Callable[[Any], Any]) -> _T:
+    return replace(made, **{each.name: changed(getattr(made, each.name)) for each in fields(made)})

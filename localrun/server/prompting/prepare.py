@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import re
+import secrets
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
@@ -28,12 +30,14 @@ from localrun.server.media.places import placed
 from localrun.server.parsing import formats
 from localrun.server.parsing.parser import CallFormat, ParserPlan, ThinkingTags
 from localrun.server.parsing.pieces import PlainParser, ReplyParser
+from localrun.server.parsing.written import Written
 from localrun.server.prompting import constraint, conversation
 from localrun.server.prompting.ask import ChatAsk, Message, Tool
 from localrun.server.prompting.conversation import STOP_AT_RESULT
 from localrun.server.prompting.profile import Profile, profile_of
 from localrun.server.runtime import Runtime
 from localrun.server.templates.fallback import fallback_template
+from localrun.server.templates.marks import any_of
 from localrun.server.templates.renderer import TemplateOverrunError, check_length
 from localrun.wire import Grammar, Segment
 
@@ -176,7 +180,12 @@ async def render_chat(runtime: Runtime, job: Job, ask: ChatAsk, template: str, p
         call_format = profile.call_format or formats.HERMES
         messages = await asyncio.to_thread(conversation.with_tools, messages, tools, call_format)
     given = tools if tools and profile.takes_tools else None
-    messages = conversation.spelled_out(messages, profile)
+    marks: dict[str, str] = {}
+    if not profile.knows_calls and conversation.has_calls(messages):
+        written, marks = _marked((profile.call_format or formats.HERMES).written, job.control_tokens)
+        messages = conversation.spelled_out(messages, profile, written)
+    else:
+        messages = conversation.spelled_out(messages, profile)
     variables, adds_prompt = _variables(ask, profile), ask.adds_prompt
 
     async def render(part: Sequence[Message]) -> tuple[Segment, ...]:
@@ -203,7 +212,31 @@ async def render_chat(runtime: Runtime, job: Job, ask: ChatAsk, template: str, p
             raise refusal from None
 
     segments = await _first_accepted(render, messages)
-    return await _with_every_system_message(render, messages, segments)
+    segments = await _with_every_system_message(render, messages, segments)
+    return segments if not marks else tuple(part for segment in segments for part in _unmarked(segment, marks))
+
+
+def _marked(written: Written, control_tokens: Sequence[str]) -> tuple[Written, dict[str, str]]:
+    """The same with a mark in the place of each control token, and what the marks stand for: in a message, the names
+    of control tokens are taken for a client's text."""
+    pattern, nonce = any_of(tuple(control_tokens)), secrets.token_hex(16)
+    marks: dict[str, str] = {}
+
+    def mark(found: re.Match[str]) -> str:
+        made = f"mark{nonce}n{len(marks):02d}"
+        marks[made] = found.group()
+        return made
+
+    return (written if pattern is None else written.with_texts(lambda text: pattern.sub(mark, text))), marks
+
+
+def _unmarked(segment: Segment, marks: Mapping[str, str]) -> Iterator[Segment]:
+    """The segment with control tokens in the places of marks."""
+    for part in re.split(f"({'|'.join(marks)})", segment.text):
+        if part in marks:
+            yield Segment(marks[part])
+        elif part:
+            yield Segment(part, segment.trusted)
 
 
 async def _first_accepted(render: _Render, messages: Sequence[Message]) -> tuple[Segment, ...]:

@@ -88,6 +88,7 @@ _TAKES_OBJECTS = re.compile(
 _CONTENT = r"message[.\[]['\"]?content['\"\]]*"
 _CALLS_HAVE_NO_CONTENT = re.compile(rf"assistant['\"]\s+and\s+(?:{_CONTENT} is none|not {_CONTENT})")
 _ITERATES_CONTENT = re.compile(r"for \w+ in message(?:\.content|\[['\"]content['\"]\])")
+_WRITES_ROLE = re.compile(r"(?:\{\{-?|\+)\s*+\(?message(?:\.role|\[['\"]role['\"]\])")
 _NINE_CHARACTERS = re.compile(r"id\s*\|\s*length\s*(?:!=|==)\s*9|\|length != 9")
 
 
@@ -101,6 +102,7 @@ class Profile:
     - `tags` is None for one that marks no thinking; channels of gpt-oss are a format of their own
     - `takes_effort`: whether it knows low, medium and high thinking; `least_effort` is its word for none (gpt-oss has
       no such word, and thinks little)
+    - `takes_any_role`: whether it writes the role of a message down, or knows that of tools
     - `answer_marks` stand round an answer, whose reader does not want them
     - `call_ids`: whether it refuses ids that are not nine letters and digits (Mistral), or counts the calls (Kimi)
     - `takes_text_arguments`, `takes_parts`: arguments as text instead of objects, content as a list of parts
@@ -115,6 +117,7 @@ class Profile:
     tags: ThinkingTags | None
     takes_effort: bool
     least_effort: str
+    takes_any_role: bool
     answer_marks: frozenset[str]
     call_ids: Literal["nine characters", "counted"] | None
     takes_text_arguments: bool
@@ -143,6 +146,7 @@ def profile_of(template: str) -> Profile:
         tags=tags,
         takes_effort=takes_effort,
         least_effort=next((word for word in ("no_think", "none") if _quotes(template, word)), "low"),
+        takes_any_role=_quotes(template, "tool") or _WRITES_ROLE.search(template) is not None,
         answer_marks=frozenset(answer_marks),
         call_ids=_call_ids(template),
         takes_text_arguments=_TAKES_OBJECTS.search(template) is None,
