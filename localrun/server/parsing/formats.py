@@ -9,7 +9,18 @@ Pure. Does not: know thinking.
 from __future__ import annotations
 
 from localrun.server.parsing import gemma_calls, json_calls, named_calls, python_calls, xml_calls
-from localrun.server.parsing.channels import CHANNEL, ENDS, MESSAGE, PART, START, read_functionary, read_harmony
+from localrun.server.parsing.channels import (
+    CHANNEL,
+    ENDS,
+    GLIMMER_CALLS,
+    GLIMMER_ENDS,
+    MESSAGE,
+    PART,
+    START,
+    read_functionary,
+    read_glimmer,
+    read_harmony,
+)
 from localrun.server.parsing.parser import CallFormat
 from localrun.server.parsing.python_calls import read_python_tag
 from localrun.server.parsing.written import Listed, Written
@@ -82,6 +93,22 @@ HARMONY = CallFormat(
     ),
     whole=read_harmony,
     own_marks=(START, CHANNEL, MESSAGE, *ENDS),
+    answers=("<|channel|>final<|message|>", "<|channel|>final <|constrain|>json<|message|>"),
+    thoughts="<|channel|>analysis<|message|>",
+)
+GLIMMER = CallFormat(
+    "glimmer",
+    Written(
+        "",
+        f' to=NAME<|message|>{GLIMMER_CALLS}\n<atem:invoke name="NAME">\n',
+        f"</atem:invoke>\n</{GLIMMER_CALLS[1:]}",
+        separator="<|eom|><|start|>assistant",
+        arguments=Listed('<atem:parameter name="NAME">', "</atem:parameter>\n"),
+    ),
+    whole=read_glimmer,
+    own_marks=(START, MESSAGE, *GLIMMER_ENDS),
+    answers=(" to=user<|message|>",),
+    thoughts=" to=self<|message|>",
 )
 FUNCTIONARY = CallFormat(
     "functionary",
@@ -191,16 +218,20 @@ APERTUS = CallFormat(
     marks={"<|tools_prefix|>": json_calls.reader(("<|tools_suffix|>",))},
     written=_list_after("<|tools_prefix|>", "<|tools_suffix|>", '{"NAME": '),
 )
-GEMMA = CallFormat(
-    "gemma",
-    Written(
-        "<|tool_call>",
-        "call:NAME{",
-        "}<tool_call|>",
-        separator="<|tool_call>",
-        arguments=Listed("NAME:", separator=",", quote=gemma_calls.QUOTE),
-    ),
-    {"<|tool_call>": gemma_calls.read_gemma},
+
+
+def _gemma(name: str, opening: str, closing: str, quote: str) -> CallFormat:
+    arguments = Listed("NAME:", separator=",", quote=quote)
+    written = Written(opening, "call:NAME{", f"}}{closing}", separator=opening, arguments=arguments)
+    return CallFormat(name, written, {opening: gemma_calls.reader(opening, closing, quote)})
+
+
+GEMMA = _gemma("gemma", "<|tool_call>", "<tool_call|>", '<|"|>')
+FUNCTION_GEMMA = _gemma("function-gemma", "<start_function_call>", "<end_function_call>", "<escape>")
+OLMO = CallFormat(
+    "olmo",
+    Written("<function_calls>", "NAME(", ")", separator="\n", closing="</function_calls>", arguments=_KEYWORDS),
+    {"<function_calls>": python_calls.reader(("</function_calls>",), on_lines=True)},
 )
 GLM = CallFormat(
     "glm",

@@ -341,7 +341,8 @@ class CallFormat:
     """How a family of models writes calls.
 
     `marks` are the readers by opening mark, `unmarked` those by the first character of content that is nothing but
-    calls. `whole` reads the whole reply in place of `read_reply`; it knows `own_marks`.
+    calls. `whole` reads the whole reply in place of `read_reply`; it knows `own_marks`. Where a header says what
+    follows it, `answers` are those of an answer, the first as one writes it, and `thoughts` is that of thinking.
     """
 
     name: str
@@ -350,6 +351,8 @@ class CallFormat:
     unmarked: tuple[tuple[str, CallReader], ...] = ()
     whole: Callable[[Reading, frozenset[str]], Read[None]] | None = None
     own_marks: tuple[str, ...] = ()
+    answers: tuple[str, ...] = ()
+    thoughts: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

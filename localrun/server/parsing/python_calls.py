@@ -24,21 +24,26 @@ MAX_CHARACTERS = 1_000_000
 _HEAD_CHARACTERS = 512
 
 
-def reader(closing: tuple[str, ...], *, only_known: bool = False) -> Callable[[Reading], Read[None]]:
-    """A reader of a list of calls, or of one call, and then one of `closing`. `only_known` refuses, as early as it can
-    be told, what is no call of a known tool."""
+def reader(
+    closing: tuple[str, ...], *, only_known: bool = False, on_lines: bool = False
+) -> Callable[[Reading], Read[None]]:
+    """A reader of a list of calls, or of one call, or `on_lines` of any number, and then one of `closing`. `only_known`
+    refuses, as early as it can be told, what is no call of a known tool."""
 
     def read(reply: Reading) -> Read[None]:
         source = reply.source
         yield from source.skip_space()
-        text = yield from _read_expression(reply, reply.schemas if only_known else None)
-        for name, arguments in parse_calls(text, reply.schemas):
-            if only_known and name not in reply.schemas:
-                raise MalformedError
-            reply.call(name, arguments)
-        source.commit()
-        yield from source.skip_space()
-        yield from source.take_any(closing)
+        is_over = False
+        while not is_over:
+            text = yield from _read_expression(reply, reply.schemas if only_known else None)
+            for name, arguments in parse_calls(text, reply.schemas):
+                if only_known and name not in reply.schemas:
+                    raise MalformedError
+                reply.call(name, arguments)
+            source.commit()
+            yield from source.skip_space()
+            closed = yield from source.take_any(closing)
+            is_over = closed is not None or not on_lines or not (yield from source.next_character())
 
     return read
 

@@ -18,7 +18,7 @@ _T = TypeVar("_T", "Listed", "Written")
 
 @dataclass(frozen=True)
 class Listed:
-    """Arguments one by one instead of as a JSON object: each is `before value after`, NAME in `before` being its name,
+    """Arguments one by one instead of as a JSON object: each is `before value after`, NAME in these being its name,
     with `separator` between two. Texts stand behind `before_text`, if it is not the same, and between two `quote`s,
     bare if that is empty, as JSON if it is None. Any other value is JSON."""
 
@@ -38,7 +38,8 @@ class Listed:
         """An argument as it is written."""
         is_text = isinstance(value, str) and self.quote is not None
         before, after = self.texts_round(is_text=is_text)
-        return before.replace(NAME, name) + (value if is_text else dump_json(value)) + after
+        written = value if is_text else dump_json(value)
+        return before.replace(NAME, name) + written + after.replace(NAME, name)
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ def argument_shapes(
         for name, schema in properties.items()
     ]
     others = parameters.get("additionalProperties", not properties and "properties" not in parameters)
-    if others is not False:
+    if others is not False and NAME not in listed.after:
         schema = others if isinstance(others, dict) else {}
         shapes.append(_shape(listed, "", schema, parameters, field, control_tokens, is_required=False))
     return tuple(shapes)
@@ -82,6 +82,7 @@ def _shape(
     allowed = types_of(schema, root)
     is_text = listed.quote is not None and (not allowed or "string" in allowed)
     before, after = listed.texts_round(is_text=is_text)
+    after = after.replace(NAME, name)
     named = (before.replace(NAME, name),) if name else tuple(before.split(NAME))
     if not is_text:
         value = _alone(schema, root, allowed, f"{field}.{path}")

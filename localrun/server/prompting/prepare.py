@@ -15,6 +15,7 @@ import asyncio
 import json
 import re
 import secrets
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -31,19 +32,16 @@ from localrun.server.parsing import formats
 from localrun.server.parsing.parser import CallFormat, ParserPlan, ThinkingTags
 from localrun.server.parsing.pieces import PlainParser, ReplyParser
 from localrun.server.parsing.written import Written
-from localrun.server.prompting import constraint, conversation
+from localrun.server.prompting import constraint, conversation, probing
 from localrun.server.prompting.ask import ChatAsk, Message, Tool
 from localrun.server.prompting.conversation import STOP_AT_RESULT
-from localrun.server.prompting.profile import Profile, profile_of
+from localrun.server.prompting.profile import REMEMBERED_TEMPLATES, Profile, profile_of
 from localrun.server.runtime import Runtime
 from localrun.server.templates.fallback import fallback_template
 from localrun.server.templates.marks import any_of
 from localrun.server.templates.renderer import TemplateOverrunError, check_length
 from localrun.wire import Grammar, Segment
 
-_HARMONY_FINAL = "<|channel|>final<|message|>"
-# What a reply comes to when the answer proper begins.
-_HARMONY_TRIGGERS = (_HARMONY_FINAL, "<|channel|>final <|constrain|>json<|message|>")
 # Enough of a prompt to see what it ends with.
 _END_CHARACTERS = 200
 
@@ -65,6 +63,8 @@ async def prepare(runtime: Runtime, job: Job, ask: ChatAsk) -> Prepared:
     template = template_of(job, ask.template)
     profile = profile_of(template)
     _check(ask, thinks=profile.thinks)
+    if not profile.are_tags_certain or (ask.tools and not profile.is_format_certain):
+        profile = await _probed(runtime, job, template, profile)
     media = await runtime.media.attach(job, ask.media) if ask.media else {}
     tools = () if ask.tool_choice == "none" else ask.tools
     call_format, tags = profile.call_format or formats.HERMES, profile.tags
@@ -126,6 +126,29 @@ def template_of(job: Job, instead: str | None = None) -> str:
     template = instead or model.template or fallback_template(model.header.architecture, job.control_tokens)
     check_length(template)
     return template
+
+
+# The same as of what is found in their texts.
+_probed_profiles: OrderedDict[str, Profile] = OrderedDict()
+
+
+async def _probed(runtime: Runtime, job: Job, template: str, profile: Profile) -> Profile:
+    """The profile with what the template's renders say, which are remembered. Raises BadTemplate."""
+    known = _probed_profiles.get(template)
+    if known is not None:
+        _probed_profiles.move_to_end(template)
+        return known
+    tools = [tool.for_template() for tool in probing.TOOLS] if profile.takes_tools else None
+
+    async def render(messages: Sequence[Message]) -> str:
+        made = conversation.fitted(conversation.with_names(messages), profile)
+        segments = await render_template(runtime, job, template, made, tools=tools, adds_prompt=False)
+        return "".join(segment.text for segment in segments)
+
+    known = _probed_profiles[template] = probing.with_found(profile, await probing.probe(render, profile))
+    if len(_probed_profiles) > REMEMBERED_TEMPLATES:
+        _probed_profiles.popitem(last=False)
+    return known
 
 
 async def render_template(
@@ -341,7 +364,7 @@ def ended(
     is_open = tags is not None and tags.is_open(end)
     must_call = _must_call(ask)
     if ask.continue_last:
-        return _continued(segments, ask, tags, is_open=is_open, is_harmony=call_format is formats.HARMONY)
+        return _continued(segments, ask, call_format, tags, is_open=is_open)
     # Models that list arguments are those that think long: there a call that must come does so at once, unless thinking
     # was asked for.
     thinks = bool(ask.think) or (ask.think is None and not (must_call and call_format.written.arguments is not None))
@@ -349,8 +372,8 @@ def ended(
         segments, is_open = (*segments, Segment(f"\n{tags.closing}\n\n")), False
     grammar, is_constrained = _grammar(ask, tools, call_format, control_tokens)
     if grammar is not None and not grammar.triggers:
-        if call_format is formats.HARMONY and not must_call:
-            grammar = Grammar(grammar.kind, grammar.text, _HARMONY_TRIGGERS)
+        if call_format.answers and not must_call:
+            grammar = Grammar(grammar.kind, grammar.text, call_format.answers)
         elif tags is not None:
             grammar = constraint.after_thinking(
                 grammar,
@@ -382,7 +405,7 @@ def _grammar(
             at_most = 1
         return constraint.forced_calls(written, tools, at_most=at_most, control_tokens=control_tokens), True
     if ask.response_grammar is not None:
-        if call_format is formats.HARMONY:  # calls and answers have channels of their own
+        if call_format.answers:  # calls and answers have headers of their own
             return ask.response_grammar, False
         answer = ask.response_grammar
         return constraint.calls_or_answer(written, tools, answer, at_most=at_most, control_tokens=control_tokens), True
@@ -391,13 +414,18 @@ def _grammar(
 
 
 def _continued(
-    segments: tuple[Segment, ...], ask: ChatAsk, tags: ThinkingTags | None, *, is_open: bool, is_harmony: bool
+    segments: tuple[Segment, ...],
+    ask: ChatAsk,
+    call_format: CallFormat,
+    tags: ThinkingTags | None,
+    *,
+    is_open: bool,
 ) -> Ending:
     """The last message at the end of the prompt, as text that a client wrote: it opens no turn and no call."""
     last = ask.messages[-1]
     content, thinking = str(last.get("content") or ""), str(last.get("thinking") or "")
-    if is_harmony:
-        channel = _HARMONY_FINAL if content or not thinking else "<|channel|>analysis<|message|>"
+    if call_format.answers:
+        channel = call_format.answers[0] if content or not thinking else call_format.thoughts
         text = content if content or not thinking else thinking
         return Ending((*segments, Segment(channel), Segment(text, trusted=False)), ask.response_grammar, opened=channel)
     added: list[Segment] = []

@@ -46,6 +46,7 @@ REMEMBERED_TEMPLATES = 8
 # All texts of one entry must be in the template.
 _BY_MARKS: tuple[tuple[tuple[str, ...], CallFormat], ...] = (
     (("<|channel|>", "<|message|>"), formats.HARMONY),
+    (("<atem:function_calls>", "<|message|>"), formats.GLIMMER),
     (("｜DSML｜", "parameter", "tool_calls>"), formats.DEEPSEEK_V4),
     (("｜DSML｜", "parameter"), formats.DEEPSEEK_TAGS),
     (("<｜tool▁call▁begin｜>", "```json"), formats.DEEPSEEK_R1),
@@ -54,6 +55,8 @@ _BY_MARKS: tuple[tuple[tuple[str, ...], CallFormat], ...] = (
     (("<minimax:tool_call>",), formats.MINIMAX),
     (("<seed:tool_call>",), formats.SEED),
     (("<|tool_call>", "<tool_call|>"), formats.GEMMA),
+    (("<start_function_call>", "<escape>"), formats.FUNCTION_GEMMA),
+    (("<function_calls>",), formats.OLMO),
     (("<tool_call>", "<arg_key>"), formats.GLM),
     (("<tool_call>", "<function="), formats.QWEN_CODER),
     ((">>>", "<|start_header_id|>", "all"), formats.FUNCTIONARY),
@@ -73,6 +76,8 @@ _BY_MARKS: tuple[tuple[tuple[str, ...], CallFormat], ...] = (
     (("<|tool_list_start|>",), formats.LFM2),
     (("<|python_start|>",), formats.PYTHONIC),
 )
+# What is told by marks that other templates may have as well.
+_BY_FEW_MARKS = (None, formats.HERMES, formats.LLAMA_JSON, formats.PYTHONIC)
 _KNOWS_TOOLS = re.compile(r"\btools\b|\+ functions ")
 _PYTHONIC = re.compile(r"\[\w+\(\w+=")
 _LLAMA_NAME = re.compile(r'\{\\?"name\\?":')
@@ -97,8 +102,10 @@ class Profile:
     """What one template says.
 
     - `call_format` is None for one that knows no calls, or writes them in a way not known here
-    - `takes_tools`: whether it describes the tools that it is given, in a format known here; some only write down the
-      calls of the past, and `knows_calls` says whether it does that
+    - `takes_tools`: whether it describes the tools that it is given; some only write down the calls of the past, and
+      `knows_calls` says whether it does that
+    - `is_format_certain`, `are_tags_certain`: whether they were told by marks that no other template has, or there is
+      nothing to find; else renders tell (`probing.py`)
     - `tags` is None for one that marks no thinking; channels of gpt-oss are a format of their own
     - `takes_effort`: whether it knows low, medium and high thinking; `least_effort` is its word for none (gpt-oss has
       no such word, and thinks little)
@@ -114,6 +121,8 @@ class Profile:
     call_format: CallFormat | None
     takes_tools: bool
     knows_calls: bool
+    is_format_certain: bool
+    are_tags_certain: bool
     tags: ThinkingTags | None
     takes_effort: bool
     least_effort: str
@@ -134,15 +143,20 @@ def profile_of(template: str) -> Profile:
     """What `template` says."""
     call_format = _call_format(template)
     is_harmony = call_format is formats.HARMONY
+    has_headers = call_format is not None and bool(call_format.thoughts)
     takes_effort = "reasoning_effort" in template
     tags = next((ThinkingTags(*pair) for pair in _TAGS if pair[0] in template or pair[1] in template), None)
+    knows_calls = "tool_calls" in template
+    shows_thinking = "reasoning_content" in template
     answer_marks = {mark for mark in _ANSWER_MARKS if mark in template}
     if _ANSWER_TAGS in template:
         answer_marks |= {"<response>", "</response>"}
     return Profile(
         call_format=call_format,
-        takes_tools=call_format is not None and _KNOWS_TOOLS.search(template) is not None,
-        knows_calls="tool_calls" in template,
+        takes_tools=(call_format is not None or knows_calls) and _KNOWS_TOOLS.search(template) is not None,
+        knows_calls=knows_calls,
+        is_format_certain=not knows_calls or call_format not in _BY_FEW_MARKS,
+        are_tags_certain=tags is not None or has_headers or not shows_thinking,
         tags=tags,
         takes_effort=takes_effort,
         least_effort=next((word for word in ("no_think", "none") if _quotes(template, word)), "low"),
@@ -154,7 +168,7 @@ def profile_of(template: str) -> Profile:
         calls_without_content=_CALLS_HAVE_NO_CONTENT.search(template) is not None,
         names_functions="+ functions " in template,
         is_harmony=is_harmony,
-        thinks=tags is not None or is_harmony or takes_effort,
+        thinks=tags is not None or has_headers or takes_effort or shows_thinking,
         marks_replies=tags is not None or bool(answer_marks) or (call_format is not None and bool(call_format.whole)),
     )
 

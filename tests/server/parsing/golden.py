@@ -247,6 +247,53 @@ MARKED: tuple[Golden, ...] = (
         control_tokens=("<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>", '<|"|>'),
     ),
     Golden(
+        "gemma, a quote that is not closed",
+        formats.GEMMA,
+        '<|tool_call>call:save{tags:[1],text:<|"|>ls {x}}<tool_call|>',
+        (call("save", {"tags": [1], "text": "ls {x}"}),),
+    ),
+    Golden(
+        "gemma, other quotes",
+        formats.GEMMA,
+        "<|tool_call>call:save{text:'it's, well',tags:[\"a\"],to:null}<tool_call|>",
+        (call("save", {"text": "it's, well", "tags": ["a"], "to": None}),),
+    ),
+    Golden(
+        "gemma, a bare text",
+        formats.GEMMA,
+        "<|tool_call>call:save{text:hello, you: 3 {x},to:Ann}<tool_call|>",
+        (call("save", {"text": "hello", "you": "3 {x}", "to": "Ann"}),),
+    ),
+    Golden(
+        "gemma, without the closing mark",
+        formats.GEMMA,
+        '<|tool_call>call:get_weather{city:<|"|>Paris<|"|>}<|tool_call>call:get_time{}',
+        (call(*PARIS), call(*TIME)),
+    ),
+    Golden(
+        "function-gemma",
+        formats.FUNCTION_GEMMA,
+        "<start_function_call>call:get_weather{city:<escape>Paris<escape>,days:2}<end_function_call>",
+        (call("get_weather", {"city": "Paris", "days": 2}),),
+        control_tokens=("<start_function_call>", "<end_function_call>", "<escape>"),
+    ),
+    Golden(
+        "olmo, a call on each line",
+        formats.OLMO,
+        '<function_calls>get_weather(city="Paris")\nget_time()</function_calls>',
+        (call(*PARIS), call(*TIME)),
+    ),
+    Golden(
+        "glimmer",
+        formats.GLIMMER,
+        " to=self<|message|>Hm.<|eom|><|start|>assistant to=get_weather<|message|><atem:function_calls>\n"
+        '<atem:invoke name="get_weather">\n<atem:parameter name="city">Paris</atem:parameter>\n</atem:invoke>\n'
+        "</atem:function_calls><|eom|><|start|>assistant to=user<|message|>Done.<|eot|>",
+        (thinking("Hm."), call(*PARIS), content("Done.")),
+        control_tokens=("<|start|>", "<|message|>", "<|eom|>", "<|eot|>"),
+    ),
+    Golden("glimmer answers", formats.GLIMMER, " to=user<|message|>Hello", (content("Hello"),)),
+    Golden(
         "gemma, broken",
         formats.GEMMA,
         "<|tool_call>call:get_weather{city<tool_call|>",
@@ -494,6 +541,33 @@ TAGGED: tuple[Golden, ...] = (
         (thinking("Hm."), content("I look."), call("get_weather", {"city": "Paris", "days": 3}), call(*TIME)),
         tags=THINK,
         is_thinking=True,
+    ),
+    Golden(
+        "glm, a value that is not closed",
+        formats.GLM,
+        "<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Paris<arg_key>days</arg_key>\n<arg_value>3\n"
+        "</tool_call>",
+        (call("get_weather", {"city": "Paris", "days": 3}),),
+    ),
+    Golden(
+        "glm, a value or a key that is not opened",
+        formats.GLM,
+        "<tool_call>get_weather\n<arg_key>city</arg_key>Paris</arg_value>\n<arg_key>days<arg_value>3</arg_value>"
+        "</tool_call>",
+        (call("get_weather", {"city": "Paris", "days": 3}),),
+    ),
+    Golden(
+        "glm, JSON",
+        formats.GLM,
+        '<tool_call>get_weather\n{"city": "Paris"}</tool_call>\n'
+        '<tool_call>{"name": "get_time", "arguments": {}}</tool_call>',
+        (call(*PARIS), call(*TIME)),
+    ),
+    Golden(
+        "qwen-coder, without the function's closing tag",
+        formats.QWEN_CODER,
+        "<tool_call>\n<function=get_weather>\n<parameter=city>\nParis\n</parameter>\n</tool_call>",
+        (call(*PARIS),),
     ),
     Golden(
         "glm, broken",

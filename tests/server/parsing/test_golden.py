@@ -60,7 +60,7 @@ def test_calls_before_the_end_of_the_thinking_end_it(case: Golden, is_control: b
 
 
 # What no grammar lets a model write.
-_BROKEN = ("broken", "short", "back", "evaluated", "nothing to call", "line break")
+_BROKEN = ("broken", "short", "back", "evaluated", "nothing to call", "line break", "not closed", "not opened")
 
 
 @pytest.mark.parametrize(

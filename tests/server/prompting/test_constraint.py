@@ -82,6 +82,8 @@ def test_a_lazy_grammar_begins_behind_the_opening(call_format: CallFormat):
 @EACH
 def test_thinking_may_come_before_forced_calls(call_format: CallFormat):
     written = call_format.written
+    if call_format.thoughts:
+        pytest.skip("thinking has a header of its own")
     forced = constraint.forced_calls(written, TOOLS, at_most=1)
     grammar = constraint.after_thinking(forced, THINK, is_open=False, may_think=True)
     text = spelled(written, PARIS)
@@ -92,6 +94,8 @@ def test_thinking_may_come_before_forced_calls(call_format: CallFormat):
 
 @EACH
 def test_a_reply_that_must_call_cannot_end_inside_of_thinking_that_the_prompt_opened(call_format: CallFormat):
+    if call_format.thoughts:
+        pytest.skip("thinking has a header of its own")
     forced = constraint.forced_calls(call_format.written, TOOLS, at_most=1)
     grammar = constraint.after_thinking(forced, THINK, is_open=True, may_think=True, must_come=True)
     text = spelled(call_format.written, PARIS)
