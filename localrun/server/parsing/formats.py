@@ -31,7 +31,7 @@ NAMED_JSON = '{"name": "NAME", "arguments": '
 _QWEN_CODER = Tags("<function=", "</function>", "<parameter=", "</parameter>", ("</tool_call>",))
 _SEED = Tags("<function=", "</function>", "<parameter=", "</parameter>", ("</seed:tool_call>",))
 _MINIMAX = Tags("<invoke name=", "</invoke>", "<parameter name=", "</parameter>", ("</minimax:tool_call>",))
-_MINICPM = Tags("<function name=", "</function>", "<param name=", "</param>", ())
+_MINICPM = Tags("<function name=", "</function>", "<param name=", "</param>", (), has_cdata=True)
 _DSML = Tags(
     "<｜DSML｜invoke name=",
     "</｜DSML｜invoke>",

@@ -39,8 +39,9 @@ class Reading:
 
     `schemas` are the parameters of the tools that may be called, by name. More than `most_calls` are
     left out: the client has said that it takes no more. A reply that `must_call` has no content of its own.
-    `is_silent` until there is more content than white space, and again after a call. While `only_known_before` is a
-    text, a call of no known tool is malformed, and one that has this text in it.
+    `is_silent` until there is more content than white space, and again after a call. `gap` is the white space round
+    calls that content stood before (`has_spoken`); it comes back if more content follows. While `only_known_before` is
+    a text, a call of no known tool is malformed, and one that has this text in it.
     """
 
     def __init__(
@@ -60,6 +61,8 @@ class Reading:
         self.n_calls = 0
         self.n_contents = 0
         self.is_silent = True
+        self.has_spoken = False
+        self.gap = ""
         self.n_malformed = 0
         self.only_known_before: str | None = None
         self._ready: list[Piece] = []
@@ -71,8 +74,10 @@ class Reading:
 
     def content(self, text: str) -> None:
         if text and not (self.is_cut and self._must_call):  # what the limit left of a call, or of its mark
+            text, self.gap = self.gap + text, ""
             self.n_contents += 1
             self.is_silent = self.is_silent and text.isspace()
+            self.has_spoken = self.has_spoken or not self.is_silent
             last = self._ready[-1] if self._ready else None
             if isinstance(last, Content):
                 self._ready[-1] = Content(last.text + text)
@@ -284,6 +289,8 @@ def _calls(reply: Reading, read: CallReader, *, within: ThinkingTags | None = No
     known tools are, which end before the thinking does."""
     source = reply.source
     opening_end, n_commits = source.at, source.n_commits
+    opening = source.text[:opening_end]
+    space = opening[: len(opening) - len(opening.lstrip())]
     reply.only_known_before = None if within is None else within.closing
     try:
         yield from read(reply)
@@ -306,6 +313,8 @@ def _calls(reply: Reading, read: CallReader, *, within: ThinkingTags | None = No
     source.commit()
     yield from source.skip_space()
     reply.is_silent = True
+    if reply.has_spoken:
+        reply.gap = source.text[: source.at] or space or reply.gap
     return True
 
 

@@ -98,13 +98,14 @@ def _type_names(value: Any) -> set[str]:
 @dataclass(frozen=True)
 class Tags:
     """How a family writes calls. `call` and `parameter` begin a tag that goes on with a name and ends with `>`; one of
-    `closing` ends a block of calls."""
+    `closing` ends a block of calls. With `has_cdata` a value may stand in a CDATA section."""
 
     call: str
     call_end: str
     parameter: str
     parameter_end: str
     closing: tuple[str, ...]
+    has_cdata: bool = False
 
     @cached_property
     def value_end(self) -> MarkSet:
@@ -116,6 +117,7 @@ class Tags:
         return MarkSet((self.parameter_end, self.parameter, self.call_end, *self.closing))
 
 
+_CDATA_END = MarkSet(("]]>",))
 _NAME_END = MarkSet((">", "\n"))
 # A name, in quotes or not, and what DeepSeek says of the value.
 _ATTRIBUTE = re.compile(r'^"?([^"\s]+)"?(?:\s+string\s*=\s*"(true|false)")?\s*"?$')
@@ -205,10 +207,14 @@ def _read_call(reply: Reading, tags: Tags) -> Read[None]:
         yield from source.skip_space()
         if (yield from source.take(tags.parameter)):
             key, is_text = yield from _read_name(reply)
-            text, mark = yield from source.until(tags.value_end if reply.streams else tags.value_marks)
-            if mark != tags.parameter_end:  # a closing tag forgotten: the value ends where the next thing begins
-                source.at -= len(mark)
-            value = _without_line_ends(text)
+            if tags.has_cdata and (yield from source.take("<![CDATA[")):
+                value, _ = yield from source.until(_CDATA_END)
+                yield from source.take(tags.parameter_end)
+            else:
+                text, mark = yield from source.until(tags.value_end if reply.streams else tags.value_marks)
+                if mark != tags.parameter_end:  # a closing tag forgotten: the value ends where the next thing begins
+                    source.at -= len(mark)
+                value = _without_line_ends(text)
             arguments[key] = _value(value, key, parameters, is_text)
         elif (yield from source.take(tags.call_end)) or (yield from _ends_without_tag(reply, tags)):
             break

@@ -351,7 +351,7 @@ TAGGED: tuple[Golden, ...] = (
         "thinking again behind a call",
         formats.HERMES,
         f"<think>Hm.</think>I look.{_HERMES_PARIS}\n<think>So.</think>\nRain.",
-        (thinking("Hm."), content("I look."), call(*PARIS), thinking("So."), content("Rain.")),
+        (thinking("Hm."), content("I look."), call(*PARIS), thinking("So."), content("\nRain.")),
         tags=THINK,
     ),
     Golden(
@@ -398,6 +398,12 @@ TAGGED: tuple[Golden, ...] = (
         formats.HERMES,
         f"{_HERMES_PARIS}\nDone.",
         (call(*PARIS), content("Done.")),
+    ),
+    Golden(
+        "content on both sides of calls",
+        formats.HERMES,
+        f"I look.\n\n{_HERMES_PARIS}\n{_HERMES_PARIS}\n\nThen I tell you.",
+        (content("I look."), call(*PARIS), call(*PARIS), content("\n\nThen I tell you.")),
     ),
     Golden(
         "without its closing tag",
@@ -581,6 +587,13 @@ TAGGED: tuple[Golden, ...] = (
         '<function name="get_weather"><param name="city">Paris</param></function>',
         (call(*PARIS),),
     ),
+    Golden(
+        "minicpm, a text with tags of its own",
+        formats.MINICPM,
+        '<function name="get_weather"><param name="city"><![CDATA[<b>P</b></param>]]></param>'
+        '<param name="days">3</param></function>',
+        (call("get_weather", {"city": "<b>P</b></param>", "days": 3}),),
+    ),
     # --- Llama, pythonic ------------------------------------------------------------------------------------------
     Golden("llama", formats.LLAMA_JSON, '{"name": "get_weather", "parameters": {"city": "Paris"}}', (call(*PARIS),)),
     Golden(
@@ -645,7 +658,7 @@ TAGGED: tuple[Golden, ...] = (
         "lfm2",
         formats.LFM2,
         'I check. <|tool_call_start|>[get_weather(city="Paris")]<|tool_call_end|>Checking.',
-        (content("I check."), call(*PARIS), content("Checking.")),
+        (content("I check."), call(*PARIS), content(" Checking.")),
         control_tokens=("<|tool_call_start|>", "<|tool_call_end|>"),
     ),
 )
