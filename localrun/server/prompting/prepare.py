@@ -60,13 +60,13 @@ async def prepare(runtime: Runtime, job: Job, ask: ChatAsk) -> Prepared:
     """Raises BadTemplate, and BadRequest for a conversation that the template refuses, for tools that contradict each
     other or the tool choice, for thinking that the model does not know, and for media that it does not take or that
     cannot be decoded."""
-    template = template_of(job, ask.template)
+    tools = () if ask.tool_choice == "none" else ask.tools
+    template = template_of(job, ask.template, with_tools=bool(tools))
     profile = profile_of(template)
-    _check(ask, thinks=profile.thinks)
-    if not profile.are_tags_certain or (ask.tools and not profile.is_format_certain):
+    _check(ask, thinks=profile.thinks or profile_of(template_of(job, ask.template)).thinks)
+    if not profile.are_tags_certain or (tools and not profile.is_format_certain):
         profile = await _probed(runtime, job, template, profile)
     media = await runtime.media.attach(job, ask.media) if ask.media else {}
-    tools = () if ask.tool_choice == "none" else ask.tools
     call_format, tags = profile.call_format or formats.HERMES, profile.tags
     segments = await render_chat(runtime, job, ask, template, profile)
     if tools:  # whose grammar may take a while
@@ -119,11 +119,12 @@ def _check(ask: ChatAsk, *, thinks: bool) -> None:
         raise BadRequest("messages: only a last message of the assistant can be continued", field="messages")
 
 
-def template_of(job: Job, instead: str | None = None) -> str:
-    """The chat template: `instead`, else the manifest's, the file's, or the one of the model's family. Raises
-    BadTemplate for one that is too long to be looked at."""
+def template_of(job: Job, instead: str | None = None, *, with_tools: bool = False) -> str:
+    """The chat template: `instead`, else the manifest's, the file's (its own one `with_tools`, where it has one), or
+    the one of the model's family. Raises BadTemplate for one that is too long to be looked at."""
     model = job.model
-    template = instead or model.template or fallback_template(model.header.architecture, job.control_tokens)
+    template = instead or (model.tool_template if with_tools else "") or model.template
+    template = template or fallback_template(model.header.architecture, job.control_tokens)
     check_length(template)
     return template
 

@@ -202,25 +202,24 @@ def capabilities(model: Model) -> tuple[str, ...]:
 
     "tools" is for models whose own template knows them; others can be given tools all the same.
     """
-    template = model.template
+    templates = model.template, model.tool_template or model.template
     known = _known.setdefault(model.header, {})
-    if template not in known:
-        known[template] = _capabilities(model.header, template)
-    own = known[template]
+    if templates not in known:
+        known[templates] = _capabilities(model.header, *templates)
+    own = known[templates]
     return own if model.header.pooling == RANK else (*own, *model.media)
 
 
-_known: WeakKeyDictionary[Header, dict[str, tuple[str, ...]]] = WeakKeyDictionary()
+_known: WeakKeyDictionary[Header, dict[tuple[str, str], tuple[str, ...]]] = WeakKeyDictionary()
 
 
-def _capabilities(header: Header, template: str) -> tuple[str, ...]:
+def _capabilities(header: Header, template: str, tool_template: str) -> tuple[str, ...]:
     if not header.generates:
         return ("embedding",)
-    known = profile_of(template)
     result = ["completion"]
-    if known.takes_tools:
+    if profile_of(tool_template).takes_tools:
         result.append("tools")
-    if known.thinks:
+    if profile_of(template).thinks:
         result.append("thinking")
     try:
         if fim_tokens(header) is not None:

@@ -67,13 +67,15 @@ def renderer(loop: asyncio.AbstractEventLoop) -> Iterator[TemplateRenderer]:
 class Desk:
     """Prepares asks for one model after the other."""
 
+    tool_template = ""
+
     def __init__(self, loop: asyncio.AbstractEventLoop, renderer: TemplateRenderer, header: Any) -> None:
         self._loop = loop
         self._runtime = cast(Runtime, SimpleNamespace(renderer=renderer))
         self._header = header
 
     def __call__(self, chat_template: str, control_tokens: tuple[str, ...] = (), **ask: Any) -> Prepared:
-        model = SimpleNamespace(header=self._header, template=chat_template)
+        model = SimpleNamespace(header=self._header, template=chat_template, tool_template=self.tool_template)
         job = cast(Job, SimpleNamespace(model=model, control_tokens=control_tokens))
         ask.setdefault("messages", [HELLO])
         return self._loop.run_until_complete(prepare(self._runtime, job, ChatAsk(**ask)))
@@ -109,6 +111,15 @@ def test_a_template_is_told_the_date_unless_the_client_says_another(desk: Desk):
     before, told = today(), text(desk(template))
     assert told in (before, today()), "two days at midnight"
     assert text(desk(template, template_variables={"date_string": "1 May 2030"})) == "1 May 2030"
+
+
+def test_a_file_s_own_template_for_tools_is_used_with_tools(desk: Desk):
+    desk.tool_template = "FOR TOOLS: " + HERMES
+    assert text(desk(PLAIN, tools=(WEATHER,))).startswith("FOR TOOLS: <tools>")
+    assert text(desk(PLAIN)) == "[user]hello[assistant]"
+    assert text(desk(PLAIN, tools=(WEATHER,), tool_choice="none")) == "[user]hello[assistant]"
+    assert "FOR TOOLS" not in text(desk(PLAIN, template=HERMES, tools=(WEATHER,)))
+    assert text(desk(OPENS_THINKING, tools=(WEATHER,), think=True)).startswith("FOR TOOLS: ")
 
 
 def test_tools_go_to_a_template_that_knows_them(desk: Desk):
@@ -436,7 +447,7 @@ class Recorder:
 
 def stubs(header: Header) -> tuple[Recorder, Runtime, Job]:
     recorder = Recorder()
-    model = SimpleNamespace(header=header, template=header.chat_template or "")
+    model = SimpleNamespace(header=header, template=header.chat_template or "", tool_template="")
     job = SimpleNamespace(model=model, control_tokens=("<|im_start|>",))
     return recorder, cast(Runtime, SimpleNamespace(renderer=recorder)), cast(Job, job)
 

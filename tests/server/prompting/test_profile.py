@@ -32,6 +32,12 @@ def test_by_the_template(small_model: Path, template: str, expected: tuple[str, 
     assert capabilities(_model(small_model, template)) == expected
 
 
+def test_a_template_for_tools_counts_for_tools(small_model: Path):
+    model = _model(small_model, "{{ messages }}")
+    model.header.metadata["tokenizer.chat_template.tool_use"] = "{{ tools }}<tool_call>"
+    assert capabilities(model) == ("completion", "tools")
+
+
 def test_encoders_give_vectors_alone(small_model: Path):
     assert capabilities(_model(small_model, "", architecture="bert")) == ("embedding",)
     assert capabilities(_model(small_model, "", pooling=1)) == ("embedding",)
