@@ -24,7 +24,7 @@ _HEAD = re.compile(r"\s*call:([^{]*)(?=\{)")
 _BARE = re.compile(r"[^,{}\[\]]+")
 _SPACE = re.compile(r"\s*")
 # What a text without quotes ends before: the next key, or the end of the call.
-_BARE_TEXT_END = re.compile(r"\s*,\s*[\w.-]+\s*:|\s*\}?\s*\Z")
+_BARE_TEXT_END = re.compile(r",\s*[\w.-]+\s*:|\}?\Z")
 _SINGLE_QUOTE_END = re.compile(r"'(?=\s*(?:[,}\]]|\Z))")
 
 
@@ -167,7 +167,7 @@ class _Mending(_Scan):
         end = _BARE_TEXT_END.search(self.text, at)
         if depth != 1 or end is None or (allowed and "string" not in allowed):
             return super().bare(at, depth, key)
-        text = self.text[at : end.start()]
+        text = self.text[at : end.start()].rstrip()
         if allowed != {"string"}:
             try:
                 return parse_json(text), end.start()

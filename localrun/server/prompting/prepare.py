@@ -69,7 +69,10 @@ async def prepare(runtime: Runtime, job: Job, ask: ChatAsk) -> Prepared:
     media = await runtime.media.attach(job, ask.media) if ask.media else {}
     call_format, tags = profile.call_format or formats.HERMES, profile.tags
     segments = await render_chat(runtime, job, ask, template, profile)
-    if tools:  # whose grammar may take a while
+    if ask.continue_last and tags is not None and ask.messages[-1].get("thinking"):
+        texts = await probing.texts_round_thinking(_rendering(runtime, job, template, profile), tags)
+        ending = ended(segments, ask, tools, call_format, tags, job.control_tokens, texts)
+    elif tools:  # whose grammar may take a while
         ending = await asyncio.to_thread(ended, segments, ask, tools, call_format, tags, job.control_tokens)
     else:
         ending = ended(segments, ask, tools, call_format, tags, job.control_tokens)
@@ -139,17 +142,25 @@ async def _probed(runtime: Runtime, job: Job, template: str, profile: Profile) -
     if known is not None:
         _probed_profiles.move_to_end(template)
         return known
-    tools = [tool.for_template() for tool in probing.TOOLS] if profile.takes_tools else None
-
-    async def render(messages: Sequence[Message]) -> str:
-        made = conversation.fitted(conversation.with_names(messages), profile)
-        segments = await render_template(runtime, job, template, made, tools=tools, adds_prompt=False)
-        return "".join(segment.text for segment in segments)
-
+    render = _rendering(runtime, job, template, profile, probing.TOOLS if profile.takes_tools else ())
     known = _probed_profiles[template] = probing.with_found(profile, await probing.probe(render, profile))
     if len(_probed_profiles) > REMEMBERED_TEMPLATES:
         _probed_profiles.popitem(last=False)
     return known
+
+
+def _rendering(
+    runtime: Runtime, job: Job, template: str, profile: Profile, tools: Sequence[Tool] = ()
+) -> probing.Render:
+    """What renders the conversations that a template is looked at with."""
+
+    async def render(messages: Sequence[Message]) -> str:
+        made = conversation.fitted(conversation.with_names(messages), profile)
+        given = [tool.for_template() for tool in tools] or None
+        segments = await render_template(runtime, job, template, made, tools=given, adds_prompt=False)
+        return "".join(segment.text for segment in segments)
+
+    return render
 
 
 async def render_template(
@@ -359,13 +370,15 @@ def ended(
     call_format: CallFormat,
     tags: ThinkingTags | None,
     control_tokens: Sequence[str],
+    thinking_texts: tuple[str, str] | None = None,
 ) -> Ending:
-    """Raises BadRequest for a schema that no decoding can be held to."""
+    """`thinking_texts` are those that the template writes before thinking and behind it. Raises BadRequest for a schema
+    that no decoding can be held to."""
     end = "".join(segment.text for segment in segments)[-_END_CHARACTERS:]
     is_open = tags is not None and tags.is_open(end)
     must_call = _must_call(ask)
     if ask.continue_last:
-        return _continued(segments, ask, call_format, tags, is_open=is_open)
+        return _continued(segments, ask, call_format, tags, thinking_texts, is_open=is_open)
     # Models that list arguments are those that think long: there a call that must come does so at once, unless thinking
     # was asked for.
     thinks = bool(ask.think) or (ask.think is None and not (must_call and call_format.written.arguments is not None))
@@ -419,6 +432,7 @@ def _continued(
     ask: ChatAsk,
     call_format: CallFormat,
     tags: ThinkingTags | None,
+    thinking_texts: tuple[str, str] | None,
     *,
     is_open: bool,
 ) -> Ending:
@@ -430,12 +444,14 @@ def _continued(
         text = content if content or not thinking else thinking
         return Ending((*segments, Segment(channel), Segment(text, trusted=False)), ask.response_grammar, opened=channel)
     added: list[Segment] = []
+    closing = "" if tags is None else f"\n{tags.closing}\n\n"
     if tags is not None and thinking:
-        added += [] if is_open else [Segment(f"{tags.opening}\n")]
+        opening, closing = thinking_texts or (f"{tags.opening}\n", closing)
+        added += [] if is_open else [Segment(opening)]
         added.append(Segment(thinking, trusted=False))
         is_open = True
     if tags is not None and is_open and (content or not thinking):
-        added.append(Segment(f"\n{tags.closing}\n\n"))
+        added.append(Segment(closing))
         is_open = False
     if content:
         added.append(Segment(content, trusted=False))

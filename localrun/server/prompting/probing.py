@@ -96,9 +96,25 @@ async def probe(render: Render, profile: Profile) -> Found:
     if not is_known:
         two = await reply(assistant(_ANSWER, calls=_calls(2, _TEXTS)))
         numbers = await reply(assistant(_ANSWER, calls=_calls(1, _NUMBERS)))
-        written = _written(*(_behind(parts, begins) for parts in (one, two, numbers)), end)
+        written = _written(_behind(one, begins), _behind(two, begins), _behind(numbers, begins), end)
         call_format = (None if written is None else _checked(written, _behind(one, begins))) or call_format
     return Found(call_format, tags, _answer_marks(thinking, tags, end, one))
+
+
+async def texts_round_thinking(render: Render, tags: ThinkingTags) -> tuple[str, str]:
+    """What the template writes before thinking and between it and the answer, tags and white space; as most do where it
+    leaves the thinking out. Raises TemplateOverrunError."""
+    try:
+        rendered = await render([_USER, assistant(_ANSWER, thinking=_THOUGHT)])
+    except TemplateOverrunError:
+        raise
+    except BadRequest:
+        rendered = ""
+    before, _, behind = rendered.partition(_THOUGHT)
+    before, behind = before.rpartition(tags.opening)[2], behind.partition(_ANSWER)[0]
+    if before.strip() or not behind.strip().startswith(tags.closing) or _ANSWER not in rendered:
+        return f"{tags.opening}\n", f"\n{tags.closing}\n\n"
+    return tags.opening + before, behind
 
 
 def _parts(text: str) -> list[str]:

@@ -289,6 +289,17 @@ def test_content_that_goes_on_with_a_tag_keeps_it(desk: Desk):
     )
 
 
+def test_content_that_goes_on_stands_behind_its_thinking_as_the_template_writes_it(desk: Desk):
+    messages = [HELLO, {"role": "assistant", "content": "Done", "thinking": "Plan."}]
+    for written in ("<think>{}</think>", "<think>\n{}\n</think>\n\n", "<think>{}</think>\n"):
+        thinks = "{% if m.reasoning_content %}" + written.format("{{ m.reasoning_content }}") + "{% endif %}"
+        template = TURNS.replace("{{ m.content }}", f"{thinks}{{{{ m.content }}}}")
+        for opened in ("", written.partition("{}")[0]):
+            begins = f"{{{{ {'<|im_start|>assistant' + chr(10) + opened!r} }}}}"
+            prepared = desk(template + begins, messages=messages, continue_last=True)
+            assert text(prepared).endswith(f"<|im_start|>assistant\n{written.format('Plan.')}Done")
+
+
 def test_continued_thinking_goes_on_thinking(desk: Desk):
     messages = [HELLO, {"role": "assistant", "content": "", "thinking": "Hm"}]
     prepared = desk(OPENS_THINKING, messages=messages, continue_last=True)
