@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -71,6 +72,43 @@ def by_responses(daemon: Daemon, reply: str) -> Said:
         for kind in ("reasoning", "message")
     }
     return texts["reasoning"], texts["message"], [item["name"] for item in items if item["type"] == "function_call"]
+
+
+CHOICE = {"type": "object", "properties": {"city": {"enum": ["Paris", "Rome"]}, "days": {"type": "integer"}}}
+CHOICE["required"] = ["city", "days"]
+CHAT_TOOL = {"type": "function", "function": {"name": "get_weather", "parameters": CHOICE}}
+FORCED: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"tools": [CHAT_TOOL], "tool_choice": "required", "parallel_tool_calls": False},
+    "/v1/messages": {
+        "max_tokens": 200,
+        "tools": [{"name": "get_weather", "input_schema": CHOICE}],
+        "tool_choice": {"type": "any", "disable_parallel_tool_use": True},
+    },
+    "/v1/responses": {
+        "tools": [{"type": "function", "name": "get_weather", "parameters": CHOICE}],
+        "tool_choice": "required",
+        "parallel_tool_calls": False,
+    },
+}
+
+
+@pytest.mark.parametrize("path", FORCED)
+def test_a_call_in_tags_is_forced(daemon: Daemon, path: str) -> None:
+    """The engine would say something else."""
+    hello = "hello" if path == "/v1/responses" else [{"role": "user", "content": "hello"}]
+    field = "input" if path == "/v1/responses" else "messages"
+    got = daemon.post(path, {"model": "caller", field: hello, "stream": False} | FORCED[path])
+    assert got.status_code == 200, got.text
+    answer = got.json()
+    if path == "/v1/messages":
+        (called,) = [block["input"] for block in answer["content"]]
+    elif path == "/v1/responses":
+        (called,) = [json.loads(item["arguments"]) for item in answer["output"]]
+    else:
+        calls = answer["choices"][0]["message"]["tool_calls"]
+        (called,) = [json.loads(call["function"]["arguments"]) for call in calls]
+    assert called["city"] in ("Paris", "Rome")
+    assert isinstance(called["days"], int)
 
 
 @pytest.mark.parametrize("ask", [by_chat, by_ollama, by_messages, by_responses], ids=lambda ask: ask.__name__)
