@@ -120,8 +120,9 @@ def plain(segments: Sequence[Segment], grammar: Grammar | None) -> Prepared:
 
 
 def thinks_by_default(job: Job, ask: ChatAsk) -> ChatAsk:
-    """As Ollama has it: a model that can think does, unless it is told not to."""
-    if ask.think is not None or ask.template is not None:
+    """As Ollama has it: a model that can think does, unless it is told not to. Where a call must come, which Ollama
+    does not know, that is the template's to say."""
+    if ask.think is not None or ask.template is not None or ask.tool_choice not in ("auto", "none"):
         return ask
     return msgspec.structs.replace(ask, think=True) if profile_of(template_of(job)).thinks else ask
 

@@ -78,6 +78,7 @@ CHOICE = {"type": "object", "properties": {"city": {"enum": ["Paris", "Rome"]}, 
 CHOICE["required"] = ["city", "days"]
 CHAT_TOOL = {"type": "function", "function": {"name": "get_weather", "parameters": CHOICE}}
 FORCED: dict[str, dict[str, Any]] = {
+    "/api/chat": {"tools": [CHAT_TOOL], "tool_choice": {"type": "function", "function": {"name": "get_weather"}}},
     "/v1/chat/completions": {"tools": [CHAT_TOOL], "tool_choice": "required", "parallel_tool_calls": False},
     "/v1/messages": {
         "max_tokens": 200,
@@ -105,8 +106,9 @@ def test_a_call_in_tags_is_forced(daemon: Daemon, path: str) -> None:
     elif path == "/v1/responses":
         (called,) = [json.loads(item["arguments"]) for item in answer["output"]]
     else:
-        calls = answer["choices"][0]["message"]["tool_calls"]
-        (called,) = [json.loads(call["function"]["arguments"]) for call in calls]
+        message = answer["message"] if path == "/api/chat" else answer["choices"][0]["message"]
+        (called,) = [call["function"]["arguments"] for call in message["tool_calls"]]
+        called = json.loads(called) if isinstance(called, str) else called
     assert called["city"] in ("Paris", "Rome")
     assert isinstance(called["days"], int)
 
