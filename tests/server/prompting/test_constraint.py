@@ -11,7 +11,7 @@ from llguidance import LLMatcher, LLTokenizer
 from localrun.engine.sample import grammar_library, grammar_worker
 from localrun.engine.sample.grammar_library import source_of
 from localrun.errors import BadRequest
-from localrun.server import structured
+from localrun.server import notices, structured
 from localrun.server.parsing import formats
 from localrun.server.parsing.parser import CallFormat, ParserPlan
 from localrun.server.parsing.written import Written
@@ -19,6 +19,7 @@ from localrun.server.prompting import constraint
 from localrun.server.prompting.ask import Tool
 from localrun.server.structured.grammars import MAX_GRAMMAR_BYTES
 from localrun.wire import Grammar, GrammarKind
+from tests.says import says
 from tests.server.parsing.golden import SCHEMAS, THINK, Call
 from tests.server.parsing.reading_aloud import meaning, read
 
@@ -207,6 +208,19 @@ def test_texts_end_at_a_mark_that_is_a_control_token(call_format: CallFormat):
     tokens = [token for part in parts for token in ([names[part]] if part in names else part.encode())]
     assert matcher.try_consume_tokens(tokens) == len(tokens), call_format.name
     assert matcher.is_accepting()
+
+
+def test_what_a_bare_text_is_not_held_to_is_said():
+    code = {"type": "object", "properties": {"code": {"type": "string", "pattern": "^[A-Z]{3}$"}}, "required": ["code"]}
+    tool = Tool("look_up", "", code, field="tools[0].function.parameters")
+    with notices.collected() as noted:
+        bare = constraint.forced_calls(formats.QWEN_CODER.written, [tool], at_most=1)
+    assert says(noted, "tools[0].function.parameters.properties.code.pattern")
+    assert accepts(bare, spelled(formats.QWEN_CODER.written, ("look_up", {"code": "abc"})))
+    with notices.collected() as noted:
+        quoted = constraint.forced_calls(formats.LFM2.written, [tool], at_most=1)
+    assert noted == []
+    assert not accepts(quoted, spelled(formats.LFM2.written, ("look_up", {"code": "abc"})))
 
 
 def test_only_a_schema_can_be_combined_with_tools():
