@@ -187,7 +187,8 @@ class ThinkingTags:
 @dataclass(frozen=True)
 class Layout:
     """`calls` are the readers by opening mark. `unmarked` are readers by the first character of content that is nothing
-    but calls. `dropped` marks say nothing to a reader: they are left out.
+    but calls. `dropped` marks say nothing to a reader: they are left out; those of `answer_texts`, which an answer may
+    be about as well, where it begins and ends alone.
 
     The `tags` count where thinking may stand: before any content, and right behind a call. Within content they are
     text, because answers are also about them; those that are or have control tokens (`has_control_tags`) count at the
@@ -198,6 +199,7 @@ class Layout:
     calls: dict[str, CallReader] = field(default_factory=dict)
     unmarked: tuple[tuple[str, CallReader], ...] = ()
     dropped: frozenset[str] = frozenset()
+    answer_texts: frozenset[str] = frozenset()
 
     @cached_property
     def tag_marks(self) -> frozenset[str]:
@@ -249,6 +251,18 @@ def read_reply(reply: Reading, layout: Layout, *, is_thinking: bool) -> Read[Non
         elif mark in layout.calls:
             is_call = yield from _calls(reply, layout.calls[mark])
             at_start = at_start and is_call
+        elif mark in layout.answer_texts and not reply.is_silent and not (yield from _ends(source)):
+            reply.content(source.text[: source.at])
+            source.commit()
+
+
+def _ends(source: Source) -> Read[bool]:
+    """Whether nothing but white space follows. Takes nothing."""
+    at = source.at
+    yield from source.skip_space()
+    is_over = not (yield from source.next_character())
+    source.at = at
+    return is_over
 
 
 def _tag(reply: Reading, layout: Layout, tags: ThinkingTags, mark: str) -> Read[None]:
@@ -420,6 +434,9 @@ class ParserPlan:
         reply.is_silent = not has_content
         return StreamingParser(reply, read, opened=opened)
 
+    def _has_control(self, mark: str) -> bool:
+        return any(token in mark for token in self.control_tokens if token)
+
     @cached_property
     def _shown(self) -> frozenset[str]:
         if not self.shows_control:
@@ -432,8 +449,9 @@ class ParserPlan:
         tags = () if self.tags is None else (self.tags.opening, self.tags.closing)
         return Layout(
             tags=self.tags,
-            has_control_tags=any(token in tag for token in self.control_tokens if token for tag in tags),
+            has_control_tags=any(map(self._has_control, tags)),
             calls=calls,
             unmarked=() if self.call_format is None else self.call_format.unmarked,
             dropped=self._shown | self.answer_marks,
+            answer_texts=frozenset(mark for mark in self.answer_marks if not self._has_control(mark)),
         )

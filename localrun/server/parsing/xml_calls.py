@@ -40,7 +40,7 @@ def typed(text: str, name: str, parameters: Mapping[str, Any]) -> Any:
         value: Any = _PYTHON_WORDS[stripped]
     elif allowed and "string" not in allowed and stripped.lower() in _WORDS:
         return _WORDS[stripped.lower()]
-    elif "integer" in allowed and _WHOLE_NUMBER.fullmatch(stripped):
+    elif "integer" in allowed and "string" not in allowed and _WHOLE_NUMBER.fullmatch(stripped):
         value = int(stripped)
     else:
         try:

@@ -52,6 +52,21 @@ def test_an_answer_about_the_tags_keeps_them(tags: ThinkingTags, before: str, is
         assert pieces == expected, f"pieces of {size}"
 
 
+@pytest.mark.parametrize(
+    ("reply", "answer"),
+    [
+        ("<think>Hm.</think><response>Yes.</response>\n", "Yes.\n"),
+        ("<response>Use <response>x</response> here.</response>", "Use <response>x</response> here."),
+        ("Yes, <response> is a tag.", "Yes, <response> is a tag."),
+    ],
+)
+def test_marks_round_an_answer_are_left_out_round_it_alone(reply: str, answer: str):
+    plan = ParserPlan(tags=THINK, answer_marks=frozenset(("<response>", "</response>")))
+    for size in (1, 3, len(reply)):
+        pieces = meaning(read(plan.parser({}), (reply[at : at + size] for at in range(0, len(reply), size))))
+        assert pieces[-1] == ("content", answer)
+
+
 def test_constrained_arguments_come_while_they_are_written():
     parser = ParserPlan(call_format=formats.HERMES, calls_are_constrained=True).parser(SCHEMAS)
     assert parser.feed('<tool_call>\n{"name": "save", "arguments": ') == []

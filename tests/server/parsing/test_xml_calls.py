@@ -22,6 +22,7 @@ from localrun.server.parsing.xml_calls import typed
         ({"type": "integer"}, "NULL", None),
         ({"type": "integer"}, "007", 7),
         ({"type": ["string", "integer"]}, "FALSE", "FALSE"),
+        ({"type": ["string", "integer"]}, "007", "007"),
         ({"type": "array"}, '["a"]', ["a"]),
         ({"type": "object"}, '{"a": 1}', {"a": 1}),
         ({"type": ["string", "null"]}, "null", None),

@@ -142,9 +142,8 @@ def test_thinking_and_an_answer_between_marks_of_their_own(desk: Desk):
     style = next(style for style in STYLES if style.answer != "{{ m.content }}")
     thinks = "{% if m.reasoning_content %}<|open|>think<|sep|>{{ m.reasoning_content }}<|close|>think<|sep|>{% endif %}"
     template = style.template.replace(style.answer, thinks + style.answer)
-    prepared = desk(
-        template + "{% if add_generation_prompt %}<|open|>think<|sep|>{% endif %}", tools=(TIME,), think=True
-    )
+    template += "{% if add_generation_prompt %}<|open|>think<|sep|>{% endif %}"
+    prepared = desk(template, ("<|open|>", "<|close|>", "<|sep|>", "<|end|>"), tools=(TIME,), think=True)
     reply = (
         "Hm.<|close|>think<|sep|><|open|>response<|sep|>I look.<|close|>response<|sep|><|open|>tools<|sep|>"
         '<|open|>call tool="get_time" index="1"<|sep|><|close|>call<|sep|><|close|>tools<|sep|>'
