@@ -145,7 +145,7 @@ def profile_of(template: str) -> Profile:
     is_harmony = call_format is formats.HARMONY
     has_headers = call_format is not None and bool(call_format.thoughts)
     takes_effort = "reasoning_effort" in template
-    tags = next((ThinkingTags(*pair) for pair in _TAGS if pair[0] in template or pair[1] in template), None)
+    tags = _tags(template)
     knows_calls = "tool_calls" in template
     shows_thinking = "reasoning_content" in template
     answer_marks = {mark for mark in _ANSWER_MARKS if mark in template}
@@ -171,6 +171,12 @@ def profile_of(template: str) -> Profile:
         thinks=tags is not None or has_headers or takes_effort or shows_thinking,
         marks_replies=tags is not None or bool(answer_marks) or (call_format is not None and bool(call_format.whole)),
     )
+
+
+def _tags(template: str) -> ThinkingTags | None:
+    if "<|begin|>assistant<|think|>" in template:  # Solar's thinking is a message of its own
+        return ThinkingTags("<|think|>", "<|end|><|begin|>assistant")
+    return next((ThinkingTags(*pair) for pair in _TAGS if pair[0] in template or pair[1] in template), None)
 
 
 def _call_format(template: str) -> CallFormat | None:

@@ -240,6 +240,16 @@ def test_structured_output_is_free_while_the_model_thinks(desk: Desk):
     assert desk(PLAIN, response_grammar=grammar).grammar == grammar
 
 
+def test_thinking_may_be_a_message_of_its_own(desk: Desk):
+    template = (
+        "{% for m in messages %}<|begin|>{{ m.role }}<|content|>{{ m.content }}<|end|>{% endfor %}<|begin|>assistant"
+        "{# <|begin|>assistant<|think|> #}"
+    )
+    prepared = desk(template, ("<|begin|>", "<|content|>", "<|think|>", "<|end|>"))
+    reply = "<|think|>Hm.<|end|><|begin|>assistant<|content|>Yes, the assistant."
+    assert meaning(read(prepared.new_parser(), reply)) == (("thinking", "Hm."), ("content", "Yes, the assistant."))
+
+
 def test_think_switches_the_template(desk: Desk):
     assert text(desk(QWEN_3, think=False)).endswith("<think>\n\n</think>\n\n")
     assert text(desk(QWEN_3, think=True)).endswith("assistant\n")
