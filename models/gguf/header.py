@@ -229,7 +229,15 @@ class Header:
 
     @property
     def chat_template(self) -> str | None:
-        template = self.metadata.get("tokenizer.chat_template")
+        return self._template("tokenizer.chat_template")
+
+    @property
+    def tool_template(self) -> str | None:
+        """The chat template for conversations with tools, where the file has one apart."""
+        return self._template("tokenizer.chat_template.tool_use")
+
+    def _template(self, key: str) -> str | None:
+        template = self.metadata.get(key)
         return template if isinstance(template, str) and template else None
 
     @cached_property

@@ -161,6 +161,11 @@ class Model:
         return (self.manifest.template if self.manifest else "") or self.header.chat_template or ""
 
     @property
+    def tool_template(self) -> str:
+        """The one for chats with tools; "" where that is `template` as well."""
+        return "" if self.manifest and self.manifest.template else self.header.tool_template or ""
+
+    @property
     def source(self) -> Source:
         """Where it came from. A file that was not pulled came from itself."""
         if self.manifest:

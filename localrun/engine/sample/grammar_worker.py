@@ -36,8 +36,11 @@ MEMORY_BYTES = 1024 * 1024 * 1024
 STACK_BYTES = 16 * 1024 * 1024
 IDLE_S = 60.0
 
-# How the daemon writes the arguments of a tool, below its name: the call must match, or any object will do.
-_ARGUMENTS_RULE = re.compile(r"^// (\".*\")\n((arguments|lenient)_\d+: %json) (\{.*\})$", re.MULTILINE)
+# How the daemon writes the arguments of a tool, below its name: the call must match, or any object will do. Where they
+# are no object, one of them stands below the tool's name and the path of its schema.
+_ARGUMENTS_RULE = re.compile(
+    r'^// ("(?:[^"\\]|\\.)*")(?: (".*"))?\n((arguments|lenient)_\d+: %json) (\{.*\})$', re.MULTILINE
+)
 _N_BYTES = 256
 
 
@@ -98,11 +101,11 @@ def _without_faults(lark: str, warnings: list[str]) -> str:
     the part of its schema where the call must match."""
 
     def with_any(found: re.Match[str]) -> str:
-        fault = _fault(json.loads(found[4]), "parameters")
+        fault = _fault(json.loads(found[5]), json.loads(found[2] or '"parameters"'))
         if not fault:
             return found[0]
         message = f"the tool {json.loads(found[1])!r}: {fault}"
-        if found[3] == "arguments":
+        if found[4] == "arguments":
             raise BadRequest(message)
         warnings.append(f"{message}; its calls take any object")
         return _any_object(found)
@@ -112,14 +115,14 @@ def _without_faults(lark: str, warnings: list[str]) -> str:
 
 def _without_schemas(lark: str, warnings: list[str]) -> str:
     """The grammar with any object for all arguments that need not match: together they are too much."""
-    weaker = _ARGUMENTS_RULE.sub(lambda found: found[0] if found[3] == "arguments" else _any_object(found), lark)
+    weaker = _ARGUMENTS_RULE.sub(lambda found: found[0] if found[4] == "arguments" else _any_object(found), lark)
     if weaker != lark:
         warnings.append("the schemas of the tools are too much for one grammar; calls take any object")
     return weaker
 
 
 def _any_object(rule: re.Match[str]) -> str:
-    return f'// {rule[1]}\n{rule[2]} {{"x-guidance":{{"whitespace_pattern":{json.dumps(WHITESPACE)}}},"type":"object"}}'
+    return f'// {rule[1]}\n{rule[3]} {{"x-guidance":{{"whitespace_pattern":{json.dumps(WHITESPACE)}}},"type":"object"}}'
 
 
 # What the library says of a schema that holds the faulty one.

@@ -9,6 +9,11 @@ gpt-oss (Harmony) writes several messages, each with its channel and its recipie
 prompt ends with `<|start|>assistant`, so the first header begins in the middle. The marks are control tokens, so a
 reply must be asked for with them shown.
 
+Muse Glimmer names the recipient alone: `to=self` is thinking, `to=user` content, and a message to a tool has its calls
+in tags. The prompt ends with `<|start|>assistant`.
+
+     to=self<|message|>...<|eom|><|start|>assistant to=get_time<|message|><atem:function_calls>...
+
 Functionary 3.2 writes parts with the recipient in the first line: `all`, or the tool that is called. The prompt ends
 with the `>>>` of the first part.
 
@@ -23,15 +28,23 @@ from __future__ import annotations
 
 import re
 
+from localrun.server.parsing import xml_calls
 from localrun.server.parsing.named_calls import MAX_NAME_CHARACTERS, checked_name, read_arguments
 from localrun.server.parsing.parser import Reading
 from localrun.server.parsing.source import CutShortError, MalformedError, MarkSet, Read, mark_set
+from localrun.server.parsing.xml_calls import Tags
 
 START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 ENDS = ("<|end|>", "<|return|>", "<|call|>")
+GLIMMER_ENDS = ("<|eom|>", "<|eot|>")
+GLIMMER_CALLS = "<atem:function_calls>"
 MAX_HEADER_CHARACTERS = 512
 
-_HEADER_END = MarkSet((MESSAGE, *ENDS))
+_HEADER_END = MarkSet((MESSAGE, *ENDS, *GLIMMER_ENDS))
+_ATEM = Tags(
+    "<atem:invoke name=", "</atem:invoke>", "<atem:parameter name=", "</atem:parameter>", (f"</{GLIMMER_CALLS[1:]}",)
+)
+_read_atem = xml_calls.reader(_ATEM)
 _RECIPIENT = re.compile(r"\bto=(\S+?)(?=<\||\s|$)")
 _CHANNEL = re.compile(re.escape(CHANNEL) + r"\s*(\w+)")
 
@@ -60,6 +73,47 @@ def read_harmony(reply: Reading, dropped: frozenset[str]) -> Read[None]:
                 break
             if mark in ENDS:
                 break
+
+
+def read_glimmer(reply: Reading, dropped: frozenset[str]) -> Read[None]:
+    """Reads until the end. A text without a header, and a message to a tool that is no call, are content."""
+    source = reply.source
+    marks = mark_set(dropped | {START, MESSAGE, *GLIMMER_ENDS})
+    begins_in_header = True
+    while True:
+        header = yield from _header(reply, is_first=begins_in_header)
+        begins_in_header = False
+        recipient = "user" if header is None else _called(header) or "user"
+        if recipient not in ("self", "user") and (yield from _tagged_calls(reply)):
+            continue
+        emit = reply.thinking if recipient == "self" else reply.content
+        mark: str | None = ""
+        while mark not in (None, START, MESSAGE):
+            mark = yield from source.stream_until(marks, emit, glued=frozenset())
+        if mark is None:
+            return
+        source.at -= len(mark)
+
+
+def _tagged_calls(reply: Reading) -> Read[bool]:
+    """A block of calls and the mark behind it. What is none is left for the content."""
+    source = reply.source
+    n_commits = source.n_commits
+    yield from source.skip_space()
+    try:
+        if not (yield from source.take(GLIMMER_CALLS)):
+            raise MalformedError
+        yield from _read_atem(reply)
+    except MalformedError:
+        if reply.drop_cut_call():
+            return True
+        if source.n_commits == n_commits:
+            source.at = 0
+        return False
+    yield from source.skip_space()
+    yield from source.take_any(GLIMMER_ENDS)
+    source.commit()
+    return True
 
 
 def _header(reply: Reading, *, is_first: bool) -> Read[str | None]:

@@ -1,7 +1,7 @@
 """How each family of models writes tool calls.
 
-A format has the readers for its marks and, where its calls are JSON between fixed texts, what the decoding can be held
-to. `prompting/profile.py` finds a template's format.
+A format has the readers for its marks, and what its calls are made of, to which the decoding can be held.
+`prompting/profile.py` finds a template's format.
 
 Pure. Does not: know thinking.
 """
@@ -9,9 +9,21 @@ Pure. Does not: know thinking.
 from __future__ import annotations
 
 from localrun.server.parsing import gemma_calls, json_calls, named_calls, python_calls, xml_calls
-from localrun.server.parsing.channels import CHANNEL, ENDS, MESSAGE, PART, START, read_functionary, read_harmony
-from localrun.server.parsing.parser import CallFormat, Written
+from localrun.server.parsing.channels import (
+    CHANNEL,
+    ENDS,
+    GLIMMER_CALLS,
+    GLIMMER_ENDS,
+    MESSAGE,
+    PART,
+    START,
+    read_functionary,
+    read_glimmer,
+    read_harmony,
+)
+from localrun.server.parsing.parser import CallFormat
 from localrun.server.parsing.python_calls import read_python_tag
+from localrun.server.parsing.written import Listed, Written
 from localrun.server.parsing.xml_calls import Tags
 
 NAMED_JSON = '{"name": "NAME", "arguments": '
@@ -19,7 +31,7 @@ NAMED_JSON = '{"name": "NAME", "arguments": '
 _QWEN_CODER = Tags("<function=", "</function>", "<parameter=", "</parameter>", ("</tool_call>",))
 _SEED = Tags("<function=", "</function>", "<parameter=", "</parameter>", ("</seed:tool_call>",))
 _MINIMAX = Tags("<invoke name=", "</invoke>", "<parameter name=", "</parameter>", ("</minimax:tool_call>",))
-_MINICPM = Tags("<function name=", "</function>", "<param name=", "</param>", ())
+_MINICPM = Tags("<function name=", "</function>", "<param name=", "</param>", (), has_cdata=True)
 _DSML = Tags(
     "<｜DSML｜invoke name=",
     "</｜DSML｜invoke>",
@@ -35,23 +47,34 @@ def _list_after(mark: str, end: str = "", before: str = NAMED_JSON) -> Written:
 
 
 def _json_list(name: str, mark: str, end: str) -> CallFormat:
-    return CallFormat(name, {mark: json_calls.reader((end,))}, written=_list_after(mark, end))
+    return CallFormat(name, marks={mark: json_calls.reader((end,))}, written=_list_after(mark, end))
 
 
-def _tagged(name: str, tags: Tags, *marks: str) -> CallFormat:
-    begun = f"{marks[0]}\n{tags.call}"
+def _tagged(name: str, tags: Tags, *marks: str, parameter: Listed) -> CallFormat:
+    """Blocks of calls in tags, of which the first of `marks` opens one."""
     quote = '"' if tags.call.endswith("name=") else ""
-    return CallFormat(
-        name,
-        {mark: xml_calls.reader(tags) for mark in marks},
-        begun=begun + quote,
-        begun_by_name=f"{begun}{quote}NAME{quote}>",
+    written = Written(
+        marks[0],
+        f"{tags.call}{quote}NAME{quote}>\n",
+        f"{tags.call_end}\n",
+        lead="\n",
+        separator="",
+        closing=f"</{marks[0][1:]}",
+        arguments=parameter,
     )
+    return CallFormat(name, written, {mark: xml_calls.reader(tags) for mark in marks})
+
+
+# Parameters in tags, each on lines of its own, and with its value on a line of its own.
+_ON_A_LINE = Listed("<parameter=NAME>", "</parameter>\n")
+_ON_LINES = Listed("<parameter=NAME>\n", "\n</parameter>\n")
+_NAMED = Listed('<parameter name="NAME">', "</parameter>\n")
+_KEYWORDS = Listed("NAME=", separator=", ", quote=None)
 
 
 HERMES = CallFormat(
     "hermes",
-    {"<tool_call>": json_calls.reader(("</tool_call>",), fences=True)},
+    marks={"<tool_call>": json_calls.reader(("</tool_call>",), fences=True)},
     written=Written(
         "<tool_call>",
         NAMED_JSON,
@@ -70,6 +93,22 @@ HARMONY = CallFormat(
     ),
     whole=read_harmony,
     own_marks=(START, CHANNEL, MESSAGE, *ENDS),
+    answers=("<|channel|>final<|message|>", "<|channel|>final <|constrain|>json<|message|>"),
+    thoughts="<|channel|>analysis<|message|>",
+)
+GLIMMER = CallFormat(
+    "glimmer",
+    Written(
+        "",
+        f' to=NAME<|message|>{GLIMMER_CALLS}\n<atem:invoke name="NAME">\n',
+        f"</atem:invoke>\n</{GLIMMER_CALLS[1:]}",
+        separator="<|eom|><|start|>assistant",
+        arguments=Listed('<atem:parameter name="NAME">', "</atem:parameter>\n"),
+    ),
+    whole=read_glimmer,
+    own_marks=(START, MESSAGE, *GLIMMER_ENDS),
+    answers=(" to=user<|message|>",),
+    thoughts=" to=self<|message|>",
 )
 FUNCTIONARY = CallFormat(
     "functionary",
@@ -79,39 +118,45 @@ FUNCTIONARY = CallFormat(
 )
 FUNCTIONARY_TAGS = CallFormat(
     "functionary-tags",
-    {"<function=": named_calls.read_tagged, "<|python_tag|>": read_python_tag},
+    marks={"<function=": named_calls.read_tagged, "<|python_tag|>": read_python_tag},
     written=Written("<function=", "NAME>", "</function>", separator="\n<function=", triggers=("<function=",)),
 )
 LLAMA_JSON = CallFormat(
     "llama-json",
-    {"<|python_tag|>": read_python_tag},
+    marks={"<|python_tag|>": read_python_tag},
     unmarked=(("{", json_calls.read_unmarked),),
     written=Written("", '{"name": "NAME", "parameters": ', "}"),
 )
 PYTHONIC = CallFormat(
     "pythonic",
+    Written("[", "NAME(", ")", separator=", ", closing="]", arguments=_KEYWORDS),
     {"<|python_start|>": python_calls.reader(("<|python_end|>",))},
     unmarked=(("[", python_calls.reader((), only_known=True)),),
-    begun="[",
-    begun_by_name="[NAME(",
 )
 LFM2 = CallFormat(
     "lfm2",
+    Written(
+        "<|tool_call_start|>",
+        "NAME(",
+        ")",
+        lead="[",
+        separator=", ",
+        closing="]<|tool_call_end|>",
+        arguments=_KEYWORDS,
+    ),
     {"<|tool_call_start|>": python_calls.reader(("<|tool_call_end|>",))},
-    begun="<|tool_call_start|>[",
-    begun_by_name="<|tool_call_start|>[NAME(",
 )
 MISTRAL_NAMED = CallFormat(
     "mistral-named",
-    {"[TOOL_CALLS]": named_calls.read_mistral},
+    marks={"[TOOL_CALLS]": named_calls.read_mistral},
     written=Written("[TOOL_CALLS]", "NAME[ARGS]", separator="[TOOL_CALLS]", triggers=("[TOOL_CALLS]",)),
 )
 MISTRAL_LIST = CallFormat(
-    "mistral-list", {"[TOOL_CALLS]": named_calls.read_mistral}, written=_list_after("[TOOL_CALLS]")
+    "mistral-list", marks={"[TOOL_CALLS]": named_calls.read_mistral}, written=_list_after("[TOOL_CALLS]")
 )
 DEEPSEEK_R1 = CallFormat(
     "deepseek-r1",
-    {"<｜tool▁calls▁begin｜>": named_calls.read_deepseek},
+    marks={"<｜tool▁calls▁begin｜>": named_calls.read_deepseek},
     written=Written(
         "<｜tool▁calls▁begin｜>",
         "<｜tool▁call▁begin｜>function<｜tool▁sep｜>NAME\n```json\n",
@@ -123,7 +168,7 @@ DEEPSEEK_R1 = CallFormat(
 )
 DEEPSEEK_V31 = CallFormat(
     "deepseek-v3.1",
-    {"<｜tool▁calls▁begin｜>": named_calls.read_deepseek},
+    marks={"<｜tool▁calls▁begin｜>": named_calls.read_deepseek},
     written=Written(
         "<｜tool▁calls▁begin｜>",
         "<｜tool▁call▁begin｜>NAME<｜tool▁sep｜>",
@@ -135,7 +180,7 @@ DEEPSEEK_V31 = CallFormat(
 )
 KIMI = CallFormat(
     "kimi",
-    {"<|tool_calls_section_begin|>": named_calls.read_kimi},
+    marks={"<|tool_calls_section_begin|>": named_calls.read_kimi},
     written=Written(
         "<|tool_calls_section_begin|>",
         "<|tool_call_begin|>functions.NAME:0<|tool_call_argument_begin|>",
@@ -147,14 +192,14 @@ KIMI = CallFormat(
 )
 COMMAND_R7B = CallFormat(
     "command-r7b",
-    {"<|START_ACTION|>": json_calls.reader(("<|END_ACTION|>",))},
+    marks={"<|START_ACTION|>": json_calls.reader(("<|END_ACTION|>",))},
     written=_list_after(
         "<|START_ACTION|>", "<|END_ACTION|>", '{"tool_call_id": "0", "tool_name": "NAME", "parameters": '
     ),
 )
 COMMAND_R = CallFormat(
     "command-r",
-    {"Action:": json_calls.reader((), fences=True)},
+    marks={"Action:": json_calls.reader((), fences=True)},
     written=Written(
         "Action: ```json\n[",
         '{"tool_name": "NAME", "parameters": ',
@@ -165,40 +210,80 @@ COMMAND_R = CallFormat(
 )
 GRANITE = CallFormat(
     "granite",
-    {"<|tool_call|>": json_calls.reader(("<|/tool_call|>",))},
+    marks={"<|tool_call|>": json_calls.reader(("<|/tool_call|>",))},
     written=_list_after("<|tool_call|>"),
 )
 APERTUS = CallFormat(
     "apertus",
-    {"<|tools_prefix|>": json_calls.reader(("<|tools_suffix|>",))},
+    marks={"<|tools_prefix|>": json_calls.reader(("<|tools_suffix|>",))},
     written=_list_after("<|tools_prefix|>", "<|tools_suffix|>", '{"NAME": '),
 )
-GEMMA = CallFormat(
-    "gemma",
-    {"<|tool_call>": gemma_calls.read_gemma},
-    begun="<|tool_call>call:",
-    begun_by_name="<|tool_call>call:NAME{",
+
+
+def _gemma(name: str, opening: str, closing: str, quote: str) -> CallFormat:
+    arguments = Listed("NAME:", separator=",", quote=quote)
+    written = Written(opening, "call:NAME{", f"}}{closing}", separator=opening, arguments=arguments)
+    return CallFormat(name, written, {opening: gemma_calls.reader(opening, closing, quote)})
+
+
+GEMMA = _gemma("gemma", "<|tool_call>", "<tool_call|>", '<|"|>')
+FUNCTION_GEMMA = _gemma("function-gemma", "<start_function_call>", "<end_function_call>", "<escape>")
+OLMO = CallFormat(
+    "olmo",
+    Written("<function_calls>", "NAME(", ")", separator="\n", closing="</function_calls>", arguments=_KEYWORDS),
+    {"<function_calls>": python_calls.reader(("</function_calls>",), on_lines=True)},
 )
-GLM = CallFormat("glm", {"<tool_call>": xml_calls.read_glm}, begun="<tool_call>", begun_by_name="<tool_call>NAME\n")
+GLM = CallFormat(
+    "glm",
+    Written(
+        "<tool_call>",
+        "NAME\n",
+        "</tool_call>",
+        separator="\n<tool_call>",
+        arguments=Listed("<arg_key>NAME</arg_key>\n<arg_value>", "</arg_value>\n"),
+    ),
+    {"<tool_call>": xml_calls.read_glm},
+)
 QWEN_CODER = CallFormat(
     "qwen-coder",
+    Written(
+        "<tool_call>",
+        "<function=NAME>\n",
+        "</function>\n",
+        lead="\n",
+        separator="</tool_call>\n<tool_call>\n",
+        closing="</tool_call>",
+        arguments=_ON_LINES,
+    ),
     {"<tool_call>": xml_calls.reader(_QWEN_CODER), "<function=": xml_calls.read_one(_QWEN_CODER)},
-    begun="<tool_call>\n<function=",
-    begun_by_name="<tool_call>\n<function=NAME>",
 )
-SEED = _tagged("seed", _SEED, "<seed:tool_call>")
-MINIMAX = _tagged("minimax", _MINIMAX, "<minimax:tool_call>")
+SEED = _tagged("seed", _SEED, "<seed:tool_call>", parameter=_ON_A_LINE)
+MINIMAX = _tagged("minimax", _MINIMAX, "<minimax:tool_call>", parameter=_NAMED)
 MINICPM = CallFormat(
     "minicpm",
+    Written(
+        "<function name=",
+        '"NAME">',
+        "</function>",
+        separator="\n<function name=",
+        arguments=Listed('<param name="NAME">', "</param>"),
+    ),
     {"<function name=": xml_calls.read_one(_MINICPM)},
-    begun='<function name="',
-    begun_by_name='<function name="NAME">',
 )
-DEEPSEEK_TAGS = _tagged("deepseek-tags", _DSML, "<｜DSML｜function_calls>", "<｜DSML｜tool_calls>")
+_DSML_PARAMETER = Listed(
+    '<｜DSML｜parameter name="NAME" string="false">',
+    "</｜DSML｜parameter>\n",
+    before_text='<｜DSML｜parameter name="NAME" string="true">',
+)
+_DSML_MARKS = ("<｜DSML｜function_calls>", "<｜DSML｜tool_calls>")
+DEEPSEEK_TAGS = _tagged("deepseek-tags", _DSML, *_DSML_MARKS, parameter=_DSML_PARAMETER)
+DEEPSEEK_V4 = _tagged("deepseek-v4", _DSML, *reversed(_DSML_MARKS), parameter=_DSML_PARAMETER)
 TOOL_CALLS = CallFormat(
     "tool-calls",
-    {"<tool_calls>": json_calls.reader(("</tool_calls>",))},
+    marks={"<tool_calls>": json_calls.reader(("</tool_calls>",))},
     written=_list_after("<tool_calls>", "</tool_calls>"),
 )
 NEMOTRON = _json_list("nemotron", "<TOOLCALL>", "</TOOLCALL>")
-FIREFUNCTION = CallFormat("firefunction", {"functools[": json_calls.read_opened_list}, written=_list_after("functools"))
+FIREFUNCTION = CallFormat(
+    "firefunction", marks={"functools[": json_calls.read_opened_list}, written=_list_after("functools")
+)

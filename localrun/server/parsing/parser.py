@@ -28,6 +28,10 @@ from localrun.server.parsing.pieces import (
     Thinking,
 )
 from localrun.server.parsing.source import CutShortError, MalformedError, MarkSet, Read, Source, mark_set
+from localrun.server.parsing.written import Written
+
+# A model that opens so many calls without writing one is not calling anything, and every try reads the text again.
+MAX_MALFORMED_CALLS = 64
 
 
 class Reading:
@@ -35,6 +39,9 @@ class Reading:
 
     `schemas` are the parameters of the tools that may be called, by name. More than `most_calls` are
     left out: the client has said that it takes no more. A reply that `must_call` has no content of its own.
+    `is_silent` until there is more content than white space, and again after a call. `gap` is the white space round
+    calls that content stood before (`has_spoken`); it comes back if more content follows. While `only_known_before` is
+    a text, a call of no known tool is malformed, and one that has this text in it.
     """
 
     def __init__(
@@ -53,11 +60,24 @@ class Reading:
         self._must_call = must_call
         self.n_calls = 0
         self.n_contents = 0
+        self.is_silent = True
+        self.has_spoken = False
+        self.gap = ""
+        self.n_malformed = 0
+        self.only_known_before: str | None = None
         self._ready: list[Piece] = []
+
+    @property
+    def may_call(self) -> bool:
+        """Whether what opens a call is still looked at."""
+        return self.n_malformed < MAX_MALFORMED_CALLS
 
     def content(self, text: str) -> None:
         if text and not (self.is_cut and self._must_call):  # what the limit left of a call, or of its mark
+            text, self.gap = self.gap + text, ""
             self.n_contents += 1
+            self.is_silent = self.is_silent and text.isspace()
+            self.has_spoken = self.has_spoken or not self.is_silent
             last = self._ready[-1] if self._ready else None
             if isinstance(last, Content):
                 self._ready[-1] = Content(last.text + text)
@@ -74,6 +94,7 @@ class Reading:
 
     def start_call(self, name: str) -> None:
         """Arguments that follow are this call's."""
+        self._check(name)
         self._ready.append(CallStart(self.n_calls, f"call_{uuid.uuid4().hex[:24]}", name))
         self.n_calls += 1
 
@@ -88,9 +109,16 @@ class Reading:
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> None:
         """A whole call."""
+        self._check(name)
         if self._most_calls is None or self.n_calls < self._most_calls:
             self.start_call(name)
             self.arguments(dump_json(arguments))
+
+    def _check(self, name: str) -> None:
+        if self.only_known_before is not None:
+            if name not in self.schemas or self.only_known_before in self.source.text[: self.source.at]:
+                raise MalformedError
+            self.only_known_before = None
 
     def drop_cut_call(self) -> bool:
         """Leaves out what was to be a call, if the limit cut it off. Whether it did."""
@@ -133,108 +161,174 @@ class StreamingParser:
                 self._run = None
 
 
-# A model that opens so many calls without writing one is not calling anything, and every try reads the text again.
-MAX_MALFORMED_CALLS = 64
-
 CallReader = Callable[[Reading], Read[None]]
+
+
+# A longer control token is no tokenizer's, and patterns nest as deep as texts are long.
+MAX_TOKEN_CHARS = 128
+
+
+@dataclass(frozen=True)
+class ThinkingTags:
+    """Thinking stands between `opening` and `closing`."""
+
+    opening: str
+    closing: str
+
+    def is_open(self, prompt_end: str) -> bool:
+        """Whether a prompt that ends so leaves thinking open."""
+        return prompt_end.rstrip().endswith(self.opening)
+
+    def is_closed(self, prompt_end: str) -> bool:
+        """Whether a prompt that ends so says that there was enough thinking."""
+        return prompt_end.rstrip().endswith(self.closing)
 
 
 @dataclass(frozen=True)
 class Layout:
-    """`thinking` are (opening, closing) tags. `calls` are the readers by opening mark. `unmarked` are readers by the
-    first character of content that is nothing but calls. `dropped` marks say nothing to a reader: they are left out.
-    The calls of `ends_thinking` may come in the middle of it."""
+    """`calls` are the readers by opening mark. `unmarked` are readers by the first character of content that is nothing
+    but calls. `dropped` marks say nothing to a reader: they are left out; those of `answer_texts`, which an answer may
+    be about as well, where it begins and ends alone.
 
-    thinking: tuple[tuple[str, str], ...] = ()
+    The `tags` count where thinking may stand: before any content, and right behind a call. Within content they are
+    text, because answers are also about them; those that are or have control tokens (`has_control_tags`) count at the
+    beginning of a line as well. Thinking also ends with a whole call of a known tool."""
+
+    tags: ThinkingTags | None = None
+    has_control_tags: bool = False
     calls: dict[str, CallReader] = field(default_factory=dict)
     unmarked: tuple[tuple[str, CallReader], ...] = ()
     dropped: frozenset[str] = frozenset()
-    ends_thinking: frozenset[str] = frozenset()
+    answer_texts: frozenset[str] = frozenset()
 
     @cached_property
-    def closing(self) -> dict[str, str]:
-        return dict(self.thinking)
+    def tag_marks(self) -> frozenset[str]:
+        return frozenset() if self.tags is None else frozenset((self.tags.opening, self.tags.closing))
 
     @cached_property
     def glued(self) -> frozenset[str]:
         """The marks to which white space before them belongs."""
-        return frozenset((*self.closing, *self.closing.values(), *self.calls))
+        return self.tag_marks | frozenset(self.calls)
 
-    @cached_property
-    def content_marks(self) -> MarkSet:
-        return mark_set(self.glued | self.dropped)
+    def content_marks(self, *, with_tags: bool, with_calls: bool) -> MarkSet:
+        """What may end content, or is left out of it."""
+        with_tags = with_tags or self.has_control_tags
+        return self._marks(self.tag_marks if with_tags else frozenset(), with_calls=with_calls)
 
-    @cached_property
-    def content_marks_without_calls(self) -> MarkSet:
-        return mark_set((self.glued | self.dropped) - frozenset(self.calls))
-
-    def thinking_marks(self, closing: str) -> MarkSet:
+    def thinking_marks(self, tags: ThinkingTags, *, with_calls: bool) -> MarkSet:
         """What may end thinking, or is left out of it."""
-        return mark_set(self.dropped | {closing} | self.ends_thinking)
+        return self._marks(self.dropped & self.tag_marks | {tags.closing}, with_calls=with_calls)
+
+    def _marks(self, tags: frozenset[str], *, with_calls: bool) -> MarkSet:
+        known = self._known_marks.get((tags, with_calls))
+        if known is None:
+            calls = frozenset(self.calls) if with_calls else frozenset()
+            known = self._known_marks[tags, with_calls] = mark_set((self.dropped - self.tag_marks) | tags | calls)
+        return known
+
+    @cached_property
+    def _known_marks(self) -> dict[tuple[frozenset[str], bool], MarkSet]:
+        return {}
 
 
-def read_reply(reply: Reading, layout: Layout, *, opened: str | None) -> Read[None]:
-    """Reads until the end. `opened` is the thinking tag that the prompt ended with."""
+def read_reply(reply: Reading, layout: Layout, *, is_thinking: bool) -> Read[None]:
+    """Reads until the end. `is_thinking` says that the prompt has opened the thinking."""
     source = reply.source
-    n_malformed = 0
-    mark: str | None = None
-    if opened is not None:
-        mark = yield from _thinking(reply, layout, layout.closing[opened])
+    if is_thinking and layout.tags is not None:
+        yield from _thinking(reply, layout, layout.tags)
     at_start = True
     while True:
-        if at_start and mark is None and (yield from _unmarked(reply, layout)):
+        if at_start and (yield from _unmarked(reply, layout)):
             at_start = False
-        if mark is None:
-            marks = layout.content_marks if n_malformed < MAX_MALFORMED_CALLS else layout.content_marks_without_calls
-            seen_before = reply.n_contents
-            mark = yield from source.stream_until(marks, reply.content, glued=layout.glued)
-            at_start = at_start and reply.n_contents == seen_before
+        marks = layout.content_marks(with_tags=reply.is_silent, with_calls=reply.may_call)
+        seen_before = reply.n_contents
+        mark = yield from source.stream_until(marks, reply.content, glued=layout.glued)
+        at_start = at_start and reply.n_contents == seen_before
         if mark is None:
             return
-        if mark in layout.closing:
-            mark = yield from _thinking(reply, layout, layout.closing[mark])
+        if layout.tags is not None and mark in layout.tag_marks:
+            yield from _tag(reply, layout, layout.tags, mark)
         elif mark in layout.calls:
             is_call = yield from _calls(reply, layout.calls[mark])
-            n_malformed += not is_call
             at_start = at_start and is_call
-            mark = None
-        else:
-            mark = None
+        elif mark in layout.answer_texts and not reply.is_silent and not (yield from _ends(source)):
+            reply.content(source.text[: source.at])
+            source.commit()
 
 
-def _thinking(reply: Reading, layout: Layout, closing: str) -> Read[str | None]:
-    """Thinking up to its end; the opening mark of a call that ended it, if one did."""
-    source = reply.source
-    marks = layout.thinking_marks(closing)
+def _ends(source: Source) -> Read[bool]:
+    """Whether nothing but white space follows. Takes nothing."""
+    at = source.at
     yield from source.skip_space()
+    is_over = not (yield from source.next_character())
+    source.at = at
+    return is_over
+
+
+def _tag(reply: Reading, layout: Layout, tags: ThinkingTags, mark: str) -> Read[None]:
+    """A tag, which is taken but not committed, and the thinking that it begins."""
+    source = reply.source
+    space = source.text[: source.at - len(mark)]
+    if not reply.is_silent and not (layout.has_control_tags and "\n" in space):
+        reply.content(source.text[: source.at])
+        source.commit()
+    elif mark == tags.opening:
+        yield from _thinking(reply, layout, tags)
+    elif reply.is_silent:
+        yield from source.skip_space()
+    else:
+        reply.content(space)
+
+
+def _thinking(reply: Reading, layout: Layout, tags: ThinkingTags) -> Read[None]:
+    """Thinking up to its closing tag, or up to the end of a call."""
+    source = reply.source
+    yield from source.skip_space()
+    while (yield from source.take(tags.opening)):  # a model repeats what the prompt has opened
+        yield from source.skip_space()
     while True:
+        marks = layout.thinking_marks(tags, with_calls=reply.may_call)
         mark = yield from source.stream_until(marks, reply.thinking, glued=layout.glued)
         if mark is None:
-            return None
-        if mark == closing:
+            return
+        if mark == tags.closing:
             yield from source.skip_space()
-            return None
-        if mark in layout.calls:
-            return mark
+            return
+        if mark in layout.calls and (yield from _calls(reply, layout.calls[mark], within=tags)):
+            return
 
 
-def _calls(reply: Reading, read: CallReader) -> Read[bool]:
-    """Calls behind a mark, which is taken but not committed. Whether they were calls."""
+def _calls(reply: Reading, read: CallReader, *, within: ThinkingTags | None = None) -> Read[bool]:
+    """Calls behind a mark, which is taken but not committed. Whether they were calls. `within` thinking only those of
+    known tools are, which end before the thinking does."""
     source = reply.source
     opening_end, n_commits = source.at, source.n_commits
+    opening = source.text[:opening_end]
+    space = opening[: len(opening) - len(opening.lstrip())]
+    reply.only_known_before = None if within is None else within.closing
     try:
         yield from read(reply)
     except MalformedError as error:
+        reply.only_known_before = None
         if reply.drop_cut_call():
             return True
-        source.at = opening_end if source.n_commits == n_commits else 0
-        if isinstance(error, CutShortError):
-            source.at = len(source.text)
-        reply.content(source.text[: source.at])
+        reply.n_malformed += 1
+        has_call = source.n_commits != n_commits
+        source.at = 0 if has_call else opening_end
+        if within is not None and not has_call:
+            reply.thinking(source.text[: source.at])
+        else:
+            if isinstance(error, CutShortError):
+                source.at = len(source.text)
+            reply.content(source.text[: source.at])
         source.commit()
-        return False
+        return has_call and within is not None
+    reply.only_known_before = None
     source.commit()
     yield from source.skip_space()
+    reply.is_silent = True
+    if reply.has_spoken:
+        reply.gap = source.text[: source.at] or space or reply.gap
     return True
 
 
@@ -265,71 +359,35 @@ def _unmarked(reply: Reading, layout: Layout) -> Read[bool]:
     return False
 
 
-# A longer control token is no tokenizer's, and patterns nest as deep as texts are long.
-MAX_TOKEN_CHARS = 128
-
-
-@dataclass(frozen=True)
-class ThinkingTags:
-    """Thinking stands between `opening` and `closing`."""
-
-    opening: str
-    closing: str
-
-    def is_open(self, prompt_end: str) -> bool:
-        """Whether a prompt that ends so leaves thinking open."""
-        return prompt_end.rstrip().endswith(self.opening)
-
-    def is_closed(self, prompt_end: str) -> bool:
-        """Whether a prompt that ends so says that there was enough thinking."""
-        return prompt_end.rstrip().endswith(self.closing)
-
-
-@dataclass(frozen=True)
-class Written:
-    """Well-formed calls: `opening lead (before arguments after) separator (...) closing`, `NAME` in `before` being the
-    tool's. A reply that has come to one of `triggers` goes on with `lead`; without any it cannot be told when a call
-    begins. Without `separator` there is one call at most."""
-
-    opening: str
-    before: str
-    after: str = ""
-    lead: str = ""
-    separator: str | None = None
-    closing: str = ""
-    triggers: tuple[str, ...] = ()
-
-
 @dataclass(frozen=True)
 class CallFormat:
     """How a family of models writes calls.
 
     `marks` are the readers by opening mark, `unmarked` those by the first character of content that is nothing but
-    calls. `whole` reads the whole reply in place of `read_reply`; it knows `own_marks`. Without `written` a call is
-    forced by beginning it: with `begun`, or with `begun_by_name`.
+    calls. `whole` reads the whole reply in place of `read_reply`; it knows `own_marks`. Where a header says what
+    follows it, `answers` are those of an answer, the first as one writes it, and `thoughts` is that of thinking.
     """
 
     name: str
+    written: Written
     marks: dict[str, CallReader] = field(default_factory=dict)
     unmarked: tuple[tuple[str, CallReader], ...] = ()
-    written: Written | None = None
     whole: Callable[[Reading, frozenset[str]], Read[None]] | None = None
     own_marks: tuple[str, ...] = ()
-    begun: str = ""
-    begun_by_name: str = ""
+    answers: tuple[str, ...] = ()
+    thoughts: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ParserPlan:
-    """`call_format` None reads no calls, `tags` None no thinking. `triggers` are the texts behind which the decoding is
-    constrained; with `calls_are_constrained` every call is well-formed. `most_calls` None is any number. A reply that
+    """`call_format` None reads no calls, `tags` None no thinking. With `calls_are_constrained` every call is
+    well-formed. `most_calls` None is any number. A reply that
     `must_call` is nothing but thinking and calls."""
 
     call_format: CallFormat | None = None
     tags: ThinkingTags | None = None
     answer_marks: frozenset[str] = frozenset()
     control_tokens: Sequence[str] = ()
-    triggers: Sequence[str] = ()
     calls_are_constrained: bool = False
     most_calls: int | None = None
     must_call: bool = False
@@ -348,25 +406,36 @@ class ParserPlan:
         """Make what the parsers share, which is remembered: with a thousand control tokens it takes 0.1 s, so a thread
         had better do it before the first parser is made."""
         self.parser({}).feed("x")
-        for _, closing in self._layout.thinking:
-            self._layout.thinking_marks(closing)
+        self._layout.content_marks(with_tags=False, with_calls=True)
+        if self.tags is not None:
+            self._layout.thinking_marks(self.tags, with_calls=True)
 
     def parser(
-        self, schemas: Mapping[str, Mapping[str, Any]], *, opened: str = "", thinking_open: str | None = None
+        self,
+        schemas: Mapping[str, Mapping[str, Any]],
+        *,
+        opened: str = "",
+        is_thinking: bool = False,
+        has_content: bool = False,
     ) -> ReplyParser:
-        """A parser of one reply. `schemas` are the tools' parameters; `opened` is what the prompt has of the reply, and
-        `thinking_open` the tag that it ends inside of."""
+        """A parser of one reply. `schemas` are the tools' parameters. `opened` is what the prompt has of the reply for
+        the parser to read; `is_thinking` says that the prompt ends inside of thinking, `has_content` inside of
+        content."""
         whole = None if self.call_format is None else self.call_format.whole
 
         def read(reply: Reading) -> Read[None]:
             if whole is not None:
                 return whole(reply, self._shown)
-            return read_reply(reply, self._layout, opened=thinking_open)
+            return read_reply(reply, self._layout, is_thinking=is_thinking)
 
         reply = Reading(
             schemas, streams=self.calls_are_constrained, most_calls=self.most_calls, must_call=self.must_call
         )
+        reply.is_silent = not has_content
         return StreamingParser(reply, read, opened=opened)
+
+    def _has_control(self, mark: str) -> bool:
+        return any(token in mark for token in self.control_tokens if token)
 
     @cached_property
     def _shown(self) -> frozenset[str]:
@@ -377,11 +446,12 @@ class ParserPlan:
     @cached_property
     def _layout(self) -> Layout:
         calls = {} if self.call_format is None else self.call_format.marks
-        closing = frozenset() if self.tags is None else frozenset((self.tags.closing,))
+        tags = () if self.tags is None else (self.tags.opening, self.tags.closing)
         return Layout(
-            thinking=() if self.tags is None else ((self.tags.opening, self.tags.closing),),
+            tags=self.tags,
+            has_control_tags=any(map(self._has_control, tags)),
             calls=calls,
             unmarked=() if self.call_format is None else self.call_format.unmarked,
-            dropped=self._shown | self.answer_marks | closing,
-            ends_thinking=frozenset(mark for mark in calls if mark in self._shown or mark in self.triggers),
+            dropped=self._shown | self.answer_marks,
+            answer_texts=frozenset(mark for mark in self.answer_marks if not self._has_control(mark)),
         )

@@ -14,7 +14,7 @@ from typing import Any
 from localrun.server.parsing import json_calls
 from localrun.server.parsing.named_calls import checked_name
 from localrun.server.parsing.parser import Reading
-from localrun.server.parsing.source import CutShortError, MalformedError, Read, Source
+from localrun.server.parsing.source import CutShortError, MalformedError, Read
 
 _CLOSING = {"(": ")", "[": "]", "{": "}"}
 _JSON_WORDS = {"true": True, "false": False, "null": None}
@@ -24,21 +24,26 @@ MAX_CHARACTERS = 1_000_000
 _HEAD_CHARACTERS = 512
 
 
-def reader(closing: tuple[str, ...], *, only_known: bool = False) -> Callable[[Reading], Read[None]]:
-    """A reader of a list of calls, or of one call, and then one of `closing`. `only_known` refuses, as early as it can
-    be told, what is no call of a known tool."""
+def reader(
+    closing: tuple[str, ...], *, only_known: bool = False, on_lines: bool = False
+) -> Callable[[Reading], Read[None]]:
+    """A reader of a list of calls, or of one call, or `on_lines` of any number, and then one of `closing`. `only_known`
+    refuses, as early as it can be told, what is no call of a known tool."""
 
     def read(reply: Reading) -> Read[None]:
         source = reply.source
         yield from source.skip_space()
-        text = yield from _read_expression(source, reply.schemas if only_known else None)
-        for name, arguments in parse_calls(text, reply.schemas):
-            if only_known and name not in reply.schemas:
-                raise MalformedError
-            reply.call(name, arguments)
-        source.commit()
-        yield from source.skip_space()
-        yield from source.take_any(closing)
+        is_over = False
+        while not is_over:
+            text = yield from _read_expression(reply, reply.schemas if only_known else None)
+            for name, arguments in parse_calls(text, reply.schemas):
+                if only_known and name not in reply.schemas:
+                    raise MalformedError
+                reply.call(name, arguments)
+            source.commit()
+            yield from source.skip_space()
+            closed = yield from source.take_any(closing)
+            is_over = closed is not None or not on_lines or not (yield from source.next_character())
 
     return read
 
@@ -78,7 +83,9 @@ def _literal(node: ast.expr) -> Any:
     """A value of JSON's types. Raises MalformedError for anything that would have to be evaluated."""
     if isinstance(node, ast.Name) and node.id in _JSON_WORDS:
         return _JSON_WORDS[node.id]
-    if isinstance(node, ast.Constant) and isinstance(node.value, (str, bool, int, float, type(None))):
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return node.value.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")  # pairs, as JSON has them
+    if isinstance(node, ast.Constant) and isinstance(node.value, (bool, int, float, type(None))):
         return node.value
     if isinstance(node, (ast.List, ast.Tuple)):
         return [_literal(item) for item in node.elts]
@@ -94,14 +101,19 @@ def _literal(node: ast.expr) -> Any:
     raise MalformedError
 
 
-def _read_expression(source: Source, known: Mapping[str, Any] | None) -> Read[str]:
-    """The text up to where the first bracket is closed again, taken. Raises MalformedError."""
+def _read_expression(reply: Reading, known: Mapping[str, Any] | None) -> Read[str]:
+    """The text up to where the first bracket is closed again, taken; of a list that the reply's limit cut off, the
+    calls that are whole. Raises MalformedError."""
+    source = reply.source
     start, closers, quote = source.at, [], ""
+    whole_calls = ""
     while source.at - start < MAX_CHARACTERS:
         if source.at >= len(source.text):
             if known is not None and not _may_be_call(source.text[start : start + _HEAD_CHARACTERS], known):
                 raise MalformedError
             if not (yield from source.wait()):
+                if reply.is_cut and whole_calls:
+                    return f"{whole_calls}]"
                 raise CutShortError
             continue
         character = source.text[source.at]
@@ -120,6 +132,8 @@ def _read_expression(source: Source, known: Mapping[str, Any] | None) -> Read[st
                 raise MalformedError
         elif closers and character == closers[-1]:
             closers.pop()
+            if closers == ["]"] and character == ")":
+                whole_calls = source.text[start : source.at + 1]
             if not closers:
                 if known is not None and not _may_be_call(source.text[start : start + _HEAD_CHARACTERS], known):
                     raise MalformedError

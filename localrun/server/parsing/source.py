@@ -102,7 +102,9 @@ class Source:
         self.n_commits = 0
 
     def put(self, text: str) -> None:
-        self.text += text
+        held, self.text = self.text, ""
+        held += text  # where it is: a text that has one name is not copied, and a held call may be long
+        self.text = held
 
     def end(self) -> None:
         """No more text will come."""

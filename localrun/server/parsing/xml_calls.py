@@ -15,12 +15,15 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from localrun.server.parsing import json_calls
 from localrun.server.parsing.json_calls import parse_json
-from localrun.server.parsing.named_calls import MAX_NAME_CHARACTERS, checked_name
+from localrun.server.parsing.named_calls import MAX_NAME_CHARACTERS, checked_name, read_arguments
 from localrun.server.parsing.parser import Reading
 from localrun.server.parsing.source import MalformedError, MarkSet, Read
 
 _PYTHON_WORDS = {"True": True, "False": False, "None": None}
+_WORDS = {"true": True, "false": False, "null": None, "none": None}
+_WHOLE_NUMBER = re.compile(r"[+-]?[0-9]{1,300}")
 
 
 def typed(text: str, name: str, parameters: Mapping[str, Any]) -> Any:
@@ -29,12 +32,16 @@ def typed(text: str, name: str, parameters: Mapping[str, Any]) -> Any:
     A parameter whose schema allows texts alone is taken as it stands; any other as JSON if it is that, and of an
     allowed type where there also are texts.
     """
-    allowed = _types(_property(name, parameters), parameters)
+    allowed = allowed_types(name, parameters)
     if allowed == {"string"}:
         return text
     stripped = text.strip()
     if stripped in _PYTHON_WORDS:
         value: Any = _PYTHON_WORDS[stripped]
+    elif allowed and "string" not in allowed and stripped.lower() in _WORDS:
+        return _WORDS[stripped.lower()]
+    elif "integer" in allowed and "string" not in allowed and _WHOLE_NUMBER.fullmatch(stripped):
+        value = int(stripped)
     else:
         try:
             value = parse_json(stripped)
@@ -43,12 +50,17 @@ def typed(text: str, name: str, parameters: Mapping[str, Any]) -> Any:
     return text if "string" in allowed and not (_type_names(value) & allowed) else value
 
 
+def allowed_types(name: str, parameters: Mapping[str, Any]) -> set[str]:
+    """Names of the JSON types that the schema allows the parameter `name`; empty when it does not say."""
+    return types_of(_property(name, parameters), parameters)
+
+
 def _property(name: str, parameters: Mapping[str, Any]) -> Any:
     properties = parameters.get("properties")
     return properties.get(name) if isinstance(properties, Mapping) else None
 
 
-def _types(schema: Any, root: Mapping[str, Any], depth: int = 0) -> set[str]:
+def types_of(schema: Any, root: Mapping[str, Any], depth: int = 0) -> set[str]:
     """Names of the JSON types that a schema allows; empty when it does not say."""
     if not isinstance(schema, Mapping) or depth > 8:
         return set()
@@ -66,9 +78,9 @@ def _types(schema: Any, root: Mapping[str, Any], depth: int = 0) -> set[str]:
         target: Any = root
         for part in reference[2:].split("/"):
             target = target.get(part) if isinstance(target, Mapping) else None
-        return _types(target, root, depth + 1)
+        return types_of(target, root, depth + 1)
     choices = [choice for key in ("anyOf", "oneOf", "allOf") for choice in schema.get(key) or ()]
-    return set().union(*(_types(choice, root, depth + 1) for choice in choices))
+    return set().union(*(types_of(choice, root, depth + 1) for choice in choices))
 
 
 def _type_names(value: Any) -> set[str]:
@@ -86,19 +98,26 @@ def _type_names(value: Any) -> set[str]:
 @dataclass(frozen=True)
 class Tags:
     """How a family writes calls. `call` and `parameter` begin a tag that goes on with a name and ends with `>`; one of
-    `closing` ends a block of calls."""
+    `closing` ends a block of calls. With `has_cdata` a value may stand in a CDATA section."""
 
     call: str
     call_end: str
     parameter: str
     parameter_end: str
     closing: tuple[str, ...]
+    has_cdata: bool = False
+
+    @cached_property
+    def value_end(self) -> MarkSet:
+        return MarkSet((self.parameter_end,))
 
     @cached_property
     def value_marks(self) -> MarkSet:
+        """What a value ends with, or with what comes where its end was forgotten."""
         return MarkSet((self.parameter_end, self.parameter, self.call_end, *self.closing))
 
 
+_CDATA_END = MarkSet(("]]>",))
 _NAME_END = MarkSet((">", "\n"))
 # A name, in quotes or not, and what DeepSeek says of the value.
 _ATTRIBUTE = re.compile(r'^"?([^"\s]+)"?(?:\s+string\s*=\s*"(true|false)")?\s*"?$')
@@ -136,30 +155,46 @@ def read_one(tags: Tags) -> Callable[[Reading], Read[None]]:
 
 
 def read_glm(reply: Reading) -> Read[None]:
-    """GLM: `get_weather<arg_key>city</arg_key><arg_value>Paris</arg_value></tool_call>` behind `<tool_call>`."""
+    """GLM: `get_weather<arg_key>city</arg_key><arg_value>Paris</arg_value></tool_call>` behind `<tool_call>`.
+
+    Tags are forgotten: a key or a value ends with whatever tag comes next. Some write JSON instead."""
     source = reply.source
     written, mark = yield from source.until(_GLM_NAME_END, limit=MAX_NAME_CHARACTERS)
+    if mark == "{":
+        source.at -= 1
+        if written.strip():
+            yield from read_arguments(reply, checked_name(written))
+            yield from source.skip_space()
+            yield from source.take("</tool_call>")
+        else:
+            yield from json_calls.reader(("</tool_call>",))(reply)
+        return
     name = checked_name(written)
     parameters = reply.schemas.get(name, {})
     arguments: dict[str, Any] = {}
     while mark != "</tool_call>":
-        key, _ = yield from source.until(_GLM_KEY_END, limit=MAX_NAME_CHARACTERS)
-        yield from source.skip_space()
-        if not (yield from source.take("<arg_value>")):
-            raise MalformedError
-        value, _ = yield from source.until(_GLM_VALUE_END)
-        arguments[key.strip()] = typed(value, key.strip(), parameters)
+        key, end = yield from source.until(_GLM_KEY_END, limit=MAX_NAME_CHARACTERS)
+        key = key.strip()
+        if end == "</arg_key>":
+            yield from source.skip_space()
+            yield from source.take("<arg_value>")
+        value, end = yield from source.until(_GLM_VALUE_END if reply.streams else _GLM_VALUE_MARKS)
+        if end != "</arg_value>":
+            source.at -= len(end)
+            value = value.rstrip()
+        arguments[key] = typed(value, key, parameters)
         yield from source.skip_space()
         following = yield from source.take_any(("<arg_key>", "</tool_call>"))
-        if following is None:
+        if following is None and (reply.is_cut or (yield from source.next_character())):
             raise MalformedError
-        mark = following
+        mark = following or "</tool_call>"
     reply.call(name, arguments)
 
 
-_GLM_NAME_END = MarkSet(("<arg_key>", "</tool_call>"))
-_GLM_KEY_END = MarkSet(("</arg_key>",))
+_GLM_NAME_END = MarkSet(("<arg_key>", "</tool_call>", "{"))
+_GLM_KEY_END = MarkSet(("</arg_key>", "<arg_value>"))
 _GLM_VALUE_END = MarkSet(("</arg_value>",))
+_GLM_VALUE_MARKS = MarkSet(("</arg_value>", "<arg_key>", "</tool_call>"))
 
 
 def _read_call(reply: Reading, tags: Tags) -> Read[None]:
@@ -172,16 +207,29 @@ def _read_call(reply: Reading, tags: Tags) -> Read[None]:
         yield from source.skip_space()
         if (yield from source.take(tags.parameter)):
             key, is_text = yield from _read_name(reply)
-            text, mark = yield from source.until(tags.value_marks)
-            if mark != tags.parameter_end:  # a closing tag forgotten: the value ends where the next thing begins
-                source.at -= len(mark)
-            value = _without_line_ends(text)
+            if tags.has_cdata and (yield from source.take("<![CDATA[")):
+                value, _ = yield from source.until(_CDATA_END)
+                yield from source.take(tags.parameter_end)
+            else:
+                text, mark = yield from source.until(tags.value_end if reply.streams else tags.value_marks)
+                if mark != tags.parameter_end:  # a closing tag forgotten: the value ends where the next thing begins
+                    source.at -= len(mark)
+                value = _without_line_ends(text)
             arguments[key] = _value(value, key, parameters, is_text)
-        elif (yield from source.take(tags.call_end)):
+        elif (yield from source.take(tags.call_end)) or (yield from _ends_without_tag(reply, tags)):
             break
         else:
             raise MalformedError
     reply.call(name, arguments)
+
+
+def _ends_without_tag(reply: Reading, tags: Tags) -> Read[bool]:
+    """Whether a call whose closing tag was forgotten is over. Takes nothing."""
+    source = reply.source
+    at = source.at
+    closing = yield from source.take_any(tags.closing)
+    source.at = at
+    return closing is not None or not (reply.is_cut or (yield from source.next_character()))
 
 
 def _read_name(reply: Reading) -> Read[tuple[str, bool | None]]:

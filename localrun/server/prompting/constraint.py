@@ -23,8 +23,11 @@ import msgspec
 
 from localrun.errors import BadRequest
 from localrun.server import notices, structured
-from localrun.server.parsing.parser import ThinkingTags, Written
+from localrun.server.parsing.parser import ThinkingTags
+from localrun.server.parsing.written import NAME, Written
 from localrun.server.prompting.ask import Tool
+from localrun.server.prompting.listed import argument_shapes
+from localrun.server.structured.schema import checked
 from localrun.wire import Grammar, GrammarKind
 
 _Made = TypeVar("_Made", Grammar, Grammar | None)
@@ -36,19 +39,24 @@ _MAX_REMEMBERED = 32
 
 
 def _remembered(make: Callable[..., _Made]) -> Callable[..., _Made]:
-    """`make(written, tools, *, at_most)`, its last results kept by a digest: tools may be megabytes, grammars not."""
+    """`make(written, tools, *, at_most, control_tokens)`, its last results kept by a digest: tools may be megabytes,
+    grammars not."""
     known: OrderedDict[bytes, tuple[_Made, list[str]]] = OrderedDict()
     lock = threading.Lock()
 
-    def look_up(written: Written, tools: Sequence[Tool], *, at_most: int | None) -> _Made:
-        digest = hashlib.sha256(msgspec.json.encode((written, tools, at_most))).digest()
+    def look_up(
+        written: Written, tools: Sequence[Tool], *, at_most: int | None, control_tokens: Sequence[str] = ()
+    ) -> _Made:
+        ends = "" if written.arguments is None else f"{written.arguments.quote or ''}{written.arguments.after}"
+        controls = [token for token in control_tokens if token and token in ends]
+        digest = hashlib.sha256(msgspec.json.encode((written, tools, at_most, controls))).digest()
         with lock:
             found = known.get(digest)
             if found is not None:
                 known.move_to_end(digest)
         if found is None:
             with notices.collected() as noted:
-                found = make(written, tools, at_most=at_most), noted
+                found = make(written, tools, at_most=at_most, control_tokens=controls), noted
             with lock:
                 known[digest] = found
                 if len(known) > _MAX_REMEMBERED:
@@ -60,10 +68,12 @@ def _remembered(make: Callable[..., _Made]) -> Callable[..., _Made]:
 
 
 @_remembered
-def forced_calls(written: Written, tools: Sequence[Tool], *, at_most: int | None) -> Grammar:
+def forced_calls(
+    written: Written, tools: Sequence[Tool], *, at_most: int | None, control_tokens: Sequence[str] = ()
+) -> Grammar:
     """The whole reply is calls, one at least. Raises BadRequest for a schema that no decoding can be held to."""
     return structured.calls(
-        _shapes(written, tools, is_checked=True),
+        _shapes(written, tools, control_tokens, is_checked=True),
         at_least=1,
         at_most=1 if written.separator is None else at_most,
         separator=written.separator or "",
@@ -73,7 +83,9 @@ def forced_calls(written: Written, tools: Sequence[Tool], *, at_most: int | None
 
 
 @_remembered
-def lazy_calls(written: Written, tools: Sequence[Tool], *, at_most: int | None) -> Grammar | None:
+def lazy_calls(
+    written: Written, tools: Sequence[Tool], *, at_most: int | None, control_tokens: Sequence[str] = ()
+) -> Grammar | None:
     """The reply is free until it opens a call, and then well-formed calls. None where an opening cannot be told.
 
     A tool whose schema no decoding can be held to gets any object for its arguments: its calls are still JSON. So do
@@ -85,7 +97,7 @@ def lazy_calls(written: Written, tools: Sequence[Tool], *, at_most: int | None) 
     for wanted in (tools, free):
         with contextlib.suppress(BadRequest):
             return structured.calls(
-                _shapes(written, wanted, is_checked=False),
+                _shapes(written, wanted, control_tokens, is_checked=False),
                 at_least=1,
                 at_most=1 if written.separator is None else at_most,
                 separator=written.separator or "",
@@ -96,7 +108,14 @@ def lazy_calls(written: Written, tools: Sequence[Tool], *, at_most: int | None) 
     return None
 
 
-def calls_or_answer(written: Written, tools: Sequence[Tool], answer: Grammar, *, at_most: int | None) -> Grammar:
+def calls_or_answer(
+    written: Written,
+    tools: Sequence[Tool],
+    answer: Grammar,
+    *,
+    at_most: int | None,
+    control_tokens: Sequence[str] = (),
+) -> Grammar:
     """Either calls or the answer, from the beginning of the reply. Raises BadRequest for an answer that is no JSON
     schema."""
     if answer.kind is not GrammarKind.JSON_SCHEMA:
@@ -105,17 +124,24 @@ def calls_or_answer(written: Written, tools: Sequence[Tool], answer: Grammar, *,
         )
     if not written.opening and written.before.startswith("{"):
         return _objects_or_answer(tools, answer)
-    calls = _renamed(forced_calls(written, tools, at_most=at_most), "calls")
+    calls = _renamed(forced_calls(written, tools, at_most=at_most, control_tokens=control_tokens), "calls")
     return Grammar(GrammarKind.LARK, f"{calls}\nanswer: %json {answer.text}\nstart: calls | answer\n")
 
 
 def after_thinking(
-    grammar: Grammar, tags: ThinkingTags, *, is_open: bool, may_think: bool, control_tokens: Sequence[str] = ()
+    grammar: Grammar,
+    tags: ThinkingTags,
+    *,
+    is_open: bool,
+    may_think: bool,
+    must_come: bool = False,
+    control_tokens: Sequence[str] = (),
 ) -> Grammar:
-    """A grammar for the whole reply, as one for what follows the thinking."""
+    """A grammar for the whole reply, as one for what follows the thinking. A reply that `must_come` cannot end inside
+    of thinking that the prompt has opened."""
     if grammar.triggers or not (is_open or may_think):
         return grammar
-    if is_open:
+    if is_open and not (must_come and grammar.kind is GrammarKind.LARK):
         return msgspec.structs.replace(grammar, triggers=(tags.closing,))
     if grammar.kind is GrammarKind.JSON_SCHEMA:
         body = f"reply: %json {grammar.text}"
@@ -123,15 +149,18 @@ def after_thinking(
         body = _renamed(grammar, "reply")
     else:
         return grammar  # its notation has no room for more: the model answers without thinking
-    opening = f"literal_900: {json.dumps(tags.opening, ensure_ascii=False)}"
     if tags.closing in control_tokens:
         closing = json.dumps(tags.closing, ensure_ascii=False)
-        rules = [f"literal_901: {closing}", "thoughts: /(?s:.*)/", "thinking: literal_900 thoughts literal_901 space"]
+        rules = [f"literal_901: {closing}", "thoughts: /(?s:.*)/", "thinking: thoughts literal_901 space"]
     else:
         end = re.escape(tags.closing).replace("/", r"\/")
-        rules = [f"thoughts[lazy]: /(?s:.*){end}/", "thinking: literal_900 thoughts space"]
-    lines = (body, opening, *rules, _SPACE_RULE, "start: thinking? reply")
-    return Grammar(GrammarKind.LARK, "\n".join(lines) + "\n")
+        rules = [f"thoughts[lazy]: /(?s:.*){end}/", "thinking: thoughts space"]
+    if is_open:
+        rules.append("start: thinking reply")
+    else:
+        opening = json.dumps(tags.opening, ensure_ascii=False)
+        rules += [f"literal_900: {opening}", "start: (literal_900 thinking)? reply"]
+    return Grammar(GrammarKind.LARK, "\n".join((body, *rules, _SPACE_RULE)) + "\n")
 
 
 def _objects_or_answer(tools: Sequence[Tool], answer: Grammar) -> Grammar:
@@ -156,12 +185,20 @@ def _objects_or_answer(tools: Sequence[Tool], answer: Grammar) -> Grammar:
     return Grammar(GrammarKind.JSON_SCHEMA, combined)
 
 
-def _shapes(written: Written, tools: Sequence[Tool], *, is_checked: bool) -> list[structured.CallShape]:
+def _shapes(
+    written: Written, tools: Sequence[Tool], control_tokens: Sequence[str], *, is_checked: bool
+) -> list[structured.CallShape]:
     shapes = []
     for tool in tools:
-        before = written.before.replace("NAME", tool.name)
+        before = written.before.replace(NAME, tool.name)
         schema = _arguments(tool, is_checked=is_checked)
-        shapes.append(structured.CallShape(before, schema, written.after, tool.field, tool.name))
+        listed, separator = None, ""
+        if written.arguments is not None:
+            listed = argument_shapes(
+                written.arguments, checked(schema, field=tool.field), field=tool.field, control_tokens=control_tokens
+            )
+            separator = written.arguments.separator
+        shapes.append(structured.CallShape(before, schema, written.after, tool.field, tool.name, listed, separator))
     return shapes
 
 

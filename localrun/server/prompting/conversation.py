@@ -19,25 +19,31 @@ from typing import Any
 from localrun.models.storage.model import Model
 from localrun.server.parsing import formats
 from localrun.server.parsing.json_calls import dump_json
-from localrun.server.parsing.parser import CallFormat, Written
+from localrun.server.parsing.parser import CallFormat
+from localrun.server.parsing.written import NAME, Written
 from localrun.server.prompting.ask import Message, UnreadArguments, arguments_of
 from localrun.server.prompting.profile import Profile
 
 _KIMI_ID = re.compile(r"functions\.[\w.-]+:\d+")
 
 
-def spelled_out(messages: Sequence[Message], profile: Profile) -> Sequence[Message]:
-    """Calls and results told apart by ids and names; as text, for a template that does not know any."""
-    if not _has_calls(messages):
+def spelled_out(messages: Sequence[Message], profile: Profile, written: Written | None = None) -> Sequence[Message]:
+    """Calls and results told apart by ids and names. For a template that does not know any, calls as text: as its own
+    model writes them, or as `written` has it. Its results stay a tool's, where the template takes that role."""
+    if not has_calls(messages):
         return messages
     result = with_names(messages)
-    return result if profile.knows_calls else [_as_text(message) for message in result]
+    if profile.knows_calls:
+        return result
+    written = written or (profile.call_format or formats.HERMES).written
+    takes_results = profile.call_format is not None and profile.takes_any_role
+    return [_as_text(message, written, takes_results=takes_results) for message in result]
 
 
 def fitted(messages: Sequence[Message], profile: Profile) -> list[Message]:
     """What the template can be expected to take, of messages that are spelled out."""
     result = messages
-    if _has_calls(messages):
+    if has_calls(messages):
         result = _one_call_each(result) if profile.is_harmony else result
         if profile.call_ids is not None:
             result = _renamed(
@@ -48,7 +54,8 @@ def fitted(messages: Sequence[Message], profile: Profile) -> list[Message]:
     return [_finished(message, profile) for message in result]
 
 
-def _has_calls(messages: Sequence[Message]) -> bool:
+def has_calls(messages: Sequence[Message]) -> bool:
+    """Whether tools were called in the conversation."""
     return any(message["role"] == "tool" or message.get("tool_calls") for message in messages)
 
 
@@ -208,11 +215,6 @@ def texts_to_find(messages: Sequence[Message]) -> list[str]:
     return [_text(message) for message in messages if message["role"] not in _WRITTEN_ROLES]
 
 
-def call_text(name: str, arguments: Any) -> str:
-    """A call as Hermes models write it."""
-    return "<tool_call>\n" + dump_json({"name": name, "arguments": arguments}) + "\n</tool_call>"
-
-
 def _text(message: Message) -> str:
     content = message.get("content")
     if isinstance(content, str) or content is None:
@@ -285,15 +287,17 @@ def _content_apart(message: Message) -> list[Message]:
     return [rest, {"role": "assistant", "content": "", "tool_calls": message["tool_calls"]}]
 
 
-def _as_text(message: Message) -> Message:
+def _as_text(message: Message, written: Written, *, takes_results: bool) -> Message:
     if message["role"] == "tool":
+        if takes_results:
+            return {"role": "tool", "content": _text(message)}
         return {"role": "user", "content": f"<tool_response>\n{_text(message)}\n</tool_response>"}
-    calls = message.get("tool_calls")
-    if not calls:
+    functions = [call["function"] for call in message.get("tool_calls") or ()]
+    if not functions:
         return message
-    written = [call_text(str(call["function"].get("name", "")), call["function"]["arguments"]) for call in calls]
+    calls = written.calls([(str(function.get("name", "")), function["arguments"]) for function in functions])
     rest = {key: value for key, value in message.items() if key != "tool_calls"}
-    return {**rest, "content": "\n".join(filter(None, (_text(message), *written)))}
+    return {**rest, "content": "\n".join(filter(None, (_text(message), calls)))}
 
 
 def _renamed(messages: Sequence[Message], names: dict[str, str]) -> list[Message]:
@@ -342,8 +346,7 @@ def with_tools(
     messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], call_format: CallFormat
 ) -> list[Message]:
     """The messages with the tools described at the end of the first system message, or in a new one before all."""
-    written = call_format.written or formats.HERMES.written
-    assert written is not None
+    as_json = ", with its arguments as JSON" if call_format.written.arguments is None else ""
     text = "\n".join(
         (
             "# Tools",
@@ -353,8 +356,8 @@ def with_tools(
             *(dump_json(tool) for tool in tools),
             "</tools>",
             "",
-            "To call a function, write nothing but the call, with its arguments as JSON:",
-            example(written),
+            f"To call a function, write nothing but the call{as_json}:",
+            example(call_format.written),
             "The result comes in the next message. When no function is needed, answer the user directly.",
         )
     )
@@ -384,8 +387,12 @@ def _described(schema: Any, depth: int = 0) -> Any:
 
 def example(written: Written) -> str:
     """A call as it should be written, with placeholders."""
-    before = written.before.replace("NAME", "function name")
-    return f"{written.opening}{written.lead}{before}{{arguments}}{written.after}{written.closing}"
+    arguments = "{arguments}"
+    if written.arguments is not None:
+        before, after = written.arguments.texts_round(is_text=True)
+        arguments = f"{before.replace(NAME, 'argument name')}value{after}"
+    before = written.before.replace(NAME, "function name")
+    return f"{written.opening}{written.lead}{before}{arguments}{written.after}{written.closing}"
 
 
 def begun(model: Model, messages: Sequence[Message]) -> Sequence[Message]:

@@ -13,7 +13,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import re
+import secrets
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, ParamSpec, TypeVar
@@ -29,18 +32,17 @@ from localrun.server.media.places import placed
 from localrun.server.parsing import formats
 from localrun.server.parsing.parser import CallFormat, ParserPlan, ThinkingTags
 from localrun.server.parsing.pieces import PlainParser, ReplyParser
-from localrun.server.prompting import constraint, conversation
+from localrun.server.parsing.written import Written
+from localrun.server.prompting import constraint, conversation, probing
 from localrun.server.prompting.ask import ChatAsk, Message, Tool
 from localrun.server.prompting.conversation import STOP_AT_RESULT
-from localrun.server.prompting.profile import Profile, profile_of
+from localrun.server.prompting.profile import REMEMBERED_TEMPLATES, Profile, profile_of
 from localrun.server.runtime import Runtime
 from localrun.server.templates.fallback import fallback_template
+from localrun.server.templates.marks import any_of
 from localrun.server.templates.renderer import TemplateOverrunError, check_length
 from localrun.wire import Grammar, Segment
 
-_HARMONY_FINAL = "<|channel|>final<|message|>"
-# What a reply comes to when the answer proper begins.
-_HARMONY_TRIGGERS = (_HARMONY_FINAL, "<|channel|>final <|constrain|>json<|message|>")
 # Enough of a prompt to see what it ends with.
 _END_CHARACTERS = 200
 
@@ -59,17 +61,23 @@ async def prepare(runtime: Runtime, job: Job, ask: ChatAsk) -> Prepared:
     """Raises BadTemplate, and BadRequest for a conversation that the template refuses, for tools that contradict each
     other or the tool choice, for thinking that the model does not know, and for media that it does not take or that
     cannot be decoded."""
-    template = template_of(job, ask.template)
+    tools = () if ask.tool_choice == "none" else ask.tools
+    template = template_of(job, ask.template, with_tools=bool(tools))
     profile = await _beside(len(template) // _CHARACTERS_AT_ONCE, profile_of, template)
-    _check(ask, thinks=profile.thinks)
-    if ask.think and not profile.thinks:
+    thinks = profile.thinks or profile_of(template_of(job, ask.template)).thinks
+    _check(ask, thinks=thinks)
+    if ask.think and not thinks:
         notices.note(f"{ask.passed_over}: this model does not support thinking")
         ask = msgspec.structs.replace(ask, think=None)
+    if not profile.are_tags_certain or (tools and not profile.is_format_certain):
+        profile = await _probed(runtime, job, template, profile)
     media = await runtime.media.attach(job, ask.media) if ask.media else {}
-    tools = () if ask.tool_choice == "none" else ask.tools
     call_format, tags = profile.call_format or formats.HERMES, profile.tags
     segments = await render_chat(runtime, job, ask, template, profile)
-    if tools:  # whose grammar may take a while
+    if ask.continue_last and tags is not None and ask.messages[-1].get("thinking"):
+        texts = await probing.texts_round_thinking(_rendering(runtime, job, template, profile), tags)
+        ending = ended(segments, ask, tools, call_format, tags, job.control_tokens, texts)
+    elif tools:  # whose grammar may take a while
         ending = await asyncio.to_thread(ended, segments, ask, tools, call_format, tags, job.control_tokens)
     else:
         ending = ended(segments, ask, tools, call_format, tags, job.control_tokens)
@@ -82,7 +90,6 @@ async def prepare(runtime: Runtime, job: Job, ask: ChatAsk) -> Prepared:
         tags=tags,
         answer_marks=profile.answer_marks,
         control_tokens=job.control_tokens,
-        triggers=ending.grammar.triggers if ending.grammar is not None else (),
         calls_are_constrained=ending.calls_are_constrained,
         most_calls=None if ask.parallel_calls else 1,
         must_call=_must_call(ask),
@@ -95,7 +102,9 @@ async def prepare(runtime: Runtime, job: Job, ask: ChatAsk) -> Prepared:
         grammar=ending.grammar,
         show_control=plan.shows_control,
         stop=STOP_AT_RESULT if tools and not profile.takes_tools else (),
-        new_parser=lambda: plan.parser(schemas, opened=ending.opened, thinking_open=ending.thinking_open),
+        new_parser=lambda: plan.parser(
+            schemas, opened=ending.opened, is_thinking=ending.is_thinking, has_content=ending.has_content
+        ),
     )
 
 
@@ -118,13 +127,53 @@ def _check(ask: ChatAsk, *, thinks: bool) -> None:
         raise BadRequest("messages: only a last message of the assistant can be continued", field="messages")
 
 
-def template_of(job: Job, instead: str | None = None) -> str:
-    """The chat template: `instead`, else the manifest's, the file's, or the one of the model's family. Raises
-    BadTemplate for one that is too long to be looked at."""
+def template_of(job: Job, instead: str | None = None, *, with_tools: bool = False) -> str:
+    """The chat template: `instead`, else the manifest's, the file's (its own one `with_tools`, where it has one), or
+    the one of the model's family. Raises BadTemplate for one that is too long to be looked at."""
     model = job.model
-    template = instead or model.template or fallback_template(model.header.architecture, job.control_tokens)
+    template = instead or (model.tool_template if with_tools else "") or model.template
+    template = template or fallback_template(model.header.architecture, job.control_tokens)
     check_length(template)
     return template
+
+
+# The same as of what is found in their texts.
+_probed_profiles: OrderedDict[str, Profile] = OrderedDict()
+
+
+async def _probed(runtime: Runtime, job: Job, template: str, profile: Profile) -> Profile:
+    """The profile with what the template's renders say, which are remembered. Raises BadTemplate."""
+    known = _probed_profiles.get(template)
+    if known is not None:
+        _probed_profiles.move_to_end(template)
+        return known
+    render = _rendering(runtime, job, template, profile, probing.TOOLS if profile.takes_tools else ())
+    known = _probed_profiles[template] = probing.with_found(profile, await probing.probe(render, profile))
+    if len(_probed_profiles) > REMEMBERED_TEMPLATES:
+        _probed_profiles.popitem(last=False)
+    return known
+
+
+def _rendering(
+    runtime: Runtime, job: Job, template: str, profile: Profile, tools: Sequence[Tool] = ()
+) -> probing.Render:
+    """What renders the conversations that a template is looked at with."""
+
+    async def render(messages: Sequence[Message]) -> str:
+        made = conversation.fitted(conversation.with_names(messages), profile)
+        given = [tool.for_template() for tool in tools] or None
+        try:
+            segments = await render_template(runtime, job, template, made, tools=given, adds_prompt=False)
+        except TemplateOverrunError:
+            raise
+        except BadRequest:
+            other = conversation.with_other_arguments(made)
+            if other is None:
+                raise
+            segments = await render_template(runtime, job, template, other, tools=given, adds_prompt=False)
+        return "".join(segment.text for segment in segments)
+
+    return render
 
 
 async def render_template(
@@ -179,7 +228,13 @@ async def render_chat(runtime: Runtime, job: Job, ask: ChatAsk, template: str, p
         call_format = profile.call_format or formats.HERMES
         messages = await asyncio.to_thread(conversation.with_tools, messages, tools, call_format)
     given = tools if tools and profile.takes_tools else None
-    messages = await _beside(len(messages) // _MESSAGES_AT_ONCE, conversation.spelled_out, messages, profile)
+    marks: dict[str, str] = {}
+    n_many = len(messages) // _MESSAGES_AT_ONCE
+    if not profile.knows_calls and conversation.has_calls(messages):
+        written, marks = _marked((profile.call_format or formats.HERMES).written, job.control_tokens)
+        messages = await _beside(n_many, conversation.spelled_out, messages, profile, written)
+    else:
+        messages = await _beside(n_many, conversation.spelled_out, messages, profile)
     variables, adds_prompt = variables_of(ask, profile), ask.adds_prompt
 
     async def render(part: Sequence[Message]) -> tuple[Segment, ...]:
@@ -214,7 +269,8 @@ async def render_chat(runtime: Runtime, job: Job, ask: ChatAsk, template: str, p
             raise
         segments = await _first_accepted(render, messages)
         notices.note("the level of thinking, which the model's template does not know")
-    return await _with_every_message(render, messages, segments)
+    segments = await _with_every_message(render, messages, segments)
+    return segments if not marks else tuple(part for segment in segments for part in _unmarked(segment, marks))
 
 
 # What is looked at in the event loop; more takes longer than other streams should wait.
@@ -229,6 +285,29 @@ async def _beside(
 ) -> Result:
     """What `work` returns; of what `is_much` in a thread."""
     return await asyncio.to_thread(work, *args, **named) if is_much else work(*args, **named)
+
+
+def _marked(written: Written, control_tokens: Sequence[str]) -> tuple[Written, dict[str, str]]:
+    """The same with a mark in the place of each control token, and what the marks stand for: in a message, the names
+    of control tokens are taken for a client's text."""
+    pattern, nonce = any_of(tuple(control_tokens)), secrets.token_hex(16)
+    marks: dict[str, str] = {}
+
+    def mark(found: re.Match[str]) -> str:
+        made = f"mark{nonce}n{len(marks):02d}"
+        marks[made] = found.group()
+        return made
+
+    return (written if pattern is None else written.with_texts(lambda text: pattern.sub(mark, text))), marks
+
+
+def _unmarked(segment: Segment, marks: Mapping[str, str]) -> Iterator[Segment]:
+    """The segment with control tokens in the places of marks."""
+    for part in re.split(f"({'|'.join(marks)})", segment.text):
+        if part in marks:
+            yield Segment(marks[part])
+        elif part:
+            yield Segment(part, segment.trusted)
 
 
 async def _first_accepted(render: _Render, messages: Sequence[Message]) -> tuple[Segment, ...]:
@@ -311,11 +390,13 @@ def variables_of(ask: ChatAsk, profile: Profile) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Ending:
-    """`thinking_open` is the tag that the reply begins inside of; `opened` what the prompt already has of the reply."""
+    """`opened` is what the prompt already has of the reply for the parser to read; `is_thinking` says that the reply
+    begins inside of thinking, `has_content` that it goes on from content."""
 
     segments: tuple[Segment, ...]
     grammar: Grammar | None
-    thinking_open: str | None = None
+    is_thinking: bool = False
+    has_content: bool = False
     opened: str = ""
     calls_are_constrained: bool = False
 
@@ -327,77 +408,92 @@ def ended(
     call_format: CallFormat,
     tags: ThinkingTags | None,
     control_tokens: Sequence[str],
+    thinking_texts: tuple[str, str] | None = None,
 ) -> Ending:
-    """Raises BadRequest for a schema that no decoding can be held to."""
+    """`thinking_texts` are those that the template writes before thinking and behind it. Raises BadRequest for a schema
+    that no decoding can be held to."""
     end = "".join(segment.text for segment in segments)[-_END_CHARACTERS:]
     is_open = tags is not None and tags.is_open(end)
     must_call = _must_call(ask)
     if ask.continue_last:
-        return _continued(segments, ask, tags, is_open=is_open, is_harmony=call_format is formats.HARMONY)
-    if tags is not None and is_open and (ask.think is False or (must_call and call_format.written is None)):
+        return _continued(segments, ask, call_format, tags, thinking_texts, is_open=is_open)
+    # Models that list arguments are those that think long: there a call that must come does so at once, unless thinking
+    # was asked for.
+    thinks = bool(ask.think) or (ask.think is None and not (must_call and call_format.written.arguments is not None))
+    if tags is not None and is_open and not thinks:
         segments, is_open = (*segments, Segment(f"\n{tags.closing}\n\n")), False
-    if must_call and call_format.written is None:
-        begun = call_format.begun
-        if isinstance(ask.tool_choice, tuple):
-            begun = call_format.begun_by_name.replace("NAME", ask.tool_choice[1])
-        return Ending((*segments, Segment(begun)), None, opened=begun)
-    grammar, is_constrained = _grammar(ask, tools, call_format)
+    grammar, is_constrained = _grammar(ask, tools, call_format, control_tokens)
     if grammar is not None and not grammar.triggers:
-        if call_format is formats.HARMONY and not must_call:
-            grammar = Grammar(grammar.kind, grammar.text, _HARMONY_TRIGGERS)
+        if call_format.answers and not must_call:
+            grammar = Grammar(grammar.kind, grammar.text, call_format.answers)
         elif tags is not None:
-            may_think = ask.think is not False and not tags.is_closed(end)
             grammar = constraint.after_thinking(
-                grammar, tags, is_open=is_open, may_think=may_think, control_tokens=control_tokens
+                grammar,
+                tags,
+                is_open=is_open,
+                may_think=thinks and not tags.is_closed(end),
+                must_come=must_call,
+                control_tokens=control_tokens,
             )
     return Ending(
         segments,
         grammar,
-        thinking_open=tags.opening if tags is not None and is_open else None,
+        is_thinking=is_open,
         calls_are_constrained=is_constrained,
     )
 
 
-def _grammar(ask: ChatAsk, tools: Sequence[Tool], call_format: CallFormat) -> tuple[Grammar | None, bool]:
+def _grammar(
+    ask: ChatAsk, tools: Sequence[Tool], call_format: CallFormat, control_tokens: Sequence[str]
+) -> tuple[Grammar | None, bool]:
     """The grammar, and whether every call will be well-formed by it."""
     written = call_format.written
-    if not tools or written is None:
+    if not tools:
         return ask.response_grammar, False
     at_most = None if ask.parallel_calls else 1
     if ask.tool_choice != "auto":
         if isinstance(ask.tool_choice, tuple):
             tools = [tool for tool in tools if tool.name == ask.tool_choice[1]]
             at_most = 1
-        return constraint.forced_calls(written, tools, at_most=at_most), True
+        return constraint.forced_calls(written, tools, at_most=at_most, control_tokens=control_tokens), True
     if ask.response_grammar is not None:
-        if call_format is formats.HARMONY:  # calls and answers have channels of their own
+        if call_format.answers:  # calls and answers have headers of their own
             return ask.response_grammar, False
-        return constraint.calls_or_answer(written, tools, ask.response_grammar, at_most=at_most), True
-    lazy = constraint.lazy_calls(written, tools, at_most=at_most)
+        answer = ask.response_grammar
+        return constraint.calls_or_answer(written, tools, answer, at_most=at_most, control_tokens=control_tokens), True
+    lazy = constraint.lazy_calls(written, tools, at_most=at_most, control_tokens=control_tokens)
     return lazy, lazy is not None
 
 
 def _continued(
-    segments: tuple[Segment, ...], ask: ChatAsk, tags: ThinkingTags | None, *, is_open: bool, is_harmony: bool
+    segments: tuple[Segment, ...],
+    ask: ChatAsk,
+    call_format: CallFormat,
+    tags: ThinkingTags | None,
+    thinking_texts: tuple[str, str] | None,
+    *,
+    is_open: bool,
 ) -> Ending:
     """The last message at the end of the prompt, as text that a client wrote: it opens no turn and no call."""
     last = ask.messages[-1]
     content, thinking = str(last.get("content") or ""), str(last.get("thinking") or "")
-    if is_harmony:
-        channel = _HARMONY_FINAL if content or not thinking else "<|channel|>analysis<|message|>"
+    if call_format.answers:
+        channel = call_format.answers[0] if content or not thinking else call_format.thoughts
         text = content if content or not thinking else thinking
         return Ending((*segments, Segment(channel), Segment(text, trusted=False)), ask.response_grammar, opened=channel)
     added: list[Segment] = []
+    closing = "" if tags is None else f"\n{tags.closing}\n\n"
     if tags is not None and thinking:
-        added += [] if is_open else [Segment(f"{tags.opening}\n")]
+        opening, closing = thinking_texts or (f"{tags.opening}\n", closing)
+        added += [] if is_open else [Segment(opening)]
         added.append(Segment(thinking, trusted=False))
         is_open = True
     if tags is not None and is_open and (content or not thinking):
-        added.append(Segment(f"\n{tags.closing}\n\n"))
+        added.append(Segment(closing))
         is_open = False
     if content:
         added.append(Segment(content, trusted=False))
     grammar = ask.response_grammar
     if grammar is not None and tags is not None and is_open:
         grammar = constraint.after_thinking(grammar, tags, is_open=True, may_think=True)
-    return Ending((*segments, *added), grammar, thinking_open=tags.opening if tags is not None and is_open else None)
+    return Ending((*segments, *added), grammar, is_thinking=is_open, has_content=bool(content.strip()))

@@ -46,6 +46,8 @@ REMEMBERED_TEMPLATES = 8
 # All texts of one entry must be in the template.
 _BY_MARKS: tuple[tuple[tuple[str, ...], CallFormat], ...] = (
     (("<|channel|>", "<|message|>"), formats.HARMONY),
+    (("<atem:function_calls>", "<|message|>"), formats.GLIMMER),
+    (("｜DSML｜", "parameter", "tool_calls>"), formats.DEEPSEEK_V4),
     (("｜DSML｜", "parameter"), formats.DEEPSEEK_TAGS),
     (("<｜tool▁call▁begin｜>", "```json"), formats.DEEPSEEK_R1),
     (("<｜tool▁call▁begin｜>",), formats.DEEPSEEK_V31),
@@ -53,6 +55,8 @@ _BY_MARKS: tuple[tuple[tuple[str, ...], CallFormat], ...] = (
     (("<minimax:tool_call>",), formats.MINIMAX),
     (("<seed:tool_call>",), formats.SEED),
     (("<|tool_call>", "<tool_call|>"), formats.GEMMA),
+    (("<start_function_call>", "<escape>"), formats.FUNCTION_GEMMA),
+    (("<function_calls>",), formats.OLMO),
     (("<tool_call>", "<arg_key>"), formats.GLM),
     (("<tool_call>", "<function="), formats.QWEN_CODER),
     ((">>>", "<|start_header_id|>", "all"), formats.FUNCTIONARY),
@@ -72,6 +76,8 @@ _BY_MARKS: tuple[tuple[tuple[str, ...], CallFormat], ...] = (
     (("<|tool_list_start|>",), formats.LFM2),
     (("<|python_start|>",), formats.PYTHONIC),
 )
+# What is told by marks that other templates may have as well.
+_BY_FEW_MARKS = (None, formats.HERMES, formats.LLAMA_JSON, formats.PYTHONIC)
 _KNOWS_TOOLS = re.compile(r"\btools\b|\+ functions ")
 _PYTHONIC = re.compile(r"\[\w+\(\w+=")
 _LLAMA_NAME = re.compile(r'\{\\?"name\\?":')
@@ -87,6 +93,7 @@ _TAKES_OBJECTS = re.compile(
 _CONTENT = r"message[.\[]['\"]?content['\"\]]*"
 _CALLS_HAVE_NO_CONTENT = re.compile(rf"assistant['\"]\s+and\s+(?:{_CONTENT} is none|not {_CONTENT})")
 _ITERATES_CONTENT = re.compile(r"for \w+ in message(?:\.content|\[['\"]content['\"]\])")
+_WRITES_ROLE = re.compile(r"(?:\{\{-?|\+)\s*+\(?message(?:\.role|\[['\"]role['\"]\])")
 _NINE_CHARACTERS = re.compile(r"id\s*\|\s*length\s*(?:!=|==)\s*9|\|length != 9")
 
 
@@ -95,10 +102,13 @@ class Profile:
     """What one template says.
 
     - `call_format` is None for one that knows no calls, or writes them in a way not known here
-    - `takes_tools`: whether it describes the tools that it is given, in a format known here; some only write down the
-      calls of the past, and `knows_calls` says whether it does that
+    - `takes_tools`: whether it describes the tools that it is given; some only write down the calls of the past, and
+      `knows_calls` says whether it does that
+    - `is_format_certain`, `are_tags_certain`: whether they were told by marks that no other template has, or there is
+      nothing to find; else renders tell (`probing.py`)
     - `tags` is None for one that marks no thinking; channels of gpt-oss are a format of their own
     - `takes_effort`: whether it knows levels of thinking; `efforts` are its words for them, from the least to the most
+    - `takes_any_role`: whether it writes the role of a message down, or knows that of tools
     - `answer_marks` stand round an answer, whose reader does not want them
     - `call_ids`: whether it refuses ids that are not nine letters and digits (Mistral), or counts the calls (Kimi)
     - `takes_text_arguments`, `takes_parts`: arguments as text instead of objects, content as a list of parts
@@ -110,9 +120,12 @@ class Profile:
     call_format: CallFormat | None
     takes_tools: bool
     knows_calls: bool
+    is_format_certain: bool
+    are_tags_certain: bool
     tags: ThinkingTags | None
     takes_effort: bool
     efforts: tuple[str, ...]
+    takes_any_role: bool
     answer_marks: frozenset[str]
     call_ids: Literal["nine characters", "counted"] | None
     takes_text_arguments: bool
@@ -137,18 +150,24 @@ def profile_of(template: str) -> Profile:
     """What `template` says."""
     call_format = _call_format(template)
     is_harmony = call_format is formats.HARMONY
+    has_headers = call_format is not None and bool(call_format.thoughts)
     takes_effort = "reasoning_effort" in template
-    tags = next((ThinkingTags(*pair) for pair in _TAGS if pair[0] in template or pair[1] in template), None)
+    tags = _tags(template)
+    knows_calls = "tool_calls" in template
+    shows_thinking = "reasoning_content" in template
     answer_marks = {mark for mark in _ANSWER_MARKS if mark in template}
     if _ANSWER_TAGS in template:
         answer_marks |= {"<response>", "</response>"}
     return Profile(
         call_format=call_format,
-        takes_tools=call_format is not None and _KNOWS_TOOLS.search(template) is not None,
-        knows_calls="tool_calls" in template,
+        takes_tools=(call_format is not None or knows_calls) and _KNOWS_TOOLS.search(template) is not None,
+        knows_calls=knows_calls,
+        is_format_certain=not knows_calls or call_format not in _BY_FEW_MARKS,
+        are_tags_certain=tags is not None or has_headers or not shows_thinking,
         tags=tags,
         takes_effort=takes_effort,
         efforts=_efforts(template),
+        takes_any_role="'tool'" in template or '"tool"' in template or _WRITES_ROLE.search(template) is not None,
         answer_marks=frozenset(answer_marks),
         call_ids=_call_ids(template),
         takes_text_arguments=_TAKES_OBJECTS.search(template) is None,
@@ -156,9 +175,15 @@ def profile_of(template: str) -> Profile:
         calls_without_content=_CALLS_HAVE_NO_CONTENT.search(template) is not None,
         names_functions="+ functions " in template,
         is_harmony=is_harmony,
-        thinks=tags is not None or is_harmony or takes_effort,
+        thinks=tags is not None or has_headers or takes_effort or shows_thinking,
         marks_replies=tags is not None or bool(answer_marks) or (call_format is not None and bool(call_format.whole)),
     )
+
+
+def _tags(template: str) -> ThinkingTags | None:
+    if "<|begin|>assistant<|think|>" in template:  # Solar's thinking is a message of its own
+        return ThinkingTags("<|think|>", "<|end|><|begin|>assistant")
+    return next((ThinkingTags(*pair) for pair in _TAGS if pair[0] in template or pair[1] in template), None)
 
 
 def _call_format(template: str) -> CallFormat | None:
@@ -201,25 +226,24 @@ def capabilities(model: Model) -> tuple[str, ...]:
 
     "tools" is for models whose own template knows them; others can be given tools all the same.
     """
-    template = model.template
+    templates = model.template, model.tool_template or model.template
     known = _known.setdefault(model.header, {})
-    if template not in known:
-        known[template] = _capabilities(model.header, template)
-    own = known[template]
+    if templates not in known:
+        known[templates] = _capabilities(model.header, *templates)
+    own = known[templates]
     return own if model.header.pooling == RANK else (*own, *model.media)
 
 
-_known: WeakKeyDictionary[Header, dict[str, tuple[str, ...]]] = WeakKeyDictionary()
+_known: WeakKeyDictionary[Header, dict[tuple[str, str], tuple[str, ...]]] = WeakKeyDictionary()
 
 
-def _capabilities(header: Header, template: str) -> tuple[str, ...]:
+def _capabilities(header: Header, template: str, tool_template: str) -> tuple[str, ...]:
     if not header.generates:
         return ("embedding",)
-    known = profile_of(template)
     result = ["completion"]
-    if known.takes_tools:
+    if profile_of(tool_template).takes_tools:
         result.append("tools")
-    if known.thinks:
+    if profile_of(template).thinks:
         result.append("thinking")
     try:
         if fim_tokens(header) is not None:

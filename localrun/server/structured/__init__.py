@@ -7,6 +7,14 @@ Owner: the daemon's event loop; pure. Does not: compile a grammar (the engine do
 See README.md for the features of JSON schema.
 """
 
-from localrun.server.structured.grammars import CallShape, calls, check_size, gbnf, json_object, json_schema
+from localrun.server.structured.grammars import (
+    ArgumentShape,
+    CallShape,
+    calls,
+    check_size,
+    gbnf,
+    json_object,
+    json_schema,
+)
 
-__all__ = ["CallShape", "calls", "check_size", "gbnf", "json_object", "json_schema"]
+__all__ = ["ArgumentShape", "CallShape", "calls", "check_size", "gbnf", "json_object", "json_schema"]

@@ -6,6 +6,7 @@ Pure. Does not: compile, know a model's format (the reply parsers do), or parse 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -43,16 +44,42 @@ def _written(kind: GrammarKind, text: str, field: str) -> Grammar:
     return Grammar(kind, text)
 
 
+# Names of arguments that no schema lists.
+_NAME = r"/[A-Za-z_][A-Za-z0-9_.\-]{0,63}/"
+
+
+@dataclass(frozen=True)
+class ArgumentShape:
+    """One argument: literal text, its value, literal text. The value is JSON of `schema`; where that is None it is one
+    of `texts`, or, without any, whatever text comes before the first `until`, which is no part of `after`. In a
+    literal, and in `until`, the name of a control token stands for that token; `control` is the first one in `until`.
+
+    A `before` of two texts has a name of the model's own between them. `path` is where in the tool's schema it is."""
+
+    before: tuple[str, ...]
+    after: str
+    schema: Any = None
+    texts: tuple[str, ...] = ()
+    until: str = ""
+    control: str = ""
+    is_required: bool = False
+    path: str = ""
+
+
 @dataclass(frozen=True)
 class CallShape:
-    """One callable tool: literal text, a JSON value of `schema`, literal text. In a literal the name of a control token
-    stands for that token. `field` is where the schema came from, and `name` the tool's, for messages."""
+    """One callable tool: literal text, a JSON value of `schema`, literal text. With `listed` these take the place of
+    the value, in their order, `separator` between them; the last may be repeated if its name is the model's own. In a
+    literal the name of a control token stands for that token. `field` is where the schema came from, and `name` the
+    tool's, for messages."""
 
     before: str
     schema: Any
     after: str
     field: str = "tools"
     name: str = ""
+    listed: tuple[ArgumentShape, ...] | None = None
+    separator: str = ""
 
 
 def calls(
@@ -81,9 +108,13 @@ def calls(
     rules: list[str] = []
     size_bytes = 0
     for index, shape in enumerate(shapes):
-        schema = schema_text(shape.schema, field=shape.field)
-        rules += (f"// {json.dumps(shape.name)}", f"{kind}_{index}: %json {schema}")
-        size_bytes += len(rules[-1]) + len(shape.before) + len(shape.after)
+        if shape.listed is None:
+            schema = schema_text(shape.schema, field=shape.field)
+            made = [f"// {json.dumps(shape.name)}", f"{kind}_{index}: %json {schema}"]
+        else:
+            made = _listed(shape, f"{kind}_{index}", literals)
+        rules += made
+        size_bytes += sum(map(len, made)) + len(shape.before) + len(shape.after)
         check_size(size_bytes)
         rules.append(f"call_{index}: {literals.rule(shape.before)} {kind}_{index} {literals.rule(shape.after)}")
     rules.append("call: " + " | ".join(f"call_{index}" for index in range(len(shapes))))
@@ -93,6 +124,45 @@ def calls(
     else:
         rules.append(f"start: {first} {many} {literals.rule(after)}")
     return Grammar(GrammarKind.LARK, "\n".join((*rules, *literals.rules)) + "\n", tuple(triggers))
+
+
+def _listed(shape: CallShape, name: str, literals: _Literals) -> list[str]:
+    """The rules for listed arguments, of which the first is called `name`: those that are required come, others may.
+
+    `NAME_first_K` is what may follow where none of them came before the argument K, `NAME_next_K` where one has."""
+    assert shape.listed is not None
+    rules = []
+    separator = literals.rule(shape.separator)
+    n_listed = len(shape.listed)
+    for at, argument in enumerate(shape.listed):
+        value, made = _value(shape, argument, f"{name}{at:04}", literals)
+        rules += made
+        opening = f" {_NAME} ".join(literals.rule(text) for text in argument.before)
+        rules.append(f"{name}_is_{at}: {opening} {value} {literals.rule(argument.after)}")
+        again = at if len(argument.before) > 1 else at + 1
+        first = [f"{name}_is_{at} {name}_next_{again}"]
+        following = [f"{separator} {first[0]}"]
+        if not argument.is_required:
+            first.append(f"{name}_first_{at + 1}")
+            following.append(f"{name}_next_{at + 1}")
+        rules += (f"{name}_first_{at}: {' | '.join(first)}", f"{name}_next_{at}: {' | '.join(following)}")
+    return [*rules, f'{name}_first_{n_listed}: ""', f'{name}_next_{n_listed}: ""', f"{name}: {name}_first_0"]
+
+
+def _value(shape: CallShape, argument: ArgumentShape, name: str, literals: _Literals) -> tuple[str, list[str]]:
+    """What stands for an argument's value in a rule, and the rules that it needs."""
+    if argument.schema is not None:
+        schema = schema_text(argument.schema, field=f"{shape.field}.{argument.path}")
+        comment = f"// {json.dumps(shape.name)} {json.dumps(f'parameters.{argument.path}')}"
+        return name, [comment, f"{name}: %json {schema}"]
+    if argument.texts:
+        texts = (json.dumps(text.encode("utf-8", "replace").decode(), ensure_ascii=False) for text in argument.texts)
+        return f"({' | '.join(texts)})", []
+    head, control, _ = argument.until.partition(argument.control) if argument.control else (argument.until, "", "")
+    end = re.escape(head).replace("/", r"\/")
+    if control:  # the text goes on as far as it can, and a control token is none
+        return f"{name} {literals.rule(argument.until[len(head) :])}", [f"{name}: /(?s:.*){end}/"]
+    return name, [f"{name}[lazy]: /(?s:.*){end}/"]
 
 
 def check_size(size_bytes: int) -> None:

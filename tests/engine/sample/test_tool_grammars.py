@@ -44,7 +44,6 @@ def tools(*schemas: dict[str, Any]) -> list[Tool]:
 
 def lazy(offered: Sequence[Tool], *, trigger: str) -> Grammar:
     written = formats.HERMES.written
-    assert written is not None
     grammar = constraint.lazy_calls(written, offered, at_most=None)
     assert grammar is not None
     return Grammar(grammar.kind, grammar.text, (trigger,))
@@ -85,7 +84,6 @@ def test_the_other_tools_keep_their_schemas():
 @EACH
 def test_a_call_that_must_come_is_refused_by_the_tool_and_the_path(schema: dict[str, Any], problem: str):
     written = formats.HERMES.written
-    assert written is not None
     harness = answer(constraint.forced_calls(written, tools(DIGITS, schema), at_most=None))
     assert harness.finals[1].error_code == "bad_request"
     assert (harness.finals[1].error_message or "").startswith(f"the tool 'tool 1': {problem}")

@@ -99,6 +99,12 @@ def test_a_template_that_is_empty_or_no_text_counts_as_none() -> None:
     assert make_header().chat_template is None
 
 
+def test_a_template_for_tools_may_stand_apart() -> None:
+    header = make_header(tokenizer__chat_template__tool_use="{{ tools }}")
+    assert (header.tool_template, header.chat_template) == ("{{ tools }}", None)
+    assert make_header(tokenizer__chat_template="{{ x }}").tool_template is None
+
+
 def test_vocabulary_size_is_the_number_of_tokens_before_what_is_stated() -> None:
     stated = make_header(llama__vocab_size=100)
     assert stated.n_vocab == 100

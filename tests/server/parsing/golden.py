@@ -40,7 +40,7 @@ class Golden:
     text: str
     expects: tuple[tuple[str, Any], ...]
     tags: ThinkingTags | None = None
-    thinking_open: str | None = None
+    is_thinking: bool = False
     opened: str = ""
     control_tokens: tuple[str, ...] = ()
 
@@ -108,7 +108,7 @@ MARKED: tuple[Golden, ...] = (
         "```json\n{}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
         (thinking("So."), call(*PARIS), call(*TIME)),
         tags=THINK,
-        thinking_open="<think>",
+        is_thinking=True,
     ),
     Golden(
         "v3.1",
@@ -247,6 +247,53 @@ MARKED: tuple[Golden, ...] = (
         control_tokens=("<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>", '<|"|>'),
     ),
     Golden(
+        "gemma, a quote that is not closed",
+        formats.GEMMA,
+        '<|tool_call>call:save{tags:[1],text:<|"|>ls {x}}<tool_call|>',
+        (call("save", {"tags": [1], "text": "ls {x}"}),),
+    ),
+    Golden(
+        "gemma, other quotes",
+        formats.GEMMA,
+        "<|tool_call>call:save{text:'it's, well',tags:[\"a\"],to:null}<tool_call|>",
+        (call("save", {"text": "it's, well", "tags": ["a"], "to": None}),),
+    ),
+    Golden(
+        "gemma, a bare text",
+        formats.GEMMA,
+        "<|tool_call>call:save{text:hello, you: 3 {x},to:Ann}<tool_call|>",
+        (call("save", {"text": "hello", "you": "3 {x}", "to": "Ann"}),),
+    ),
+    Golden(
+        "gemma, without the closing mark",
+        formats.GEMMA,
+        '<|tool_call>call:get_weather{city:<|"|>Paris<|"|>}<|tool_call>call:get_time{}',
+        (call(*PARIS), call(*TIME)),
+    ),
+    Golden(
+        "function-gemma",
+        formats.FUNCTION_GEMMA,
+        "<start_function_call>call:get_weather{city:<escape>Paris<escape>,days:2}<end_function_call>",
+        (call("get_weather", {"city": "Paris", "days": 2}),),
+        control_tokens=("<start_function_call>", "<end_function_call>", "<escape>"),
+    ),
+    Golden(
+        "olmo, a call on each line",
+        formats.OLMO,
+        '<function_calls>get_weather(city="Paris")\nget_time()</function_calls>',
+        (call(*PARIS), call(*TIME)),
+    ),
+    Golden(
+        "glimmer",
+        formats.GLIMMER,
+        " to=self<|message|>Hm.<|eom|><|start|>assistant to=get_weather<|message|><atem:function_calls>\n"
+        '<atem:invoke name="get_weather">\n<atem:parameter name="city">Paris</atem:parameter>\n</atem:invoke>\n'
+        "</atem:function_calls><|eom|><|start|>assistant to=user<|message|>Done.<|eot|>",
+        (thinking("Hm."), call(*PARIS), content("Done.")),
+        control_tokens=("<|start|>", "<|message|>", "<|eom|>", "<|eot|>"),
+    ),
+    Golden("glimmer answers", formats.GLIMMER, " to=user<|message|>Hello", (content("Hello"),)),
+    Golden(
         "gemma, broken",
         formats.GEMMA,
         "<|tool_call>call:get_weather{city<tool_call|>",
@@ -281,7 +328,7 @@ TAGGED: tuple[Golden, ...] = (
         f"Hm.\n</think>\n\n{_HERMES_PARIS}",
         (thinking("Hm."), call(*PARIS)),
         tags=THINK,
-        thinking_open="<think>",
+        is_thinking=True,
     ),
     Golden(
         "thinking alone, cut short",
@@ -291,7 +338,30 @@ TAGGED: tuple[Golden, ...] = (
         tags=THINK,
     ),
     Golden("no thinking at all", None, "a < b and <thin ice", (content("a < b and <thin ice"),), tags=THINK),
-    Golden("a closing tag without an opening one", None, "Yes.</think>\nNo.", (content("Yes.\nNo."),), tags=THINK),
+    Golden("a closing tag before any content", None, "\n</think>\n\nYes.", (content("Yes."),), tags=THINK),
+    Golden(
+        "an opening tag that the prompt already has",
+        None,
+        "<think>\n<think>Hm.</think>Yes.",
+        (thinking("Hm."), content("Yes.")),
+        tags=THINK,
+        is_thinking=True,
+    ),
+    Golden(
+        "thinking again behind a call",
+        formats.HERMES,
+        f"<think>Hm.</think>I look.{_HERMES_PARIS}\n<think>So.</think>\nRain.",
+        (thinking("Hm."), content("I look."), call(*PARIS), thinking("So."), content("\nRain.")),
+        tags=THINK,
+    ),
+    Golden(
+        "thinking on a line of its own, between control tokens",
+        formats.MISTRAL_NAMED,
+        "First.\n[THINK]So.[/THINK]Then.\n[/THINK]\nLast.",
+        (content("First."), thinking("So."), content("Then.\n\nLast.")),
+        tags=BRACKETS,
+        control_tokens=("[THINK]", "[/THINK]"),
+    ),
     Golden(
         "the arguments come first",
         formats.HERMES,
@@ -330,6 +400,12 @@ TAGGED: tuple[Golden, ...] = (
         (call(*PARIS), content("Done.")),
     ),
     Golden(
+        "content on both sides of calls",
+        formats.HERMES,
+        f"I look.\n\n{_HERMES_PARIS}\n{_HERMES_PARIS}\n\nThen I tell you.",
+        (content("I look."), call(*PARIS), call(*PARIS), content("\n\nThen I tell you.")),
+    ),
+    Golden(
         "without its closing tag",
         formats.HERMES,
         '<tool_call>\n{"name": "get_time", "arguments": {}}',
@@ -358,6 +434,42 @@ TAGGED: tuple[Golden, ...] = (
         formats.HERMES,
         "Write <tool_call> and </tool_call>.",
         (content("Write <tool_call> and </tool_call>."),),
+    ),
+    Golden(
+        "a mark in the middle of the thinking that opens no call",
+        formats.QWEN_CODER,
+        "Shall I write <tool_call> hmm, or <function=get_time>?</think>No.",
+        (thinking("Shall I write <tool_call> hmm, or <function=get_time>?"), content("No.")),
+        tags=THINK,
+        is_thinking=True,
+    ),
+    Golden(
+        "an unknown tool in the middle of the thinking",
+        formats.QWEN_CODER,
+        "As in <function=f></function>\n.</think>\n<function=f></function>",
+        (thinking("As in <function=f></function>\n."), call("f", {})),
+        tags=THINK,
+        is_thinking=True,
+    ),
+    Golden(
+        "a call that would go beyond the thinking",
+        formats.QWEN_CODER,
+        "Like <function=get_weather><parameter=city>.</think>It rains.<function=get_time></function>",
+        (
+            thinking("Like <function=get_weather><parameter=city>."),
+            content("It rains."),
+            call(*TIME),
+        ),
+        tags=THINK,
+        is_thinking=True,
+    ),
+    Golden(
+        "what follows a call in the middle of the thinking",
+        formats.GLM,
+        "Hm.<tool_call>get_time</tool_call>\n</think>\nDone.",
+        (thinking("Hm."), call(*TIME), content("Done.")),
+        tags=THINK,
+        is_thinking=True,
     ),
     # --- Qwen3-Coder, Seed, MiniMax, DeepSeek 3.2, GLM -------------------------------------------------------------
     Golden(
@@ -422,13 +534,46 @@ TAGGED: tuple[Golden, ...] = (
         (call("save", {"text": "1", "tags": [1]}),),
     ),
     Golden(
+        "the same in the block of its successor",
+        formats.DEEPSEEK_V4,
+        f"<｜DSML｜tool_calls>\n{_DSML_CALL}</｜DSML｜invoke>\n</｜DSML｜tool_calls>",
+        (call("save", {"text": "1"}),),
+    ),
+    Golden(
         "glm",
         formats.GLM,
         "Hm.</think>I look.\n<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Paris</arg_value>\n"
         "<arg_key>days</arg_key>\n<arg_value>3</arg_value>\n</tool_call>\n<tool_call>get_time</tool_call>",
         (thinking("Hm."), content("I look."), call("get_weather", {"city": "Paris", "days": 3}), call(*TIME)),
         tags=THINK,
-        thinking_open="<think>",
+        is_thinking=True,
+    ),
+    Golden(
+        "glm, a value that is not closed",
+        formats.GLM,
+        "<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Paris<arg_key>days</arg_key>\n<arg_value>3\n"
+        "</tool_call>",
+        (call("get_weather", {"city": "Paris", "days": 3}),),
+    ),
+    Golden(
+        "glm, a value or a key that is not opened",
+        formats.GLM,
+        "<tool_call>get_weather\n<arg_key>city</arg_key>Paris</arg_value>\n<arg_key>days<arg_value>3</arg_value>"
+        "</tool_call>",
+        (call("get_weather", {"city": "Paris", "days": 3}),),
+    ),
+    Golden(
+        "glm, JSON",
+        formats.GLM,
+        '<tool_call>get_weather\n{"city": "Paris"}</tool_call>\n'
+        '<tool_call>{"name": "get_time", "arguments": {}}</tool_call>',
+        (call(*PARIS), call(*TIME)),
+    ),
+    Golden(
+        "qwen-coder, without the function's closing tag",
+        formats.QWEN_CODER,
+        "<tool_call>\n<function=get_weather>\n<parameter=city>\nParis\n</parameter>\n</tool_call>",
+        (call(*PARIS),),
     ),
     Golden(
         "glm, broken",
@@ -441,6 +586,13 @@ TAGGED: tuple[Golden, ...] = (
         formats.MINICPM,
         '<function name="get_weather"><param name="city">Paris</param></function>',
         (call(*PARIS),),
+    ),
+    Golden(
+        "minicpm, a text with tags of its own",
+        formats.MINICPM,
+        '<function name="get_weather"><param name="city"><![CDATA[<b>P</b></param>]]></param>'
+        '<param name="days">3</param></function>',
+        (call("get_weather", {"city": "<b>P</b></param>", "days": 3}),),
     ),
     # --- Llama, pythonic ------------------------------------------------------------------------------------------
     Golden("llama", formats.LLAMA_JSON, '{"name": "get_weather", "parameters": {"city": "Paris"}}', (call(*PARIS),)),
@@ -506,7 +658,7 @@ TAGGED: tuple[Golden, ...] = (
         "lfm2",
         formats.LFM2,
         'I check. <|tool_call_start|>[get_weather(city="Paris")]<|tool_call_end|>Checking.',
-        (content("I check."), call(*PARIS), content("Checking.")),
+        (content("I check."), call(*PARIS), content(" Checking.")),
         control_tokens=("<|tool_call_start|>", "<|tool_call_end|>"),
     ),
 )

@@ -18,7 +18,7 @@ def parser_of(case: Golden, *, streams: bool = False) -> ReplyParser:
         control_tokens=case.control_tokens,
         calls_are_constrained=streams,
     )
-    return plan.parser(SCHEMAS, opened=case.opened, thinking_open=case.thinking_open)
+    return plan.parser(SCHEMAS, opened=case.opened, is_thinking=case.is_thinking)
 
 
 def read(parser: ReplyParser, parts: Iterable[str]) -> list[Piece]:

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from localrun.server.parsing import formats
 from localrun.server.parsing.parser import CallFormat, ParserPlan
 from localrun.server.parsing.pieces import CallArguments, CallStart, Content, Reply
 from localrun.wire import Delta, Finish, Phase
-from tests.server.parsing.golden import SCHEMAS
+from tests.server.parsing.golden import PARIS, SCHEMAS
 
 WRITTEN = sorted(
-    {value.name: value for value in vars(formats).values() if isinstance(value, CallFormat) and value.written}.values(),
+    {value.name: value for value in vars(formats).values() if isinstance(value, CallFormat)}.values(),
     key=lambda known: known.name,
 )
 EACH = pytest.mark.parametrize("call_format", WRITTEN, ids=lambda known: known.name)
-ARGUMENTS = '{"city": "Paris"}'
 BEGUN = {
     "qwen-coder": "<tool_call>\n<function=get_weather>\n<parameter=city>\nPa",
     "pythonic": '[get_weather(city="Pa',
@@ -39,10 +40,8 @@ def delta(text: str, finish: Finish | None = None) -> Delta:
 
 @EACH
 def test_a_forced_call_leaves_nothing_wherever_it_was_cut(call_format: CallFormat):
-    written = call_format.written
-    assert written is not None
-    before = written.opening + written.lead + written.before.replace("NAME", "get_weather")
-    text = before + ARGUMENTS[:-1]
+    whole = call_format.written.calls([PARIS])
+    text = whole[: whole.index("Paris") + len("Paris")]
     plan = ParserPlan(call_format=call_format, calls_are_constrained=True, must_call=True)
     for end in range(len(text)):
         said = reply(plan, text[:end], Finish.LENGTH).gathered
@@ -52,15 +51,14 @@ def test_a_forced_call_leaves_nothing_wherever_it_was_cut(call_format: CallForma
 @EACH
 def test_whole_calls_before_one_that_was_cut_stay(call_format: CallFormat):
     written = call_format.written
-    assert written is not None
     if written.separator is None:
         pytest.skip("one call at most")
-    before = written.before.replace("NAME", "get_weather")
-    text = written.opening + written.lead + before + ARGUMENTS + written.after + written.separator
+    first = written.calls([PARIS]).removesuffix(written.closing) + written.separator
+    two = written.calls([PARIS, PARIS])
     plan = ParserPlan(call_format=call_format, calls_are_constrained=True, must_call=True)
-    for end in range(len(text), len(text + before) + 5):
-        said = reply(plan, (text + before + ARGUMENTS)[:end], Finish.LENGTH).gathered
-        assert [(call.name, call.arguments_text) for call in said.calls] == [("get_weather", ARGUMENTS)]
+    for end in range(len(first), two.rindex("Paris")):
+        said = reply(plan, two[:end], Finish.LENGTH).gathered
+        assert [(call.name, json.loads(call.arguments_text)) for call in said.calls] == [PARIS], repr(two[:end])
         assert said.content_text == ""
 
 

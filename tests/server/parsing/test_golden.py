@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from localrun.server.parsing import formats
+from localrun.server.parsing.parser import ParserPlan
 from tests.depth import DEPTH
-from tests.server.parsing.golden import GOLDEN, Golden
+from tests.server.parsing.golden import GOLDEN, SCHEMAS, THINK, Golden
 from tests.server.parsing.reading_aloud import meaning, parser_of, read
 
 CASES = pytest.mark.parametrize(
@@ -38,8 +39,28 @@ def test_a_reply_means_the_same_cut_anywhere(case: Golden, data: st.DataObject):
     assert meaning(read(parser_of(case), parts)) == case.expects
 
 
+@pytest.mark.parametrize("is_control", [False, True])
+@pytest.mark.parametrize(
+    "case",
+    [
+        case
+        for case in GOLDEN
+        if case.format and case.text.startswith(tuple(case.format.marks)) and case.expects and not case.tags
+        if all(kind == "call" and value[0] in SCHEMAS for kind, value in case.expects)
+    ],
+    ids=lambda case: f"{case.format.name}: {case.name}",
+)
+def test_calls_before_the_end_of_the_thinking_end_it(case: Golden, is_control: bool):
+    assert case.format is not None
+    controls = tuple(case.format.marks) if is_control else ()
+    plan = ParserPlan(call_format=case.format, tags=THINK, control_tokens=controls)
+    for size in (len(case.text), 1, 3, 7):
+        read_so = read(plan.parser(SCHEMAS, is_thinking=True), cut(f"I need it.\n{case.text}", size))
+        assert meaning(read_so) == (("thinking", "I need it."), *case.expects), f"pieces of {size}"
+
+
 # What no grammar lets a model write.
-_BROKEN = ("broken", "short", "back", "evaluated", "nothing to call", "line break")
+_BROKEN = ("broken", "short", "back", "evaluated", "nothing to call", "line break", "not closed", "not opened")
 
 
 @pytest.mark.parametrize(

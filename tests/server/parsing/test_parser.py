@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from localrun.server.parsing import formats
-from localrun.server.parsing.parser import ParserPlan
+from localrun.server.parsing.parser import ParserPlan, ThinkingTags
 from localrun.server.parsing.pieces import CallArguments, CallStart, Content, Thinking
-from tests.server.parsing.golden import SCHEMAS, THINK
+from tests.server.parsing.golden import BRACKETS, COHERE, GEMMA_CHANNEL, SCHEMAS, THINK
+from tests.server.parsing.reading_aloud import meaning, read
 
 
 def test_content_comes_at_once_and_a_beginning_of_a_mark_as_soon_as_it_is_none():
@@ -25,6 +26,45 @@ def test_thinking_comes_as_it_is_written():
     assert parser.feed("<think>\n") == []
     assert parser.feed("Hm") == [Thinking("Hm")]
     assert parser.feed("!</think>\n\nYes") == [Thinking("!"), Content("Yes")]
+
+
+ABOUT_TAGS = (
+    "Use re.sub(r'{0}.*?{1}', '', text) to strip it.",
+    "The `{1}` tag closes it.",
+    "The `{0}` tag opens it, and then there is more.",
+    "Two: {1} {1}\t{0}{0} and {1}",
+)
+
+
+@pytest.mark.parametrize("text", ABOUT_TAGS)
+@pytest.mark.parametrize("is_control", [False, True])
+@pytest.mark.parametrize("before", ["", "Hm.</think>\n", "<think>Hm.</think>\n", "\n"])
+@pytest.mark.parametrize("tags", [THINK, BRACKETS, COHERE, GEMMA_CHANNEL], ids=lambda tags: tags.opening)
+def test_an_answer_about_the_tags_keeps_them(tags: ThinkingTags, before: str, is_control: bool, text: str):
+    controls = (tags.opening, tags.closing) if is_control else ()
+    plan = ParserPlan(call_format=formats.HERMES, tags=tags, control_tokens=controls)
+    answer = text.format(tags.opening, tags.closing)
+    reply = before.replace("<think>", tags.opening).replace("</think>", tags.closing) + answer
+    for size in (1, 3, len(reply)):
+        parser = plan.parser(SCHEMAS, is_thinking=before.startswith("Hm"))
+        pieces = meaning(read(parser, (reply[at : at + size] for at in range(0, len(reply), size))))
+        expected = (("thinking", "Hm."), ("content", answer)) if "Hm" in before else (("content", before + answer),)
+        assert pieces == expected, f"pieces of {size}"
+
+
+@pytest.mark.parametrize(
+    ("reply", "answer"),
+    [
+        ("<think>Hm.</think><response>Yes.</response>\n", "Yes.\n"),
+        ("<response>Use <response>x</response> here.</response>", "Use <response>x</response> here."),
+        ("Yes, <response> is a tag.", "Yes, <response> is a tag."),
+    ],
+)
+def test_marks_round_an_answer_are_left_out_round_it_alone(reply: str, answer: str):
+    plan = ParserPlan(tags=THINK, answer_marks=frozenset(("<response>", "</response>")))
+    for size in (1, 3, len(reply)):
+        pieces = meaning(read(plan.parser({}), (reply[at : at + size] for at in range(0, len(reply), size))))
+        assert pieces[-1] == ("content", answer)
 
 
 def test_constrained_arguments_come_while_they_are_written():

@@ -2,30 +2,35 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
+from localrun.engine.sample import grammar_library, grammar_worker
 from localrun.engine.sample.grammar_library import source_of
 from localrun.errors import BadRequest
-from localrun.server import structured
+from localrun.server import notices, structured
 from localrun.server.parsing import formats
-from localrun.server.parsing.parser import CallFormat, ParserPlan, Written
+from localrun.server.parsing.parser import CallFormat, ParserPlan
+from localrun.server.parsing.written import Written
 from localrun.server.prompting import constraint
 from localrun.server.prompting.ask import Tool
 from localrun.server.structured.grammars import MAX_GRAMMAR_BYTES
 from localrun.wire import Grammar, GrammarKind
-from tests.server.parsing.golden import SCHEMAS, THINK
+from tests.says import says
+from tests.server.parsing.golden import SCHEMAS, THINK, Call
 from tests.server.parsing.reading_aloud import meaning, read
 
 TOOLS = (Tool("get_weather", "", SCHEMAS["get_weather"]), Tool("get_time", "", SCHEMAS["get_time"]))
 WRITTEN = sorted(
-    {value.name: value for value in vars(formats).values() if isinstance(value, CallFormat) and value.written}.values(),
+    {value.name: value for value in vars(formats).values() if isinstance(value, CallFormat)}.values(),
     key=lambda known: known.name,
 )
 EACH = pytest.mark.parametrize("call_format", WRITTEN, ids=lambda known: known.name)
-PARIS = ("get_weather", '{"city": "Paris", "days": 2}')
+PARIS: Call = ("get_weather", {"city": "Paris", "days": 2})
+TIME: Call = ("get_time", {})
 _tokenizer = LLTokenizer("byte")
 
 
@@ -39,22 +44,18 @@ def accepts(grammar: Grammar, text: str) -> bool:
     return bool(matcher.is_accepting())
 
 
-def spelled(written: Written, *calls: tuple[str, str], begins_at: str = "") -> str:
-    parts = [written.before.replace("NAME", name) + arguments + written.after for name, arguments in calls]
-    return f"{written.opening}{written.lead}{(written.separator or '').join(parts)}{written.closing}".removeprefix(
-        begins_at
-    )
+def spelled(written: Written, *calls: Call, begins_at: str = "") -> str:
+    return written.calls(calls).removeprefix(begins_at)
 
 
 @EACH
 def test_forced_calls_are_what_the_parser_reads(call_format: CallFormat):
     written = call_format.written
-    assert written is not None
     text = spelled(written, PARIS)
     grammar = constraint.forced_calls(written, TOOLS, at_most=None)
     assert accepts(grammar, text)
     assert not accepts(grammar, "Hello.")
-    assert not accepts(grammar, spelled(written, ("get_moon", "{}")))
+    assert not accepts(grammar, spelled(written, ("get_moon", {})))
     plan = ParserPlan(call_format=call_format, calls_are_constrained=True)
     expected: tuple[tuple[str, Any], ...] = (("call", ("get_weather", {"city": "Paris", "days": 2})),)
     assert meaning(read(plan.parser(SCHEMAS), text)) == expected
@@ -63,8 +64,7 @@ def test_forced_calls_are_what_the_parser_reads(call_format: CallFormat):
 @EACH
 def test_several_calls_unless_there_may_be_but_one(call_format: CallFormat):
     written = call_format.written
-    assert written is not None
-    text = spelled(written, PARIS, ("get_time", "{}"))
+    text = spelled(written, PARIS, TIME)
     assert accepts(constraint.forced_calls(written, TOOLS, at_most=None), text) == (written.separator is not None)
     assert not accepts(constraint.forced_calls(written, TOOLS, at_most=1), text)
 
@@ -72,7 +72,6 @@ def test_several_calls_unless_there_may_be_but_one(call_format: CallFormat):
 @EACH
 def test_a_lazy_grammar_begins_behind_the_opening(call_format: CallFormat):
     written = call_format.written
-    assert written is not None
     grammar = constraint.lazy_calls(written, TOOLS, at_most=None)
     if grammar is None:
         assert not written.triggers
@@ -84,7 +83,8 @@ def test_a_lazy_grammar_begins_behind_the_opening(call_format: CallFormat):
 @EACH
 def test_thinking_may_come_before_forced_calls(call_format: CallFormat):
     written = call_format.written
-    assert written is not None
+    if call_format.thoughts:
+        pytest.skip("thinking has a header of its own")
     forced = constraint.forced_calls(written, TOOLS, at_most=1)
     grammar = constraint.after_thinking(forced, THINK, is_open=False, may_think=True)
     text = spelled(written, PARIS)
@@ -94,9 +94,22 @@ def test_thinking_may_come_before_forced_calls(call_format: CallFormat):
 
 
 @EACH
+def test_a_reply_that_must_call_cannot_end_inside_of_thinking_that_the_prompt_opened(call_format: CallFormat):
+    if call_format.thoughts:
+        pytest.skip("thinking has a header of its own")
+    forced = constraint.forced_calls(call_format.written, TOOLS, at_most=1)
+    grammar = constraint.after_thinking(forced, THINK, is_open=True, may_think=True, must_come=True)
+    text = spelled(call_format.written, PARIS)
+    assert grammar.triggers == ()
+    assert accepts(grammar, f"Hm.\n</think>\n\n{text}")
+    assert not accepts(grammar, "Hm.\n")
+    assert not accepts(grammar, "Hm.</think>")
+    assert not accepts(grammar, "Hm.</think>Hello.")
+
+
+@EACH
 def test_calls_or_an_answer_of_a_schema(call_format: CallFormat):
     written = call_format.written
-    assert written is not None
     answer = structured.json_schema(
         {
             "type": "object",
@@ -112,9 +125,106 @@ def test_calls_or_an_answer_of_a_schema(call_format: CallFormat):
     assert not accepts(grammar, '{"n": "x"}')
 
 
+REPORT = Tool(
+    "report",
+    "",
+    {
+        "type": "object",
+        "properties": {
+            "text": {"type": "string"},
+            "kind": {"enum": ["bug", "wish"]},
+            "n": {"type": "integer", "minimum": 1},
+            "at": {"$ref": "#/$defs/at"},
+            "more": {"type": ["array", "null"], "items": {"type": "number"}},
+        },
+        "required": ["text", "n"],
+        "$defs": {"at": {"type": "object", "properties": {"x": {"type": "number"}}, "required": ["x"]}},
+    },
+)
+TEXT = "if a < b:\n    print('</p>, \\\\n') # \u00e9"
+
+
+@EACH
+@pytest.mark.parametrize(
+    ("arguments", "holds"),
+    [
+        ({"text": TEXT, "n": 2}, True),
+        ({"text": "", "kind": "bug", "n": 1, "at": {"x": 1.5}, "more": [1, 2.5]}, True),
+        ({"text": "a", "kind": "wish", "n": 30, "more": None}, True),
+        ({"text": "a"}, False),
+        ({"n": 2}, False),
+        ({"text": "a", "n": 0}, False),
+        ({"text": "a", "n": "2"}, False),
+        ({"text": "a", "kind": "praise", "n": 2}, False),
+        ({"text": "a", "n": 2, "at": {"y": 1}}, False),
+        ({"text": "a", "n": 2, "more": ["b"]}, False),
+        ({"text": "a", "n": 2, "other": 1}, False),
+    ],
+)
+def test_forced_arguments_match_the_schema_in_every_format(
+    call_format: CallFormat, arguments: dict[str, Any], holds: bool
+):
+    written = call_format.written
+    text = spelled(written, ("report", arguments))
+    if written.arguments is not None and arguments.get("n") == "2":
+        text = text.replace("2", "two")  # a bare 2 is a number
+    assert accepts(constraint.forced_calls(written, [REPORT], at_most=1), text) == holds, text
+    if holds:
+        plan = ParserPlan(call_format=call_format, calls_are_constrained=True)
+        assert meaning(read(plan.parser({"report": REPORT.parameters}), text)) == (("call", ("report", arguments)),)
+
+
+@EACH
+def test_arguments_that_no_schema_lists(call_format: CallFormat):
+    written = call_format.written
+    anything = Tool("note", "", {"type": "object", "properties": {}, "additionalProperties": {"type": "integer"}})
+    nothing = Tool("note", "", {"type": "object", "properties": {}, "additionalProperties": False})
+    for arguments in ({}, {"a": 1}, {"a": 1, "b": 22}):
+        text = spelled(written, ("note", arguments))
+        assert accepts(constraint.forced_calls(written, [anything], at_most=1), text), text
+        assert accepts(constraint.forced_calls(written, [nothing], at_most=1), text) == (not arguments), text
+
+
+CONTROLS = (
+    "<|tool_call>",
+    "<tool_call|>",
+    '<|"|>',
+    "｜DSML｜",
+    "</arg_value>",
+    "<|tool_call_start|>",
+    "<|tool_call_end|>",
+)
+
+
+@EACH
+def test_texts_end_at_a_mark_that_is_a_control_token(call_format: CallFormat):
+    written = call_format.written
+    grammar = constraint.forced_calls(written, TOOLS, at_most=1, control_tokens=CONTROLS)
+    checked = grammar_worker.checked(grammar, CONTROLS).grammar
+    assert checked is not None
+    names = {name: 256 + at for at, name in enumerate(CONTROLS)}
+    matcher = grammar_library.compile_grammar(checked, grammar_worker._vocabulary(CONTROLS)).matcher
+    parts = re.split(f"({'|'.join(map(re.escape, CONTROLS))})", spelled(written, PARIS))
+    tokens = [token for part in parts for token in ([names[part]] if part in names else part.encode())]
+    assert matcher.try_consume_tokens(tokens) == len(tokens), call_format.name
+    assert matcher.is_accepting()
+
+
+def test_what_a_bare_text_is_not_held_to_is_said():
+    code = {"type": "object", "properties": {"code": {"type": "string", "pattern": "^[A-Z]{3}$"}}, "required": ["code"]}
+    tool = Tool("look_up", "", code, field="tools[0].function.parameters")
+    with notices.collected() as noted:
+        bare = constraint.forced_calls(formats.QWEN_CODER.written, [tool], at_most=1)
+    assert says(noted, "tools[0].function.parameters.properties.code.pattern")
+    assert accepts(bare, spelled(formats.QWEN_CODER.written, ("look_up", {"code": "abc"})))
+    with notices.collected() as noted:
+        quoted = constraint.forced_calls(formats.LFM2.written, [tool], at_most=1)
+    assert noted == []
+    assert not accepts(quoted, spelled(formats.LFM2.written, ("look_up", {"code": "abc"})))
+
+
 def test_only_a_schema_can_be_combined_with_tools():
     written = formats.HERMES.written
-    assert written is not None
     with pytest.raises(BadRequest, match="JSON schema"):
         constraint.calls_or_answer(written, TOOLS, Grammar(GrammarKind.REGEX, "a+"), at_most=None)
 
@@ -127,7 +237,6 @@ def test_thinking_that_the_prompt_opened_ends_with_its_closing_tag():
 
 def test_too_many_tools_for_one_grammar_are_called_with_any_object_and_refused_where_a_call_is_forced():
     written = formats.HERMES.written
-    assert written is not None
     schema = {"type": "object", "properties": {"kind": {"enum": ["x" * 1000] * 50}}}
     tools = [Tool(f"tool_{number}", "", schema) for number in range(100)]
     lazy = constraint.lazy_calls(written, tools, at_most=None)
@@ -151,24 +260,22 @@ def test_too_many_tools_for_one_grammar_are_called_with_any_object_and_refused_w
 )
 def test_a_schema_that_the_engine_would_refuse_does_not_keep_a_tool_from_being_offered(kind: dict[str, Any]):
     written = formats.HERMES.written
-    assert written is not None
     grammar = constraint.lazy_calls(written, [Tool("look", "", {"properties": {"kind": kind}})], at_most=None)
     assert grammar is not None
-    assert accepts(grammar, spelled(written, ("look", '{"kind": "aa"}')).removeprefix(written.triggers[0]))
+    assert accepts(grammar, spelled(written, ("look", {"kind": "aa"})).removeprefix(written.triggers[0]))
 
 
 def test_arguments_are_an_object_whatever_else_the_schema_allows():
     written = formats.HERMES.written
-    assert written is not None
     text = Tool("look", "", {"type": "string"}, field="tools[0].function.parameters")
     with pytest.raises(BadRequest, match=r"tools\[0\].function.parameters.type: must be object"):
         constraint.forced_calls(written, [text], at_most=None)
     lazy = constraint.lazy_calls(written, [text], at_most=None)
     assert lazy is not None
-    assert not accepts(lazy, spelled(written, ("look", '"a"')).removeprefix(written.triggers[0]))
+    assert not accepts(lazy, spelled(written, ("look", {})).removeprefix(written.triggers[0]).replace("{}", '"a"'))
     forced = constraint.forced_calls(written, [Tool("look", "", {"type": ["object", "null"]})], at_most=None)
-    assert accepts(forced, spelled(written, ("look", "{}")))
-    assert not accepts(forced, spelled(written, ("look", "null")))
+    assert accepts(forced, spelled(written, ("look", {})))
+    assert not accepts(forced, spelled(written, ("look", {})).replace("{}", "null"))
 
 
 def test_the_grammar_of_the_same_tools_is_made_once(monkeypatch: pytest.MonkeyPatch):
@@ -182,7 +289,6 @@ def test_the_grammar_of_the_same_tools_is_made_once(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(structured, "calls", counted)
     written = formats.HERMES.written
-    assert written is not None
 
     def tool() -> Tool:
         return Tool("made_once", "", {"type": "object", "properties": {"a": {"type": "string"}}})

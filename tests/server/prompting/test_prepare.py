@@ -67,13 +67,15 @@ def renderer(loop: asyncio.AbstractEventLoop) -> Iterator[TemplateRenderer]:
 class Desk:
     """Prepares asks for one model after the other."""
 
+    tool_template = ""
+
     def __init__(self, loop: asyncio.AbstractEventLoop, renderer: TemplateRenderer, header: Any) -> None:
         self._loop = loop
         self._runtime = cast(Runtime, SimpleNamespace(renderer=renderer))
         self._header = header
 
     def __call__(self, chat_template: str, control_tokens: tuple[str, ...] = (), **ask: Any) -> Prepared:
-        model = SimpleNamespace(header=self._header, template=chat_template)
+        model = SimpleNamespace(header=self._header, template=chat_template, tool_template=self.tool_template)
         job = cast(Job, SimpleNamespace(model=model, control_tokens=control_tokens))
         ask.setdefault("messages", [HELLO])
         return self._loop.run_until_complete(prepare(self._runtime, job, ChatAsk(**ask)))
@@ -111,6 +113,15 @@ def test_a_template_is_told_the_date_unless_the_client_says_another(desk: Desk):
     assert text(desk(template, template_variables={"date_string": "1 May 2030"})) == "1 May 2030"
 
 
+def test_a_file_s_own_template_for_tools_is_used_with_tools(desk: Desk):
+    desk.tool_template = "FOR TOOLS: " + HERMES
+    assert text(desk(PLAIN, tools=(WEATHER,))).startswith("FOR TOOLS: <tools>")
+    assert text(desk(PLAIN)) == "[user]hello[assistant]"
+    assert text(desk(PLAIN, tools=(WEATHER,), tool_choice="none")) == "[user]hello[assistant]"
+    assert "FOR TOOLS" not in text(desk(PLAIN, template=HERMES, tools=(WEATHER,)))
+    assert text(desk(OPENS_THINKING, tools=(WEATHER,), think=True)).startswith("FOR TOOLS: ")
+
+
 def test_tools_go_to_a_template_that_knows_them(desk: Desk):
     prepared = desk(HERMES, tools=(WEATHER,))
     assert '"name": "get_weather"' in text(prepared)
@@ -135,6 +146,31 @@ def test_calls_and_results_of_the_past_are_text_to_such_a_model(desk: Desk):
     assert "[user]<tool_response>\nnoon\n</tool_response>" in text(prepared)
 
 
+LIQUID = (
+    "{% if tools %}List of tools: [{{ tools | tojson }}]{# <|tool_call_start|> #}{% endif %}"
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    "<|im_start|>assistant{{ '\n' }}"
+)
+
+
+def test_calls_of_the_past_stand_in_the_model_s_own_notation(desk: Desk):
+    controls = ("<|im_start|>", "<|im_end|>", "<|tool_call_start|>", "<|tool_call_end|>")
+    arguments = {"city": "Paris <|tool_call_end|>", "days": 2}
+    called = {"role": "assistant", "content": "I look.", "tool_calls": [_call("get_weather", arguments)]}
+    messages = [HELLO, called, {"role": "tool", "content": "rain", "tool_call_id": "c"}]
+    prepared = desk(LIQUID, controls, messages=messages, tools=(WEATHER,))
+    own = '<|tool_call_start|>[get_weather(city="Paris <|tool_call_end|>", days=2)]<|tool_call_end|>'
+    assert f"<|im_start|>assistant\nI look.\n{own}<|im_end|>" in text(prepared)
+    assert "<|im_start|>tool\nrain<|im_end|>" in text(prepared)
+    shown = [(segment.text, segment.trusted) for segment in prepared.segments if "tool_call_" in segment.text]
+    assert shown[-3:] == [
+        ("<|tool_call_start|>", True),
+        ("<|tool_call_end|>", False),
+        ("<|tool_call_end|>", True),
+    ], "the client's text is no control token, and the call's own marks are"
+    assert meaning(read(prepared.new_parser(), [own])) == (("call", ("get_weather", arguments)),)
+
+
 def test_no_tool_choice_shows_no_tools(desk: Desk):
     prepared = desk(HERMES, tools=(WEATHER,), tool_choice="none")
     assert "get_weather" not in text(prepared)
@@ -156,11 +192,21 @@ def test_a_named_tool_is_the_only_one_in_the_grammar_and_all_are_in_the_prompt(d
     assert "get_weather" in text(prepared)
 
 
-def test_a_format_without_json_is_forced_by_beginning_the_call(desk: Desk):
-    prepared = desk(CODER, tools=(WEATHER,), tool_choice=("function", "get_weather"))
-    assert text(prepared).endswith("<|im_start|>assistant\n<tool_call>\n<function=get_weather>")
-    reply = "\n<parameter=city>\nRome\n</parameter>\n</function>\n</tool_call>"
-    assert meaning(read(prepared.new_parser(), reply)) == (("call", ("get_weather", {"city": "Rome"})),)
+def test_a_format_without_json_is_forced_by_a_grammar_and_may_think_before(desk: Desk):
+    template = CODER + "<think>{{ '\n' }}"
+    at_once = desk(template, tools=(WEATHER, TIME), tool_choice=("function", "get_weather"))
+    assert text(at_once).endswith("<|im_start|>assistant\n<think>\n\n</think>\n\n")
+    prepared = desk(template, tools=(WEATHER, TIME), tool_choice=("function", "get_weather"), think=True)
+    assert text(prepared).endswith("<|im_start|>assistant\n<think>\n")
+    assert prepared.grammar is not None
+    assert "<function=get_weather>" in prepared.grammar.text
+    assert "get_time" not in prepared.grammar.text
+    reply = (
+        "Hm.</think>\n\n<tool_call>\n<function=get_weather>\n<parameter=city>\nRome\n</parameter>\n</function>\n"
+        "</tool_call>"
+    )
+    read_back = meaning(read(prepared.new_parser(), reply))
+    assert read_back == (("thinking", "Hm."), ("call", ("get_weather", {"city": "Rome"})))
 
 
 def test_one_call_at_most_where_the_client_takes_no_more(desk: Desk):
@@ -176,7 +222,7 @@ def test_one_call_at_most_where_the_client_takes_no_more(desk: Desk):
 def test_forced_calls_come_after_the_thinking_that_the_prompt_opened(desk: Desk):
     prepared = desk(OPENS_THINKING, tools=(TIME,), tool_choice="required")
     assert prepared.grammar is not None
-    assert prepared.grammar.triggers == ("</think>",)
+    assert prepared.grammar.triggers == (), "it could end inside of its thinking"
     reply = 'Hm.</think><tool_call>\n{"name": "get_time", "arguments": {}}\n</tool_call>'
     assert meaning(read(prepared.new_parser(), [reply])) == (("thinking", "Hm."), ("call", ("get_time", {})))
 
@@ -192,6 +238,16 @@ def test_structured_output_is_free_while_the_model_thinks(desk: Desk):
     assert "think>" in may_think.grammar.text
     assert desk(QWEN_3, response_grammar=grammar, think=False).grammar == grammar
     assert desk(PLAIN, response_grammar=grammar).grammar == grammar
+
+
+def test_thinking_may_be_a_message_of_its_own(desk: Desk):
+    template = (
+        "{% for m in messages %}<|begin|>{{ m.role }}<|content|>{{ m.content }}<|end|>{% endfor %}<|begin|>assistant"
+        "{# <|begin|>assistant<|think|> #}"
+    )
+    prepared = desk(template, ("<|begin|>", "<|content|>", "<|think|>", "<|end|>"))
+    reply = "<|think|>Hm.<|end|><|begin|>assistant<|content|>Yes, the assistant."
+    assert meaning(read(prepared.new_parser(), reply)) == (("thinking", "Hm."), ("content", "Yes, the assistant."))
 
 
 def test_think_switches_the_template(desk: Desk):
@@ -233,6 +289,25 @@ def test_continued_content_stands_after_the_thinking(desk: Desk):
     prepared = desk(OPENS_THINKING, messages=messages, continue_last=True)
     assert text(prepared).endswith("<think>\n\n</think>\n\nSo")
     assert meaning(read(prepared.new_parser(), [" on"])) == (("content", " on"),)
+
+
+def test_content_that_goes_on_with_a_tag_keeps_it(desk: Desk):
+    messages = [HELLO, {"role": "assistant", "content": "The tag is `"}]
+    prepared = desk(OPENS_THINKING, messages=messages, continue_last=True)
+    assert meaning(read(prepared.new_parser(), ["<think>`, and its end `</think>`."])) == (
+        ("content", "<think>`, and its end `</think>`."),
+    )
+
+
+def test_content_that_goes_on_stands_behind_its_thinking_as_the_template_writes_it(desk: Desk):
+    messages = [HELLO, {"role": "assistant", "content": "Done", "thinking": "Plan."}]
+    for written in ("<think>{}</think>", "<think>\n{}\n</think>\n\n", "<think>{}</think>\n"):
+        thinks = "{% if m.reasoning_content %}" + written.format("{{ m.reasoning_content }}") + "{% endif %}"
+        template = TURNS.replace("{{ m.content }}", f"{thinks}{{{{ m.content }}}}")
+        for opened in ("", written.partition("{}")[0]):
+            begins = f"{{{{ {'<|im_start|>assistant' + chr(10) + opened!r} }}}}"
+            prepared = desk(template + begins, messages=messages, continue_last=True)
+            assert text(prepared).endswith(f"<|im_start|>assistant\n{written.format('Plan.')}Done")
 
 
 def test_continued_thinking_goes_on_thinking(desk: Desk):
@@ -465,7 +540,7 @@ class Recorder:
 
 def stubs(header: Header) -> tuple[Recorder, Runtime, Job]:
     recorder = Recorder()
-    model = SimpleNamespace(header=header, template=header.chat_template or "")
+    model = SimpleNamespace(header=header, template=header.chat_template or "", tool_template="")
     job = SimpleNamespace(model=model, control_tokens=("<|im_start|>",))
     return recorder, cast(Runtime, SimpleNamespace(renderer=recorder)), cast(Job, job)
 

@@ -21,12 +21,21 @@ from localrun.server.prompting.profile import capabilities, profile_of
         ("{{ messages }}", ("completion",)),
         ("{{ tools }}<tool_call>", ("completion", "tools")),
         ("{{ tools }} in a way that nobody knows", ("completion",)),
+        ("{{ tools }}{{ message.tool_calls }} in a way that its renders tell", ("completion", "tools")),
+        ("{{ message.reasoning_content }} likewise", ("completion", "thinking")),
+        ("{{ tools }}<atem:function_calls><|message|>", ("completion", "tools", "thinking")),
         ("{% if enable_thinking %}<think>{% endif %}", ("completion", "thinking")),
         ("{{ tools }}<|channel|><|message|>", ("completion", "tools", "thinking")),
     ],
 )
 def test_by_the_template(small_model: Path, template: str, expected: tuple[str, ...]):
     assert capabilities(_model(small_model, template)) == expected
+
+
+def test_a_template_for_tools_counts_for_tools(small_model: Path):
+    model = _model(small_model, "{{ messages }}")
+    model.header.metadata["tokenizer.chat_template.tool_use"] = "{{ tools }}<tool_call>"
+    assert capabilities(model) == ("completion", "tools")
 
 
 def test_encoders_give_vectors_alone(small_model: Path):

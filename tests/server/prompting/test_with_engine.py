@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from localrun.server import structured
 from localrun.server.jobs.job import Ask
+from localrun.server.parsing import formats
+from localrun.server.parsing.parser import CallFormat
 from localrun.server.parsing.pieces import Content, Piece
 from localrun.server.prompting.ask import ChatAsk, Tool
 from localrun.server.prompting.prepare import Prepared, prepare
+from localrun.server.prompting.profile import _BY_MARKS, profile_of
 from localrun.server.runtime import Runtime
 from localrun.wire import Sampling, Submit
 from tests.server.conftest import Running
@@ -25,6 +30,7 @@ WEATHER = Tool(
     },
 )
 TIME = Tool("get_time", "The time", {"type": "object", "properties": {}, "additionalProperties": False})
+BY_MARKS = (*_BY_MARKS, (("<tool_call>",), formats.HERMES), (("[f(a=",), formats.PYTHONIC))
 SCHEMA = {
     "type": "object",
     "properties": {"ok": {"type": "boolean"}},
@@ -63,6 +69,25 @@ async def test_a_named_tool_is_called_with_arguments_of_its_schema(running: Runn
     assert (kind, name) == ("call", "get_weather")
     assert arguments["city"] in ("Paris", "Rome")
     assert 1 <= arguments["days"] <= 9
+
+
+@pytest.mark.parametrize(("marks", "call_format"), BY_MARKS, ids=lambda known: getattr(known, "name", ""))
+async def test_a_call_is_forced_in_every_format(running: Running, marks: tuple[str, ...], call_format: CallFormat):
+    template = f"{{{{ messages[0].content }}}}{{{{ tools }}}}{{# {' '.join(marks)} #}}"
+    assert profile_of(template).call_format is call_format
+    async with running() as runtime:
+        for choice in ("required", ("function", "get_weather")):
+            ask = ChatAsk(
+                messages=MESSAGES,
+                tools=(WEATHER, TIME),
+                tool_choice=choice,
+                template=template,
+                parallel_calls=False,
+            )
+            ((kind, (name, arguments)),) = meaning(await reply(runtime, ask))
+            assert kind == "call"
+            assert name in ("get_weather", choice[1] if isinstance(choice, tuple) else "get_time")
+            assert not arguments if name == "get_time" else arguments["city"] in ("Paris", "Rome")
 
 
 async def test_a_required_call_is_one_when_calls_are_not_parallel(running: Running):
