@@ -337,7 +337,8 @@ async def check_template(runtime: Runtime, template: str) -> None:
     given = {"messages": ask.messages, "add_generation_prompt": True, "bos_token": "", "eos_token": ""}
     given |= variables_of(ask, profile_of(template))
     problem: BadTemplate | None = None
-    for tools in (None, []):  # some go through a list of tools without asking whether there is one
+    no_tools: tuple[list[Any] | None, ...] = (None, [])
+    for tools in no_tools:  # some go through a list of tools without asking whether there is one
         try:
             await runtime.renderer.render(template, given | {"tools": tools}, ())
         except BadTemplate as error:
