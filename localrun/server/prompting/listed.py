@@ -27,7 +27,7 @@ def argument_shapes(
     """The arguments of a tool, in the order of its schema; last one whose name is the model's own, where the schema
     allows any. `parameters` were checked at `field`."""
     properties: dict[str, Any] = {}
-    required = set(_gather(parameters, parameters, properties, 0))
+    required = dict.fromkeys(_gather(parameters, parameters, properties, 0))
     for name in required:
         properties.setdefault(name, {})
     shapes = [
@@ -107,8 +107,9 @@ def _shape(
 
 def _alone(schema: Any, root: Mapping[str, Any], allowed: set[str], field: str) -> dict[str, Any]:
     """The schema of one value by itself; what it refers to elsewhere than in the definitions is left out."""
-    definitions = {key: root[key] for key in ("$defs", "definitions") if key in root}
-    made = {**(schema if isinstance(schema, Mapping) else {}), **definitions}
+    made = dict(schema) if isinstance(schema, Mapping) else {}
+    if '"$ref"' in dump_json(made):
+        made |= {key: root[key] for key in ("$defs", "definitions") if key in root}
     try:
         structured.json_schema(made, field=field)
     except BadRequest:
