@@ -33,6 +33,7 @@ def argument_shapes(
     shapes = [
         _shape(listed, name, schema, parameters, field, control_tokens, is_required=name in required)
         for name, schema in properties.items()
+        if schema is not False
     ]
     others = parameters.get("additionalProperties", not properties and "properties" not in parameters)
     if others is not False and NAME not in listed.after:
@@ -56,7 +57,7 @@ def _gather(schema: Any, root: Mapping[str, Any], properties: dict[str, Any], de
         yield from _gather(part, root, properties, depth + 1)
     for alternatives in (schema.get("anyOf") or (), schema.get("oneOf") or ()):
         each = [set(_gather(part, root, properties, depth + 1)) for part in alternatives]
-        yield from set.intersection(*each) if each else ()
+        yield from sorted(set.intersection(*each)) if each else ()
 
 
 def _target(reference: Any, root: Mapping[str, Any]) -> Any:
