@@ -27,12 +27,13 @@ def argument_shapes(
     """The arguments of a tool, in the order of its schema; last one whose name is the model's own, where the schema
     allows any. `parameters` were checked at `field`."""
     properties: dict[str, Any] = {}
-    required = set(_gather(parameters, parameters, properties, 0))
+    required = dict.fromkeys(_gather(parameters, parameters, properties, 0))
     for name in required:
         properties.setdefault(name, {})
     shapes = [
         _shape(listed, name, schema, parameters, field, control_tokens, is_required=name in required)
         for name, schema in properties.items()
+        if schema is not False
     ]
     others = parameters.get("additionalProperties", not properties and "properties" not in parameters)
     if others is not False and NAME not in listed.after:
@@ -56,7 +57,7 @@ def _gather(schema: Any, root: Mapping[str, Any], properties: dict[str, Any], de
         yield from _gather(part, root, properties, depth + 1)
     for alternatives in (schema.get("anyOf") or (), schema.get("oneOf") or ()):
         each = [set(_gather(part, root, properties, depth + 1)) for part in alternatives]
-        yield from set.intersection(*each) if each else ()
+        yield from sorted(set.intersection(*each)) if each else ()
 
 
 def _target(reference: Any, root: Mapping[str, Any]) -> Any:
@@ -107,8 +108,9 @@ def _shape(
 
 def _alone(schema: Any, root: Mapping[str, Any], allowed: set[str], field: str) -> dict[str, Any]:
     """The schema of one value by itself; what it refers to elsewhere than in the definitions is left out."""
-    definitions = {key: root[key] for key in ("$defs", "definitions") if key in root}
-    made = {**(schema if isinstance(schema, Mapping) else {}), **definitions}
+    made = dict(schema) if isinstance(schema, Mapping) else {}
+    if '"$ref"' in dump_json(made):
+        made |= {key: root[key] for key in ("$defs", "definitions") if key in root}
     try:
         structured.json_schema(made, field=field)
     except BadRequest:

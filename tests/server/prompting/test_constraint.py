@@ -185,6 +185,29 @@ def test_arguments_that_no_schema_lists(call_format: CallFormat):
         assert accepts(constraint.forced_calls(written, [nothing], at_most=1), text) == (not arguments), text
 
 
+@EACH
+def test_arguments_of_schemas_that_are_put_together(call_format: CallFormat):
+    """Properties stand elsewhere, and one is required without a schema."""
+    tree = {"type": "object", "properties": {"next": {"$ref": "#/$defs/tree"}}, "additionalProperties": False}
+    parameters = {
+        "type": "object",
+        "allOf": [{"$ref": "#/$defs/named"}, {"properties": {"tree": {"$ref": "#/$defs/tree"}}}],
+        "required": ["free"],
+        "$defs": {
+            "named": {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]},
+            "tree": tree,
+        },
+    }
+    grammar = constraint.forced_calls(call_format.written, [Tool("note", "", parameters)], at_most=1)
+    arguments = {"name": "a", "tree": {"next": {"next": {}}}, "free": "x"}
+    assert accepts(grammar, spelled(call_format.written, ("note", arguments)))
+    if call_format.written.arguments is not None:
+        assert not accepts(
+            grammar, spelled(call_format.written, ("note", {"name": "a", "tree": {"next": 1}, "free": ""}))
+        )
+        assert not accepts(grammar, spelled(call_format.written, ("note", {"name": "a"})))
+
+
 CONTROLS = (
     "<|tool_call>",
     "<tool_call|>",
