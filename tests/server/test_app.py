@@ -114,7 +114,7 @@ def test_serve_refuses_before_it_starts_anything(tmp_path: Path) -> None:
         ("/v1/nothing", lambda content: content["error"]["message"]),
         ("/v1/chat", lambda content: content["error"]["message"]),
         ("/nothing", lambda content: content["error"]["message"]),
-        ("/api/tags/", lambda content: content["error"]),
+        ("/api/tags/none", lambda content: content["error"]),
     ],
 )
 def test_unknown_paths_are_404_in_the_family_s_shape(daemon: Daemon, path: str, error: object) -> None:

@@ -26,8 +26,7 @@ from localrun.server.openai.answer import naming, piece_text
 from localrun.server.openai.chat import ChatBody
 from localrun.server.prompting.ask import ChatAsk
 from localrun.server.prompting.conversation import begun
-from localrun.server.prompting.fitting import thinks_by_default
-from localrun.server.prompting.prepare import prepare
+from localrun.server.prompting.prepare import prepare, thinks_by_default
 from localrun.server.runtime import Runtime
 from localrun.server.templates.fallback import fallback_template
 from localrun.server.unnamed import model_for

@@ -29,7 +29,7 @@ from localrun.server.prompting import fitting
 from localrun.server.prompting.ask import ChatAsk
 from localrun.server.prompting.conversation import begun
 from localrun.server.prompting.fitting import Fitted, Tokens
-from localrun.server.prompting.prepare import prepare
+from localrun.server.prompting.prepare import prepare, thinks_by_default
 from localrun.server.runtime import Runtime
 from localrun.server.tiers import Question
 from localrun.wire import Segment, Usage
@@ -54,7 +54,7 @@ async def chat(runtime: Runtime, exchange: Exchange) -> None:
         async with runtime.job(who) as job:
             options = (body.options or Options()).over(job.model)
             ask = msgspec.structs.replace(ask, messages=begun(job.model, ask.messages))
-            ask = fitting.thinks_by_default(job, ask)
+            ask = thinks_by_default(job, ask)
             may_cut = body.truncate is not False
             fitted = await fitting.fit_chat(
                 runtime, job, ask, n_predict=options.n_predict, n_keep=options.n_keep, may_cut=may_cut
@@ -114,7 +114,7 @@ async def _fitted(runtime: Runtime, job: Job, body: GenerateBody, ask: ChatAsk, 
             prompt = placed(prompt, ask.media, media, ask.messages)
         prepared = fitting.plain(prompt, body.answer_grammar())
     else:
-        ask = fitting.thinks_by_default(job, ask)
+        ask = thinks_by_default(job, ask)
         if not body.context:  # what it continues began with the model's own messages already
             ask = msgspec.structs.replace(ask, messages=begun(job.model, ask.messages))
         prepared = await prepare(runtime, job, ask)

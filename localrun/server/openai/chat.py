@@ -40,8 +40,7 @@ from localrun.server.prompting.ask import (
     tools_of_functions,
 )
 from localrun.server.prompting.conversation import begun
-from localrun.server.prompting.fitting import thinks_by_default
-from localrun.server.prompting.prepare import Prepared, prepare
+from localrun.server.prompting.prepare import Prepared, prepare, thinks_by_default
 from localrun.server.runtime import Runtime
 from localrun.server.tiers import Question
 from localrun.server.unnamed import named

@@ -99,8 +99,8 @@ _TEXT = {
     "parallel_tool_calls": "False allows one call in an answer at most.",
     "functions": "The older form of `tools`.",
     "function_call": "The older form of `tool_choice`: auto, none, or an object that names a function.",
-    "reasoning_effort": "How much to think: none, minimal, low, medium, high, xhigh or max. Only with models that "
-    "think.",
+    "reasoning_effort": "How much to think: none, minimal, low, medium, high, xhigh, max or ultra, of which the nearest "
+    "level counts that the model's template knows. No effect with models that do not think.",
     "modalities": "Only text is possible: what an answer is made of.",
     "audio": "Refused: answers are text. What a model is to hear is an `input_audio` part of a message.",
     "prediction": "A text that much of the answer is expected to be like, such as the file that is to be edited: its "
@@ -111,6 +111,7 @@ _TEXT = {
     "`add_generation_prompt` and `*_token` are refused: they are the template's own.",
     "documents": "Documents for templates that know them.",
     "RerankBody.documents": "Texts, or objects with `text`.",
+    "NamedModel.model": "The model's name.",
     "RerankBody.texts": "The documents in TEI's form, in which the answer comes then: a list of scores.",
     "RerankBody.return_text": "With `texts`: whether they come back with their scores.",
     "EmbeddingsBody.content": "As `input`, by llama-server's name.",

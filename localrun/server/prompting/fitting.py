@@ -23,8 +23,7 @@ from localrun.server.jobs.job import Job
 from localrun.server.parsing.pieces import PlainParser
 from localrun.server.prompting.ask import ChatAsk, Message
 from localrun.server.prompting.infill import infill
-from localrun.server.prompting.prepare import Prepared, prepare, template_of
-from localrun.server.prompting.profile import profile_of
+from localrun.server.prompting.prepare import Prepared, prepare
 from localrun.server.runtime import Runtime
 from localrun.wire import Grammar, Segment, Submit
 
@@ -128,14 +127,6 @@ class Fitted(msgspec.Struct, frozen=True):
 def plain(segments: Sequence[Segment], grammar: Grammar | None) -> Prepared:
     """A prompt without a chat template, whose answer is text and nothing else."""
     return Prepared(tuple(segments), grammar, show_control=False, stop=(), new_parser=PlainParser)
-
-
-def thinks_by_default(job: Job, ask: ChatAsk) -> ChatAsk:
-    """As Ollama and llama-server have it: a model that can think does, unless it is told not to. Templates that would
-    not by themselves are told so. Where a call must come, that is the template's to say."""
-    if ask.think is not None or ask.template is not None or ask.tool_choice not in ("auto", "none"):
-        return ask
-    return msgspec.structs.replace(ask, think=True) if profile_of(template_of(job)).thinks else ask
 
 
 async def fit_chat(runtime: Runtime, job: Job, ask: ChatAsk, *, n_predict: int, n_keep: int, may_cut: bool) -> Fitted:

@@ -108,6 +108,14 @@ async def prepare(runtime: Runtime, job: Job, ask: ChatAsk) -> Prepared:
     )
 
 
+def thinks_by_default(job: Job, ask: ChatAsk) -> ChatAsk:
+    """As Ollama and llama-server have it: a model that can think does, unless it is told not to. Templates that would
+    not by themselves are told so. Where a call must come, that is the template's to say."""
+    if ask.think is not None or ask.template is not None or ask.tool_choice not in ("auto", "none"):
+        return ask
+    return msgspec.structs.replace(ask, think=True) if profile_of(template_of(job)).thinks else ask
+
+
 def _must_call(ask: ChatAsk) -> bool:
     return bool(ask.tools) and ask.tool_choice not in ("auto", "none")
 

@@ -37,7 +37,8 @@ from localrun.server.openai.running import Running
 from localrun.server.parsing.pieces import Reply
 from localrun.server.prompting import conversation as beginning
 from localrun.server.prompting.ask import Attachments, ChatAsk, choose_tools
-from localrun.server.prompting.fitting import Fitted, fit_chat, thinks_by_default
+from localrun.server.prompting.fitting import Fitted, fit_chat
+from localrun.server.prompting.prepare import thinks_by_default
 from localrun.server.runtime import Runtime
 from localrun.server.tiers import Question
 from localrun.server.unnamed import named
