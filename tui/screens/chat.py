@@ -243,7 +243,7 @@ class ChatScreen(Screen[None]):
         view = self.view
         facts = view.progress.facts() if view.progress else self._idle_facts(view)
         if view.conversation.is_edited:
-            facts = [Fact("changing an earlier question", 0, "wait"), Fact("Esc leaves it as it was", 1)]
+            facts = [Fact("editing", 0, "wait"), Fact("Esc leaves it as it was", 1)]
         # The top bar names the model too, so it is the first to go.
         self._status.facts = (*facts, Fact(fit(view.conversation.model, 24), 9))
         placeholder = "Ask something, or / for commands"
@@ -543,10 +543,10 @@ class ChatScreen(Screen[None]):
     async def action_stop(self) -> None:
         if not self.prompt.has_focus:
             self.prompt.focus()
+        elif self.view.is_answering:
+            self.view.stop()
         elif self.view.conversation.is_edited:
             await self._give_up_edit()
-        else:
-            self.view.stop()
 
     def interrupt(self) -> bool:
         """Stops the answer, or else empties the prompt, which Ctrl-Z undoes; false if there is neither."""

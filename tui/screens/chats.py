@@ -28,6 +28,7 @@ from localrun.tui.short_text import column, fit, line
 
 # In a wide terminal; a narrow one leaves the title what the other columns, 42 cells with the frame, do not take.
 _TITLE_WIDTH = 46
+_LEAST_TITLE_WIDTH = 12
 _OTHERS_WIDTH = 42
 _MODEL_WIDTH = 16
 
@@ -65,9 +66,18 @@ class ChatsScreen(Picker[int]):
         if self._renaming is None:
             self._show()
 
-    @property
-    def _title_width(self) -> int:
-        return max(12, min(_TITLE_WIDTH, self.app.size.width * 96 // 100 - _OTHERS_WIDTH))
+    def _row(self, chat: Chat) -> Content:
+        """On one line, in a narrow window without the model."""
+        room = self.app.size.width * 96 // 100 - _OTHERS_WIDTH
+        model = column(chat.model, _MODEL_WIDTH) + " "
+        if room < _LEAST_TITLE_WIDTH:
+            room, model = room + len(model), ""
+        return Content.assemble(
+            column(chat.title, max(_LEAST_TITLE_WIDTH, min(_TITLE_WIDTH, room))),
+            " ",
+            Content.styled(model, "$foreground 65%"),
+            Content.styled(short_text.when(chat.changed_at_s), "$foreground 50%"),
+        )
 
     def _show(self) -> None:
         words = self._input.value.strip()
@@ -84,7 +94,7 @@ class ChatsScreen(Picker[int]):
         self._note.update(Content("" if options else nothing))
 
     def _all(self) -> list[Option]:
-        return [Option(_row(chat, self._title_width), id=str(chat.id)) for chat in self._session.history.chats()]
+        return [Option(self._row(chat), id=str(chat.id)) for chat in self._session.history.chats()]
 
     def _found(self, words: str) -> list[Option]:
         found = []
@@ -177,13 +187,3 @@ class ChatsScreen(Picker[int]):
         except sqlite3.Error as error:
             return line(f"The history cannot be changed: {error}")
         return None
-
-
-def _row(chat: Chat, title_width: int) -> Content:
-    return Content.assemble(
-        column(chat.title, title_width),
-        " ",
-        Content.styled(column(chat.model, _MODEL_WIDTH), "$foreground 65%"),
-        " ",
-        Content.styled(short_text.when(chat.changed_at_s), "$foreground 50%"),
-    )

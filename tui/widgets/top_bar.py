@@ -43,11 +43,10 @@ class TopBar(Static):
         state = ("●", "$success") if self.connected else (away, "$error")
         brand = Content.styled(" localrun ", "$primary bold")
         # Where there is no room, this program's name goes first, then those of the places where one is not.
-        for left in (brand + self._tabs(), self._tabs(), self._tabs(is_short=True)):
-            room = self.size.width - left.cell_length - len(state[0]) - 4
-            if room >= _SHORTEST_NAME:
-                break
-        name = fit(_short_name(self.model), max(0, room))
+        ways = (brand + self._tabs(), self._tabs(), self._tabs(is_short=True))
+        room = self.size.width - len(state[0]) - 4
+        left = next((way for way in ways if room - way.cell_length >= _SHORTEST_NAME), ways[-1])
+        name = fit(_short_name(self.model), max(0, room - left.cell_length))
         right = Content.assemble(Content.styled(name, "$foreground"), " ", Content.styled(*state), " ")
         fill = max(1, self.size.width - left.cell_length - cell_len(right.plain))
         return Content.assemble(left, " " * fill, right)

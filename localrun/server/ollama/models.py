@@ -188,7 +188,8 @@ def _tags(runtime: Runtime, loaded: dict[Files, str]) -> Tags:
             continue
         with suppress(BadModelFile):
             files = _files(runtime, found) if loaded else None
-            rows.append(_tags_row(found, is_loaded=files in loaded, loaded_as=loaded.get(files, "")))
+            loaded_as = None if files is None else loaded.get(files)
+            rows.append(_tags_row(found, is_loaded=loaded_as is not None, loaded_as=loaded_as or ""))
     for tier in runtime.settings.tiers:
         try:
             rows.append(_tier_row(runtime, tier))

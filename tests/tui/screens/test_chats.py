@@ -356,7 +356,7 @@ async def test_escape_gives_up_an_edit_and_up_brings_back_what_was_typed(desk: A
         await _type(desk, pilot, "/edit")
         prompt = desk.app.screen.query_one(Prompt)
         await desk.until(pilot, lambda: prompt.text == "two")
-        await desk.see(pilot, "● changing an earlier question   Esc leaves it as it was")
+        await desk.see(pilot, "● editing   Esc leaves it as it was")
         assert "second" not in desk.seen(desk.app)
         await pilot.press(*" times", "escape")
         await desk.see(pilot, "second")
