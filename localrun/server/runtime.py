@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import sqlite3
 from collections.abc import Sequence
@@ -47,6 +48,8 @@ from localrun.server.pulls import Pulls
 from localrun.server.quantizer import Quantizer
 from localrun.server.templates.renderer import TemplateRenderer
 from localrun.snapshot import EngineRow
+
+_log = logging.getLogger(__name__)
 
 STOP_GRACE_S = 5.0
 CHECKPOINT_EVERY_S = 60.0
@@ -214,6 +217,7 @@ class Runtime:
         unloaded = self.telemetry.metrics.models(but=loaded)
         for name in await asyncio.to_thread(self._gone, unloaded) if unloaded else ():
             if not self.supervisor.loaded_as(name):
+                _log.info("%s is gone, and its series leave /metrics", name)
                 self.telemetry.metrics.forget(name)
         return self.telemetry.metrics.page(accept)
 
