@@ -99,8 +99,8 @@ _TEXT = {
     "parallel_tool_calls": "False allows one call in an answer at most.",
     "functions": "The older form of `tools`.",
     "function_call": "The older form of `tool_choice`: auto, none, or an object that names a function.",
-    "reasoning_effort": "How much to think: none, minimal, low, medium, high, xhigh, max or ultra, of which the nearest "
-    "level counts that the model's template knows. No effect with models that do not think.",
+    "reasoning_effort": "How much to think: none, minimal, low, medium, high, xhigh, max or ultra; the nearest level "
+    "counts that the model's template knows. No effect with models that do not think.",
     "modalities": "Only text is possible: what an answer is made of.",
     "audio": "Refused: answers are text. What a model is to hear is an `input_audio` part of a message.",
     "prediction": "A text that much of the answer is expected to be like, such as the file that is to be edited: its "
