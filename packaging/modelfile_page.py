@@ -40,8 +40,8 @@ INSTRUCTIONS = {
     "PROJECTOR": "The GGUF file that makes the model see or hear; `none` drops the base's "
     "([projectors](models.md#projectors)).",
     "PARAMETER": "A name and a value, from the table below. Repeat the line for several `stop` texts.",
-    "TEMPLATE": "A chat template in Jinja, instead of the one in the GGUF file. Ollama's Go templates are refused: "
-    "leave the line out, and the file's own template is used.",
+    "TEMPLATE": "A chat template in Jinja, instead of the one in the GGUF file. One of Ollama's Go templates "
+    "is left out, and the file's own template is used; where the file has none, it is refused.",
     "SYSTEM": "The system prompt, for conversations that bring none.",
     "MESSAGE": "A role (`user`, `assistant` or `system`) and a text that every conversation begins with.",
     "LICENSE": "The text of a licence; kept and shown.",
@@ -52,7 +52,7 @@ INSTRUCTIONS = {
 }
 
 TAIL = """
-`RENDERER` and `PARSER` are refused with the reason: localrun uses the chat template in the GGUF file. Names of older
+`RENDERER` and `PARSER` are left out, and `create` says so: localrun uses the chat template in the GGUF file. Names of older
 Ollama releases that nothing reads any more (RETIRED) are accepted and ignored.
 
 What a request says counts over the Modelfile, and the Modelfile over the settings file:
