@@ -52,8 +52,8 @@ INSTRUCTIONS = {
 }
 
 TAIL = """
-`RENDERER` and `PARSER` are left out, and `create` says so: localrun uses the chat template in the GGUF file. Names of older
-Ollama releases that nothing reads any more (RETIRED) are accepted and ignored.
+`RENDERER` and `PARSER` are left out, and `create` says so: localrun uses the chat template in the GGUF file. Names of
+older Ollama releases that nothing reads any more (RETIRED) are accepted and ignored.
 
 What a request says counts over the Modelfile, and the Modelfile over the settings file:
 [how a model is loaded](models.md#how-a-model-is-loaded).
