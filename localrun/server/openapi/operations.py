@@ -332,7 +332,7 @@ _LLAMA_SERVER = (
     Operation(method="GET", path="/slots", summary="The slots of the models that are loaded", answer=list[LlamaSlot],
               parameters=(_model("Of this model alone"),
                           Parameter(name="fail_on_no_slot", description="Anything: 503 where none is free")),
-              errors=(503,)),
+              errors=(400, 503)),
     Operation(method="POST", path="/slots/{id}", status=501, is_body_required=False,
               parameters=(path_parameter("id", "Any number"),),
               summary="Not supported: saving slots by hand",
