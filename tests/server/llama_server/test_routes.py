@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from localrun.models import builtin
 from tests.daemon import Daemon, running_daemon
 
 GREEDY: dict[str, Any] = {"temperature": 0, "n_predict": 8}
@@ -452,6 +454,18 @@ def test_a_router_tells_states_loads_and_unloads() -> None:
         assert (unknown.status_code, unknown.json()["error"]["type"]) == (404, "not_found_error")
         (also,) = [row for row in daemon.http.get("/v1/models").json()["models"] if row["name"] == "tiny"]
         assert also == {"name": "tiny", "model": "tiny", "capabilities": ["completion"]}
+
+
+def test_what_is_loaded_comes_first() -> None:
+    with running_daemon() as daemon:
+        folder = daemon.home / "data" / "models"
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in ("fox", "owl"):
+            shutil.copy(builtin.model_path(), folder / f"{name}.gguf")
+        for name in ("owl", "fox"):
+            ask(daemon, "/models/load", model=name)
+            assert daemon.http.get("/models").json()["models"][0]["name"] == name
+            ask(daemon, "/models/unload", model=name)
 
 
 def test_a_daemon_without_a_loaded_model_sleeps_until_a_request_loads_one() -> None:
