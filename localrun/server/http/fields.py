@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 from msgspec import Meta
@@ -57,6 +57,12 @@ MAX_BREAKERS = 16
 MAX_TOKENS = 2**31 - 1
 MAX_CLIENT_CHARACTERS = 64
 MAX_DEADLINE_S = 86_400.0
+
+# A null is no name, as an empty one is; `unnamed.py` puts a name in its place before anything reads it.
+if TYPE_CHECKING:
+    ModelName = str
+else:
+    ModelName = str | None
 
 Temperature = Annotated[float, Meta(ge=0.0, le=100.0)]
 Probability = Annotated[float, Meta(ge=0.0, le=1.0)]

@@ -456,6 +456,14 @@ def test_a_router_tells_states_loads_and_unloads() -> None:
         assert also == {"name": "tiny", "model": "tiny", "capabilities": ["completion"]}
 
 
+def test_a_null_is_no_name(daemon: Daemon) -> None:
+    ask(daemon, "/tokenize", content="x")
+    chat = {"messages": [{"role": "user", "content": "x"}]}
+    for path, body in (("/v1/completions", {"prompt": "x"}), ("/v1/chat/completions", chat)):
+        answer = daemon.post(path, body | {"model": None, "max_tokens": 1})
+        assert (answer.status_code, answer.json().get("model")) == (200, "tiny"), answer.text
+
+
 def test_what_is_loaded_comes_first() -> None:
     with running_daemon() as daemon:
         folder = daemon.home / "data" / "models"
