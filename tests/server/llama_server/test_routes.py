@@ -459,7 +459,13 @@ def test_a_router_tells_states_loads_and_unloads() -> None:
 def test_a_null_is_no_name(daemon: Daemon) -> None:
     ask(daemon, "/tokenize", content="x")
     chat = {"messages": [{"role": "user", "content": "x"}]}
-    for path, body in (("/v1/completions", {"prompt": "x"}), ("/v1/chat/completions", chat)):
+    for path, body in (
+        ("/v1/completions", {"prompt": "x"}),
+        ("/v1/chat/completions", chat),
+        ("/v1/messages", chat),
+        ("/v1/responses", {"input": "x"}),
+        ("/v1/embeddings", {"input": "x"}),
+    ):
         answer = daemon.post(path, body | {"model": None, "max_tokens": 1})
         assert (answer.status_code, answer.json().get("model")) == (200, "tiny"), answer.text
 
