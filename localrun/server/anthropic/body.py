@@ -124,7 +124,7 @@ class OutputConfig(msgspec.Struct, frozen=True, kw_only=True):
 class CountBody(SamplingFields, frozen=True, kw_only=True):
     """POST /v1/messages/count_tokens: what decides about the prompt."""
 
-    model: str = ""
+    model: fields.ModelName = ""
     messages: Annotated[list[AskedMessage], Meta(max_length=MAX_MESSAGES)]
     system: Content | None = None
     tools: AskedTools | None = None

@@ -90,7 +90,7 @@ async def create(runtime: Runtime, exchange: Exchange) -> None:
             await runtime.read_media(body.model, ask.media)
         job = await stack.enter_async_context(runtime.job(who))
         prepared = await prepared_of(runtime, job, ask, body)
-        plan = streaming.plan(
+        plan = await streaming.plan(
             body,
             job,
             defaults_of(job.model),

@@ -68,7 +68,7 @@ class EmbeddingsBody(fields.ServiceFields, frozen=True, kw_only=True):
     """POST /v1/embeddings and /embedding. `truncate` and `keep_alive` are not OpenAI's; `content` is llama-server's
     name of `input`; `messages` are vLLM's, and with them the two fields after."""
 
-    model: str = ""
+    model: fields.ModelName = ""
     input: _Input | None = None
     content: _Input | None = None
     messages: list[ChatMessage] | None = None
@@ -178,7 +178,7 @@ class RerankBody(fields.ServiceFields, frozen=True, kw_only=True):
     """POST /v1/rerank, and the other paths of it. `truncate` and `keep_alive` are localrun's own; `texts` and
     `return_text` are of TEI, whose form the answer has then."""
 
-    model: str = ""
+    model: fields.ModelName = ""
     query: Annotated[str, Meta(min_length=1)]
     documents: Annotated[list[str | DocumentObject], Meta(min_length=1, max_length=MAX_INPUTS)] | None = None
     texts: Annotated[list[str], Meta(min_length=1, max_length=MAX_INPUTS)] | None = None

@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
-from typing import Annotated, Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 from msgspec import Meta
@@ -45,13 +45,24 @@ from localrun.wire import Lane, Sampling
 
 MAX_STOPS = 16
 MAX_LOGIT_BIASES = 1024
+MAX_BIASED_CHARACTERS = 1_000
+_TOKEN_ID = re.compile("-?[0-9]+")
+_MOST_DIGITS = 10
 MAX_CHOICES = 16
 MAX_TOP_LOGPROBS = 20
+# On the routes of llama-server, which has no limit.
+MAX_N_PROBS = 100
 MAX_BREAKERS = 16
 # Above any context length; what is larger than the context is cut to it, so no loop or allocation follows this number.
 MAX_TOKENS = 2**31 - 1
 MAX_CLIENT_CHARACTERS = 64
 MAX_DEADLINE_S = 86_400.0
+
+# A null is no name, as an empty one is; `unnamed.py` puts a name in its place before anything reads it.
+if TYPE_CHECKING:
+    ModelName = str
+else:
+    ModelName = str | None
 
 Temperature = Annotated[float, Meta(ge=0.0, le=100.0)]
 Probability = Annotated[float, Meta(ge=0.0, le=1.0)]
@@ -71,6 +82,7 @@ StopString = Annotated[str, Meta(max_length=1024)]
 Stop = StopString | Annotated[list[StopString], Meta(max_length=MAX_STOPS)]
 Bias = Annotated[float, Meta(ge=-100.0, le=100.0)]
 TopLogprobs = Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)]
+NProbs = Annotated[int, Meta(ge=0, le=MAX_N_PROBS)]
 TokenId = Annotated[int, Meta(ge=0, le=MAX_TOKENS)]
 DraftName = Annotated[str, Meta(max_length=MAX_PATH_BYTES)]
 
@@ -169,7 +181,14 @@ MaxTokens = Annotated[int, Meta(ge=1, le=MAX_TOKENS)]
 # Some clients write every number as a double.
 AnswerLimit = Annotated[float, Meta(ge=-1, le=MAX_TOKENS)]
 _Penalty = Annotated[float, Meta(ge=-2.0, le=2.0)]
-_LogitBias = Annotated[dict[str, Bias], Meta(max_length=MAX_LOGIT_BIASES)]
+# Of token ids and, as llama-server has it, of texts; as an object or as pairs, and false for a ban.
+_LogitBias = (
+    Annotated[dict[str, Bias | bool], Meta(max_length=MAX_LOGIT_BIASES)]
+    | Annotated[list[tuple[int | str, Bias | bool]], Meta(max_length=MAX_LOGIT_BIASES)]
+)
+
+
+NO_TEXTS: Mapping[str, Sequence[int]] = {}
 
 
 class SamplingFields(Parameters, frozen=True, kw_only=True):
@@ -199,9 +218,16 @@ class SamplingFields(Parameters, frozen=True, kw_only=True):
         """The request's stop strings, else the model's."""
         return stop_strings(self.stop if self.stop is not None else defaults.stop)
 
-    def sampling(self, n_vocab: int, defaults: ModelDefaults) -> Sampling:
-        """Raises BadRequest for a biased token outside the vocabulary."""
-        biases = _biases(self.logit_bias, n_vocab) if self.logit_bias else ()
+    def biased_texts(self) -> list[str]:
+        """Those of `logit_bias`. Raises BadRequest for one that is too long."""
+        return [key for key, _ in _bias_pairs(self.logit_bias) if isinstance(key, str)]
+
+    def sampling(
+        self, n_vocab: int, defaults: ModelDefaults, tokens_of: Mapping[str, Sequence[int]] = NO_TEXTS
+    ) -> Sampling:
+        """With the tokens of each of `biased_texts`. Raises BadRequest for a biased token outside the vocabulary, and
+        for too many of them."""
+        biases = _biases(_bias_pairs(self.logit_bias), n_vocab, tokens_of)
         said = sampling((self, defaults), Sampling(logit_bias=biases))
         if self.repeat_penalty is None and self.repetition_penalty is not None:
             said = msgspec.structs.replace(said, repeat_penalty=self.repetition_penalty)
@@ -251,18 +277,39 @@ def _texts(texts: str | list[str]) -> tuple[str, ...]:
     return tuple(text for text in ([texts] if isinstance(texts, str) else texts) if text)
 
 
-def _biases(biases: dict[str, float], n_vocab: int) -> tuple[tuple[int, float], ...]:
-    result = []
-    for name, bias in biases.items():
-        token = int(name) if name.isascii() and name.isdigit() and len(name) <= 10 else -1
-        if not 0 <= token < n_vocab:
+def _bias_pairs(asked: _LogitBias | None) -> list[tuple[int | str, float]]:
+    """With token ids as numbers, and -inf for a ban."""
+    pairs: list[tuple[int | str, float]] = []
+    for key, value in asked.items() if isinstance(asked, dict) else asked or ():
+        if value is True:
+            raise BadRequest("logit_bias: a number from -100 to 100, or false to ban", field="logit_bias")
+        if isinstance(key, str) and _TOKEN_ID.fullmatch(key):
+            key = int(key) if len(key) <= _MOST_DIGITS else MAX_TOKENS
+        if isinstance(key, str) and not 0 < len(key) <= MAX_BIASED_CHARACTERS:
             raise BadRequest(
-                f"logit_bias: {name[:40]!r} is not a token of this model; keys are token ids below {n_vocab}",
-                field="logit_bias",
+                f"logit_bias: a text has {len(key)} characters; send 1 to {MAX_BIASED_CHARACTERS}", field="logit_bias"
             )
         # -100 means a ban in OpenAI's API.
-        result.append((token, -math.inf if bias <= -100 else bias))
-    return tuple(result)
+        pairs.append((key, -math.inf if value is False or value <= -100 else float(value)))
+    return pairs
+
+
+def _biases(
+    pairs: Sequence[tuple[int | str, float]], n_vocab: int, tokens_of: Mapping[str, Sequence[int]]
+) -> tuple[tuple[int, float], ...]:
+    found: list[tuple[int, float]] = []
+    for key, bias in pairs:
+        if isinstance(key, int) and not 0 <= key < n_vocab:
+            raise BadRequest(f"logit_bias: {key} is not a token of this model, which has {n_vocab}", field="logit_bias")
+        found += [(token, bias) for token in ((key,) if isinstance(key, int) else tokens_of[key])]
+    check_biases(len(found))
+    return tuple(found)
+
+
+def check_biases(n_tokens: int) -> None:
+    """Raises BadRequest for more than there may be."""
+    if n_tokens > MAX_LOGIT_BIASES:
+        raise BadRequest(f"logit_bias: {n_tokens} tokens; {MAX_LOGIT_BIASES} are the most", field="logit_bias")
 
 
 _NOT_PRINTABLE = re.compile(r"[^\x20-\x7e]+", re.ASCII)

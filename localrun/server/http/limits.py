@@ -166,7 +166,7 @@ class Limits:
             origin = self._check_origin(headers, None if is_local else f"https://{host}")
             if origin is not None and scope["method"] == "OPTIONS" and headers.one(b"access-control-request-method"):
                 asked = headers.one(b"access-control-request-headers") or ""
-                scope[ACCOUNT].status = 204
+                scope[ACCOUNT].status = 200
                 await grant_preflight(send, origin, asked)
                 return
             if self._access is not None:
@@ -474,5 +474,5 @@ async def grant_preflight(send: Send, origin: str, asked: str) -> None:
         (b"access-control-max-age", _PREFLIGHT_AGE_S),
         (b"content-length", b"0"),
     ]
-    await send({"type": "http.response.start", "status": 204, "headers": answer})
+    await send({"type": "http.response.start", "status": 200, "headers": answer})
     await send({"type": "http.response.body", "body": b"", "more_body": False})

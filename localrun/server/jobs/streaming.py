@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Protocol
 from localrun.errors import LocalrunError
 from localrun.server.http.exchange import Exchange
 from localrun.server.http.failures import Headers
-from localrun.server.http.fields import ModelDefaults, SamplingFields
+from localrun.server.http.fields import ModelDefaults, SamplingFields, check_biases
 from localrun.server.jobs.job import Ask, Job
-from localrun.wire import Delta, Grammar, Submit
+from localrun.wire import Delta, Grammar, Segment, Submit
 
 if TYPE_CHECKING:
     from localrun.server.runtime import Runtime
@@ -29,7 +29,7 @@ async def enter(runtime: Runtime, stack: AsyncExitStack, ask: Ask, *, n_jobs: in
     return [await stack.enter_async_context(runtime.job(ask)) for _ in range(n_jobs)]
 
 
-def plan(
+async def plan(
     fields: SamplingFields,
     job: Job,
     defaults: ModelDefaults,
@@ -46,7 +46,7 @@ def plan(
     they say. Raises BadRequest for what the model does not know."""
     return Submit(
         id=0,
-        sampling=fields.sampling(job.n_vocab, defaults),
+        sampling=fields.sampling(job.n_vocab, defaults, await _tokens_of(fields.biased_texts(), job)),
         n_predict=defaults.n_predict(max_output),
         stop=(*fields.stop_strings(defaults), *stop),
         ignore_eos=bool(fields.ignore_eos),
@@ -56,6 +56,15 @@ def plan(
         show_control=show_control,
         prediction=prediction,
     )
+
+
+async def _tokens_of(texts: Sequence[str], job: Job) -> dict[str, Sequence[int]]:
+    """Of texts that are biased. Raises BadRequest as soon as there are too many."""
+    found: dict[str, Sequence[int]] = {}
+    for text in texts:
+        found[text] = (await job.tokenize([Segment(text, trusted=False)], is_prompt=False)).tokens
+        check_biases(sum(map(len, found.values())))
+    return found
 
 
 def answer_id(jobs: Sequence[Job]) -> str:

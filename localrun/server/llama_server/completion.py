@@ -35,12 +35,10 @@ from localrun.server.openai.running import Running, Wanted, timings_so_far
 from localrun.server.prompting.ask import Attachments
 from localrun.server.runtime import Runtime
 from localrun.server.unnamed import named
-from localrun.wire import ChosenLogprob, Delta, Finish, Sampling, Segment, Submit, TokenLogprob
+from localrun.wire import ChosenLogprob, Delta, Finish, Sampling, Submit, TokenLogprob
 
 # One of the prompts of a request.
 Prompt = Mixed | MediaInput
-_Pair = Annotated[list[int | str | float | bool], Meta(min_length=2, max_length=2)]
-Biases = dict[str, float | bool] | list[_Pair]
 
 MAX_FIELDS = 64
 
@@ -62,6 +60,7 @@ _OFF: dict[str, dict[str, Any]] = {
     "temperature": {"temperature": 1.0},
 }
 _OTHER_NAMES = {"typical_p": "typ_p", "typical": "typ_p", "temp": "temperature", "top-k": "top_k", "top-p": "top_p"}
+_LETTERS = dict(zip("edskypmxt", SAMPLERS, strict=True))
 # What chooses among what is computed, and cannot be done here, with the value that means nothing of it.
 _UNSUPPORTED: dict[str, Any] = {
     "dynatemp_range": 0.0,
@@ -81,13 +80,12 @@ class LlamaCompletionBody(LimitFields, frozen=True, kw_only=True):
     model: str | None = None
     n: Choices | None = None
     stream: bool | None = None
-    n_probs: fields.TopLogprobs | None = None
+    n_probs: fields.NProbs | None = None
     return_tokens: bool | None = None
     return_progress: bool | None = None
     timings_per_token: bool | None = None
     response_fields: Annotated[list[str], Meta(max_length=MAX_FIELDS)] | None = None
-    logit_bias: Biases | None = None  # type: ignore[assignment]
-    samplers: Annotated[list[str], Meta(max_length=32)] | None = None
+    samplers: Annotated[list[str], Meta(max_length=32)] | Annotated[str, Meta(max_length=32)] | None = None
     dynatemp_range: float | None = None
     adaptive_target: float | None = None
     min_keep: int | None = None
@@ -112,10 +110,10 @@ class LlamaCompletionBody(LimitFields, frozen=True, kw_only=True):
             value = getattr(self, name)
             if value is not None and value != neutral and not (name == "adaptive_target" and value < 0):
                 raise BadRequest(f"{name}: not supported; leave it out, or send {neutral}", field=name)
-        unknown = [name for name in self.samplers or () if _OTHER_NAMES.get(name, name) not in _OFF]
+        unknown = [name for name in self.wanted_samplers() if name not in _OFF]
         if unknown:
-            names = ", ".join(SAMPLERS)
-            raise BadRequest(f"samplers: {unknown[0][:40]!r} is not one of {names}", field="samplers")
+            known = (f"{name} ({letter})" for letter, name in _LETTERS.items())
+            raise BadRequest(f"samplers: {unknown[0][:40]!r} is not one of {', '.join(known)}", field="samplers")
 
     def prompts(self) -> list[Prompt]:
         """Each prompt. Raises BadRequest for none, for a list that is neither one prompt nor several, and for too
@@ -135,10 +133,15 @@ class LlamaCompletionBody(LimitFields, frozen=True, kw_only=True):
             raise BadRequest(f"prompt: more than {MAX_ANSWERS} answers in one request; send several", field="prompt")
         return prompts
 
+    def wanted_samplers(self) -> list[str]:
+        """Their names; `samplers` may have other ones, or be one text of their letters."""
+        names = _LETTERS if isinstance(self.samplers, str) else _OTHER_NAMES
+        return [names.get(name, name) for name in self.samplers or ()]
+
     def is_reordered(self) -> bool:
         """Whether samplers are wanted in another order than theirs here."""
-        named = [_OTHER_NAMES.get(name, name) for name in self.samplers or ()]
-        return sorted(named, key=SAMPLERS.index) != named
+        wanted = self.wanted_samplers()
+        return sorted(wanted, key=SAMPLERS.index) != wanted
 
 
 def _is_one(prompt: list[Any]) -> bool:
@@ -173,8 +176,8 @@ async def complete(runtime: Runtime, exchange: Exchange) -> None:
         if media.all():
             await runtime.read_media(model, media.all())
         jobs = await streaming.enter(runtime, stack, who, n_jobs=len(prompts))
-        plan = streaming.plan(
-            msgspec.structs.replace(body, logit_bias=None),
+        plan = await streaming.plan(
+            body,
             jobs[0],
             with_defaults(defaults_of(jobs[0].model)),
             max_output=body.max_output,
@@ -182,7 +185,7 @@ async def complete(runtime: Runtime, exchange: Exchange) -> None:
             logprobs=bool(body.n_probs),
             n_probs=body.n_probs or 0,
         )
-        plan = msgspec.structs.replace(plan, sampling=await _sampling(body, plan.sampling, jobs[0]))
+        plan = msgspec.structs.replace(plan, sampling=_sampling(body, plan.sampling))
         decoded = await runtime.media.attach(jobs[0], media.all()) if media.all() else {}
         texts: list[str] = []
         for index, (job, prompt) in enumerate(zip(jobs, prompts, strict=True)):
@@ -205,52 +208,15 @@ def with_defaults(defaults: ModelDefaults) -> ModelDefaults:
     return msgspec.structs.replace(defaults, **missing)
 
 
-async def _sampling(body: LlamaCompletionBody, said: Sampling, job: Job) -> Sampling:
-    """With biases of texts as those of their tokens, and without the samplers that are not wanted."""
+def _sampling(body: LlamaCompletionBody, said: Sampling) -> Sampling:
+    """Without the samplers that are not wanted."""
     off: dict[str, Any] = {}
     if body.samplers is not None:
-        wanted = {_OTHER_NAMES.get(name, name) for name in body.samplers}
         for name in SAMPLERS:
-            off |= {} if name in wanted else _OFF[name]
+            off |= {} if name in body.wanted_samplers() else _OFF[name]
     if said.seed == _RANDOM_SEED:
         off["seed"] = None
-    return msgspec.structs.replace(said, logit_bias=await _biases(body.logit_bias, job), **off)
-
-
-_MOST_BIASED_CHARACTERS = 1_000
-
-
-async def _biases(asked: Biases | None, job: Job) -> tuple[tuple[int, float], ...]:
-    if not asked:
-        return ()
-    too_many = BadRequest(f"logit_bias: at most {fields.MAX_LOGIT_BIASES} entries and tokens", field="logit_bias")
-    if len(asked) > fields.MAX_LOGIT_BIASES:
-        raise too_many
-    found: list[tuple[int, float]] = []
-    for key, value in asked.items() if isinstance(asked, dict) else asked:
-        if isinstance(key, float | bool) or isinstance(value, str) or value is True or not -100 <= value <= 100:
-            raise BadRequest(
-                "logit_bias: a token id or a text, with a number from -100 to 100, or false to ban", field="logit_bias"
-            )
-        bias = -math.inf if value is False else float(value)
-        token = int(key) if isinstance(key, int) or (key.isascii() and key.isdigit() and len(key) <= 10) else None
-        if token is None and len(str(key)) > _MOST_BIASED_CHARACTERS:
-            raise BadRequest(
-                f"logit_bias: a text has {len(str(key))} characters; {_MOST_BIASED_CHARACTERS} are the most",
-                field="logit_bias",
-            )
-        if token is None:
-            counted = await job.tokenize([Segment(str(key), trusted=False)], is_prompt=False)
-            found += [(each, bias) for each in counted.tokens]
-            if len(found) > fields.MAX_LOGIT_BIASES:
-                raise too_many
-        elif 0 <= token < job.n_vocab:
-            found.append((token, bias))
-        else:
-            raise BadRequest(
-                f"logit_bias: {token} is not a token of this model, which has {job.n_vocab}", field="logit_bias"
-            )
-    return tuple(found)
+    return msgspec.structs.replace(said, **off)
 
 
 async def _text(job: Job, prompt: Mixed) -> str:
@@ -370,7 +336,8 @@ class CompletionAnswer:
             ),
             "prompt": self._prompts[index],
             "has_new_line": record.has_new_line,
-            "truncated": False,
+            # By the context: the answer was to have more tokens, or as many as the model wants.
+            "truncated": finish is Finish.LENGTH and not 0 <= self._plan.n_predict <= usage.n_output,
             "stop_type": "limit" if finish is Finish.LENGTH else "word" if is_word else "eos",
             "stopping_word": delta.stop_text or "",
             "tokens_cached": usage.n_prompt + max(usage.n_output - 1, 0),

@@ -46,7 +46,7 @@ class InfillBody(SamplingFields, frozen=True, kw_only=True):
     model: str | None = None
     n_predict: fields.AnswerLimit = -1
     stream: bool | None = None
-    n_probs: fields.TopLogprobs | None = None
+    n_probs: fields.NProbs | None = None
     return_tokens: bool | None = None
     return_progress: bool | None = None
     timings_per_token: bool | None = None
@@ -85,7 +85,7 @@ async def complete_infill(runtime: Runtime, exchange: Exchange) -> None:
             extra_files=[(file.filename, file.text) for file in body.input_extra or ()],
             field="model",
         )
-        plan = streaming.plan(
+        plan = await streaming.plan(
             body,
             jobs[0],
             with_defaults(defaults_of(jobs[0].model)),

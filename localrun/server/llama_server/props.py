@@ -48,7 +48,7 @@ class Modalities(msgspec.Struct, frozen=True, kw_only=True):
 
 class LlamaProps(msgspec.Struct, frozen=True, kw_only=True):
     """A model, or with the `role` router the daemon, which loads `max_instances` models at once (0: as many as fit).
-    `media_marker` stands for a picture in a `prompt_string`."""
+    `media_marker` stands for a picture in a `prompt_string`. What sleeps is not loaded; the next request loads it."""
 
     default_generation_settings: GenerationDefaults
     total_slots: int
@@ -104,7 +104,7 @@ async def show_props(runtime: Runtime, exchange: Exchange) -> None:
     if not name and len({resident.model.name for resident in loaded}) == 1:
         name = loaded[0].model.name
     if not name:
-        await exchange.answer_facts(_of_daemon(runtime))
+        await exchange.answer_facts(_of_daemon(runtime, is_sleeping=not loaded))
         return
     exchange.visitor.check_model(name)
     runtime.check_is_model(name, exchange.visitor)
@@ -152,8 +152,9 @@ async def _with_its_files(runtime: Runtime, name: str, loaded: list[Resident]) -
     return []
 
 
-def _of_daemon(runtime: Runtime) -> LlamaProps:
+def _of_daemon(runtime: Runtime, *, is_sleeping: bool) -> LlamaProps:
     return LlamaProps(
+        is_sleeping=is_sleeping,
         role="router",
         max_instances=runtime.settings.max_models,
         models_autoload=True,
@@ -184,6 +185,7 @@ def _of_model(runtime: Runtime, name: str, loaded: list[Resident]) -> LlamaProps
     params = generation_settings(said)
     return LlamaProps(
         default_generation_settings=GenerationDefaults(params=params, n_ctx=n_ctx if ready is None else ready.n_ctx),
+        is_sleeping=ready is None,
         total_slots=runtime.settings.slots if ready is None else ready.n_slots,
         model_alias=model.name,
         model_path=str(model.path),

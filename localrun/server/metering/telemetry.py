@@ -418,6 +418,7 @@ class Telemetry:
         self._loaded_as = loaded_as
         self._machine = MachineSampler()
         self._started_s = time.monotonic()
+        self.started_at_s = time.time()
         self._meters: dict[EngineLink, _EngineMeter] = {}
         self._ttft = LatencyWindow()
         self._itl = LatencyWindow()

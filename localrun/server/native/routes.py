@@ -190,7 +190,10 @@ async def _shutdown(runtime: Runtime, exchange: Exchange) -> None:
 
 async def _metrics(runtime: Runtime, exchange: Exchange) -> None:
     page, content_type = await runtime.metrics_page(exchange.header(b"accept"))
-    await exchange.answer(page, headers=[(b"content-type", content_type.encode("ascii"))])
+    # The second one is llama-server's.
+    started = str(int(runtime.telemetry.started_at_s)).encode("ascii")
+    headers = [(b"content-type", content_type.encode("ascii")), (b"process-start-time-unix", started)]
+    await exchange.answer(page, headers=headers)
 
 
 async def _pause(ended: asyncio.Event, seconds: float) -> None:

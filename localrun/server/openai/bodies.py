@@ -122,7 +122,7 @@ class LimitFields(FormatFields, frozen=True, kw_only=True):
 class CommonFields(LimitFields, frozen=True, kw_only=True):
     """What chat and completions both take."""
 
-    model: str = ""
+    model: fields.ModelName = ""
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     return_progress: bool | None = None

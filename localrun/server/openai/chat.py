@@ -208,7 +208,7 @@ async def answer_chat(runtime: Runtime, exchange: Exchange, body: ChatBody, answ
     prediction = body.prediction.text if body.prediction is not None else ""
     async with exchange.while_connected(), AsyncExitStack() as stack:
         body, jobs, prepared = await _prompt(runtime, exchange, stack, body, ask)
-        plan = streaming.plan(
+        plan = await streaming.plan(
             body,
             jobs[0],
             defaults_of(jobs[0].model),

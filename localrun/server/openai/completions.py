@@ -223,7 +223,7 @@ async def answer_completion(
         jobs = await streaming.enter(runtime, stack, who, n_jobs=len(prompts))
         check_tokens(prompts, jobs[0].n_vocab)
         chooses = body.n_candidates > body.n_choices
-        plan = streaming.plan(
+        plan = await streaming.plan(
             body,
             jobs[0],
             defaults_of(jobs[0].model),

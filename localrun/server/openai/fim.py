@@ -37,7 +37,7 @@ async def complete_fim(runtime: Runtime, exchange: Exchange) -> None:
         who = ask_of(exchange, body.model, body)
         jobs = await streaming.enter(runtime, stack, who, n_jobs=1)
         segments = infill(jobs[0].model.header, body.prompt, body.suffix or "", field="model")
-        plan = streaming.plan(body, jobs[0], defaults_of(jobs[0].model), max_output=body.max_tokens)
+        plan = await streaming.plan(body, jobs[0], defaults_of(jobs[0].model), max_output=body.max_tokens)
         await jobs[0].submit(plan, segments=segments)
         chunks = ChatChunks(
             request_id=streaming.answer_id(jobs),

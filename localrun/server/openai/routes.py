@@ -91,7 +91,10 @@ async def list_models(runtime: Runtime, exchange: Exchange) -> None:
     """GET /v1/models."""
     rows = await asyncio.to_thread(_rows, runtime)
     data = [row for row in rows if tiers.is_seen(runtime, exchange.visitor, row.id)]
-    also = [llama_model(row.id, row.meta.capabilities) for row in data]
+    # Loaded ones first: clients of llama-server look at the first alone.
+    also = [
+        llama_model(row.id, row.meta.capabilities) for row in sorted(data, key=lambda row: row.status.value != "loaded")
+    ]
     await exchange.answer_facts(OpenAIModels(object="list", data=data, models=also))
 
 

@@ -40,7 +40,7 @@ _SAMPLING = {
     "repeat_last_n": "How many tokens count as lately; -1 is the whole context, 0 is off.",
     "presence_penalty": "Subtracted once from the score of tokens that were there lately.",
     "frequency_penalty": "Subtracted from the score of tokens for each time that they were there lately.",
-    "logit_bias": "Added to the score of tokens, by their id; -100 bans one.",
+    "logit_bias": "Added to the score of tokens, by their id or their text: an object, or pairs; -100 and false ban.",
     "mirostat": "Mirostat sampling, version 1 or 2; 0 is off.",
     "mirostat_tau": "Mirostat's target surprise.",
     "mirostat_eta": "Mirostat's rate of learning.",
@@ -128,14 +128,14 @@ _TEXT = {
     "LmStudioCompletionBody.prompt": "As in `/v1/completions`.",
     "ttl": "Seconds for which the model stays loaded after the request, as `keep_alive`.",
     "draft_model": "A draft model, as `draft`.",
-    "LlamaCompletionBody.logit_bias": "Added to the score of tokens: pairs of a token id or a text and a number, or an "
-    "object of them; false bans.",
     "n_probs": "With how many alternatives each token comes, in `completion_probabilities`; 0 is without.",
     "return_tokens": "Whether the token ids come along; in a stream they always do.",
     "return_progress": "Whether a stream tells how much of the prompt is computed.",
     "timings_per_token": "Whether each chunk has the timings so far.",
-    "samplers": "Which samplers count: penalties, dry, top_n_sigma, top_k, typ_p, top_p, min_p, xtc, temperature. They "
-    "are always applied in this order; the header `X-Localrun-Ignored` says where another one was wanted.",
+    "NamedModel.model": "The model to load or unload, as `localrun list` shows it.",
+    "samplers": "Which samplers count: penalties, dry, top_n_sigma, top_k, typ_p, top_p, min_p, xtc, temperature; or "
+    "one text of their letters, edskypmxt. They are always applied in this order; the header `X-Localrun-Ignored` says "
+    "where another one was wanted.",
     "dynatemp_range": "Refused, but for 0.",
     "adaptive_target": "Refused, unless it is negative.",
     "min_keep": "Refused, but for 0.",

@@ -90,6 +90,8 @@ def type_html(schema: dict[str, Any]) -> str:
     if "const" in schema:
         return f"<code>{escape(json.dumps(schema['const']))}</code>"
     kind = schema.get("type")
+    if kind == "array" and "prefixItems" in schema:
+        return f"list of {', '.join(type_html(one) for one in schema['prefixItems'])}"
     if kind == "array":
         shown = f"list of {type_html(schema.get('items', {}))}"
     elif kind == "object" and isinstance(schema.get("additionalProperties"), dict):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from localrun.models import builtin
 from tests.daemon import Daemon, running_daemon
 
 GREEDY: dict[str, Any] = {"temperature": 0, "n_predict": 8}
@@ -155,6 +157,20 @@ def test_what_ends_an_answer(daemon: Daemon) -> None:
     assert picked == {"content": text, "timings/predicted_n": 8}
 
 
+@pytest.mark.parametrize(("limit", "is_truncated"), [(3, False), (-1, True), (10**6, True)])
+def test_an_answer_that_the_context_ended_is_truncated(limit: int, is_truncated: bool) -> None:
+    with running_daemon("--kv-cells", "256", "--slots", "1", fake=False) as small:
+        answer = ask(small, "/completion", prompt=PROMPT, n_predict=limit, ignore_eos=True)
+    assert (answer["stop_type"], answer["truncated"]) == ("limit", is_truncated)
+    assert (answer["tokens_predicted"] == limit) is not is_truncated
+
+
+def test_more_alternatives_than_openai_allows(daemon: Daemon) -> None:
+    answer = ask(daemon, "/completion", prompt=PROMPT, n_predict=1, n_probs=100)
+    (chosen,) = answer["completion_probabilities"]
+    assert len(chosen["top_logprobs"]) == 100
+
+
 def test_biases_of_tokens_and_of_texts(daemon: Daemon) -> None:
     first = ask(daemon, "/completion", prompt=PROMPT, temperature=0, n_predict=1, return_tokens=True)
     (token,), piece = first["tokens"], first["content"]
@@ -163,9 +179,31 @@ def test_biases_of_tokens_and_of_texts(daemon: Daemon) -> None:
                      return_tokens=True)  # fmt: skip
         assert answer["tokens"] != first["tokens"]
     for bias in ([[10**6, 1]], [[1, True]], [[1, 1e9]]):
-        assert refused(daemon, "/completion", prompt=PROMPT, logit_bias=bias) == "logit_bias"
+        assert refused(daemon, "/completion", prompt=PROMPT, logit_bias=bias).startswith("logit_bias")
     for bias in ({"x" * 1_001: 1}, {f"{at} once upon a time there was a": 1 for at in range(1_000)}):
         assert refused(daemon, "/completion", prompt=PROMPT, logit_bias=bias) == "logit_bias", "texts count by tokens"
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/v1/completions", {"prompt": PROMPT}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": PROMPT}]}),
+    ],
+)
+def test_biases_have_the_same_forms_on_every_route(daemon: Daemon, path: str, fields: dict[str, Any]) -> None:
+    def said(**more: Any) -> str:
+        (choice,) = ask(daemon, path, **fields, temperature=0, max_tokens=1, **more)["choices"]
+        return str(choice["text"] if "text" in choice else choice["message"]["content"])
+
+    first = said()
+    (token,) = tokens_of(daemon, first)
+    other = said(logit_bias={str(token): -100})
+    assert other != first
+    for bias in ([[token, False]], [[token, -100]], {first: False}, [[first, -100]]):
+        assert said(logit_bias=bias) == other
+    for wrong in ([[token, True]], [[10**6, 1]], [[-1, 1]], [[token]], {"": 1}, {"x" * 1_001: 1}):
+        assert daemon.post(path, {"model": "tiny", "logit_bias": wrong} | fields).status_code == 400
 
 
 def test_samplers_that_are_left_out_are_off(daemon: Daemon) -> None:
@@ -176,6 +214,9 @@ def test_samplers_that_are_left_out_are_off(daemon: Daemon) -> None:
     answer = daemon.post("/completion", {"model": "tiny", "samplers": ["temperature", "top_k"]} | with_all)
     assert answer.headers["x-localrun-ignored"] == "samplers"
     assert refused(daemon, "/completion", **with_all, samplers=["mood"]) == "samplers"
+    assert ask(daemon, "/completion", **with_all, samplers="kt")["content"] == greedy
+    assert ask(daemon, "/completion", **with_all, samplers="pt")["content"] != greedy
+    assert refused(daemon, "/completion", **with_all, samplers="kz") == "samplers"
 
 
 @pytest.mark.parametrize(
@@ -413,6 +454,42 @@ def test_a_router_tells_states_loads_and_unloads() -> None:
         assert (unknown.status_code, unknown.json()["error"]["type"]) == (404, "not_found_error")
         (also,) = [row for row in daemon.http.get("/v1/models").json()["models"] if row["name"] == "tiny"]
         assert also == {"name": "tiny", "model": "tiny", "capabilities": ["completion"]}
+
+
+def test_a_null_is_no_name(daemon: Daemon) -> None:
+    ask(daemon, "/tokenize", content="x")
+    chat = {"messages": [{"role": "user", "content": "x"}]}
+    for path, body in (
+        ("/v1/completions", {"prompt": "x"}),
+        ("/v1/chat/completions", chat),
+        ("/v1/messages", chat),
+        ("/v1/responses", {"input": "x"}),
+        ("/v1/embeddings", {"input": "x"}),
+    ):
+        answer = daemon.post(path, body | {"model": None, "max_tokens": 1})
+        assert (answer.status_code, answer.json().get("model")) == (200, "tiny"), answer.text
+
+
+def test_what_is_loaded_comes_first() -> None:
+    with running_daemon() as daemon:
+        folder = daemon.home / "data" / "models"
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in ("fox", "owl"):
+            shutil.copy(builtin.model_path(), folder / f"{name}.gguf")
+        for name in ("owl", "fox"):
+            ask(daemon, "/models/load", model=name)
+            assert daemon.http.get("/models").json()["models"][0]["name"] == name
+            ask(daemon, "/models/unload", model=name)
+
+
+def test_a_daemon_without_a_loaded_model_sleeps_until_a_request_loads_one() -> None:
+    with running_daemon() as daemon:
+        for _ in range(2):
+            assert daemon.http.get("/props").json()["is_sleeping"] is True
+            assert daemon.http.get("/props?model=tiny").json()["is_sleeping"] is True
+            assert daemon.post("/v1/messages/count_tokens", messages=[{"role": "user", "content": "x"}]).is_success
+            assert daemon.http.get("/props").json()["is_sleeping"] is False
+            ask(daemon, "/models/unload")
 
 
 def test_without_a_model_there_is_the_daemon(tmp_path: Any) -> None:

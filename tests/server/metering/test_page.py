@@ -140,3 +140,5 @@ def test_llama_servers_names_are_there_as_well(daemon: Daemon) -> None:
     assert found["n_tokens_max"] == timings[0]["prompt_n"] + timings[0]["cache_n"] + 3
     assert found["n_busy_slots_per_decode"] >= 0
     assert (found["requests_processing"], found["requests_deferred"]) == (0, 0)
+    started_at_s = int(daemon.http.get("/metrics").headers["process-start-time-unix"])
+    assert started_at_s <= answers[0]["created"] <= started_at_s + 86_400

@@ -54,7 +54,7 @@ class Reasoning(ChatReasoning, frozen=True, kw_only=True):
 class ResponsesBody(SamplingFields, frozen=True, kw_only=True):
     """POST /v1/responses."""
 
-    model: str = ""
+    model: fields.ModelName = ""
     input: str | Annotated[list[dict[str, Any]], Meta(max_length=MAX_MESSAGES)]
     instructions: str | None = None
     previous_response_id: str | None = None

@@ -234,7 +234,7 @@ async def create(kept: KeptResponses, runtime: Runtime, exchange: Exchange) -> N
         body, job, fitted = await _fitted(runtime, exchange, stack, body, ask)
         prepared = fitted.prepared
         defaults = defaults_of(job.model)
-        plan = streaming.plan(
+        plan = await streaming.plan(
             body,
             job,
             defaults,
