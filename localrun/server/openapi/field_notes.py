@@ -111,7 +111,6 @@ _TEXT = {
     "`add_generation_prompt` and `*_token` are refused: they are the template's own.",
     "documents": "Documents for templates that know them.",
     "RerankBody.documents": "Texts, or objects with `text`.",
-    "NamedModel.model": "The model's name.",
     "RerankBody.texts": "The documents in TEI's form, in which the answer comes then: a list of scores.",
     "RerankBody.return_text": "With `texts`: whether they come back with their scores.",
     "EmbeddingsBody.content": "As `input`, by llama-server's name.",
