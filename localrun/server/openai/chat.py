@@ -58,9 +58,10 @@ class InputTokens(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChatReasoning(msgspec.Struct, frozen=True, kw_only=True):
-    """`reasoning`, which is of responses, and which other servers take in chats as well."""
+    """`reasoning`, which is of responses, and which other servers take in chats as well. `enabled` is OpenRouter's."""
 
     effort: Effort | None = None
+    enabled: bool | None = None
 
 
 class Prediction(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,6 +89,12 @@ class ChatBody(CommonFields, frozen=True, kw_only=True):
     function_call: str | FunctionName | None = None
     reasoning_effort: Effort | None = None
     reasoning: ChatReasoning | None = None
+    # As other servers have it: Ollama, Qwen's service, DeepSeek's and GLM's, llama-server.
+    think: bool | str | None = None
+    enable_thinking: bool | None = None
+    thinking: Any = None
+    reasoning_budget: int | None = None
+    thinking_budget: int | None = None
     modalities: list[str] | None = None
     audio: Any = None
     prediction: Prediction | None = None
@@ -104,9 +111,14 @@ class ChatBody(CommonFields, frozen=True, kw_only=True):
 
     @property
     def effort(self) -> str | None:
-        """How much the model is to think, in the client's words."""
-        asked = self.reasoning.effort if self.reasoning is not None else None
-        return asked if self.reasoning_effort is None else self.reasoning_effort
+        """How much the model is to think, in the client's words, whichever server's field says it."""
+        asked = self.reasoning or ChatReasoning()
+        levels = (self.reasoning_effort, asked.effort, self.think if isinstance(self.think, str) else None)
+        said = next((level for level in levels if level), None)
+        kind = self.thinking.get("type") if isinstance(self.thinking, dict) else self.thinking
+        switches = (asked.enabled, self.enable_thinking, self.think, False if kind == "disabled" else kind)
+        is_off = any(one is False for one in switches) or 0 in (self.reasoning_budget, self.thinking_budget)
+        return "none" if said is None and is_off else said
 
     def check_supported(self) -> None:
         """Raises BadRequest for what this build does not do, and for fields that contradict each other."""

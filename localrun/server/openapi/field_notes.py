@@ -101,6 +101,9 @@ _TEXT = {
     "function_call": "The older form of `tool_choice`: auto, none, or an object that names a function.",
     "reasoning_effort": "How much to think: none, minimal, low, medium, high, xhigh, max or ultra; the nearest level "
     "counts that the model's template knows. No effect with models that do not think.",
+    "enable_thinking": "False for no thinking, as `reasoning_effort` none.",
+    "reasoning_budget": "0 for no thinking; other budgets have no effect.",
+    "thinking_budget": "0 for no thinking; other budgets have no effect.",
     "modalities": "Only text is possible: what an answer is made of.",
     "audio": "Refused: answers are text. What a model is to hear is an `input_audio` part of a message.",
     "prediction": "A text that much of the answer is expected to be like, such as the file that is to be edited: its "
@@ -237,11 +240,12 @@ _OTHERS = {
     "reasoning": "How much to think, and whether the thinking comes as a summary.",
     "include": "`message.output_text.logprobs`; others have no effect.",
     "metadata": "Kept with the response.",
-    "truncation": "disabled; auto is refused: a conversation that is too long is refused, never cut.",
+    "truncation": "auto leaves out the oldest messages of a conversation that is too long, and the header "
+    "`X-Localrun-Truncated` says how many; disabled refuses it.",
     "background": "True is refused.",
     "conversation": "Refused; use `previous_response_id`.",
-    "thinking": "enabled with `budget_tokens`, adaptive or disabled. The budget is checked, and has no effect. A model "
-    "that does not think answers all the same, and the header `X-Localrun-Ignored` says so.",
+    "thinking": "An object whose `type` is enabled, adaptive or disabled. `budget_tokens` has no effect. A model that "
+    "does not think answers all the same, and the header `X-Localrun-Ignored` says so.",
     "output_config": "`effort` of the thinking, and `format` with a JSON schema.",
     "output_format": "Older place of `output_config.format`.",
     "stop_sequences": "Up to 16 texts at which the answer ends.",

@@ -62,17 +62,29 @@ def has_calls(messages: Sequence[Message]) -> bool:
 def milder(messages: Sequence[Message]) -> Iterator[list[Message]]:
     """Other ways to say the same, for a template that raised an exception: each is what some templates insist on.
 
-    In turn: one system message, at the beginning; no system messages; each with roles that alternate as well; one call
-    in each message. What the system said first keeps its rank as long as it can, and its place: what is cached of the
-    conversation begins with it.
+    Results that belong to no call are the user's words in all of them. In turn: one system message, at the beginning;
+    no system messages; each with roles that alternate as well; one call in each message. What the system said first
+    keeps its rank as long as it can, and its place: what is cached of the conversation begins with it.
     """
     seen = [list(messages)]
+    messages = _results_of_calls(messages)
     one, none = one_system(messages), without_system(messages)
-    ways = (one, alternating(one), none, alternating(messages), alternating(none), _one_call_each(messages))
+    ways = (messages, one, alternating(one), none, alternating(messages), alternating(none), _one_call_each(messages))
     for variant in ways:
         if variant not in seen:
             seen.append(variant)
             yield variant
+
+
+def _results_of_calls(messages: Sequence[Message]) -> list[Message]:
+    """With results that belong to no call as user messages."""
+    known: set[str] = set()
+    result = []
+    for message in messages:
+        known |= {call["id"] for call in message.get("tool_calls") or ()}
+        is_stray = message["role"] == "tool" and message.get("tool_call_id") not in known
+        result.append({"role": "user", "content": message["content"]} if is_stray else dict(message))
+    return result
 
 
 def with_other_arguments(messages: Sequence[Message]) -> list[Message] | None:
@@ -369,7 +381,7 @@ def with_tools(
 
 
 def described(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """The tool with a description, empty if need be, on every parameter: Command-R's template fails without."""
+    """The tool with a description and a type, empty if need be, on every parameter: some templates fail without."""
     function = dict(tool["function"])
     function["parameters"] = _described(function["parameters"])
     return {**tool, "function": function}
@@ -378,11 +390,18 @@ def described(tool: Mapping[str, Any]) -> dict[str, Any]:
 def _described(schema: Any, depth: int = 0) -> Any:
     if not isinstance(schema, Mapping) or depth > 16:
         return schema
-    made = {"description": "", **schema} if depth else dict(schema)
+    made = {"description": "", "type": _type_of(schema), **schema} if depth else dict(schema)
     properties = made.get("properties")
     if isinstance(properties, Mapping):
         made["properties"] = {name: _described(value, depth + 1) for name, value in properties.items()}
     return made
+
+
+def _type_of(schema: Mapping[str, Any]) -> str:
+    """A word for what a schema without a type lets through."""
+    ways = schema.get("anyOf") or schema.get("oneOf") or ()
+    types = [way.get("type") for way in ways if isinstance(way, Mapping) and way.get("type") != "null"]
+    return next((one for one in types if isinstance(one, str)), "any")
 
 
 def example(written: Written) -> str:

@@ -72,16 +72,16 @@ def test_thinking_stands_beside_the_content(daemon: Daemon) -> None:
 @pytest.mark.parametrize(
     "fields",
     [
-        {"reasoning_effort": "none"},
-        {"reasoning": {"effort": "none"}},
-        {"chat_template_kwargs": {"enable_thinking": False}},
+        {"reasoning_effort": "none"}, {"reasoning": {"effort": "none"}}, {"reasoning": {"enabled": False}},
+        {"chat_template_kwargs": {"enable_thinking": False}}, {"enable_thinking": False}, {"think": False},
+        {"thinking": {"type": "disabled"}}, {"reasoning_budget": 0}, {"thinking_budget": 0},
     ],
-)
+)  # fmt: skip
 def test_thinking_turned_off(daemon: Daemon, fields: dict[str, Any]) -> None:
     answer = chat(daemon, **fields)
     message = answer["choices"][0]["message"]
     assert message["content"]
-    assert "reasoning_content" not in message
+    assert not {"reasoning_content", "reasoning"} & set(message)
     assert answer["usage"]["completion_tokens_details"]["reasoning_tokens"] == 0
 
 

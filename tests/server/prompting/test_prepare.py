@@ -409,6 +409,28 @@ def test_a_level_of_thinking_is_said_in_the_template_s_words(desk: Desk, wanted:
     assert f"<think>{told}|" in prompt or f"{told}<|start|>assistant" in prompt
 
 
+def test_a_result_without_its_call_is_said_to_a_template_that_insists_on_one(desk: Desk):
+    insists = (
+        "{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('there was no call') }}{% endif %}"
+        "{% endfor %}" + PLAIN
+    )
+    stray = {"role": "tool", "content": "noon", "tool_call_id": "gone"}
+    prompt = text(desk(insists + "{# m.tool_calls tool_call_id #}", messages=[HELLO, stray, HELLO]))
+    assert "noon" in prompt
+    assert prompt.endswith("[user]hello[assistant]")
+
+
+def test_parameters_without_a_type_have_one_for_a_template_that_looks_for_it(desk: Desk):
+    looks = (
+        "{% for t in tools or [] %}{% for name, p in t.function.parameters.properties.items() %}{{ name }}:"
+        "{{ p['type'] + ' ' }}{% endfor %}{% endfor %}<tool_call> arguments" + TURNS
+    )
+    either = {"anyOf": [{"type": "null"}, {"type": "integer"}]}
+    properties = {"a": {"description": "x"}, "b": either, "c": {"type": "string"}}
+    tool = Tool("f", "", {"type": "object", "properties": properties})
+    assert "a:any b:integer c:string " in text(desk(looks, tools=(tool,)))
+
+
 def test_a_template_that_wants_roles_to_alternate_gets_that(desk: Desk):
     template = (
         "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
