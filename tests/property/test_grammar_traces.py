@@ -84,7 +84,7 @@ def test_every_trace_ends_clean_and_every_answer_is_what_it_is_alone(shape, trac
         got = harness.tokens.get(request_id, [])
         assert got == tokens[: len(got)], "an answer differs from the request's own"
         if final.finish is not Finish.CANCELLED:
-            assert (got, final.finish) == (tokens, finish)
+            assert (got, final.finish) == (tokens, finish), final.error_message
     assert harness.backend.n_open_samplers == 0, "a sampler leaked"
     assert not harness.engine.scheduler.running
     assert not harness.engine.scheduler.waiting
