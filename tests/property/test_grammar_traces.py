@@ -6,12 +6,15 @@ answer is.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cache
 from unittest.mock import patch
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from localrun.engine.sample import grammar_checker
 from localrun.engine.sample.constraint import Constraint
 from localrun.wire import Finish, Grammar, GrammarKind, Lane
 from tests.depth import DEPTH
@@ -52,6 +55,14 @@ def alone(
     finish = harness.finals[0].finish
     assert finish is not None
     return harness.tokens.get(0, []), finish
+
+
+@pytest.fixture(autouse=True, scope="module")
+def no_limit_of_time() -> Iterator[None]:
+    """What a busy machine takes is no fault of a grammar."""
+    with pytest.MonkeyPatch.context() as changed:
+        changed.setattr(grammar_checker, "COMPILE_LIMIT_S", 600)
+        yield
 
 
 @given(shapes, st.lists(events, max_size=25), st.booleans(), st.none() | st.integers(0, 1 << 20))
