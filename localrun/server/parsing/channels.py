@@ -27,6 +27,7 @@ Pure.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 from localrun.server.parsing import xml_calls
 from localrun.server.parsing.named_calls import MAX_NAME_CHARACTERS, checked_name, read_arguments
@@ -97,23 +98,14 @@ def read_glimmer(reply: Reading, dropped: frozenset[str]) -> Read[None]:
 
 def _tagged_calls(reply: Reading) -> Read[bool]:
     """A block of calls and the mark behind it. What is none is left for the content."""
-    source = reply.source
-    n_commits = source.n_commits
-    yield from source.skip_space()
-    try:
-        if not (yield from source.take(GLIMMER_CALLS)):
+
+    def block() -> Read[None]:
+        yield from reply.source.skip_space()
+        if not (yield from reply.source.take(GLIMMER_CALLS)):
             raise MalformedError
         yield from _read_atem(reply)
-    except MalformedError:
-        if reply.drop_cut_call():
-            return True
-        if source.n_commits == n_commits:
-            source.at = 0
-        return False
-    yield from source.skip_space()
-    yield from source.take_any(GLIMMER_ENDS)
-    source.commit()
-    return True
+
+    return (yield from _calls(reply, block, GLIMMER_ENDS))
 
 
 def _header(reply: Reading, *, is_first: bool) -> Read[str | None]:
@@ -138,10 +130,19 @@ def _header(reply: Reading, *, is_first: bool) -> Read[str | None]:
 
 def _call(reply: Reading, name: str) -> Read[bool]:
     """The arguments of a call and the mark behind them. What is no call is left for the content."""
+
+    def arguments() -> Read[None]:
+        yield from read_arguments(reply, checked_name(name))
+
+    return (yield from _calls(reply, arguments, ENDS))
+
+
+def _calls(reply: Reading, read: Callable[[], Read[None]], ends: tuple[str, ...]) -> Read[bool]:
+    """What `read` takes, and one of `ends` behind it. What is no call is left for the content."""
     source = reply.source
     n_commits = source.n_commits
     try:
-        yield from read_arguments(reply, checked_name(name))
+        yield from read()
     except MalformedError:
         if reply.drop_cut_call():
             return True
@@ -149,7 +150,7 @@ def _call(reply: Reading, name: str) -> Read[bool]:
             source.at = 0
         return False
     yield from source.skip_space()
-    yield from source.take_any(ENDS)
+    yield from source.take_any(ends)
     source.commit()
     return True
 

@@ -278,24 +278,22 @@ def _parsed(call: Call) -> Any:
 _WORDS = ("think", "reason", "thought", "analy")
 
 
+def _is_of_thinking(part: str) -> bool:
+    return any(word in part.lower() for word in _WORDS)
+
+
 def _tags(thinking: list[str]) -> ThinkingTags | None:
     """The marks next to thinking, if they say that it is."""
     if _THOUGHT not in thinking:
         return None
     head, tail = _split(thinking, _THOUGHT)
-    opening = next(
-        (at for at in range(len(head) - 1, -1, -1) if any(word in head[at].lower() for word in _WORDS)), None
-    )
-    closing = next((at for at, part in enumerate(tail) if any(word in part.lower() for word in _WORDS)), None)
+    opening = next((at for at in range(len(head) - 1, -1, -1) if _is_of_thinking(head[at])), None)
+    closing = next((at for at, part in enumerate(tail) if _is_of_thinking(part)), None)
     if opening is None or closing is None or len(head) - opening > 3:
         return None
     is_word = not head[opening].startswith("<")
     first, last = (opening - 1, closing + 1) if is_word else (opening, closing)
     return ThinkingTags("".join(head[first:]).strip(), "".join(tail[: last + 1]).strip())
-
-
-def _is_of_thinking(part: str) -> bool:
-    return any(word in part.lower() for word in _WORDS)
 
 
 def _answer_marks(thinking: list[str], tags: ThinkingTags | None, end: list[str], one: list[str]) -> frozenset[str]:
