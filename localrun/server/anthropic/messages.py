@@ -16,20 +16,19 @@ import msgspec
 from starlette.routing import Route
 
 from localrun.errors import Cancelled, ContextExceeded, EngineFailed
-from localrun.server import tiers
 from localrun.server.anthropic.body import CountBody, MessagesBody
 from localrun.server.anthropic.output import MESSAGE_STOP, PING, Fields, Output, encode, event
 from localrun.server.http.exchange import Exchange, route
 from localrun.server.http.fields import ask_of, defaults_of
 from localrun.server.jobs import streaming
 from localrun.server.jobs.job import Job
+from localrun.server.openai.chat import with_model
 from localrun.server.parsing.pieces import Reply
 from localrun.server.prompting.ask import ChatAsk
 from localrun.server.prompting.conversation import begun
 from localrun.server.prompting.prepare import Prepared, prepare
 from localrun.server.runtime import Runtime
 from localrun.server.tiers import Question
-from localrun.server.unnamed import named
 from localrun.wire import Delta, Finish, Usage
 
 # The prompt's length, and that of the context.
@@ -49,7 +48,7 @@ def naming() -> Iterator[None]:
         raise
 
 
-async def prepared_of(runtime: Runtime, job: Job, ask: ChatAsk, body: CountBody) -> Prepared:
+async def prepared_of(runtime: Runtime, job: Job, ask: ChatAsk) -> Prepared:
     """The prompt. Raises what `prepare` raises."""
     ask = msgspec.structs.replace(ask, messages=begun(job.model, ask.messages))
     with naming():
@@ -61,16 +60,13 @@ async def count_tokens(runtime: Runtime, exchange: Exchange) -> None:
     body = await exchange.read_json(CountBody)
     ask = await exchange.apart(body.ask)
     async with exchange.while_connected(), AsyncExitStack() as stack:
-        if runtime.must_name(body.model):
-            body = await named(runtime, exchange, body)
-        if runtime.settings.tiers:
-            question = Question(ask=ask, effort=body.effort, may_probe=False)
-            body, ask = await tiers.routed(runtime, exchange, body, question)
+        question = Question(ask=ask, effort=body.effort, may_probe=False)
+        body, ask = await with_model(runtime, exchange, body, question)
         who = ask_of(exchange, body.model, body)
         if ask.media:
             await runtime.read_media(body.model, ask.media)
         job = await stack.enter_async_context(runtime.job(who))
-        prepared = await prepared_of(runtime, job, ask, body)
+        prepared = await prepared_of(runtime, job, ask)
         tokens = await job.count(prepared.segments)
         await exchange.answer_json(CountedTokens(input_tokens=len(tokens)))
 
@@ -81,15 +77,12 @@ async def create(runtime: Runtime, exchange: Exchange) -> None:
     body.check_supported()
     ask = await exchange.apart(body.ask)
     async with exchange.while_connected(), AsyncExitStack() as stack:
-        if runtime.must_name(body.model):
-            body = await named(runtime, exchange, body)
-        if runtime.settings.tiers:
-            body, ask = await tiers.routed(runtime, exchange, body, Question(ask=ask, effort=body.effort))
+        body, ask = await with_model(runtime, exchange, body, Question(ask=ask, effort=body.effort))
         who = ask_of(exchange, body.model, body)
         if ask.media:
             await runtime.read_media(body.model, ask.media)
         job = await stack.enter_async_context(runtime.job(who))
-        prepared = await prepared_of(runtime, job, ask, body)
+        prepared = await prepared_of(runtime, job, ask)
         plan = await streaming.plan(
             body,
             job,

@@ -8,7 +8,7 @@ this build does not do are refused with their name; the values that mean "nothin
 from __future__ import annotations
 
 from contextlib import AsyncExitStack
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -17,7 +17,7 @@ from localrun.errors import BadRequest
 from localrun.server import tiers
 from localrun.server.http import fields
 from localrun.server.http.exchange import Exchange
-from localrun.server.http.fields import ask_of, defaults_of
+from localrun.server.http.fields import SamplingFields, ask_of, defaults_of
 from localrun.server.jobs import streaming
 from localrun.server.jobs.job import Job
 from localrun.server.openai.answer import Answer, ChatChunks, naming
@@ -263,6 +263,16 @@ async def count_tokens(runtime: Runtime, exchange: Exchange) -> None:
         await exchange.answer_json(InputTokens(input_tokens=len(await job.count(prepared.segments))))
 
 
+Body = TypeVar("Body", bound=SamplingFields)
+
+
+async def with_model(runtime: Runtime, exchange: Exchange, body: Body, question: Question) -> tuple[Body, ChatAsk]:
+    """The body with the model that answers, where it names none or a tier, and the conversation for that one."""
+    if runtime.must_name(getattr(body, "model", None)):
+        body = await named(runtime, exchange, body)
+    return await tiers.routed(runtime, exchange, body, question) if runtime.settings.tiers else (body, question.ask)
+
+
 async def _prompt(
     runtime: Runtime,
     exchange: Exchange,
@@ -273,11 +283,7 @@ async def _prompt(
     may_probe: bool = True,
 ) -> tuple[ChatBody, list[Job], Prepared]:
     """The body with the model that answers, a job for each choice, and their prompt."""
-    if runtime.must_name(body.model):
-        body = await named(runtime, exchange, body)
-    if runtime.settings.tiers:
-        question = Question(ask=ask, effort=body.effort, may_probe=may_probe)
-        body, ask = await tiers.routed(runtime, exchange, body, question)
+    body, ask = await with_model(runtime, exchange, body, Question(ask=ask, effort=body.effort, may_probe=may_probe))
     who = ask_of(exchange, body.model, body)
     if ask.media:
         await runtime.read_media(body.model, ask.media)
