@@ -7,7 +7,6 @@ import dataclasses
 import functools
 import math
 import signal
-import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -19,8 +18,9 @@ import click
 
 from localrun import __version__, config, errors
 from localrun.cli import exits
-from localrun.cli.arguments import with_settings
+from localrun.cli.arguments import NumberList, with_settings
 from localrun.cli.daemon import base_url, daemon_version
+from localrun.cli.text import say
 from localrun.config import Settings
 
 if TYPE_CHECKING:
@@ -58,11 +58,6 @@ _POSITIVE = _Positive(min=0, min_open=True)
 _FILE = _NewFile(dir_okay=False, path_type=Path)
 
 
-def say(line: str) -> None:
-    """How far things are, on stderr."""
-    print(line, file=sys.stderr, flush=True)
-
-
 def _chosen(names: Sequence[str]) -> list[Workload]:
     """The workloads of these names, or all of them. Raises click.UsageError."""
     from localrun.bench.workloads import WORKLOADS
@@ -71,22 +66,6 @@ def _chosen(names: Sequence[str]) -> list[Workload]:
     if unknown:
         raise click.UsageError(f"unknown workload {unknown[0]!r}; the workloads are {', '.join(WORKLOADS)}")
     return [WORKLOADS[name] for name in names or WORKLOADS]
-
-
-class NumberList(click.ParamType[tuple[int, ...]]):
-    """Positive whole numbers separated by commas, as a tuple."""
-
-    name = "N,N,..."
-
-    def convert(
-        self, value: str | tuple[int, ...], param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[int, ...]:
-        if isinstance(value, tuple):
-            return value  # click converts what it has converted once more
-        words = value.replace(" ", "").split(",")
-        if not all(word.isascii() and word.isdigit() and int(word) > 0 for word in words):
-            self.fail(f"{value!r} is not a list such as 1,4,8", param, ctx)
-        return tuple(int(word) for word in words)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,9 +10,8 @@ import click
 from localrun import __version__, errors
 from localrun.cli import exits
 from localrun.cli.arguments import with_settings
-from localrun.cli.bench import say
 from localrun.cli.daemon import ensure_daemon
-from localrun.cli.text import columns
+from localrun.cli.text import columns, say
 from localrun.config import Settings
 
 if TYPE_CHECKING:

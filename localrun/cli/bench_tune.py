@@ -11,8 +11,8 @@ import click
 
 from localrun import config, thread_choice
 from localrun.cli import exits
-from localrun.cli.bench import NumberList, say
-from localrun.cli.text import columns, print_json
+from localrun.cli.arguments import NumberList
+from localrun.cli.text import columns, print_json, say
 from localrun.config import Settings
 
 if TYPE_CHECKING:

@@ -179,3 +179,8 @@ def print_json(value: object) -> None:
 def one_line(value: object) -> str:
     """A load setting: a list with commas."""
     return ",".join(value) if isinstance(value, list) else str(value)
+
+
+def say(line: str) -> None:
+    """How far things are, on stderr."""
+    print(line, file=sys.stderr, flush=True)

@@ -203,7 +203,7 @@ class Harness:
 
 def n_seqs_away(backend: Backend) -> int:
     """Sequences of its background."""
-    return backend.background.n_seqs if backend.background else 0
+    return backend.worker.n_seqs if backend.worker else 0
 
 
 def _contents(backend: FakeBackend, request: Request) -> list[int]:

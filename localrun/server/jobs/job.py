@@ -4,7 +4,7 @@ Runs in the daemon's event loop. Entering loads the model or joins a running loa
 cancels what is unfinished. Between engine and consumer stands one bounded buffer (`buffer.py`).
 
 When its engine dies it goes on on another one: it gives the model back, borrows it anew, waits for its turn (`link.py`
-says why) and sends the same message with what was said so far (`transcript.py`). The consumer sees a pause.
+says why) and sends the same message with what was said so far (`record.py`). The consumer sees a pause.
 
 Invariants: a job ends exactly once; a consumer that falls too far behind is cancelled, so no slow client holds a slot;
 every way out (end, error, cancel, engine death, disconnect) frees the lease; what is delivered was never said before.
@@ -33,8 +33,7 @@ from localrun.server.engines.faults import DEATHS_TO_OPEN
 from localrun.server.engines.resident import Use
 from localrun.server.jobs.buffer import DeltaBuffer
 from localrun.server.jobs.quarantine import Quarantine
-from localrun.server.jobs.registry import RequestRecord
-from localrun.server.jobs.transcript import Transcript
+from localrun.server.jobs.record import RequestRecord, Transcript
 from localrun.snapshot import RequestState
 
 if TYPE_CHECKING:

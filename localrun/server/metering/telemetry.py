@@ -40,7 +40,8 @@ from localrun.server.engines.link import EngineLink
 from localrun.server.engines.machine import MachineSampler
 from localrun.server.http.account import CLIENT_GONE, Account
 from localrun.server.http.failures import Shape
-from localrun.server.jobs.registry import Registry, RequestRecord
+from localrun.server.jobs.record import RequestRecord
+from localrun.server.jobs.registry import Registry
 from localrun.server.metering.llama_server_names import LlamaServerNames, Totals
 from localrun.server.metering.windows import LatencyWindow, RateWindow
 from localrun.snapshot import Aggregate, BatchRow, EngineRow, RequestState, Snapshot
