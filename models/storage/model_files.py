@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from localrun.errors import BadModelFile
+from localrun.file_stamp import FileStamp
 from localrun.models.gguf import reader
 from localrun.models.gguf.adapter_header import facts_of
 from localrun.models.gguf.header import ADAPTERS, Header
@@ -33,6 +34,10 @@ _MAX_KNOWN = 2048
 _LAST_SECOND = datetime.max.replace(tzinfo=UTC).timestamp() - 1
 
 
+# Of a model's first file, and of its other shards.
+_Stamps = tuple[FileStamp | None, ...]
+
+
 class ModelFile(NamedTuple):
     """A sound file, of a model or of an adapter."""
 
@@ -46,21 +51,12 @@ class ModelFile(NamedTuple):
         return self.header.kind in ADAPTERS
 
 
-class _Stamp(NamedTuple):
-    """What changes when a file does. The change time also tells a new owner or mode, and an edit that kept the rest."""
-
-    size_bytes: int
-    mtime_ns: int
-    ctime_ns: int
-    later_shards: tuple[int, ...] = ()
-
-
 class ModelFiles:
     """Headers by path. One object serves all threads."""
 
     def __init__(self) -> None:
         # Each entry is replaced as a whole: two threads that meet a new file both parse it, which is harmless.
-        self._known: dict[tuple[Path, str], tuple[_Stamp, ModelFile | BadModelFile]] = {}
+        self._known: dict[tuple[Path, str], tuple[_Stamps, ModelFile | BadModelFile]] = {}
 
     def load(self, path: Path, kind: str = NAMED) -> ModelFile | None:
         """The file at `path`, from memory when it is still the same; None when there is none. `kind` is what it has to
@@ -69,16 +65,14 @@ class ModelFiles:
         Raises BadModelFile, from memory as well: a hostile header is not parsed again for every listing.
         """
         try:
-            status = path.stat()
+            stamp = FileStamp.of(path), *map(FileStamp.found, reader.later_shards(path))
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
             raise BadModelFile(f"{path.name} cannot be read: {error.strerror or error}") from error
-        later = tuple(_changed_at_ns(shard) for shard in reader.later_shards(path))
-        stamp = _Stamp(status.st_size, status.st_mtime_ns, status.st_ctime_ns, later)
         known = self._known.get((path, kind))
         if known is None or known[0] != stamp:
-            known = (stamp, _inspect(path, kind, status.st_mtime))
+            known = (stamp, _inspect(path, kind, stamp[0].modified_ns / 1e9))
             self._known[path, kind] = known
             while len(self._known) > _MAX_KNOWN:
                 self._known.pop(next(iter(self._known)), None)
@@ -147,14 +141,6 @@ def _stem(name: str) -> str:
     """A split model is called without its first file's number."""
     shard = shard_of(name)
     return shard.stem if shard else name[: -len(SUFFIX)]
-
-
-def _changed_at_ns(path: Path) -> int:
-    """0 for a file that is not there."""
-    try:
-        return path.stat().st_ctime_ns
-    except OSError:
-        return 0
 
 
 def _inspect(path: Path, kind: str, modified_at_s: float) -> ModelFile | BadModelFile:

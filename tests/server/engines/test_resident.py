@@ -11,9 +11,10 @@ import pytest
 
 from localrun.config import Settings, latency_target_s
 from localrun.errors import BadRequest, CannotFit
+from localrun.file_stamp import FileStamp
 from localrun.models.storage.model import Model
 from localrun.server.engines.placement import place_embeddings
-from localrun.server.engines.resident import FileStamp, Use, pooling_for
+from localrun.server.engines.resident import Use, pooling_for
 from localrun.wire import Pooling
 from tests.models.gguf.test_header import of_kind as header
 
@@ -28,6 +29,11 @@ def test_a_stamp_tells_a_replaced_or_changed_file(tmp_path: Path) -> None:
     (tmp_path / "n.gguf").write_bytes(b"one")
     os.replace(tmp_path / "n.gguf", path)
     assert FileStamp.of(path) != first
+    last, status = FileStamp.of(path), path.stat()
+    with path.open("r+b") as file:
+        file.write(b"two")
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert FileStamp.of(path) != last, "edited in place, and its time put back"
     path.unlink()
     with pytest.raises(OSError):  # noqa: PT011 - any of them
         FileStamp.of(path)
