@@ -16,9 +16,9 @@ from typing import NamedTuple
 
 from localrun.errors import BadModelFile
 from localrun.file_stamp import FileStamp
-from localrun.models.gguf import reader
+from localrun.models.gguf import architectures, reader
 from localrun.models.gguf.adapter_header import facts_of
-from localrun.models.gguf.header import ADAPTERS, Header
+from localrun.models.gguf.header import ADAPTERS, FileKind, Header
 from localrun.models.gguf.reader import shard_of
 from localrun.models.projector_choice import is_projector
 
@@ -148,6 +148,8 @@ def _inspect(path: Path, kind: str, modified_at_s: float) -> ModelFile | BadMode
         header = reader.read_named(path) if kind == NAMED else reader.read_header(path, kind=kind)
         if header.kind in ADAPTERS:
             facts_of(header)
+        elif header.kind == FileKind.MODEL and (problem := architectures.problem(header.metadata)):
+            return BadModelFile(f"{path.name} {problem}; look for another GGUF of it (localrun search)")
     except BadModelFile as error:
         return error
     # File systems store times that datetime cannot express.

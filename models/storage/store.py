@@ -27,7 +27,7 @@ from typing import NamedTuple
 
 from localrun.errors import BadModelFile, BadRequest, LocalrunError, ModelNotFound, NotFound
 from localrun.models import builtin, projector_choice
-from localrun.models.gguf import architectures, projectors
+from localrun.models.gguf import projectors
 from localrun.models.gguf.header import FileKind, Header
 from localrun.models.name import BUILT_IN, DEFAULT_TAG, Kind, ModelName
 from localrun.models.storage import hub_cache, manifest, model_files
@@ -469,11 +469,7 @@ class Store:
     def _model_of_ollama(self, store: OllamaStore, path: Path) -> Model:
         """The model of one of Ollama's manifests. Raises BadModelFile, also for one that no engine here can load."""
         said = store.read(path)
-        model = self.model_of(said)
-        if problem := architectures.problem(model.header.metadata):
-            word = said.name.rpartition("/")[2].partition(":")[0]
-            raise BadModelFile(f"'{said.name}' {problem}; look for another GGUF of it (localrun search {word})")
-        return dataclasses.replace(model, origin=Origin.FOREIGN, program=OLLAMA)
+        return dataclasses.replace(self.model_of(said), origin=Origin.FOREIGN, program=OLLAMA)
 
     def _file_of(self, said: Manifest, path: Path) -> ModelFile:
         try:

@@ -27,7 +27,7 @@ from localrun.errors import BadRequest
 from localrun.file_stamp import FileStamp
 from localrun.models.adapters import Adapted, InEffect
 from localrun.models.fit import gpu_share
-from localrun.models.gguf.header import RANK, Header
+from localrun.models.gguf.header import RANK, RANKING_HEADS, Header
 from localrun.models.storage.model import Evidence, Model
 from localrun.server.engines.link import EngineLink
 from localrun.server.engines.placement import Placement
@@ -57,6 +57,12 @@ def pooling_for(model: Model, use: Use) -> Pooling | None:
             raise BadRequest(
                 f"{name} does not support reranking; choose a model whose file has a ranking head (its pooling type "
                 f"is rank), such as bge-reranker or Qwen3-Reranker",
+                field="model",
+            )
+        if header.lacks_ranking_head:
+            raise BadRequest(
+                f"{name} cannot rank: its file has no ranking head ({' or '.join(sorted(RANKING_HEADS))}); "
+                f"look for another GGUF of it",
                 field="model",
             )
         return Pooling.RANK

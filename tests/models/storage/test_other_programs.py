@@ -170,7 +170,7 @@ def test_what_ollama_has_and_no_engine_here_can_load_is_told_and_its_name_is_fre
     assert len(problems) == 2
     assert says(problems[0], "'gemma3'", "vision")
     assert says(problems[1], "'gptoss'", "Ollama")
-    assert problems[1].endswith("(localrun search gpt-oss)")
+    assert problems[1].endswith("(localrun search)")
     # `localrun run` pulls what is not found.
     with pytest.raises(ModelNotFound):
         store.resolve("gemma3")
