@@ -3,8 +3,8 @@
 Pure. File names are all that a repository says about its quantizations, so they are read as llama.cpp reads them: a
 quantization is a part of the name between separators; shards are named `...-00001-of-00003.gguf`; files whose names say
 that they are companions are no models: importance matrices and draft heads are left where they are, and which projector
-belongs to the model is for projector_choice.py. Adapters (`lora`) are taken from a repository that has nothing else,
-and by their whole name.
+belongs to the model is for projector_choice.py. Draft heads and adapters are taken from a repository that has nothing
+else, and every file by its whole name.
 
 The rule without a tag, after the memory that this machine has:
 
@@ -50,8 +50,18 @@ _QUANT = re.compile(
 )
 # Types that llama.cpp wrote for some processors and no longer reads; it repacks Q4_0 by itself now.
 _UNREADABLE = re.compile(r"Q4_0_[48]_[48]")
-_COMPANION = re.compile(r"(^|[/._-])(mmproj|imatrix|mtp|eagle3|dflash|dspark|draft|lora|vocab)([._-]|$)", re.IGNORECASE)
-_ADAPTER = re.compile(r"(^|[/._-])lora([._-]|$)", re.IGNORECASE)
+# What is no model: by how the name of the file begins, or by its folder; draft heads, projectors and adapters that are
+# nothing else by any word.
+_COMPANION = re.compile(
+    r"(^|/)(imatrix|mtp|draft|(ggml-)?vocab)(/|[._-][^/]*$)|(^|[/._-])(mmproj|eagle3|dflash|dspark|lora)([/._-]|$)"
+    r"|[._-](imatrix|vocab)\.gguf$",
+    re.IGNORECASE,
+)
+# Of these no model is made, also where nothing else is there.
+_NO_MODEL = re.compile(r"(^|[/._-])(mmproj|imatrix|vocab)([/._-]|$)", re.IGNORECASE)
+# Models that have draft heads or are made to draft have these in their names, and so may draft heads alone.
+_DRAFTS = re.compile(r"[/._-](mtp|draft)([/._-]|$)", re.IGNORECASE)
+_TORN = re.compile(r"\.gguf[.-](part|split)", re.IGNORECASE)
 
 
 class RemoteFile(NamedTuple):
@@ -70,6 +80,16 @@ class Candidate(NamedTuple):
     @property
     def size_bytes(self) -> int:
         return sum(file.size_bytes for file in self.files)
+
+    @property
+    def may_draft(self) -> bool:
+        return _DRAFTS.search(self.files[0].path) is not None
+
+    @property
+    def order(self) -> tuple[int, int, str]:
+        """Of those of one type the one nearest to the root comes first, then the smallest."""
+        path = self.files[0].path
+        return path.count("/"), self.size_bytes, path
 
     @property
     def label(self) -> str:
@@ -107,13 +127,13 @@ def is_quant(text: str) -> bool:
     return _QUANT.fullmatch(text.upper().removeprefix("UD-")) is not None
 
 
-def candidates(files: Iterable[RemoteFile]) -> list[Candidate]:
-    """The models among a repository's files, best quantization first. Left out are sets of shards with gaps,
-    and types that llama.cpp no longer reads."""
+def candidates(files: Iterable[RemoteFile], *, companions: bool = False) -> list[Candidate]:
+    """The models among a repository's files, or their `companions`, best quantization first, what may be draft heads
+    last. Left out are sets of shards with gaps, and types that llama.cpp no longer reads."""
     single: list[Candidate] = []
     shards: dict[tuple[str, int], dict[int, RemoteFile]] = {}
     for file in files:
-        if not file.path.lower().endswith(".gguf") or _COMPANION.search(file.path.rpartition("/")[2]):
+        if not file.path.lower().endswith(".gguf") or bool(_COMPANION.search(file.path)) is not companions:
             continue
         shard = shard_of(file.path)
         if shard is None:
@@ -124,14 +144,7 @@ def candidates(files: Iterable[RemoteFile]) -> list[Candidate]:
         if set(parts) == set(range(1, count + 1)):
             single.append(Candidate(quant_of(stem), tuple(parts[number] for number in sorted(parts))))
     readable = [each for each in single if not _UNREADABLE.fullmatch(each.quant)]
-    return sorted(readable, key=lambda each: (_rank(each.quant), each.size_bytes, each.files[0].path))
-
-
-def _adapters(files: Iterable[RemoteFile]) -> list[Candidate]:
-    """The files that are adapters by their names, in order."""
-    named = sorted(file for file in files if file.path.lower().endswith(".gguf"))
-    found = [file for file in named if _ADAPTER.search(file.path.rpartition("/")[2])]
-    return [Candidate(quant_of(file.path), (file,)) for file in found]
+    return sorted(readable, key=lambda each: (each.may_draft, _rank(each.quant), *each.order))
 
 
 def choose(files: Sequence[RemoteFile], *, tag: str | None, memory_bytes: int, repo: str) -> Choice:
@@ -140,18 +153,33 @@ def choose(files: Sequence[RemoteFile], *, tag: str | None, memory_bytes: int, r
     `memory_bytes` is what this machine has in all. Raises NotFound for a tag that the repository does not have, naming
     those it has, and BadRequest for a repository without any model.
     """
-    offered = candidates(files) or _adapters(files)
-    if not offered:
-        raise BadRequest(
-            f"'{repo}' has no GGUF model files; look for a GGUF version of it (localrun search)", field="model"
-        )
+    companions = candidates(files, companions=True)
+    offered = candidates(files) or [each for each in companions if not _NO_MODEL.search(each.files[0].path)]
     if tag is not None and tag.lower().endswith(".gguf"):
-        offered += _adapters(files)  # by its whole name, also beside models
+        offered += companions  # by its whole name
+    if not offered:
+        raise BadRequest(f"'{repo}' has no {_why_none(files)}", field="model")
     if tag is None or tag.lower() == "latest":
-        picked, reason = _by_memory(offered, memory_bytes)
+        picked, reason = _by_memory([each for each in offered if each.may_draft == offered[0].may_draft], memory_bytes)
     else:
         picked, reason = _by_tag(offered, tag, repo), ""
     return Choice(picked.quant, picked.files, reason)
+
+
+def _why_none(files: Sequence[RemoteFile]) -> str:
+    """Ends a sentence that says what a repository has not."""
+    for file in files:
+        shard = shard_of(file.path)
+        if shard is not None:
+            names = [shard._replace(number=number).name for number in range(1, shard.n_files + 1)]
+            missing = sorted(set(names) - {each.path for each in files})
+            return f"whole model: {missing[0]} is missing; look for another GGUF of it (localrun search)"
+        if _TORN.search(file.path):
+            return (
+                f"GGUF model files but parts of some ({file.path}): download them, join them to one file (cat), and "
+                f"put that into the models folder"
+            )
+    return "GGUF model files; look for a GGUF version of it (localrun search)"
 
 
 def _by_tag(offered: Sequence[Candidate], tag: str, repo: str) -> Candidate:
