@@ -22,6 +22,7 @@ import msgspec
 
 from localrun.config import CHOICES, LoadSettings
 from localrun.errors import BadRequest
+from localrun.models.gguf.reader import Shard, shard_of
 
 MAX_MODELFILE_CHARS = 4 * 1024 * 1024
 INSTRUCTIONS = (
@@ -88,6 +89,8 @@ def parse(text: str) -> Modelfile:
     if not found["FROM"]:
         _check_alone(found)
     base = found["FROM"][0] if found["FROM"] else None
+    if base and (first := shard_of(base.text)):  # the others are found by its name
+        found["FROM"] = [line for line in found["FROM"] if line is base or not _is_shard_of(first, line.text)]
     projectors = sorted([*found["FROM"][1:], *found["PROJECTOR"]])
     if len(projectors) > 1:
         after = f" (a FROM after that in line {base.number} names the projector)" if base else ""
@@ -108,6 +111,11 @@ def parse(text: str) -> Modelfile:
         requires=_last(found["REQUIRES"]),
         left_out=tuple(name for name in LEFT_OUT if found[name]),
     )
+
+
+def _is_shard_of(first: Shard, text: str) -> bool:
+    shard = shard_of(text)
+    return shard is not None and shard._replace(number=first.number) == first
 
 
 def _check_alone(found: Mapping[str, Sequence[Line]]) -> None:

@@ -29,6 +29,7 @@ from localrun.errors import BadRequest, NotFound
 from localrun.models.fit import USABLE_RAM, in_gb, rough_bytes
 from localrun.models.gguf.ggml_types import QUANT_ALIASES
 from localrun.models.gguf.reader import shard_of
+from localrun.models.name import as_tag
 
 _COMFORTABLE_FRACTION = 0.5
 
@@ -44,8 +45,9 @@ _UNQUANTIZED_RANK = _RANK["F16"]
 _FOUR_BITS = range(_RANK["MXFP4_MOE"], _RANK["Q4_0"] + 1)
 
 _QUANT = re.compile(
-    r"(?:^|[-._/])((?:BF16|FP?16|FP?32|Q4_0_[48]_[48]|I?Q[1-8]_(?:[01]|NL|K_(?:XS|S|M|L|XL)|K|XXS|XS|S|M)|TQ[12]_0|MXFP4(?:_MOE)?))"
-    r"(?=[-._/]|$)",
+    r"(?:^|[-._/ (])((?:BF16|FP?16|FP?32|Q4_0_[48]_[48]|I?Q[1-8]_"
+    r"(?:[01]|NL|K_(?:XS|S|M|L|XL)|K|XXS|XS|S|M)|TQ[12]_0|MXFP4(?:_MOE)?))"
+    r"(?=[-._/ )]|$)",
     re.IGNORECASE,
 )
 # Types that llama.cpp wrote for some processors and no longer reads; it repacks Q4_0 by itself now.
@@ -186,7 +188,7 @@ def _by_tag(offered: Sequence[Candidate], tag: str, repo: str) -> Candidate:
     wanted = tag.lower()
     for candidate in offered:
         names = {file.path.lower() for file in candidate.files} | {candidate.files[0].path.lower().rpartition("/")[2]}
-        if wanted in names:
+        if wanted in names | set(map(as_tag, names)):
             return candidate
     quant = QUANT_ALIASES.get(tag.upper(), tag.upper())
     for name in (tag.upper(), quant):

@@ -24,8 +24,9 @@ from localrun.models.projector_choice import is_projector
 
 SUFFIX = ".gguf"
 NAMED = "named"
-# How deep, and how many entries, a foreign folder is searched: LM Studio keeps owner/repository/file.
-MAX_DEPTH = 3
+# How deep, and how many entries, a foreign folder is searched: LM Studio keeps owner/repository/file, the hub's cache
+# repository/snapshots/commit/file, and both have folders of types below that.
+MAX_DEPTH = 6
 MAX_ENTRIES = 20_000
 
 # Files whose headers are remembered; a header takes some hundred kilobytes at most. With more files than this every
@@ -94,9 +95,13 @@ def in_folder(folder: Path) -> Sequence[tuple[Path, str]]:
 def below_folder(folder: Path) -> Iterator[tuple[Path, str]]:
     """As `in_folder`, sub-folders included, for a folder that another program fills. Parts of models are left out."""
     waiting = [(folder, 0)]
+    seen: set[str] = set()
     n_left = MAX_ENTRIES
     while waiting:
         current, depth = waiting.pop(0)
+        if (real := os.path.realpath(current)) in seen:
+            continue  # links may go round in a circle
+        seen.add(real)
         try:
             entries = sorted(os.scandir(current), key=lambda entry: entry.name)
         except OSError:
@@ -113,11 +118,9 @@ def below_folder(folder: Path) -> Iterator[tuple[Path, str]]:
 
 
 def problem_of_folder(folder: Path) -> str:
-    """Why a folder cannot be read; empty if it can, or is not there."""
+    """Why a folder cannot be read; empty if it can."""
     try:
         os.scandir(folder).close()
-    except (FileNotFoundError, NotADirectoryError):
-        return ""
     except OSError as error:
         return f"the folder cannot be read: {error.strerror or error}"
     return ""

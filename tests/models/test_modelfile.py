@@ -185,3 +185,10 @@ def test_tabs_are_blanks():
     found = parse("FROM\ttiny\nPARAMETER temperature\t0.5\nPARAMETER\t num_ctx\t\t2048\nMESSAGE user\thello\tyou")
     assert [(each.name, each.text) for each in found.parameters] == [("temperature", "0.5"), ("num_ctx", "2048")]
     assert found.messages == (MessageLine(4, "user", "hello\tyou"),)
+
+
+def test_later_shards_are_found_by_the_first_and_are_no_projectors():
+    names = [f"sh/F-Q8_0-0000{number}-of-00003.gguf" for number in (1, 2, 3)]
+    found = parse("".join(f"FROM {name}\n" for name in [*names, "mmproj-F.gguf"]))
+    assert found.base == Line(1, names[0])
+    assert found.projector == Line(4, "mmproj-F.gguf")

@@ -170,3 +170,9 @@ def test_why_a_repository_has_no_model(names: list[str], said: str):
     for tag in (None, "Q8_0"):
         with pytest.raises(BadRequest, match=said):
             chosen([RemoteFile(name, GB) for name in names], tag)
+
+
+def test_a_file_with_blanks_is_found_by_its_type_and_by_its_name_as_a_tag():
+    files = [RemoteFile("sub/My Model (Q4_K_M) v2.gguf", GB), RemoteFile("My Model Q8_0.gguf", GB)]
+    for tag, found in (("Q4_K_M", files[0]), ("My_Model__Q4_K_M__v2.gguf", files[0]), ("My_Model_Q8_0.gguf", files[1])):
+        assert chosen(files, tag).files == (found,)
