@@ -88,6 +88,7 @@ def parse(text: str) -> Modelfile:
         )
     if not found["FROM"]:
         _check_alone(found)
+    found["FROM"].sort(key=lambda line: "mmproj" in line.text.lower())  # Ollama has the two in any order
     base = found["FROM"][0] if found["FROM"] else None
     if base and (first := shard_of(base.text)):  # the others are found by its name
         found["FROM"] = [line for line in found["FROM"] if line is base or not _is_shard_of(first, line.text)]

@@ -197,9 +197,9 @@ def _by_tag(offered: Sequence[Candidate], tag: str, repo: str) -> Candidate:
                 return candidate
     # A tag that is a part of one file's name, such as UD-Q4_K_XL, or 4b-instruct where a repository has several models.
     part = re.compile(rf"(^|[-._/]){re.escape(wanted)}([-._/]|$)")
-    for candidate in offered:
-        if part.search(candidate.files[0].path.lower()):
-            return candidate
+    named = [candidate for candidate in offered if part.search(candidate.files[0].path.lower())]
+    if named:  # the one that says the least besides, so that compact is not i-compact
+        return min(named, key=lambda each: len(without_quant(each.files[0].path)))
     there = list(dict.fromkeys(candidate.label for candidate in offered))
     more = f" and {len(there) - 20} more" if len(there) > 20 else ""
     raise NotFound(f"'{repo}' has no '{tag}'; it has {', '.join(there[:20])}{more}", field="model")

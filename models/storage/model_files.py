@@ -66,14 +66,15 @@ class ModelFiles:
         Raises BadModelFile, from memory as well: a hostile header is not parsed again for every listing.
         """
         try:
-            stamp = FileStamp.of(path), *map(FileStamp.found, reader.later_shards(path))
+            first = FileStamp.of(path)
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
             raise BadModelFile(f"{path.name} cannot be read: {error.strerror or error}") from error
+        stamp = first, *map(FileStamp.found, reader.later_shards(path))
         known = self._known.get((path, kind))
         if known is None or known[0] != stamp:
-            known = (stamp, _inspect(path, kind, stamp[0].modified_ns / 1e9))
+            known = (stamp, _inspect(path, kind, first.modified_ns / 1e9))
             self._known[path, kind] = known
             while len(self._known) > _MAX_KNOWN:
                 self._known.pop(next(iter(self._known)), None)

@@ -192,3 +192,8 @@ def test_later_shards_are_found_by_the_first_and_are_no_projectors():
     found = parse("".join(f"FROM {name}\n" for name in [*names, "mmproj-F.gguf"]))
     assert found.base == Line(1, names[0])
     assert found.projector == Line(4, "mmproj-F.gguf")
+
+
+def test_a_projector_may_come_before_its_model():
+    found = parse("FROM ./mmproj-model-f16.gguf\nFROM ./qwen2-vl.gguf")
+    assert (found.base, found.projector) == (Line(2, "./qwen2-vl.gguf"), Line(1, "./mmproj-model-f16.gguf"))

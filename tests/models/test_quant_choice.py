@@ -176,3 +176,9 @@ def test_a_file_with_blanks_is_found_by_its_type_and_by_its_name_as_a_tag():
     files = [RemoteFile("sub/My Model (Q4_K_M) v2.gguf", GB), RemoteFile("My Model Q8_0.gguf", GB)]
     for tag, found in (("Q4_K_M", files[0]), ("My_Model__Q4_K_M__v2.gguf", files[0]), ("My_Model_Q8_0.gguf", files[1])):
         assert chosen(files, tag).files == (found,)
+
+
+def test_a_part_of_a_name_means_the_file_that_says_the_least_besides():
+    files = [RemoteFile(f"Step-APEX-{name}.gguf", n) for n, name in enumerate(["I-Mini", "I-Compact", "Compact"])]
+    for tag, index in (("Compact", 2), ("i-compact", 1), ("mini", 0)):
+        assert chosen(files, tag).files == (files[index],)

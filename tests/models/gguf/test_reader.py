@@ -335,3 +335,6 @@ def test_a_pointer_of_git_lfs_is_called_so(tmp_path: Path) -> None:
     path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 123456789\n" * 3)
     with pytest.raises(BadModelFile, match="is a pointer of Git LFS"):
         read_header(path)
+    path.write_text("<!doctype html><html><title>Foo-Q4_0.gguf</title></html>" * 9)
+    with pytest.raises(BadModelFile, match="is a web page"):
+        read_header(path)
