@@ -160,7 +160,11 @@ def choose(files: Sequence[RemoteFile], *, tag: str | None, memory_bytes: int, r
     if tag is not None and tag.lower().endswith(".gguf"):
         offered += companions  # by its whole name
     if not offered:
-        raise BadRequest(f"'{repo}' has no {_why_none(files)}", field="model")
+        raise BadRequest(
+            _why_none(repo, files)
+            or f"'{repo}' has no GGUF model files; look for a GGUF version of it (localrun search)",
+            field="model",
+        )
     if tag is None or tag.lower() == "latest":
         picked, reason = _by_memory([each for each in offered if each.may_draft == offered[0].may_draft], memory_bytes)
     else:
@@ -168,20 +172,20 @@ def choose(files: Sequence[RemoteFile], *, tag: str | None, memory_bytes: int, r
     return Choice(picked.quant, picked.files, reason)
 
 
-def _why_none(files: Sequence[RemoteFile]) -> str:
-    """Ends a sentence that says what a repository has not."""
+def _why_none(repo: str, files: Sequence[RemoteFile]) -> str:
+    """What a repository has instead of models, where that can be told; else ""."""
     for file in files:
         shard = shard_of(file.path)
         if shard is not None:
             names = [shard._replace(number=number).name for number in range(1, shard.n_files + 1)]
-            missing = sorted(set(names) - {each.path for each in files})
-            return f"whole model: {missing[0]} is missing; look for another GGUF of it (localrun search)"
+            if missing := sorted(set(names) - {each.path for each in files}):
+                return f"'{repo}' has no whole model: {missing[0]} is missing; look for another GGUF of it"
         if _TORN.search(file.path):
             return (
-                f"GGUF model files but parts of some ({file.path}): download them, join them to one file (cat), and "
+                f"'{repo}' has parts of GGUF files ({file.path}): download them, join them to one file (cat), and "
                 f"put that into the models folder"
             )
-    return "GGUF model files; look for a GGUF version of it (localrun search)"
+    return ""
 
 
 def _by_tag(offered: Sequence[Candidate], tag: str, repo: str) -> Candidate:

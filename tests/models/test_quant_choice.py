@@ -161,7 +161,10 @@ def test_of_one_type_the_file_nearer_to_the_root_is_taken():
     ("names", "said"),
     [
         (["F-Q8_0-00001-of-00003.gguf", "F-Q8_0-00003-of-00003.gguf"], "F-Q8_0-00002-of-00003.gguf is missing"),
-        (["F.Q6_K.gguf.part1of2", "F.Q6_K.gguf.part2of2"], r"parts of some \(F.Q6_K.gguf.part1of2\).*join them"),
+        (
+            ["F.Q6_K.gguf.part1of2", "F.Q6_K.gguf.part2of2"],
+            r"has parts of GGUF files \(F.Q6_K.gguf.part1of2\).*join them",
+        ),
         (["F.Q6_K.gguf-split-a"], "join them"),
         (["mmproj-F16.gguf", "imatrix.gguf"], "no GGUF model files; look for"),
     ],
