@@ -34,12 +34,14 @@ MAX_ADAPTERS = 8
 MAX_SCALE = 100.0
 SCALE = re.compile(r"-?([0-9]{1,9}(\.[0-9]{0,9})?|\.[0-9]{1,9})")
 
-Positive = Annotated[int, msgspec.Meta(ge=1)]
-NonNegative = Annotated[int, msgspec.Meta(ge=0)]
-PositiveSeconds = Annotated[float, msgspec.Meta(gt=0)]
+# More fits in no message between processes; 30 years are for ever.
+UNLIMITED = 2**63 - 1
+Positive = Annotated[int, msgspec.Meta(ge=1, le=UNLIMITED)]
+NonNegative = Annotated[int, msgspec.Meta(ge=0, le=UNLIMITED)]
+PositiveSeconds = Annotated[float, msgspec.Meta(gt=0, le=1e9)]
 Slots = Annotated[int, msgspec.Meta(ge=1, le=256)]
 Threads = Annotated[int, msgspec.Meta(ge=0, le=512)]  # llama.cpp makes no more
-GpuLayers = Annotated[int, msgspec.Meta(ge=-1)]
+GpuLayers = Annotated[int, msgspec.Meta(ge=-1, le=2**31 - 1)]
 BatchTokens = Annotated[int, msgspec.Meta(ge=32, le=16384)]
 ContextTokens = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 RopeBase = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
@@ -202,7 +204,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     projectors: str = "on"
     ram_cache_bytes: NonNegative = 512 * 1024 * 1024
     disk_cache_bytes: NonNegative = 4 * 1024 * 1024 * 1024
-    max_body_bytes: Annotated[int, msgspec.Meta(ge=1024)] = 32 * 1024 * 1024
+    max_body_bytes: Annotated[int, msgspec.Meta(ge=1024, le=UNLIMITED)] = 32 * 1024 * 1024
     receive_deadline_s: PositiveSeconds = 60.0
     template_timeout_s: PositiveSeconds = 2.0
     template_output_bytes: Positive = 16 * 1024 * 1024

@@ -163,7 +163,8 @@ class Open(msgspec.Struct, frozen=True, kw_only=True, tag="open"):
     `speculates` is whether requests draft that do not say so themselves, and `draft_model_path` a smaller model that
     drafts for them. `projector_path` is the file that makes rows of pictures or sound (mmproj).
     One request may use as many tokens as the model was trained for, or `n_ctx` if that is more. The `rope_*` fields
-    and `yarn_orig_ctx` say how positions are embedded; 0 and "" are the model's own way.
+    and `yarn_orig_ctx` say how positions are embedded; 0 and "" are the model's own way. `later_shards` are the other
+    files of a model whose first one is `model_path`.
     """
 
     model_path: str
@@ -195,6 +196,7 @@ class Open(msgspec.Struct, frozen=True, kw_only=True, tag="open"):
     rope_frequency_scale: float = 0.0
     rope_scaling: str = ""
     yarn_orig_ctx: int = 0
+    later_shards: tuple[str, ...] = ()
 
     @property
     def rope(self) -> tuple[float, float, str, int]:

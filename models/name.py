@@ -7,7 +7,8 @@ Pure. A name is one of three kinds, told apart by its form alone:
 - `stored`: `name[:tag]`: a model of the catalogue, one that was created here, or a file in the models folder;
   `owner/repo[@revision][:quant]`, also after `hf.co/` or `huggingface.co/`: a repository on the Hugging Face hub, whose
   tag is a quantization or the name of one of its files; `host[:port]/owner/name[:tag]`: a model of an Ollama registry.
-  `https://` before any of them is left out, so that an address copied from a browser is a name.
+  `https://` before any of them is left out, and an address of a file or a folder on the hub is its repository with the
+  file's name, so that an address copied from a browser is a name. In names of files `_` stands for what no tag has.
 
 Adapters follow the model's name after plus signs, each with its strength after an equals sign if that is not 1:
 `model+adapter`, `model+a+b=0.5` (`split_adapters`). Neither sign can be in a name, nor can a plus sign in a path be
@@ -26,6 +27,7 @@ import re
 from enum import StrEnum
 from pathlib import PurePath
 from typing import NamedTuple, NoReturn
+from urllib.parse import unquote
 
 from localrun.config import MAX_ADAPTERS, MAX_SCALE, SCALE
 from localrun.errors import BadRequest
@@ -49,6 +51,14 @@ _AND, _TIMES = "+", "="
 _RESERVED = re.compile(r"(con|prn|aux|nul|com[0-9]|lpt[0-9])(\..*)?", re.IGNORECASE)
 
 
+_ADDRESS = re.compile(
+    r"(?:https://)?((?:www\.)?huggingface\.co|hf\.co)/([^/?]+/[^/?:@]+)"
+    r"(?:/(?:blob|resolve|raw|tree)/([^/?]+)(?:/([^?]+?))?)?/?(?:\?.*)?",
+    re.IGNORECASE,
+)
+_IN_NO_TAG = re.compile(r"[^A-Za-z0-9._-]")
+
+
 class Kind(StrEnum):
     BUILT_IN = "built-in"
     PATH = "path"
@@ -70,8 +80,14 @@ class ModelName(NamedTuple):
             _refuse("is empty")
         if any(ord(character) < 32 or ord(character) == 127 for character in text):
             _refuse("has a control character in it")
-        if text.lower().endswith(_SUFFIX) and not _is_file_of_a_repo(text):
-            return _path(text)
+        if address := _ADDRESS.fullmatch(text):
+            host, repo, revision, path = address.groups()
+            at = f"@{revision}" if revision and revision != "main" else ""
+            text = f"{host}/{repo}{at}" + (f":{unquote(path).rpartition('/')[2]}" if path else "")
+        if text.lower().endswith(_SUFFIX):
+            before, colon, file_name = text.rpartition(":")
+            named = text if re.search(r"[/\\]", file_name) else f"{before}{colon}{as_tag(file_name)}"
+            return _name(named) if _is_file_of_a_repo(named) else _path(text)
         return _name(text)
 
     @property
@@ -132,6 +148,10 @@ def split_adapters(text: str) -> AdaptedName:
         if name in (other for other, _ in found[:index]):
             _refuse(f"asks for '{name}' twice")
     return AdaptedName(rest, tuple((name, float(scale)) for name, scale in found))
+
+
+def as_tag(file_name: str) -> str:
+    return _IN_NO_TAG.sub("_", file_name)
 
 
 def _is_name(text: str) -> bool:

@@ -17,7 +17,14 @@ FOLDERS = {"localrun": ROOT / "localrun", "localrun.models": ROOT / "models", "l
 
 # Nothing of ours, whoever imports them.
 LEAVES = (
-    *("localrun.config", "localrun.errors", "localrun.kernels", "localrun.kv_folders", "localrun.library_problems"),
+    *(
+        "localrun.config",
+        "localrun.errors",
+        "localrun.file_stamp",
+        "localrun.kernels",
+        "localrun.kv_folders",
+        "localrun.library_problems",
+    ),
     *(
         "localrun.priority",
         "localrun.private_file",
@@ -29,7 +36,7 @@ LEAVES = (
         "localrun.worker_limits",
     ),
 )
-CONFIG, ERRORS, KERNELS, KV_FOLDERS, LIBRARY_PROBLEMS, *_SOME = LEAVES
+CONFIG, ERRORS, FILE_STAMP, KERNELS, KV_FOLDERS, LIBRARY_PROBLEMS, *_SOME = LEAVES
 PRIORITY, PRIVATE_FILE, PROCESS_END, PROCESSORS, SNAPSHOT, THREAD_CHOICE, WIRE, WORKER_LIMITS = _SOME
 # Headers of sound files, for the daemon and its clients.
 SOUND_HEADERS = "localrun.sound_headers"
@@ -47,15 +54,24 @@ TOOLS = "localrun.tools"
 # A package may import itself and these; a name stands for everything below it.
 ALLOWED = {
     "localrun.engine": (
-        *(CONFIG, ERRORS, FRAMING, KV_FOLDERS, LIBRARY_PROBLEMS, PRIORITY, PROCESSORS, THREAD_CHOICE, WIRE),
-        WORKER_LIMITS,
+        *(CONFIG, ERRORS, FILE_STAMP, FRAMING, KV_FOLDERS, LIBRARY_PROBLEMS, PRIORITY, PROCESSORS, THREAD_CHOICE),
+        *(WIRE, WORKER_LIMITS),
     ),
     "localrun.server": (
-        *(CONFIG, ERRORS, FRAMING, KERNELS, KV_FOLDERS, LAST_MODEL, LIBRARY_PROBLEMS, SNAPSHOT, SOUND_HEADERS),
-        *(THREAD_CHOICE, WIRE, ACCESS, OLLAMA_ENVIRONMENT, PROCESS_END, WORKER_LIMITS, "localrun.models"),
+        *(CONFIG, ERRORS, FILE_STAMP, FRAMING, KERNELS, KV_FOLDERS, LAST_MODEL, LIBRARY_PROBLEMS, SNAPSHOT),
+        *(
+            SOUND_HEADERS,
+            THREAD_CHOICE,
+            WIRE,
+            ACCESS,
+            OLLAMA_ENVIRONMENT,
+            PROCESS_END,
+            WORKER_LIMITS,
+            "localrun.models",
+        ),
     ),
     ACCESS: (CONFIG, ERRORS, PRIVATE_FILE, WIRE),
-    "localrun.models": (CONFIG, ERRORS),
+    "localrun.models": (CONFIG, ERRORS, FILE_STAMP),
     TOOLS: (ATTACHMENTS, ERRORS, PRIVATE_FILE),
     "localrun.tui": (ATTACHMENTS, CLIENT, CONFIG, ERRORS, LAST_MODEL, SNAPSHOT, SOUND_HEADERS, TOOLS),
     "localrun.cli": (

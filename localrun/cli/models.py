@@ -191,7 +191,8 @@ def gc_command(is_all: bool, settings: Settings) -> None:
         print(f"deleted {visible(path)}")
     print(f"freed {size(collected['freed_bytes'])}")
     if collected["kept_blobs"]:
-        print(f"kept {collected['kept_blobs']} recently uploaded files that no model uses; --all deletes them")
+        why = "a damaged manifest may name them (localrun list)" if is_all else "recently uploaded; --all deletes them"
+        print(f"kept {collected['kept_blobs']} files that no model uses: {why}")
 
 
 @click.command("create")

@@ -85,6 +85,8 @@ _EXPECTED = (
     "removing memory module entries",
     "ret = 2",
 )
+# What it ends a list of reasons with, which says none.
+_SUMMARY = "failed to load model"
 
 _problems: list[str] = []
 
@@ -119,7 +121,8 @@ def _take_log_line(level: int, data: bytes, _data: object) -> None:
     """llama.cpp's own log lines: problems go to our log and are kept for the next error message."""
     line = data.decode("utf-8", "replace").strip()
     if level in (_GGML_LOG_WARN, _GGML_LOG_ERROR) and line and not any(text in line for text in _EXPECTED):
-        _problems[:] = [*_problems[-20:], line]
+        if not line.endswith(_SUMMARY):
+            _problems[:] = [*_problems[-20:], line]
         log.warning("%s", line)
 
 

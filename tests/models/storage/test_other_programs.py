@@ -170,7 +170,7 @@ def test_what_ollama_has_and_no_engine_here_can_load_is_told_and_its_name_is_fre
     assert len(problems) == 2
     assert says(problems[0], "'gemma3'", "vision")
     assert says(problems[1], "'gptoss'", "Ollama")
-    assert problems[1].endswith("(localrun search gpt-oss)")
+    assert problems[1].endswith("(localrun search)")
     # `localrun run` pulls what is not found.
     with pytest.raises(ModelNotFound):
         store.resolve("gemma3")
@@ -247,7 +247,8 @@ def test_a_fifo_or_a_device_for_a_manifest_holds_nothing_up(home: Path, tiny_ggu
 @pytest.mark.parametrize(
     ("layers", "said"),
     [
-        ([], ["'bad'", "Ollama", 0]),
+        ([], ["'bad'", "Ollama", "cloud"]),
+        ([("params", b"{}")], ["'bad'", "Ollama", 0]),
         ([("model", b"x"), ("params", b"[]")], ["parameters", "'bad'", "Ollama", "Expected"]),
         ([("model", b"x"), ("messages", b"{}")], ["messages", "'bad'", "Ollama", "Expected"]),
     ],
@@ -258,6 +259,21 @@ def test_what_is_wrong_in_ollama_s_store_is_told_in_a_sentence(home: Path, layer
     assert says(damaged.problem, *said)
 
 
+def test_a_model_runs_without_its_licence_and_not_without_another_text(home: Path, tiny_gguf: Path):
+    ollama = Ollama(home / ".ollama/models")
+    weights = ("model", tiny_gguf.read_bytes())
+    ollama.add("registry.ollama.ai/library/free/latest", weights, ("license", b"MIT"), ("license", b"gone"))
+    ollama.add("registry.ollama.ai/library/mute/latest", weights, ("system", b"Be quiet."))
+    ollama.blob(b"gone").unlink()
+    ollama.blob(b"Be quiet.").unlink()
+    store = store_of(home)
+    found = store.resolve("free").manifest
+    assert found is not None
+    assert found.licence_text == "MIT"
+    (damaged,) = store.damaged()
+    assert says(damaged.problem, "'mute'", hashlib.sha256(b"Be quiet.").hexdigest(), "No such file")
+
+
 def test_where_ollama_s_store_is(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     usual, named, service = Ollama(home / ".ollama/models"), Ollama(tmp_path / "named"), Ollama(tmp_path / "service")
     monkeypatch.setattr(other_programs, "OLLAMA_SERVICE", service.folder)
@@ -265,6 +281,8 @@ def test_where_ollama_s_store_is(home: Path, tmp_path: Path, monkeypatch: pytest
     assert [store.folder for store in by_custom] == [usual.folder, service.folder]
     (by_variable,) = other_programs.found(home, {"OLLAMA_MODELS": str(named.folder)}, home).ollama
     assert by_variable.folder == named.folder
+    (quoted,) = other_programs.found(home, {"OLLAMA_MODELS": f' "{named.folder}" '}, home).ollama
+    assert quoted == by_variable
     assert other_programs.found(home, {"OLLAMA_MODELS": str(tmp_path / "none")}, home).ollama == ()
 
 
