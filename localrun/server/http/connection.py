@@ -4,10 +4,10 @@ Runs in the daemon's event loop. A request, headers and body, must have arrived 
 (of the connection's opening, for the first request), an uploaded file within `deadline_s` of its last piece; its head
 is bounded in bytes and in fields before the parser sees it; and a client that accepts no output for `deadline_s` is cut
 off, so that it cannot hold a model for ever. Clients keep a connection for their next request, so one without a request
-stays open for `IDLE_S`. Of more than `MAX_CONNECTIONS` at once, from this machine or from others, the one that has been
-without a request for the longest is closed, and where all have one, the last one is answered 503. None of this costs
-anything per token: the timers move only when a request begins or ends, when a piece of a file arrives, or when the
-socket's buffer fills or empties.
+stays open for `IDLE_S`, and clients that ask for that are told of it. Of more than `MAX_CONNECTIONS` at once, from this
+machine or from others, the one that has been without a request for the longest is closed, and where all have one, the
+last one is answered 503. None of this costs anything per token: the timers move only when a request begins or ends,
+when a piece of a file arrives, or when the socket's buffer fills or empties.
 
 What comes along in a body and is none of it (sizes of chunks, their extensions, trailers) is bounded as a head is, and
 trailers are dropped.
@@ -168,6 +168,7 @@ class _UnchunkedCycle(RequestResponseCycle):
             if all(name != b"content-length" for name, _ in message.get("headers", ())):
                 self.chunked_encoding = False
                 self.is_open_ended = True
+                self.keep_alive, self.default_headers = False, []
         elif getattr(self, "is_open_ended", False):
             self.expected_content_length = len(message.get("body", b""))
         await super().send(message)
@@ -278,8 +279,14 @@ class BoundedConnection(HttpToolsProtocol):
         self._n_beside_body = 0
         self._head_open = self._is_parsing_head = False
         super().on_headers_complete()
-        if self.cycle is not None and self.scope["http_version"] == "1.0":
-            self.cycle.__class__ = _UnchunkedCycle
+        if self.cycle is not None:
+            asks = any(name == b"connection" and b"keep-alive" in value.lower() for name, value in self.headers)
+            if asks:
+                kept = [(b"connection", b"keep-alive"), (b"keep-alive", b"timeout=%d" % self.timeout_keep_alive)]
+                self.cycle.default_headers = self.cycle.default_headers + kept
+            if self.scope["http_version"] == "1.0":
+                self.cycle.keep_alive = asks
+                self.cycle.__class__ = _UnchunkedCycle
         self._is_upload = is_upload(self.scope["path"])
 
     def on_message_complete(self) -> None:
