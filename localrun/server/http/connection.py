@@ -23,6 +23,7 @@ import ipaddress
 import re
 import socket
 import sys
+from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
 from uvicorn.config import Config
@@ -175,7 +176,7 @@ class _UnchunkedCycle(RequestResponseCycle):
 
 
 class BoundedConnection(HttpToolsProtocol):
-    """As its base, with deadlines and a bounded head."""
+    """As its base, with deadlines and a bounded head. `on_refused` is told the status of what no app hears of."""
 
     def __init__(
         self,
@@ -185,9 +186,11 @@ class BoundedConnection(HttpToolsProtocol):
         _loop: asyncio.AbstractEventLoop | None = None,
         *,
         deadline_s: float,
+        on_refused: Callable[[int], None] = lambda status: None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self._deadline_s = deadline_s
+        self._on_refused = on_refused
         self._receiving: asyncio.TimerHandle | None = None
         self._stalled: asyncio.TimerHandle | None = None
         # True from the end of one request to the end of the next one's head; the head is held back until it is whole.
@@ -352,7 +355,12 @@ class BoundedConnection(HttpToolsProtocol):
         else:
             self.transport.close()
 
+    def send_400_response(self, msg: str) -> None:
+        self._on_refused(400)
+        super().send_400_response(msg)
+
     def _answer_and_close(self, status: bytes, body: bytes = b"") -> None:
+        self._on_refused(int(status[:3]))
         headers = b"content-type: application/json\r\nretry-after: 1\r\n" if body else b""
         headers += b"content-length: %d\r\nconnection: close\r\n" % len(body)
         if self.cycle is None or not self.cycle.response_started or self.cycle.response_complete:
