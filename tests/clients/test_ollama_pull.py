@@ -84,7 +84,7 @@ def test_a_catalogue_name_and_its_repository_are_one_file(client: ollama.Client,
     sent = hub.record.content_bytes
     assert client.pull("hf.co/unsloth/Qwen3-0.6B-GGUF:Q4_K_M").status == "success"
     assert hub.record.content_bytes == sent
-    assert {"qwen3:0.6b", "unsloth/Qwen3-0.6B-GGUF:Q4_K_M"} <= {model.model for model in client.list().models}
+    assert {"qwen3:0.6b", "hf.co/unsloth/Qwen3-0.6B-GGUF:Q4_K_M"} <= {model.model for model in client.list().models}
     assert client.generate("qwen3:0.6b", "hi", options={"num_predict": 2}).done
 
 
