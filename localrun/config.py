@@ -255,8 +255,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         return latency_target_s(self.latency)
 
 
+def in_short(name: str) -> str:
+    """A model's name without what it need not say: the hub's host, and Ollama's usual tag."""
+    return (name.removeprefix("hf.co/") if name.count("/") > 1 else name).removesuffix(":latest")
+
+
 def _same_name(one: str, other: str) -> bool:
-    return one.lower().removesuffix(":latest") == other.lower().removesuffix(":latest")
+    return in_short(one.lower()) == in_short(other.lower())
 
 
 def _pattern_length(table: ModelTable) -> int:

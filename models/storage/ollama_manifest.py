@@ -18,7 +18,6 @@ from localrun.errors import BadRequest
 from localrun.models import modelfile
 from localrun.models.storage.manifest import Message, Role, check_digest
 
-DEFAULT_HOST = "registry.ollama.ai"
 DEFAULT_OWNER = "library"
 MAX_MANIFEST_BYTES = 1024 * 1024
 MAX_LAYERS = 64

@@ -24,6 +24,7 @@ import msgspec
 
 from localrun.errors import BadModelFile, BadRequest
 from localrun.models.gguf.bounded_reader import open_regular
+from localrun.models.name import OLLAMA_HOST
 from localrun.models.storage import ollama_manifest
 from localrun.models.storage.manifest import (
     LOCAL_HOST,
@@ -85,7 +86,7 @@ class OllamaStore(NamedTuple):
         """Where the manifest of a name lies if it is written in lower case, as all in Ollama's own registry are."""
         host, owner, name, tag = key
         if (host, owner) == (LOCAL_HOST, LOCAL_OWNER):
-            host, owner = ollama_manifest.DEFAULT_HOST, ollama_manifest.DEFAULT_OWNER
+            host, owner = OLLAMA_HOST, ollama_manifest.DEFAULT_OWNER
         return self.folder / "manifests" / host / owner / name / tag
 
     def read(self, path: Path) -> Manifest:
@@ -196,7 +197,7 @@ def _lm_studio_folders(home: Path) -> Iterator[Path]:
 def name_in_ollama(path: Path) -> str:
     """The name of the model of one of Ollama's manifests, as one types it there and here."""
     host, owner, name, tag = path.parts[-4:]
-    if (host, owner) == (ollama_manifest.DEFAULT_HOST, ollama_manifest.DEFAULT_OWNER):
+    if (host, owner) == (OLLAMA_HOST, ollama_manifest.DEFAULT_OWNER):
         return f"{name}:{tag}"
     return f"{host}/{owner}/{name}:{tag}"
 

@@ -129,7 +129,7 @@ class Store:
 
     def find(self, name: str) -> Model | NamedAdapter:
         """The model or the adapter of that name. Raises as `resolve` does."""
-        parsed = ModelName.parse(name)
+        parsed = self.meant(name)
         found: Model | NamedAdapter | None
         if parsed.kind is Kind.BUILT_IN:
             found = self._load(builtin.model_path(), BUILT_IN, Origin.BUILT_IN)
@@ -143,6 +143,16 @@ class Store:
             raise ModelNotFound(name)
         return found
 
+    def meant(self, name: str) -> ModelName:
+        """The checked name: of `owner/name`, where the hub's is not here, the model that Ollama calls so, if that is.
+        Raises BadRequest."""
+        parsed = ModelName.parse(name)
+        other = parsed.in_ollama
+        return parsed if other is None or self._has(parsed) or not self._has(other) else other
+
+    def _has(self, name: ModelName) -> bool:
+        return Key.of(name.text).path(self.folder).is_file() or any(self.ollama_named(name))
+
     def evidence(self, name: str) -> Evidence:
         """To be asked for before `resolve`; as long as it holds, the name means the same. Raises BadRequest for a
         malformed name."""
@@ -151,10 +161,11 @@ class Store:
             # Besides the file itself it means the projector in its folder.
             folders = [Path(os.path.abspath(parsed.text)).parent] if parsed.kind is Kind.PATH else []
             return Evidence.of(folders)
-        key = Key.of(name)
-        theirs = [store.usual_path(key) for store in self._ollama]
+        other = parsed.in_ollama
+        keys = [Key.of(each.text) for each in (parsed, other) if each is not None]
+        theirs = [store.usual_path(key) for store in self._ollama for key in keys]
         folders = [folder.path for folder in self._foreign]
-        return Evidence.of((key.path(self.folder), self.folder, *theirs, *folders))
+        return Evidence.of((*(key.path(self.folder) for key in keys), self.folder, *theirs, *folders))
 
     def list(self) -> list[Model]:
         """All sound models: the built-in one first, then the others by name. Unusable files are left out."""

@@ -107,8 +107,33 @@ def test_ollama_s_models_are_listed_and_found_by_the_names_they_have_there(home:
         assert (model.origin, model.program) == (Origin.FOREIGN, "Ollama")
         assert model.path.parent == ollama.folder / "blobs"
         assert (model.source.repo, model.source.file) == ("Ollama", str(ollama.folder))
-    with pytest.raises(ModelNotFound):
-        store.resolve("llama3.2:3b")
+    library = (
+        "library/llama3.2",
+        "registry.ollama.ai/library/llama3.2:latest",
+        "https://Registry.Ollama.ai/Library/LLAMA3.2",
+    )
+    assert {store.resolve(name).name for name in library} == {"llama3.2"}
+    for name in ("somebody/fox", "Somebody/Fox:latest", "registry.ollama.ai/somebody/fox"):
+        assert store.resolve(name).name == "registry.ollama.ai/somebody/fox"
+    for name in ("llama3.2:3b", "somebody/fox:1b", "hf.co/somebody/fox", "somebody/fox@main"):
+        with pytest.raises(ModelNotFound):
+            store.resolve(name)
+
+
+def test_owner_and_name_mean_the_hub_s_model_before_ollama_s(home: Path, tiny_gguf: Path):
+    ollama = Ollama(home / ".ollama/models")
+    ollama.add("registry.ollama.ai/me/own/latest", ("model", tiny_gguf.read_bytes()))
+    store = store_of(home)
+    before = store.evidence("me/own")
+    with pytest.raises(BadRequest, match=r"ollama rm registry\.ollama\.ai/me/own:latest"):
+        naming.remove(store, "me/own")
+    naming.copy(store, "tiny", "me/own")
+    assert not before.holds()
+    assert store.resolve("me/own").name == "me/own"
+    naming.copy(store, "tiny", "registry.ollama.ai/me/other")
+    assert store.resolve("me/other").name == "registry.ollama.ai/me/other"
+    naming.remove(store, "me/other")
+    assert {model.name for model in store.list()} == {"tiny", "me/own", "registry.ollama.ai/me/own"}
 
 
 def test_what_belongs_to_one_of_ollama_s_models_applies_here_too(home: Path, tiny_gguf: Path):
