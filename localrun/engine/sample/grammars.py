@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from localrun.engine.backend import Backend, Logprobs
 from localrun.engine.request import Request
-from localrun.engine.sample.grammar_checker import GrammarChecker
+from localrun.engine.sample.grammar_checker import GrammarChecker, NobodyWaits
 from localrun.errors import EngineFailed, LocalrunError
 from localrun.wire import Grammar, GrammarKind, Submit
 
@@ -123,7 +123,7 @@ class GrammarCompiler:
             if compiling.checker is not None:
                 compiling.checker.kill()
         if self._threads is not None:
-            self._threads.shutdown(cancel_futures=True)
+            self._threads.shutdown()  # of what has not begun too, which gives its checker back
 
     def _submit(self, work: Callable[..., _T], *arguments: Any) -> Future[_T]:
         """In a thread, which has more stack than what has passed has needed."""
@@ -150,6 +150,8 @@ def _compile(compiling: Compiling, vocabulary: Future[GrammarVocabulary]) -> Non
     checker = compiling.checker
     assert checker is not None
     try:
+        if not compiling.n_wanting:
+            raise NobodyWaits
         checker.start()  # while the vocabulary is read
         grammar, names = compiling.grammar, vocabulary.result().names_in(compiling.grammar.text)
         grammar = checker.check(grammar, names, lambda: not compiling.n_wanting)
