@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from localrun.errors import BadRequest
+from localrun.server import notices
 from localrun.server.structured.schema import schema_text
 from localrun.wire import Grammar, GrammarKind
 
@@ -24,9 +25,10 @@ def json_object() -> Grammar:
     return json_schema({"type": "object"}, field="format")
 
 
-def json_schema(schema: Any, *, field: str, strict: bool = False) -> Grammar:
+def json_schema(schema: Any, *, field: str, strict: bool | None = None) -> Grammar:
     """A JSON value that `schema` (parsed JSON) describes. What cannot be enforced is noted (`notices`), or refused if
-    `strict`. Raises BadRequest naming the path below `field`."""
+    `strict`; None leaves that to the setting. Raises BadRequest naming the path below `field`."""
+    strict = notices.STRICT_SCHEMAS.get() if strict is None else strict
     return _written(GrammarKind.JSON_SCHEMA, schema_text(schema, field=field, strict=strict), field)
 
 

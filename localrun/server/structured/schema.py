@@ -137,7 +137,8 @@ class _Walk:
     def leave_out(self, path: str, why: str) -> None:
         """Something of the schema is not enforced: noted, or refused where that was asked for."""
         if self._is_strict:
-            raise self._refusal(path, f"{why}, which a strict schema does not allow")
+            by = "the setting strict_schemas" if notices.STRICT_SCHEMAS.get() else "a strict schema"
+            raise self._refusal(path, f"{why}, which {by} does not allow")
         notices.note(f"{path}: {why}")
 
     def _is_enforced(self, keyword: str, value: Any, schema: dict[str, Any], path: str) -> bool:
