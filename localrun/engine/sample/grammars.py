@@ -38,12 +38,13 @@ _T = TypeVar("_T")
 @dataclass(eq=False)
 class Compiling:
     """A grammar that is compiled for `client`, and for all who ask for the same one; `n_wanting` wait for it. It has
-    begun when it has a `checker`."""
+    begun when it has a `checker`; `notices` say what was left out of it."""
 
     grammar: Grammar
     client: str
     n_wanting: int = 0
     checker: GrammarChecker | None = None
+    notices: tuple[str, ...] = ()
     future: Future[Compiled] = field(default_factory=Future)
 
 
@@ -154,8 +155,10 @@ def _compile(compiling: Compiling, vocabulary: Future[GrammarVocabulary]) -> Non
             raise NobodyWaits
         checker.start()  # while the vocabulary is read
         grammar, names = compiling.grammar, vocabulary.result().names_in(compiling.grammar.text)
-        grammar = checker.check(grammar, names, lambda: not compiling.n_wanting)
-        compiling.future.set_result(compile_grammar(grammar, vocabulary.result()))
+        checked = checker.check(grammar, names, lambda: not compiling.n_wanting)
+        assert checked.grammar is not None
+        compiling.notices = checked.notices
+        compiling.future.set_result(compile_grammar(checked.grammar, vocabulary.result()))
     except BaseException as error:
         compiling.future.set_exception(error)
     # Only now: until the future is done whoever gives the grammar up kills the worker.
@@ -196,13 +199,14 @@ class GrammarQueue:
             compiling = self._compiler.compile(submit.grammar, submit.client)
             self._entries.append(_Entry(request, submit, compiling))
 
-    def collect(self) -> list[tuple[Request, LocalrunError | None]]:
-        """Give compiled grammars to their requests. Returns those that have theirs now, or why they never will."""
-        settled: list[tuple[Request, LocalrunError | None]] = []
+    def collect(self) -> list[tuple[Request, LocalrunError | None, tuple[str, ...]]]:
+        """Give compiled grammars to their requests. Returns those that have theirs now, or why they never will, and
+        what was left out."""
+        settled: list[tuple[Request, LocalrunError | None, tuple[str, ...]]] = []
         self._compiler.go_on()
         for entry in [entry for entry in self._entries if entry.compiling.future.done()]:
             self._leave(entry)
-            settled.append((entry.request, self._take(entry)))
+            settled.append((entry.request, self._take(entry), entry.compiling.notices))
         return settled
 
     def drop(self, request: Request) -> None:

@@ -73,7 +73,7 @@ class CallShape:
     """One callable tool: literal text, a JSON value of `schema`, literal text. With `listed` these take the place of
     the value, in their order, `separator` between them; the last may be repeated if its name is the model's own. In a
     literal the name of a control token stands for that token. `field` is where the schema came from, and `name` the
-    tool's, for messages."""
+    tool's, for messages. Nothing of the schema is left out if it `is_strict`."""
 
     before: str
     schema: Any
@@ -82,6 +82,7 @@ class CallShape:
     name: str = ""
     listed: tuple[ArgumentShape, ...] | None = None
     separator: str = ""
+    is_strict: bool = False
 
 
 def calls(
@@ -111,7 +112,7 @@ def calls(
     size_bytes = 0
     for index, shape in enumerate(shapes):
         if shape.listed is None:
-            schema = schema_text(shape.schema, field=shape.field)
+            schema = schema_text(shape.schema, field=shape.field, strict=shape.is_strict)
             made = [f"// {json.dumps(shape.name)}", f"{kind}_{index}: %json {schema}"]
         else:
             made = _listed(shape, f"{kind}_{index}", literals)

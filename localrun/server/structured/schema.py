@@ -27,6 +27,7 @@ from localrun.server import notices
 from localrun.server.structured import formats, rewriting
 from localrun.server.structured.alternatives import TYPES, close_objects, without_one_of
 from localrun.server.structured.references import NAMED_SCHEMAS, check_refs, inline_refs, missing_targets
+from localrun.wire import STRICT_COMMENT
 
 MAX_DEPTH = 64
 MAX_SUBSCHEMAS = 5_000
@@ -70,7 +71,8 @@ _OTHER_WORDS = frozenset({"id", "cost", "href"})
 def schema_text(schema: Any, *, field: str, strict: bool = False) -> str:
     """The text for the engine of a schema that was `checked`."""
     try:
-        whole = {"x-guidance": _OPTIONS, **checked(schema, field=field, strict=strict)}
+        note = {"$comment": STRICT_COMMENT} if strict else {}
+        whole = {"x-guidance": _OPTIONS, **note, **checked(schema, field=field, strict=strict)}
         return json.dumps(whole, separators=(",", ":"), allow_nan=False)
     except ValueError as error:
         raise BadRequest(f"{field} has a number that JSON has not: {error}", field=field) from error
