@@ -75,22 +75,20 @@ def checked(grammar: Grammar, control_names: tuple[str, ...] = ()) -> GrammarChe
         grammar = Grammar(grammar.kind, gbnf.to_lark(grammar.text), grammar.triggers)
     elif grammar.kind is GrammarKind.JSON_SCHEMA:
         _check_json(grammar.text)
-    ways = {
-        GrammarKind.LARK: [_weakened, _without_faults, _without_schemas],
-        GrammarKind.JSON_SCHEMA: [weakened],
-    }.get(grammar.kind, [])
+    of_lark, of_json = grammar.kind is GrammarKind.LARK, grammar.kind is GrammarKind.JSON_SCHEMA
+    ways = [_weakened, _without_faults, _without_schemas] if of_lark else [weakened] if of_json else []
     notices: list[str] = []
-    is_compiled = not (ways and LENGTH_BESIDE_COUNTS.search(grammar.text))
+    is_tried = not (ways and LENGTH_BESIDE_COUNTS.search(grammar.text))
     while True:
         try:
-            if is_compiled:
+            if is_tried:
                 compile_grammar(grammar, vocabulary)
                 return GrammarChecked(grammar=grammar, notices=tuple(notices))
         except BadRequest as error:
             if not ways:
-                found = fault(json.loads(grammar.text), "schema") if grammar.kind is GrammarKind.JSON_SCHEMA else None
+                found = fault(json.loads(grammar.text), "schema") if of_json else None
                 raise BadRequest(f"the JSON schema cannot be used: {found.shown}") if found else error from None
-        is_compiled = True
+        is_tried = True
         grammar = Grammar(grammar.kind, ways.pop(0)(grammar.text, notices), grammar.triggers)
 
 
