@@ -209,6 +209,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     template_timeout_s: PositiveSeconds = 2.0
     template_output_bytes: Positive = 16 * 1024 * 1024
     fetch_images: str = "off"
+    strict_schemas: str = "off"
     origins: str = ""
     loopback_needs_key: str = "on"
     key_storage_bytes: NonNegative = 10 * 1024 * 1024 * 1024
@@ -301,6 +302,8 @@ HELP: dict[str, str] = {
     "template_output_bytes": "largest prompt that a chat template may produce",
     "fetch_images": "on or off: whether pictures and recordings of requests are fetched when they are given by their "
     "URL; only from public addresses",
+    "strict_schemas": "on or off: whether a request is refused when something of its JSON schema cannot be enforced, "
+    "as with `strict: true`, instead of leaving it out",
     "origins": "browser origins allowed besides localhost, separated by commas",
     "loopback_needs_key": "on or off: whether programs on this machine need an API key as soon as there is one; "
     "localrun's own commands have theirs",
@@ -425,6 +428,7 @@ CHOICES = {
     "speculation": _SWITCH,
     "projectors": _SWITCH,
     "fetch_images": _SWITCH,
+    "strict_schemas": _SWITCH,
     "loopback_needs_key": _SWITCH,
     "announce": _SWITCH,
     "rope_scaling": ROPE_SCALINGS,

@@ -87,6 +87,10 @@ class GrammarKind(StrEnum):
     REGEX = "regex"
 
 
+# The `$comment` of a JSON schema of which nothing may be left out.
+STRICT_COMMENT = "strict"
+
+
 class Grammar(msgspec.Struct, frozen=True, array_like=True):
     """What an answer must match. With `triggers` it is free until one of these texts was produced, and must match from
     right after it on."""
@@ -444,7 +448,8 @@ class Delta(msgspec.Struct, array_like=True):
     possible stop string or a partial character is held back. `finish` is set in the last delta only, with `usage`;
     `error_code`/`error_message` then say why if it is `Finish.ERROR`, and `retry_after_s` when asking again may help.
     `stop_text` is the stop string that matched. `vectors` are those of the inputs that an `Embed` is done with. `mu` is
-    Mirostat's after the last of the tokens. Of `n_drafted` tokens so far `n_accepted` are part of the answer.
+    Mirostat's after the last of the tokens. Of `n_drafted` tokens so far `n_accepted` are part of the answer. `notices`
+    say what of the grammar was left out.
     """
 
     id: int
@@ -465,6 +470,7 @@ class Delta(msgspec.Struct, array_like=True):
     n_drafted: int = 0
     n_accepted: int = 0
     scores: Scores | None = None
+    notices: tuple[str, ...] = ()
 
 
 class MediaCounts(msgspec.Struct, frozen=True, array_like=True):
@@ -616,9 +622,9 @@ class GrammarCheck(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GrammarChecked(msgspec.Struct, frozen=True, kw_only=True):
-    """The grammar as an engine is to compile it, and what was left out of it; or what is wrong with it. One follows
-    each request; one without anything is also the worker's first frame, which says that it is ready."""
+    """The grammar as an engine is to compile it; or what is wrong with it. `notices` say what was left out of it. One
+    follows each request; one without anything is also the worker's first frame, which says that it is ready."""
 
     grammar: Grammar | None = None
-    warnings: tuple[str, ...] = ()
+    notices: tuple[str, ...] = ()
     error_message: str = ""

@@ -144,6 +144,7 @@ NOT_PURE = {
     *("adapters", "answers", "encoding", "engine", "process", "pipes", "fake", "fake_engine", "fake_media", "tools"),
     *("embedding.engine", "embedding.fake", "embedding.process", "native.adapters"),
     *("sample.grammars", "sample.grammar_library", "sample.gbnf", "sample.grammar_checker", "sample.grammar_worker"),
+    "sample.weakening",
     *("cache.disk", "cache.disk_files", "speculate.draft_models"),
     *(
         f"native.{name}"
@@ -284,7 +285,7 @@ def test_only_one_module_imports_llama_cpp():
 
 def test_only_the_modules_for_grammars_import_llguidance():
     loading = {found.importer for found in imports() if is_within(found.name, "llguidance") and not found.is_lazy}
-    assert loading == {f"localrun.engine.sample.{name}" for name in ("gbnf", "grammar_library", "grammar_worker")}
+    assert loading == {f"localrun.engine.sample.{name}" for name in ("gbnf", "grammar_library", "weakening")}
     assert "llguidance" not in loaded_after("import localrun.engine.process, localrun.engine.fake, localrun.server.app")
 
 

@@ -100,6 +100,7 @@ class Harness:
         )
         self.steps: list[Step] = []
         self.texts: dict[int, str] = {}
+        self.notices: dict[int, tuple[str, ...]] = {}
         self.tokens: dict[int, list[int]] = {}
         self.logprobs: dict[int, list[ChosenLogprob]] = {}
         self.finals: dict[int, Delta] = {}
@@ -166,6 +167,7 @@ class Harness:
         for delta in step.deltas:
             assert delta.id not in self.finals, "news of a request that had ended"
             self.texts[delta.id] = self.texts.get(delta.id, "") + delta.text
+            self.notices[delta.id] = self.notices.get(delta.id, ()) + delta.notices
             self.tokens.setdefault(delta.id, []).extend(delta.tokens)
             self.logprobs.setdefault(delta.id, []).extend(delta.logprobs or [])
             if delta.finish is not None:

@@ -323,6 +323,7 @@ class Endpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope[OPERATION] = f"{scope['method']} {self._path}"
         exchange = Exchange(scope, receive, send, self._shape)
+        notices.STRICT_SCHEMAS.set(self._runtime.settings.strict_schemas == "on")
         try:
             await self._handler(self._runtime, exchange)
         except ClientGone:

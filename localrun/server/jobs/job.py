@@ -29,6 +29,7 @@ from localrun import wire
 from localrun.config import NOTHING_ASKED, LoadSettings
 from localrun.errors import Cancelled, EngineDied, LocalrunError
 from localrun.models.adapters import Wanted
+from localrun.server import notices
 from localrun.server.engines.faults import DEATHS_TO_OPEN
 from localrun.server.engines.resident import Use
 from localrun.server.jobs.buffer import DeltaBuffer
@@ -443,7 +444,9 @@ class Job:
     async def __anext__(self) -> wire.Delta:
         """The next delta, the final one included. Raises what the engine refused with, EngineDied, or Cancelled for a
         consumer that was too slow."""
-        return await self._deltas.take()
+        delta = await self._deltas.take()
+        notices.note(*delta.notices)
+        return delta
 
     @property
     def has_ready(self) -> bool:

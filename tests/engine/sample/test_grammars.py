@@ -17,6 +17,7 @@ from localrun.engine.sample import grammar_checker
 from localrun.engine.sample import grammars as grammar_queue
 from localrun.engine.sample import grammars as late_rows
 from localrun.engine.sample.constraint import Constraint
+from localrun.engine.sample.grammar_checker import GrammarChecker
 from localrun.wire import Finish, Grammar, GrammarKind, Lane, Sampling
 from tests.engine.harness import Harness, expected_output
 
@@ -352,6 +353,17 @@ def test_a_grammar_that_nobody_waits_for_is_not_compiled(monkeypatch: pytest.Mon
     harness.run()
     assert harness.texts[4].isdecimal(), "somebody else wants one of them"
     assert sorted(held.begun) == [digits(10).text, digits(12).text]
+
+
+def test_an_engine_that_ends_loses_no_worker():
+    """Nor one whose thread had not begun: of two threads one reads the vocabulary, and the first grammar has one."""
+    workers = {GrammarChecker(), GrammarChecker()}
+    GrammarChecker._idle += workers  # of which the last ones are borrowed first
+    compiler = grammar_queue.GrammarCompiler(Harness().backend)
+    for client in ("one", "two"):
+        compiler.leave(compiler.compile(Grammar(GrammarKind.REGEX, client), client))
+    compiler.close()
+    assert workers <= set(GrammarChecker._idle)
 
 
 # --- slow grammars --------------------------------------------------------------------------------------------------
