@@ -108,8 +108,8 @@ def memory(cgroup: Path = Path("/sys/fs/cgroup")) -> tuple[int, int]:
     of_machine = psutil.virtual_memory()
     available, total = int(of_machine.available), int(of_machine.total)
     try:
-        limit = int((cgroup / "memory.max").read_text())
-        used = int((cgroup / "memory.current").read_text())
+        limit = int((cgroup / "memory.max").read_text("ascii"))
+        used = int((cgroup / "memory.current").read_text("ascii"))
     except (OSError, ValueError):  # no such file on this system, or the word "max": no limit
         return available, total
     return min(available, max(0, limit - used)), min(total, limit)

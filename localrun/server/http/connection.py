@@ -123,7 +123,12 @@ def address_of(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
 
 
 def _cannot_listen(error: OSError, host: str, port: int) -> PortBusy | ConfigError:
-    if error.errno == errno.EADDRINUSE or (sys.platform == "win32" and error.errno == errno.EACCES):
+    if sys.platform == "win32" and error.errno == errno.EACCES:
+        return PortBusy(
+            f"port {port} of {host} is another program's, or Windows keeps it for virtual machines (look at `netsh "
+            f"interface ipv4 show excludedportrange tcp`); choose another port with --port or LOCALRUN_PORT"
+        )
+    if error.errno == errno.EADDRINUSE:
         return PortBusy(
             f"port {port} of {host} is in use by another program (another localrun, or Ollama?); stop it, or choose "
             f"another port with --port or LOCALRUN_PORT"
