@@ -323,7 +323,7 @@ async def _unrouted(request: Request, error: Exception) -> Response:
         answer = NotFound(f"{path} is not a route of this server")
     shape, request_id = failures.shape_of(path), failures.new_id()
     account: Account = request.scope[ACCOUNT]
-    account.status, account.error, account.request_id = answer.status, answer, request_id
+    account.status, account.error, account.request_id = answer.status, type(answer), request_id
     named = [*failures.headers(answer), *failures.id_header(shape, request_id)]
     headers = {name.decode("ascii"): value.decode("ascii") for name, value in named}
     return Response(failures.body(answer, shape, request_id), answer.status, headers | more)

@@ -18,6 +18,7 @@ from starlette.routing import Route
 from localrun.errors import Cancelled, ContextExceeded, EngineFailed
 from localrun.server.anthropic.body import CountBody, MessagesBody
 from localrun.server.anthropic.output import MESSAGE_STOP, PING, Fields, Output, encode, event
+from localrun.server.apart import apart
 from localrun.server.http.exchange import Exchange, route
 from localrun.server.http.fields import ask_of, defaults_of
 from localrun.server.jobs import streaming
@@ -58,7 +59,7 @@ async def prepared_of(runtime: Runtime, job: Job, ask: ChatAsk) -> Prepared:
 async def count_tokens(runtime: Runtime, exchange: Exchange) -> None:
     """The route's handler."""
     body = await exchange.read_json(CountBody)
-    ask = await exchange.apart(body.ask)
+    ask = await apart(body.ask)
     async with exchange.while_connected(), AsyncExitStack() as stack:
         question = Question(ask=ask, effort=body.effort, may_probe=False)
         body, ask = await with_model(runtime, exchange, body, question)
@@ -75,7 +76,7 @@ async def create(runtime: Runtime, exchange: Exchange) -> None:
     """The route's handler."""
     body = await exchange.read_json(MessagesBody)
     body.check_supported()
-    ask = await exchange.apart(body.ask)
+    ask = await apart(body.ask)
     async with exchange.while_connected(), AsyncExitStack() as stack:
         body, ask = await with_model(runtime, exchange, body, Question(ask=ask, effort=body.effort))
         who = ask_of(exchange, body.model, body)

@@ -22,10 +22,11 @@ CLIENT_GONE = 499
 
 
 class Account(msgspec.Struct, kw_only=True):
-    """`status` is the status line's, 0 before there is one; `error` what the client was told, also as the last event of
-    a stream; `request_id` the one in the answer's header. `records` are of its answers."""
+    """`status` is the status line's, 0 before there is one; `error` the kind of what the client was told, also as the
+    last event of a stream (the error itself would keep the body, by its traceback); `request_id` the one in the
+    answer's header. `records` are of its answers."""
 
     status: int = 0
-    error: LocalrunError | None = None
+    error: type[LocalrunError] | None = None
     request_id: str = ""
     records: list[RequestRecord] = []

@@ -34,6 +34,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from localrun.errors import BadRequest, LocalrunError, ModelNotFound, TooLarge, Unavailable
 from localrun.server import notices
+from localrun.server.apart import IS_LARGE, THREAD_BYTES, apart
 from localrun.server.http import failures
 from localrun.server.http.access import OWNER, Visitor
 from localrun.server.http.account import ACCOUNT, Account
@@ -64,9 +65,8 @@ _PINGS = {
 }
 PING_AFTER_S = 10.0
 
-# From here on a body is decoded in a thread, and from there on by pieces: its values may be so many that the event loop
-# had better not wait for them, and then not for the interpreter's lock either.
-THREAD_BYTES = 64 * 1024
+# From here on a body is decoded by pieces: its values may be so many that the event loop had better not wait for the
+# interpreter's lock.
 LARGE_BYTES = 256 * 1024
 # Of one body: lists, objects, numbers and texts. As many are made within a tenth of a second, while nothing else runs.
 MAX_VALUES = 200_000
@@ -91,7 +91,6 @@ _AT = re.compile(r" - at `(?P<kind>key in )?\$(?P<path>[^`]*)`$")
 _MISSING = re.compile(r"Object missing required field `(?P<field>[^`]*)`")
 
 Body = TypeVar("Body")
-Made = TypeVar("Made")
 
 _log = logging.getLogger(__name__)
 
@@ -119,7 +118,6 @@ class Exchange:
         self._receive = receive
         self._send = send
         self._is_over = False
-        self._is_large = False
         self._pinger: asyncio.Task[None] | None = None
         self._written_at_s = 0.0
         self._request_id = failures.new_id()
@@ -131,15 +129,9 @@ class Exchange:
     async def read_json(self, type_: type[Body]) -> Body:
         """The body as `type_`. Raises as `read_body` and `decode_body` do."""
         body = await self.read_body()
-        self._is_large = len(body) >= THREAD_BYTES
-        if not self._is_large:
-            return decode_body(body, type_)
-        return await asyncio.to_thread(decode_body, body, type_, self.scope)
-
-    async def apart(self, work: Callable[[], Made]) -> Made:
-        """What `work` makes of the body: of a large one in a thread, for the loop has others to serve meanwhile. Raises
-        what it raises."""
-        return await asyncio.to_thread(work) if self._is_large else work()
+        is_large = len(body) >= THREAD_BYTES
+        IS_LARGE.set(is_large)
+        return await apart(decode_body, body, type_, self.scope if is_large else None)
 
     async def read_body(self) -> bytes:
         """The whole body. Raises TooLarge beyond the limit (`limits.py`) and ClientGone when the client leaves."""
@@ -239,7 +231,7 @@ class Exchange:
 
     def told(self, error: LocalrunError) -> LocalrunError:
         """The error in the words that who asks may read. The name of a model that is not here is the client's own."""
-        self.account.error = error
+        self.account.error = type(error)
         if self.visitor.is_admin or isinstance(error, ModelNotFound):
             return error
         # Not the same one: perhaps others are told it as well.

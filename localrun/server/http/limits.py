@@ -289,7 +289,7 @@ class Limits:
     ) -> None:
         shape, request_id = failures.shape_of(scope["path"]), failures.new_id()
         account: Account = scope[ACCOUNT]
-        account.status, account.error, account.request_id = error.status, error, request_id
+        account.status, account.error, account.request_id = error.status, type(error), request_id
         body = failures.body(error, shape, request_id)
         named = failures.id_header(shape, request_id)
         answer_headers = [*failures.headers(error), *named, (b"content-length", str(len(body)).encode("ascii"))]

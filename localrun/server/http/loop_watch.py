@@ -149,4 +149,5 @@ class _Watched:
                 except BaseException as thrown:
                     turn, given = serving.throw, thrown
         finally:
+            given = waits_for = None  # an exception whose traceback has this frame would keep itself by them
             self._watch.took(self._scope, total_s, longest_s)

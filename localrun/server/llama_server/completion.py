@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from contextlib import AsyncExitStack, aclosing
+from itertools import islice
 from typing import Annotated, Any, Protocol
 
 import msgspec
@@ -21,6 +22,7 @@ from msgspec import Meta
 
 from localrun.errors import BadRequest
 from localrun.server import notices, tiers
+from localrun.server.apart import apart
 from localrun.server.embedding.bodies import MEDIA_PLACE, MediaInput
 from localrun.server.http import fields
 from localrun.server.http.exchange import Exchange
@@ -35,7 +37,7 @@ from localrun.server.openai.running import Running, Wanted, timings_so_far
 from localrun.server.prompting.ask import Attachments
 from localrun.server.runtime import Runtime
 from localrun.server.unnamed import named
-from localrun.wire import ChosenLogprob, Delta, Finish, Sampling, Submit, TokenLogprob
+from localrun.wire import ChosenLogprob, Delta, Finish, Sampling, Segment, Submit, TokenLogprob
 
 # One of the prompts of a request.
 Prompt = Mixed | MediaInput
@@ -163,7 +165,7 @@ async def complete(runtime: Runtime, exchange: Exchange) -> None:
         for at, prompt in enumerate(asked)
     ]
     prompts = [prompt for prompt in prompts for _ in range(body.n or 1)]
-    grammar = await exchange.apart(body.answer_grammar)
+    grammar = await apart(body.answer_grammar)
     async with exchange.while_connected(), AsyncExitStack() as stack:
         if runtime.must_name(body.model):
             body = await named(runtime, exchange, body)
@@ -189,12 +191,12 @@ async def complete(runtime: Runtime, exchange: Exchange) -> None:
         decoded = await runtime.media.attach(jobs[0], media.all()) if media.all() else {}
         texts: list[str] = []
         for index, (job, prompt) in enumerate(zip(jobs, prompts, strict=True)):
-            segments = segments_of(prompt, job.n_vocab, field="prompt")
+            segments = await apart(segments_of, prompt, job.n_vocab, field="prompt")
             if own := [one for one in media.all() if isinstance(prompt, str) and one.marker in prompt]:
                 segments = placed(segments, own, decoded, ())
                 texts.append(shown(segments)[0])
             else:
-                texts.append(await _text(job, prompt))
+                texts.append(await _text(job, segments))
             await job.submit(plan, segments=segments, choice=index % (body.n or 1))
         if body.is_reordered():
             notices.note("samplers")
@@ -219,12 +221,13 @@ def _sampling(body: LlamaCompletionBody, said: Sampling) -> Sampling:
     return msgspec.structs.replace(said, **off)
 
 
-async def _text(job: Job, prompt: Mixed) -> str:
-    """The prompt as a text."""
-    if isinstance(prompt, str):
-        return prompt
-    counted = await job.tokenize(segments_of(prompt, job.n_vocab, field="prompt"), is_prompt=False, wants_pieces=True)
-    return b"".join(counted.pieces).decode("utf-8", errors="replace")
+async def _text(job: Job, prompt: Sequence[Segment]) -> str:
+    """With what token ids stand for in their places."""
+    ids = [segment for segment in prompt if segment.tokens]
+    counted = await job.tokenize(ids, is_prompt=False, wants_pieces=True) if ids else None
+    pieces = iter(() if counted is None else counted.pieces)
+    parts = [b"".join(islice(pieces, len(one.tokens))) if one.tokens else one.text.encode() for one in prompt]
+    return b"".join(parts).decode("utf-8", errors="replace")
 
 
 class AnswerFields(Wanted, Protocol):

@@ -17,6 +17,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from localrun.errors import BadRequest
 from localrun.models.gguf.header import special_token_text
+from localrun.server.apart import apart
 from localrun.server.http import fields
 from localrun.server.http.exchange import Exchange, parameter
 from localrun.server.http.fields import ServiceFields, ask_of
@@ -170,7 +171,7 @@ async def apply_template(runtime: Runtime, exchange: Exchange) -> None:
     """The route's handler. Pictures and sound are `[img-0]` and so on in the prompt."""
     body = await exchange.read_json(TemplateBody)
     body.check_supported()
-    ask = await exchange.apart(body.ask)
+    ask = await apart(body.ask)
     model = await model_for(runtime, exchange.visitor, body.model or "")
     who = ask_of(exchange, model, body)
     async with exchange.while_connected(), AsyncExitStack() as stack:

@@ -19,6 +19,7 @@ import msgspec
 from localrun.errors import BadRequest
 from localrun.models.name import split_adapters
 from localrun.server import tiers
+from localrun.server.apart import apart
 from localrun.server.http.exchange import Exchange
 from localrun.server.http.fields import ask_of, keep_alive_s
 from localrun.server.jobs.job import Job
@@ -38,7 +39,7 @@ from localrun.wire import Segment, Usage
 async def chat(runtime: Runtime, exchange: Exchange) -> None:
     """The route's handler."""
     body = await exchange.read_json(ChatBody)
-    ask = await exchange.apart(body.ask)
+    ask = await apart(body.ask)
     async with exchange.while_connected():
         if not ask.messages:
             await load_or_unload(runtime, exchange, body, Lines(body.model, Kind.CHAT))
@@ -67,7 +68,7 @@ async def generate(runtime: Runtime, exchange: Exchange) -> None:
     body = await exchange.read_json(GenerateBody)
     body.check_supported()
     # Refused before the model is loaded, as is all that can be.
-    ask = await exchange.apart(body.ask)
+    ask = await apart(body.ask)
     async with exchange.while_connected():
         if not body.prompt and not body.suffix and not body.images:
             await load_or_unload(runtime, exchange, body, Lines(body.model, Kind.GENERATE))

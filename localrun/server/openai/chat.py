@@ -15,6 +15,7 @@ from msgspec import Meta
 
 from localrun.errors import BadRequest
 from localrun.server import tiers
+from localrun.server.apart import apart
 from localrun.server.http import fields
 from localrun.server.http.exchange import Exchange
 from localrun.server.http.fields import SamplingFields, ask_of, defaults_of
@@ -216,7 +217,7 @@ async def chat(runtime: Runtime, exchange: Exchange) -> None:
 async def answer_chat(runtime: Runtime, exchange: Exchange, body: ChatBody, answer_type: type[Answer] = Answer) -> None:
     """Also for those who have other fields besides."""
     body.check_supported()
-    ask = await exchange.apart(body.ask)
+    ask = await apart(body.ask)
     prediction = body.prediction.text if body.prediction is not None else ""
     async with exchange.while_connected(), AsyncExitStack() as stack:
         body, jobs, prepared = await _prompt(runtime, exchange, stack, body, ask)
@@ -256,7 +257,7 @@ async def count_tokens(runtime: Runtime, exchange: Exchange) -> None:
     """POST /v1/chat/completions/input_tokens, which llama-server has: what the prompt of a chat comes to."""
     body = await exchange.read_json(ChatBody)
     body.check_supported()
-    ask = await exchange.apart(body.ask)
+    ask = await apart(body.ask)
     async with exchange.while_connected(), AsyncExitStack() as stack:
         body = msgspec.structs.replace(body, n=1)
         _, [job], prepared = await _prompt(runtime, exchange, stack, body, ask, may_probe=False)

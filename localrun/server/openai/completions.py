@@ -18,6 +18,7 @@ import msgspec
 
 from localrun.errors import BadRequest
 from localrun.server import tiers
+from localrun.server.apart import apart
 from localrun.server.http import fields
 from localrun.server.http.exchange import Exchange
 from localrun.server.http.fields import MaxTokens, SamplingFields, ask_of, defaults_of
@@ -212,7 +213,7 @@ async def answer_completion(
     """Also for those who have other fields besides."""
     body.check_supported()
     prompts = [prompt for prompt in body.prompts() for _ in range(body.n_candidates)]
-    grammar = await exchange.apart(body.answer_grammar)
+    grammar = await apart(body.answer_grammar)
     async with exchange.while_connected(), AsyncExitStack() as stack:
         if runtime.must_name(body.model):
             body = await named(runtime, exchange, body)

@@ -19,7 +19,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import msgspec
@@ -27,6 +27,7 @@ import msgspec
 from localrun.errors import BadRequest, BadTemplate
 from localrun.models.gguf.header import Header, special_token_text
 from localrun.server import notices
+from localrun.server.apart import apart
 from localrun.server.jobs.job import Job
 from localrun.server.media.places import placed
 from localrun.server.parsing import formats
@@ -63,7 +64,7 @@ async def prepare(runtime: Runtime, job: Job, ask: ChatAsk) -> Prepared:
     cannot be decoded."""
     tools = () if ask.tool_choice == "none" else ask.tools
     template = template_of(job, ask.template, with_tools=bool(tools))
-    profile = await _beside(len(template) // _CHARACTERS_AT_ONCE, profile_of, template)
+    profile = await apart(profile_of, template)
     thinks = profile.thinks or profile_of(template_of(job, ask.template)).thinks
     _check(ask, thinks=thinks)
     if ask.think and not thinks:
@@ -80,7 +81,7 @@ async def prepare(runtime: Runtime, job: Job, ask: ChatAsk) -> Prepared:
     elif tools:  # whose grammar may take a while
         ending = await asyncio.to_thread(ended, segments, ask, tools, call_format, tags, job.control_tokens)
     else:
-        ending = ended(segments, ask, tools, call_format, tags, job.control_tokens)
+        ending = await apart(ended, segments, ask, tools, call_format, tags, job.control_tokens)
     if ask.media:
         ending = replace(ending, segments=placed(ending.segments, ask.media, media, ask.messages))
     if not tools and not profile.marks_replies:
@@ -237,16 +238,15 @@ async def render_chat(runtime: Runtime, job: Job, ask: ChatAsk, template: str, p
         messages = await asyncio.to_thread(conversation.with_tools, messages, tools, call_format)
     given = tools if tools and profile.takes_tools else None
     marks: dict[str, str] = {}
-    n_many = len(messages) // _MESSAGES_AT_ONCE
     if not profile.knows_calls and conversation.has_calls(messages):
         written, marks = _marked((profile.call_format or formats.HERMES).written, job.control_tokens)
-        messages = await _beside(n_many, conversation.spelled_out, messages, profile, written)
+        messages = await apart(conversation.spelled_out, messages, profile, written)
     else:
-        messages = await _beside(n_many, conversation.spelled_out, messages, profile)
+        messages = await apart(conversation.spelled_out, messages, profile)
     variables, adds_prompt = variables_of(ask, profile), ask.adds_prompt
 
     async def render(part: Sequence[Message]) -> tuple[Segment, ...]:
-        made = await _beside(len(part) // _MESSAGES_AT_ONCE, conversation.fitted, part, profile)
+        made = await apart(conversation.fitted, part, profile)
         try:
             return await render_template(
                 runtime, job, template, made, tools=given, variables=variables, adds_prompt=adds_prompt
@@ -256,7 +256,7 @@ async def render_chat(runtime: Runtime, job: Job, ask: ChatAsk, template: str, p
         except BadRequest as refusal:
             # What some templates cannot do without: a list of tools, a description of everything, other arguments.
             described = [conversation.described(tool) for tool in given or ()]
-            other = conversation.with_other_arguments(made)
+            other = await apart(conversation.with_other_arguments, made)
             for again in (made,) if other is None else (made, other):
                 try:
                     return await render_template(
@@ -278,21 +278,7 @@ async def render_chat(runtime: Runtime, job: Job, ask: ChatAsk, template: str, p
         segments = await _first_accepted(render, messages)
         notices.note("the level of thinking, which the model's template does not know")
     segments = await _with_every_message(render, messages, segments)
-    return segments if not marks else tuple(part for segment in segments for part in _unmarked(segment, marks))
-
-
-# What is looked at in the event loop; more takes longer than other streams should wait.
-_MESSAGES_AT_ONCE = 256
-_CHARACTERS_AT_ONCE = 64 * 1024
-Arguments = ParamSpec("Arguments")
-Result = TypeVar("Result")
-
-
-async def _beside(
-    is_much: int, work: Callable[Arguments, Result], *args: Arguments.args, **named: Arguments.kwargs
-) -> Result:
-    """What `work` returns; of what `is_much` in a thread."""
-    return await asyncio.to_thread(work, *args, **named) if is_much else work(*args, **named)
+    return await apart(_all_unmarked, segments, marks) if marks else segments
 
 
 def _marked(written: Written, control_tokens: Sequence[str]) -> tuple[Written, dict[str, str]]:
@@ -307,6 +293,10 @@ def _marked(written: Written, control_tokens: Sequence[str]) -> tuple[Written, d
         return made
 
     return (written if pattern is None else written.with_texts(lambda text: pattern.sub(mark, text))), marks
+
+
+def _all_unmarked(segments: Sequence[Segment], marks: Mapping[str, str]) -> tuple[Segment, ...]:
+    return tuple(part for segment in segments for part in _unmarked(segment, marks))
 
 
 def _unmarked(segment: Segment, marks: Mapping[str, str]) -> Iterator[Segment]:
@@ -324,7 +314,7 @@ async def _first_accepted(render: _Render, messages: Sequence[Message]) -> tuple
     except BadTemplate:
         raise  # other messages would not mend it
     except BadRequest as refusal:
-        for variant in await _beside(len(messages) // _MESSAGES_AT_ONCE, list, conversation.milder(messages)):
+        for variant in await apart(list, conversation.milder(messages)):
             try:
                 return await render(variant)
             except TemplateOverrunError:
@@ -338,15 +328,15 @@ async def _with_every_message(
     render: _Render, messages: Sequence[Message], segments: tuple[Segment, ...]
 ) -> tuple[Segment, ...]:
     """`segments`, or the prompt with the messages that are missing there as user messages."""
-    missing = _missing(messages, segments)
+    missing = await apart(_missing, messages, segments)
     if not missing:
         return segments
-    moved = conversation.as_user(messages, frozenset(missing))
+    moved = await apart(conversation.as_user, messages, frozenset(missing))
     try:
         other = await _first_accepted(render, moved)
     except BadRequest:
         return segments
-    return other if len(_missing(messages, other)) < len(missing) else segments
+    return other if len(await apart(_missing, messages, other)) < len(missing) else segments
 
 
 _MOST_SEARCHED = 16_000_000

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from localrun import errors, framing
+from localrun.server.apart import apart
 from localrun.server.worker_process import DiedError, OverranError, WorkerProcess
 from localrun.wire import RenderRequest, Segment
 
@@ -76,7 +77,7 @@ class TemplateRenderer:
             cpu_s=math.ceil(self._timeout_s) + 1,
         )
         try:
-            frame = framing.encode(request)
+            frame = await apart(framing.encode, request)
         except UnicodeEncodeError:
             raise errors.BadRequest("the messages contain half of a surrogate pair", field="messages") from None
         except framing.FrameTooLarge as error:

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import time
+import weakref
 from typing import Any, cast
 
+import msgspec
 import pytest
 from starlette.applications import Starlette
 from starlette.types import Message
 
 from localrun.config import Settings
-from localrun.server.http.exchange import Exchange, route
+from localrun.errors import BadRequest
+from localrun.server.apart import THREAD_BYTES, apart
+from localrun.server.http.exchange import Endpoint, Exchange, route
 from localrun.server.http.limits import Limits
 from localrun.server.http.loop_watch import OPERATION, STALL_S, LoopWatch, held
 from localrun.server.runtime import Runtime
+from tests.server.waiting import until
 
 
 def compute(seconds: float) -> None:
@@ -153,3 +159,39 @@ async def test_an_error_a_result_and_a_cancel_pass_through() -> None:
     with pytest.raises(asyncio.CancelledError):
         await running
     assert seen == ["cleaned up"]
+
+
+@pytest.mark.parametrize("n_bytes", [10, 2 * THREAD_BYTES])
+async def test_a_body_is_gone_with_its_refusal(n_bytes: int) -> None:
+    """Nothing is left to the collector of cycles, which looks at all of a large body's values in the event loop."""
+    watch, bodies = LoopWatch(), []
+
+    class Body(msgspec.Struct, weakref=True):
+        text: str
+
+    def checked(body: Body) -> None:
+        raise BadRequest(f"text: {len(body.text)} characters are too many", field="text")
+
+    async def handler(_: Runtime, exchange: Exchange) -> None:
+        body = await exchange.read_json(Body)
+        bodies.append(weakref.ref(body))
+        await apart(checked, body)
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": msgspec.json.encode(Body("x" * n_bytes)), "more_body": False}
+
+    statuses: list[int] = []
+
+    async def send(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            statuses.append(message["status"])
+
+    gc.disable()
+    try:
+        scope = {"type": "http", "method": "POST", "path": "/x", "headers": []}
+        await watch.watched(scope, Endpoint(cast(Runtime, None), handler, "/x")(scope, receive, send))
+        assert statuses == [400]
+        assert len(bodies) == 1
+        await until(lambda: bodies[0]() is None)  # a thread may be about to let go of it
+    finally:
+        gc.enable()

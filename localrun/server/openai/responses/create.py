@@ -20,6 +20,7 @@ from starlette.routing import Route
 
 from localrun.errors import LocalrunError, QueueFull
 from localrun.server import notices
+from localrun.server.apart import apart
 from localrun.server.http.exchange import Exchange, route
 from localrun.server.http.failures import Headers
 from localrun.server.http.fields import ask_of, defaults_of
@@ -188,7 +189,7 @@ async def _read_body(kept: KeptResponses, exchange: Exchange) -> tuple[Responses
     before: tuple[Item, ...] = ()
     if body.previous_response_id is not None:
         before = kept.get(body.previous_response_id, owner, field="previous_response_id").conversation
-    return body, await exchange.apart(partial(_asked, body, before, partial(kept.item, owner=owner)))
+    return body, await apart(partial(_asked, body, before, partial(kept.item, owner=owner)))
 
 
 async def _fitted(
