@@ -41,8 +41,8 @@ class Machine:
 
     environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
     # Not uname's, which in Git's shell on Windows names that shell.
-    system: str = field(default_factory=platform.system)
-    processor: str = field(default_factory=platform.machine)
+    system: str = field(default_factory=lambda: platform.system())
+    processor: str = field(default_factory=lambda: platform.machine())
 
     def which(self, name: str) -> str | None:
         return shutil.which(name, path=self.environ.get("PATH"))

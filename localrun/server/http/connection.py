@@ -100,6 +100,28 @@ def bind(host: str, port: int, *, shares: bool = False) -> socket.socket:
     return listening
 
 
+# Windows' words for a client that was gone before it was accepted: ERROR_NETNAME_DELETED, ERROR_CONNECTION_ABORTED and
+# WSAECONNRESET.
+_GONE = (64, 1236, 10054)
+
+
+def keep_accepting(loop: asyncio.AbstractEventLoop) -> None:
+    """Pass over such clients: Windows' loop would close the listening socket for good."""
+    proactor = getattr(loop, "_proactor", None)
+    accept = getattr(proactor, "accept", None)
+
+    async def accept_one_that_stays(listening: socket.socket) -> Any:
+        while True:
+            try:
+                return await accept(listening)
+            except OSError as error:
+                if getattr(error, "winerror", None) not in _GONE:
+                    raise
+
+    if proactor is not None:
+        proactor.accept = lambda listening: loop.create_task(accept_one_that_stays(listening))
+
+
 def url_of(listening: socket.socket, scheme: str = "http") -> str:
     """The base URL that reaches a bound socket."""
     host, port = listening.getsockname()[:2]
