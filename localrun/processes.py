@@ -15,13 +15,14 @@ from typing import Any
 
 # Keyword arguments for whatever starts a process that nobody looks at, and for one that outlives whoever starts it.
 # Not DETACHED_PROCESS: without any console, however hidden, its own children would open windows.
+HIDDEN: dict[str, Any] = {}
+DETACHED: dict[str, Any] = {"start_new_session": True}
+# Of what the system's own programs write into a pipe.
+SYSTEM_ENCODING = "utf-8"
 if sys.platform == "win32":
-    HIDDEN: dict[str, Any] = {"creationflags": subprocess.CREATE_NO_WINDOW}
-    DETACHED: dict[str, Any] = {"creationflags": subprocess.CREATE_NO_WINDOW | subprocess.CREATE_NEW_PROCESS_GROUP}
-    # Of what the system's own programs write into a pipe.
+    HIDDEN = {"creationflags": subprocess.CREATE_NO_WINDOW}
+    DETACHED = {"creationflags": subprocess.CREATE_NO_WINDOW | subprocess.CREATE_NEW_PROCESS_GROUP}
     SYSTEM_ENCODING = "oem"
-else:
-    HIDDEN, DETACHED, SYSTEM_ENCODING = {}, {"start_new_session": True}, "utf-8"
 
 
 def run_text(

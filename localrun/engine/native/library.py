@@ -174,10 +174,10 @@ class _Libraries:
 def ggml() -> Any:
     """All functions of ggml and llama.cpp. Only Windows looks for a name in one library and not in those that it was
     linked to: there the registry of backends is in `ggml.dll`, and the rest of ggml in `ggml-base.dll`."""
-    if sys.platform != "win32":
-        return native._lib
-    folder = library_folder()
-    return _Libraries(*(ctypes.CDLL(str(folder / name)) for name in ("ggml.dll", "ggml-base.dll")), native._lib)
+    if sys.platform == "win32":
+        files = (library_folder() / name for name in ("ggml.dll", "ggml-base.dll"))
+        return _Libraries(*(ctypes.CDLL(str(file)) for file in files), native._lib)
+    return native._lib
 
 
 def skipped_modules() -> dict[str, str]:
