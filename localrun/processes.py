@@ -49,8 +49,6 @@ _STATUSES = {
     0xC000013A: signal.SIGINT,
     0x40010004: signal.SIGTERM,  # the session ended
 }
-# abort() of older libraries.
-_ABORTED = 3
 # What a damaged file or a wrong kernel does to native code. Other ends (SIGKILL, SIGTERM) say nothing about either.
 _CRASHES = frozenset({signal.SIGABRT, signal.SIGSEGV, signal.SIGFPE, signal.SIGILL}) | {
     getattr(signal, "SIGBUS", signal.SIGSEGV)
@@ -61,7 +59,7 @@ def signal_of(returncode: int | None) -> int | None:
     """The number of the signal that ended a process, or that stands for what did; None if nothing of the kind."""
     if returncode is None or returncode < 0:
         return returncode and -returncode
-    if returncode == _ABORTED and sys.platform == "win32":
+    if returncode == 3 and sys.platform == "win32":  # abort() of older libraries
         return signal.SIGABRT
     return _STATUSES.get(returncode)
 

@@ -180,7 +180,8 @@ def _problem(name: str, folder: Path) -> Finding | None:
     if not folder.is_dir():
         return fail(check, f"{name}: {folder} is not a folder", "move it away, or set LOCALRUN_HOME")
     if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
-        return fail(check, f"{name}: {folder} is not readable and writable for you", f"sudo chown -R $(id -u) {folder}")
+        remedy = "give yourself full control of it" if sys.platform == "win32" else f"sudo chown -R $(id -u) {folder}"
+        return fail(check, f"{name}: {folder} is not readable and writable for you", remedy)
     if sys.platform != "win32":
         status = folder.stat()
         if status.st_uid != os.getuid():

@@ -56,10 +56,10 @@ def test_a_daemon_is_found_by_its_version(daemon):
 def test_another_machine_that_no_way_leads_to(monkeypatch: pytest.MonkeyPatch, system: str, is_mac: bool):
     """As macOS says it of a network that this program may not use."""
 
-    def connect(self: object) -> None:
+    def connect(*_: object) -> None:
         raise OSError(errno.EHOSTUNREACH, "No route to host")
 
-    monkeypatch.setattr("http.client.HTTPConnection.connect", connect)
+    monkeypatch.setattr("localrun.access.resolver.connect", connect)
     monkeypatch.setattr("localrun.cli.daemon.sys.platform", system)
     settings = config.Settings(host="192.168.77.7", port=11434)
     with pytest.raises(errors.DaemonUnreachable, match="no way to") as raised:

@@ -29,12 +29,14 @@ LEFT_OUT = {
         "test_processors.py::test_a_process_that_is_bound_to_one_processor_uses_one_thread": "macOS binds no process",
     },
 }
-LEFT_OUT["win32"] = (
-    LEFT_OUT["darwin"]
-    | {
-        # More is only true of Windows.
-    }
-)
+LEFT_OUT["win32"] = LEFT_OUT["darwin"] | {
+    "doctor/test_devices.py": "gives a process one second, and its RPC servers the time of a quiet machine",
+    "doctor/test_llama_build.py::test_the_command_fits_the_shell": "asks for the words of Linux' shells",
+    "doctor/test_surroundings.py::test_folders_that_are_not_sound": "Windows has no permission bits",
+    "service/test_windows.py::test_what_the_scheduler_knows": "its stand-in writes UTF-8 and no code page",
+    "service/test_windows.py::test_a_command_line_that_fails_leaves_its_reason_in_the_log": "Linux does not let two "
+    "sockets have one port as Windows does",
+}
 
 
 @pytest.mark.deep

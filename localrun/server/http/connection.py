@@ -100,15 +100,14 @@ def bind(host: str, port: int, *, shares: bool = False) -> socket.socket:
     return listening
 
 
-# Windows' words for a client that was gone before it was accepted: ERROR_NETNAME_DELETED, ERROR_CONNECTION_ABORTED and
-# WSAECONNRESET.
+# What Windows says of a client that was gone before it was accepted.
 _GONE = (64, 1236, 10054)
 
 
 def keep_accepting(loop: asyncio.AbstractEventLoop) -> None:
     """Pass over such clients: Windows' loop would close the listening socket for good."""
-    proactor = getattr(loop, "_proactor", None)
-    accept = getattr(proactor, "accept", None)
+    proactor: Any = getattr(loop, "_proactor", None)
+    accept: Any = getattr(proactor, "accept", None)
 
     async def accept_one_that_stays(listening: socket.socket) -> Any:
         while True:
