@@ -15,7 +15,7 @@ define INSTALL
 	@touch $@
 endef
 
-.PHONY: run test duration test-fast test-deep test-stall test-clients test-real soak lint types smoke generate constraints bench native-wheel gpu-check clean
+.PHONY: run test duration test-fast test-deep test-emulated test-stall test-clients test-real soak lint types smoke generate constraints bench native-wheel gpu-check clean
 
 # A terminal gets the TUI; without one, a prompt goes through the daemon and the reply is printed with its rate.
 run: $(RUN_STAMP)
@@ -40,6 +40,10 @@ test-fast: $(STAMP) lint types
 # Ten times as many random examples, kills and traces, and everything that is marked `deep`.
 test-deep: $(STAMP)
 	LOCALRUN_TEST_DEPTH=10 $(PYTEST)
+
+# macOS and Windows, played on Linux, with the unit tests that apply; `make test` has the programs alone, two minutes.
+test-emulated: $(STAMP)
+	LOCALRUN_TEST_DEPTH=10 $(BIN)/python -m pytest tests/emulated
 
 # One large request for each field of each operation, grown in each way that its type allows, beside others' streams.
 test-stall: $(STAMP)

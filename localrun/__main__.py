@@ -18,6 +18,8 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that lacks a character must not end an answer
+            if sys.platform == "win32":  # where pipes and files have the system's code page until Python 3.15
+                stream.reconfigure(encoding="utf-8")
     sys.exit(run(sys.argv[1:]))
 
 

@@ -31,6 +31,7 @@ from localrun import config, kernels
 from localrun.kernels import Fault, Verdict
 from localrun.models.synthesis.synthesize import write_probe_models
 from localrun.priority import step_back
+from localrun.processes import run_text, signal_of
 
 TOLERANCE = 0.1
 # The whole takes less than two seconds on two cores; a machine may be busy, and old.
@@ -99,9 +100,7 @@ class _Seen:
         first = self._n_tried
         paths = "".join(f"{case.path}\n" for case in self._cases[first:])
         try:
-            ended = subprocess.run(
-                command, input=paths, capture_output=True, text=True, errors="replace", timeout=timeout_s, check=False
-            )
+            ended = run_text(command, timeout_s, input=paths)
         except subprocess.TimeoutExpired:
             raise ProbeFailed(f"it took more than {timeout_s:g} s") from None
         last = None
@@ -111,16 +110,16 @@ class _Seen:
                 self._take(self._cases[first + said.case], said, last)
                 last = said
         if last is None:
-            raise ProbeFailed(_last_line(ended.stderr) or _end_in_words(-ended.returncode))
+            raise ProbeFailed(_last_line(ended.stderr) or _end_in_words(ended.returncode))
         is_open = last.difference is None and not last.signal and not last.error
         if is_open:
-            self._died(self._cases[first + last.case], last.path, -ended.returncode)
+            self._died(self._cases[first + last.case], last.path, ended.returncode)
         self._n_tried = first + last.case + 1
 
     def _take(self, case: Case, said: Said, before: Said | None) -> None:
         for_quick = "quick" if before is None else before.path
         if said.signal:
-            self._died(case, for_quick, said.signal)
+            self._died(case, for_quick, -said.signal)
         elif said.error:
             self._failed(case, for_quick, f"fail ({said.error})")
         elif said.difference is not None:
@@ -130,8 +129,8 @@ class _Seen:
                 off = f"{said.difference:.0%} off" if said.difference >= 0 else "not numbers"
                 self._failed(case, "quick", f"compute wrong logits ({off})")
 
-    def _died(self, case: Case, path: str, signal_number: int) -> None:
-        self._failed(case, path, f"crash ({_end_in_words(signal_number)})")
+    def _died(self, case: Case, path: str, returncode: int) -> None:
+        self._failed(case, path, f"crash ({_end_in_words(returncode)})")
 
     def _failed(self, case: Case, path: str, how: str) -> None:
         if path == "plain":
@@ -153,11 +152,11 @@ def probe_and_keep(verdicts: Path, command: Sequence[str] = COMMAND, *, anew: bo
     return verdict
 
 
-def _end_in_words(signal_number: int) -> str:
+def _end_in_words(returncode: int) -> str:
     try:
-        return signal.Signals(signal_number).name
+        return signal.Signals(signal_of(returncode) or 0).name
     except ValueError:
-        return f"status {-signal_number}"
+        return f"status {returncode}"
 
 
 def _last_line(text: str) -> str:
@@ -170,7 +169,10 @@ def _leave_with_parent() -> None:
     with contextlib.suppress(OSError):
         while os.read(0, 1024):
             pass
-    os.kill(os.getpid(), signal.SIGINT)
+    if sys.platform == "win32":  # where kill() ends the process at once, whatever the signal
+        signal.raise_signal(signal.SIGINT)
+    else:
+        os.kill(os.getpid(), signal.SIGINT)
 
 
 def main(argv: Sequence[str]) -> int:

@@ -199,7 +199,7 @@ def processor_lines(cpuinfo: Path) -> list[str]:
     if sys.platform == "darwin":
         command = ["/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string"]
         with contextlib.suppress(OSError, subprocess.SubprocessError):
-            lines.append(subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout)
+            lines.append(subprocess.run(command, capture_output=True, encoding="utf-8", timeout=10, check=True).stdout)
     return [platform.processor(), *lines]
 
 

@@ -71,7 +71,7 @@ def _always(text: str, remedy: str = f"rebuild it: {BUILD_ANEW}") -> Callable[[r
     return lambda found: Problem(found.expand(text), remedy)
 
 
-# The first that matches counts. What is quoted is the words of glibc's, musl's and Apple's loaders.
+# The first that matches counts. What is quoted is the words of glibc's, musl's, Apple's and Windows' loaders.
 _KNOWN: tuple[tuple[str, Callable[[re.Match[str]], Problem]], ...] = (
     (r"No module named '?llama_cpp'?", _always("llama-cpp-python is not installed", f"install it: {BUILD_ANEW}")),
     (r"base name '\w+' not found", _always("llama-cpp-python is installed without its native library")),
@@ -80,8 +80,13 @@ _KNOWN: tuple[tuple[str, Callable[[re.Match[str]], Problem]], ...] = (
      _always("this llama.cpp was built for glibc, and this system has musl")),
     (r"version [`'](GLIBC(?:XX)?_[\d.]+)'? not found",
      _always(r"this llama.cpp was built on a newer system than this one (it needs \1)")),
-    (r"(libcuda\.so[.\d]*|nvcuda\.dll)", _cuda_driver),
-    (r"((?:libcudart|libcublas\w*|libnccl|libcufft|libnvrtc\w*)\.so[.\d]*|cudart64_\d+\.dll|cublas64_\d+\.dll)", _cuda),
+    # Windows names the library that was asked for, and not the one that is missing.
+    (r"Could not find module '[^']*\.dll' \(or one of its dependencies\)",
+     _always("a library that llama.cpp needs is missing: Microsoft's C++ runtime, or that of the GPU it was built for",
+             "winget install Microsoft.VCRedist.2015+.x64, put the bin folder of CUDA or ROCm into PATH, or build for "
+             f"the processor alone: {_BUILD_FOR_CPU}")),
+    (r"(libcuda\.so[.\d]*)", _cuda_driver),
+    (r"((?:libcudart|libcublas\w*|libnccl|libcufft|libnvrtc\w*)\.so[.\d]*)", _cuda),
     (r"((?:libamdhip64|librocblas|libhipblas|libhsa-runtime64|libvulkan|libsycl|libOpenCL|libmusa)\.so[.\d]*)", _gpu),
     (r"libgomp\.so[.\d]*: cannot open",
      _always("this llama.cpp needs OpenMP, which is missing", f"apt install libgomp1, or build without: {BUILD_ANEW}")),

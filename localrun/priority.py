@@ -28,4 +28,4 @@ def step_back(niceness: int, *, proc: Path = Path("/proc")) -> None:
         process.nice(niceness)
     if sys.platform == "linux" and os.getsid(0) == os.getpid():
         with contextlib.suppress(OSError):
-            (proc / "self" / "autogroup").write_text(str(niceness))
+            (proc / "self" / "autogroup").write_text(str(niceness), "ascii")

@@ -245,12 +245,12 @@ def run_sysctl(name: str) -> str | None:
     """What macOS says of a name."""
     try:
         ended = subprocess.run(
-            ["/usr/sbin/sysctl", "-n", name], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=5,
-            check=False,
+            ["/usr/sbin/sysctl", "-n", name], stdin=subprocess.DEVNULL, capture_output=True, encoding="utf-8",
+            timeout=5, check=False,
         )  # fmt: skip
     except (OSError, subprocess.SubprocessError):
         return None
-    return ended.stdout if ended.returncode == 0 else None
+    return ended.stdout.strip() if ended.returncode == 0 else None
 
 
 # --- quotas ----------------------------------------------------------------------------------------------------------

@@ -73,6 +73,13 @@ class Gpu(NamedTuple):
         """The same with nothing on it."""
         return self._replace(free_bytes=max(self.free_bytes, self.total_bytes))
 
+    def beside(self, shared_bytes: int) -> Gpu:
+        """The same where others were promised so much of the machine's memory on such devices. The system may count
+        only what the asking process holds."""
+        if not self.is_shared:
+            return self
+        return self._replace(free_bytes=max(0, min(self.free_bytes, self.emptied.free_bytes - shared_bytes)))
+
     @property
     def usable_bytes(self) -> int:
         return max(0, int(self.free_bytes * USABLE_GPU) - GPU_CONTEXT_BYTES)
@@ -203,9 +210,13 @@ def _compute_bytes(needed: MemoryEstimate, *, has_output: bool) -> int:
 
 def all_fit(devices: tuple[DeviceUse, ...], machine: Machine) -> bool:
     """Whether every device holds its part; GPUs that compute in the machine's memory share it."""
-    shared_bytes = sum(use.total_bytes for use, gpu in zip(devices[1:], machine.gpus, strict=True) if gpu.is_shared)
     ram = devices[0]
-    return all(use.fits for use in devices) and ram.total_bytes + shared_bytes <= ram.usable_bytes
+    return all(use.fits for use in devices) and ram.total_bytes + shared_bytes(devices, machine) <= ram.usable_bytes
+
+
+def shared_bytes(devices: tuple[DeviceUse, ...], machine: Machine) -> int:
+    """What GPUs that compute in the machine's own memory take of it."""
+    return sum(use.total_bytes for use, gpu in zip(devices[1:], machine.gpus, strict=True) if gpu.is_shared)
 
 
 def _owners(gpus: tuple[Gpu, ...], n_moved: int) -> list[int]:
@@ -379,6 +390,11 @@ class _Opener:
         n_all = header.n_layers + 1
         if self._machine.gpus and n_gpu_layers < n_all and wish.n_gpu_layers < 0:
             notes.append(f"{n_gpu_layers} of {n_all} layers on the GPU: more do not fit")
+        notes += [
+            f"{gpu.name} computes in the machine's own memory: both together must fit into what may be used of RAM"
+            for gpu in self._machine.gpus
+            if gpu.is_shared and n_gpu_layers
+        ]
         return tuple(notes)
 
 

@@ -18,6 +18,10 @@ from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[1]
 EXTRAS = ("", "nvidia", "bench", "dev")
+# The last versions that have a wheel for Macs with an Intel processor: later ones would be built there, with Rust.
+INTEL_MAC = {"cryptography": "48.0.1"}
+_ON_INTEL_MACS = "sys_platform == 'darwin' and platform_machine == 'x86_64'"
+_ELSEWHERE = "sys_platform != 'darwin' or platform_machine != 'x86_64'"
 HEAD = """\
 # The versions that localrun is tested with, everything that it needs included. Used by packaging/install.sh and the
 # Dockerfile; `pip install --constraint packaging/constraints.txt .` does the same by hand.
@@ -68,4 +72,10 @@ def pins() -> dict[str, str]:
 
 def text() -> str:
     """The file."""
-    return HEAD + "".join(f"{name}=={version}\n" for name, version in sorted(pins().items()))
+    lines = []
+    for name, version in sorted(pins().items()):
+        older = INTEL_MAC.get(name)
+        lines += [f"{name}=={version}"] if older is None else [
+            f"{name}=={version}; {_ELSEWHERE}", f"{name}=={older}; {_ON_INTEL_MACS}",
+        ]  # fmt: skip
+    return HEAD + "".join(f"{line}\n" for line in lines)

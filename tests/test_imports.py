@@ -28,7 +28,7 @@ LEAVES = (
     *(
         "localrun.priority",
         "localrun.private_file",
-        "localrun.process_end",
+        "localrun.processes",
         "localrun.processors",
         "localrun.snapshot",
         "localrun.thread_choice",
@@ -37,7 +37,7 @@ LEAVES = (
     ),
 )
 CONFIG, ERRORS, FILE_STAMP, KERNELS, KV_FOLDERS, LIBRARY_PROBLEMS, *_SOME = LEAVES
-PRIORITY, PRIVATE_FILE, PROCESS_END, PROCESSORS, SNAPSHOT, THREAD_CHOICE, WIRE, WORKER_LIMITS = _SOME
+PRIORITY, PRIVATE_FILE, PROCESSES, PROCESSORS, SNAPSHOT, THREAD_CHOICE, WIRE, WORKER_LIMITS = _SOME
 # Headers of sound files, for the daemon and its clients.
 SOUND_HEADERS = "localrun.sound_headers"
 KERNEL_PROBE = "localrun.kernel_probe"
@@ -54,28 +54,30 @@ TOOLS = "localrun.tools"
 # A package may import itself and these; a name stands for everything below it.
 ALLOWED = {
     "localrun.engine": (
-        *(CONFIG, ERRORS, FILE_STAMP, FRAMING, KV_FOLDERS, LIBRARY_PROBLEMS, PRIORITY, PROCESSORS, THREAD_CHOICE),
-        *(WIRE, WORKER_LIMITS),
+        *(CONFIG, ERRORS, FILE_STAMP, FRAMING, KV_FOLDERS, LIBRARY_PROBLEMS, PRIORITY, PROCESSES, PROCESSORS),
+        *(THREAD_CHOICE, WIRE, WORKER_LIMITS),
     ),
     "localrun.server": (
         *(CONFIG, ERRORS, FILE_STAMP, FRAMING, KERNELS, KV_FOLDERS, LAST_MODEL, LIBRARY_PROBLEMS, SNAPSHOT),
-        *(
-            SOUND_HEADERS,
-            THREAD_CHOICE,
-            WIRE,
-            ACCESS,
-            OLLAMA_ENVIRONMENT,
-            PROCESS_END,
-            WORKER_LIMITS,
-            "localrun.models",
-        ),
+        *(SOUND_HEADERS, THREAD_CHOICE, WIRE, ACCESS, OLLAMA_ENVIRONMENT, PROCESSES, WORKER_LIMITS, "localrun.models"),
     ),
     ACCESS: (CONFIG, ERRORS, PRIVATE_FILE, WIRE),
     "localrun.models": (CONFIG, ERRORS, FILE_STAMP),
     TOOLS: (ATTACHMENTS, ERRORS, PRIVATE_FILE),
-    "localrun.tui": (ATTACHMENTS, CLIENT, CONFIG, ERRORS, LAST_MODEL, SNAPSHOT, SOUND_HEADERS, TOOLS),
+    "localrun.tui": (ATTACHMENTS, CLIENT, CONFIG, ERRORS, LAST_MODEL, PROCESSES, SNAPSHOT, SOUND_HEADERS, TOOLS),
     "localrun.cli": (
-        *(ACCESS, ATTACHMENTS, CLIENT, CONFIG, ERRORS, KV_FOLDERS, LAST_MODEL, OLLAMA_ENVIRONMENT, PROCESSORS),
+        *(
+            ACCESS,
+            ATTACHMENTS,
+            CLIENT,
+            CONFIG,
+            ERRORS,
+            KV_FOLDERS,
+            LAST_MODEL,
+            OLLAMA_ENVIRONMENT,
+            PROCESSES,
+            PROCESSORS,
+        ),
         *(SNAPSHOT, THREAD_CHOICE, TOOLS, WIRE),
     ),
     "localrun.bench": (
@@ -89,13 +91,13 @@ ALLOWED = {
         "localrun.models",
         "localrun.native_build",
     ),
-    "localrun.service": (CONFIG, ERRORS, OLLAMA_ENVIRONMENT, PRIVATE_FILE),
+    "localrun.service": (CONFIG, ERRORS, OLLAMA_ENVIRONMENT, PRIVATE_FILE, PROCESSES),
     OLLAMA_ENVIRONMENT: (CONFIG,),
     "localrun.doctor": (
-        *(CONFIG, ERRORS, KERNEL_PROBE, KERNELS, KV_FOLDERS, LIBRARY_PROBLEMS, PROCESS_END, PROCESSORS, THREAD_CHOICE),
+        *(CONFIG, ERRORS, KERNEL_PROBE, KERNELS, KV_FOLDERS, LIBRARY_PROBLEMS, PROCESSES, PROCESSORS, THREAD_CHOICE),
         "localrun.models",
     ),
-    KERNEL_PROBE: (CONFIG, KERNELS, PRIORITY, "localrun.models"),
+    KERNEL_PROBE: (CONFIG, KERNELS, PRIORITY, PROCESSES, "localrun.models"),
     "localrun.framing": (WIRE,),
     "localrun.native_build": (),
     ATTACHMENTS: (ERRORS, SOUND_HEADERS),

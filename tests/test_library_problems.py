@@ -27,6 +27,8 @@ LOAD = "Failed to load shared library '/x/libllama.so': "
         (LOAD + "libcuda.so.1: cannot open shared object file", "libcuda.so.1", "--gpus all"),
         (LOAD + "libvulkan.so.1: cannot open shared object file", "libvulkan", "--backend cpu"),
         (LOAD + "/lib/libc.so.6: version `GLIBC_2.38' not found (required by /x/a.so)", "newer system", BUILD_ANEW),
+        ("Failed to load shared library 'C:\\x\\llama.dll': Could not find module 'C:\\x\\llama.dll' (or one of its "
+         "dependencies). Try using the full path with constructor syntax.", "Microsoft's C++ runtime", "VCRedist"),
         (LOAD + "libgomp.so.1: cannot open shared object file", "needs OpenMP", "libgomp1"),
         (LOAD + "dlopen(/x): tried: '/x' (mach-o, but is an incompatible architecture (have 'arm64', need 'x86_64'))",
          "built for x86_64", "use a Python"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -121,6 +122,18 @@ def test_a_compiler_that_does_not_know_the_flag_against_amx_is_spared(tmp_path: 
     add_compiler(tmp_path, header=UNSOUND_HEADER, fails_with=unknown, when="*-mno-amx-int8*")
     plan = make_plan(machine(tmp_path))
     assert (plan.flags, plan.problems) == ({}, [])
+
+
+def test_gits_shell_on_windows_is_windows(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    uname = tmp_path / "uname"
+    uname.write_text("#!/bin/sh\necho MINGW64_NT-10.0-22631\n", encoding="utf-8")
+    uname.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(platform, "system", lambda: "Windows")
+    monkeypatch.setattr(platform, "machine", lambda: "AMD64")
+    here = Machine()
+    assert (here.system, here.is_x86) == ("Windows", True)
+    assert make_plan(here, "cpu").problems == []
 
 
 @pytest.mark.parametrize(("name", "is_sound"), [("clang++-16", True), ("g++-12", False)])

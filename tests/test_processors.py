@@ -289,3 +289,10 @@ def test_a_process_that_is_bound_to_one_processor_uses_one_thread():
     said = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
     assert said[0] == "1"
     assert said[1:] == ([first] if (os.cpu_count() or 1) > 1 else [])
+
+
+def test_what_sysctl_says_ends_without_its_line_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rosetta is known by the text "1"."""
+    said = subprocess.CompletedProcess([], 0, stdout="1\n", stderr="")
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: said)
+    assert run_sysctl("sysctl.proc_translated") == "1"

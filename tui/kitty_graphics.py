@@ -27,6 +27,8 @@ from rich.segment import Segment
 from rich.style import Style
 from textual.strip import Strip
 
+from localrun.processes import run_text
+
 _PLACEHOLDER = "\U0010eeee"
 # What kitty's rowcolumn-diacritics.txt begins with: the number of a row or a column is the place of its character.
 _NUMBERS = (
@@ -118,9 +120,7 @@ def is_outside_of_tmux(environment: Mapping[str, str]) -> bool:
     asked = "#{allow-passthrough} #{client_termname},#{client_termfeatures} #{client_termtype}"
     command = ["tmux", "display-message", "-p", "-t", environment.get("TMUX_PANE", ""), asked]
     try:
-        ended = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_TMUX_TIMEOUT_S, check=False
-        )
+        ended = run_text(command, _TMUX_TIMEOUT_S)
     except (OSError, subprocess.TimeoutExpired):
         return False
     found = re.match(r"(?:1|2|on|all) (\S+) (\w+)[ (](\d+)\.(\d+)", ended.stdout)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import http.client
 import json
 import os
@@ -29,6 +30,7 @@ import msgspec
 from localrun import config, errors
 from localrun.cli import exits
 from localrun.cli.text import wrapped
+from localrun.processes import DETACHED
 
 if TYPE_CHECKING:
     from localrun.access.trust import Endpoint
@@ -178,7 +180,13 @@ def daemon_version(settings: config.Settings) -> str | None:
                 f"nobody answers at {where.url} within {PROBE_TIMEOUT_S:g} s; is the machine on and in this network, "
                 f"and does its firewall let port {where.port} through?"
             ) from None
-        except OSError:
+        except OSError as error:
+            if error.errno == errno.EHOSTUNREACH and where.is_remote:
+                mac = ", and may this program use it (Privacy & Security, Local Network)"
+                hint = mac if sys.platform == "darwin" else ""
+                raise errors.DaemonUnreachable(
+                    f"there is no way to {where.url}; are both machines in one network{hint}?"
+                ) from None
             return None
         try:
             response, content = _get(connection, "/health")
@@ -266,7 +274,7 @@ def _start(settings: config.Settings) -> bool:
     command = [sys.executable, "-P", "-m", "localrun", "serve", "--host", settings.host, "--port", str(settings.port)]
     command += ["--idle-exit", str(IDLE_EXIT_S)]
     with log_path.open("ab") as log:
-        child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, **_detached())
+        child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, **DETACHED)
     deadline_s = time.monotonic() + START_TIMEOUT_S
     while True:
         status = child.poll()
@@ -292,12 +300,6 @@ def _others(settings: config.Settings) -> str:
     at_ports = [msgspec.structs.replace(settings, port=port) for port in local_ports(config.folders().state)]
     running = [str(at.port) for at in at_ports if at.port != settings.port and version_if_any(at) is not None]
     return f"; another one with the same data runs at port {' and '.join(running)}" if running else ""
-
-
-def _detached() -> dict[str, Any]:
-    if sys.platform == "win32":
-        return {"creationflags": subprocess.DETACHED_PROCESS | subprocess.CREATE_NEW_PROCESS_GROUP}
-    return {"start_new_session": True}
 
 
 def _log_name(settings: config.Settings) -> str:

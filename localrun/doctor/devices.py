@@ -16,7 +16,7 @@ import msgspec
 from localrun.doctor.finding import Finding, fail, ok, warn
 from localrun.doctor.llama_build import BuildReport
 from localrun.models import builtin
-from localrun.process_end import end_in_words, last_words
+from localrun.processes import end_in_words, last_words, run_text
 
 NAME = "devices"
 COMMAND = (sys.executable, "-P", "-m", "localrun.engine.tools.device_check")
@@ -73,10 +73,7 @@ def _judged(said: Said) -> Finding:
 def _run(command: Sequence[str], timeout_s: float) -> tuple[list[Said], str]:
     """What was said, and how it ended if it did not end well."""
     try:
-        ended = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=timeout_s,
-            check=False,
-        )  # fmt: skip
+        ended = run_text(command, timeout_s)
         output, end = ended.stdout, ""
         if ended.returncode:
             end = f"the process {end_in_words(ended.returncode)}{last_words(ended.stderr)}"

@@ -18,6 +18,7 @@ import msgspec
 
 from localrun.doctor.finding import Finding, ok, size, warn
 from localrun.doctor.llama_build import BuildReport, rebuild
+from localrun.processes import SYSTEM_ENCODING, run_text
 
 TIMEOUT_S = 15.0
 _DISPLAY_CLASS = "0x03"
@@ -62,8 +63,8 @@ def _from_nvidia_smi() -> Iterator[Card]:
 def _from_pci(sys_folder: Path) -> Iterator[Card]:
     for device in sorted(sys_folder.glob("bus/pci/devices/*")):
         try:
-            kind = (device / "class").read_text().strip()
-            vendor = _PCI_VENDORS.get((device / "vendor").read_text().strip().lower())
+            kind = (device / "class").read_text("ascii").strip()
+            vendor = _PCI_VENDORS.get((device / "vendor").read_text("ascii").strip().lower())
         except OSError:
             continue
         if vendor is None or not kind.startswith(_DISPLAY_CLASS):
@@ -91,10 +92,7 @@ def _lines(*command: str) -> list[str]:
     if program is None:
         return []
     try:
-        ended = subprocess.run(
-            [program, *command[1:]], stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
-            timeout=TIMEOUT_S, check=False,
-        )  # fmt: skip
+        ended = run_text([program, *command[1:]], TIMEOUT_S, encoding=SYSTEM_ENCODING)
     except (OSError, subprocess.TimeoutExpired):
         return []
     return ended.stdout.splitlines() if ended.returncode == 0 else []
@@ -154,9 +152,12 @@ def _driver_remedy(vendor: Vendor) -> str:
 
 
 def _unseen_remedy(card: Card) -> str:
+    is_linux = sys.platform == "linux"
+    if card.vendor is Vendor.APPLE:
+        return "a Mac that is a virtual machine has no GPU for Metal: run localrun on the Mac itself"
     if card.vendor is Vendor.NVIDIA:
-        return (
-            "look at CUDA_VISIBLE_DEVICES, update the driver if it is older than the CUDA of the build, and where "
-            "/dev/nvidia-uvm is missing: sudo nvidia-modprobe -u -c 0"
-        )
+        text = "look at CUDA_VISIBLE_DEVICES, update the driver if it is older than the CUDA of the build"
+        return text + (", and where /dev/nvidia-uvm is missing: sudo nvidia-modprobe -u -c 0" if is_linux else "")
+    if not is_linux:
+        return "update the driver, and look at HIP_VISIBLE_DEVICES and GGML_VK_VISIBLE_DEVICES"
     return "add yourself to the groups `render` and `video`, log in again, and look at HIP_VISIBLE_DEVICES"

@@ -19,13 +19,12 @@ from localrun.doctor.finding import Finding, fail, ok, warn
 from localrun.kernel_probe import ProbeFailed, probe, probe_and_keep
 from localrun.kernels import Verdict
 from localrun.library_problems import OTHER_PROCESSOR, Problem, explain
+from localrun.processes import end_in_words, run_text, signal_of
 
 TIMEOUT_S = 60.0
 COMMAND = (sys.executable, "-P", "-m", "localrun.engine.tools.build_report")
 # The engine loads it the same way.
 MEDIA_COMMAND = (sys.executable, "-P", "-c", "from llama_cpp import mtmd_cpp; mtmd_cpp.mtmd_default_marker()")
-# As POSIX and as Windows tell it.
-_ILLEGAL_INSTRUCTION = (-signal.SIGILL, 0xC000001D)
 # What llama.cpp calls a feature, and what Linux does. The ones that change its speed much.
 _FEATURES = {
     "AVX": "avx", "AVX2": "avx2", "FMA": "fma", "F16C": "f16c", "AVX512": "avx512f", "AVX_VNNI": "avx_vnni",
@@ -63,25 +62,24 @@ def ask_build(command: Sequence[str] = COMMAND, *, timeout_s: float = TIMEOUT_S)
     """The report, or why there is none."""
     remedy = rebuild()
     try:
-        ended = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=timeout_s,
-            check=False,
-        )  # fmt: skip
+        ended = run_text(command, timeout_s)
     except subprocess.TimeoutExpired:
         return fail(
             "llama.cpp", f"loading it takes more than {timeout_s:g} s",
             "a GPU's driver may hang: restart the machine, or hide the GPU (CUDA_VISIBLE_DEVICES= for NVIDIA)",
         )  # fmt: skip
-    if ended.returncode in _ILLEGAL_INSTRUCTION:
+    if signal_of(ended.returncode) == signal.SIGILL:
         return fail("llama.cpp", "it was built for a different CPU (illegal instruction)", remedy)
     if ended.returncode:
         lines = ended.stderr.strip().splitlines()
         problem = explain(lines[-1]) if lines else None
         if problem is not None:
             return fail("llama.cpp", problem.text, problem.remedy)
-        if ended.returncode < 0:
+        if signal_of(ended.returncode) is not None:
             remedy = f"{_BY_A_GPU}; if it crashes all the same: {remedy}"
-        return fail("llama.cpp", f"it cannot be loaded: {lines[-1] if lines else f'status {ended.returncode}'}", remedy)
+        return fail(
+            "llama.cpp", f"it cannot be loaded: {lines[-1] if lines else end_in_words(ended.returncode)}", remedy
+        )
     try:
         return msgspec.json.decode(ended.stdout.strip().splitlines()[-1], type=BuildReport)
     except (IndexError, msgspec.DecodeError) as error:
@@ -106,16 +104,13 @@ def check_media(command: Sequence[str] = MEDIA_COMMAND, *, timeout_s: float = TI
     """Whether the library for images and audio can be loaded."""
     remedy = f"models answer to text only; rebuild llama.cpp to send them images or audio: {rebuild()}"
     try:
-        ended = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=timeout_s,
-            check=False,
-        )  # fmt: skip
+        ended = run_text(command, timeout_s)
     except subprocess.TimeoutExpired:
         return warn("media", f"loading libmtmd takes more than {timeout_s:g} s", remedy)
     if ended.returncode:
         lines = ended.stderr.strip().splitlines()
         return warn(
-            "media", f"libmtmd cannot be loaded: {lines[-1] if lines else f'status {ended.returncode}'}", remedy
+            "media", f"libmtmd cannot be loaded: {lines[-1] if lines else end_in_words(ended.returncode)}", remedy
         )
     return ok("media", "libmtmd can be loaded, for images and audio")
 

@@ -108,8 +108,8 @@ def memory(cgroup: Path = Path("/sys/fs/cgroup")) -> tuple[int, int]:
     of_machine = psutil.virtual_memory()
     available, total = int(of_machine.available), int(of_machine.total)
     try:
-        limit = int((cgroup / "memory.max").read_text())
-        used = int((cgroup / "memory.current").read_text())
+        limit = int((cgroup / "memory.max").read_text("ascii"))
+        used = int((cgroup / "memory.current").read_text("ascii"))
     except (OSError, ValueError):  # no such file on this system, or the word "max": no limit
         return available, total
     return min(available, max(0, limit - used)), min(total, limit)
@@ -180,7 +180,8 @@ def _problem(name: str, folder: Path) -> Finding | None:
     if not folder.is_dir():
         return fail(check, f"{name}: {folder} is not a folder", "move it away, or set LOCALRUN_HOME")
     if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
-        return fail(check, f"{name}: {folder} is not readable and writable for you", f"sudo chown -R $(id -u) {folder}")
+        remedy = "give yourself full control of it" if sys.platform == "win32" else f"sudo chown -R $(id -u) {folder}"
+        return fail(check, f"{name}: {folder} is not readable and writable for you", remedy)
     if sys.platform != "win32":
         status = folder.stat()
         if status.st_uid != os.getuid():

@@ -49,7 +49,9 @@ class FakeEngine(Engine):
         return super().is_idle
 
     def _is_planned(self, step: Step, when: str) -> bool:
-        return any(self._is_near(line, step, when) for line in self._deaths.read_text().splitlines()[:1])
+        return any(
+            self._is_near(line, step, when) for line in self._deaths.read_text(encoding="utf-8").splitlines()[:1]
+        )
 
     def _is_near(self, line: str, step: Step, when: str) -> bool:
         _, planned_when, n_tokens, *words = line.split()
@@ -61,7 +63,7 @@ class FakeEngine(Engine):
         )
 
     def _die(self) -> None:
-        line, *others = self._deaths.read_text().splitlines()
-        self._deaths.write_text("".join(f"{other}\n" for other in others))
+        line, *others = self._deaths.read_text(encoding="utf-8").splitlines()
+        self._deaths.write_text("".join(f"{other}\n" for other in others), encoding="utf-8")
         os.kill(os.getpid(), getattr(signal, line.split()[0]))
         signal.pause()

@@ -40,8 +40,9 @@ class Machine:
     """What there is to build for and with."""
 
     environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
-    system: str = field(default_factory=lambda: run(["uname", "-s"])[1].strip() or platform.system())
-    processor: str = field(default_factory=lambda: run(["uname", "-m"])[1].strip() or platform.machine())
+    # Not uname's, which in Git's shell on Windows names that shell.
+    system: str = field(default_factory=lambda: platform.system())
+    processor: str = field(default_factory=lambda: platform.machine())
 
     def which(self, name: str) -> str | None:
         return shutil.which(name, path=self.environ.get("PATH"))

@@ -50,7 +50,15 @@ from localrun.server.batches import openai as batches
 from localrun.server.embedding import routes as embedding
 from localrun.server.http import failures
 from localrun.server.http.account import ACCOUNT, Account
-from localrun.server.http.connection import IDLE_S, BoundedConnection, Listening, address_of, listen, url_of
+from localrun.server.http.connection import (
+    IDLE_S,
+    BoundedConnection,
+    Listening,
+    address_of,
+    keep_accepting,
+    listen,
+    url_of,
+)
 from localrun.server.http.limits import Limits
 from localrun.server.http.names import bracketed, is_wildcard, served
 from localrun.server.llama_server import routes as llama_server
@@ -211,6 +219,7 @@ class _Daemon(uvicorn.Server):
         print(f"other machines find this one as {name}, because another one has its name", flush=True)
 
     async def startup(self, sockets: list[Any] | None = None) -> None:
+        keep_accepting(asyncio.get_running_loop())
         await super().startup(sockets)
         url = url_of(self._listening.local)
         print(f"localrun is listening on {url}", flush=True)

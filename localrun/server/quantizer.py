@@ -25,7 +25,7 @@ from localrun.models.gguf import reader
 from localrun.models.storage import atomic_file, blobs
 from localrun.models.storage.manifest import Place, Role, StoredFile
 from localrun.models.storage.store import Store
-from localrun.process_end import end_in_words
+from localrun.processes import HIDDEN, end_in_words
 
 # Of the disk, to be left for others.
 RESERVE_BYTES = 256 * 1024 * 1024
@@ -83,7 +83,7 @@ class Quantizer:
         argv = [sys.executable, "-P", "-m", "localrun.engine.tools.quantize"]
         child = await asyncio.create_subprocess_exec(
             *(*argv, str(source), str(target), str(file_type), str(self._n_threads)),
-            stdin=PIPE, stdout=PIPE, stderr=PIPE, start_new_session=True,
+            stdin=PIPE, stdout=PIPE, stderr=PIPE, start_new_session=True, **HIDDEN,
         )  # fmt: skip
         assert child.stdout is not None
         assert child.stderr is not None

@@ -21,6 +21,7 @@ from typing import Generic, TypeVar
 import psutil
 
 from localrun import errors, framing
+from localrun.processes import HIDDEN
 
 START_TIMEOUT_S = 60.0
 # A worker that gets no processor is waited for so many times as long as it may compute.
@@ -163,7 +164,7 @@ class WorkerProcess(Generic[Reply]):
         }
         for _ in range(2):
             worker = await asyncio.create_subprocess_exec(
-                *self._command, stdin=PIPE, stdout=PIPE, env=environment | dict(self._environment)
+                *self._command, stdin=PIPE, stdout=PIPE, env=environment | dict(self._environment), **HIDDEN
             )
             try:
                 async with asyncio.timeout(START_TIMEOUT_S):

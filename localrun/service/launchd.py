@@ -27,8 +27,8 @@ def agent(plan: ServicePlan) -> bytes:
         "ProgramArguments": list(plan.command),
         "EnvironmentVariables": dict(sorted(plan.environment.items())),
         "RunAtLoad": True,
-        # Again after a crash, not after an orderly end.
-        "KeepAlive": {"SuccessfulExit": False},
+        # Again after a crash, not after an orderly end, nor where a wrong setting or a busy port would end it at once.
+        "KeepAlive": {"Crashed": True},
         "ThrottleInterval": 10,
         "ExitTimeOut": 30,
         # Otherwise macOS slows the engines down as background work.

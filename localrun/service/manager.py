@@ -16,6 +16,7 @@ from typing import NamedTuple, Protocol
 
 from localrun.config import Folders
 from localrun.errors import NotSupported
+from localrun.processes import SYSTEM_ENCODING, run_text
 from localrun.service.plan import ServicePlan
 
 # --- commands: systemctl, launchctl, schtasks ---
@@ -47,10 +48,7 @@ def run_command(*command: str, timeout_s: float = TIMEOUT_S) -> Ran:
     if program is None:
         return Ran(127, "", f"{command[0]} is not installed")
     try:
-        ended = subprocess.run(
-            [program, *command[1:]], stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
-            timeout=timeout_s, check=False, env=os.environ | {"LC_ALL": "C"},
-        )  # fmt: skip
+        ended = run_text([program, *command[1:]], timeout_s, encoding=SYSTEM_ENCODING, env=os.environ | {"LC_ALL": "C"})
     except subprocess.TimeoutExpired:
         return Ran(124, "", f"{command[0]} did not end within {timeout_s:g} s")
     return Ran(ended.returncode, ended.stdout, ended.stderr)

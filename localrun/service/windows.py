@@ -10,6 +10,7 @@ Runs in the command line. Does not: need an administrator.
 from __future__ import annotations
 
 import csv
+import ctypes
 import io
 import os
 import runpy
@@ -27,7 +28,11 @@ from localrun.errors import NotSupported, ServiceFailed
 from localrun.service.manager import Ran, ServiceState, remove_file, run_command, show_tail
 from localrun.service.plan import ServicePlan
 
+if sys.platform == "win32":
+    import msvcrt
+
 NAME = "localrun"
+_FIRST_HANDLE = -10  # Windows numbers input, output and errors downwards from here
 
 
 class Start(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,7 +108,10 @@ _TASK = """\
 """
 
 
-_STATUS_COLUMN = 2  # of `schtasks /query /fo csv`, in every language: name, next run, status
+# Columns of `schtasks /query /v /fo csv`. The words in them are translated; the result of a task that runs is a number
+# in every language.
+_STATUS_COLUMN, _RESULT_COLUMN = 3, 6
+_IS_RUNNING = "267009"
 
 
 class TaskScheduler:
@@ -136,12 +144,13 @@ class TaskScheduler:
     def state(self) -> ServiceState:
         """See `Manager`. The scheduler does not tell process ids."""
         self._require()
-        ran = run_command("schtasks", "/query", "/tn", NAME, "/fo", "csv", "/nh")
+        ran = run_command("schtasks", "/query", "/tn", NAME, "/v", "/fo", "csv", "/nh")
         if ran.status:
             return ServiceState(False, False, "not installed")
         rows = list(csv.reader(io.StringIO(ran.output)))
-        detail = rows[0][_STATUS_COLUMN] if rows and len(rows[0]) > _STATUS_COLUMN else "unknown"
-        return ServiceState(True, detail == "Running", detail)
+        if not rows or len(rows[0]) <= _RESULT_COLUMN:
+            return ServiceState(True, False, "unknown")
+        return ServiceState(True, rows[0][_RESULT_COLUMN].strip() == _IS_RUNNING, rows[0][_STATUS_COLUMN])
 
     def show_logs(self, *, n_lines: int, follow: bool) -> int:
         """See `Manager`."""
@@ -181,6 +190,8 @@ def main(arguments: list[str]) -> None:
     # Engines inherit descriptor 2, not Python's objects. Without a console none of the standard ones may be open.
     for descriptor in (1, 2):
         os.dup2(log.fileno(), descriptor)
+        if sys.platform == "win32":  # where they inherit a handle, which a program without a console has none of
+            ctypes.windll.kernel32.SetStdHandle(_FIRST_HANDLE - descriptor, msvcrt.get_osfhandle(descriptor))
     sys.argv = ["localrun", *start.arguments]
     runpy.run_module("localrun", run_name="__main__", alter_sys=True)
 

@@ -14,7 +14,7 @@ Does not: run on Windows, where a job object does this.
 from __future__ import annotations
 
 import os
-import select
+import queue
 import signal
 import subprocess
 import sys
@@ -28,6 +28,7 @@ FLUSH_S = 0.5
 MAX_LINE_BYTES = 32_000_000
 SHOWN_BYTES = 200
 _CHUNK_BYTES = 65536
+_MAX_CHUNKS = 512
 
 
 def main(command: list[str]) -> None:
@@ -42,11 +43,12 @@ def main(command: list[str]) -> None:
         _say(f"{command[0]} cannot be started: {getattr(error, 'strerror', None) or error}")
         sys.exit(127)
     is_over = threading.Event()
-    threading.Thread(target=_copy_in, args=(server, is_over), daemon=True).start()
+    unread: queue.Queue[bytes] = queue.Queue(_MAX_CHUNKS)
+    threading.Thread(target=_copy_in, args=(server, unread), daemon=True).start()
     copying_out = threading.Thread(target=_copy_out, args=(server, is_over), daemon=True)
     copying_out.start()
     threading.Thread(target=_wait, args=(server, is_over), daemon=True).start()
-    threading.Thread(target=_watch_input, args=(is_over,), daemon=True).start()
+    threading.Thread(target=_read_input, args=(unread, is_over), daemon=True).start()
     is_over.wait()
     with suppress(subprocess.TimeoutExpired):
         server.wait(GRACE_S)
@@ -65,26 +67,27 @@ def _wait(server: subprocess.Popen[bytes], is_over: threading.Event) -> None:
     is_over.set()
 
 
-def _watch_input(is_over: threading.Event) -> None:
-    """Its end counts also while a server that does not read holds up the copying."""
-    ends = select.poll()
-    ends.register(0, 0)
-    ends.poll()
-    is_over.set()
-
-
-def _copy_in(server: subprocess.Popen[bytes], is_over: threading.Event) -> None:
-    assert server.stdin is not None
-    is_broken = False
+def _read_input(unread: queue.Queue[bytes], is_over: threading.Event) -> None:
+    """Ahead of a server that does not read, and whatever became of it: the end of our input is what counts."""
     while data := os.read(0, _CHUNK_BYTES):
         try:
-            while data and not is_broken:
+            unread.put_nowait(data)
+        except queue.Full:
+            _say(f"did not read {_MAX_CHUNKS * _CHUNK_BYTES // 1_000_000} MB")
+            break
+    with suppress(queue.Full):
+        unread.put_nowait(b"")
+    is_over.set()
+
+
+def _copy_in(server: subprocess.Popen[bytes], unread: queue.Queue[bytes]) -> None:
+    assert server.stdin is not None
+    with suppress(OSError):
+        while data := unread.get():
+            while data:
                 data = data[server.stdin.write(data) :]
-        except OSError:
-            is_broken = True  # read on all the same: the end of our input is what counts
     with suppress(OSError):
         server.stdin.close()
-    is_over.set()
 
 
 def _copy_out(server: subprocess.Popen[bytes], is_over: threading.Event) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import socket
@@ -49,6 +50,21 @@ def test_a_daemon_is_found_by_its_version(daemon):
     settings = config.Settings(port=daemon.port)
     assert daemon_version(settings) == "9.8.7"
     assert ensure_daemon(settings) == require_daemon(settings) == f"http://127.0.0.1:{daemon.port}"
+
+
+@pytest.mark.parametrize(("system", "is_mac"), [("darwin", True), ("linux", False)])
+def test_another_machine_that_no_way_leads_to(monkeypatch: pytest.MonkeyPatch, system: str, is_mac: bool):
+    """As macOS says it of a network that this program may not use."""
+
+    def connect(*_: object) -> None:
+        raise OSError(errno.EHOSTUNREACH, "No route to host")
+
+    monkeypatch.setattr("localrun.access.resolver.connect", connect)
+    monkeypatch.setattr("localrun.cli.daemon.sys.platform", system)
+    settings = config.Settings(host="192.168.77.7", port=11434)
+    with pytest.raises(errors.DaemonUnreachable, match="no way to") as raised:
+        daemon_version(settings)
+    assert ("Local Network" in raised.value.message) == is_mac
 
 
 def test_nobody():

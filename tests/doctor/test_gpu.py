@@ -123,6 +123,25 @@ def test_a_vulkan_build_needs_its_tools_first():
     assert check_gpu([AMD], report(), compilers=[]).remedy.startswith("install the Vulkan SDK")
 
 
+@pytest.mark.parametrize(
+    ("system", "card", "words", "others"),
+    [
+        ("linux", NVIDIA, "nvidia-modprobe", "virtual machine"),
+        ("linux", AMD, "`render`", "virtual machine"),
+        ("win32", NVIDIA, "CUDA_VISIBLE_DEVICES", "modprobe"),
+        ("win32", AMD, "HIP_VISIBLE_DEVICES", "`render`"),
+        ("darwin", APPLE, "virtual machine", "`render`"),
+    ],
+)
+def test_what_is_told_of_a_gpu_that_the_build_does_not_see_is_for_this_system(
+    monkeypatch: pytest.MonkeyPatch, system: str, card: Card, words: str, others: str
+):
+    monkeypatch.setattr(sys, "platform", system)
+    remedy = check_gpu([card], report(backends=("GPU", "CPU")), compilers=[]).remedy
+    assert words in remedy
+    assert others not in remedy
+
+
 def test_gpus_in_use_are_listed_with_their_memory():
     devices = (("RTX 4090", 20_000_000_000, False, 24_000_000_000), ("RTX 3060", 1, False, 12_000_000_000))
     found = check_gpu([NVIDIA, NVIDIA], report(*devices, backends=("CUDA", "CPU")), compilers=[])

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import re
 import sys
 
 import pytest
+from packaging.requirements import Requirement
 from packaging.version import Version
 
 from tests.packaging.machine import PACKAGING
@@ -20,12 +20,15 @@ def constraints(monkeypatch: pytest.MonkeyPatch):
     del sys.modules["constraints"]
 
 
-def pinned() -> dict[str, Version]:
+def pinned(**machine: str) -> dict[str, Version]:
+    """On Linux unless another `machine` is given, by the names of markers."""
     text = (PACKAGING / "constraints.txt").read_text(encoding="utf-8")
-    lines = [line for line in text.splitlines() if line and not line.startswith("#")]
-    found = [re.fullmatch(r"([a-z0-9-]+)==(\S+)", line) for line in lines]
-    assert all(found)
-    return {match[1]: Version(match[2]) for match in found if match}
+    found = [Requirement(line) for line in text.splitlines() if line and not line.startswith("#")]
+    here = {"sys_platform": "linux", "platform_machine": "x86_64"} | machine
+    there = [each for each in found if each.marker is None or each.marker.evaluate(dict(here))]
+    versions = {each.name: Version(str(each.specifier).removeprefix("==")) for each in there}
+    assert len(versions) == len(there), "each is pinned once"
+    return versions
 
 
 def test_every_requirement_is_pinned_within_its_bounds(constraints):
@@ -34,6 +37,16 @@ def test_every_requirement_is_pinned_within_its_bounds(constraints):
         name = constraints.canonical(requirement.name)
         assert name in versions, f"{name} is not pinned; run python packaging/generate.py constraints"
         assert requirement.specifier.contains(versions[name]), f"{name}=={versions[name]} is not {requirement}"
+
+
+def test_an_intel_mac_gets_what_has_a_wheel_there(constraints):
+    here, there = pinned(), pinned(sys_platform="darwin")
+    assert {name for name in here if here[name] != there[name]} == set(constraints.INTEL_MAC)
+    assert there["cryptography"] == Version("48.0.1")
+    assert pinned(sys_platform="darwin", platform_machine="arm64") == here
+    for requirement in constraints.direct():
+        if requirement.name in there:
+            assert requirement.specifier.contains(there[requirement.name])
 
 
 def test_what_the_requirements_need_is_pinned_too(constraints):

@@ -19,7 +19,7 @@ GOLDEN = {
     "ProgramArguments": ["/opt/localrun/bin/python", "-P", "-m", "localrun", "serve", "--port", "11500"],
     "EnvironmentVariables": {"LOCALRUN_MODELS": "/a & b/<models>"},
     "RunAtLoad": True,
-    "KeepAlive": {"SuccessfulExit": False},
+    "KeepAlive": {"Crashed": True},
     "ThrottleInterval": 10,
     "ExitTimeOut": 30,
     "ProcessType": "Interactive",

@@ -101,11 +101,12 @@ def test_what_schtasks_refuses_is_said(scheduler, fakes, folders, make_plan):
 
 @with_programs
 def test_what_the_scheduler_knows(scheduler, fakes):
-    running = {"stdout": '"\\localrun","N/A","Running"\n'}
-    ready = {"stdout": '"\\localrun","N/A","Ready"\n'}
+    line = '"DESK","\\localrun","N/A","{}","Interactive only","28.11.2026 09:00:00","{}","DESK\\kim"\n'
+    # In German; the number is that of a task that runs.
+    running, ready = ({"stdout": line.format(*each)} for each in (("Wird ausgeführt", 267009), ("Bereit", 0)))
     fakes.answers({QUERY: [running, ready, {"status": 1}]})
-    assert tuple(scheduler.state()) == (True, True, "Running", None)
-    assert tuple(scheduler.state()) == (True, False, "Ready", None)
+    assert tuple(scheduler.state()) == (True, True, "Wird ausgeführt", None)
+    assert tuple(scheduler.state()) == (True, False, "Bereit", None)
     assert tuple(scheduler.state()) == (False, False, "not installed", None)
 
 

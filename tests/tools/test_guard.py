@@ -99,12 +99,22 @@ def test_a_server_that_does_not_read_ends_with_its_input_too() -> None:
     assert process.stdin is not None
     assert process.stdout is not None
     pids = _pids(process.stdout.readline())
-    os.set_blocking(process.stdin.fileno(), False)
-    with contextlib.suppress(BlockingIOError):
-        while True:  # until all the pipes are full, and the guard waits
-            os.write(process.stdin.fileno(), b"x" * 65536)
-            time.sleep(0.2)
+    for _ in range(64):  # far more than pipes hold
+        process.stdin.write(b"x" * 65536)
     _end_with_its_input(process, pids)
+
+
+def test_a_server_that_never_reads_is_ended() -> None:
+    process = _start(STUBBORN)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    pids = _pids(process.stdout.readline())
+    with contextlib.suppress(BrokenPipeError):
+        for _ in range(1000):
+            process.stdin.write(b"x" * 65536)
+    _wait_until_gone([*pids, process.pid])
+    _, said = process.communicate()
+    assert b"did not read 33 MB" in said
 
 
 def test_a_kill_of_the_owner_leaves_nothing_behind(tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ from localrun.engine.backend import (
     BASE,
     AdapterSet,
     Batch,
+    DecodeFailed,
     GivenUp,
     MediaChunk,
     MediaRows,
@@ -41,7 +42,7 @@ from localrun.engine.backend import (
     first_undoable,
 )
 from localrun.engine.native.adapters import LlamaAdapters
-from localrun.engine.native.library import Threadpools, last_problem, native
+from localrun.engine.native.library import Threadpools, last_problem, native, uncomputed
 from localrun.engine.native.pages import Memory, StateBuffer, give_back, grown, memory_of_cells
 from localrun.engine.native.rows import ABORTED, Places, Rows, attending, check_code, check_range, giving_up
 from localrun.engine.native.states import StateLayout
@@ -328,6 +329,14 @@ class LlamaContext:
             native.llama_sampler_free(self._device_chains[seq])
             self._device_chains[seq] = _device_chain()
             native.llama_set_sampler(self.native, seq, self._device_chains[seq])
+
+    def wait(self, n_rows: int) -> None:
+        """Until what is wanted of these rows is there. Raises DecodeFailed when the device says only now that it was
+        not computed."""
+        if self.batch.wants_logits[:n_rows].any():
+            native.llama_synchronize(self.native)
+        if said := uncomputed():
+            raise DecodeFailed(f"the device did not compute the rows: {said}", is_fatal=True)
 
     def sort_outputs(self, row: int) -> None:
         """The first look at a decode's outputs puts them in order, for all threads."""

@@ -83,7 +83,7 @@ class LlamaEmbedder:
         self._turns = Turns()
         self.projector = self._open_projector(projector_path) if projector_path else None
         self._context = self._open(kv_type, rope)
-        self._pools = Threadpools(native._lib)
+        self._pools = Threadpools()
         self._pools.use(self._context, n_threads)
         self._memory = native.llama_get_memory(self._context)
         self.can_split = bool(self._memory) and bool(native.llama_get_causal_attn(self._context))

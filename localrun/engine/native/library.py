@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+import locale
 import logging
 import os
 import re
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -29,6 +31,19 @@ from localrun.errors import EngineFailed
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 # An abort of ggml's would start a debugger where there is one, which takes seconds in which streams could go on.
 os.environ.setdefault("GGML_NO_BACKTRACE", "1")
+
+if sys.platform == "win32":
+    # The library and its modules are opened in a way that looks for a GPU's runtime along PATH alone; and the package
+    # fails at a toolkit that was removed and left its variable behind.
+    for _variable in ("CUDA_PATH", "HIP_PATH"):
+        _toolkit = Path(os.environ.get(_variable, ""))
+        if os.environ.get(_variable) and not all((_toolkit / name).is_dir() for name in ("bin", "lib")):
+            del os.environ[_variable]
+        elif os.environ.get(_variable):
+            os.environ["PATH"] += "".join(f"{os.pathsep}{_toolkit / name}" for name in ("bin", "bin/x64"))
+    # Files that C++ opens by narrow names (projectors, adapters) may have letters of any language in theirs.
+    with suppress(locale.Error):
+        locale.setlocale(locale.LC_CTYPE, ".UTF8")
 
 _package = importlib.util.find_spec("llama_cpp")
 
@@ -67,6 +82,7 @@ __all__ = [
     "mtmd",
     "native",
     "skipped_modules",
+    "uncomputed",
 ]
 
 log = logging.getLogger("localrun.llama")
@@ -117,9 +133,23 @@ def last_problem() -> str:
     return _problems[-1] if _problems else "it gave no reason"
 
 
+# Metal's words for rows that it did not compute, which it says when it is waited for. Only the next call fails.
+_UNCOMPUTED = re.compile(r"command buffer \d+ failed with status")
+_uncomputed: list[str] = []
+
+
+def uncomputed() -> str:
+    """What a device said of rows that it did not compute, since the last time somebody asked; empty if nothing."""
+    said = "; ".join(_uncomputed)
+    _uncomputed.clear()
+    return said
+
+
 def _take_log_line(level: int, data: bytes, _data: object) -> None:
     """llama.cpp's own log lines: problems go to our log and are kept for the next error message."""
     line = data.decode("utf-8", "replace").strip()
+    if _UNCOMPUTED.search(line):
+        _uncomputed.append(line)
     if level in (_GGML_LOG_WARN, _GGML_LOG_ERROR) and line and not any(text in line for text in _EXPECTED):
         if not line.endswith(_SUMMARY):
             _problems[:] = [*_problems[-20:], line]
@@ -130,11 +160,27 @@ def _take_log_line(level: int, data: bytes, _data: object) -> None:
 log_callback = native.llama_log_callback(_take_log_line)
 
 
-def ggml() -> ctypes.CDLL:
-    """The library that knows the backends; only Windows does not find its functions by way of llama.cpp's."""
+class _Libraries:
+    """Functions of several libraries, each where it is found first."""
+
+    def __init__(self, *libraries: ctypes.CDLL) -> None:
+        self._libraries = libraries
+
+    def __getattr__(self, name: str) -> Any:
+        for library in self._libraries:
+            with suppress(AttributeError):
+                return getattr(library, name)
+        raise AttributeError(f"function '{name}' not found")
+
+
+@cache
+def ggml() -> Any:
+    """All functions of ggml and llama.cpp. Only Windows looks for a name in one library and not in those that it was
+    linked to: there the registry of backends is in `ggml.dll`, and the rest of ggml in `ggml-base.dll`."""
     if sys.platform == "win32":
-        return ctypes.CDLL(str(library_folder() / "ggml.dll"))
-    return native._lib  # type: ignore[no-any-return]
+        files = (library_folder() / name for name in ("ggml.dll", "ggml-base.dll"))
+        return _Libraries(*(ctypes.CDLL(str(file)) for file in files), native._lib)
+    return native._lib
 
 
 def skipped_modules() -> dict[str, str]:
@@ -191,7 +237,7 @@ _IS_GPU = (1, _INTEGRATED)
 
 def gpus() -> list[tuple[str, int, bool, int]]:
     """Name, free bytes, whether it computes in the machine's own memory, and total bytes of each GPU; empty where this
-    build can use none."""
+    build can use none. Metal calls a Mac's GPU no integrated one, and its memory free whatever other processes hold."""
     library, devices = ggml(), gpu_devices()
     library.ggml_backend_dev_memory.argtypes = [ctypes.c_void_p] + [ctypes.POINTER(ctypes.c_size_t)] * 2
     library.ggml_backend_dev_description.restype = ctypes.c_char_p
@@ -201,7 +247,8 @@ def gpus() -> list[tuple[str, int, bool, int]]:
         free, total = ctypes.c_size_t(), ctypes.c_size_t()
         library.ggml_backend_dev_memory(device, ctypes.byref(free), ctypes.byref(total))
         name = library.ggml_backend_dev_description(device).decode(errors="replace")
-        found.append((name, free.value, library.ggml_backend_dev_type(device) == _INTEGRATED, total.value))
+        is_shared = sys.platform == "darwin" or library.ggml_backend_dev_type(device) == _INTEGRATED
+        found.append((name, free.value, is_shared, total.value))
     return found
 
 
@@ -259,8 +306,8 @@ class Threadpools:
     pools outlive the contexts that use them.
     """
 
-    def __init__(self, library: ctypes.CDLL) -> None:
-        self._library = library
+    def __init__(self) -> None:
+        library = self._library = ggml()
         self._pools: dict[int, int | None] = {}
         # A library without pools makes threads for every graph.
         self._new = _cpu_function(library, "ggml_threadpool_new", ctypes.c_void_p, ctypes.POINTER(_Params))
@@ -294,7 +341,7 @@ class Threadpools:
         return opened
 
 
-def _cpu_function(library: ctypes.CDLL, name: str, result: type | None, *arguments: type) -> ctypes._FuncPointer | None:
+def _cpu_function(library: Any, name: str, result: type | None, *arguments: type) -> ctypes._FuncPointer | None:
     """A function of the CPU backend, which may be a module that was opened at run time; None if it has no such."""
     library.ggml_backend_dev_by_type.restype = ctypes.c_void_p
     library.ggml_backend_dev_backend_reg.restype = ctypes.c_void_p

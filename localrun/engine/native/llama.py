@@ -128,7 +128,7 @@ class LlamaBackend:
         self.worker: LlamaWorker | None = None
         self._threads = Threads(n_threads, n_threads)
         self._fewer: FewerThreads | None = None
-        self._pools = Threadpools(native._lib)
+        self._pools = Threadpools()
         self.turns = Turns()
         self._helpers = Helpers(processors.usable().most_threads)
         self.projector: LlamaProjector | None = None
@@ -169,6 +169,7 @@ class LlamaBackend:
             self.main.decode(n_rows, None if self.overlaps else gives_up)
         if self.overlaps:
             self.meanwhile()
+            self.main.wait(n_rows)
 
     def set_chunks(self, seq: int, chunks: tuple[tuple[int, MediaChunk], ...]) -> None:
         context, seq = self._place(seq)

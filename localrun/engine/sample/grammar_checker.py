@@ -17,6 +17,7 @@ from typing import BinaryIO, ClassVar, cast
 
 from localrun import framing
 from localrun.errors import BadRequest
+from localrun.processes import HIDDEN
 from localrun.wire import Grammar, GrammarCheck, GrammarChecked
 
 # Of the processor's time, which is what a worker limits itself to; where it cannot, or gets no processor, of the clock.
@@ -67,7 +68,9 @@ class GrammarChecker:
         """Have a worker, which may take a while to be ready."""
         if self._worker is None or self._worker.poll() is not None:
             self._discard()
-            self._worker = subprocess.Popen(_COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=-1)
+            self._worker = subprocess.Popen(
+                _COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=-1, **HIDDEN
+            )
             self._is_ready = False
 
     def kill(self) -> None:

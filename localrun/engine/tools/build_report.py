@@ -42,7 +42,7 @@ def main() -> None:
     lines.write(json.dumps(report) + "\n")
 
 
-def backends(library: ctypes.CDLL) -> list[str]:
+def backends(library: Any) -> list[str]:
     """Names of the backends that ggml was built with, such as CPU and CUDA."""
     library.ggml_backend_reg_count.restype = ctypes.c_size_t
     library.ggml_backend_reg_get.restype = ctypes.c_void_p
@@ -60,7 +60,7 @@ def cpu_features(system_info: str) -> list[str]:
     return [name.strip() for name, _, value in pairs if value.strip() == "1"]
 
 
-def _text(library: ctypes.CDLL, function: str) -> str:
+def _text(library: Any, function: str) -> str:
     ask = getattr(library, function, None)
     if ask is None:
         return ""

@@ -77,7 +77,7 @@ def is_wrong(token: int, logits: Logits) -> bool:
 def _opened(model: Any, *, is_device: bool) -> LlamaContext:
     n_vocab = int(native.llama_vocab_n_tokens(native.llama_model_get_vocab(model)))
     shape = replace(_SHAPE, samples_on_device=is_device)
-    pools = Threadpools(native._lib)
+    pools = Threadpools()
     return LlamaContext(model, shape, pools, kind=MemoryKind.ATTENTION, n_window=0, n_vocab=n_vocab)
 
 

@@ -14,10 +14,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import cast
 
 from localrun import framing
+from localrun.processes import HIDDEN
 
 PREFIX_BYTES = 4
 
@@ -99,6 +101,7 @@ class EngineChild(asyncio.SubprocessProtocol):
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             start_new_session=True,
+            **HIDDEN,
         )
         self._transport = transport
         # uvloop's transports are not registered as subclasses of asyncio's.
@@ -119,12 +122,14 @@ class EngineChild(asyncio.SubprocessProtocol):
                 self._transport.kill()
 
     async def stop(self) -> None:
-        """Ends the child: SIGTERM and end of stdin, SIGKILL after `TERMINATE_GRACE_S`. Returns when it is reaped."""
+        """Ends the child: SIGTERM and end of stdin, SIGKILL after `TERMINATE_GRACE_S`. Returns when it is reaped. On
+        Windows, where terminating is killing, the end of stdin alone."""
         if self._transport is None:
             return
         if not self._ended.is_set():
-            with contextlib.suppress(ProcessLookupError):
-                self._transport.terminate()
+            if sys.platform != "win32":
+                with contextlib.suppress(ProcessLookupError):
+                    self._transport.terminate()
             if self._stdin is not None:
                 self._stdin.close()
             try:

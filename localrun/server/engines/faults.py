@@ -81,11 +81,14 @@ class StallWatch:
 
     Does not: judge engines that owe nothing.
 
-    `links` gives the engines that are loading or ready.
+    `links` gives the engines that are loading or ready; `has_devices`, whether they may load onto any.
     """
 
-    def __init__(self, links: Callable[[], Iterable[EngineLink]]) -> None:
+    def __init__(
+        self, links: Callable[[], Iterable[EngineLink]], has_devices: Callable[[], bool] = lambda: False
+    ) -> None:
         self._links = links
+        self._has_devices = has_devices
         self._seen: dict[int, _Work] = {}
         self._told: WeakSet[EngineLink] = WeakSet()
 
@@ -111,7 +114,8 @@ class StallWatch:
                     "what is used for the first time",
                     link.model,
                 )
-            silent_s = SILENT_ON_DEVICE_S if link.is_on_device else SILENT_S
+            is_on_device = self._has_devices() if link.is_loading else link.is_on_device
+            silent_s = SILENT_ON_DEVICE_S if is_on_device else SILENT_S
             if pid is None or not owes or now_s - link.last_frame_s < silent_s:
                 continue
             work = _work(pid, is_loading=link.is_loading)

@@ -27,6 +27,7 @@ from localrun import kernels
 from localrun.kernels import Pair, Verdict
 from localrun.models.gguf.header import Header
 from localrun.models.memory import memory_kind
+from localrun.processes import HIDDEN
 
 QUIET_S = 2.0
 LOOK_EVERY_S = 0.5
@@ -96,7 +97,7 @@ class Kernels:
         await self._quiet_moment()
         process = await asyncio.create_subprocess_exec(
             *self._command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE, start_new_session=True,
+            stderr=asyncio.subprocess.PIPE, start_new_session=True, **HIDDEN,
         )  # fmt: skip
         try:
             assert process.stdout is not None

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from localrun import framing, library_problems, wire
 from localrun.errors import BadModelFile, EngineDied, EngineFailed, LocalrunError, TooLarge, Unavailable, by_code
-from localrun.process_end import end_in_words
+from localrun.processes import end_in_words, is_crash, signal_of
 from localrun.server.engines import machine
 from localrun.server.engines.child import EngineChild
 from localrun.snapshot import KvRunRow
@@ -38,14 +38,9 @@ KEPT_LINES = 20
 # A step on a device that takes longer is at something else: its driver compiles kernels when they are first used.
 PREPARING_AFTER_S = 5.0
 
-# What a damaged file or a wrong kernel does to native code. Other ends (SIGKILL, SIGTERM) say nothing about either.
-_CRASHES = frozenset({signal.SIGABRT, signal.SIGSEGV, signal.SIGFPE, signal.SIGILL}) | {
-    getattr(signal, "SIGBUS", signal.SIGSEGV)
-}
-
 _KILLED = -9  # the signal has no name on Windows
-# Exit statuses of engines that others ended: 0, with which they leave at SIGTERM, SIGHUP, SIGINT, SIGKILL and SIGTERM.
-_ENDED_BY_OTHERS = frozenset({0, -1, -2, _KILLED, -15})
+# The ends of engines that others ended: status 0, with which they leave at SIGTERM, or SIGHUP, SIGINT or SIGTERM.
+_SIGNALS_OF_OTHERS = frozenset({1, 2, 15})
 
 _log = logging.getLogger("localrun.engine")
 
@@ -334,7 +329,7 @@ class EngineLink:
     def _on_exit(self, returncode: int | None) -> None:
         self.error = error = self._end_as_error(returncode)
         is_own_end = self._kill_reason is None and self._child.frame_error is None and not self._is_stopping
-        if is_own_end and returncode is not None and -returncode in _CRASHES:
+        if is_own_end and is_crash(returncode):
             self.crash = end_in_words(returncode)
         self.was_killed = is_own_end and self._is_ended_by_others(returncode)
         if self.died:
@@ -359,7 +354,7 @@ class EngineLink:
         """Not by the kernel for memory, where that is known: a request can be why that runs out."""
         if returncode == _KILLED:
             return self._n_oom_kills is not None and machine.oom_kills() == self._n_oom_kills
-        return returncode in _ENDED_BY_OTHERS
+        return returncode == 0 or signal_of(returncode) in _SIGNALS_OF_OTHERS
 
     def _end_as_error(self, returncode: int | None) -> LocalrunError:
         if self._is_stopping:
@@ -369,11 +364,11 @@ class EngineLink:
             how = f"broke the protocol ({self._child.frame_error})"
         elif self._kill_reason is not None:
             how = self._kill_reason
-        if returncode is not None and -returncode == signal.SIGILL:
+        if signal_of(returncode) == signal.SIGILL:
             return EngineDied(f"the engine of model '{self.model}' {how}: {library_problems.OTHER_PROCESSOR.line}")
         if self._is_ready:
             return EngineDied(f"the engine of model '{self.model}' {how}; the next request starts a new one")
-        if returncode is not None and -returncode in _CRASHES:
+        if is_crash(returncode):
             return BadModelFile(
                 f"llama.cpp crashed while loading model '{self.model}' (the engine {how}); the file may be damaged, "
                 f"or of a kind that this version cannot run: the log has llama.cpp's last words",

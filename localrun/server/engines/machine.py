@@ -24,7 +24,7 @@ import psutil
 
 from localrun.errors import DeviceLost
 from localrun.models.fit import Gpu
-from localrun.process_end import end_in_words, last_words
+from localrun.processes import HIDDEN, end_in_words, last_words
 from localrun.snapshot import GpuRow, SystemRow
 
 # Drivers take seconds for their first start, and a machine may be busy.
@@ -51,8 +51,9 @@ def has_gpu_library(package: Path | None = None) -> bool:
 async def gpus(command: Sequence[str] = _COMMAND, timeout_s: float = REPORT_TIMEOUT_S) -> tuple[Gpu, ...]:
     """The GPUs with their free memory at this moment. Raises DeviceLost where they cannot be asked."""
     process = await asyncio.create_subprocess_exec(
-        *command, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
-    )
+        *command, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+        **HIDDEN,
+    )  # fmt: skip
     said = b""
     try:
         report, said = await asyncio.wait_for(process.communicate(), timeout_s)
@@ -148,7 +149,7 @@ def total_bytes(cgroup: Path = _CGROUP) -> int:
     """Memory that this machine, or the container around us, has in all."""
     total: int = psutil.virtual_memory().total
     try:
-        return min(total, int((cgroup / "memory.max").read_text()))
+        return min(total, int((cgroup / "memory.max").read_text("ascii")))
     except (OSError, ValueError):  # as in `_left_in_cgroup`
         return total
 
@@ -156,9 +157,9 @@ def total_bytes(cgroup: Path = _CGROUP) -> int:
 def _left_in_cgroup(cgroup: Path) -> int | None:
     """What a cgroup v2 memory limit leaves; None without one. Reclaimable file pages count as free."""
     try:
-        limit = int((cgroup / "memory.max").read_text())
-        used = int((cgroup / "memory.current").read_text())
-        for line in (cgroup / "memory.stat").read_text().splitlines():
+        limit = int((cgroup / "memory.max").read_text("ascii"))
+        used = int((cgroup / "memory.current").read_text("ascii"))
+        for line in (cgroup / "memory.stat").read_text("ascii").splitlines():
             if line.startswith(("inactive_file ", "active_file ")):
                 used -= int(line.split()[1])
     except (OSError, ValueError):  # no such file on this system, or the word "max": no limit
@@ -169,19 +170,21 @@ def _left_in_cgroup(cgroup: Path) -> int | None:
 def oom_kills(vmstat: Path = Path("/proc/vmstat")) -> int | None:
     """How many processes the kernel has killed for memory since it started; None where it does not say."""
     try:
-        counts = dict(line.split() for line in vmstat.read_text().splitlines())
+        counts = dict(line.split() for line in vmstat.read_text("ascii").splitlines())
         return int(counts["oom_kill"])
     except (OSError, ValueError, KeyError):
         return None
 
 
 def private_bytes(pid: int) -> int:
-    """Memory of a process that is not backed by a file: what it would give back by ending, mapped weights left out."""
+    """Memory of a process that is not backed by a file: what it would give back by ending, mapped weights left out. A
+    Mac counts what is mapped and in use as available only when the process has ended, hence with them there."""
     try:
         memory = psutil.Process(pid).memory_info()
     except psutil.Error:
         return 0
-    private: int = memory.rss - getattr(memory, "shared", 0)
+    # Windows tells it, Linux what the rest is.
+    private: int = getattr(memory, "private", memory.rss - getattr(memory, "shared", 0))
     return max(0, private)
 
 

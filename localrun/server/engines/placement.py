@@ -18,7 +18,18 @@ from typing import NamedTuple, Protocol
 from localrun.config import AUTO_KV_TYPE, Settings
 from localrun.errors import CannotFit
 from localrun.models import memory
-from localrun.models.fit import CELL_STEP, FLOOR_CELLS, USABLE_RAM, Fit, Machine, Wish, choose, in_gb, wanted_cells
+from localrun.models.fit import (
+    CELL_STEP,
+    FLOOR_CELLS,
+    USABLE_RAM,
+    Fit,
+    Machine,
+    Wish,
+    choose,
+    in_gb,
+    shared_bytes,
+    wanted_cells,
+)
 from localrun.models.gguf.header import RANK, Header
 from localrun.models.memory import MemoryEstimate
 from localrun.models.projector_memory import projector_memory
@@ -41,7 +52,8 @@ class Estimate(Protocol):
 
 
 class Placement(NamedTuple):
-    """What to load with: `n_kv_cells` cells of `kv_bytes` together, expected to take `needed_bytes` of RAM in all.
+    """What to load with: `n_kv_cells` cells of `kv_bytes` together, expected to take `needed_bytes` of RAM in all, of
+    which `shared_bytes` are those of GPUs that compute in it.
 
     What is not chosen here (empty, 0, None) is as the settings say. The weights and cells
     of the model's draft model take `draft_bytes` if it fits, too, and its projector `projector_bytes`.
@@ -55,6 +67,7 @@ class Placement(NamedTuple):
     n_gpu_layers: int | None = None
     draft_bytes: int = 0
     projector_bytes: int = 0
+    shared_bytes: int = 0
 
 
 def place(
@@ -173,16 +186,17 @@ def place_text(name: str, header: Header, machine: Machine, wish: Wish) -> Place
     fit = choose(header, machine, wish)
     if not fit.fits:
         raise CannotFit(refusal(name, header, fit, machine, wish))
-    draft_needed = fit.estimate.draft
+    draft_needed, on_gpus_bytes = fit.estimate.draft, shared_bytes(fit.devices, machine)
     return Placement(
         n_kv_cells=fit.n_kv_cells,
         kv_bytes=fit.estimate.kv_bytes,
-        needed_bytes=fit.devices[0].total_bytes,
+        needed_bytes=fit.devices[0].total_bytes + on_gpus_bytes,
         kv_type=fit.kv_type,
         n_slots=fit.n_slots,
         n_gpu_layers=fit.n_gpu_layers if machine.gpus else wish.n_gpu_layers,
         draft_bytes=0 if draft_needed is None else draft_needed.weights_bytes + draft_needed.kv_bytes,
         projector_bytes=fit.estimate.projector_bytes,
+        shared_bytes=on_gpus_bytes,
     )
 
 
@@ -191,7 +205,9 @@ def refusal(name: str, header: Header, fit: Fit, machine: Machine, wish: Wish) -
     needed = fit.estimate
     rest_bytes = needed.staging_bytes + needed.process_bytes + needed.adapter_bytes
     seeing = f", its projector {in_gb(needed.projector_bytes)}" if needed.projector_bytes else ""
-    on_gpus = "".join(f", and {in_gb(gpu.free_bytes)} on {gpu.name}" for gpu in machine.gpus)
+    on_gpus = "".join(
+        f", {'at most' if gpu.is_shared else 'and'} {in_gb(gpu.free_bytes)} on {gpu.name}" for gpu in machine.gpus
+    )
     return (
         f"model '{name}' needs {in_gb(needed.total_bytes)} of memory (weights {in_gb(needed.weights_bytes)}, KV cache "
         f"of {fit.n_kv_cells} cells {in_gb(needed.kv_bytes)}, compute {in_gb(needed.compute_bytes)}, the process and "

@@ -185,6 +185,14 @@ class Resident:
         return placed_bytes + extra_bytes + sum(self.extra_adapters.values())
 
     @property
+    def shared_bytes(self) -> int:
+        """The part of that on GPUs that compute in RAM."""
+        extra = self.extra_draft
+        return (self.placement.shared_bytes if self.placement else 0) + (
+            min(extra.ram_bytes, extra.gpu_bytes) if extra else 0
+        )
+
+    @property
     def n_roomy_cells(self) -> int:
         """Twice what the engine had that it replaces, as far as one request can use it: clients that ask for a little
         more room each time have it loaded seldom."""

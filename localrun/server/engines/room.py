@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
@@ -201,14 +202,8 @@ class Room:
     def _offer(
         self, newcomer: Resident, others: Sequence[Resident], gpus: tuple[Gpu, ...]
     ) -> Placement | LocalrunError:
-        """A placement for now, or why not yet. Raises CannotFit when it will not be, whoever leaves.
-
-        What the others were estimated to need and did not take yet is theirs: a pool that was not written to, and
-        mapped weights, which the system counts as available although the next step reads them again.
-        """
-        available = self._available_bytes()
-        private = {resident: _private_bytes(resident) for resident in others}
-        best = self._place(newcomer, available + sum(private.values()), tuple(gpu.emptied for gpu in gpus))
+        """A placement for now, or why not yet. Raises CannotFit when it will not be, whoever leaves."""
+        best = self._place(newcomer, self.left_by(others, (), tuple(gpu.emptied for gpu in gpus)))
         limit = self._settings.max_models
         if limit and sum(resident is not newcomer.replaces for resident in others) >= limit:
             names = ", ".join(sorted(resident.model.name for resident in others))
@@ -216,20 +211,42 @@ class Room:
                 f"{limit} models may be loaded at once (setting max_models) and all are busy: {names}; try again "
                 f"later, or stop one (localrun stop)"
             )
-        owed = sum(max(0, r.needed_bytes - private[r]) for r in others)
         try:
-            now = self._place(newcomer, available - owed, gpus)
+            now = self._place(newcomer, self.left_by((), others, gpus))
         except CannotFit as refusal:
             return refusal
         if _is_worse(now, best) and any(resident.can_be_evicted for resident in others):
             return CannotFit(f"model '{newcomer.model.name}' would get less memory beside idle models")
         return now
 
-    def _place(self, newcomer: Resident, available_bytes: int, gpus: tuple[Gpu, ...]) -> Placement:
+    def left_by(self, leaving: Sequence[Resident], staying: Sequence[Resident], gpus: tuple[Gpu, ...]) -> Machine:
+        """What there is for a newcomer when some have ended.
+
+        What the others were estimated to need and did not take yet is theirs: a pool that was not written to, and
+        mapped weights, which the system counts as available although the next step reads them again.
+        """
+        owed = sum(max(0, resident.needed_bytes - held_bytes(resident)) for resident in staying)
+        ram_bytes = self._available_bytes() + sum(map(held_bytes, leaving)) - owed
+        shared_bytes = sum(resident.shared_bytes for resident in staying)
+        return Machine(max(0, ram_bytes), tuple(gpu.beside(shared_bytes) for gpu in gpus))
+
+    def for_model(self, name: str, gpus: tuple[Gpu, ...]) -> tuple[Machine, int]:
+        """What there would be for a model if it were asked for now, and how much of that idle engines, and its own,
+        would give back."""
+        parted: tuple[list[Resident], list[Resident]] = [], []
+        for resident in self._residents():
+            parted[not (resident.can_be_evicted or resident.model.name == name)].append(resident)
+        leaving, staying = parted
+        if leaving and not staying:
+            gpus = tuple(gpu.emptied for gpu in gpus)
+        return self.left_by(leaving, staying, gpus), sum(map(held_bytes, leaving))
+
+    def _place(self, newcomer: Resident, here: Machine) -> Placement:
         settings, model, n_ctx = newcomer.settings, newcomer.model, newcomer.load.num_ctx or 0
         if newcomer.pooling is not None:
-            return place_embeddings(model, settings, max(0, available_bytes), n_ctx=n_ctx)
-        here = Machine(max(0, available_bytes), gpus)
+            shared = [gpu.free_bytes for gpu in here.gpus if gpu.is_shared and settings.gpu_layers]
+            placement = place_embeddings(model, settings, min(here.ram_bytes, *shared, here.ram_bytes), n_ctx=n_ctx)
+            return placement._replace(shared_bytes=placement.needed_bytes if shared else 0)
         draft = newcomer.draft.header if newcomer.draft is not None else None
         wish = wish_of(
             settings, n_ctx=n_ctx, n_roomy_cells=newcomer.n_roomy_cells, adapter_bytes=model.adapter_bytes,
@@ -249,14 +266,15 @@ class Room:
             kv_type=resident.kv_type,
         )  # fmt: skip
         is_on_gpu = ready.n_gpu_layers > resident.model.header.n_layers
-        if is_on_gpu:
-            gpus = await self._gpus_if_known()
-            gpu = max(gpus or (), key=_free_bytes, default=Gpu("", 0))
+        gpus = await self._gpus_if_known() if is_on_gpu else ()
+        here = self.left_by((), self._residents(), gpus or ())
+        gpu = max(here.gpus, key=_free_bytes, default=Gpu("", 0))
+        free_bytes, fits = here.ram_bytes + before.ram_bytes, True
+        if not is_on_gpu or gpu.is_shared:
+            fits = Machine(free_bytes).usable_ram_bytes >= needed.total_bytes
+        if is_on_gpu and fits:
             free_bytes = gpu.free_bytes + before.gpu_bytes
             fits = gpus is None or gpu._replace(free_bytes=free_bytes).usable_bytes >= needed.total_bytes
-        else:
-            free_bytes = max(0, self._unpromised_bytes() + before.ram_bytes)
-            fits = Machine(free_bytes).usable_ram_bytes >= needed.total_bytes
         if not fits:
             raise CannotFit(
                 f"draft: '{draft.name}' needs {in_gb(needed.total_bytes)} of memory (weights "
@@ -265,8 +283,11 @@ class Room:
                 f"draft out, name a smaller model, or stop other models (localrun stop)",
                 field="draft",
             )
-        ram_bytes, gpu_bytes = (0, needed.total_bytes) if is_on_gpu else (needed.total_bytes, 0)
-        resident.extra_draft = ExtraDraft(draft.path, needed.weights_bytes + needed.kv_bytes, ram_bytes, gpu_bytes)
+        resident.extra_draft = ExtraDraft(
+            draft.path, needed.weights_bytes + needed.kv_bytes,
+            ram_bytes=needed.total_bytes if not is_on_gpu or gpu.is_shared else 0,
+            gpu_bytes=needed.total_bytes if is_on_gpu else 0,
+        )  # fmt: skip
 
     async def make_for_adapters(self, resident: Resident, adapters: Sequence[InEffect]) -> None:
         """Takes room for the adapters that a request asks for and the engine has not loaded yet, in RAM and, where the
@@ -277,12 +298,12 @@ class Room:
         wanted = {each.path: each.size_bytes for each in adapters if each.path not in own}
         new_bytes = sum(size_bytes for path, size_bytes in wanted.items() if path not in loaded)
         if new_bytes:
-            free_bytes = max(0, self._unpromised_bytes())
-            fits = Machine(free_bytes).usable_ram_bytes >= new_bytes
-            if fits and resident.link.ready.n_gpu_layers:
-                gpus = await self._gpus_if_known()
-                free_bytes = sum(gpu.free_bytes for gpu in gpus or ())
-                fits = gpus is None or sum(gpu.usable_bytes for gpu in gpus) >= new_bytes
+            gpus = await self._gpus_if_known() if resident.link.ready.n_gpu_layers else None
+            here = self.left_by((), self._residents(), gpus or ())
+            free_bytes, fits = here.ram_bytes, here.usable_ram_bytes >= new_bytes
+            if fits and gpus is not None:
+                free_bytes = sum(gpu.free_bytes for gpu in here.gpus)
+                fits = sum(gpu.usable_bytes for gpu in here.gpus) >= new_bytes
             if not fits:
                 raise CannotFit(
                     f"the adapters need {in_gb(new_bytes)} of memory beside '{resident.model.name}' but "
@@ -295,10 +316,6 @@ class Room:
             loaded[path] = size_bytes
         while len(loaded) > MAX_ADAPTERS:
             del loaded[next(iter(loaded))]
-
-    def _unpromised_bytes(self) -> int:
-        """Of RAM, beside what was promised to all that are loaded."""
-        return self._available_bytes() - sum(max(0, r.needed_bytes - _private_bytes(r)) for r in self._residents())
 
     async def _wait(self, timeout_s: float) -> None:
         try:
@@ -327,9 +344,13 @@ def _first_to_go(residents: Sequence[Resident], newcomer: Resident) -> Resident:
     return min(residents, key=lambda resident: (resident is not newcomer.replaces, resident.last_used_s))
 
 
-def _private_bytes(resident: Resident) -> int:
-    pid = resident.link.pid
-    return 0 if pid is None else machine.private_bytes(pid)
+def held_bytes(resident: Resident) -> int:
+    """What its engine has taken of the machine's memory and would give back by ending, mapped weights left out. Only a
+    Mac counts what its GPU holds as the process's own."""
+    if resident.link.pid is None:
+        return 0
+    on_gpus_bytes = resident.shared_bytes if resident.is_loaded and sys.platform != "darwin" else 0
+    return machine.private_bytes(resident.link.pid) + on_gpus_bytes
 
 
 def _drain_one(others: Sequence[Resident], newcomer: Resident) -> None:

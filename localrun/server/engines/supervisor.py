@@ -105,9 +105,13 @@ class Supervisor:
         # Who has answered anything, with whatever kernels.
         self._sound: set[tuple[Key, Stamps]] = set()
         self._room = Room(settings, residents=self.residents, end=self._end, available_bytes=available_bytes)
+        self.room_for = self._room.for_model
         self._loads = Loads(settings)
         self._drafts = Drafts(settings, store, self._room)
-        self._stalls = StallWatch(lambda: [r.link for r in self.residents() if r.state is not ResidentState.STOPPING])
+        self._stalls = StallWatch(
+            lambda: [r.link for r in self.residents() if r.state is not ResidentState.STOPPING],
+            has_devices=lambda: self._room.has_gpus,
+        )
         self._kernels = Kernels(kernels_folder, is_quiet=self._is_quiet, on_found=self._on_kernels_found)
         self._tasks: set[asyncio.Task[None]] = set()
         self._stall_task: asyncio.Task[None] | None = None

@@ -101,6 +101,27 @@ def bind(host: str, port: int, *, shares: bool = False) -> socket.socket:
     return listening
 
 
+# What Windows says of a client that was gone before it was accepted.
+_GONE = (64, 1236, 10054)
+
+
+def keep_accepting(loop: asyncio.AbstractEventLoop) -> None:
+    """Pass over such clients: Windows' loop would close the listening socket for good."""
+    proactor: Any = getattr(loop, "_proactor", None)
+    accept: Any = getattr(proactor, "accept", None)
+
+    async def accept_one_that_stays(listening: socket.socket) -> Any:
+        while True:
+            try:
+                return await accept(listening)
+            except OSError as error:
+                if getattr(error, "winerror", None) not in _GONE:
+                    raise
+
+    if proactor is not None:
+        proactor.accept = lambda listening: loop.create_task(accept_one_that_stays(listening))
+
+
 def url_of(listening: socket.socket, scheme: str = "http") -> str:
     """The base URL that reaches a bound socket."""
     host, port = listening.getsockname()[:2]
@@ -124,7 +145,12 @@ def address_of(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
 
 
 def _cannot_listen(error: OSError, host: str, port: int) -> PortBusy | ConfigError:
-    if error.errno == errno.EADDRINUSE or (sys.platform == "win32" and error.errno == errno.EACCES):
+    if sys.platform == "win32" and error.errno == errno.EACCES:
+        return PortBusy(
+            f"port {port} of {host} is another program's, or Windows keeps it for virtual machines (look at `netsh "
+            f"interface ipv4 show excludedportrange tcp`); choose another port with --port or LOCALRUN_PORT"
+        )
+    if error.errno == errno.EADDRINUSE:
         return PortBusy(
             f"port {port} of {host} is in use by another program (another localrun, or Ollama?); stop it, or choose "
             f"another port with --port or LOCALRUN_PORT"

@@ -45,14 +45,13 @@ from localrun.errors import BadRequest, DownloadFailed, Forbidden, Unavailable
 from localrun.models import adapters, catalog, naming
 from localrun.models.catalog import Entry
 from localrun.models.draft import find
-from localrun.models.fit import DeviceUse, Fit, Machine, choose
+from localrun.models.fit import DeviceUse, Fit, choose
 from localrun.models.name import ModelName
 from localrun.models.projector_memory import projector_memory
 from localrun.models.sources import huggingface
 from localrun.models.sources.huggingface import HubHit
 from localrun.models.storage.model import Model
 from localrun.server import tiers
-from localrun.server.engines import machine
 from localrun.server.engines.drafts import own_draft, problem_of, speculates
 from localrun.server.engines.machine import answering_gpus
 from localrun.server.engines.placement import refusal, wish_of
@@ -234,8 +233,7 @@ async def _explained(runtime: Runtime, exchange: Exchange) -> FitAnswer:
     model = adapted.model
     # Raises for models that only make vectors: they have no slots or cells to choose.
     pooling_for(model, Use.TEXT)
-    idle_bytes = _idle_bytes(runtime, model.name)
-    here = Machine(machine.available_bytes() + idle_bytes, await answering_gpus())
+    here, idle_bytes = runtime.supervisor.room_for(model.name, await answering_gpus())
     draft, left_out = await asyncio.to_thread(_draft, runtime, model, drafter)
     if not visitor.sees_model(own_draft(runtime.settings, model)):
         left_out = []
@@ -316,15 +314,6 @@ def _draft_part(name: str, fit: Fit) -> dict[str, Any] | None:
         "other_bytes": needed.process_bytes,
         "total_bytes": needed.total_bytes,
     }
-
-
-def _idle_bytes(runtime: Runtime, name: str) -> int:
-    """What would be given back for this model: the memory of idle engines, and of its own."""
-    return sum(
-        machine.private_bytes(resident.link.pid)
-        for resident in runtime.supervisor.residents()
-        if resident.link.pid is not None and (resident.can_be_evicted or resident.model.name == name)
-    )
 
 
 def _device(use: DeviceUse) -> dict[str, Any]:

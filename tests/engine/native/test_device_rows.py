@@ -13,7 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from localrun.engine.backend import DecodeFailed
 from localrun.engine.native import context as context_module
+from localrun.engine.native import library
 from localrun.engine.native.context import DEVICE_TOP_K, LlamaContext
 from localrun.engine.native.library import native
 from localrun.engine.native.llama import LlamaBackend
@@ -139,3 +141,25 @@ def test_a_device_that_cannot_look_for_the_likeliest_leaves_all_logits(
         assert on_device.main.likeliest(row) == on_host.main.likeliest(row) == int(on_host.logits(row).argmax())
     on_device.close()
     on_host.close()
+
+
+def test_rows_that_a_device_did_not_compute_are_no_answer(tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Metal notes a failed command buffer when it is waited for, and hands out what was there before."""
+    backend = open_tiny(tiny_gguf, n_seqs=1, n_cells=256)
+    backend.overlaps = True
+    wait, failures = native.llama_synchronize, [b"ggml_metal_synchronize: error: command buffer 1 failed with status 5"]
+
+    def synchronize(context: object) -> None:
+        wait(context)
+        if failures:
+            library._take_log_line(4, failures.pop(), None)
+
+    monkeypatch.setattr(native, "llama_synchronize", synchronize)
+    batch = backend.batch
+    batch.token[0], batch.seq[0], batch.pos[0], batch.wants_logits[0] = 300, 0, 0, 1
+    with pytest.raises(DecodeFailed, match="command buffer 1 failed with status 5") as failed:
+        backend.decode(1)
+    assert failed.value.is_fatal
+    batch.pos[0] = 1
+    backend.decode(1)
+    backend.close()

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from localrun import framing
-from localrun.process_end import end_in_words
+from localrun.processes import end_in_words
 from localrun.server.engines.child import EngineChild, FrameBuffer
 
 

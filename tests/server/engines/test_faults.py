@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -122,6 +123,27 @@ async def test_a_busy_engine_is_left_alone_however_silent(
             watch.check(link.last_frame_s + SILENT_S + 1 + 10 * look)
         await asyncio.sleep(0.05)
         assert link.error is None
+
+
+@pytest.mark.parametrize("has_devices", [True, False])
+def test_a_load_onto_a_device_may_be_silent_for_as_long_as_a_driver_compiles(
+    monkeypatch: pytest.MonkeyPatch, has_devices: bool
+) -> None:
+    monkeypatch.setattr("localrun.server.engines.faults._work", lambda pid, is_loading: _Work(1.0, 0))
+    killed: list[str] = []
+    state = {"is_loading": True, "n_outstanding": 0, "is_preparing": False, "is_on_device": False}
+    link: Any = SimpleNamespace(pid=7, last_frame_s=0.0, kill=killed.append, **state)
+
+    class Link(SimpleNamespace):
+        __hash__ = object.__hash__
+
+    watch = StallWatch(lambda: [Link(**vars(link))], has_devices=lambda: has_devices)
+    for silent_s in (SILENT_S + 1, SILENT_S + 11):
+        watch.check(silent_s)
+    assert bool(killed) != has_devices
+    for silent_s in (SILENT_ON_DEVICE_S + 1, SILENT_ON_DEVICE_S + 11):
+        watch.check(silent_s)
+    assert killed
 
 
 async def test_a_device_that_is_being_prepared_is_no_hang(

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import socket
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import uvicorn
@@ -384,6 +387,37 @@ def test_a_busy_port_names_itself_and_the_way_out() -> None:
         port = first.getsockname()[1]
         with pytest.raises(PortBusy, match=rf"port {port} .*--port"):
             bind("127.0.0.1", port)
+
+
+def test_a_port_that_windows_keeps_for_itself_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "win32")
+    refused = connection._cannot_listen(OSError(errno.EACCES, "forbidden"), "127.0.0.1", 11434)
+    assert isinstance(refused, PortBusy)
+    assert "excludedportrange" in refused.message
+    assert "--port" in refused.message
+
+
+class GoneError(OSError):
+    winerror = 64  # the network name is no longer available
+
+
+async def test_clients_that_leave_before_they_are_accepted_do_not_end_the_listening_on_windows() -> None:
+    """Its loop closes the socket when a call of the proactor's `accept` fails."""
+    ends: list[BaseException | str] = [GoneError(), GoneError(), "a client", OSError(9, "closed")]
+
+    async def accept(listening: object) -> str:
+        await asyncio.sleep(0)
+        end = ends.pop(0)
+        if isinstance(end, BaseException):
+            raise end
+        return end
+
+    loop = SimpleNamespace(_proactor=SimpleNamespace(accept=accept), create_task=asyncio.get_running_loop().create_task)
+    connection.keep_accepting(loop)  # type: ignore[arg-type]
+    assert await loop._proactor.accept(None) == "a client"
+    with pytest.raises(OSError, match="closed"):
+        await loop._proactor.accept(None)
+    connection.keep_accepting(asyncio.get_running_loop())  # which has none
 
 
 def test_ipv6_has_brackets_in_its_url() -> None:

@@ -11,6 +11,7 @@ import httpx2
 import pytest
 from starlette.applications import Starlette
 
+from localrun.server.engines import machine
 from localrun.server.native import models as fit
 from localrun.server.runtime import Runtime
 
@@ -52,8 +53,8 @@ async def test_the_parts_add_up(serving: Any) -> None:
 
 
 async def test_what_does_not_fit_is_explained_and_no_error(serving: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fit.machine, "available_bytes", lambda: 1_000_000)
-    async with serving() as (_, client):
+    async with serving() as (runtime, client):
+        monkeypatch.setattr(runtime.supervisor._room, "_available_bytes", lambda: 1_000_000)
         response = await client.get("/localrun/v1/fit?model=alpha")
         answer = response.json()
         assert (response.status_code, answer["fits"]) == (200, False)
@@ -61,7 +62,7 @@ async def test_what_does_not_fit_is_explained_and_no_error(serving: Any, monkeyp
 
 
 async def test_what_idle_models_hold_counts_as_free(serving: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fit.machine, "private_bytes", lambda pid: 5_000_000)
+    monkeypatch.setattr(machine, "private_bytes", lambda pid: 5_000_000)
     async with serving() as (runtime, client):
         lease = await runtime.supervisor.acquire("alpha", None)
         assert (await client.get("/localrun/v1/fit?model=beta")).json()["idle_bytes"] == 0
