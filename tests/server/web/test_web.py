@@ -51,6 +51,8 @@ def test_headers_that_keep_the_page_to_itself(path: str, daemon: Daemon) -> None
     assert answer.headers["x-content-type-options"] == "nosniff"
     assert answer.headers["x-frame-options"] == "DENY"
     assert "access-control-allow-origin" not in answer.headers
+    # Under `no-referrer` Firefox and WebKit give the page's own questions the origin `null`, which is refused.
+    assert answer.headers["referrer-policy"] == "same-origin"
 
 
 @pytest.mark.parametrize("path", ["/", "/web/chat.js"])
