@@ -51,11 +51,10 @@ function blocks(lines, depth, isItem) {
   const made = document.createDocumentFragment();
   const item = (line) => (depth < MAX_DEPTH && (isItem || indentOf(line) < 4) && !RULE.test(line) ? ITEM.exec(line) : null);
   for (let at = 0; at < lines.length;) {
-    const line = lines[at], isDeep = indentOf(line) >= 4, fence = isItem || !isDeep ? FENCE.exec(line) : null;
-    const from = at, inside = [];
+    const line = lines[at], from = at, inside = [], isDeep = indentOf(line) >= 4, fence = isItem || !isDeep ? FENCE.exec(line) : null;
     if (!line.trim()) at++;
     else if (fence) {
-      for (at++; at < lines.length && !closes(lines[at], fence); at++) inside.push(strip(lines[at], indentOf(line)));
+      while (++at < lines.length && !closes(lines[at], fence)) inside.push(strip(lines[at], indentOf(line)));
       at++;
       made.append(codeBlock(inside.join("\n"), fence[2]));
     } else if (isDeep && !item(line)) {
@@ -65,9 +64,8 @@ function blocks(lines, depth, isItem) {
       at++;
       made.append(element("hr"));
     } else if (HEADING.test(line)) {
-      const [, marks, title] = HEADING.exec(line);
+      const [, marks, title] = HEADING.exec(lines[at++]);
       made.append(element(`h${Math.min(marks.length, 4)}`, {}, inline(title.trimEnd().replace(/\s#+$/, ""))));
-      at++;
     } else if (isTable(lines, at)) {
       for (at += 2; lines[at]?.trim() && lines[at].includes("|");) at++;
       made.append(table(lines.slice(from, at)));

@@ -430,6 +430,9 @@ def check_markdown_as_others_read_it() -> None:
         "***both***": "<p><em><strong>both</strong></em></p>",
         "# Learn C#": "<h1>Learn C#</h1>",
         "## Closed ##": "<h2>Closed</h2>",
+        "1. a\n3. b\n7. c": '<ol dir="auto" start="1"><li>a</li><li value="3">b</li><li value="7">c</li></ol>',
+        "1. a\n1. b": '<ol dir="auto" start="1"><li>a</li><li>b</li></ol>',
+        "so\n\n2. b": '<p>so</p><ol dir="auto" start="2"><li>b</li></ol>',
         "a\r\n\r\n- c\r\n- d": '<p>a</p><ul dir="auto"><li>c</li><li>d</li></ul>',
     }
     with chat_page() as page:
@@ -733,11 +736,16 @@ def check_what_is_selected_has_no_labels_of_buttons() -> None:
 
 def check_the_field_grows_with_its_text() -> None:
     with chat_page() as page:
+        keep(page, [{"role": "user", "content": "?"}, {"role": "assistant", "content": "line\n\n" * 200}])
         height = "() => document.getElementById('text').clientHeight"
         one = page.evaluate(height)
         page.fill("#text", "a\n" * 5)
         six = page.evaluate(height)
         assert six > 3 * one, (one, six)
+        page.wait_for(  # what one answers to stays in view
+            "() => { const { scrollHeight, scrollTop, clientHeight } = document.getElementById('log');"
+            "return scrollHeight - scrollTop - clientHeight < 5; }"
+        )
         page.fill("#text", "a\n" * 100)
         assert six < page.evaluate(height) < 15 * one
         page.fill("#text", "")
