@@ -71,9 +71,13 @@ class Server(ThreadingHTTPServer):
         self.script = ""
         self.answer: Callable[[str, Any], tuple[int, Any] | None] = lambda _path, _headers: None
 
-    def sent(self, path: str) -> list[Any]:
-        """The JSON bodies that were sent there."""
-        return [json.loads(body) for at, _, body in self.asked if at == path]
+    def sent(self, path: str, n: int = 0) -> list[Any]:
+        """The JSON bodies that were sent there, once there are so many."""
+        end_s = time.monotonic() + WAIT_S
+        while len(found := [json.loads(body) for at, _, body in self.asked if at == path]) < n:
+            assert time.monotonic() < end_s, f"{len(found)} were sent to {path}"
+            time.sleep(0.05)
+        return found
 
     def handle_error(self, *_: Any) -> None:
         """A browser that goes away is no error."""

@@ -50,8 +50,7 @@ def ask(page: Page, text: str) -> None:
 
 def sent(page: Page, n: int = 1) -> dict[str, Any]:
     """The body of the question that is the n-th."""
-    page.wait_for("() => document.querySelector('#send').textContent === 'Send'")
-    body: dict[str, Any] = page.server.sent("/v1/chat/completions")[n - 1]
+    body: dict[str, Any] = page.server.sent("/v1/chat/completions", n)[n - 1]
     return body
 
 
