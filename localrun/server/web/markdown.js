@@ -33,15 +33,17 @@ export function element(name, properties = {}, ...children) {
   return made;
 }
 
-// Nodes that are what they were stay, with what is selected in them and the focus.
-export function show(parent, text) {
-  const made = [...markdown(text).childNodes];
-  made.forEach((node, at) => {
+// Nodes that are what they were stay, with what is selected in them and the focus; so does the button of code that grows.
+export function show(parent, text, made = markdown(text)) {
+  const wanted = [...made.childNodes];
+  wanted.forEach((node, at) => {
     const there = parent.childNodes[at];
     if (!there) parent.append(node);
-    else if (!there.isEqualNode(node)) there.replaceWith(node);
+    else if (there.nodeName === "BUTTON" || there.isEqualNode(node)) return;
+    else if (there.nodeType === Node.ELEMENT_NODE && there.cloneNode().isEqualNode(node.cloneNode())) show(there, "", node);
+    else there.replaceWith(node);
   });
-  while (parent.childNodes.length > made.length) parent.lastChild.remove();
+  while (parent.childNodes.length > wanted.length) parent.lastChild.remove();
 }
 
 export const markdown = (text) => blocks(text.split(/\r\n?|[\n\u2028\u2029]/), 0, false);

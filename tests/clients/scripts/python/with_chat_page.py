@@ -723,6 +723,22 @@ def check_copy_gives_the_source_also_over_plain_http() -> None:
             assert page.evaluate("() => window.copied") == "if x:\n\ty"
 
 
+def check_code_can_be_copied_while_it_grows() -> None:
+    """The button that is pressed is the one that is let go."""
+    script = """Object.defineProperty(navigator, "clipboard",
+        { value: { writeText: async (text) => { window.copied = text; } } });"""
+    with chat_page(script=script) as page:
+        ask(page, says("- so\n\n  ```py\n" + "  word\n" * 1000 + "  ```"))
+        expect(page.locator(".code")).to_contain_text("word word")
+        page.evaluate("() => { window.button = document.querySelector('.code button'); }")
+        seen = len(page.locator(".code code").texts()[0])
+        page.wait_for("(n) => document.querySelector('.code code').textContent.length > n", seen)
+        page.evaluate("() => window.button.click()")
+        assert page.evaluate("() => window.button.isConnected && window.copied.length") > seen
+        expect(page.locator(".code")).to_contain_text("Copied")
+        page.keys("Escape")
+
+
 def check_what_is_selected_has_no_labels_of_buttons() -> None:
     with chat_page() as page:
         keep(page, [{"role": "user", "content": "?"}, {"role": "assistant", "content": "a\n\n```py\nx\n```"}])
