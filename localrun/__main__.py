@@ -5,6 +5,7 @@ Does not: import anything that `localrun --help` does not need.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import sys
@@ -18,6 +19,8 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that lacks a character must not end an answer
+            with contextlib.suppress(OSError):
+                os.set_blocking(stream.fileno(), True)  # else what a slow reader has no room for would be lost
     sys.exit(run(sys.argv[1:]))
 
 

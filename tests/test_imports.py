@@ -25,12 +25,13 @@ LEAVES = (
         "localrun.processors",
         "localrun.snapshot",
         "localrun.thread_choice",
+        "localrun.visible",
         "localrun.wire",
         "localrun.worker_limits",
     ),
 )
 CONFIG, ERRORS, KERNELS, KV_FOLDERS, LIBRARY_PROBLEMS, *_SOME = LEAVES
-PRIORITY, PRIVATE_FILE, PROCESS_END, PROCESSORS, SNAPSHOT, THREAD_CHOICE, WIRE, WORKER_LIMITS = _SOME
+PRIORITY, PRIVATE_FILE, PROCESS_END, PROCESSORS, SNAPSHOT, THREAD_CHOICE, VISIBLE, WIRE, WORKER_LIMITS = _SOME
 # Headers of sound files, for the daemon and its clients.
 SOUND_HEADERS = "localrun.sound_headers"
 KERNEL_PROBE = "localrun.kernel_probe"
@@ -52,15 +53,15 @@ ALLOWED = {
     ),
     "localrun.server": (
         *(CONFIG, ERRORS, FRAMING, KERNELS, KV_FOLDERS, LAST_MODEL, LIBRARY_PROBLEMS, SNAPSHOT, SOUND_HEADERS),
-        *(THREAD_CHOICE, WIRE, ACCESS, OLLAMA_ENVIRONMENT, PROCESS_END, WORKER_LIMITS, "localrun.models"),
+        *(THREAD_CHOICE, VISIBLE, WIRE, ACCESS, OLLAMA_ENVIRONMENT, PROCESS_END, WORKER_LIMITS, "localrun.models"),
     ),
     ACCESS: (CONFIG, ERRORS, PRIVATE_FILE, WIRE),
     "localrun.models": (CONFIG, ERRORS),
     TOOLS: (ATTACHMENTS, ERRORS, PRIVATE_FILE),
-    "localrun.tui": (ATTACHMENTS, CLIENT, CONFIG, ERRORS, LAST_MODEL, SNAPSHOT, SOUND_HEADERS, TOOLS),
+    "localrun.tui": (ATTACHMENTS, CLIENT, CONFIG, ERRORS, LAST_MODEL, SNAPSHOT, SOUND_HEADERS, TOOLS, VISIBLE),
     "localrun.cli": (
         *(ACCESS, ATTACHMENTS, CLIENT, CONFIG, ERRORS, KV_FOLDERS, LAST_MODEL, OLLAMA_ENVIRONMENT, PROCESSORS),
-        *(SNAPSHOT, THREAD_CHOICE, TOOLS, WIRE),
+        *(SNAPSHOT, THREAD_CHOICE, TOOLS, VISIBLE, WIRE),
     ),
     "localrun.bench": (
         ACCESS,
@@ -73,7 +74,7 @@ ALLOWED = {
         "localrun.models",
         "localrun.native_build",
     ),
-    "localrun.service": (CONFIG, ERRORS, OLLAMA_ENVIRONMENT, PRIVATE_FILE),
+    "localrun.service": (CONFIG, ERRORS, OLLAMA_ENVIRONMENT, PRIVATE_FILE, VISIBLE),
     OLLAMA_ENVIRONMENT: (CONFIG,),
     "localrun.doctor": (
         *(CONFIG, ERRORS, KERNEL_PROBE, KERNELS, KV_FOLDERS, LIBRARY_PROBLEMS, PROCESS_END, PROCESSORS, THREAD_CHOICE),

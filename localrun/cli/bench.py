@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from localrun import __version__, config, errors
-from localrun.cli import exits
+from localrun.cli import exits, text
 from localrun.cli.arguments import with_settings
 from localrun.cli.daemon import base_url, daemon_version
 from localrun.config import Settings
@@ -60,7 +60,7 @@ _FILE = _NewFile(dir_okay=False, path_type=Path)
 
 def say(line: str) -> None:
     """How far things are, on stderr."""
-    print(line, file=sys.stderr, flush=True)
+    text.say(line, stream=sys.stderr)
 
 
 def _chosen(names: Sequence[str]) -> list[Workload]:
@@ -241,7 +241,7 @@ def peer_command(
         outcome = compare_with_peer(
             binary, flags, schedule, Path(folder), thresholds=thresholds, roofline=limit, on_run=_show_run
         )
-    print("\n".join(_report(outcome, reporting)))
+    text.say("\n".join(_report(outcome, reporting)))
     reporting.write(outcome, outcome.curves, [run.result for run in outcome.runs])
     if outcome.problem == INTERRUPTED:
         return exits.INTERRUPTED
@@ -372,7 +372,7 @@ def bench_command(
         finally:
             # Whatever ended it: measuring took time.
             curves = decode_curves(results, None if limit is None else limit.bound_tokens_per_s)
-            print("\n".join([table(results, WORKLOADS, is_verbose=verbose), *reporting.curve_lines(curves)]))
+            text.say("\n".join([table(results, WORKLOADS, is_verbose=verbose), *reporting.curve_lines(curves)]))
             reporting.write({"localrun": __version__, "curves": curves, "results": results}, curves, results)
     if not is_whole:
         return exits.INTERRUPTED

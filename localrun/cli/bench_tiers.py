@@ -12,7 +12,7 @@ from localrun.cli import exits
 from localrun.cli.arguments import with_settings
 from localrun.cli.bench import say
 from localrun.cli.daemon import ensure_daemon
-from localrun.cli.text import columns
+from localrun.cli.text import columns, visible
 from localrun.config import Settings
 
 if TYPE_CHECKING:
@@ -52,8 +52,8 @@ def tiers_command(
     header = COST_HEADER if price_per_hour is None else (*COST_HEADER, "COST")
     print(columns(SHARE_HEADER, share_rows(run)))
     print("\n" + columns(header, cost_rows(run, price_per_hour)))
-    print(f"\nPROMPT to PROBE are tokens. OF LARGE: seconds, compared with {run.tier['large']} alone.")
-    print(f"small: {run.tier['small']}, large: {run.tier['large']}")
+    print("\nPROMPT to PROBE are tokens. OF LARGE: seconds, compared with the large model alone.")
+    print(visible(f"small: {run.tier['small']}, large: {run.tier['large']}"))
     if json_path is not None:
         import msgspec
 

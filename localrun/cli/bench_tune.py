@@ -12,7 +12,7 @@ import click
 from localrun import config, thread_choice
 from localrun.cli import exits
 from localrun.cli.bench import NumberList, say
-from localrun.cli.text import columns, print_json
+from localrun.cli.text import columns, print_json, visible
 from localrun.config import Settings
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def _report(
     tuning: Tuning, settings: Settings, before: thread_choice.Threads | None, kept_at: Path | None
 ) -> list[str]:
     processors = tuning.processors
-    lines = [*_machine_lines(processors), f"model       {tuning.model}", "", *_table(tuning).splitlines(), ""]
+    lines = [*_machine_lines(processors), f"model       {visible(tuning.model)}", "", *_table(tuning).splitlines(), ""]
     best, usual = tuning.best, processors.usual_threads
     if settings.threads:
         now = f"{settings.threads}, because `threads` is set, which overrides measurements"

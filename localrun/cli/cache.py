@@ -14,7 +14,7 @@ import click
 from localrun import config, errors, kv_folders
 from localrun.cli.arguments import complete_here, with_settings
 from localrun.cli.daemon import ask, base_url, daemon_version, for_daemon
-from localrun.cli.text import ago, columns, print_json, size
+from localrun.cli.text import ago, columns, print_json, size, visible
 from localrun.config import Settings
 from localrun.kv_folders import ModelFolder
 from localrun.snapshot import CacheCleared, CacheReport, CacheRow
@@ -106,7 +106,7 @@ def _as_text(report: CacheReport, now: datetime) -> str:
     table = columns(_HEADER, [_cells(row, now) for row in report.models])
     memory = f"{size(report.ram_bytes)} in memory (at most {_limit(report.ram_limit_bytes)} for each loaded model)"
     disk = f"{size(report.disk_bytes)} on disk (at most {_limit(report.disk_limit_bytes)} together), in"
-    return f"{table}\n\n{memory}\n{disk} {report.disk_folder}"
+    return f"{table}\n\n{memory}\n{disk} {visible(report.disk_folder)}"
 
 
 def _limit(limit_bytes: int) -> str:

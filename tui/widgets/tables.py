@@ -153,8 +153,8 @@ class EngineTable(LiveTable):
 
     COLUMNS: ClassVar[tuple[Column, ...]] = (
         Column("model", "engine", 11, right=False, grows=1),
-        Column("pid", "pid", 7),
-        Column("state", "state", 8, right=False),
+        Column("pid", "pid", 7, from_width=52),
+        Column("state", "state", 8, right=False, from_width=46),
         Column("slots", "slots", 5),
         Column("queued", "queue", 5, from_width=100),
         Column("kv", "KV cells", 11),
@@ -254,8 +254,8 @@ class RequestTable(LiveTable):
         Column("model", "model", 7, right=False, grows=1),
         Column("lane", "lane", 11, right=False, from_width=126),
         Column("slot", "slot", 4, from_width=94),
-        Column("prompt", "prompt", 6),
-        Column("cached", "cached", 6),
+        Column("prompt", "prompt", 6, from_width=52),
+        Column("cached", "cached", 6, from_width=60),
         Column("output", "output", 6),
         Column("drafts", "draft", 5, from_width=100),
         Column("now", "tok/s", 5),
