@@ -2,7 +2,8 @@
 
 There is no HTML in answers: `Vec<String>`, `<name>` and `<answer>` are text, and so is what follows an open `<style>`.
 Only `<br>` in a cell of a table, which has no other way to say it, breaks a line; elsewhere line feeds do. A line such
-as `[note]: text` is no definition, which would not be shown, and `\\(` and `\\[` of formulas keep their backslashes.
+as `[note]: text` is no definition, which would not be shown; `\\(` and `\\[` of formulas keep their backslashes, and
+the stars of `3*4*5` and `x**2 + y**2` are no emphasis.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from markdown_it.rules_core import StateCore
 from markdown_it.rules_inline import StateInline
 
 _BREAK = re.compile(r"<br\s*/?>", re.IGNORECASE)
-_FORMULA = re.compile(r"\\[()\[\]]")
+_LITERAL = re.compile(r"\\[()\[\]]|(?<=[A-Za-z0-9])(?:\*(?=[A-Za-z0-9])|\*\*(?=\d))")
 _IN_CELL = "in_cell"
 
 
@@ -22,7 +23,7 @@ def parser() -> MarkdownIt:
     """A new one: it keeps what it has read."""
     made = MarkdownIt("gfm-like", {"html": False}).disable("reference")
     made.core.ruler.at("inline", _inline)
-    made.inline.ruler.before("escape", "formula", _formula)
+    made.inline.ruler.before("escape", "literal", _literal)
     made.inline.ruler.before("autolink", "cell_break", _cell_break)
     return made
 
@@ -40,8 +41,8 @@ def _inline(state: StateCore) -> None:
         before = token.type
 
 
-def _formula(state: StateInline, silent: bool) -> bool:
-    found = _FORMULA.match(state.src, state.pos)
+def _literal(state: StateInline, silent: bool) -> bool:
+    found = _LITERAL.match(state.src, state.pos)
     if found is None:
         return False
     if not silent:

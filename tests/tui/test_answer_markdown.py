@@ -81,6 +81,8 @@ def test_every_word_is_seen_in_order_also_of_a_part(document: str, words: list[s
         ("roses\nviolets", "roses\nviolets"),
         ("[Speaker]: Hello\n[1]: http://a", "[Speaker]: Hello\n[1]: http://a"),
         (r"\(x^2\) and \[y\] \* \_", r"\(x^2\) and \[y\] * _"),
+        ("3*4*5, a*b*c, x**2 + y**2, f(*args, **kwargs)", "3*4*5, a*b*c, x**2 + y**2, f(*args, **kwargs)"),
+        ("**S**ingle **R**esponsibility, *so*", "Single Responsibility, so"),
         (r"\[not a link\](http://a)", r"\[not a link\](http://a)"),
     ],
 )
