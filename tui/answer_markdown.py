@@ -23,8 +23,7 @@ def parser() -> MarkdownIt:
     """A new one: it keeps what it has read."""
     made = MarkdownIt("gfm-like", {"html": False}).disable("reference")
     made.core.ruler.at("inline", _inline)
-    made.inline.ruler.before("escape", "literal", _literal)
-    made.inline.ruler.before("autolink", "cell_break", _cell_break)
+    made.inline.ruler.before("escape", "as_said", _as_said)
     return made
 
 
@@ -41,21 +40,14 @@ def _inline(state: StateCore) -> None:
         before = token.type
 
 
-def _literal(state: StateInline, silent: bool) -> bool:
-    found = _LITERAL.match(state.src, state.pos)
+def _as_said(state: StateInline, silent: bool) -> bool:
+    literal = _LITERAL.match(state.src, state.pos)
+    found = literal or (_BREAK.match(state.src, state.pos) if state.env.get(_IN_CELL) else None)
     if found is None:
         return False
-    if not silent:
+    if literal and not silent:
         state.pending += found[0]
-    state.pos = found.end()
-    return True
-
-
-def _cell_break(state: StateInline, silent: bool) -> bool:
-    found = _BREAK.match(state.src, state.pos) if state.env.get(_IN_CELL) else None
-    if found is None:
-        return False
-    if not silent:
+    elif not silent:
         state.push("hardbreak", "br", 0)
     state.pos = found.end()
     return True

@@ -227,16 +227,12 @@ class LocalrunApp(App[None]):
         await self.switch_mode(self._first)
         self.run_worker(self._feed.run(), name="events", group="events")
         self.session.pulled.subscribe(self, self._on_pulled)
-        self.app_resume_signal.subscribe(self, self._draw_again)
+        self.app_resume_signal.subscribe(self, lambda _: self.session.thumbnails.send_again())
+        self.app_resume_signal.subscribe(self, lambda _: self.refresh(layout=True))
         if self._history_trouble is not None:
             problems.append(self._history_trouble)
         for problem in problems:
             self.notify(line(problem), severity="warning", timeout=15, markup=False)
-
-    def _draw_again(self, _: object) -> None:
-        """Back from Ctrl-Z or an editor, on a screen that may be empty."""
-        self.session.thumbnails.send_again()
-        self.refresh(layout=True)
 
     def _choose_theme(self) -> list[str]:
         """The person's own theme. Returns what is wrong with it."""

@@ -105,6 +105,9 @@ def list_command(limit: int, as_json: bool, settings: Settings) -> None:
         print_json(batches)
         return
     now = datetime.now(UTC)
+    if not batches:
+        say("there are no batches; `localrun batch FILE.jsonl` runs one")
+        return
     print(table(_HEADER, [_cells(batch, now) for batch in batches], spare=_SPARE))
 
 

@@ -28,7 +28,7 @@ import msgspec
 
 from localrun import config, errors
 from localrun.cli import exits
-from localrun.cli.text import say, wrapped
+from localrun.cli.text import say
 
 if TYPE_CHECKING:
     from localrun.access.trust import Endpoint
@@ -112,7 +112,7 @@ def ensure_daemon(settings: config.Settings, *, quietly: bool = False) -> str:
                         is_own = _start(settings)
                         if is_own and not quietly:
                             said = f"started the daemon at {url} ({LIFE}){_others(settings)}"
-                            say(wrapped(said, stream=sys.stderr), stream=sys.stderr)
+                            say(said, stream=sys.stderr)
             return url
         except errors.Unavailable:
             if time.monotonic() > deadline_s:

@@ -195,7 +195,10 @@ def change(name: str, as_json: bool, **options: Any) -> None:
         raise click.UsageError("say what to change, such as --rate 60/min, --rate none or --expires never")
     key = _file().change(name, lambda key: msgspec.structs.replace(key, **_rules(key, options)))
     _audit("key set", f"{name} ({', '.join(given)})")
-    say(json.dumps(_as_json(key, time.time())) if as_json else f"changed {name}")
+    if as_json:
+        print(json.dumps(_as_json(key, time.time())))
+    else:
+        say(f"changed {name}")
 
 
 @key_command.command("rotate")
@@ -235,7 +238,7 @@ def list_keys(as_json: bool) -> None:
     if as_json:
         print(json.dumps([_as_json(key, now_s) for key in keys], indent=2))
     elif not keys:
-        print("there are no keys; `localrun key create --name NAME` makes one")
+        say("there are no keys; `localrun key create --name NAME` makes one")
     else:
         print(table(_HEADER, [_cells(key, now_s) for key in keys], spare=_SPARE, cut=("LIMITS", "MODELS")))
 
@@ -319,8 +322,8 @@ def usage_command(by: str, days: int, as_json: bool, settings: Settings) -> None
         counts = (row.requests, row.prompt_tokens, row.cached_tokens, row.output_tokens)
         rows.append((row.name or "-", *(f"{count:,}" for count in counts)))
     if not rows:
-        print(f"nothing was used since {report.since}")
+        say(f"nothing was used since {report.since}")
         return
     header = (by.upper(), "REQUESTS", "PROMPT", "CACHED", "OUTPUT")
-    shown = table(header, rows, spare=("CACHED",))
-    print(f"{shown}\n\nsince {report.since}; PROMPT, CACHED (a part of it) and OUTPUT are tokens")
+    print(table(header, rows, spare=("CACHED",)))
+    say(f"\nsince {report.since}; PROMPT, CACHED (a part of it) and OUTPUT are tokens")

@@ -91,7 +91,7 @@ def next_steps(settings: Settings) -> None:
     steps = {"in a browser": f"{url}/", "in a terminal": program, "find models": f"{program} search"}
     print()
     if version_if_any(settings) is not None:
-        print(wrapped(f"A daemon runs in the background at {url}. One that a command started {LIFE}."))
+        say(f"A daemon runs in the background at {url}. One that a command started {LIFE}.")
         steps["stop it now"] = f"{program} stop --daemon"
     print(columns(("Next:", ""), [(f"  {what}", how) for what, how in steps.items()]))
 

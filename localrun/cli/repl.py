@@ -31,6 +31,7 @@ from localrun.last_model import kept_at, remember_model
 HISTORY_LINES = 1000
 _QUOTES = '"""'
 _ENDS = ("/bye", "/exit")
+_BLANK_LINES = re.compile(r"\A(?:[^\S\n]*\n)+")
 
 # The options of a request that may be set by name, as `--option NAME=VALUE` and `/set parameter NAME VALUE`. The daemon
 # checks their ranges.
@@ -439,7 +440,11 @@ def _read_message() -> _Message | None:
                     rest += "\n" + input("... ")
                 text = before + rest.rstrip().removesuffix(_QUOTES)
             if text.strip():
-                return _Message(text.strip(), is_command=True) if is_command else _Message(_without_blank_ends(text))
+                return (
+                    _Message(text.strip(), is_command=True)
+                    if is_command
+                    else _Message(_BLANK_LINES.sub("", text).rstrip())
+                )
         except EOFError:
             print()
             return None
@@ -455,11 +460,6 @@ def _is_command(text: str) -> bool:
 def _ends(text: str) -> bool:
     """Whether a message that opened with quotes ends here: with quotes, but not with those of a docstring in it."""
     return text.rstrip().endswith(_QUOTES) and text.count(_QUOTES) % 2 == 1
-
-
-def _without_blank_ends(text: str) -> str:
-    """The first line keeps its indentation."""
-    return re.sub(r"\A(?:[^\S\n]*\n)+", "", text).rstrip()
 
 
 def _keep_lines(is_kept: bool) -> None:

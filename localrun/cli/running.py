@@ -229,7 +229,7 @@ async def _print_log(url: str, n_lines: int, *, follow: bool) -> None:
 
 def _print_line(line: LogLine) -> None:
     when = datetime.fromtimestamp(line.time_s).astimezone().isoformat(" ", "seconds")
-    say(f"{when} {line.level.upper()} {line.source}: {line.text}")
+    print(visible(f"{when} {line.level.upper()} {line.source}: {line.text}"), flush=True)
 
 
 @click.command("stop")

@@ -115,7 +115,7 @@ def status(as_json: bool, settings: Settings) -> int:
     if as_json:
         print(json.dumps({"manager": manager.name, "file": str(manager.path), "daemon": version, **state._asdict()}))
     elif not state.is_installed:
-        print("the service is not installed; `localrun service install` installs it")
+        say("the service is not installed; `localrun service install` installs it")
     else:
         pid = f", pid {state.pid}" if state.pid else ""
         say(f"{manager.name}: {state.detail}{pid}\nfile: {manager.path}")

@@ -1,6 +1,5 @@
 """Text for people: aligned columns, sizes and durations, and colours by meaning. What comes from elsewhere is made
-harmless here (`localrun.visible`): in `say`, `tell`, `aside`, `wrapped` and
-the cells of tables.
+harmless here: in `say`, `tell`, `aside`, `wrapped` and the cells of tables.
 """
 
 from __future__ import annotations
@@ -46,8 +45,8 @@ _LABELS = {"error": Look.BAD, "warning": Look.DOUBTFUL, "not usable": Look.DOUBT
 
 
 def say(text: str, *, stream: TextIO | None = None) -> None:
-    """A line for a person on stdout or another stream."""
-    print(visible(text), file=stream or sys.stdout, flush=True)
+    """Prose for a person on stdout or another stream."""
+    print(wrapped(text, stream=stream), file=stream or sys.stdout, flush=True)
 
 
 def tell(label: str, message: str) -> None:
@@ -95,9 +94,7 @@ def table(
     terminal all are whole."""
     width = terminal_columns()
     rows = [[visible_line(cell) for cell in row] for row in rows]
-    widths = (
-        {name: max(len(name), *(_n_cells(row[at]) for row in rows)) for at, name in enumerate(header)} if rows else {}
-    )
+    widths = {name: max(_n_cells(line[at]) for line in (header, *rows)) for at, name in enumerate(header) if rows}
     for name in spare:
         excess = sum(widths.values()) + 2 * (len(widths) - 1) - width if width else 0
         if excess <= 0:
@@ -120,9 +117,9 @@ def terminal_columns() -> int:
 def _shortened(cell: str, n_most: int | None) -> str:
     if n_most is None or _n_cells(cell) <= n_most:
         return cell
-    from rich.cells import set_cell_size
-
-    return set_cell_size(cell, n_most - 1) + "…"
+    while _n_cells(cell) >= n_most:
+        cell = cell[:-1]
+    return cell + "…"
 
 
 # More of a path than this is cut out of its middle on a terminal.
