@@ -19,10 +19,11 @@ from typing import Any, Self, TextIO
 
 import msgspec
 
-from localrun.cli.text import Look, duration, obeys_sequences, painted, tell, visible
+from localrun.cli.text import Look, duration, obeys_sequences, painted, tell
 from localrun.client import ChatMetrics, ChatPiece, Client
 from localrun.errors import LocalrunError
 from localrun.snapshot import RequestRow
+from localrun.visible import visible
 
 STATUS_INTERVAL_S = 0.125
 MIN_ROWS = 4

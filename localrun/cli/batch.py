@@ -24,10 +24,10 @@ from localrun import errors
 from localrun.cli import exits
 from localrun.cli.arguments import with_settings
 from localrun.cli.daemon import ask, ensure_daemon
-from localrun.cli.text import ago, duration, for_stdout, print_json, say, table, visible
+from localrun.cli.text import ago, duration, for_stdout, print_json, say, table
 from localrun.client import Client
 from localrun.config import Settings
-from localrun.visible import visible_json
+from localrun.visible import visible, visible_json
 
 POLL_S = 0.5
 RATE_WINDOW_S = 60.0

@@ -12,8 +12,9 @@ from localrun.cli import exits
 from localrun.cli.arguments import with_settings
 from localrun.cli.bench import say
 from localrun.cli.daemon import ensure_daemon
-from localrun.cli.text import columns, visible
+from localrun.cli.text import columns
 from localrun.config import Settings
+from localrun.visible import visible
 
 if TYPE_CHECKING:
     from localrun.bench.tiers import Answered

@@ -12,8 +12,9 @@ import click
 from localrun import config, thread_choice
 from localrun.cli import exits
 from localrun.cli.bench import NumberList, say
-from localrun.cli.text import columns, print_json, visible
+from localrun.cli.text import columns, print_json
 from localrun.config import Settings
+from localrun.visible import visible
 
 if TYPE_CHECKING:
     from localrun.bench.tune import Measured, Tuning

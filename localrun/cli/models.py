@@ -20,10 +20,11 @@ from localrun.cli.arguments import complete_here, with_settings
 from localrun.cli.cards import adapter_card, fit_card, model_card
 from localrun.cli.daemon import ask, base_url, ensure_daemon, for_daemon
 from localrun.cli.names import next_step
-from localrun.cli.text import ago, for_stdout, say, size, table, tell, visible, wrapped
+from localrun.cli.text import ago, for_stdout, say, size, table, tell, wrapped
 from localrun.client import Client
 from localrun.config import Settings
 from localrun.errors import LocalrunError
+from localrun.visible import visible
 
 MAX_MODELFILE_BYTES = 8 * 1024 * 1024
 _HEADER = ("NAME", "ID", "SIZE", "QUANT", "PARAMETERS", "CONTEXT", "MODIFIED", "SOURCE", "LOADED")

@@ -18,10 +18,11 @@ import click
 from localrun.cli.arguments import complete_catalog, with_settings
 from localrun.cli.daemon import ask, ensure_daemon, for_daemon
 from localrun.cli.names import closest, next_step
-from localrun.cli.text import ago, duration, say, size, table, tell, visible
+from localrun.cli.text import ago, duration, say, size, table, tell
 from localrun.client import Client, PullPiece
 from localrun.config import Settings
 from localrun.errors import DownloadFailed, LocalrunError, ModelNotFound, by_code
+from localrun.visible import visible
 
 RATE_WINDOW_S = 8.0
 # A rate over less than this jumps about.

@@ -22,11 +22,12 @@ from localrun.attachments import MAX_MEDIA, MAX_MEDIA_BYTES, Attachment, Kind
 from localrun.cli.answer import Answer, Stats, show
 from localrun.cli.cards import model_card, model_parameters
 from localrun.cli.daemon import for_daemon
-from localrun.cli.text import aside, obeys_sequences, say, tell, visible, wrapped
+from localrun.cli.text import aside, obeys_sequences, say, tell, wrapped
 from localrun.cli.tools import TerminalTools, answer_in_rounds
 from localrun.client import ChatPiece, Client
 from localrun.errors import BadRequest, DaemonUnreachable, LocalrunError
 from localrun.last_model import kept_at, remember_model
+from localrun.visible import visible
 
 HISTORY_LINES = 1000
 _QUOTES = '"""'

@@ -23,11 +23,12 @@ from localrun.cli.daemon import (
     starter,
     wait_until_gone,
 )
-from localrun.cli.text import duration, one_line, print_json, say, short_path, size, table, visible, wrapped
+from localrun.cli.text import duration, one_line, print_json, say, short_path, size, table, wrapped
 from localrun.client import Client
 from localrun.config import Settings
 from localrun.errors import LocalrunError
 from localrun.snapshot import EngineRow, LogLine, RequestRow, Snapshot
+from localrun.visible import visible
 
 END_TIMEOUT_S = 60.0
 _ENGINES = (

@@ -17,7 +17,7 @@ from typing import Any
 from localrun import attachments
 from localrun.attachments import Kind
 from localrun.cli.answer import Answer
-from localrun.cli.text import aside, say, visible
+from localrun.cli.text import aside, say
 from localrun.client import Client
 from localrun.config import folders
 from localrun.errors import BadRequest
@@ -38,6 +38,7 @@ from localrun.tools.toolbox import (
     calls_of,
     result_message,
 )
+from localrun.visible import visible
 
 SHOWN_CHARACTERS = 20_000
 SHOWN_RESULT_CHARACTERS = 200

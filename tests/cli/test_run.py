@@ -257,11 +257,10 @@ def test_a_pipe_that_does_not_block_gets_the_whole_answer(environment, daemon):
     command = [sys.executable, "-m", "localrun", "run", "tiny", "hi", "--port", str(daemon.port)]
     with subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=writing) as process:
         os.close(writing)
-        while (
-            process.poll() is None
-            and int.from_bytes(fcntl.ioctl(reading, termios.FIONREAD, b"\0" * 4), "little") < 30_000
-        ):
-            time.sleep(0.01)
+        n_bytes = n_before = 0
+        while process.poll() is None and (n_bytes == 0 or n_bytes != n_before):  # until the pipe is full
+            time.sleep(0.2)
+            n_before, n_bytes = n_bytes, int.from_bytes(fcntl.ioctl(reading, termios.FIONREAD, b"\0" * 4), "little")
         with open(reading, "rb") as pipe:
             assert len(pipe.read()) == 250_001
     assert process.returncode == 0
