@@ -154,8 +154,8 @@ HELP = """\
 /bye                        quit (also Ctrl-D)
 /? or /help                 this text"""
 MORE_HELP = (
-    '""" starts and ends a message of several lines. Ctrl-C stops an answer. The path of a picture or a sound in a '
-    "message (terminals write it when a file is dropped on them) sends the file with it."
+    'A paste is one message; """ starts and ends one of several lines. Ctrl-C stops an answer. The path of a picture '
+    "or a sound in a message (terminals write it when a file is dropped on them) sends the file with it."
 )
 
 

@@ -17,7 +17,7 @@ from typing import Any
 from localrun import attachments
 from localrun.attachments import Kind
 from localrun.cli.answer import Answer
-from localrun.cli.text import aside, say
+from localrun.cli.text import aside
 from localrun.client import Client
 from localrun.config import folders
 from localrun.errors import BadRequest
@@ -133,7 +133,7 @@ class TerminalTools:
 
     def _asked(self, call: Call, tool: Tool) -> Grant:
         arguments = shortened(call.shown_arguments, SHOWN_CHARACTERS)
-        say(f"{tool.server} · {inert(tool.own_name)} asks to be called with {arguments}")
+        print(visible(f"{tool.server} · {inert(tool.own_name)} asks to be called with {arguments}"))
         return _GRANTS.get(_answered(_QUESTION), Grant.NO)
 
     def _state_of(self, tool: Tool) -> str:
