@@ -24,7 +24,7 @@ from localrun import errors
 from localrun.cli import exits
 from localrun.cli.arguments import with_settings
 from localrun.cli.daemon import ask, ensure_daemon
-from localrun.cli.text import ago, duration, for_stdout, print_json, say, table
+from localrun.cli.text import ago, duration, for_stdout, obeys_sequences, print_json, say, table
 from localrun.client import Client
 from localrun.config import Settings
 from localrun.visible import visible, visible_json
@@ -181,7 +181,7 @@ async def _finish(client: Client, batch_id: str, out: Path | None) -> int:
 
 
 async def _watched(client: Client, batch_id: str) -> dict[str, Any]:
-    view = _Bar() if sys.stderr.isatty() else _Lines()
+    view = _Bar() if obeys_sequences(sys.stderr) else _Lines()
     while True:
         batch = await client.batch(batch_id)
         view.show(batch, time.monotonic())

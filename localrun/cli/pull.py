@@ -18,7 +18,7 @@ import click
 from localrun.cli.arguments import complete_catalog, with_settings
 from localrun.cli.daemon import ask, ensure_daemon, for_daemon
 from localrun.cli.names import closest, next_step
-from localrun.cli.text import ago, duration, say, size, table, tell
+from localrun.cli.text import ago, duration, obeys_sequences, say, size, table, tell
 from localrun.client import Client, PullPiece
 from localrun.config import Settings
 from localrun.errors import DownloadFailed, LocalrunError, ModelNotFound, by_code
@@ -95,7 +95,7 @@ async def _pull_missing(base_url: str, model: str) -> bool:
 
 async def _pull(base_url: str, model: str, *, insecure: bool = False, projector: str = "") -> None:
     async with Client(base_url, name="localrun pull") as client:
-        view = _Bar() if sys.stderr.isatty() else _Lines()
+        view = _Bar() if obeys_sequences(sys.stderr) else _Lines()
         with view:
             transfer = client.pull(model, insecure=insecure, projector=projector)
             async with contextlib.aclosing(transfer) as pieces:
