@@ -32,12 +32,13 @@ LEAVES = (
         "localrun.processors",
         "localrun.snapshot",
         "localrun.thread_choice",
+        "localrun.visible",
         "localrun.wire",
         "localrun.worker_limits",
     ),
 )
 CONFIG, ERRORS, FILE_STAMP, KERNELS, KV_FOLDERS, LIBRARY_PROBLEMS, *_SOME = LEAVES
-PRIORITY, PRIVATE_FILE, PROCESSES, PROCESSORS, SNAPSHOT, THREAD_CHOICE, WIRE, WORKER_LIMITS = _SOME
+PRIORITY, PRIVATE_FILE, PROCESSES, PROCESSORS, SNAPSHOT, THREAD_CHOICE, VISIBLE, WIRE, WORKER_LIMITS = _SOME
 # Headers of sound files, for the daemon and its clients.
 SOUND_HEADERS = "localrun.sound_headers"
 KERNEL_PROBE = "localrun.kernel_probe"
@@ -59,26 +60,27 @@ ALLOWED = {
     ),
     "localrun.server": (
         *(CONFIG, ERRORS, FILE_STAMP, FRAMING, KERNELS, KV_FOLDERS, LAST_MODEL, LIBRARY_PROBLEMS, SNAPSHOT),
-        *(SOUND_HEADERS, THREAD_CHOICE, WIRE, ACCESS, OLLAMA_ENVIRONMENT, PROCESSES, WORKER_LIMITS, "localrun.models"),
+        *(SOUND_HEADERS, THREAD_CHOICE, VISIBLE, WIRE, ACCESS, OLLAMA_ENVIRONMENT, PROCESSES, WORKER_LIMITS),
+        "localrun.models",
     ),
     ACCESS: (CONFIG, ERRORS, PRIVATE_FILE, WIRE),
     "localrun.models": (CONFIG, ERRORS, FILE_STAMP),
     TOOLS: (ATTACHMENTS, ERRORS, PRIVATE_FILE),
-    "localrun.tui": (ATTACHMENTS, CLIENT, CONFIG, ERRORS, LAST_MODEL, PROCESSES, SNAPSHOT, SOUND_HEADERS, TOOLS),
+    "localrun.tui": (
+        ATTACHMENTS,
+        CLIENT,
+        CONFIG,
+        ERRORS,
+        LAST_MODEL,
+        PROCESSES,
+        SNAPSHOT,
+        SOUND_HEADERS,
+        TOOLS,
+        VISIBLE,
+    ),
     "localrun.cli": (
-        *(
-            ACCESS,
-            ATTACHMENTS,
-            CLIENT,
-            CONFIG,
-            ERRORS,
-            KV_FOLDERS,
-            LAST_MODEL,
-            OLLAMA_ENVIRONMENT,
-            PROCESSES,
-            PROCESSORS,
-        ),
-        *(SNAPSHOT, THREAD_CHOICE, TOOLS, WIRE),
+        *(ACCESS, ATTACHMENTS, CLIENT, CONFIG, ERRORS, KV_FOLDERS, LAST_MODEL, OLLAMA_ENVIRONMENT, PROCESSES),
+        *(PROCESSORS, SNAPSHOT, THREAD_CHOICE, TOOLS, VISIBLE, WIRE),
     ),
     "localrun.bench": (
         ACCESS,
@@ -91,7 +93,7 @@ ALLOWED = {
         "localrun.models",
         "localrun.native_build",
     ),
-    "localrun.service": (CONFIG, ERRORS, OLLAMA_ENVIRONMENT, PRIVATE_FILE, PROCESSES),
+    "localrun.service": (CONFIG, ERRORS, OLLAMA_ENVIRONMENT, PRIVATE_FILE, PROCESSES, VISIBLE),
     OLLAMA_ENVIRONMENT: (CONFIG,),
     "localrun.doctor": (
         *(CONFIG, ERRORS, KERNEL_PROBE, KERNELS, KV_FOLDERS, LIBRARY_PROBLEMS, PROCESSES, PROCESSORS, THREAD_CHOICE),
