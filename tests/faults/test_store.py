@@ -22,6 +22,7 @@ from typing import Any
 import httpx2
 import pytest
 
+from localrun.config import in_short
 from localrun.models.storage import manifest
 from localrun.models.synthesis.synthesize import synthesize
 from tests.daemon import Daemon, running_daemon
@@ -72,7 +73,7 @@ def digest_of(content: bytes) -> str:
 
 
 def names(daemon: Daemon) -> set[str]:
-    return {row["name"].removesuffix(":latest") for row in daemon.http.get("/api/tags").json()["models"]}
+    return {in_short(row["name"]) for row in daemon.http.get("/api/tags").json()["models"]}
 
 
 def files(daemon: Daemon) -> set[str]:

@@ -19,7 +19,7 @@ else:
     from backports import zstd
 
 # Beyond 8 MiB decoders need not go (RFC 8878, 3.1.1.1.2), and each keeps that much.
-_ZSTD_OPTIONS = {zstd.DecompressionParameter.window_log_max: 23}
+_ZSTD_OPTIONS: dict[int, int] = {zstd.DecompressionParameter.window_log_max: 23}
 
 
 class _Unpacker(Protocol):
