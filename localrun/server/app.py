@@ -59,6 +59,7 @@ from localrun.server.http.connection import (
     listen,
     url_of,
 )
+from localrun.server.http.exchange import id_header, new_id
 from localrun.server.http.limits import Limits
 from localrun.server.http.names import bracketed, is_wildcard, served
 from localrun.server.llama_server import routes as llama_server
@@ -334,10 +335,10 @@ async def _unrouted(request: Request, error: Exception) -> Response:
         answer = MethodNotAllowed(f"{path} does not take {request.method}; it takes {more['Allow']}")
     else:
         answer = NotFound(f"{path} is not a route of this server")
-    shape, request_id = failures.shape_of(path), failures.new_id()
+    shape, request_id = failures.shape_of(path), new_id()
     account: Account = request.scope[ACCOUNT]
     account.status, account.error, account.request_id = answer.status, type(answer), request_id
-    named = [*failures.headers(answer), *failures.id_header(shape, request_id)]
+    named = [*failures.headers(answer), *id_header(shape, request_id)]
     headers = {name.decode("ascii"): value.decode("ascii") for name, value in named}
     return Response(failures.body(answer, shape, request_id), answer.status, headers | more)
 

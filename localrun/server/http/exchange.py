@@ -23,6 +23,7 @@ import json
 import logging
 import re
 import time
+import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -91,7 +92,21 @@ _MISSING = re.compile(r"Object missing required field `(?P<field>[^`]*)`")
 
 Body = TypeVar("Body")
 
+_ID_HEADER = b"x-request-id"
+_ANTHROPICS_ID_HEADER = b"request-id"
+
 _log = logging.getLogger(__name__)
+
+
+def new_id() -> str:
+    """An id that no request of this machine had before."""
+    return f"req_{uuid.uuid4().hex}"
+
+
+def id_header(shape: Shape, request_id: str) -> Headers:
+    """What names the request in the family's answers."""
+    name = _ANTHROPICS_ID_HEADER if shape is Shape.ANTHROPIC else _ID_HEADER
+    return [(name, request_id.encode("ascii"))]
 
 
 class ClientGone(Exception):
@@ -119,7 +134,7 @@ class Exchange:
         self._is_over = False
         self._pinger: asyncio.Task[None] | None = None
         self._written_at_s = 0.0
-        self._request_id = failures.new_id()
+        self._request_id = new_id()
 
     def header(self, name: bytes) -> str:
         """The first value of a header, by lower-case name; empty if there is none."""
@@ -263,7 +278,7 @@ class Exchange:
             _log.info("request %s: ignored %s", self._request_id, ignored)
         headers = [
             *headers,
-            *failures.id_header(self.shape, self._request_id),
+            *id_header(self.shape, self._request_id),
             *self.visitor.headers(self.shape),
             *self.more_headers,
         ]

@@ -19,7 +19,6 @@ from __future__ import annotations
 import json
 import logging
 import math
-import uuid
 from enum import StrEnum
 
 from localrun.errors import ContextExceeded, LocalrunError, QueueFull, RateLimited, Unauthorized, of_disk
@@ -71,19 +70,6 @@ def unforeseen(error: Exception, what: str) -> LocalrunError:
 
 
 # The header that names a request, in every answer.
-_ID_HEADER = b"x-request-id"
-_ANTHROPICS_ID_HEADER = b"request-id"
-
-
-def new_id() -> str:
-    """An id that no request of this machine had before."""
-    return f"req_{uuid.uuid4().hex}"
-
-
-def id_header(shape: Shape, request_id: str) -> Headers:
-    """What names the request in the family's answers."""
-    name = _ANTHROPICS_ID_HEADER if shape is Shape.ANTHROPIC else _ID_HEADER
-    return [(name, request_id.encode("ascii"))]
 
 
 def body(error: LocalrunError, shape: Shape, request_id: str | None = None) -> bytes:

@@ -42,6 +42,7 @@ from localrun.server.http import failures, names
 from localrun.server.http.access import LIMIT_HEADERS, Access, Visitor, is_loopback
 from localrun.server.http.account import ACCOUNT, Account
 from localrun.server.http.encoding import KNOWN, unpacked
+from localrun.server.http.exchange import id_header, new_id
 from localrun.server.http.loop_watch import LoopWatch
 
 # Schemes that a page from the network cannot have: desktop applications and editor panels.
@@ -293,11 +294,11 @@ class Limits:
     async def _refuse(
         self, error: LocalrunError, scope: Scope, headers: _Headers, receive: Receive, send: Send
     ) -> None:
-        shape, request_id = failures.shape_of(scope["path"]), failures.new_id()
+        shape, request_id = failures.shape_of(scope["path"]), new_id()
         account: Account = scope[ACCOUNT]
         account.status, account.error, account.request_id = error.status, type(error), request_id
         body = failures.body(error, shape, request_id)
-        named = failures.id_header(shape, request_id)
+        named = id_header(shape, request_id)
         answer_headers = [*failures.headers(error), *named, (b"content-length", str(len(body)).encode("ascii"))]
         has_body = headers.one(b"transfer-encoding") is not None or headers.one(b"content-length") not in (None, "0")
         if has_body:

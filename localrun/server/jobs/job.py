@@ -445,7 +445,8 @@ class Job:
         """The next delta, the final one included. Raises what the engine refused with, EngineDied, or Cancelled for a
         consumer that was too slow."""
         delta = await self._deltas.take()
-        notices.note(*delta.notices)
+        if delta.notices:
+            notices.note(*delta.notices)
         return delta
 
     @property
