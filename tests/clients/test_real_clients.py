@@ -56,7 +56,10 @@ def test_client(kind: str, client: str, check: str, addresses: tuple[str, str]) 
     errors, failure = results(kind, client, *addresses)
     assert not failure, failure
     assert check in errors, "the script ended before this check"
-    assert errors[check] is None, errors[check]
+    error = errors[check]
+    if error is not None and error.startswith("skipped: "):
+        pytest.skip(error.removeprefix("skipped: "))
+    assert error is None, error
 
 
 @cache

@@ -422,10 +422,7 @@ function stopEditing() {
 // What is being written in each conversation outlives a reload, and an edit.
 const showDraft = () => write(kept("sessionStorage", DRAFT + chat.id) ?? "");
 
-function write(value) {
-  text.value = value;
-  grow();
-}
+const write = (value) => { text.value = value; grow(); };
 
 function grow() {
   if (CSS.supports("field-sizing", "content")) return;  // it does so by itself

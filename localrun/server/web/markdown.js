@@ -18,7 +18,7 @@ const TOKEN = new RegExp([
   /(\\\\|\\\([^]{1,1000}?\\\)|\\\[[^]{1,1000}?\\\]|\$\$[^]{1,1000}?\$\$|\$(?![\s$])[^$\n]{0,300}[^$\s]\$(?![\d$])|\b__[a-z\d_]{1,99}__\b)/,
   /(\*+|_+|~+)/, /(!?\[)/, /(\])/, /(\\?\n|<br ?\/?>)/,
   /<((?:https?:\/\/|mailto:)[^\s<>]{1,2000})>/, /(https?:\/\/(?:\[[\da-f:]{2,40}\])?(?![.,:;!?'"*_~])(?:[^\s<>()[\]`，。、；：！？）】」』]|\([^\s<>()]{0,200}\)){1,2000})/,
-  /&(?:(amp|lt|gt|quot|apos|nbsp)|#(\d{1,7}|x[\da-f]{1,6}));/,
+  /&(?:(amp|lt|gt|quot|apos|nbsp)|#([1-9]\d{0,4}|x[1-9a-f][\da-f]{0,3}));/,
 ].map((part) => part.source).join("|"), "g");
 const TARGET = /\(\s*(?:<([^<>\n]{1,2000})>|((?:[^\s()\\]|\\.|\([^\s()]{0,200}\)){1,2000}))(?:\s+(?:"([^"]{0,500})"|'([^']{0,500})'))?\s*\)/y;
 // With what stands beside them: stars of globs, products and powers.
@@ -227,8 +227,7 @@ function inline(text) {
     } else if (angled) parts.push(anchor(angled, "", angled.replace(/^mailto:/, "")));
     else if (end) parts.push(element("br"));
     else if (asIs) asIs.split("\n").forEach((line, n) => parts.push(n ? element("br") : "", line));
-    else if (number) parts.push(number.length < 8 && Number(`0${number}`) <= 0x10ffff && Number(`0${number}`) ? String.fromCodePoint(Number(`0${number}`)) : said);
-    else parts.push(escaped ?? NAMED[name] ?? said);
+    else parts.push(escaped ?? NAMED[name] ?? (number ? String.fromCodePoint(`0${number}`) : said));
   }
   parts.push(text.slice(at));
   pair(marks, parts);

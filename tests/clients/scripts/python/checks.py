@@ -11,6 +11,7 @@ import json
 import os
 import time
 import traceback
+import unittest
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -86,6 +87,8 @@ def run(script: dict[str, Any]) -> None:
                 asyncio.run(check())
             else:
                 check()
+        except unittest.SkipTest as why:
+            error = f"skipped: {why}"
         except Exception:
             error = traceback.format_exc()
         print(json.dumps({"check": name.removeprefix("check_"), "error": error}), flush=True)
