@@ -19,6 +19,7 @@ from typing import NamedTuple
 import msgspec
 
 from localrun.server.http.failures import Headers
+from localrun.server.http.loop_watch import apart
 from localrun.server.jobs.job import Job
 from localrun.server.parsing.pieces import PlainParser
 from localrun.server.prompting.ask import ChatAsk, Message
@@ -58,11 +59,11 @@ async def cut_messages(
     """
     tokens = await tokens_of(messages)
     best, kept = tokens, messages
-    cuts = _cuts(messages) if len(tokens) > limit else []
+    cuts = await apart(_cuts, messages) if len(tokens) > limit else []
     low, high = 0, len(cuts) - 1
     while low <= high:
         middle = (low + high) // 2
-        part = cuts[middle].applied(messages)
+        part = await apart(cuts[middle].applied, messages)
         tokens = await tokens_of(part)
         if len(tokens) <= limit:
             best, kept = tokens, part

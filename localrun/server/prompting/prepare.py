@@ -238,7 +238,7 @@ async def render_chat(runtime: Runtime, job: Job, ask: ChatAsk, template: str, p
         messages = await asyncio.to_thread(conversation.with_tools, messages, tools, call_format)
     given = tools if tools and profile.takes_tools else None
     marks: dict[str, str] = {}
-    if not profile.knows_calls and conversation.has_calls(messages):
+    if not profile.knows_calls and await apart(conversation.has_calls, messages):
         written, marks = _marked((profile.call_format or formats.HERMES).written, job.control_tokens)
         messages = await apart(conversation.spelled_out, messages, profile, written)
     else:
