@@ -24,7 +24,8 @@ NOW = datetime(2026, 1, 2, tzinfo=UTC)
 @pytest.fixture
 def store(tmp_path: Path, tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
     monkeypatch.setattr(builtin, "model_path", lambda: tiny_gguf)
-    (tmp_path / "models").mkdir()
+    for folder in ("models", "foreign"):
+        (tmp_path / folder).mkdir()
     return Store(tmp_path / "models", model_dirs=[tmp_path / "foreign"], hub_cache_folder=tmp_path / "hub")
 
 
@@ -78,7 +79,7 @@ def test_copies_outlive_and_share(store: Store, tmp_path: Path, tiny_gguf: Path)
 
 
 def test_the_built_in_model_and_foreign_files_stay(store: Store, tmp_path: Path, tiny_gguf: Path) -> None:
-    (tmp_path / "foreign" / "deep").mkdir(parents=True)
+    (tmp_path / "foreign" / "deep").mkdir()
     theirs = tmp_path / "foreign" / "deep" / "theirs.gguf"
     shutil.copyfile(tiny_gguf, theirs)
     assert store.resolve("theirs").path == theirs

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,22 @@ def make(models_dir: Path, name: str, base: str = "alpha", **changes: Any) -> No
     """Another name for a model, with settings of its own."""
     store = Store(models_dir)
     naming.point(store, name, creation.assemble(creation.base_of(store, base, None), Changes(**changes), now=NOW))
+
+
+async def test_a_draft_model_that_was_replaced_is_opened_anew(supervising: Any, models_dir: Path, told: Told) -> None:
+    make(models_dir, "drafting", draft="beta")
+    async with supervising() as (supervisor, _):
+        for n_opened in (1, 2):
+            (await supervisor.acquire("drafting", None)).release()
+            assert told.drafts == [(True, "beta")] * n_opened
+            lease = supervisor.lend("drafting", None)
+            assert lease is not None
+            lease.release()
+            os.utime(models_dir / "beta.gguf", (n_opened, n_opened))
+            assert supervisor.lend("drafting", None) is None
+        # One that has no draft model shares its engine, and is none of another file.
+        (await supervisor.acquire("alpha", None)).release()
+        assert supervisor.lend("alpha", None) is not None
 
 
 async def test_a_model_s_draft_model_is_loaded_with_it_and_takes_room(
