@@ -50,7 +50,7 @@ test-stall: $(STAMP)
 	LOCALRUN_TEST_DEPTH=10 $(BIN)/python -m pytest tests/stall
 
 # The official clients and some more, for Python and Node, each installed once in an environment of its own; and the
-# chat page in the system's Chromium.
+# chat page in each of Chromium, Firefox and WebKitGTK that is installed.
 test-clients: $(STAMP)
 	$(BIN)/python -m pytest tests/clients/test_real_clients.py --clients
 

@@ -5,6 +5,7 @@ Does not: import anything that `localrun --help` does not need.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import sys
@@ -20,6 +21,8 @@ def main() -> None:
             stream.reconfigure(errors="replace")  # a terminal that lacks a character must not end an answer
             if sys.platform == "win32":  # where pipes and files have the system's code page until Python 3.15
                 stream.reconfigure(encoding="utf-8")
+            with contextlib.suppress(OSError):
+                os.set_blocking(stream.fileno(), True)  # else what a slow reader has no room for would be lost
     sys.exit(run(sys.argv[1:]))
 
 

@@ -26,6 +26,7 @@ import msgspec
 from localrun import __version__, errors
 from localrun.access import resolver, trust
 from localrun.access.trust import Endpoint
+from localrun.config import in_short
 from localrun.snapshot import CacheCleared, CacheReport, LogLine, PullRow, RequestRow, Snapshot, UsageReport
 
 # --- what a streamed answer is made of: lines of bytes, and the pieces that they carry ---
@@ -466,12 +467,12 @@ class Client:
         return await self._daemon.value(UsageReport, "GET", f"/localrun/v1/usage?{urlencode({'by': by, 'days': days})}")
 
     async def models(self) -> list[dict[str, Any]]:
-        """The rows of `/api/tags`: every model that can be loaded."""
-        return (await self._daemon.value(_Models, "GET", "/api/tags")).models
+        """The rows of `/api/tags`, with short names: every model that can be loaded."""
+        return _named_in_short((await self._daemon.value(_Models, "GET", "/api/tags")).models)
 
     async def loaded(self) -> list[dict[str, Any]]:
-        """The rows of `/api/ps`: every model that is loaded."""
-        return (await self._daemon.value(_Models, "GET", "/api/ps")).models
+        """The rows of `/api/ps`, with short names: every model that is loaded."""
+        return _named_in_short((await self._daemon.value(_Models, "GET", "/api/ps")).models)
 
     async def show(self, model: str) -> dict[str, Any]:
         """What `/api/show` says of a model. Raises ModelNotFound."""
@@ -490,8 +491,9 @@ class Client:
         return options
 
     async def store(self) -> dict[str, Any]:
-        """The whole of `/api/tags`: `models`, and `unusable` files with their problems."""
-        return await self._daemon.json("GET", "/api/tags")
+        """The whole of `/api/tags`: `models`, with short names, and `unusable` files with their problems."""
+        store = await self._daemon.json("GET", "/api/tags")
+        return {**store, "models": _named_in_short(store["models"])}
 
     async def remove(self, model: str) -> dict[str, Any]:
         """Remove a model: `freed_bytes`, the `deleted` files, those `kept` with the reason, and `notes`. Raises its
@@ -599,6 +601,11 @@ class Client:
 
 class _Models(msgspec.Struct):
     models: list[dict[str, Any]]
+
+
+def _named_in_short(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    named = ("name", "model", "loaded_as")
+    return [{key: in_short(value) if key in named else value for key, value in row.items()} for row in rows]
 
 
 class _Rows(msgspec.Struct):

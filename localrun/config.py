@@ -34,12 +34,14 @@ MAX_ADAPTERS = 8
 MAX_SCALE = 100.0
 SCALE = re.compile(r"-?([0-9]{1,9}(\.[0-9]{0,9})?|\.[0-9]{1,9})")
 
-Positive = Annotated[int, msgspec.Meta(ge=1)]
-NonNegative = Annotated[int, msgspec.Meta(ge=0)]
-PositiveSeconds = Annotated[float, msgspec.Meta(gt=0)]
+# More fits in no message between processes; 30 years are for ever.
+UNLIMITED = 2**63 - 1
+Positive = Annotated[int, msgspec.Meta(ge=1, le=UNLIMITED)]
+NonNegative = Annotated[int, msgspec.Meta(ge=0, le=UNLIMITED)]
+PositiveSeconds = Annotated[float, msgspec.Meta(gt=0, le=1e9)]
 Slots = Annotated[int, msgspec.Meta(ge=1, le=256)]
 Threads = Annotated[int, msgspec.Meta(ge=0, le=512)]  # llama.cpp makes no more
-GpuLayers = Annotated[int, msgspec.Meta(ge=-1)]
+GpuLayers = Annotated[int, msgspec.Meta(ge=-1, le=2**31 - 1)]
 BatchTokens = Annotated[int, msgspec.Meta(ge=32, le=16384)]
 ContextTokens = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 RopeBase = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
@@ -202,11 +204,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     projectors: str = "on"
     ram_cache_bytes: NonNegative = 512 * 1024 * 1024
     disk_cache_bytes: NonNegative = 4 * 1024 * 1024 * 1024
-    max_body_bytes: Annotated[int, msgspec.Meta(ge=1024)] = 32 * 1024 * 1024
+    max_body_bytes: Annotated[int, msgspec.Meta(ge=1024, le=UNLIMITED)] = 32 * 1024 * 1024
     receive_deadline_s: PositiveSeconds = 60.0
     template_timeout_s: PositiveSeconds = 2.0
     template_output_bytes: Positive = 16 * 1024 * 1024
     fetch_images: str = "off"
+    strict_schemas: str = "off"
     origins: str = ""
     loopback_needs_key: str = "on"
     key_storage_bytes: NonNegative = 10 * 1024 * 1024 * 1024
@@ -253,8 +256,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         return latency_target_s(self.latency)
 
 
+def in_short(name: str) -> str:
+    """A model's name without what it need not say: the hub's host, and Ollama's usual tag."""
+    return (name.removeprefix("hf.co/") if name.count("/") > 1 else name).removesuffix(":latest")
+
+
 def _same_name(one: str, other: str) -> bool:
-    return one.lower().removesuffix(":latest") == other.lower().removesuffix(":latest")
+    return in_short(one.lower()) == in_short(other.lower())
 
 
 def _pattern_length(table: ModelTable) -> int:
@@ -294,6 +302,8 @@ HELP: dict[str, str] = {
     "template_output_bytes": "largest prompt that a chat template may produce",
     "fetch_images": "on or off: whether pictures and recordings of requests are fetched when they are given by their "
     "URL; only from public addresses",
+    "strict_schemas": "on or off: whether a request is refused when something of its JSON schema cannot be enforced, "
+    "as with `strict: true`, instead of leaving it out",
     "origins": "browser origins allowed besides localhost, separated by commas",
     "loopback_needs_key": "on or off: whether programs on this machine need an API key as soon as there is one; "
     "localrun's own commands have theirs",
@@ -418,6 +428,7 @@ CHOICES = {
     "speculation": _SWITCH,
     "projectors": _SWITCH,
     "fetch_images": _SWITCH,
+    "strict_schemas": _SWITCH,
     "loopback_needs_key": _SWITCH,
     "announce": _SWITCH,
     "rope_scaling": ROPE_SCALINGS,

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -26,6 +27,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
+import psutil
 
 from localrun import config, kernels
 from localrun.kernels import Fault, Verdict
@@ -65,7 +67,11 @@ class Case(msgspec.Struct, frozen=True):
 
 def probe(command: Sequence[str] = COMMAND, *, timeout_s: float = TIMEOUT_S) -> Verdict:
     """Computes everything and judges. Raises ProbeFailed when the process can compute nothing, or takes too long."""
-    with tempfile.TemporaryDirectory(prefix="localrun-probe-") as folder:
+    for left in Path(tempfile.gettempdir()).glob("localrun-probe-*-*"):  # by one that was killed
+        pid = left.name.split("-")[2]
+        if pid.isdecimal() and not psutil.pid_exists(int(pid)):
+            shutil.rmtree(left, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=f"localrun-probe-{os.getpid()}-") as folder:
         cases = [Case(*written) for written in write_probe_models(Path(folder))]
         seen = _Seen(cases)
         while not seen.is_done:

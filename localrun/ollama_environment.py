@@ -162,11 +162,11 @@ def told(settings: Settings, environ: Mapping[str, str] = os.environ) -> str:
             used.append(f"{name} ({', '.join(_SHOWN.get(field, field) for field in counting)})")
         else:
             unused[name] = "localrun's own settings say otherwise"
-    if folder := environ.get(_MODELS, "").strip():
-        if os.path.isdir(folder):
+    if folder := environ.get(_MODELS, "").strip(" \t\"'"):
+        if os.path.isdir(os.path.join(os.path.expanduser(folder), "manifests")):
             used.append(f"{_MODELS} (models that are used in place)")
         else:
-            unused[_MODELS] = f"{folder[:200]!r} is not a folder"
+            unused[_MODELS] = f"{folder[:200]!r} has no folder 'manifests', which the models of Ollama lie beside"
     parts = [f"taken from Ollama's variables: {', '.join(used)}"] if used else []
     if unused:
         reasons = ", ".join(f"{name} ({reason})" for name, reason in unused.items())

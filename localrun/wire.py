@@ -87,6 +87,10 @@ class GrammarKind(StrEnum):
     REGEX = "regex"
 
 
+# The `$comment` of a JSON schema of which nothing may be left out.
+STRICT_COMMENT = "strict"
+
+
 class Grammar(msgspec.Struct, frozen=True, array_like=True):
     """What an answer must match. With `triggers` it is free until one of these texts was produced, and must match from
     right after it on."""
@@ -163,7 +167,8 @@ class Open(msgspec.Struct, frozen=True, kw_only=True, tag="open"):
     `speculates` is whether requests draft that do not say so themselves, and `draft_model_path` a smaller model that
     drafts for them. `projector_path` is the file that makes rows of pictures or sound (mmproj).
     One request may use as many tokens as the model was trained for, or `n_ctx` if that is more. The `rope_*` fields
-    and `yarn_orig_ctx` say how positions are embedded; 0 and "" are the model's own way.
+    and `yarn_orig_ctx` say how positions are embedded; 0 and "" are the model's own way. `later_shards` are the other
+    files of a model whose first one is `model_path`.
     """
 
     model_path: str
@@ -195,6 +200,7 @@ class Open(msgspec.Struct, frozen=True, kw_only=True, tag="open"):
     rope_frequency_scale: float = 0.0
     rope_scaling: str = ""
     yarn_orig_ctx: int = 0
+    later_shards: tuple[str, ...] = ()
 
     @property
     def rope(self) -> tuple[float, float, str, int]:
@@ -442,7 +448,8 @@ class Delta(msgspec.Struct, array_like=True):
     possible stop string or a partial character is held back. `finish` is set in the last delta only, with `usage`;
     `error_code`/`error_message` then say why if it is `Finish.ERROR`, and `retry_after_s` when asking again may help.
     `stop_text` is the stop string that matched. `vectors` are those of the inputs that an `Embed` is done with. `mu` is
-    Mirostat's after the last of the tokens. Of `n_drafted` tokens so far `n_accepted` are part of the answer.
+    Mirostat's after the last of the tokens. Of `n_drafted` tokens so far `n_accepted` are part of the answer. `notices`
+    say what of the grammar was left out.
     """
 
     id: int
@@ -463,6 +470,7 @@ class Delta(msgspec.Struct, array_like=True):
     n_drafted: int = 0
     n_accepted: int = 0
     scores: Scores | None = None
+    notices: tuple[str, ...] = ()
 
 
 class MediaCounts(msgspec.Struct, frozen=True, array_like=True):
@@ -614,9 +622,9 @@ class GrammarCheck(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GrammarChecked(msgspec.Struct, frozen=True, kw_only=True):
-    """The grammar as an engine is to compile it, and what was left out of it; or what is wrong with it. One follows
-    each request; one without anything is also the worker's first frame, which says that it is ready."""
+    """The grammar as an engine is to compile it; or what is wrong with it. `notices` say what was left out of it. One
+    follows each request; one without anything is also the worker's first frame, which says that it is ready."""
 
     grammar: Grammar | None = None
-    warnings: tuple[str, ...] = ()
+    notices: tuple[str, ...] = ()
     error_message: str = ""

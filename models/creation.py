@@ -205,6 +205,8 @@ def _part(store: Store, text: str, folder: Path | None, what: str, field: str) -
     path = blob_path(store.folder, normal) if normal else path_of(text, folder)
     if path is None:
         raise NotFound(f"there is no file {text[:200]}", field=field)
+    if path.is_dir():
+        raise BadRequest(f"the {what} {path} is a folder; name the GGUF file in it", field=field)
     if not path.is_file():
         way_out = f"; upload it first (POST /api/blobs/{normal})" if normal else ""
         raise NotFound(f"the {what} {normal or path} is not there{way_out}", field=field)

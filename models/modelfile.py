@@ -5,8 +5,8 @@
     SYSTEM """You answer
     in one sentence."""
 
-An instruction is a line; its word may be in any case, `#` begins a comment line. A text in three quotes may go over
-several lines and is taken as it is; one in single quotes loses them.
+An instruction is a line; its word may be in any case, `#` begins a comment line. A text in quotes, one or three, may go
+over several lines and is taken as it is.
 
 Pure. Does not: look at files, or judge values beyond their kind (creation.py and the daemon do).
 '''
@@ -22,6 +22,7 @@ import msgspec
 
 from localrun.config import CHOICES, LoadSettings
 from localrun.errors import BadRequest
+from localrun.models.gguf.reader import Shard, shard_of
 
 MAX_MODELFILE_CHARS = 4 * 1024 * 1024
 INSTRUCTIONS = (
@@ -31,7 +32,7 @@ ROLES = ("system", "user", "assistant")
 
 # What Ollama's own Modelfiles say of how prompts are written and replies are read: here the model's template says it.
 LEFT_OUT = ("RENDERER", "PARSER")
-_FENCE = '"""'
+_FENCE, _QUOTE = '"""', '"'
 _PLAIN = re.compile(r'[^\s"#][^\n"]*')
 
 
@@ -87,7 +88,10 @@ def parse(text: str) -> Modelfile:
         )
     if not found["FROM"]:
         _check_alone(found)
+    found["FROM"].sort(key=lambda line: "mmproj" in line.text.lower())  # Ollama has the two in any order
     base = found["FROM"][0] if found["FROM"] else None
+    if base and (first := shard_of(base.text)):  # the others are found by its name
+        found["FROM"] = [line for line in found["FROM"] if line is base or not _is_shard_of(first, line.text)]
     projectors = sorted([*found["FROM"][1:], *found["PROJECTOR"]])
     if len(projectors) > 1:
         after = f" (a FROM after that in line {base.number} names the projector)" if base else ""
@@ -108,6 +112,11 @@ def parse(text: str) -> Modelfile:
         requires=_last(found["REQUIRES"]),
         left_out=tuple(name for name in LEFT_OUT if found[name]),
     )
+
+
+def _is_shard_of(first: Shard, text: str) -> bool:
+    shard = shard_of(text)
+    return shard is not None and shard._replace(number=first.number) == first
 
 
 def _check_alone(found: Mapping[str, Sequence[Line]]) -> None:
@@ -174,65 +183,65 @@ def _instructions(text: str) -> Iterator[tuple[str, Line]]:
         index += 1
         if not line or line.startswith("#"):
             continue
-        word, _, rest = line.partition(" ") if "\t" not in line.partition(" ")[0] else line.partition("\t")
+        word, rest = _split(line)
         name = word.upper()
         if name not in (*INSTRUCTIONS, *LEFT_OUT):
             fail(number, f"'{word[:40]}' is no instruction; they are {', '.join(INSTRUCTIONS)}")
-        rest = rest.strip()
-        before, fence, after = rest.partition(_FENCE)
-        if fence and _may_precede(name, before):
-            # The lines as they are, and not stripped: the text in three quotes is taken whole.
-            after = lines[index - 1].partition(_FENCE)[2]
+        fence = _FENCE if _FENCE in rest else _QUOTE
+        before, found, after = rest.partition(fence)
+        # What has another quote in the middle of its line is no text in quotes.
+        is_text = fence == _FENCE or after.rfind(fence) in (-1, len(after) - 1)
+        if is_text := bool(found) and is_text and _may_precede(name, before):
+            # The lines as they are, and not stripped: the text in quotes is taken whole.
+            after = lines[index - 1].partition(fence)[2]
             last = after
-            while not last.rstrip().endswith(_FENCE):
-                if _FENCE in last:
-                    left = last.rpartition(_FENCE)[2].strip()
+            while not last.rstrip().endswith(fence):
+                if fence == _FENCE and fence in last:
+                    left = last.rpartition(fence)[2].strip()
                     fail(index, f"'{left[:40]}' stands after the closing quotes; begin a new line")
                 if index == len(lines):
-                    fail(number, f"{name}: the text in three quotes is not closed")
+                    fail(number, f"{name}: the text in quotes is not closed")
                 last = lines[index]
                 after += "\n" + last
                 index += 1
-            # The last three: the text itself may end in a quote.
-            body = after.rstrip()[: -len(_FENCE)]
+            # The last ones: the text itself may end in a quote.
+            body = after.rstrip()[: -len(fence)]
             rest = f"{before}{_FENCE}{body}"
         if not rest:
             fail(number, f"{name} has no value")
-        yield name, Line(number, rest if before.strip() and fence else _unquoted(number, rest))
+        yield name, Line(number, rest if before.strip() and is_text else _unquoted(rest))
 
 
 def _may_precede(name: str, before: str) -> bool:
-    """Whether what stands before three quotes leaves them their meaning: nothing, a role, or a parameter's name."""
+    """Whether what stands before quotes leaves them their meaning: nothing, a role, or a parameter's name."""
     return not before.strip() or (name in ("MESSAGE", "PARAMETER") and len(before.split()) == 1)
 
 
-def _unquoted(number: int, text: str) -> str:
-    if text.startswith(_FENCE):
-        return text[len(_FENCE) :]
-    if not text.startswith('"'):
-        return text
-    if len(text) > 1 and text.endswith('"'):
-        return text[1:-1]
-    if '"' not in text[1:]:
-        fail(number, "the quote is not closed; a text of more than one line needs three quotes")
-    return text
+def _split(text: str) -> tuple[str, str]:
+    """The first word, and what follows it."""
+    word, *rest = text.split(None, 1)
+    return word, "".join(rest)
+
+
+def _unquoted(text: str) -> str:
+    return text.removeprefix(_FENCE)
 
 
 def _parameter(line: Line) -> Parameter:
-    name, _, value = line.text.partition(" ")
-    if not value.strip():
+    name, value = _split(line.text)
+    if not value:
         fail(line.number, f"PARAMETER {name[:40]} has no value")
-    return Parameter(line.number, name.lower(), _unquoted(line.number, value.lstrip(" \t")))
+    return Parameter(line.number, name.lower(), _unquoted(value))
 
 
 def _message(line: Line) -> MessageLine:
-    role, _, text = line.text.partition(" ")
+    role, text = _split(line.text)
     role = role.lower()
     if role not in ROLES:
         fail(line.number, f"MESSAGE: '{role[:40]}' is no role; use {', '.join(ROLES)}")
-    if not text.strip():
+    if not text:
         fail(line.number, f"MESSAGE {role} has no text")
-    return MessageLine(line.number, role, _unquoted(line.number, text.lstrip(" \t")))
+    return MessageLine(line.number, role, _unquoted(text))
 
 
 def _last(lines: Sequence[Line]) -> Line | None:

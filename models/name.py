@@ -7,7 +7,9 @@ Pure. A name is one of three kinds, told apart by its form alone:
 - `stored`: `name[:tag]`: a model of the catalogue, one that was created here, or a file in the models folder;
   `owner/repo[@revision][:quant]`, also after `hf.co/` or `huggingface.co/`: a repository on the Hugging Face hub, whose
   tag is a quantization or the name of one of its files; `host[:port]/owner/name[:tag]`: a model of an Ollama registry.
-  `https://` before any of them is left out, so that an address copied from a browser is a name.
+  `https://` before any of them is left out, and an address of a file or a folder on the hub is its repository with the
+  file's name, so that an address copied from a browser is a name. In names of files `_` stands for what no tag has.
+  What Ollama leaves out is left out: `library/` and `registry.ollama.ai/library/`.
 
 Adapters follow the model's name after plus signs, each with its strength after an equals sign if that is not 1:
 `model+adapter`, `model+a+b=0.5` (`split_adapters`). Neither sign can be in a name, nor can a plus sign in a path be
@@ -26,6 +28,7 @@ import re
 from enum import StrEnum
 from pathlib import PurePath
 from typing import NamedTuple, NoReturn
+from urllib.parse import unquote
 
 from localrun.config import MAX_ADAPTERS, MAX_SCALE, SCALE
 from localrun.errors import BadRequest
@@ -33,20 +36,30 @@ from localrun.errors import BadRequest
 BUILT_IN = "tiny"
 DEFAULT_TAG = "latest"
 HUB_HOST = "hf.co"
-MAX_NAME_CHARS = 256
+OLLAMA_HOST = "registry.ollama.ai"
+MAX_NAME_CHARS = 512
 MAX_PATH_BYTES = 4_096
 
 _HUB_HOSTS = frozenset({HUB_HOST, "huggingface.co", "www.huggingface.co"})
 _SCHEME = "https://"
 _OWNER = "localrun/"
 _SUFFIX = ".gguf"
-_PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_LIBRARY = re.compile(rf"\A({re.escape(OLLAMA_HOST)}/)?library/(?=[^/]+\Z)", re.IGNORECASE)
+_PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}(:[0-9]{1,5})?")
-_LAST_PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}(@[A-Za-z0-9][A-Za-z0-9._-]{0,127})?")
+_LAST_PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}(@[A-Za-z0-9][A-Za-z0-9._-]{0,127})?")
 _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 _MAX_PARTS = 3
 _AND, _TIMES = "+", "="
 _RESERVED = re.compile(r"(con|prn|aux|nul|com[0-9]|lpt[0-9])(\..*)?", re.IGNORECASE)
+
+
+_ADDRESS = re.compile(
+    r"(?:https://)?((?:www\.)?huggingface\.co|hf\.co)/([^/?]+/[^/?:@]+)"
+    r"(?:/(?:blob|resolve|raw|tree)/([^/?]+)(?:/([^?]+?))?)?/?(?:\?.*)?",
+    re.IGNORECASE,
+)
+_IN_NO_TAG = re.compile(r"[^A-Za-z0-9._-]")
 
 
 class Kind(StrEnum):
@@ -70,8 +83,14 @@ class ModelName(NamedTuple):
             _refuse("is empty")
         if any(ord(character) < 32 or ord(character) == 127 for character in text):
             _refuse("has a control character in it")
-        if text.lower().endswith(_SUFFIX) and not _is_file_of_a_repo(text):
-            return _path(text)
+        if address := _ADDRESS.fullmatch(text):
+            host, repo, revision, path = address.groups()
+            at = f"@{revision}" if revision and revision != "main" else ""
+            text = f"{host}/{repo}{at}" + (f":{unquote(path).rpartition('/')[2]}" if path else "")
+        if text.lower().endswith(_SUFFIX):
+            before, colon, file_name = text.rpartition(":")
+            named = text if re.search(r"[/\\]", file_name) else f"{before}{colon}{as_tag(file_name)}"
+            return _name(named) if _is_file_of_a_repo(named) else _path(text)
         return _name(text)
 
     @property
@@ -85,6 +104,17 @@ class ModelName(NamedTuple):
         """The host of the Ollama registry that it names, `host[:port]`; empty for every other name."""
         parts = self.name.split("/")
         return parts[0].lower() if len(parts) == _MAX_PARTS and not self.is_hub else ""
+
+    @property
+    def says_ollama(self) -> bool:
+        """Whether it names Ollama's own registry."""
+        return self.text.lower().startswith(f"{OLLAMA_HOST}/")
+
+    @property
+    def in_ollama(self) -> ModelName | None:
+        """What `owner/name[:tag]` means to Ollama, which is none of the hub's; None for other names."""
+        says_more = self.name.count("/") != 1 or self.revision or self.text.lower().endswith(_SUFFIX)
+        return None if says_more or not self.is_hub else ModelName.parse(f"{OLLAMA_HOST}/{self.text}")
 
     @property
     def repo(self) -> str:
@@ -134,6 +164,10 @@ def split_adapters(text: str) -> AdaptedName:
     return AdaptedName(rest, tuple((name, float(scale)) for name, scale in found))
 
 
+def as_tag(file_name: str) -> str:
+    return _IN_NO_TAG.sub("_", file_name)
+
+
 def _is_name(text: str) -> bool:
     try:
         return ModelName.parse(text).kind is not Kind.PATH
@@ -172,9 +206,10 @@ def _name(text: str) -> ModelName:
     if text.lower().startswith("http://"):
         _refuse("begins with http://; write it without (a registry without TLS is for pulls that say insecure)")
     text = text.removeprefix(_SCHEME)
-    name, colon, tag = text.rpartition(":")
+    short = _LIBRARY.sub("", text)
+    name, colon, tag = short.rpartition(":")
     if not colon or "/" in tag:
-        name, tag = text, ""
+        name, tag = short, ""
         colon = ""
     parts = name.split("/")
     if not _are_parts(parts) or ".." in name:

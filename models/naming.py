@@ -131,6 +131,7 @@ def remove(store: Store, name: str) -> Removed:
     """
     with store.changing:
         parsed = check_removable(store, name)
+        name = parsed.text
         try:
             said = manifest.read(store.folder, name)
         except BadModelFile:
@@ -150,7 +151,7 @@ def check_removable(store: Store, name: str) -> ModelName:
             f"'{name}' is a model with adapters, which are removed one by one (localrun rm {adapters[0][0]})",
             field="model",
         )
-    parsed = ModelName.parse(name)
+    parsed = store.meant(name)
     if parsed.kind is Kind.BUILT_IN:
         size_mb = builtin.model_path().stat().st_size / 1e6 if builtin.model_path().is_file() else 0.0
         raise BadRequest(
@@ -161,7 +162,7 @@ def check_removable(store: Store, name: str) -> ModelName:
         raise BadRequest(
             f"'{name}' is a file that localrun only reads; delete it as you would any other file", field="model"
         )
-    if manifest.Key.of(name).path(store.folder).is_file():
+    if manifest.Key.of(parsed.text).path(store.folder).is_file():
         return parsed
     found = store.file_named(parsed)
     if found is None or found.origin is Origin.FOREIGN:

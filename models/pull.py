@@ -33,7 +33,7 @@ from localrun.models.gguf.adapter_header import facts_of, misfit
 from localrun.models.gguf.finite import check_finite
 from localrun.models.gguf.header import ADAPTERS, FileKind, Header, kind_of
 from localrun.models.gguf.reader import first_entries, read_header, read_named
-from localrun.models.name import DEFAULT_TAG, Kind, ModelName
+from localrun.models.name import DEFAULT_TAG, OLLAMA_HOST, Kind, ModelName
 from localrun.models.quant_choice import Choice, RemoteFile
 from localrun.models.sources import huggingface, ollama
 from localrun.models.sources.huggingface import Hub, HubName
@@ -85,7 +85,8 @@ async def pull(
     and BadModelFile when what came is no model that can run: then the name means what it meant before.
     """
     check_name(name)
-    parsed = ModelName.parse(name)
+    parsed = await asyncio.to_thread(means.store.meant, name)
+    name = parsed.text
     await asyncio.to_thread(naming.check_free, means.store, name)
     observer.status("pulling manifest")
     plan = await _plan(parsed, means, is_insecure, projector)
@@ -132,7 +133,7 @@ def check_name(name: str) -> None:
 
 async def _plan(name: ModelName, means: Means, is_insecure: bool, projector: str) -> RemotePlan:
     """By the name's form: the catalogue, a repository on the hub, a registry; Ollama's for other bare names."""
-    found = catalog.find(name)
+    found = None if name.says_ollama else catalog.find(name)
     if found is not None:
         return await _plan_of_repo(HubName(found.entry.repo), found.quant, means, projector)
     if name.is_hub:
@@ -148,7 +149,7 @@ async def _plan(name: ModelName, means: Means, is_insecure: bool, projector: str
         registry = RegistryName(name.registry_host, name.repo, name.tag or DEFAULT_TAG, is_insecure)
     else:
         owned = f"{ollama_manifest.DEFAULT_OWNER}/{name.name}"
-        registry = RegistryName(ollama_manifest.DEFAULT_HOST, owned, name.tag or DEFAULT_TAG, is_insecure)
+        registry = RegistryName(OLLAMA_HOST, owned, name.tag or DEFAULT_TAG, is_insecure)
     return await ollama.plan(
         registry, models_folder=means.store.folder, client=means.client, without_projector=without_projector
     )

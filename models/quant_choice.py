@@ -3,8 +3,8 @@
 Pure. File names are all that a repository says about its quantizations, so they are read as llama.cpp reads them: a
 quantization is a part of the name between separators; shards are named `...-00001-of-00003.gguf`; files whose names say
 that they are companions are no models: importance matrices and draft heads are left where they are, and which projector
-belongs to the model is for projector_choice.py. Adapters (`lora`) are taken from a repository that has nothing else,
-and by their whole name.
+belongs to the model is for projector_choice.py. Draft heads and adapters are taken from a repository that has nothing
+else, and every file by its whole name.
 
 The rule without a tag, after the memory that this machine has:
 
@@ -29,6 +29,7 @@ from localrun.errors import BadRequest, NotFound
 from localrun.models.fit import USABLE_RAM, in_gb, rough_bytes
 from localrun.models.gguf.ggml_types import QUANT_ALIASES
 from localrun.models.gguf.reader import shard_of
+from localrun.models.name import as_tag
 
 _COMFORTABLE_FRACTION = 0.5
 
@@ -44,14 +45,25 @@ _UNQUANTIZED_RANK = _RANK["F16"]
 _FOUR_BITS = range(_RANK["MXFP4_MOE"], _RANK["Q4_0"] + 1)
 
 _QUANT = re.compile(
-    r"(?:^|[-._/])((?:BF16|FP?16|FP?32|Q4_0_[48]_[48]|I?Q[1-8]_(?:[01]|NL|K_(?:XS|S|M|L|XL)|K|XXS|XS|S|M)|TQ[12]_0|MXFP4(?:_MOE)?))"
-    r"(?=[-._/]|$)",
+    r"(?:^|[-._/ (])((?:BF16|FP?16|FP?32|Q4_0_[48]_[48]|I?Q[1-8]_"
+    r"(?:[01]|NL|K_(?:XS|S|M|L|XL)|K|XXS|XS|S|M)|TQ[12]_0|MXFP4(?:_MOE)?))"
+    r"(?=[-._/ )]|$)",
     re.IGNORECASE,
 )
 # Types that llama.cpp wrote for some processors and no longer reads; it repacks Q4_0 by itself now.
 _UNREADABLE = re.compile(r"Q4_0_[48]_[48]")
-_COMPANION = re.compile(r"(^|[/._-])(mmproj|imatrix|mtp|eagle3|dflash|dspark|draft|lora|vocab)([._-]|$)", re.IGNORECASE)
-_ADAPTER = re.compile(r"(^|[/._-])lora([._-]|$)", re.IGNORECASE)
+# What is no model: by how the name of the file begins, or by its folder; draft heads, projectors and adapters that are
+# nothing else by any word.
+_COMPANION = re.compile(
+    r"(^|/)(imatrix|mtp|draft|(ggml-)?vocab)(/|[._-][^/]*$)|(^|[/._-])(mmproj|eagle3|dflash|dspark|lora)([/._-]|$)"
+    r"|[._-](imatrix|vocab)\.gguf$",
+    re.IGNORECASE,
+)
+# Of these no model is made, also where nothing else is there.
+_NO_MODEL = re.compile(r"(^|[/._-])(mmproj|imatrix|vocab)([/._-]|$)", re.IGNORECASE)
+# Models that have draft heads or are made to draft have these in their names, and so may draft heads alone.
+_DRAFTS = re.compile(r"[/._-](mtp|draft)([/._-]|$)", re.IGNORECASE)
+_TORN = re.compile(r"\.gguf[.-](part|split)", re.IGNORECASE)
 
 
 class RemoteFile(NamedTuple):
@@ -70,6 +82,16 @@ class Candidate(NamedTuple):
     @property
     def size_bytes(self) -> int:
         return sum(file.size_bytes for file in self.files)
+
+    @property
+    def may_draft(self) -> bool:
+        return _DRAFTS.search(self.files[0].path) is not None
+
+    @property
+    def order(self) -> tuple[int, int, str]:
+        """Of those of one type the one nearest to the root comes first, then the smallest."""
+        path = self.files[0].path
+        return path.count("/"), self.size_bytes, path
 
     @property
     def label(self) -> str:
@@ -107,13 +129,13 @@ def is_quant(text: str) -> bool:
     return _QUANT.fullmatch(text.upper().removeprefix("UD-")) is not None
 
 
-def candidates(files: Iterable[RemoteFile]) -> list[Candidate]:
-    """The models among a repository's files, best quantization first. Left out are sets of shards with gaps,
-    and types that llama.cpp no longer reads."""
+def candidates(files: Iterable[RemoteFile], *, companions: bool = False) -> list[Candidate]:
+    """The models among a repository's files, or their `companions`, best quantization first, what may be draft heads
+    last. Left out are sets of shards with gaps, and types that llama.cpp no longer reads."""
     single: list[Candidate] = []
     shards: dict[tuple[str, int], dict[int, RemoteFile]] = {}
     for file in files:
-        if not file.path.lower().endswith(".gguf") or _COMPANION.search(file.path.rpartition("/")[2]):
+        if not file.path.lower().endswith(".gguf") or bool(_COMPANION.search(file.path)) is not companions:
             continue
         shard = shard_of(file.path)
         if shard is None:
@@ -124,14 +146,7 @@ def candidates(files: Iterable[RemoteFile]) -> list[Candidate]:
         if set(parts) == set(range(1, count + 1)):
             single.append(Candidate(quant_of(stem), tuple(parts[number] for number in sorted(parts))))
     readable = [each for each in single if not _UNREADABLE.fullmatch(each.quant)]
-    return sorted(readable, key=lambda each: (_rank(each.quant), each.size_bytes, each.files[0].path))
-
-
-def _adapters(files: Iterable[RemoteFile]) -> list[Candidate]:
-    """The files that are adapters by their names, in order."""
-    named = sorted(file for file in files if file.path.lower().endswith(".gguf"))
-    found = [file for file in named if _ADAPTER.search(file.path.rpartition("/")[2])]
-    return [Candidate(quant_of(file.path), (file,)) for file in found]
+    return sorted(readable, key=lambda each: (each.may_draft, _rank(each.quant), *each.order))
 
 
 def choose(files: Sequence[RemoteFile], *, tag: str | None, memory_bytes: int, repo: str) -> Choice:
@@ -140,25 +155,44 @@ def choose(files: Sequence[RemoteFile], *, tag: str | None, memory_bytes: int, r
     `memory_bytes` is what this machine has in all. Raises NotFound for a tag that the repository does not have, naming
     those it has, and BadRequest for a repository without any model.
     """
-    offered = candidates(files) or _adapters(files)
+    companions = candidates(files, companions=True)
+    offered = candidates(files) or [each for each in companions if not _NO_MODEL.search(each.files[0].path)]
+    if tag is not None and tag.lower().endswith(".gguf"):
+        offered += companions  # by its whole name
     if not offered:
         raise BadRequest(
-            f"'{repo}' has no GGUF model files; look for a GGUF version of it (localrun search)", field="model"
+            _why_none(repo, files)
+            or f"'{repo}' has no GGUF model files; look for a GGUF version of it (localrun search)",
+            field="model",
         )
-    if tag is not None and tag.lower().endswith(".gguf"):
-        offered += _adapters(files)  # by its whole name, also beside models
     if tag is None or tag.lower() == "latest":
-        picked, reason = _by_memory(offered, memory_bytes)
+        picked, reason = _by_memory([each for each in offered if each.may_draft == offered[0].may_draft], memory_bytes)
     else:
         picked, reason = _by_tag(offered, tag, repo), ""
     return Choice(picked.quant, picked.files, reason)
+
+
+def _why_none(repo: str, files: Sequence[RemoteFile]) -> str:
+    """What a repository has instead of models, where that can be told; else ""."""
+    for file in files:
+        shard = shard_of(file.path)
+        if shard is not None:
+            names = [shard._replace(number=number).name for number in range(1, shard.n_files + 1)]
+            if missing := sorted(set(names) - {each.path for each in files}):
+                return f"'{repo}' has no whole model: {missing[0]} is missing; look for another GGUF of it"
+        if _TORN.search(file.path):
+            return (
+                f"'{repo}' has parts of GGUF files ({file.path}): download them, join them to one file (cat), and "
+                f"put that into the models folder"
+            )
+    return ""
 
 
 def _by_tag(offered: Sequence[Candidate], tag: str, repo: str) -> Candidate:
     wanted = tag.lower()
     for candidate in offered:
         names = {file.path.lower() for file in candidate.files} | {candidate.files[0].path.lower().rpartition("/")[2]}
-        if wanted in names:
+        if wanted in names | set(map(as_tag, names)):
             return candidate
     quant = QUANT_ALIASES.get(tag.upper(), tag.upper())
     for name in (tag.upper(), quant):
@@ -167,9 +201,9 @@ def _by_tag(offered: Sequence[Candidate], tag: str, repo: str) -> Candidate:
                 return candidate
     # A tag that is a part of one file's name, such as UD-Q4_K_XL, or 4b-instruct where a repository has several models.
     part = re.compile(rf"(^|[-._/]){re.escape(wanted)}([-._/]|$)")
-    for candidate in offered:
-        if part.search(candidate.files[0].path.lower()):
-            return candidate
+    named = [candidate for candidate in offered if part.search(candidate.files[0].path.lower())]
+    if named:  # the one that says the least besides, so that compact is not i-compact
+        return min(named, key=lambda each: len(without_quant(each.files[0].path)))
     there = list(dict.fromkeys(candidate.label for candidate in offered))
     more = f" and {len(there) - 20} more" if len(there) > 20 else ""
     raise NotFound(f"'{repo}' has no '{tag}'; it has {', '.join(there[:20])}{more}", field="model")

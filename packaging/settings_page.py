@@ -178,5 +178,5 @@ def _range(field: str, hint: Any) -> str:
     limits = [one for one in get_args(hint)[1:] if isinstance(one, msgspec.Meta)]
     bounds = {"from": "ge", "above": "gt", "to": "le", "below": "lt"}
     said = [f"{word} {value}" for one in limits for word, name in bounds.items()
-            if (value := getattr(one, name)) is not None]  # fmt: skip
+            if (value := getattr(one, name)) is not None and value < config.UNLIMITED]  # fmt: skip
     return " ".join(said)

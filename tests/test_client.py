@@ -253,10 +253,11 @@ async def test_events_yield_snapshots_until_the_daemon_goes():
 
 
 async def test_plain_calls():
-    rows = [{"name": "tiny", "size": 1}]
+    told = ("tiny:latest", "hf.co/Owner/Repo:Q4_0", "hf.co/owner/repo:latest", "me/own:v1", "hf.co/tiny:latest")
+    rows = [{"name": name, "size": 1} for name in ("tiny", "Owner/Repo:Q4_0", "owner/repo", "me/own:v1", "hf.co/tiny")]
 
     async def reply(exchange: Exchange) -> None:
-        await exchange.answer({"models": rows, "done": True})
+        await exchange.answer({"models": [{"name": name, "size": 1} for name in told], "done": True})
 
     async with _daemon(reply) as (daemon, client):
         assert await client.models() == rows

@@ -78,6 +78,7 @@ def test_every_field_can_be_set_in_the_file_and_in_the_environment(home: dict[st
         "speculation": "off",
         "projectors": "off",
         "fetch_images": "on",
+        "strict_schemas": "on",
         "loopback_needs_key": "off",
         "announce": "on",
     }

@@ -17,7 +17,14 @@ FOLDERS = {"localrun": ROOT / "localrun", "localrun.models": ROOT / "models", "l
 
 # Nothing of ours, whoever imports them.
 LEAVES = (
-    *("localrun.config", "localrun.errors", "localrun.kernels", "localrun.kv_folders", "localrun.library_problems"),
+    *(
+        "localrun.config",
+        "localrun.errors",
+        "localrun.file_stamp",
+        "localrun.kernels",
+        "localrun.kv_folders",
+        "localrun.library_problems",
+    ),
     *(
         "localrun.priority",
         "localrun.private_file",
@@ -25,12 +32,13 @@ LEAVES = (
         "localrun.processors",
         "localrun.snapshot",
         "localrun.thread_choice",
+        "localrun.visible",
         "localrun.wire",
         "localrun.worker_limits",
     ),
 )
-CONFIG, ERRORS, KERNELS, KV_FOLDERS, LIBRARY_PROBLEMS, *_SOME = LEAVES
-PRIORITY, PRIVATE_FILE, PROCESSES, PROCESSORS, SNAPSHOT, THREAD_CHOICE, WIRE, WORKER_LIMITS = _SOME
+CONFIG, ERRORS, FILE_STAMP, KERNELS, KV_FOLDERS, LIBRARY_PROBLEMS, *_SOME = LEAVES
+PRIORITY, PRIVATE_FILE, PROCESSES, PROCESSORS, SNAPSHOT, THREAD_CHOICE, VISIBLE, WIRE, WORKER_LIMITS = _SOME
 # Headers of sound files, for the daemon and its clients.
 SOUND_HEADERS = "localrun.sound_headers"
 KERNEL_PROBE = "localrun.kernel_probe"
@@ -47,31 +55,32 @@ TOOLS = "localrun.tools"
 # A package may import itself and these; a name stands for everything below it.
 ALLOWED = {
     "localrun.engine": (
-        *(CONFIG, ERRORS, FRAMING, KV_FOLDERS, LIBRARY_PROBLEMS, PRIORITY, PROCESSES, PROCESSORS, THREAD_CHOICE, WIRE),
-        WORKER_LIMITS,
+        *(CONFIG, ERRORS, FILE_STAMP, FRAMING, KV_FOLDERS, LIBRARY_PROBLEMS, PRIORITY, PROCESSES, PROCESSORS),
+        *(THREAD_CHOICE, WIRE, WORKER_LIMITS),
     ),
     "localrun.server": (
-        *(CONFIG, ERRORS, FRAMING, KERNELS, KV_FOLDERS, LAST_MODEL, LIBRARY_PROBLEMS, SNAPSHOT, SOUND_HEADERS),
-        *(THREAD_CHOICE, WIRE, ACCESS, OLLAMA_ENVIRONMENT, PROCESSES, WORKER_LIMITS, "localrun.models"),
+        *(CONFIG, ERRORS, FILE_STAMP, FRAMING, KERNELS, KV_FOLDERS, LAST_MODEL, LIBRARY_PROBLEMS, SNAPSHOT),
+        *(SOUND_HEADERS, THREAD_CHOICE, VISIBLE, WIRE, ACCESS, OLLAMA_ENVIRONMENT, PROCESSES, WORKER_LIMITS),
+        "localrun.models",
     ),
     ACCESS: (CONFIG, ERRORS, PRIVATE_FILE, WIRE),
-    "localrun.models": (CONFIG, ERRORS),
+    "localrun.models": (CONFIG, ERRORS, FILE_STAMP),
     TOOLS: (ATTACHMENTS, ERRORS, PRIVATE_FILE),
-    "localrun.tui": (ATTACHMENTS, CLIENT, CONFIG, ERRORS, LAST_MODEL, PROCESSES, SNAPSHOT, SOUND_HEADERS, TOOLS),
+    "localrun.tui": (
+        ATTACHMENTS,
+        CLIENT,
+        CONFIG,
+        ERRORS,
+        LAST_MODEL,
+        PROCESSES,
+        SNAPSHOT,
+        SOUND_HEADERS,
+        TOOLS,
+        VISIBLE,
+    ),
     "localrun.cli": (
-        *(
-            ACCESS,
-            ATTACHMENTS,
-            CLIENT,
-            CONFIG,
-            ERRORS,
-            KV_FOLDERS,
-            LAST_MODEL,
-            OLLAMA_ENVIRONMENT,
-            PROCESSES,
-            PROCESSORS,
-        ),
-        *(SNAPSHOT, THREAD_CHOICE, TOOLS, WIRE),
+        *(ACCESS, ATTACHMENTS, CLIENT, CONFIG, ERRORS, KV_FOLDERS, LAST_MODEL, OLLAMA_ENVIRONMENT, PROCESSES),
+        *(PROCESSORS, SNAPSHOT, THREAD_CHOICE, TOOLS, VISIBLE, WIRE),
     ),
     "localrun.bench": (
         ACCESS,
@@ -84,7 +93,7 @@ ALLOWED = {
         "localrun.models",
         "localrun.native_build",
     ),
-    "localrun.service": (CONFIG, ERRORS, OLLAMA_ENVIRONMENT, PRIVATE_FILE, PROCESSES),
+    "localrun.service": (CONFIG, ERRORS, OLLAMA_ENVIRONMENT, PRIVATE_FILE, PROCESSES, VISIBLE),
     OLLAMA_ENVIRONMENT: (CONFIG,),
     "localrun.doctor": (
         *(CONFIG, ERRORS, KERNEL_PROBE, KERNELS, KV_FOLDERS, LIBRARY_PROBLEMS, PROCESSES, PROCESSORS, THREAD_CHOICE),
@@ -139,6 +148,7 @@ NOT_PURE = {
     *("adapters", "answers", "encoding", "engine", "process", "pipes", "fake", "fake_engine", "fake_media", "tools"),
     *("embedding.engine", "embedding.fake", "embedding.process", "native.adapters"),
     *("sample.grammars", "sample.grammar_library", "sample.gbnf", "sample.grammar_checker", "sample.grammar_worker"),
+    "sample.weakening",
     *("cache.disk", "cache.disk_files", "speculate.draft_models"),
     *(
         f"native.{name}"
@@ -279,7 +289,7 @@ def test_only_one_module_imports_llama_cpp():
 
 def test_only_the_modules_for_grammars_import_llguidance():
     loading = {found.importer for found in imports() if is_within(found.name, "llguidance") and not found.is_lazy}
-    assert loading == {f"localrun.engine.sample.{name}" for name in ("gbnf", "grammar_library", "grammar_worker")}
+    assert loading == {f"localrun.engine.sample.{name}" for name in ("gbnf", "grammar_library", "weakening")}
     assert "llguidance" not in loaded_after("import localrun.engine.process, localrun.engine.fake, localrun.server.app")
 
 

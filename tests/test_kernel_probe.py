@@ -102,6 +102,19 @@ def test_a_daemon_that_goes_leaves_no_models_behind(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("localrun-probe-*"))
 
 
+def test_what_a_killed_probe_left_is_swept_by_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with subprocess.Popen([sys.executable, "-c", ""]) as gone:
+        gone.wait()
+    left, running = tmp_path / f"localrun-probe-{gone.pid}-a", tmp_path / f"localrun-probe-{os.getppid()}-b"
+    for folder in (left, running):
+        folder.mkdir()
+        (folder / "model.gguf").touch()
+    with pytest.raises(ProbeFailed):
+        probe(command("sys.exit('no library')"))
+    assert list(tmp_path.iterdir()) == [running]
+
+
 def test_a_process_that_dies_is_started_again_behind_the_case_and_hides_nothing() -> None:
     # As where processes cannot be forked. It says what it is about to do, and every Q8_0 kills it.
     verdict = probe(

@@ -103,7 +103,7 @@ def test_a_context_length_is_every_model_s_that_no_table_names(home: dict[str, s
         ("OLLAMA_KV_CACHE_TYPE", "q3_K", "use one of auto, f16, q8_0, q4_0"),
         ("OLLAMA_ORIGINS", "*", "not an origin"),
         ("OLLAMA_ORIGINS", "https://*", "every web page"),
-        ("OLLAMA_MODELS", "/nowhere/models", "'/nowhere/models' is not a folder"),
+        ("OLLAMA_MODELS", "/nowhere/models", "'/nowhere/models' has no folder 'manifests'"),
         ("OLLAMA_FLASH_ATTENTION", "1", MEANINGLESS["OLLAMA_FLASH_ATTENTION"]),
     ],
 )
@@ -177,6 +177,7 @@ def test_a_daemon_takes_them_and_says_so_once(tmp_path: Path):
         "OLLAMA_VULKAN": "1",
         "OLLAMA_MODELS": str(tmp_path),
     }
+    (tmp_path / "manifests").mkdir()
     with running_daemon(LOCALRUN_SLOTS="", **variables) as daemon:
         daemon.post("/api/generate", model="tiny", prompt="x", options={"num_predict": 1}, stream=False)
         lines = [line for line in daemon.log.splitlines() if "Ollama's variables" in line]

@@ -14,8 +14,9 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from rich.console import RenderableType
 from textual import on
@@ -54,6 +55,25 @@ def _connect(base_url: str, name: str) -> Daemon:
     return Client(base_url, name=name)
 
 
+class _Terminal:
+    """What the app draws on. One that has vanished takes everything, so that the app ends in order and keeps what came
+    of an answer."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+    def write(self, text: str) -> None:
+        with suppress(OSError):
+            self._file.write(text)
+
+    def flush(self) -> None:
+        with suppress(OSError):
+            self._file.flush()
+
+
 def own_app(
     base_url: str,
     *,
@@ -63,6 +83,7 @@ def own_app(
     is_replay: bool = False,
 ) -> LocalrunApp:
     """The app with the person's own keys, theme and chats. `start_daemon` and `is_replay` as `LocalrunApp` has them."""
+    sys.__stderr__ = _Terminal(sys.__stderr__)  # type: ignore[misc, assignment]  # textual draws on it
     own = folders()
     chosen = preferences.load(own.config / "tui.toml")
     if chosen.pictures is Pictures.AUTO and kitty_graphics.is_outside_of_tmux(os.environ):
@@ -207,6 +228,7 @@ class LocalrunApp(App[None]):
         self.run_worker(self._feed.run(), name="events", group="events")
         self.session.pulled.subscribe(self, self._on_pulled)
         self.app_resume_signal.subscribe(self, lambda _: self.session.thumbnails.send_again())
+        self.app_resume_signal.subscribe(self, lambda _: self.refresh(layout=True))
         if self._history_trouble is not None:
             problems.append(self._history_trouble)
         for problem in problems:

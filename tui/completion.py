@@ -60,10 +60,7 @@ async def _choices(
     name: str, daemon: Daemon, conversation: Conversation, files: Iterable[str]
 ) -> list[tuple[str, str]]:
     if name == "model":
-        return [
-            (str(row["name"]).removesuffix(":latest"), short_text.size(row.get("size")))
-            for row in await daemon.models()
-        ]
+        return [(str(row["name"]), short_text.size(row.get("size"))) for row in await daemon.models()]
     if name == "set":
         return [(option, str(schema.get("description", ""))) for option, schema in (await daemon.options()).items()]
     if name == "unset":

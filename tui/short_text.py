@@ -3,8 +3,7 @@
 One place decides the digits, so that the same number reads the same on every screen and columns keep their width while
 values change. A value that does not exist is `NOTHING`, never 0.
 
-Client names, model names, error messages and the model's own words come from elsewhere. A control character among them
-(an escape sequence above all) would reach the terminal as a command, so it is shown as a mark instead. Pure.
+Client names, model names, error messages and the model's own words come from elsewhere and are made `visible`. Pure.
 """
 
 from __future__ import annotations
@@ -13,6 +12,8 @@ import re
 from datetime import UTC, datetime
 
 from rich.cells import cell_len, set_cell_size
+
+from localrun.visible import visible
 
 NOTHING = "–"
 
@@ -108,21 +109,17 @@ def _three_digits(value: float) -> str:
 
 # --- text from elsewhere ---
 
-_MARK = "\N{REPLACEMENT CHARACTER}"
-
-# C0 and C1 controls, and the characters that reorder what is displayed around them.
-_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
-_LINE_ENDS = re.compile(r"\r\n?")
+_LINE_ENDS = re.compile("\r\n?|[\u2028\u2029]")
 
 
 def block(text: str) -> str:
-    """Text of several lines: line feeds and tabs stay, other control characters become a mark."""
-    return _CONTROLS.sub(_MARK, _LINE_ENDS.sub("\n", text))
+    """Text of several lines: line feeds and tabs stay."""
+    return visible(_LINE_ENDS.sub("\n", text))
 
 
 def line(text: str) -> str:
     """Text as a single line: every run of white space is one space."""
-    return _CONTROLS.sub(_MARK, " ".join(text.split()))
+    return visible(" ".join(text.split()))
 
 
 def fit(text: str, width: int) -> str:

@@ -31,7 +31,7 @@ import msgspec
 from msgspec import Meta
 
 from localrun import private_file
-from localrun.config import ConfigError
+from localrun.config import ConfigError, in_short
 from localrun.errors import Conflict, DiskFull, NotFound, of_disk
 from localrun.wire import Lane
 
@@ -114,7 +114,7 @@ class Key(msgspec.Struct, frozen=True, kw_only=True):
 
     def allows_model(self, name: str) -> bool:
         """Whether it may use a model or an adapter of this name, with or without tag."""
-        names = {name.lower(), name.lower().removesuffix(":latest")}
+        names = {name.lower(), in_short(name.lower())}
         return not self.models or any(fnmatchcase(one, pattern.lower()) for one in names for pattern in self.models)
 
     def lane_of(self, asked: Lane) -> Lane:

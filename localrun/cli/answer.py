@@ -7,20 +7,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import os
+import signal
 import sys
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterator
 from enum import StrEnum
 from types import TracebackType
 from typing import Any, Self, TextIO
 
 import msgspec
 
-from localrun.cli.text import Look, duration, painted, tell, visible
+from localrun.cli.text import Look, duration, obeys_sequences, painted, tell
 from localrun.client import ChatMetrics, ChatPiece, Client
 from localrun.errors import LocalrunError
 from localrun.snapshot import RequestRow
+from localrun.visible import visible
 
 STATUS_INTERVAL_S = 0.125
 MIN_ROWS = 4
@@ -65,8 +68,8 @@ async def show(
     """
     on_terminal = sys.stdout.isatty()
     meter = StreamMeter(time.monotonic())
-    watched = on_terminal and wraps and stats is not Stats.QUIET
-    with StatusLine(sys.stdout) if watched else contextlib.nullcontext() as line:
+    watched = obeys_sequences(sys.stdout) and wraps and stats is not Stats.QUIET
+    with StatusLine(sys.stdout) if watched else contextlib.nullcontext() as line, _undisturbed(line):
         ticking = asyncio.create_task(_tick(line, meter, answer, client)) if line is not None else None
         try:
             await _receive(pieces, answer, meter, show=True, wraps=wraps)
@@ -88,19 +91,47 @@ async def show(
         print(painted(summary(answer.metrics, answer.ttft_s), Look.HEADING))
 
 
+@contextlib.contextmanager
+def _undisturbed(line: StatusLine | None) -> Iterator[None]:
+    """What is typed while an answer comes is for the next question: it is not shown in the middle of the answer. Ctrl-Z
+    gives the terminal back whole; the answer goes on without the line."""
+    if line is None or sys.platform == "win32":
+        yield
+        return
+    import termios
+
+    def stop() -> None:
+        loop.remove_signal_handler(signal.SIGTSTP)
+        line.__exit__(None, None, None)
+        os.kill(os.getpid(), signal.SIGTSTP)
+
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTSTP, stop)
+    before = termios.tcgetattr(sys.stdin) if sys.stdin.isatty() else None
+    if before is not None:
+        termios.tcsetattr(sys.stdin, termios.TCSANOW, [*before[:3], before[3] & ~termios.ECHO, *before[4:]])
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(signal.SIGTSTP)
+        if before is not None:
+            termios.tcsetattr(sys.stdin, termios.TCSANOW, before)
+
+
 def writing_to(stream: TextIO, *, wraps: bool = True) -> tuple[Callable[[str], None], Callable[[], None]]:
     """What writes a piece of an answer, and what writes the rest of it: harmless and, unless `wraps` is false, wrapped
     at words on a terminal, as it is elsewhere."""
     if not stream.isatty():
         return lambda text: _written(stream, text), lambda: None
+    newlines = io.IncrementalNewlineDecoder(None, translate=True)  # of models that were trained on Windows' texts
     if not wraps:
-        return lambda text: _written(stream, visible(text)), lambda: None
+        return lambda text: _written(stream, visible(newlines.decode(text))), lambda: None
     from localrun.cli.wrapping import Wrapping  # not for scripts, which are waiting
 
     wrapping = Wrapping()
 
     def write(text: str) -> None:
-        _written(stream, wrapping.feed(visible(text), _size_of(stream).columns))
+        _written(stream, wrapping.feed(visible(newlines.decode(text)), _size_of(stream).columns))
 
     return write, lambda: _written(stream, wrapping.end(_size_of(stream).columns))
 

@@ -7,6 +7,7 @@ A batch is the daemon's: it goes on when this command is stopped, and when the d
 from __future__ import annotations
 
 import asyncio
+import codecs
 import json
 import os
 import shutil
@@ -23,9 +24,10 @@ from localrun import errors
 from localrun.cli import exits
 from localrun.cli.arguments import with_settings
 from localrun.cli.daemon import ask, ensure_daemon
-from localrun.cli.text import ago, duration, print_json, table, visible
+from localrun.cli.text import ago, duration, for_stdout, obeys_sequences, print_json, say, table
 from localrun.client import Client
 from localrun.config import Settings
+from localrun.visible import visible, visible_json
 
 POLL_S = 0.5
 RATE_WINDOW_S = 60.0
@@ -80,7 +82,7 @@ def run_command(file: Path, waits: bool, window: str, out: Path | None, settings
                 raise
             batch_id = batch["id"]
             if not waits:
-                print(batch_id)
+                print(for_stdout(batch_id))
                 return exits.OK
             return await _finish(client, batch_id, out or _results_of(file))
 
@@ -88,7 +90,7 @@ def run_command(file: Path, waits: bool, window: str, out: Path | None, settings
         return asyncio.run(work(ensure_daemon(settings)))
     except KeyboardInterrupt:
         if batch_id:
-            print(f"the batch goes on; `localrun batch results {batch_id}` waits for it", file=sys.stderr)
+            say(f"the batch goes on; `localrun batch results {batch_id}` waits for it", stream=sys.stderr)
         raise
 
 
@@ -103,8 +105,10 @@ def list_command(limit: int, as_json: bool, settings: Settings) -> None:
         print_json(batches)
         return
     now = datetime.now(UTC)
-    rows = [tuple(map(visible, _cells(batch, now))) for batch in batches]
-    print(table(_HEADER, rows, spare=_SPARE))
+    if not batches:
+        say("there are no batches; `localrun batch FILE.jsonl` runs one")
+        return
+    print(table(_HEADER, [_cells(batch, now) for batch in batches], spare=_SPARE))
 
 
 @batch_command.command("show")
@@ -124,7 +128,7 @@ def show_command(batch_id: str, settings: Settings) -> None:
 def cancel_command(batch_id: str, settings: Settings) -> None:
     """Cancel a batch. The results that are there stay."""
     batch = ask(ensure_daemon(settings), lambda client: client.cancel_batch(batch_id))
-    print(visible(f"{batch['id']} is {batch['status']}"))
+    say(f"{batch['id']} is {batch['status']}")
 
 
 @batch_command.command("results")
@@ -167,17 +171,17 @@ async def _finish(client: Client, batch_id: str, out: Path | None) -> int:
     if batch["status"] == "failed":
         for error in (batch["errors"] or {"data": []})["data"]:
             where = f"line {error['line']}: " if error["line"] else ""
-            print(visible(f"{where}{error['message']}"), file=sys.stderr)
+            say(f"{where}{error['message']}", stream=sys.stderr)
         raise errors.BadRequest(f"batch '{batch_id}' was not run, because its file has mistakes")
     await _write(client, batch, out)
     counts = batch["request_counts"]
     if out is not None:
-        print(visible(f"{counts['completed']} of {counts['total']} done, {counts['failed']} failed; results in {out}"))
+        say(f"{counts['completed']} of {counts['total']} done, {counts['failed']} failed; results in {out}")
     return exits.OK if counts["completed"] == counts["total"] else exits.ERROR
 
 
 async def _watched(client: Client, batch_id: str) -> dict[str, Any]:
-    view = _Bar() if sys.stderr.isatty() else _Lines()
+    view = _Bar() if obeys_sequences(sys.stderr) else _Lines()
     while True:
         batch = await client.batch(batch_id)
         view.show(batch, time.monotonic())
@@ -191,10 +195,14 @@ async def _write(client: Client, batch: dict[str, Any], out: Path | None) -> Non
     """The results under their name when they are whole."""
     files = [batch[name] for name in ("output_file_id", "error_file_id") if batch[name]]
     if out is None:
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
         for file_id in files:
             async for piece in client.file_content(file_id):
-                sys.stdout.buffer.write(piece)
-        sys.stdout.buffer.flush()
+                if sys.stdout.isatty():
+                    sys.stdout.write(visible_json(decoder.decode(piece)))
+                else:
+                    sys.stdout.buffer.write(piece)
+        sys.stdout.flush()
         return
     unfinished = out.with_name(f".{out.name}.{os.getpid()}")
     try:
@@ -259,7 +267,7 @@ class _Lines:
         shown = (self.meter.status, self.meter.percent // _STEP_PERCENT)
         if shown != self._shown:
             self._shown = shown
-            print(visible(self.meter.line()), file=sys.stderr, flush=True)
+            say(self.meter.line(), stream=sys.stderr)
 
     def close(self) -> None:
         """Nothing is left to do."""

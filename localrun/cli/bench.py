@@ -7,7 +7,6 @@ import dataclasses
 import functools
 import math
 import signal
-import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -19,8 +18,9 @@ import click
 
 from localrun import __version__, config, errors
 from localrun.cli import exits
-from localrun.cli.arguments import with_settings
+from localrun.cli.arguments import NumberList, with_settings
 from localrun.cli.daemon import base_url, daemon_version
+from localrun.cli.text import progress, say
 from localrun.config import Settings
 
 if TYPE_CHECKING:
@@ -58,11 +58,6 @@ _POSITIVE = _Positive(min=0, min_open=True)
 _FILE = _NewFile(dir_okay=False, path_type=Path)
 
 
-def say(line: str) -> None:
-    """How far things are, on stderr."""
-    print(line, file=sys.stderr, flush=True)
-
-
 def _chosen(names: Sequence[str]) -> list[Workload]:
     """The workloads of these names, or all of them. Raises click.UsageError."""
     from localrun.bench.workloads import WORKLOADS
@@ -71,22 +66,6 @@ def _chosen(names: Sequence[str]) -> list[Workload]:
     if unknown:
         raise click.UsageError(f"unknown workload {unknown[0]!r}; the workloads are {', '.join(WORKLOADS)}")
     return [WORKLOADS[name] for name in names or WORKLOADS]
-
-
-class NumberList(click.ParamType[tuple[int, ...]]):
-    """Positive whole numbers separated by commas, as a tuple."""
-
-    name = "N,N,..."
-
-    def convert(
-        self, value: str | tuple[int, ...], param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[int, ...]:
-        if isinstance(value, tuple):
-            return value  # click converts what it has converted once more
-        words = value.replace(" ", "").split(",")
-        if not all(word.isascii() and word.isdigit() and int(word) > 0 for word in words):
-            self.fail(f"{value!r} is not a list such as 1,4,8", param, ctx)
-        return tuple(int(word) for word in words)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -227,7 +206,7 @@ def peer_command(
     n_threads = threads or usable().usual_threads
     with tempfile.TemporaryDirectory(prefix="localrun-bench-") as folder:
         if model is None:
-            say("writing a random 135M Q4_0 model")
+            progress("writing a random 135M Q4_0 model")
         path = model_or_random(model, Path(folder))
         flags = ServerFlags(model=path.absolute(), slots=slots, kv_cells=kv_cells, threads=n_threads, latency=latency)
         limit = roofline(path, n_threads, reporting.bandwidth_bytes_per_s)
@@ -236,12 +215,12 @@ def peer_command(
             # llama-server with split KV gives each slot its part, and ours stops where the model's training did.
             context_tokens=min(kv_cells // slots, limit.header.n_ctx_train), seconds=seconds, rate_per_s=rate,
         )  # fmt: skip
-        say(f"memory bandwidth {limit.bandwidth_bytes_per_s / 1e9:.1f} GB/s, seed {options.seed}")
+        progress(f"memory bandwidth {limit.bandwidth_bytes_per_s / 1e9:.1f} GB/s, seed {options.seed}")
         schedule = Schedule(workloads=chosen, n_rounds=rounds, options=options, is_fresh=fresh, peer_drafts=peer_drafts)
         outcome = compare_with_peer(
             binary, flags, schedule, Path(folder), thresholds=thresholds, roofline=limit, on_run=_show_run
         )
-    print("\n".join(_report(outcome, reporting)))
+    say("\n".join(_report(outcome, reporting)))
     reporting.write(outcome, outcome.curves, [run.result for run in outcome.runs])
     if outcome.problem == INTERRUPTED:
         return exits.INTERRUPTED
@@ -268,7 +247,7 @@ def _show_run(run: Run) -> None:
     names = WORKLOADS[result.workload].shown(result.metrics)[:4]
     numbers = ", ".join(f"{name} {shown(name, result.metrics[name])}" for name in names)
     note = f" ({result.note})" if result.note else ""
-    say(f"round {run.round_index + 1} {result.workload}, {result.target.name}: {numbers}{note}")
+    progress(f"round {run.round_index + 1} {result.workload}, {result.target.name}: {numbers}{note}")
 
 
 # --- bench ---
@@ -366,13 +345,15 @@ def bench_command(
         session = _session(stack, url, model, settings, given)
         limit = _limit(session, settings, reporting) if WORKLOADS["decode"] in chosen else None
         target = session.target
-        say(f"{target.base_url}, model {target.model}, seed {session.options.seed}; Ctrl-C shows the results so far")
+        progress(
+            f"{target.base_url}, model {target.model}, seed {session.options.seed}; Ctrl-C shows the results so far"
+        )
         try:
             is_whole = session.run(chosen, rounds, lambda result: _keep(results, result))
         finally:
             # Whatever ended it: measuring took time.
             curves = decode_curves(results, None if limit is None else limit.bound_tokens_per_s)
-            print("\n".join([table(results, WORKLOADS, is_verbose=verbose), *reporting.curve_lines(curves)]))
+            say("\n".join([table(results, WORKLOADS, is_verbose=verbose), *reporting.curve_lines(curves)]))
             reporting.write({"localrun": __version__, "curves": curves, "results": results}, curves, results)
     if not is_whole:
         return exits.INTERRUPTED
@@ -401,7 +382,7 @@ def _session(
     if url is None and (settings.port == 0 or daemon_version(settings) is None):
         # As Ctrl-C, so that the daemon is ended on the way out.
         signal.signal(signal.SIGTERM, signal.default_int_handler)
-        say("starting a temporary daemon" + ("" if model else ", with a random 135M Q4_0 model"))
+        progress("starting a temporary daemon" + ("" if model else ", with a random 135M Q4_0 model"))
         server = stack.enter_context(
             own_server(
                 Path(model) if model else None, slots=options.slots, kv_cells=options.kv_cells,
@@ -439,10 +420,10 @@ def _limit(session: Session, settings: Settings, reporting: Reporting) -> Roofli
         holds = holds_of(target.base_url, target.model)
         if holds is None or not holds.backend.endswith("CPU"):
             return None
-        say("measuring the memory bandwidth")
+        progress("measuring the memory bandwidth")
     return roofline(path, settings.threads or usable().usual_threads, reporting.bandwidth_bytes_per_s)
 
 
 def _keep(results: list[RunResult], result: RunResult) -> None:
     results.append(result)
-    say(f"{result.workload}: {result.note or 'done'}")
+    progress(f"{result.workload}: {result.note or 'done'}")

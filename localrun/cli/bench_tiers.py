@@ -10,10 +10,10 @@ import click
 from localrun import __version__, errors
 from localrun.cli import exits
 from localrun.cli.arguments import with_settings
-from localrun.cli.bench import say
 from localrun.cli.daemon import ensure_daemon
-from localrun.cli.text import columns
+from localrun.cli.text import columns, progress
 from localrun.config import Settings
+from localrun.visible import visible
 
 if TYPE_CHECKING:
     from localrun.bench.tiers import Answered
@@ -47,13 +47,13 @@ def tiers_command(
 
     seed = random_seed() if seed is None else seed
     url = ensure_daemon(settings)
-    say(f"{url}, tier {name}, seed {seed}")
+    progress(f"{url}, tier {name}, seed {seed}")
     run = measure(url, name, rounds, seed, _show)
     header = COST_HEADER if price_per_hour is None else (*COST_HEADER, "COST")
     print(columns(SHARE_HEADER, share_rows(run)))
     print("\n" + columns(header, cost_rows(run, price_per_hour)))
-    print(f"\nPROMPT to PROBE are tokens. OF LARGE: seconds, compared with {run.tier['large']} alone.")
-    print(f"small: {run.tier['small']}, large: {run.tier['large']}")
+    print("\nPROMPT to PROBE are tokens. OF LARGE: seconds, compared with the large model alone.")
+    print(visible(f"small: {run.tier['small']}, large: {run.tier['large']}"))
     if json_path is not None:
         import msgspec
 
@@ -65,7 +65,7 @@ def tiers_command(
 
 def _show(answer: Answered) -> None:
     if answer.problem:
-        say(f"{answer.asked}, {answer.kind}: {answer.problem}")
+        progress(f"{answer.asked}, {answer.kind}: {answer.problem}")
         return
     rule = f" ({answer.rule})" if answer.rule else ""
-    say(f"{answer.asked}, {answer.kind}: {answer.model}{rule}, {answer.seconds:.2f} s")
+    progress(f"{answer.asked}, {answer.kind}: {answer.model}{rule}, {answer.seconds:.2f} s")

@@ -11,9 +11,10 @@ import click
 
 from localrun import config, thread_choice
 from localrun.cli import exits
-from localrun.cli.bench import NumberList, say
-from localrun.cli.text import columns, print_json
+from localrun.cli.arguments import NumberList
+from localrun.cli.text import columns, print_json, progress
 from localrun.config import Settings
+from localrun.visible import visible
 
 if TYPE_CHECKING:
     from localrun.bench.tune import Measured, Tuning
@@ -47,7 +48,7 @@ def tune_command(model: str | None, counts: tuple[int, ...], rounds: int, dry_ru
     processors = usable()
     with tempfile.TemporaryDirectory(prefix="localrun-bench-") as folder:
         if model is None:
-            say("writing a random 135M Q4_0 model")
+            progress("writing a random 135M Q4_0 model")
         found = find_model(model or str(model_or_random(None, Path(folder))), settings)
         tuning = tune(found, processors, counts or counts_to_try(processors), rounds=rounds, on_measured=_show)
     kept_at = config.folders().cache / thread_choice.FILE_NAME
@@ -66,7 +67,7 @@ def _report(
     tuning: Tuning, settings: Settings, before: thread_choice.Threads | None, kept_at: Path | None
 ) -> list[str]:
     processors = tuning.processors
-    lines = [*_machine_lines(processors), f"model       {tuning.model}", "", *_table(tuning).splitlines(), ""]
+    lines = [*_machine_lines(processors), f"model       {visible(tuning.model)}", "", *_table(tuning).splitlines(), ""]
     best, usual = tuning.best, processors.usual_threads
     if settings.threads:
         now = f"{settings.threads}, because `threads` is set, which overrides measurements"
@@ -115,4 +116,4 @@ def _words(threads: thread_choice.Threads) -> str:
 def _show(measured: Measured) -> None:
     rate = measured.streams * measured.rows / measured.seconds
     what = "a prompt" if measured.rows > 1 else f"{measured.streams} stream{'s' if measured.streams > 1 else ''}"
-    say(f"{measured.threads} threads, {what}: {rate:.0f} tok/s")
+    progress(f"{measured.threads} threads, {what}: {rate:.0f} tok/s")

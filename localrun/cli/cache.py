@@ -14,12 +14,13 @@ import click
 from localrun import config, errors, kv_folders
 from localrun.cli.arguments import complete_here, with_settings
 from localrun.cli.daemon import ask, base_url, daemon_version, for_daemon
-from localrun.cli.text import ago, columns, print_json, size
+from localrun.cli.text import ago, print_json, say, size, table
 from localrun.config import Settings
 from localrun.kv_folders import ModelFolder
 from localrun.snapshot import CacheCleared, CacheReport, CacheRow
 
 _HEADER = ("NAME", "KV CELLS", "IN MEMORY", "ON DISK", "LAST USED", "HIT RATE")
+_SPARE = ("KV CELLS", "LAST USED", "HIT RATE", "IN MEMORY")
 
 
 @click.group("cache", invoke_without_command=True)
@@ -37,7 +38,7 @@ def cache_command(context: click.Context, as_json: bool, settings: Settings) -> 
     if as_json:
         print_json(report)
     else:
-        print(_as_text(report, datetime.now(UTC)))
+        _show(report, datetime.now(UTC))
 
 
 @cache_command.command("clear")
@@ -102,11 +103,11 @@ def _is_of(folder: ModelFolder, model: str) -> bool:
     return folder.is_of(for_daemon(model).removesuffix(":latest"))
 
 
-def _as_text(report: CacheReport, now: datetime) -> str:
-    table = columns(_HEADER, [_cells(row, now) for row in report.models])
+def _show(report: CacheReport, now: datetime) -> None:
+    print(table(_HEADER, [_cells(row, now) for row in report.models], spare=_SPARE))
     memory = f"{size(report.ram_bytes)} in memory (at most {_limit(report.ram_limit_bytes)} for each loaded model)"
     disk = f"{size(report.disk_bytes)} on disk (at most {_limit(report.disk_limit_bytes)} together), in"
-    return f"{table}\n\n{memory}\n{disk} {report.disk_folder}"
+    say(f"\n{memory}\n{disk} {report.disk_folder}")
 
 
 def _limit(limit_bytes: int) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from localrun.cli.text import Look, one_line, painted, size, table, terminal_columns, visible, wrapped
+from localrun.cli.text import Look, one_line, painted, size, table, terminal_columns, wrapped
 
 MAX_LICENSE_LINES = 3
 _NAME_CHARACTERS = 20
@@ -151,15 +151,13 @@ def _block(title: str, rows: Iterable[_Row]) -> str:
     width = max((len(row[0]) + 2 for row in rows if isinstance(row, tuple)), default=0)
     width = max(width, _NAME_CHARACTERS)
     lines = [
-        wrapped(f"  {visible(row)}", indent=4) if isinstance(row, str) else _pair(row[0], str(row[1]), width)
-        for row in rows
+        wrapped(f"  {row}", indent=4) if isinstance(row, str) else _pair(row[0], str(row[1]), width) for row in rows
     ]
     return "\n".join((painted(title, Look.HEADING), *lines)) if lines else ""
 
 
 def _pair(name: str, value: str, width: int) -> str:
     """The value beside its name or, where a terminal has no room for it there, below."""
-    name, value = visible(name), visible(value)
     room = terminal_columns() - width - 3
     if terminal_columns() and len(value) > room and (room < _LEAST_ROOM or max(map(len, value.split())) > room):
         return f"  {name}\n{wrapped(f'    {value}', indent=4)}"
@@ -176,7 +174,7 @@ def _choice(fit: dict[str, Any]) -> str:
     verdict = "fits this machine" if fit["fits"] else "does not fit this machine; the least it could be opened with is"
     on_gpu = f", {fit['gpu_layers']} of {fit['layers']} layers on the GPU" if fit["gpu_layers"] else ""
     return wrapped(
-        f"{visible(fit['model'])} {verdict}\n"
+        f"{fit['model']} {verdict}\n"
         f"  {fit['slots']} slots, {fit['kv_cells']} KV cells in {fit['kv_type']}, up to {fit['context']} tokens in one "
         f"request{on_gpu}",
         indent=2,
@@ -184,7 +182,7 @@ def _choice(fit: dict[str, Any]) -> str:
 
 
 def _devices(devices: list[dict[str, Any]]) -> str:
-    rows = [(visible(use["name"]), str(use["layers"]), *(size(use[key]) for key in _SIZES)) for use in devices]
+    rows = [(use["name"], str(use["layers"]), *(size(use[key]) for key in _SIZES)) for use in devices]
     return table(_DEVICES, rows, spare=_SPARE)
 
 
@@ -219,4 +217,4 @@ def _notes(fit: dict[str, Any]) -> list[str]:
         )
     if fit["problem"]:
         notes.append(fit["problem"])
-    return [wrapped(f"- {visible(note)}", indent=2) for note in notes]
+    return [wrapped(f"- {note}", indent=2) for note in notes]

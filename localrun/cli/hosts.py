@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ssl
+import sys
 
 import click
 
@@ -10,7 +11,7 @@ from localrun import config, errors
 from localrun.access import certificate, trust
 from localrun.access.trust import Endpoint, TrustedHosts
 from localrun.cli.arguments import parted, port_of
-from localrun.cli.text import columns, tell, visible
+from localrun.cli.text import columns, say, tell
 
 _HEADER = ("HOST", "ADDRESSES", "TRUSTED", "SHA-256 FINGERPRINT")
 _PORT_HELP = f"Port of the daemon.  [default: {config.DEFAULT_PORT}, or what a .local name announces]"
@@ -39,7 +40,7 @@ def hosts_command(context: click.Context, seconds: float) -> None:
         name = f"{found.host}:{found.port}"
         kept = trusted.pop(name.lower(), None)
         says = "no" if kept is None else "yes" if kept.fingerprint == found.fingerprint else "another one"
-        rows.append((visible(name), ", ".join(found.addresses), says, visible(found.fingerprint)))
+        rows.append((name, ", ".join(found.addresses), says, found.fingerprint))
     rows += [(name, "-", "yes", host.fingerprint) for name, host in trusted.items()]
     print(columns(_HEADER, rows) if rows else "none found")
 
@@ -66,14 +67,14 @@ def trust_host(host: str, port: int | None, expected: str | None) -> None:
     shown = trust.shown_certificate(where)
     seen = certificate.fingerprint(ssl.PEM_cert_to_DER_cert(shown))
     if expected is None:
-        click.echo(f"The SHA-256 fingerprint of {where.name} is\n  {seen}", err=True)
+        say(f"The SHA-256 fingerprint of {where.name} is\n  {seen}", stream=sys.stderr)
         click.confirm("Is it the one that `localrun serve` shows there? Trust it", abort=True, err=True)
     elif _plain(expected) != _plain(seen):
         raise errors.UntrustedCertificate(
             f"the SHA-256 fingerprint of {where.name} is {seen}, and not {expected[:100]}"
         )
     TrustedHosts().trust(where, shown)
-    print(f"{where.name} is trusted")
+    say(f"{where.name} is trusted")
 
 
 @hosts_command.command("forget")
@@ -84,7 +85,7 @@ def forget(host: str, port: int | None) -> None:
     name = _endpoint(host, port).name
     if not TrustedHosts().forget(name):
         raise errors.NotFound(f"no certificate of {name} is trusted; `localrun hosts` lists those that are")
-    print(f"{name} is no longer trusted")
+    say(f"{name} is no longer trusted")
 
 
 def _plain(fingerprint: str) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import getpass
 import json
+import sys
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -36,7 +37,7 @@ from localrun.access.keys import (
 )
 from localrun.cli.arguments import with_settings
 from localrun.cli.daemon import ask, require_daemon
-from localrun.cli.text import size, table
+from localrun.cli.text import print_json, say, size, table
 from localrun.config import Settings
 from localrun.wire import Lane
 
@@ -194,7 +195,10 @@ def change(name: str, as_json: bool, **options: Any) -> None:
         raise click.UsageError("say what to change, such as --rate 60/min, --rate none or --expires never")
     key = _file().change(name, lambda key: msgspec.structs.replace(key, **_rules(key, options)))
     _audit("key set", f"{name} ({', '.join(given)})")
-    print(json.dumps(_as_json(key, time.time())) if as_json else f"changed {name}")
+    if as_json:
+        print(json.dumps(_as_json(key, time.time())))
+    else:
+        say(f"changed {name}")
 
 
 @key_command.command("rotate")
@@ -213,7 +217,7 @@ def revoke(name: str) -> None:
     """Refuse a key from now on. Answers that are running are finished."""
     _file().revoke(name)
     _audit("key revoke", name)
-    print(f"revoked {name}")
+    say(f"revoked {name}")
 
 
 @key_command.command("rm")
@@ -222,7 +226,7 @@ def remove(name: str) -> None:
     """Forget a key. When none is left, programs on this machine need none."""
     _file().remove(name)
     _audit("key rm", name)
-    print(f"removed {name}")
+    say(f"removed {name}")
 
 
 @key_command.command("list")
@@ -234,7 +238,7 @@ def list_keys(as_json: bool) -> None:
     if as_json:
         print(json.dumps([_as_json(key, now_s) for key in keys], indent=2))
     elif not keys:
-        print("there are no keys; `localrun key create --name NAME` makes one")
+        say("there are no keys; `localrun key create --name NAME` makes one")
     else:
         print(table(_HEADER, [_cells(key, now_s) for key in keys], spare=_SPARE, cut=("LIMITS", "MODELS")))
 
@@ -255,7 +259,7 @@ def _show(new: NewKey, as_json: bool) -> None:
     if as_json:
         print(json.dumps({**_as_json(new.key, time.time()), "key": new.text}))
         return
-    click.echo(f"The key of {new.key.name}, which is shown this once:", err=True)
+    say(f"The key of {new.key.name}, which is shown this once:", stream=sys.stderr)
     print(new.text)
 
 
@@ -311,8 +315,6 @@ def usage_command(by: str, days: int, as_json: bool, settings: Settings) -> None
     """
     report = ask(require_daemon(settings), lambda client: client.usage(by, days))
     if as_json:
-        from localrun.cli.text import print_json
-
         print_json(report)
         return
     rows = []
@@ -320,8 +322,8 @@ def usage_command(by: str, days: int, as_json: bool, settings: Settings) -> None
         counts = (row.requests, row.prompt_tokens, row.cached_tokens, row.output_tokens)
         rows.append((row.name or "-", *(f"{count:,}" for count in counts)))
     if not rows:
-        print(f"nothing was used since {report.since}")
+        say(f"nothing was used since {report.since}")
         return
     header = (by.upper(), "REQUESTS", "PROMPT", "CACHED", "OUTPUT")
-    shown = table(header, rows, spare=("CACHED",))
-    print(f"{shown}\n\nsince {report.since}; PROMPT, CACHED (a part of it) and OUTPUT are tokens")
+    print(table(header, rows, spare=("CACHED",)))
+    say(f"\nsince {report.since}; PROMPT, CACHED (a part of it) and OUTPUT are tokens")

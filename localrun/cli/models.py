@@ -20,10 +20,11 @@ from localrun.cli.arguments import complete_here, with_settings
 from localrun.cli.cards import adapter_card, fit_card, model_card
 from localrun.cli.daemon import ask, base_url, ensure_daemon, for_daemon
 from localrun.cli.names import next_step
-from localrun.cli.text import ago, for_stdout, size, table, tell, visible, wrapped
+from localrun.cli.text import ago, for_stdout, say, size, table, tell, wrapped
 from localrun.client import Client
 from localrun.config import Settings
 from localrun.errors import LocalrunError
+from localrun.visible import visible
 
 MAX_MODELFILE_BYTES = 8 * 1024 * 1024
 _HEADER = ("NAME", "ID", "SIZE", "QUANT", "PARAMETERS", "CONTEXT", "MODIFIED", "SOURCE", "LOADED")
@@ -60,7 +61,7 @@ def list_command(prefix: str, as_json: bool, settings: Settings) -> None:
 
 def _cells(row: dict[str, Any], now: datetime) -> tuple[str, ...]:
     details = row.get("details") or {}
-    cells = (
+    return (
         row["name"],
         str(row.get("digest", "")).removeprefix("sha256:")[:12],
         size(row["size"]) if row["size"] else "-",
@@ -71,7 +72,6 @@ def _cells(row: dict[str, Any], now: datetime) -> tuple[str, ...]:
         row.get("source") or "-",
         _loaded(row),
     )
-    return tuple(visible(cell) for cell in cells)
 
 
 def _loaded(row: dict[str, Any]) -> str:
@@ -82,7 +82,7 @@ def _loaded(row: dict[str, Any]) -> str:
 
 
 def _adapter_cells(row: dict[str, Any], now: datetime) -> tuple[str, ...]:
-    cells = (
+    return (
         row["name"],
         row["kind"],
         row["architecture"] or "-",
@@ -92,7 +92,6 @@ def _adapter_cells(row: dict[str, Any], now: datetime) -> tuple[str, ...]:
         ago(datetime.fromisoformat(row["modified_at"]), now),
         row["source"] or "-",
     )
-    return tuple(visible(cell) for cell in cells)
 
 
 @click.command("show")
@@ -149,7 +148,7 @@ def cp_command(source: str, destination: str, settings: Settings) -> None:
     Both names share the files; either can be removed.
     """
     ask(ensure_daemon(settings), lambda client: client.copy(for_daemon(source), destination))
-    print(f"copied '{source}' to '{destination}'")
+    say(f"copied '{source}' to '{destination}'")
 
 
 @click.command("rm")
@@ -165,12 +164,11 @@ async def _remove(base_url: str, models: tuple[str, ...]) -> None:
         for model in models:
             removed = await client.remove(for_daemon(model))
             n_bytes, kept = removed["freed_bytes"], removed["kept"]
-            name = visible(model)
-            print(f"deleted the name '{name}'" if kept and not n_bytes else f"deleted '{name}', freed {size(n_bytes)}")
+            say(f"deleted the name '{model}'" if kept and not n_bytes else f"deleted '{model}', freed {size(n_bytes)}")
             for file in kept:
-                print(wrapped(f"  its file {visible(file['path'])} stays: {visible(file['reason'])}", indent=4))
+                say(wrapped(f"  its file {file['path']} stays: {file['reason']}", indent=4))
             for note in removed["notes"]:
-                print(wrapped(f"  {visible(note)}", indent=4))
+                say(wrapped(f"  {note}", indent=4))
 
 
 @click.command("push")
@@ -188,10 +186,11 @@ def gc_command(is_all: bool, settings: Settings) -> None:
     """Delete files that nothing needs: leftovers of programs that were killed, and files without a model."""
     collected = ask(ensure_daemon(settings), lambda client: client.collect_garbage(is_all=is_all))
     for path in collected["deleted"]:
-        print(f"deleted {visible(path)}")
+        say(f"deleted {path}")
     print(f"freed {size(collected['freed_bytes'])}")
     if collected["kept_blobs"]:
-        print(f"kept {collected['kept_blobs']} recently uploaded files that no model uses; --all deletes them")
+        why = "a damaged manifest may name them (localrun list)" if is_all else "recently uploaded; --all deletes them"
+        print(f"kept {collected['kept_blobs']} files that no model uses: {why}")
 
 
 @click.command("create")
@@ -216,7 +215,7 @@ def create_command(model: str, path: Path | None, base: str | None, quantize: st
     body = {"model": model, "modelfile": text, "modelfile_folder": str(folder), "quantize": quantize or ""}
     url = ensure_daemon(settings)
     asyncio.run(_create(url, body))
-    print(ask(url, lambda client: next_step(client, model)))
+    say(ask(url, lambda client: next_step(client, model)))
 
 
 def _modelfile(path: Path) -> tuple[str, Path]:
@@ -261,7 +260,7 @@ class _Progress:
             self._is_line_open = True
         elif status != self._status:
             self.end()
-            print(status, flush=True)
+            say(status)
         self._status = status
 
     def end(self) -> None:

@@ -16,7 +16,6 @@ import click
 
 from localrun import errors
 from localrun.cli.daemon import ask, base_url
-from localrun.cli.text import visible
 from localrun.config import Settings
 
 if TYPE_CHECKING:
@@ -51,10 +50,10 @@ async def next_step(client: Client, name: str) -> str:
     """What to do with a model that has just come, in one line."""
     shown = await client.show(name)
     if "kind" in (shown.get("localrun") or {}):
-        return f"use it with a model: `localrun run MODEL+{visible(name)}`"
+        return f"use it with a model: `localrun run MODEL+{name}`"
     if "completion" in (shown.get("capabilities") or ()):
-        return f"chat with it: `localrun run {visible(name)}`"
-    return f"see what it is for: `localrun show {visible(name)}`"
+        return f"chat with it: `localrun run {name}`"
+    return f"see what it is for: `localrun show {name}`"
 
 
 def _not_found(message: str) -> errors.LocalrunError:

@@ -13,7 +13,7 @@ from localrun import __version__, config, errors, ollama_environment
 from localrun.cli import exits
 from localrun.cli.arguments import given_flags, with_settings
 from localrun.cli.daemon import LIFE, base_url, daemon_version, version_if_any
-from localrun.cli.text import Look, columns, painted, print_json, visible, wrapped
+from localrun.cli.text import Look, columns, painted, print_json, say, wrapped
 from localrun.config import Settings
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def version_command(as_json: bool, settings: Settings) -> None:
         print(json.dumps({"localrun": __version__, "daemon": daemon}))
         return
     print(f"localrun {__version__}")
-    print(f"daemon {daemon}" if daemon else "no daemon is running")
+    say(f"daemon {daemon}" if daemon else "no daemon is running")
 
 
 @click.command("completion")
@@ -79,7 +79,7 @@ def synth(shape: str, type_name: str, out: Path, seed: int) -> None:
         synthesize(shape, type_name, out, seed)
     except errors.BadRequest as error:
         raise click.UsageError(error.message) from None
-    print(f"wrote {out} ({out.stat().st_size} bytes)")
+    say(f"wrote {out} ({out.stat().st_size} bytes)")
 
 
 @dev_command.command("next")
@@ -91,7 +91,7 @@ def next_steps(settings: Settings) -> None:
     steps = {"in a browser": f"{url}/", "in a terminal": program, "find models": f"{program} search"}
     print()
     if version_if_any(settings) is not None:
-        print(wrapped(f"A daemon runs in the background at {url}. One that a command started {LIFE}."))
+        say(f"A daemon runs in the background at {url}. One that a command started {LIFE}.")
         steps["stop it now"] = f"{program} stop --daemon"
     print(columns(("Next:", ""), [(f"  {what}", how) for what, how in steps.items()]))
 
@@ -135,9 +135,9 @@ def doctor_command(as_json: bool, is_deep: bool, host: str | None, port: int | N
 
 def _shown(finding: Finding) -> str:
     """The level, the check and what was found; below it, what to do."""
-    text = wrapped(f"{finding.level:<5} {finding.check:<10} {visible(finding.text)}", indent=17)
+    text = wrapped(f"{finding.level:<5} {finding.check:<10} {finding.text}", indent=17)
     text = painted(finding.level, _LOOKS[finding.level]) + text[len(finding.level) :]
-    remedy = f"{'':<16} -> {visible(finding.remedy)}"
+    remedy = f"{'':<16} -> {finding.remedy}"
     return f"{text}\n{wrapped(remedy, indent=20)}" if finding.remedy else text
 
 

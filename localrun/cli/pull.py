@@ -18,10 +18,11 @@ import click
 from localrun.cli.arguments import complete_catalog, with_settings
 from localrun.cli.daemon import ask, ensure_daemon, for_daemon
 from localrun.cli.names import closest, next_step
-from localrun.cli.text import ago, duration, for_stdout, size, table, tell, visible
+from localrun.cli.text import ago, duration, obeys_sequences, say, size, table, tell
 from localrun.client import Client, PullPiece
 from localrun.config import Settings
 from localrun.errors import DownloadFailed, LocalrunError, ModelNotFound, by_code
+from localrun.visible import visible
 
 RATE_WINDOW_S = 8.0
 # A rate over less than this jumps about.
@@ -57,14 +58,14 @@ def pull_command(model: str, insecure: bool, projector: str, settings: Settings)
     try:
         asyncio.run(_pull(url, name, insecure=insecure, projector=projector))
     except KeyboardInterrupt:
-        print(f"stopped; `localrun pull {visible(model)}` resumes the download", file=sys.stderr)
+        say(f"stopped; `localrun pull {model}` resumes the download", stream=sys.stderr)
         raise
     except LocalrunError as error:
         is_name = type(error) in (DownloadFailed, ModelNotFound)
         if is_name and (alike := asyncio.run(_meant(url, name))):
             raise by_code(error.code, f"{error.message}; did you mean '{alike}'?") from None
         raise
-    print(f"{visible(name)} is ready; " + ask(url, lambda client: next_step(client, name)))
+    say(f"{name} is ready; " + ask(url, lambda client: next_step(client, name)))
 
 
 async def _meant(url: str, name: str) -> str:
@@ -87,14 +88,14 @@ async def _pull_missing(base_url: str, model: str) -> bool:
     async with Client(base_url) as client:
         if "/" not in model and not await client.catalog(model):
             return False
-    print(f"{visible(model)} is not installed; pulling it", file=sys.stderr)
+    say(f"{model} is not installed; pulling it", stream=sys.stderr)
     await _pull(base_url, model)
     return True
 
 
 async def _pull(base_url: str, model: str, *, insecure: bool = False, projector: str = "") -> None:
     async with Client(base_url, name="localrun pull") as client:
-        view = _Bar() if sys.stderr.isatty() else _Lines()
+        view = _Bar() if obeys_sequences(sys.stderr) else _Lines()
         with view:
             transfer = client.pull(model, insecure=insecure, projector=projector)
             async with contextlib.aclosing(transfer) as pieces:
@@ -126,7 +127,7 @@ class _Lines:
             self._print(self._meter.line(now_s))
 
     def _print(self, text: str) -> None:
-        print(visible(text), file=sys.stderr, flush=True)
+        say(text, stream=sys.stderr)
 
 
 class _Bar(_Lines):
@@ -232,7 +233,7 @@ def search_command(query: tuple[str, ...], limit: int, as_json: bool, settings: 
         tables.append(table(_CATALOG_HEADER, rows, spare=_CATALOG_SPARE, cut=("FOR",)))
     if found["hub"]:
         now = datetime.now(UTC)
-        rows = [tuple(map(for_stdout, _hub_row(hit, now))) for hit in found["hub"]]
+        rows = [_hub_row(hit, now) for hit in found["hub"]]
         tables.append(table(_HUB_HEADER, rows, spare=_HUB_SPARE))
     print("\n\n".join(tables) if tables else "nothing was found")
     if found["problem"]:

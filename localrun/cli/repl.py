@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
+import sys
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,14 +22,17 @@ from localrun.attachments import MAX_MEDIA, MAX_MEDIA_BYTES, Attachment, Kind
 from localrun.cli.answer import Answer, Stats, show
 from localrun.cli.cards import model_card, model_parameters
 from localrun.cli.daemon import for_daemon
-from localrun.cli.text import aside, for_stdout, tell, wrapped
+from localrun.cli.text import aside, obeys_sequences, say, tell, wrapped
 from localrun.cli.tools import TerminalTools, answer_in_rounds
 from localrun.client import ChatPiece, Client
 from localrun.errors import BadRequest, DaemonUnreachable, LocalrunError
 from localrun.last_model import kept_at, remember_model
+from localrun.visible import visible
 
 HISTORY_LINES = 1000
 _QUOTES = '"""'
+_ENDS = ("/bye", "/exit")
+_BLANK_LINES = re.compile(r"\A(?:[^\S\n]*\n)+")
 
 # The options of a request that may be set by name, as `--option NAME=VALUE` and `/set parameter NAME VALUE`. The daemon
 # checks their ranges.
@@ -149,8 +154,8 @@ HELP = """\
 /bye                        quit (also Ctrl-D)
 /? or /help                 this text"""
 MORE_HELP = (
-    '""" starts and ends a message of several lines. Ctrl-C stops an answer. The path of a picture or a sound in a '
-    "message (terminals write it when a file is dropped on them) sends the file with it."
+    'A paste is one message; """ starts and ends one of several lines. Ctrl-C stops an answer. The path of a picture '
+    "or a sound in a message (terminals write it when a file is dropped on them) sends the file with it."
 )
 
 
@@ -274,8 +279,8 @@ def converse(connect: Callable[[], str], session: Session, tools: TerminalTools 
             runner.run(client.show(session.model))
             if tools is not None:
                 runner.run(tools.look())
-            print(f"Chatting with {session.model}. /? lists the commands, /bye quits.")
-            while (message := _read_message()) is not None and message not in ("/bye", "/exit"):
+            say(f"Chatting with {session.model}. /? lists the commands, /bye quits.")
+            while (message := _read_message()) is not None and not (message.is_command and message.text in _ENDS):
                 try:
                     _handle(runner, client, session, message, tools)
                 except DaemonUnreachable as error:
@@ -294,15 +299,15 @@ def converse(connect: Callable[[], str], session: Session, tools: TerminalTools 
 
 
 def _handle(
-    runner: asyncio.Runner, client: Client, session: Session, message: str, tools: TerminalTools | None
+    runner: asyncio.Runner, client: Client, session: Session, message: _Message, tools: TerminalTools | None
 ) -> None:
-    if message == "/tools":
+    if message.is_command and message.text == "/tools":
         print("no tools; start with --tools" if tools is None else tools.listed())
         return
-    if message.startswith("/") and "/" not in message.split()[0][1:]:  # else a path, of a dropped file perhaps
-        print(runner.run(_command(client, session, message)))
+    if message.is_command:
+        print(runner.run(_command(client, session, message.text)))
         return
-    question = runner.run(message_of(client, session.model, Question(message)))
+    question = runner.run(message_of(client, session.model, Question(message.text)))
     n_left_out = session.leave_out(question)
     if n_left_out:
         aside(
@@ -324,6 +329,8 @@ def _handle(
             runner.run(show(pieces, answer, session.stats, client, wraps=session.wraps))
         except KeyboardInterrupt:
             answer.tool_calls = []
+            if not answer.text:
+                print()
         return answer
 
     try:
@@ -372,15 +379,15 @@ async def _command(client: Client, session: Session, line: str) -> str:
         case "/set", given:
             return session.set(given)
         case "/show", "system":
-            return session.system or "no system message is set"
+            return visible(session.system) or "no system message is set"
         case "/show", "info":
             return model_card(await client.show(session.model))
         case "/show", "parameters":
             return model_parameters(await client.show(session.model), session.options)
         case "/show", "template":
-            return for_stdout((await client.show(session.model)).get("template") or "the model has no template")
+            return visible((await client.show(session.model)).get("template") or "the model has no template")
         case "/show", ("license" | "modelfile") as what:
-            return for_stdout((await client.show(session.model)).get(what) or f"the model has no {what}")
+            return visible((await client.show(session.model)).get(what) or f"the model has no {what}")
         case "/show", _:
             raise BadRequest("write /show info, license, modelfile, parameters, system or template")
         case "/load", model if model:
@@ -415,26 +422,45 @@ def _is_text(turn: dict[str, Any]) -> bool:
     return turn["role"] != "tool" and not turn.get("images") and not turn.get("tool_calls")
 
 
-def _read_message() -> str | None:
-    """The next line, or the lines between triple quotes as one; None at the end of input."""
+class _Message(NamedTuple):
+    text: str
+    is_command: bool = False
+
+
+def _read_message() -> _Message | None:
+    """What is typed or pasted before Enter, or the lines between triple quotes as one; None at the end of input."""
     while True:
         try:
-            line = input(">>> ").strip()
-            before, quotes, rest = line.partition(_QUOTES)
-            if not quotes or (before and not before.startswith("/")):
-                if line:
-                    return line
-                continue
-            lines = [rest]
-            while _QUOTES not in lines[-1]:
-                lines.append(input("... "))
-            lines[-1] = lines[-1].partition(_QUOTES)[0]
-            return (before + "\n".join(lines)).strip()
+            text = input(">>> ")
+            is_command = _is_command(text)
+            before, quotes, rest = text.partition(_QUOTES)
+            # With text behind quotes that close, all of them are the message's own.
+            is_open = _ends(rest) or rest.count(_QUOTES) % 2 == 0
+            if quotes and is_open and (is_command or not before.strip()):
+                while not _ends(rest):
+                    rest += "\n" + input("... ")
+                text = before + rest.rstrip().removesuffix(_QUOTES)
+            if text.strip():
+                return (
+                    _Message(text.strip(), is_command=True)
+                    if is_command
+                    else _Message(_BLANK_LINES.sub("", text).rstrip())
+                )
         except EOFError:
             print()
             return None
         except KeyboardInterrupt:
             print("\n(Ctrl-D or /bye quits)")
+
+
+def _is_command(text: str) -> bool:
+    """Else it is a path, of a dropped file perhaps."""
+    return text.lstrip().startswith("/") and "/" not in text.split()[0][1:]
+
+
+def _ends(text: str) -> bool:
+    """Whether a message that opened with quotes ends here: with quotes, but not with those of a docstring in it."""
+    return text.rstrip().endswith(_QUOTES) and text.count(_QUOTES) % 2 == 1
 
 
 def _keep_lines(is_kept: bool) -> None:
@@ -453,6 +479,8 @@ def _line_history() -> Iterator[None]:
     except ImportError:
         yield
         return
+    if obeys_sequences(sys.stdout) and "libedit" not in (readline.__doc__ or ""):
+        readline.parse_and_bind("set enable-bracketed-paste on")  # so that a paste of several lines is one message
     path = config.folders().state / "history"
     _make_private(path)
     readline.set_history_length(HISTORY_LINES)

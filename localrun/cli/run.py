@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import stat
 import sys
 from collections.abc import Callable
@@ -28,6 +29,7 @@ from localrun.client import Client
 from localrun.config import Settings
 from localrun.errors import BadRequest, Cancelled, ModelNotFound
 from localrun.last_model import BUILT_IN, first_model, kept_at, last_model
+from localrun.visible import visible_json
 
 
 class _Run(click.Command):
@@ -153,7 +155,12 @@ def _choose(settings: Settings, session: Session) -> None:
 
 
 def _with_model(settings: Settings, session: Session, action: Callable[[], None]) -> None:
-    """Do it; if the model is not here but can be pulled, pull it and do it then."""
+    """Do it; if the model is not here but can be pulled, pull it and do it then. A signal that ends it leaves the
+    terminal as it was, and the lines of a conversation kept."""
+    for name in ("SIGTERM", "SIGHUP", "SIGQUIT"):
+        number = getattr(signal, name, None)
+        if number is not None and signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, lambda number, _: sys.exit(128 + number))
     try:
         action()
     except ModelNotFound:
@@ -244,4 +251,5 @@ def _one_answer(
         "prefill_tokens_per_s": None if metrics is None else answers.prefill_rate(metrics),
         "decode_tokens_per_s": None if metrics is None else answers.decode_rate(metrics),
     }
-    print(msgspec.json.encode({"model": session.model, **msgspec.structs.asdict(answer), **rates}).decode())
+    value = {"model": session.model, **msgspec.structs.asdict(answer), **rates}
+    print(visible_json(msgspec.json.encode(value).decode()))

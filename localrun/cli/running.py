@@ -23,11 +23,12 @@ from localrun.cli.daemon import (
     starter,
     wait_until_gone,
 )
-from localrun.cli.text import duration, one_line, print_json, short_path, size, table, visible, wrapped
+from localrun.cli.text import duration, one_line, print_json, say, short_path, size, table, wrapped
 from localrun.client import Client
 from localrun.config import Settings
 from localrun.errors import LocalrunError
 from localrun.snapshot import EngineRow, LogLine, RequestRow, Snapshot
+from localrun.visible import visible
 
 END_TIMEOUT_S = 60.0
 _ENGINES = (
@@ -149,7 +150,7 @@ async def _record(base_url: str, path: Path) -> None:
         recorder = Recorder(path)
     except OSError as error:
         raise click.UsageError(f"cannot record to {path}: {error.strerror or error}") from error
-    print(f"recording to {path}; press Ctrl-C to stop", file=sys.stderr)
+    say(f"recording to {path}; press Ctrl-C to stop", stream=sys.stderr)
     try:
         async with Client(base_url) as client, aclosing(client.events()) as snapshots:
             async for snapshot in snapshots:
@@ -207,7 +208,7 @@ def logs_command(n_lines: int, follow: bool, settings: Settings) -> None:
     """
     path = log_path(settings)
     if not follow and daemon_version(settings) is None and path.is_file():
-        print(f"no daemon is running; the log of the last one is {path}", file=sys.stderr)
+        say(f"no daemon is running; the log of the last one is {path}", stream=sys.stderr)
         with path.open(encoding="utf-8", errors="replace") as file:
             print("".join(map(visible, deque(file, n_lines))), end="")
         return
@@ -229,7 +230,7 @@ async def _print_log(url: str, n_lines: int, *, follow: bool) -> None:
 
 def _print_line(line: LogLine) -> None:
     when = datetime.fromtimestamp(line.time_s).astimezone().isoformat(" ", "seconds")
-    print(f"{when} {line.level.upper()} {one_line(line.source)}: {visible(line.text)}", flush=True)
+    print(visible(f"{when} {line.level.upper()} {line.source}: {line.text}"), flush=True)
 
 
 @click.command("stop")
@@ -242,7 +243,7 @@ def stop_command(model: str | None, daemon: bool, settings: Settings) -> None:
         raise click.UsageError("give either a MODEL or --daemon")
     url = require_daemon(settings)
     if model is not None:
-        print(asyncio.run(_unload(url, for_daemon(model))))
+        say(asyncio.run(_unload(url, for_daemon(model))))
     else:
         ask(url, lambda client: client.shutdown())
         wait_until_gone(settings, END_TIMEOUT_S)

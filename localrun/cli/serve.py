@@ -19,7 +19,7 @@ from localrun import config, errors, ollama_environment
 from localrun.cli import exits
 from localrun.cli.arguments import given_flags, load_settings, with_settings
 from localrun.cli.daemon import POLL_INTERVAL_S, START_TIMEOUT_S, base_url, daemon_version, version_if_any
-from localrun.cli.text import tell
+from localrun.cli.text import say, tell
 from localrun.config import Settings
 
 if TYPE_CHECKING:
@@ -97,9 +97,9 @@ def install(host: str | None, port: int | None) -> None:
     manager.install(plan)
     for name, way_out in left_out().items():
         tell("warning", f"the service does not get {name}, which contains a secret; {way_out}")
-    print(f"installed {manager.path}")
+    say(f"installed {manager.path}")
     version = _wait_for(settings)
-    print(f"localrun {version} is listening on {url}, and starts with every session")
+    say(f"localrun {version} is listening on {url}, and starts with every session")
     if manager.name == "systemd":
         print("to keep it running while you are logged out: loginctl enable-linger")
 
@@ -115,11 +115,11 @@ def status(as_json: bool, settings: Settings) -> int:
     if as_json:
         print(json.dumps({"manager": manager.name, "file": str(manager.path), "daemon": version, **state._asdict()}))
     elif not state.is_installed:
-        print("the service is not installed; `localrun service install` installs it")
+        say("the service is not installed; `localrun service install` installs it")
     else:
         pid = f", pid {state.pid}" if state.pid else ""
-        print(f"{manager.name}: {state.detail}{pid}\nfile: {manager.path}")
-        print(f"daemon: localrun {version} at {base_url(settings)}" if version else "daemon: does not answer")
+        say(f"{manager.name}: {state.detail}{pid}\nfile: {manager.path}")
+        say(f"daemon: localrun {version} at {base_url(settings)}" if version else "daemon: does not answer")
     return exits.OK if state.is_running else exits.ERROR
 
 
@@ -138,7 +138,7 @@ def uninstall() -> None:
     """Stop the service and remove it. Models, caches and settings are kept."""
     manager = _manager()
     if manager.uninstall():
-        print(f"removed {manager.path}")
+        say(f"removed {manager.path}")
     else:
         print("the service is not installed")
 

@@ -1,9 +1,5 @@
-"""Text for people: aligned columns, sizes and durations, colours by meaning, and foreign text made harmless for a
-terminal.
-
-A terminal obeys control characters: text with them could move the cursor, rename the window or write to the clipboard.
-
-Does not: touch text that goes to a file or a pipe.
+"""Text for people: aligned columns, sizes and durations, and colours by meaning. What comes from elsewhere is made
+harmless here: in `say`, `tell`, `aside`, `wrapped` and the cells of tables.
 """
 
 from __future__ import annotations
@@ -18,11 +14,9 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TextIO
 
+from localrun.visible import visible, visible_json, visible_line
+
 _UNITS = ("B", "KB", "MB", "GB", "TB")
-_KEPT = "\n\t"
-# Control characters as their pictures (ESC becomes U+241B); the upper set, which has none, as replacement characters.
-_PICTURES = {code: chr(0x2400 + code) for code in range(0x20) if chr(code) not in _KEPT}
-_PICTURES |= {0x7F: "\u2421"} | dict.fromkeys(range(0x80, 0xA0), "\ufffd")
 
 
 class Look(StrEnum):
@@ -37,32 +31,60 @@ class Look(StrEnum):
 
 def painted(text: str, look: Look, stream: TextIO | None = None) -> str:
     """The text for this stream, else for stdout; coloured on a terminal alone, and not with NO_COLOR or TERM=dumb."""
-    is_plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
-    return text if is_plain or not (stream or sys.stdout).isatty() else f"\x1b[{look}m{text}\x1b[0m"
+    is_plain = os.environ.get("NO_COLOR") or not obeys_sequences(stream or sys.stdout)
+    return text if is_plain else f"\x1b[{look}m{text}\x1b[0m"
+
+
+def obeys_sequences(stream: TextIO) -> bool:
+    """Whether it is a terminal that can move its cursor; one without a name (an editor's, expect's) cannot."""
+    kind = os.environ.get("TERM", "" if os.name == "posix" else "windows")
+    return stream.isatty() and kind not in ("", "dumb")
 
 
 _LABELS = {"error": Look.BAD, "warning": Look.DOUBTFUL, "not usable": Look.DOUBTFUL, "note": Look.HEADING}
 
 
+def say(text: str, *, stream: TextIO | None = None) -> None:
+    """Prose for a person on stdout or another stream."""
+    print(wrapped(text, stream=stream), file=stream or sys.stdout, flush=True)
+
+
+def progress(line: str) -> None:
+    """How far things are, on stderr."""
+    say(line, stream=sys.stderr)
+
+
 def tell(label: str, message: str) -> None:
     """A line for a person on stderr, which begins with a label such as `error:`, in its colour."""
     begin = f"{label}:"
-    text = wrapped(f"{begin} {visible(message)}", stream=sys.stderr)
+    text = wrapped(f"{begin} {message}", stream=sys.stderr)
     print(painted(begin, _LABELS[label], sys.stderr) + text.removeprefix(begin), file=sys.stderr)
 
 
 def aside(message: str) -> None:
     """A line in parentheses on stderr, which stands back behind a conversation."""
-    print(painted(wrapped(f"({visible(message)})", stream=sys.stderr), Look.HEADING, sys.stderr), file=sys.stderr)
+    print(painted(wrapped(f"({message})", stream=sys.stderr), Look.HEADING, sys.stderr), file=sys.stderr)
 
 
 def columns(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Left-aligned columns with two spaces between them, of cells that are fit for a terminal."""
-    lines = [header, *rows]
-    widths = [max(len(line[index]) for line in lines) for index in range(len(header))]
-    padded = ("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in lines)
+    """Left-aligned columns with two spaces between them."""
+    lines = [header, *([visible_line(cell) for cell in row] for row in rows)]
+    widths = [max(_n_cells(line[index]) for line in lines) for index in range(len(header))]
+    padded = (
+        "  ".join(cell + " " * (width - _n_cells(cell)) for cell, width in zip(line, widths, strict=True))
+        for line in lines
+    )
     head, *body = (line.rstrip() for line in padded)
     return "\n".join((painted(head, Look.TABLE_HEAD), *body))
+
+
+def _n_cells(text: str) -> int:
+    """How wide a terminal shows it: a Chinese character or an emoji takes two."""
+    if text.isascii():
+        return len(text)
+    from rich.cells import cell_len
+
+    return cell_len(text)
 
 
 # A column with less room than this says nothing.
@@ -76,7 +98,8 @@ def table(
     one to `cut` is made narrower where that is enough, so it must hold nothing that people copy. Elsewhere than in a
     terminal all are whole."""
     width = terminal_columns()
-    widths = {name: max(len(name), *(len(row[at]) for row in rows)) for at, name in enumerate(header)} if rows else {}
+    rows = [[visible_line(cell) for cell in row] for row in rows]
+    widths = {name: max(_n_cells(line[at]) for line in (header, *rows)) for at, name in enumerate(header) if rows}
     for name in spare:
         excess = sum(widths.values()) + 2 * (len(widths) - 1) - width if width else 0
         if excess <= 0:
@@ -97,7 +120,11 @@ def terminal_columns() -> int:
 
 
 def _shortened(cell: str, n_most: int | None) -> str:
-    return cell if n_most is None or len(cell) <= n_most else cell[: n_most - 1] + "…"
+    if n_most is None or _n_cells(cell) <= n_most:
+        return cell
+    while _n_cells(cell) >= n_most:
+        cell = cell[:-1]
+    return cell + "…"
 
 
 # More of a path than this is cut out of its middle on a terminal.
@@ -117,6 +144,7 @@ def short_path(text: str) -> str:
 def wrapped(text: str, *, indent: int = 0, stream: TextIO | None = None) -> str:
     """Prose in lines that fit the terminal, if the stream (else stdout) is one; all but the first are indented. Words
     stay whole, so that paths can be copied."""
+    text = visible(text)
     if not (stream or sys.stdout).isatty():
         return text
     wrapper = textwrap.TextWrapper(
@@ -159,13 +187,8 @@ def ago(moment: datetime, now: datetime) -> str:
     return "just now"
 
 
-def visible(text: str) -> str:
-    """The text with every control character but line feed and tab replaced by something to see."""
-    return text.translate(_PICTURES)
-
-
 def for_stdout(text: str) -> str:
-    """`visible` when stdout is a terminal, else the text itself."""
+    """What a program may read: `visible` when stdout is a terminal, else the text itself."""
     return visible(text) if sys.stdout.isatty() else text
 
 
@@ -173,7 +196,7 @@ def print_json(value: object) -> None:
     """Anything that msgspec encodes, indented."""
     import msgspec
 
-    print(msgspec.json.format(msgspec.json.encode(value)).decode())
+    print(visible_json(msgspec.json.format(msgspec.json.encode(value)).decode()))
 
 
 def one_line(value: object) -> str:

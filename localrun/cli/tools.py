@@ -17,7 +17,7 @@ from typing import Any
 from localrun import attachments
 from localrun.attachments import Kind
 from localrun.cli.answer import Answer
-from localrun.cli.text import aside, visible
+from localrun.cli.text import aside
 from localrun.client import Client
 from localrun.config import folders
 from localrun.errors import BadRequest
@@ -38,6 +38,7 @@ from localrun.tools.toolbox import (
     calls_of,
     result_message,
 )
+from localrun.visible import visible
 
 SHOWN_CHARACTERS = 20_000
 SHOWN_RESULT_CHARACTERS = 200
@@ -131,8 +132,8 @@ class TerminalTools:
         return grant in (Grant.ONCE, Grant.CHAT, Grant.ALWAYS)
 
     def _asked(self, call: Call, tool: Tool) -> Grant:
-        arguments = visible(shortened(call.shown_arguments, SHOWN_CHARACTERS))
-        print(f"{tool.server} · {visible(inert(tool.own_name))} asks to be called with {arguments}")
+        arguments = shortened(call.shown_arguments, SHOWN_CHARACTERS)
+        print(visible(f"{tool.server} · {inert(tool.own_name)} asks to be called with {arguments}"))
         return _GRANTS.get(_answered(_QUESTION), Grant.NO)
 
     def _state_of(self, tool: Tool) -> str:

@@ -15,11 +15,11 @@ import stat
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import psutil
 
 from localrun.doctor.finding import Finding, fail, ok, size, warn
+from localrun.models.download import proxies
 from localrun.processors import Processors
 from localrun.thread_choice import Kept
 
@@ -225,7 +225,6 @@ def check_threads(processors: Processors, kept: Iterable[Kept], *, wanted: int) 
 # --- the network: whether pulls can go out, as far as settings decide it ---
 
 _TRUE = ("1", "true", "yes", "on")
-_PROXIES = ("https_proxy", "http_proxy", "all_proxy")
 
 
 def check_network(environ: Mapping[str, str]) -> Iterator[Finding]:
@@ -234,23 +233,20 @@ def check_network(environ: Mapping[str, str]) -> Iterator[Finding]:
     if offline:
         yield warn("network", f"offline: {offline[0]}={environ[offline[0]]}", f"unset {offline[0]} to pull models")
     endpoint = environ.get("HF_ENDPOINT")
-    proxies = [(name, value) for name in _PROXIES if (value := environ.get(name) or environ.get(name.upper()))]
-    parts = [f"{name} {_without_password(value)}" for name, value in proxies]
+    named = proxies.named(environ)
+    parts = [f"{name} {proxies.without_password(value)}" for name, value in named.items()]
     if endpoint:
-        parts.append(f"HF_ENDPOINT {_without_password(endpoint)}")
-    if not offline:
+        parts.append(f"HF_ENDPOINT {proxies.without_password(endpoint)}")
+    if problem := proxies.problem_of(environ):
+        yield warn("network", problem, "change or unset that variable, or no model can be pulled")
+    elif not offline:
         yield ok("network", ", ".join(parts) or "direct, no proxy set")
     spared = (environ.get("no_proxy") or environ.get("NO_PROXY") or "").replace(" ", "").split(",")
-    if proxies and not {"*", "localhost", "127.0.0.1", "127.0.0.0/8"} & set(spared):
+    if named and not {"*", "localhost", "127.0.0.1", "127.0.0.0/8"} & set(spared):
         yield warn(
             "network", "a proxy is set, and NO_PROXY does not name this machine: editors may ask it for the daemon",
             "export NO_PROXY=localhost,127.0.0.1,::1",
         )  # fmt: skip
-
-
-def _without_password(url: str) -> str:
-    parts = urlsplit(url)
-    return url if "@" not in parts.netloc else parts._replace(netloc="***@" + parts.netloc.rpartition("@")[2]).geturl()
 
 
 # --- the port: nobody, our daemon, or somebody else ---

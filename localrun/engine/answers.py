@@ -119,7 +119,9 @@ class Answers:
 
     def collect(self, now_s: float) -> Iterator[Over]:
         """Take what became ready beside the steps: grammars, and tokens that took long."""
-        for request, error in self._grammars.collect():
+        for request, error, notices in self._grammars.collect():
+            if notices:
+                self._report.delta(request).notices = notices
             if error is not None:
                 yield Over(request, Finish.ERROR, now_s, error)
             elif request.n_output and (over := self._over(request, now_s)) is not None:

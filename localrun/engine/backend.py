@@ -14,7 +14,7 @@ import hashlib
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import StrEnum
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,10 +22,6 @@ from numpy.typing import NDArray
 from localrun.engine.sample.constraint import Constraint
 from localrun.errors import BadRequest
 from localrun.wire import Adapter, Media, MediaKind, Sampling, Segment, TokenLogprob
-
-if TYPE_CHECKING:
-    from localrun.engine.native.background import Background
-    from localrun.engine.speculate.drafter import Drafter
 
 
 class MemoryKind(StrEnum):
@@ -258,6 +254,46 @@ class Projector(Protocol):
         Raises ValueError if there is another, or if the file is not as large as it should be."""
 
 
+class Worker(Protocol):
+    """Computes one batch at a time beside everything else. `computed_s` is how long the last one took, without pauses.
+
+    While it `is_busy`, its sequences belong to it. They are numbered from `first_seq` on.
+    """
+
+    batch: Batch
+    first_seq: int
+    n_seqs: int
+
+    @property
+    def is_busy(self) -> bool: ...
+
+    @property
+    def computed_s(self) -> float: ...
+
+    def use(self, adapters: AdapterSet) -> None:
+        """What is started from now on is computed with these adapters; never while it `is_busy`."""
+
+    def start(self, n_rows: int) -> None:
+        """Begin to compute the first rows of `batch`. Raises ValueError, and nothing has begun, for a number out of
+        range, or rows for other adapters."""
+
+    def start_media(self, part: MediaRows) -> None:
+        """Begin to compute rows of a chunk (`Backend.decode_media`), with the logits of the last one, instead of a
+        batch."""
+
+    def is_over(self, timeout_s: float = 0.0) -> bool:
+        """Whether what was started is over, after waiting for that at most so long."""
+
+    def finish(self) -> None:
+        """End what was started, once it is over. Raises NoRoom or DecodeFailed."""
+
+    def has_numbers(self, row: int) -> bool:
+        """As `Backend.has_numbers`, of a row that wanted logits, after `finish`."""
+
+    def halt(self) -> None:
+        """Give up what was started, soon. What was computed of it may be there or not."""
+
+
 class Backend(Protocol):
     """See the module. `n_ctx` is the most tokens one sequence may have, `eog_tokens` those that end a generation.
 
@@ -297,16 +333,15 @@ class Backend(Protocol):
     eog_tokens: frozenset[int]
     control_tokens: tuple[str, ...]
     bos_token: int | None
-    background: Background | None
     realm: bytes
     n_rollback: int
     n_draft_rows: int
 
     @property
-    def projector(self) -> Projector | None: ...
+    def worker(self) -> Worker | None: ...
 
     @property
-    def heads(self) -> Drafter | None: ...
+    def projector(self) -> Projector | None: ...
 
     def tokenize(self, text: str, *, parse_special: bool) -> list[int]:
         """Token ids of `text`; with `parse_special` the text of a control token becomes that token. No BOS is added."""

@@ -24,11 +24,11 @@ from localrun.engine.cache.cache import Cache
 from localrun.engine.cache.disk_record import DiskTier
 from localrun.engine.cache.tiers import Tiers
 from localrun.engine.encoding import ENCODED_PART, Encodings
-from localrun.engine.native.background import BRING_HOME_S, Done
 from localrun.engine.report import Beside, Report, at_once
 from localrun.engine.request import Placed, Prompt, Request
 from localrun.engine.schedule.admission import Admission
-from localrun.engine.schedule.budget import Budget
+from localrun.engine.schedule.background import BRING_HOME_S, Background, Done
+from localrun.engine.schedule.budget import Budget, CostModel
 from localrun.engine.schedule.policy import LOWEST_RANK
 from localrun.engine.schedule.scheduler import NOTHING, Grant, Rows, Scheduler, StepPlan, without_numbers
 from localrun.engine.speculate.speculation import Speculation
@@ -73,17 +73,18 @@ class Engine:
             raise ValueError(f"{limits.n_slots} slots need as many batch rows and sequences")
         self._backend = backend
         self._clock = clock
+        self.background = background = Background(lambda: backend.worker, CostModel())
         budget = Budget(batch_rows=backend.batch.capacity, mixes_rows=backend.mixes_rows)
         encoded_bytes = limits.ram_cache_bytes // ENCODED_PART if backend.projector is not None else 0
         tiers = Tiers(
             limits.ram_cache_bytes - encoded_bytes,
             disk,
-            lambda *tokens: (backend.background or budget).recompute_s(*tokens),
+            lambda *tokens: (background if background.is_there else budget).recompute_s(*tokens),
         )
         self.scheduler = Scheduler(n_slots=limits.n_slots, max_queue=limits.max_queue, budget=budget)
         self._adapters = AdapterQueue(backend, adapters, loader)
         self._admission = Admission(
-            backend, self.scheduler, self._preempt, target_itl_s=limits.target_itl_s, adapters=adapters
+            backend, self.scheduler, background, self._preempt, target_itl_s=limits.target_itl_s, adapters=adapters
         )
         self.cache = Cache(backend, tiers, clock, self._admission.goes_to_background)
         self._requests: dict[int, Request] = {}
@@ -185,8 +186,8 @@ class Engine:
     def _collect(self, now_s: float) -> None:
         """Collect what became ready beside the steps: a batch of the background, rows of media, adapters, grammars,
         tokens of slow grammars. With nothing else to do, wait a little for one."""
-        background, scheduler = self._backend.background, self.scheduler
-        if background and background.is_over:
+        background, scheduler = self.background, self.scheduler
+        if background.is_over:
             is_near = bool(background.completes) and scheduler.is_turn_near(now_s, BRING_HOME_S)
             # Streams have their step first, but only one: with a very short target their turn is always near.
             self._puts_off = is_near and not self._puts_off
@@ -197,7 +198,7 @@ class Engine:
         if not scheduler.running and all(request.awaits_something for request in scheduler.waiting):
             self._answers.wait_for_grammar()
             self._adapters.wait()
-        if not (background and background.is_busy) and all(request.is_away for request in scheduler.running):
+        if not background.is_busy and all(request.is_away for request in scheduler.running):
             self._answers.wait_for_token()
         for request, error in self._adapters.collect():
             self._end(request, Finish.ERROR, now_s, error)
@@ -211,15 +212,15 @@ class Engine:
             self._report.started(request, is_first=is_first)
         self._tidy()
         self._encode()
-        background = self._backend.background
-        if background and background.begin(self.scheduler.target_s, self._encodings.rows):
+        background = self.background
+        if background.has_prompts and background.begin(self.scheduler.target_s, self._encodings.rows):
             self.cache.prepare_home(request.n_tokens for request in background.completes)
 
     def _plan(self) -> StepPlan:
         """Decide who gets how many rows, within the free cells. Parked prefixes make room first, then, if need be,
         victims. While it is the background's turn, or an encoding's, nobody gets rows and the engine waits for it."""
-        background, encodings = self._backend.background, self._encodings
-        if background and background.is_busy:
+        background, encodings = self.background, self._encodings
+        if background.is_busy:
             due_s = self.scheduler.due_in_s(self._clock())
             is_outranked = background.is_lowest and self.scheduler.has_higher_prompt
             if due_s > 0 and not (is_outranked or background.is_over or encodings.is_over):
@@ -310,7 +311,7 @@ class Engine:
 
     def _encode(self) -> None:
         """Have encoded what running requests need next. Whoever's next rows are not there sits out."""
-        coming, background = self.cache.coming, self._backend.background
+        coming, background = self.cache.coming, self.background
         wanted = []
         for request in self.scheduler.running:
             if request.chunks:
@@ -320,15 +321,15 @@ class Engine:
                     wanted.append((request, placed))
         self._encodings.want(wanted)
         for request, _ in wanted:
-            if request.seq not in coming and not (background and request in background):
+            if request.seq not in coming and request not in background:
                 placed = request.next_chunk
                 request.is_away = placed is not None and self._encodings.rows(placed) is None
 
     def _with_drafts(self, plan: StepPlan) -> StepPlan:
         """A steady plan with what is worth drafting for its streams. Nobody drafts while prompts want the processors,
         and nothing is evicted for a draft."""
-        background = self._backend.background
-        if self._encodings.is_busy or (background and background.is_busy) or plan.grants[0].request.doubted_until:
+        background = self.background
+        if self._encodings.is_busy or background.is_busy or plan.grants[0].request.doubted_until:
             return plan
         return self._speculation.extend(plan, self.cache.cells, lambda: self.scheduler.step_target_s)
 
@@ -375,9 +376,8 @@ class Engine:
     def _computes_prompts_alone(self) -> bool:
         """Whether every processor computes prompts, and nobody waits for what a thread beside them would do: it would
         hold them up for much longer than it takes."""
-        background, scheduler = self._backend.background, self.scheduler
-        is_busy = background is not None and background.is_busy
-        return is_busy and not scheduler.waiting and all(request.is_away for request in scheduler.running)
+        background, scheduler = self.background, self.scheduler
+        return background.is_busy and not scheduler.waiting and all(request.is_away for request in scheduler.running)
 
     def _take_batch(self, batch: Done) -> None:
         """The background is done with a batch: finished prompts continue as streams, and what dropped requests left is
@@ -404,7 +404,7 @@ class Engine:
 
     def _halt_background(self) -> None:
         """Abandon the background's batch, because its sequences must be touched."""
-        if self._backend.background and (batch := self._backend.background.halt()):
+        if batch := self.background.halt():
             self._take_batch(batch)
 
     def _leave_background(self, request: Request) -> bool:
@@ -412,8 +412,8 @@ class Engine:
         for."""
         if request.seq in self.cache.coming or request.chunk_after(request.n_computed) is not None:
             request.is_away = False
-        background = self._backend.background
-        if background is None or request not in background:
+        background = self.background
+        if request not in background:
             return True
         if background.is_for_nobody_but(request):
             self._halt_background()
@@ -493,7 +493,7 @@ class Engine:
                 self.cache.forget(request.seq)
         self._answers.end(request)
         self._encodings.drop(request)
-        self._speculation.drop(request)
+        self._speculation.end(request)
         self._adapters.drop(request)
         self.scheduler.end(request)
         del self._requests[request.id]

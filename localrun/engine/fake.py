@@ -60,12 +60,9 @@ from localrun.engine.fake_tokens import (
     scripted_token,
     tokenize,
 )
-from localrun.engine.native.background import Background
 from localrun.engine.sample.constraint import DEAD_END, Constraint
 from localrun.engine.sample.draws import bits_at
-from localrun.engine.schedule.budget import CostModel
 from localrun.engine.speculate.choice import MOST_DRAFTS
-from localrun.engine.speculate.drafter import Drafter
 from localrun.errors import BadModelFile
 from localrun.wire import Adapter, Sampling, TokenLogprob
 
@@ -301,7 +298,6 @@ class FakeBackend:
         self._n_background_seqs = n_background_seqs
         self.background_looks = background_looks
         self._worker_class = worker or FakeWorker
-        self._background_cost = CostModel()
         self._n_batch = n_batch
         self.n_ctx_train = n_ctx_train
         self.n_ctx = min(self.n_cells, n_ctx_train)
@@ -310,7 +306,6 @@ class FakeBackend:
         self._n_undoable: dict[int, int] = {}
         self.n_draft_rows = n_draft_rows
         self.projector = projector
-        self.heads: Drafter | None = None
         self.realm = b""
         self.digests: dict[int, int] = {}
         self.scripted: dict[int, int | None] = {}
@@ -347,7 +342,7 @@ class FakeBackend:
         self.adapters[adapter.digest] = adapter
 
     def leave_adapter(self, digest: bytes) -> bool:
-        worker = self._worker
+        worker = self.worker
         if worker is not None and any(adapter.digest == digest for adapter in worker.adapters.adapters):
             if worker.is_busy:
                 return False
@@ -680,8 +675,7 @@ class FakeBackend:
         self.batch = Batch(self._n_batch)
         self._adapters = BASE
         n_away = self._n_background_seqs if split else 0
-        self._worker = self._worker_class(self, Batch(self._n_batch), n_away) if n_away else None
-        self.background = Background(self._worker, self._background_cost) if self._worker else None
+        self.worker = self._worker_class(self, Batch(self._n_batch), n_away) if n_away else None
         n_seqs = self.n_seqs + n_away
         n_cells = self.n_cells // self.n_seqs * n_seqs if split else self.n_cells
         self._cells: list[_Cell | None] = [None] * n_cells
@@ -759,7 +753,7 @@ class FakeBackend:
     def _check_seq(self, seq: int) -> None:
         if not 0 <= seq < len(self._at):
             raise ValueError(f"sequence {seq} is not below {self.n_seqs}")
-        if self._worker is not None and self._worker.is_busy and seq >= self.n_seqs:
+        if self.worker is not None and self.worker.is_busy and seq >= self.n_seqs:
             raise ValueError(f"sequence {seq} is being computed in the background")
 
 

@@ -34,6 +34,7 @@ from localrun.engine.sample import media
 from localrun.engine.sample.text import pieces
 from localrun.engine.speculate.draft_model import DraftModel
 from localrun.engine.speculate.draft_models import DraftModels
+from localrun.engine.speculate.drafter import Drafter
 from localrun.engine.speculate.speculation import Speculation
 from localrun.errors import EngineFailed, LocalrunError, QueueFull
 from localrun.thread_choice import Threads
@@ -86,9 +87,14 @@ def main(argv: list[str]) -> int:
             backend.load_adapter(adapter)
         disk = open_disk(first, backend, _fake_build if "--fake" in argv else _llama_build)
         kind = _fake_engine() if "--fake" in argv else Engine
-        drafts = None if "--fake" in argv else _draft_models(first, backend)
-        drafter_of = drafts.drafter_for if drafts is not None else None
-        speculation = Speculation(backend, time.monotonic, is_on=first.speculates, drafter_of=drafter_of)
+        drafts, heads = (None, None) if "--fake" in argv else _drafters(first, backend)
+        speculation = Speculation(
+            backend,
+            time.monotonic,
+            is_on=first.speculates,
+            drafter_of=drafts.drafter_for if drafts is not None else None,
+            heads=heads,
+        )
         engine = kind(
             backend,
             limits,
@@ -297,8 +303,8 @@ def _llama_backend(opened: wire.Open) -> tuple[Backend, ThreadTrial | None]:
     )
 
 
-def _draft_models(opened: wire.Open, backend: Backend) -> DraftModels:
-    """The models that draft: the engine's own is loaded now, if it has one."""
+def _drafters(opened: wire.Open, backend: Backend) -> tuple[DraftModels, Callable[[], Drafter | None]]:
+    """The models that draft, and the model's own heads: its draft model is loaded now, if it has one."""
     from localrun.engine.native.llama import LlamaBackend
 
     assert isinstance(backend, LlamaBackend)
@@ -306,13 +312,13 @@ def _draft_models(opened: wire.Open, backend: Backend) -> DraftModels:
     def open_draft(path: str, is_wanted: Callable[[], bool]) -> DraftModel:
         return DraftModel(backend.open_draft(path, is_wanted), time.perf_counter)
 
-    if not opened.speculates:
-        return DraftModels(open_draft)  # a request that drafts all the same may name one
-    try:
-        return DraftModels(open_draft, opened.draft_model_path)
-    except LocalrunError as error:
-        log.warning("the model goes on without its draft model: %s", error)
-        return DraftModels(open_draft)
+    drafts = DraftModels(open_draft)  # a request may name one
+    if opened.speculates:
+        try:
+            drafts = DraftModels(open_draft, opened.draft_model_path)
+        except LocalrunError as error:
+            log.warning("the model goes on without its draft model: %s", error)
+    return drafts, lambda: backend.heads
 
 
 def _fake_embedder(opened: wire.Open) -> Embedder:

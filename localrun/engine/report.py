@@ -20,7 +20,7 @@ from localrun.engine.cache.cache import Cache
 from localrun.engine.cache.cells import Cells, PoolCells, StreamCells
 from localrun.engine.request import Request, refusal
 from localrun.engine.schedule.scheduler import Scheduler, StepPlan
-from localrun.engine.speculate.speculation import Counts
+from localrun.engine.speculate.counts import Counts
 from localrun.errors import LocalrunError
 from localrun.wire import Delta, Finish, KvRun, MediaCounts, Phase, Started, Step, StepStats
 
@@ -58,9 +58,8 @@ class Report:
             self._deltas[request.id] = delta
         else:
             delta.phase, delta.n_computed, delta.n_output = request.phase, request.n_computed, request.n_output
-        if request.drafting is not None:
-            counts = request.drafting.counts
-            delta.n_drafted, delta.n_accepted = counts.n_drafted, counts.n_accepted
+        if request.drafts is not None:
+            delta.n_drafted, delta.n_accepted = request.drafts.n_drafted, request.drafts.n_accepted
         return delta
 
     def submitted(self, request: Request) -> None:
@@ -237,8 +236,8 @@ class KvMap:
 
     @property
     def _n_seqs(self) -> int:
-        background = self._backend.background
-        return self._backend.n_seqs + (background.n_seqs if background else 0)
+        worker = self._backend.worker
+        return self._backend.n_seqs + (worker.n_seqs if worker else 0)
 
 
 class CellBooks:

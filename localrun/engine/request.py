@@ -13,18 +13,16 @@ import math
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from localrun.engine.backend import BASE, REALM_BYTES, AdapterSet, Backend, MediaChunk, Sampler
 from localrun.engine.cache.tree import Key
 from localrun.engine.sample import chain
 from localrun.engine.sample.constraint import Constraint
 from localrun.engine.sample.text import TextStream
+from localrun.engine.speculate.counts import Counts
 from localrun.errors import BadRequest, ContextExceeded, LocalrunError, QueueFull
 from localrun.wire import Delta, Finish, Lane, MediaKind, Phase, Resume, Submit, Usage
-
-if TYPE_CHECKING:
-    from localrun.engine.speculate.speculation import Drafting
 
 
 class Placed(NamedTuple):
@@ -78,7 +76,7 @@ class Request:
     engine's own. `is_away`: it takes no part in steps now, for it is computed in the background, its next token is
     drawn beside the steps, or the rows of its next chunk are not encoded yet. `rank`, `waited_s`, `n_preempted` and
     `requeued_at_s` are the policy's: the rank that a running request started with, what it waited until then, how often
-    and when it last gave up a slot. `drafting` is
+    and when it last gave up a slot. `drafts` is
     None for one that does not draft. Until it has `doubted_until` tokens in cells it is computed alone, for its logits,
     or those of others in the same call, were no numbers (`Engine._doubt`). `gave_way`: its rows were given up for
     somebody, and it had none since.
@@ -103,7 +101,7 @@ class Request:
     adapters: AdapterSet = BASE
     namespace: bytes = b""
     constraint: Constraint | None = None
-    drafting: Drafting | None = None
+    drafts: Counts | None = None
     chunks: tuple[Placed, ...] = ()
     scoring: Scoring | None = None
 
@@ -256,8 +254,8 @@ class Request:
             queued_s=max(0.0, started - self.arrived_at_s),
             prefill_s=max(0.0, first - started),
             decode_s=max(0.0, last - first),
-            drafts=self.drafting.counts.by_source() if self.drafting is not None else (),
-            speedup=self.drafting.speedup if self.drafting is not None else 1.0,
+            drafts=self.drafts.by_source() if self.drafts is not None else (),
+            speedup=self.drafts.speedup(self.n_output) if self.drafts is not None else 1.0,
             n_media=sum(placed.chunk.n_tokens for placed in self.chunks),
         )
 

@@ -156,7 +156,11 @@ def serve(settings: Settings, idle_exit_s: float | None = None) -> None:
         config = uvicorn.Config(
             app,
             loop="auto",
-            http=partial(BoundedConnection, deadline_s=settings.receive_deadline_s),  # type: ignore[arg-type]
+            http=partial(  # type: ignore[arg-type]
+                BoundedConnection,
+                deadline_s=settings.receive_deadline_s,
+                on_refused=runtime.telemetry.refused,
+            ),
             ws="none",
             lifespan="on",
             interface="asgi3",

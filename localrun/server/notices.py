@@ -19,6 +19,8 @@ MAX_NOTICES = 40
 
 # Of the request in whose context this is; set when it begins (exchange.py).
 NOTED: ContextVar[list[str] | None] = ContextVar("noted", default=None)
+# Whether nothing of any schema may be left out, by the setting `strict_schemas`; set with it.
+STRICT_SCHEMAS: ContextVar[bool] = ContextVar("strict_schemas", default=False)
 
 
 def note(*texts: str) -> None:

@@ -18,6 +18,7 @@ from localrun.config import Folders
 from localrun.errors import NotSupported
 from localrun.processes import SYSTEM_ENCODING, run_text
 from localrun.service.plan import ServicePlan
+from localrun.visible import visible
 
 # --- commands: systemctl, launchctl, schtasks ---
 
@@ -84,11 +85,11 @@ def show_tail(path: Path, *, n_lines: int, follow: bool) -> int:
         print(f"there is no log yet; it will be {path}")
         return 1
     with file:
-        print("".join(deque(file, maxlen=n_lines)), end="", flush=True)
+        print(visible("".join(deque(file, maxlen=n_lines))), end="", flush=True)
         while follow:
             text = file.read()
             if text:
-                print(text, end="", flush=True)
+                print(visible(text), end="", flush=True)
             time.sleep(FOLLOW_EVERY_S)
     return 0
 

@@ -21,6 +21,7 @@ import httpx2
 
 from localrun import __version__
 from localrun.errors import DiskFull, LocalrunError
+from localrun.models.download import proxies
 from localrun.models.download.journal import Range
 from localrun.models.download.link import Link, PassingFailure
 from localrun.models.download.pace import Pace, Shared, all_or_first_error
@@ -78,7 +79,9 @@ _USUAL_LIMITS = FetchLimits()
 
 
 def new_client() -> httpx2.AsyncClient:
-    """A client for `fetch`: it goes through the proxies of the environment, and follows no redirect by itself."""
+    """A client for `fetch`: it goes through the proxies of the environment, and follows no redirect by itself. Raises
+    DownloadFailed for a proxy that no client can use."""
+    proxies.prepare()
     limits = httpx2.Limits(max_connections=None, max_keepalive_connections=32)
     return httpx2.AsyncClient(headers={"User-Agent": f"localrun/{__version__}"}, limits=limits, follow_redirects=False)
 

@@ -27,6 +27,7 @@ import httpx2
 from localrun.errors import DownloadFailed, SourceChanged, SourceRefused
 from localrun.models.download.journal import Range
 from localrun.models.download.plan import FetchLimits, Item
+from localrun.models.download.proxies import way_of
 from localrun.models.download.reach import Reach
 
 # What a server answers when it is busy or broken, not when the request is wrong.
@@ -40,13 +41,15 @@ def backoff_s(n_failures: int, *, base_s: float, cap_s: float, draw: float) -> f
 
 
 def why_not(error: BaseException) -> str:
-    """Why there was no answer, without the system's numbers: a name that nobody knows is most often no network."""
+    """Why there was no answer, and by which proxy, without the system's numbers: a name that nobody knows is most often
+    no network."""
+    through = way_of(error) if isinstance(error, httpx2.TransportError) else ""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, socket.gaierror):
-            return "its name is not known here, as without an internet connection"
+            return f"its name is not known here, as without an internet connection{through}"
         cause = cause.__cause__ or cause.__context__
-    return re.sub(r"^\[Errno -?\d+\] ", "", str(error)) or type(error).__name__
+    return (re.sub(r"^\[Errno -?\d+\] ", "", str(error)) or type(error).__name__) + through
 
 
 def retry_after_s(header: str | None, *, now: datetime) -> float | None:

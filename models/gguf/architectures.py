@@ -1,6 +1,8 @@
-"""Which models the pinned llama.cpp can load at all, by what their headers say first: asked before a transfer.
+"""Which models the pinned llama.cpp can load at all, by what their headers say first: asked before a transfer,
+and of every file.
 
-Pure. The names are those of `LLM_ARCH_NAMES` in llama-arch.cpp of `LLAMA_CPP_PYTHON`, without projectors (`clip`).
+Pure. The names are those of `LLM_ARCH_NAMES` in llama-arch.cpp of `LLAMA_CPP_PYTHON`, without projectors (`clip`),
+and of its tokenizers.
 Ollama's registry has models for Ollama's own engine, too: under names of its own (`gptoss`), or with the vision encoder
 in the model's file, where llama.cpp wants it in one of its own.
 
@@ -16,6 +18,7 @@ from localrun.models.gguf.header import Value
 
 # A test compares it with the version that is installed: a new one may load more.
 LLAMA_CPP_PYTHON: Final = "0.3.36"
+_VERSION: Final = f"llama-cpp-python {LLAMA_CPP_PYTHON}"
 
 LOADABLE: Final = frozenset(
     {
@@ -102,6 +105,31 @@ LOADABLE: Final = frozenset(
     }
 )
 
+# What llama-vocab.cpp knows as `tokenizer.ggml.model`, and as `tokenizer.ggml.pre` of those that it reads it for.
+TOKENIZERS: Final = frozenset(
+    {
+        *("no_vocab", "none", "llama", "bert", "gpt2", "hybriddna", "whitespace", "t5", "rwkv", "test", "plamo2"),
+        "gemma4",
+    }
+)
+_WITH_PRE_TOKENIZER: Final = frozenset({"gpt2", "hybriddna", "whitespace"})
+PRE_TOKENIZERS: Final = frozenset(
+    {
+        *("a.x-4.0", "afmoe", "bailingmoe", "bailingmoe2", "bloom", "chameleon", "chatglm-bpe", "codeshell"),
+        *("cohere2moe", "command-r", "dbrx", "deepseek-coder", "deepseek-llm", "deepseek-r1-qwen", "deepseek-v3"),
+        *("default", "exaone", "exaone-moe", "exaone4", "f2llmv2", "falcon", "falcon-h1", "falcon3", "gemma4"),
+        *("gigachat", "glm4", "glm5", "gpt-2", "gpt-4o", "gpt3-finnish", "granite-docling"),
+        *("granite-embed-multi-311m", "granite-embed-multi-97m", "grok-2", "hunyuan", "hunyuan-dense", "hy_v4"),
+        *("jais", "jais-2", "jina-de", "jina-es", "jina-v1-en", "jina-v2-code", "jina-v2-de", "jina-v2-es"),
+        *("jina-v5-nano", "joyai-llm", "kanana2", "kimi-k2", "kormo", "laguna", "lfm2", "llada-moe", "llama-bpe"),
+        *("llama-v3", "llama3", "llama4", "megrez", "mellum", "mellum2", "midm-2.0", "minerva-7b", "minicpm5"),
+        *("minimax-m2", "modern-bert", "mpt", "olmo", "phi-2", "pixtral", "poro-chat", "qwen2", "qwen35", "refact"),
+        *("roberta-bpe", "sarvam-moe", "seed-coder", "smaug-bpe", "smollm", "solar-open", "spark2_5", "stablelm2"),
+        *("starcoder", "superbpe", "talkie", "tekken", "tiny_aya", "trillion", "ufakzeka", "viking", "whitespace"),
+        "youtu",
+    }
+)
+
 # What Ollama's engine calls, and keeps in one file, what llama.cpp knows by another name.
 _OLLAMA_ONLY: Final = frozenset({"gptoss", "mllama", "qwen25vl", "deepseekocr"})
 
@@ -114,10 +142,15 @@ def problem(metadata: Mapping[str, Value]) -> str:
         return ""
     if architecture not in LOADABLE:
         whose = "which only Ollama itself runs" if architecture in _OLLAMA_ONLY else "which llama.cpp cannot load"
-        return f"has the architecture '{architecture[:60]}', {whose} (llama-cpp-python {LLAMA_CPP_PYTHON})"
+        return f"has the architecture '{architecture[:60]}', {whose} ({_VERSION})"
     if f"{architecture}.vision.block_count" in metadata:
         return (
             f"has the architecture '{architecture}' with its vision encoder in the same file, which only Ollama itself "
-            f"runs (llama-cpp-python {LLAMA_CPP_PYTHON} wants it in a file of its own)"
+            f"runs ({_VERSION} wants it in a file of its own)"
         )
+    tokenizer, pre = (metadata.get(f"tokenizer.ggml.{key}") for key in ("model", "pre"))
+    if isinstance(tokenizer, str) and tokenizer not in TOKENIZERS:
+        return f"has the tokenizer '{tokenizer[:60]}', which llama.cpp does not know ({_VERSION})"
+    if tokenizer in _WITH_PRE_TOKENIZER and isinstance(pre, str) and pre and pre not in PRE_TOKENIZERS:
+        return f"has the pre-tokenizer '{pre[:60]}', which llama.cpp does not know ({_VERSION})"
     return ""

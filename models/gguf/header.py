@@ -83,6 +83,8 @@ MAX_CONTEXT_TOKENS = (1 << 31) - 1
 MEAN, CLS, LAST, RANK = "mean", "cls", "last", "rank"
 # enum llama_pooling_type; 0 is none.
 _POOLINGS = {1: MEAN, 2: CLS, 3: LAST, 4: RANK}
+# Either makes scores; llama.cpp returns parts of a hidden state where both are missing.
+RANKING_HEADS: Final = frozenset({"cls.weight", "cls.output.weight"})
 # Architectures that llama.cpp runs without a KV cache, a whole text at once.
 ENCODERS: Final = frozenset(
     {
@@ -265,6 +267,11 @@ class Header:
         """
         stated = _POOLINGS.get(self.count("pooling_type"))
         return stated or (MEAN if self.is_bidirectional else LAST)
+
+    @cached_property
+    def lacks_ranking_head(self) -> bool:
+        """Whether it was made to rank and converted without what makes scores of hidden states."""
+        return self.pooling == RANK and RANKING_HEADS.isdisjoint(tensor.name for tensor in self.tensors)
 
     @cached_property
     def generates(self) -> bool:

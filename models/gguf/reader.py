@@ -267,7 +267,12 @@ class _Parser:
         return version, n_tensors
 
     def _version(self) -> int:
-        if self._reader.take(len(_MAGIC), "the magic bytes") != _MAGIC:
+        magic = self._reader.take(len(_MAGIC), "the magic bytes")
+        if magic == b"vers":
+            self._reader.fail("is a pointer of Git LFS and not the file itself; `git lfs pull` in its folder gets that")
+        if magic.startswith(b"<"):
+            self._reader.fail("is a web page and not the file itself; `localrun pull` takes its address")
+        if magic != _MAGIC:
             self._reader.fail("is not a GGUF file: it does not begin with 'GGUF'")
         version = self._reader.u32("the version")
         if version and version & 0xFFFF == 0:

@@ -32,7 +32,9 @@ import httpx2
 
 from localrun import __version__
 from localrun.errors import BadRequest, DownloadFailed, LocalrunError, NotFound, SourceRefused, Unavailable
+from localrun.models.download import proxies
 from localrun.models.download.link import PASSING_STATUSES, backoff_s, why_not
+from localrun.models.name import OLLAMA_HOST
 from localrun.models.storage.hub_cache import RepoCache
 from localrun.models.storage.hub_cache import folder as shared_cache_folder
 
@@ -54,7 +56,8 @@ def translated(error: Exception, repo: str, revision: str, endpoint: str, *, has
     if isinstance(error, errors.RepositoryNotFoundError):
         way_out = "" if has_token else f"; if it is private, {_LOG_IN.format(endpoint=endpoint)}"
         token = " (or your token may not see it)" if has_token else ""
-        return NotFound(f"there is no repository '{repo}' at {host}{token}{way_out}", field="model")
+        ollama = f"; if it is one of Ollama's models, ask for {OLLAMA_HOST}/{repo}"
+        return NotFound(f"there is no repository '{repo}' at {host}{token}{way_out}{ollama}", field="model")
     if isinstance(error, errors.RevisionNotFoundError):
         return NotFound(f"'{repo}' has no branch, tag or commit '{revision}'", field="model")
     if isinstance(error, errors.HFValidationError):
@@ -166,6 +169,7 @@ class Hub:
     def _api(self) -> HfApi:
         from huggingface_hub import HfApi
 
+        proxies.prepare()
         _take_our_client()
         # False, because None would mean the stored token.
         token = self.token or False

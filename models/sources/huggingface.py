@@ -118,7 +118,7 @@ def _facts(name: HubName, api: HfApi) -> _Facts:
         api.auth_check(name.repo)
     tree = api.list_repo_tree(name.repo, revision=commit, recursive=True)
     entries = [entry for entry in itertools.islice(tree, _MAX_FILES) if isinstance(entry, RepoFile)]
-    return _Facts(info, commit, {file.path: file for file in entries if file.path.lower().endswith(_SUFFIX)})
+    return _Facts(info, commit, {file.path: file for file in entries if _SUFFIX in file.path.lower()})
 
 
 def _plan_of_hub(name: HubName, facts: _Facts, hub: Hub, choose: Choose) -> RemotePlan:

@@ -172,13 +172,15 @@ class RepoCache:
             path.write_text(_TAG, encoding="ascii")
 
     def commit_of(self, revision: str) -> str | None:
-        """The commit that a revision meant when something of it was fetched last; None if nothing was."""
+        """The commit that a revision meant when something of it was fetched last; None if nothing was. In a cache that
+        was copied without its refs, the only commit that there is."""
         if _COMMIT.fullmatch(revision):
             return revision
         try:
             text = self.folder.joinpath("refs", *checked_path(revision)).read_text(encoding="ascii").strip()
         except (OSError, UnicodeDecodeError):
-            return None
+            there = [path.name for path in self.folder.glob("snapshots/*")]
+            text = there[0] if len(there) == 1 else ""
         return text if _COMMIT.fullmatch(text) else None
 
     def files(self, commit: str) -> Iterator[CachedFile]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import operator
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -16,18 +15,16 @@ from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
 
 import msgspec
 
 from localrun.config import LoadSettings
 from localrun.errors import BadModelFile
+from localrun.file_stamp import FileStamp
 from localrun.models.gguf import projectors
 from localrun.models.gguf.header import Header
 from localrun.models.modelfile import load_settings
 from localrun.models.storage.manifest import Manifest, Message, Role, Source, StoredFile
-
-_DIGEST_CHUNK_BYTES = 1024 * 1024
 
 
 class Origin(StrEnum):
@@ -82,18 +79,17 @@ class Model:
     def digest(self) -> str:
         """64 hex digits that tell this model from another.
 
-        An id, not a content hash. Of a file: sha256 over its size, modification time and header, which costs the
-        header's bytes (some megabytes) and not the weights' gigabytes. With a manifest: sha256 over what it says, so
-        that copies have one id. Raises BadModelFile when the file is gone.
+        An id, not a content hash: sha256 over what a manifest says, so that copies have one id, and over the stamps of
+        all files if their contents are not known by it. Raises BadModelFile when one is gone.
         """
-        if self.manifest is None:
-            own = _file_digest(self.path, self.header)
-            if self.projector is None or self.projector_header is None:
-                return own
-            return hashlib.sha256((own + _file_digest(self.projector, self.projector_header)).encode()).hexdigest()
         digest = hashlib.sha256()
-        if not all(file.digest for file in self.manifest.files):
-            digest.update(_file_digest(self.path, self.header).encode())
+        if self.manifest is None or not all(file.digest for file in self.manifest.files):
+            try:
+                digest.update(str([tuple(FileStamp.of(path)) for path in self.files]).encode())
+            except OSError as error:
+                raise BadModelFile(f"{error.filename} cannot be read: {error.strerror or error}") from error
+        if self.manifest is None:
+            return digest.hexdigest()
         # Who brought a file says nothing about what is in it.
         files = [msgspec.structs.replace(file, adopted=False) for file in self.manifest.files]
         digest.update(msgspec.json.encode(files, order="sorted"))
@@ -104,9 +100,15 @@ class Model:
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """What an engine opens besides the model's own file: adapters, and the projector."""
+        """What an engine opens besides the model's first file: its other shards, adapters, and the projector."""
         adapters = [Part(adapter.path, adapter.scale) for adapter in self.adapters]
-        return (*adapters, *([] if self.projector is None else [Part(self.projector)]))
+        others = (*self.header.shard_paths[1:], *([] if self.projector is None else [self.projector]))
+        return (*adapters, *map(Part, others))
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """All that an engine opens: what its answers depend on."""
+        return (self.path, *(part.path for part in self.parts))
 
     @property
     def media(self) -> tuple[str, ...]:
@@ -174,50 +176,19 @@ class Model:
 
 
 class Evidence(NamedTuple):
-    """What tells that a name may have come to mean another file: what `paths` were like when it was looked up. A file
-    itself is not looked at."""
+    """What tells that a name may have come to mean something else: what `paths` were like when it was looked up."""
 
     paths: Sequence[Path]
-    stamps: Sequence[tuple[int, int] | None]
+    stamps: tuple[FileStamp | None, ...]
+
+    @classmethod
+    def of(cls, paths: Sequence[Path]) -> Evidence:
+        return cls(paths, tuple(map(FileStamp.found, paths)))
 
     def holds(self) -> bool:
         """Whether all is as it was: a few looks at the disk, cheap enough for an event loop."""
-        return all(map(operator.eq, map(stamp_of, self.paths), self.stamps))
+        return all(map(operator.eq, map(FileStamp.found, self.paths), self.stamps))
 
     def joined(self, other: Evidence) -> Evidence:
         """Holds while both do."""
         return Evidence((*self.paths, *other.paths), (*self.stamps, *other.stamps))
-
-
-def stamp_of(path: Path) -> tuple[int, int] | None:
-    """What changes when a file is replaced, or an entry of a folder; None when there is nothing."""
-    try:
-        status = path.stat()
-    except OSError:
-        return None
-    return status.st_ino, status.st_ctime_ns
-
-
-# A header lives as long as the store remembers its file.
-_digests: WeakKeyDictionary[Header, str] = WeakKeyDictionary()
-
-
-def _file_digest(path: Path, header: Header) -> str:
-    known = _digests.get(header)
-    if known is None:
-        known = _digests[header] = _read_digest(path, header)
-    return known
-
-
-def _read_digest(path: Path, header: Header) -> str:
-    left = header.data_offset
-    try:
-        with path.open("rb") as file:
-            status = os.fstat(file.fileno())
-            digest = hashlib.sha256(f"{status.st_size} {status.st_mtime_ns} ".encode())
-            while left > 0 and (chunk := file.read(min(left, _DIGEST_CHUNK_BYTES))):
-                digest.update(chunk)
-                left -= len(chunk)
-    except OSError as error:
-        raise BadModelFile(f"{path.name} cannot be read: {error.strerror or error}") from error
-    return digest.hexdigest()

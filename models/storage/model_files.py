@@ -15,22 +15,28 @@ from pathlib import Path
 from typing import NamedTuple
 
 from localrun.errors import BadModelFile
-from localrun.models.gguf import reader
+from localrun.file_stamp import FileStamp
+from localrun.models.gguf import architectures, reader
 from localrun.models.gguf.adapter_header import facts_of
-from localrun.models.gguf.header import ADAPTERS, Header
+from localrun.models.gguf.header import ADAPTERS, FileKind, Header
 from localrun.models.gguf.reader import shard_of
 from localrun.models.projector_choice import is_projector
 
 SUFFIX = ".gguf"
 NAMED = "named"
-# How deep, and how many entries, a foreign folder is searched: LM Studio keeps owner/repository/file.
-MAX_DEPTH = 3
+# How deep, and how many entries, a foreign folder is searched: LM Studio keeps owner/repository/file, the hub's cache
+# repository/snapshots/commit/file, and both have folders of types below that.
+MAX_DEPTH = 6
 MAX_ENTRIES = 20_000
 
 # Files whose headers are remembered; a header takes some hundred kilobytes at most. With more files than this every
 # list reads all of them again.
 _MAX_KNOWN = 2048
 _LAST_SECOND = datetime.max.replace(tzinfo=UTC).timestamp() - 1
+
+
+# Of a model's first file, and of its other shards.
+_Stamps = tuple[FileStamp | None, ...]
 
 
 class ModelFile(NamedTuple):
@@ -46,21 +52,12 @@ class ModelFile(NamedTuple):
         return self.header.kind in ADAPTERS
 
 
-class _Stamp(NamedTuple):
-    """What changes when a file does. The change time also tells a new owner or mode, and an edit that kept the rest."""
-
-    size_bytes: int
-    mtime_ns: int
-    ctime_ns: int
-    later_shards: tuple[int, ...] = ()
-
-
 class ModelFiles:
     """Headers by path. One object serves all threads."""
 
     def __init__(self) -> None:
         # Each entry is replaced as a whole: two threads that meet a new file both parse it, which is harmless.
-        self._known: dict[tuple[Path, str], tuple[_Stamp, ModelFile | BadModelFile]] = {}
+        self._known: dict[tuple[Path, str], tuple[_Stamps, ModelFile | BadModelFile]] = {}
 
     def load(self, path: Path, kind: str = NAMED) -> ModelFile | None:
         """The file at `path`, from memory when it is still the same; None when there is none. `kind` is what it has to
@@ -69,16 +66,15 @@ class ModelFiles:
         Raises BadModelFile, from memory as well: a hostile header is not parsed again for every listing.
         """
         try:
-            status = path.stat()
+            first = FileStamp.of(path)
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
             raise BadModelFile(f"{path.name} cannot be read: {error.strerror or error}") from error
-        later = tuple(_changed_at_ns(shard) for shard in reader.later_shards(path))
-        stamp = _Stamp(status.st_size, status.st_mtime_ns, status.st_ctime_ns, later)
+        stamp = first, *map(FileStamp.found, reader.later_shards(path))
         known = self._known.get((path, kind))
         if known is None or known[0] != stamp:
-            known = (stamp, _inspect(path, kind, status.st_mtime))
+            known = (stamp, _inspect(path, kind, first.modified_ns / 1e9))
             self._known[path, kind] = known
             while len(self._known) > _MAX_KNOWN:
                 self._known.pop(next(iter(self._known)), None)
@@ -100,9 +96,13 @@ def in_folder(folder: Path) -> Sequence[tuple[Path, str]]:
 def below_folder(folder: Path) -> Iterator[tuple[Path, str]]:
     """As `in_folder`, sub-folders included, for a folder that another program fills. Parts of models are left out."""
     waiting = [(folder, 0)]
+    seen: set[str] = set()
     n_left = MAX_ENTRIES
     while waiting:
         current, depth = waiting.pop(0)
+        if (real := os.path.realpath(current)) in seen:
+            continue  # links may go round in a circle
+        seen.add(real)
         try:
             entries = sorted(os.scandir(current), key=lambda entry: entry.name)
         except OSError:
@@ -119,11 +119,9 @@ def below_folder(folder: Path) -> Iterator[tuple[Path, str]]:
 
 
 def problem_of_folder(folder: Path) -> str:
-    """Why a folder cannot be read; empty if it can, or is not there."""
+    """Why a folder cannot be read; empty if it can."""
     try:
         os.scandir(folder).close()
-    except (FileNotFoundError, NotADirectoryError):
-        return ""
     except OSError as error:
         return f"the folder cannot be read: {error.strerror or error}"
     return ""
@@ -149,19 +147,13 @@ def _stem(name: str) -> str:
     return shard.stem if shard else name[: -len(SUFFIX)]
 
 
-def _changed_at_ns(path: Path) -> int:
-    """0 for a file that is not there."""
-    try:
-        return path.stat().st_ctime_ns
-    except OSError:
-        return 0
-
-
 def _inspect(path: Path, kind: str, modified_at_s: float) -> ModelFile | BadModelFile:
     try:
         header = reader.read_named(path) if kind == NAMED else reader.read_header(path, kind=kind)
         if header.kind in ADAPTERS:
             facts_of(header)
+        elif header.kind == FileKind.MODEL and (problem := architectures.problem(header.metadata)):
+            return BadModelFile(f"{path.name} {problem}; look for another GGUF of it (localrun search)")
     except BadModelFile as error:
         return error
     # File systems store times that datetime cannot express.

@@ -18,7 +18,6 @@ from localrun.errors import BadRequest
 from localrun.models import modelfile
 from localrun.models.storage.manifest import Message, Role, check_digest
 
-DEFAULT_HOST = "registry.ollama.ai"
 DEFAULT_OWNER = "library"
 MAX_MANIFEST_BYTES = 1024 * 1024
 MAX_LAYERS = 64
@@ -50,7 +49,7 @@ class Layer(msgspec.Struct, frozen=True):
 
 
 class _Manifest(msgspec.Struct, frozen=True):
-    layers: Annotated[tuple[Layer, ...], msgspec.Meta(max_length=MAX_LAYERS)]
+    layers: Annotated[tuple[Layer, ...], msgspec.Meta(max_length=MAX_LAYERS)] | None
 
 
 class _Message(msgspec.Struct, frozen=True):
@@ -66,7 +65,7 @@ _parameters_decoder = msgspec.json.Decoder(dict[str, str | int | float | bool | 
 def layers_of(content: bytes) -> tuple[Layer, ...]:
     """The layers of a manifest, with sound digests. Raises Unsound: the manifest ..."""
     try:
-        layers = _manifest_decoder.decode(content).layers
+        layers = _manifest_decoder.decode(content).layers or ()
         for layer in layers:
             check_digest(layer.digest)
     except _UNREADABLE as error:
@@ -78,6 +77,8 @@ def layers_of(content: bytes) -> tuple[Layer, ...]:
 
 def check_layers(layers: Sequence[Layer]) -> None:
     """Raises Unsound when the layers make no model that can run here: a model ..."""
+    if not layers:
+        raise Unsound("has no files: it runs in Ollama's cloud")
     kinds = [layer.kind for layer in layers]
     if kinds.count("model") != 1:
         other = "is not a GGUF model, and cannot run here" if "tensor" in kinds else "is no model"

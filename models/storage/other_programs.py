@@ -24,6 +24,7 @@ import msgspec
 
 from localrun.errors import BadModelFile, BadRequest
 from localrun.models.gguf.bounded_reader import open_regular
+from localrun.models.name import OLLAMA_HOST
 from localrun.models.storage import ollama_manifest
 from localrun.models.storage.manifest import (
     LOCAL_HOST,
@@ -85,7 +86,7 @@ class OllamaStore(NamedTuple):
         """Where the manifest of a name lies if it is written in lower case, as all in Ollama's own registry are."""
         host, owner, name, tag = key
         if (host, owner) == (LOCAL_HOST, LOCAL_OWNER):
-            host, owner = ollama_manifest.DEFAULT_HOST, ollama_manifest.DEFAULT_OWNER
+            host, owner = OLLAMA_HOST, ollama_manifest.DEFAULT_OWNER
         return self.folder / "manifests" / host / owner / name / tag
 
     def read(self, path: Path) -> Manifest:
@@ -100,7 +101,10 @@ class OllamaStore(NamedTuple):
                 layers = ollama_manifest.layers_of(_content(path, MAX_MANIFEST_BYTES))
             with _told_of(model):
                 ollama_manifest.check_layers(layers)
-            texts = {kind: [self._text(layer) for layer in layers if layer.kind == kind] for kind in TEXTS}
+            texts = {
+                kind: [self._text(layer) for layer in layers if layer.kind == kind] for kind in TEXTS - {"license"}
+            }
+            licences = [layer for layer in layers if layer.kind == "license" and self._blob(layer).exists()]
             with _told_of(f"the parameters of {model}"):
                 parameters = ollama_manifest.parameters_of(texts["params"])
             with _told_of(f"the messages of {model}"):
@@ -121,10 +125,10 @@ class OllamaStore(NamedTuple):
                 parameters=parameters,
                 system=ollama_manifest.joined(texts["system"]),
                 messages=messages,
-                licence_text=ollama_manifest.joined(texts["license"]),
+                licence_text=ollama_manifest.joined(map(self._text, licences)),
             )  # fmt: skip
         except OSError as error:
-            raise BadModelFile(f"{model} cannot be read: {error.strerror or error}") from None
+            raise BadModelFile(f"{model} cannot be read: {error.filename or path}: {error.strerror or error}") from None
 
     def _blob(self, layer: Layer) -> Path:
         return self.folder / "blobs" / check_digest(layer.digest).replace(":", "-")
@@ -148,9 +152,8 @@ class OtherPrograms(NamedTuple):
 def found(cache: Path, environ: Mapping[str, str] = os.environ, home: Path | None = None) -> OtherPrograms:
     """What other programs have on this machine, by their own variables and customs. `cache` is localrun's folder."""
     home = Path.home() if home is None else home
-    stores = [Path(environ["OLLAMA_MODELS"])] if environ.get("OLLAMA_MODELS") else [home / ".ollama/models"]
-    if not environ.get("OLLAMA_MODELS"):
-        stores.append(OLLAMA_SERVICE)
+    named = environ.get("OLLAMA_MODELS", "").strip(" \t\"'")
+    stores = [Path(named).expanduser()] if named else [home / ".ollama/models", OLLAMA_SERVICE]
     return OtherPrograms(
         ollama=tuple(OllamaStore(folder) for folder in stores if _is_folder(folder / "manifests")),
         folders=(
@@ -194,7 +197,7 @@ def _lm_studio_folders(home: Path) -> Iterator[Path]:
 def name_in_ollama(path: Path) -> str:
     """The name of the model of one of Ollama's manifests, as one types it there and here."""
     host, owner, name, tag = path.parts[-4:]
-    if (host, owner) == (ollama_manifest.DEFAULT_HOST, ollama_manifest.DEFAULT_OWNER):
+    if (host, owner) == (OLLAMA_HOST, ollama_manifest.DEFAULT_OWNER):
         return f"{name}:{tag}"
     return f"{host}/{owner}/{name}:{tag}"
 

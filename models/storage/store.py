@@ -27,13 +27,13 @@ from typing import NamedTuple
 
 from localrun.errors import BadModelFile, BadRequest, LocalrunError, ModelNotFound, NotFound
 from localrun.models import builtin, projector_choice
-from localrun.models.gguf import architectures, projectors
+from localrun.models.gguf import projectors
 from localrun.models.gguf.header import FileKind, Header
 from localrun.models.name import BUILT_IN, DEFAULT_TAG, Kind, ModelName
 from localrun.models.storage import hub_cache, manifest, model_files
 from localrun.models.storage.blobs import Blobs
 from localrun.models.storage.manifest import Key, Manifest, Place, Role, StoredFile
-from localrun.models.storage.model import Evidence, Model, Origin, OwnAdapter, stamp_of
+from localrun.models.storage.model import Evidence, Model, Origin, OwnAdapter
 from localrun.models.storage.model_files import NAMED, SUFFIX, ModelFile, ModelFiles
 from localrun.models.storage.named_adapter import NamedAdapter, content_sha256
 from localrun.models.storage.other_programs import OLLAMA, Folder, OllamaStore, OtherPrograms, name_in_ollama
@@ -129,7 +129,7 @@ class Store:
 
     def find(self, name: str) -> Model | NamedAdapter:
         """The model or the adapter of that name. Raises as `resolve` does."""
-        parsed = ModelName.parse(name)
+        parsed = self.meant(name)
         found: Model | NamedAdapter | None
         if parsed.kind is Kind.BUILT_IN:
             found = self._load(builtin.model_path(), BUILT_IN, Origin.BUILT_IN)
@@ -143,6 +143,16 @@ class Store:
             raise ModelNotFound(name)
         return found
 
+    def meant(self, name: str) -> ModelName:
+        """The checked name: of `owner/name`, where the hub's is not here, the model that Ollama calls so, if that is.
+        Raises BadRequest."""
+        parsed = ModelName.parse(name)
+        other = parsed.in_ollama
+        return parsed if other is None or self._has(parsed) or not self._has(other) else other
+
+    def _has(self, name: ModelName) -> bool:
+        return Key.of(name.text).path(self.folder).is_file() or any(self.ollama_named(name))
+
     def evidence(self, name: str) -> Evidence:
         """To be asked for before `resolve`; as long as it holds, the name means the same. Raises BadRequest for a
         malformed name."""
@@ -150,12 +160,12 @@ class Store:
         if parsed.kind is not Kind.STORED:
             # Besides the file itself it means the projector in its folder.
             folders = [Path(os.path.abspath(parsed.text)).parent] if parsed.kind is Kind.PATH else []
-            return Evidence(folders, [stamp_of(path) for path in folders])
-        key = Key.of(name)
-        theirs = [store.usual_path(key) for store in self._ollama]
+            return Evidence.of(folders)
+        other = parsed.in_ollama
+        keys = [Key.of(each.text) for each in (parsed, other) if each is not None]
+        theirs = [store.usual_path(key) for store in self._ollama for key in keys]
         folders = [folder.path for folder in self._foreign]
-        paths = (key.path(self.folder), self.folder, *theirs, *folders)
-        return Evidence(paths, [stamp_of(path) for path in paths])
+        return Evidence.of((*(key.path(self.folder) for key in keys), self.folder, *theirs, *folders))
 
     def list(self) -> list[Model]:
         """All sound models: the built-in one first, then the others by name. Unusable files are left out."""
@@ -470,11 +480,7 @@ class Store:
     def _model_of_ollama(self, store: OllamaStore, path: Path) -> Model:
         """The model of one of Ollama's manifests. Raises BadModelFile, also for one that no engine here can load."""
         said = store.read(path)
-        model = self.model_of(said)
-        if problem := architectures.problem(model.header.metadata):
-            word = said.name.rpartition("/")[2].partition(":")[0]
-            raise BadModelFile(f"'{said.name}' {problem}; look for another GGUF of it (localrun search {word})")
-        return dataclasses.replace(model, origin=Origin.FOREIGN, program=OLLAMA)
+        return dataclasses.replace(self.model_of(said), origin=Origin.FOREIGN, program=OLLAMA)
 
     def _file_of(self, said: Manifest, path: Path) -> ModelFile:
         try:

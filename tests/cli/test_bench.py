@@ -15,7 +15,7 @@ import pytest
 
 from localrun.bench.workloads import WORKLOADS
 from localrun.cli import exits
-from localrun.cli.bench import NumberList
+from localrun.cli.arguments import NumberList
 from localrun.cli.root import run
 from localrun.models.synthesis.synthesize import synthesize
 from tests.cli.conftest import Localrun

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from localrun.cli import exits
+from localrun.config import in_short
 from localrun.models.synthesis.synthesize import synthesize
 from tests.cli.conftest import MODEL_ROW
 from tests.daemon import Daemon, running_daemon
@@ -131,7 +132,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
 
 
 def names(running: Daemon) -> list[str]:
-    return [row["name"] for row in running.http.get("/api/tags").json()["models"]]
+    return [in_short(row["name"]) for row in running.http.get("/api/tags").json()["models"]]
 
 
 def test_create_quantize_copy_and_remove(localrun, running, tmp_path):

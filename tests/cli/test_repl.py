@@ -6,6 +6,7 @@ import base64
 import os
 import re
 import select
+import signal
 import subprocess
 import sys
 import time
@@ -36,7 +37,13 @@ class Conversation:
     """`localrun run tiny` in a terminal of 80 by 24, unless that is narrower."""
 
     def __init__(
-        self, environment: dict[str, str], port: int, model: str = "tiny", *arguments: str, n_columns: int = 80
+        self,
+        environment: dict[str, str],
+        port: int,
+        model: str = "tiny",
+        *arguments: str,
+        n_columns: int = 80,
+        kind: str = "xterm",
     ) -> None:
         import fcntl
         import pty
@@ -49,7 +56,7 @@ class Conversation:
         own = {name: value for name, value in environment.items() if name != "COLUMNS"}
         self.process = subprocess.Popen(
             [sys.executable, "-c", _IN_ITS_TERMINAL, "run", model, "--port", str(port), *arguments],
-            stdin=slave, stdout=slave, stderr=slave, start_new_session=True, env=own | {"TERM": "xterm"},
+            stdin=slave, stdout=slave, stderr=slave, start_new_session=True, env=own | {"TERM": kind},
         )  # fmt: skip
         os.close(slave)
         self.seen = ""
@@ -237,6 +244,93 @@ def test_lines_are_not_kept_after_nohistory(conversation, environment):
     lines = (Path(environment["LOCALRUN_HOME"]) / "state" / "history").read_text()
     assert "remember" in lines
     assert "forget" not in lines
+
+
+def sent_by(conversation, daemon, *keys: str) -> str:
+    """The message that these keys make of what is in the prompt."""
+    conversation.wait_for(">>> ")
+    n_before = len(daemon.chats)
+    for each in keys:
+        conversation.type(each)
+        if each.endswith("\n") and each is not keys[-1]:
+            conversation.wait_for("... ")
+    conversation.wait_for("5 tokens")
+    assert len(daemon.chats) == n_before + 1
+    return daemon.chats[-1]["messages"][-1]["content"]
+
+
+def test_a_paste_of_several_lines_is_one_message(conversation, daemon):
+    pytest.importorskip("readline")
+    pasted = "    def f():\n\t/bye\n\n  <b>last</b>"
+    assert sent_by(conversation, daemon, f"\x1b[200~{pasted}\x1b[201~", "\n") == pasted
+    pasted = '"""Docs."""\nimport x'
+    assert sent_by(conversation, daemon, f"\x1b[200~{pasted}\x1b[201~", "\n") == pasted
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        (['"""one"""\n'], "one"),
+        (['"""one""" more\n'], '"""one""" more'),
+        (['a """b""" c\n'], 'a """b""" c'),
+        (['"""def f():\n', '    """Docs."""\n', "    return 1\n", '"""\n'], 'def f():\n    """Docs."""\n    return 1'),
+        (['"""\n', "    def f():\n", '        """Docs\n', '        """\n', '"""\n'],
+         '    def f():\n        """Docs\n        """'),
+        (['"""\n', "/bye\n", 'end"""\n'], "/bye\nend"),
+        (['""""""\n', "next\n"], "next"),
+    ],
+)  # fmt: skip
+def test_triple_quotes(conversation, daemon, keys, message):
+    if keys[0] == '""""""\n':
+        conversation.say(keys.pop(0).strip())
+    assert sent_by(conversation, daemon, *keys) == message
+
+
+def test_what_is_typed_during_an_answer_is_not_shown_in_it(conversation, daemon):
+    daemon.hold = True
+    conversation.say("one")
+    conversation.wait_for("there.")
+    conversation.type("two\n")
+    conversation.interrupt_while(lambda: not daemon.left.is_set())
+    assert "two" not in conversation.seen
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])
+def test_a_signal_gives_the_last_row_back_and_keeps_the_lines(conversation, daemon, environment, number):
+    daemon.hold = True
+    conversation.say("remember")
+    conversation.wait_for("first after")
+    conversation.process.send_signal(number)
+    conversation.wait_for("\x1b[r")
+    assert conversation.process.wait(TIMEOUT_S) == 128 + number
+    assert "remember" in (Path(environment["LOCALRUN_HOME"]) / "state" / "history").read_text()
+
+
+def test_ctrl_z_gives_the_last_row_back_and_the_answer_goes_on(conversation, daemon):
+    """The first process of a terminal, as here, is never stopped."""
+    daemon.hold = True
+    conversation.say("one")
+    conversation.wait_for("first after")
+    conversation.process.send_signal(signal.SIGTSTP)
+    conversation.wait_for("\x1b[r")
+    conversation.interrupt_while(lambda: not daemon.left.is_set())
+    conversation.wait_for(">>> ")
+
+
+@pytest.mark.parametrize("kind", ["dumb", ""])
+def test_a_terminal_without_sequences_gets_none(environment, daemon, kind):
+    conversation = Conversation(environment, daemon.port, kind=kind)
+    try:
+        conversation.say("one")
+        assert "\x1b" not in conversation.wait_for("5 tokens")
+    finally:
+        conversation.close()
+
+
+def test_line_ends_of_windows_and_what_reorders_text(conversation, daemon):
+    daemon.words = ["first\r", "\nsecond \u202egnp.exe\u2066"]
+    conversation.say("one")
+    assert "first\r\nsecond \ufffdgnp.exe\ufffd" in conversation.wait_for("5 tokens")
 
 
 def test_help_in_a_narrow_terminal_has_whole_words(environment, daemon):

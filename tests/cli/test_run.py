@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -243,3 +244,23 @@ def test_without_a_name_a_prompt_or_a_terminal_no_daemon_is_started(localrun, tm
     ended = localrun("run", port=1)
     assert (ended.returncode, ended.stdout) == (exits.USAGE, "")
     assert "PROMPT" in ended.stderr
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="pipes there have no such mode")
+def test_a_pipe_that_does_not_block_gets_the_whole_answer(environment, daemon):
+    import fcntl
+    import termios
+
+    daemon.words = ["word " * 1000] * 50
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    command = [sys.executable, "-m", "localrun", "run", "tiny", "hi", "--port", str(daemon.port)]
+    with subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=writing) as process:
+        os.close(writing)
+        n_bytes = n_before = 0
+        while process.poll() is None and (n_bytes == 0 or n_bytes != n_before):  # until the pipe is full
+            time.sleep(0.2)
+            n_before, n_bytes = n_bytes, int.from_bytes(fcntl.ioctl(reading, termios.FIONREAD, b"\0" * 4), "little")
+        with open(reading, "rb") as pipe:
+            assert len(pipe.read()) == 250_001
+    assert process.returncode == 0

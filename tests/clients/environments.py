@@ -6,6 +6,7 @@ default one in the user's cache. Does not: remove old ones.
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import os
 import shutil
@@ -20,6 +21,16 @@ HERE = Path(__file__).parent
 REQUIREMENTS = HERE / "requirements"
 PACKAGES = HERE / "packages"
 INSTALL_TIMEOUT_S = 900
+# The names that a program has, and what else it needs.
+BROWSERS = {
+    "chromium": (("chromium", "chromium-browser", "google-chrome"), "chromedriver"),
+    "firefox": (("firefox-esr", "firefox"),),
+    "webkit": (
+        ("/usr/lib*/*/webkit2gtk-4.*/MiniBrowser", "/usr/lib*/webkit2gtk-4.*/MiniBrowser"),
+        "WebKitWebDriver",
+        "Xvfb",
+    ),
+}
 
 
 def root() -> Path:
@@ -60,10 +71,17 @@ def node_folder_of(name: str) -> Path:
     return folder
 
 
-def chromium() -> str | None:
-    """The browser that the chat page is tested in, as the system's packages call it."""
-    names = ("chromium", "chromium-browser", "google-chrome")
-    return next((path for name in names if (path := shutil.which(name)) is not None), None)
+def browser(name: str) -> str | None:
+    """The path of a browser that the chat page is tested in, if the system's packages have put it and its driver there.
+
+    Those are chromium and chromium-driver; firefox-esr, whose driver comes with the requirements; webkit2gtk-driver and
+    xvfb, without which WebKitGTK shows nothing.
+    """
+    programs, *others = BROWSERS[name]
+    if any(shutil.which(other) is None for other in others):
+        return None
+    found = (shutil.which(program) or next(iter(sorted(glob.glob(program))), None) for program in programs)
+    return next((path for path in found if path is not None), None)
 
 
 def has_node() -> bool:

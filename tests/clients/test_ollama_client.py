@@ -22,7 +22,7 @@ def client(daemon: Daemon) -> Iterator[ollama.Client]:
 
 def test_list(client: ollama.Client) -> None:
     model = client.list().models[0]
-    assert model.model == "tiny"
+    assert model.model == "tiny:latest"
     assert model.size is not None
     assert model.size > 1_000_000
     assert model.modified_at is not None
@@ -85,7 +85,7 @@ def test_logprobs(client: ollama.Client) -> None:
 def test_load_ps_and_unload(client: ollama.Client) -> None:
     assert client.generate("tiny", keep_alive="5m").done_reason == "load"
     running = client.ps().models[0]
-    assert running.model == "tiny"
+    assert running.model == "tiny:latest"
     assert running.context_length
     assert running.expires_at is not None
     assert client.generate("tiny", keep_alive=0).done_reason == "unload"

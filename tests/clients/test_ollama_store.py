@@ -53,12 +53,12 @@ def test_a_model_with_a_system_prompt(client: ollama.Client) -> None:
     assert shown.details is not None
     assert shown.details.parent_model == "tiny"
     assert client.delete("fox").status == "success"
-    assert names(client) == ["tiny"]
+    assert names(client) == ["tiny:latest"]
 
 
 def test_copies(client: ollama.Client) -> None:
     assert client.copy("tiny", "twin:v2").status == "success"
-    assert names(client) == ["tiny", "twin:v2"]
+    assert names(client) == ["tiny:latest", "twin:v2"]
     assert client.chat("twin:v2", HELLO, options=GREEDY).message == client.chat("tiny", HELLO, options=GREEDY).message
     client.delete("twin:v2")
 

@@ -20,11 +20,12 @@ from typing import Any
 import pytest
 
 from tests.clients import environments
+from tests.clients.environments import BROWSERS
 from tests.clients.real_daemons import real_daemons
 from tests.server.media import making
 
 SCRIPTS = Path(__file__).parent / "scripts"
-SCRIPT_TIMEOUT_S = 300
+SCRIPT_TIMEOUT_S = 900
 PICTURE = base64.b64encode(making.png(64, 48)).decode()
 SOUND = base64.b64encode(making.wave(making.tone(8000))).decode()
 _CHECK = {"python": r"^(?:async )?def check_(\w+)\(", "node": r'^check\("([\w-]+)"'}
@@ -38,7 +39,8 @@ def cases() -> Iterator[Any]:
         for script in sorted((SCRIPTS / kind).glob("with_*")):
             client = script.stem.removeprefix("with_").replace("_", "-")
             for check in re.findall(pattern, script.read_text(encoding="utf-8"), re.MULTILINE):
-                yield pytest.param(kind, client, check, id=f"{kind}-{client}-{check}")
+                for name in [f"chat-page-{browser}" for browser in BROWSERS] if client == "chat-page" else [client]:
+                    yield pytest.param(kind, name, check, id=f"{kind}-{name}-{check}")
 
 
 @pytest.fixture(scope="module")
@@ -60,11 +62,16 @@ def test_client(kind: str, client: str, check: str, addresses: tuple[str, str]) 
 @cache
 def results(kind: str, client: str, url: str, fake_url: str) -> tuple[dict[str, str | None], str]:
     """What went wrong in each check of a client's script, and in the script as a whole."""
+    own: dict[str, str] = {}
+    if client.startswith("chat-page"):
+        client, browser = "chat-page", client.rpartition("-")[2]
+        own = {"LOCALRUN_TEST_BROWSER": browser, "LOCALRUN_TEST_BROWSER_PATH": environments.browser(browser) or ""}
+        if not own["LOCALRUN_TEST_BROWSER_PATH"]:
+            pytest.skip(f"{browser} or its driver is not installed")
     command, folder = (_python if kind == "python" else _node)(client)
     # Whatever points a client elsewhere is left out: accounts, proxies, other servers.
     inherited = {name: value for name, value in os.environ.items() if name in ("PATH", "LANG", "SYSTEMROOT", "TMPDIR")}
-    own = {"LOCALRUN_TEST_URL": url, "LOCALRUN_TEST_FAKE_URL": fake_url, "HOME": str(folder)}
-    own |= {"LOCALRUN_TEST_CHROMIUM": environments.chromium() or ""}
+    own |= {"LOCALRUN_TEST_URL": url, "LOCALRUN_TEST_FAKE_URL": fake_url, "HOME": str(folder)}
     own |= {"LOCALRUN_TEST_PICTURE": PICTURE, "LOCALRUN_TEST_SOUND": SOUND}
     done = subprocess.run(
         command, cwd=folder, env=inherited | own, stdin=subprocess.DEVNULL, capture_output=True, text=True,
@@ -76,8 +83,6 @@ def results(kind: str, client: str, url: str, fake_url: str) -> tuple[dict[str, 
 
 
 def _python(client: str) -> tuple[list[str], Path]:
-    if client == "chat-page" and environments.chromium() is None:
-        pytest.skip("chromium is not installed")
     python = environments.python_of(client)
     home = python.parents[1] / "home"
     home.mkdir(exist_ok=True)

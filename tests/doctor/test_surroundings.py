@@ -161,9 +161,12 @@ def test_offline_is_a_warning_that_names_the_variable():
 
 def test_proxies_are_shown_without_their_passwords():
     (found,) = network(HTTPS_PROXY="http://kim:secret@proxy:3128", NO_PROXY="corp, 127.0.0.1")
-    assert found.text == "https_proxy http://***@proxy:3128"
+    assert found.text == "HTTPS_PROXY http://***@proxy:3128"
     assert levels(network(http_proxy="http://proxy", no_proxy="corp")) == [OK, WARN]
     assert levels(network(http_proxy="http://proxy", no_proxy="*")) == [OK]
+    found, *_ = network(ALL_PROXY="socks4://me:secret@proxy")
+    assert (found.level, found.text.partition(",")[0]) == (WARN, "ALL_PROXY is socks4://***@proxy")
+    assert network(all_proxy="socks://proxy:1")[0].text == "all_proxy socks5://proxy:1"
     assert network()[0].text == "direct, no proxy set"
     assert network(HF_ENDPOINT="https://mirror")[0].text == "HF_ENDPOINT https://mirror"
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from localrun.config import in_short
 from localrun.models import builtin
 from tests.daemon import Daemon, running_daemon
 from tests.lora_file import write_lora, write_vector
@@ -52,10 +53,10 @@ def test_each_set_says_its_own(adapted: Daemon) -> None:
     assert answer(adapted, "tiny+style=0+happy") == said["tiny+happy"]
     assert answer(adapted, "tiny", lora=[{"id": "style"}, {"id": "happy", "scale": 1.0}]) == said["tiny+style+happy"]
     assert answer(adapted, "tiny+style", lora=[{"id": "style", "scale": -1}]) == said["tiny+style=-1"]
-    assert [row["name"] for row in adapted.http.get("/api/ps").json()["models"]] == ["tiny"]
+    assert [row["name"] for row in adapted.http.get("/api/ps").json()["models"]] == ["tiny:latest"]
     assert answer(adapted, "tuned") == said["tiny+style"]
     assert answer(adapted, "tuned", lora=[{"id": "style", "scale": 0}]) == said["tiny"]
-    assert {row["name"] for row in adapted.http.get("/api/ps").json()["models"]} == {"tiny", "tuned"}
+    assert {row["name"] for row in adapted.http.get("/api/ps").json()["models"]} == {"tiny:latest", "tuned:latest"}
 
 
 def test_sets_at_the_same_time(adapted: Daemon) -> None:
@@ -203,7 +204,7 @@ def test_adapters_of_the_settings_file(tmp_path: Path) -> None:
             rests = [fit[name].json()["total_bytes"] for name in ("tiny", "half-style")]
             assert rests[1] - rests[0] == style.stat().st_size
             assert fit["wrong"].status_code == 422
-            loaded = {row["name"] for row in daemon.http.get("/api/tags").json()["models"] if row["loaded"]}
+            loaded = {in_short(row["name"]) for row in daemon.http.get("/api/tags").json()["models"] if row["loaded"]}
             assert loaded == set(names)
             removed = daemon.http.request("DELETE", "/api/delete", json={"model": "style"})
             (note,) = removed.json()["notes"]

@@ -18,7 +18,7 @@ def test_a_split_model_behind_links_answers_as_the_whole_one(tmp_path: Path):
         (models / file.name).symlink_to(file.rename(blobs / str(number)))
     with running_daemon(fake=False, LOCALRUN_MODELS=str(models)) as daemon:
         names = [row["name"] for row in daemon.http.get("/api/tags").json()["models"]]
-        (split_name,) = set(names) - {"tiny"}
+        (split_name,) = set(names) - {"tiny:latest"}
         options = {"temperature": 0, "num_predict": 8}
         texts = {
             daemon.post("/api/generate", model=name, prompt="Once upon", stream=False, options=options).json()[

@@ -57,8 +57,8 @@ def n_held(backend: LlamaBackend, seq: int) -> int:
     """How many tokens llama.cpp itself has of a sequence."""
     context, local = backend.main, seq
     if seq >= backend.n_seqs:
-        assert backend.background is not None
-        context, local = backend.background.worker.context, seq - backend.n_seqs
+        assert backend.worker is not None
+        context, local = backend.worker.context, seq - backend.n_seqs
     return int(native.llama_memory_seq_pos_max(native.llama_get_memory(context.native), local)) + 1
 
 

@@ -100,6 +100,7 @@ class Harness:
         )
         self.steps: list[Step] = []
         self.texts: dict[int, str] = {}
+        self.notices: dict[int, tuple[str, ...]] = {}
         self.tokens: dict[int, list[int]] = {}
         self.logprobs: dict[int, list[ChosenLogprob]] = {}
         self.finals: dict[int, Delta] = {}
@@ -166,6 +167,7 @@ class Harness:
         for delta in step.deltas:
             assert delta.id not in self.finals, "news of a request that had ended"
             self.texts[delta.id] = self.texts.get(delta.id, "") + delta.text
+            self.notices[delta.id] = self.notices.get(delta.id, ()) + delta.notices
             self.tokens.setdefault(delta.id, []).extend(delta.tokens)
             self.logprobs.setdefault(delta.id, []).extend(delta.logprobs or [])
             if delta.finish is not None:
@@ -203,7 +205,7 @@ class Harness:
 
 def n_seqs_away(backend: Backend) -> int:
     """Sequences of its background."""
-    return backend.background.n_seqs if backend.background else 0
+    return backend.worker.n_seqs if backend.worker else 0
 
 
 def _contents(backend: FakeBackend, request: Request) -> list[int]:

@@ -6,7 +6,7 @@ import pytest
 
 from localrun.engine.backend import DecodeFailed
 from localrun.engine.fake import FakeBackend, FakeWorker
-from localrun.engine.native.background import BRING_HOME_S
+from localrun.engine.schedule.background import BRING_HOME_S
 from localrun.wire import Finish, Lane
 from tests.engine.harness import Harness, expected_output
 
@@ -51,7 +51,7 @@ def test_a_short_prompt_does_not_go_through_the_background():
     run = harness(background_looks=1000)
     run.submit(1, LONG, n_predict=4)
     run.step()
-    assert run.backend.background.is_busy
+    assert run.backend.worker.is_busy
     run.submit(2, [66] * 30, n_predict=4)
     for _ in range(20):
         run.step()
@@ -71,7 +71,7 @@ def test_a_cancelled_prompt_leaves_the_background_at_once(cancelled: int):
     run.engine.cancel(cancelled)
     run.check()
     assert cancelled not in {request.id for request in run.engine.scheduler.running}
-    run.backend.background_looks = run.backend.background.worker.n_looks_left = 1
+    run.backend.background_looks = run.backend.worker.n_looks_left = 1
     run.run()
     for request_id, prompt in prompts.items():
         if request_id != cancelled:
@@ -154,8 +154,8 @@ def test_a_batch_in_the_middle_of_a_prompt_goes_on_at_once():
     batches = []
     while not run.tokens.get(9):
         run.step()
-        if run.backend.background.is_busy:
-            batches.append(bool(run.backend.background.completes))
+        if run.backend.worker.is_busy:
+            batches.append(bool(run.engine.background.completes))
     assert batches[0] is False
     assert batches[-1] is True
 
@@ -169,7 +169,7 @@ def stream_beside_a_prompt() -> Harness:
     n_tokens = len(run.tokens[0])
     while len(run.tokens[0]) == n_tokens:
         run.step()
-    assert run.backend.background.is_busy
+    assert run.backend.worker.is_busy
     return run
 
 
@@ -192,12 +192,12 @@ def test_a_stream_has_its_turn_when_its_token_is_due():
 @pytest.mark.parametrize(("left_s", "is_taken"), [(BRING_HOME_S / 2, False), (BRING_HOME_S * 2, True)])
 def test_a_prompt_that_is_done_is_not_taken_home_when_that_would_make_the_stream_late(left_s: float, is_taken: bool):
     run = stream_beside_a_prompt()
-    assert run.backend.background.completes
-    run.backend.background.worker.n_looks_left = 0
+    assert run.engine.background.completes
+    run.backend.worker.n_looks_left = 0
     n_tokens = len(run.tokens[0])
     run.now_s += run.engine.scheduler.due_in_s(run.now_s) - left_s
     run.step()
-    assert run.backend.background.is_busy is not is_taken
+    assert run.backend.worker.is_busy is not is_taken
     assert len(run.tokens[0]) == n_tokens + 1, "nobody waits for a batch that is over"
 
 
@@ -242,10 +242,10 @@ def test_only_the_lowest_lanes_batch_lets_a_short_prompt_of_a_higher_lane_go_fir
     run = harness(background_looks=1000)
     run.submit(0, [65] * 20, n_predict=120, lane=lane, target_itl_s=100.0)
     run.submit(1, LONG, n_predict=4, lane=lane)
-    while not run.tokens.get(0) or not run.backend.background.is_busy:
+    while not run.tokens.get(0) or not run.backend.worker.is_busy:
         run.step()
     run.submit(2, [66] * 30, n_predict=4, target_itl_s=100.0)
     for _ in range(3):
         run.step()
     assert bool(run.tokens.get(2)) is (lane is Lane.BATCH)
-    assert run.backend.background.is_busy
+    assert run.backend.worker.is_busy

@@ -36,19 +36,18 @@ def harness(worker: type[FakeWorker] = CountsHalts) -> Harness:
     run = Harness(n_cells=1024, n_slots=4, n_batch=64, is_split=True, target_itl_s=0.02, wrap=lambda _: fake)
     run.submit(1, ONE, n_predict=4, lane=Lane.BATCH)
     run.submit(2, OTHER, n_predict=4)
-    while len(n_rows_of(run.backend)) < 2:
+    while len(n_rows_of(run.engine)) < 2:
         run.step()
     return run
 
 
-def n_rows_of(backend: FakeBackend | LlamaBackend) -> Counter[int]:
+def n_rows_of(engine: Engine) -> Counter[int]:
     """Rows of each sequence in the batch under way."""
-    assert backend.background is not None
-    return Counter(backend.background.seqs)
+    return Counter(engine.background.seqs)
 
 
 def n_halts(run: Harness) -> int:
-    return run.backend.background.worker.n_halts
+    return run.backend.worker.n_halts
 
 
 def n_rows_for_both(run: Harness) -> int:
@@ -69,7 +68,7 @@ def test_the_batch_of_the_others_goes_on():
 
 def test_what_was_computed_for_a_cancelled_prompt_is_kept():
     run = harness()
-    n_away = {request.id: n_rows_of(run.backend)[request.seq] for request in run.engine.scheduler.running}
+    n_away = {request.id: n_rows_of(run.engine)[request.seq] for request in run.engine.scheduler.running}
     run.engine.cancel(1)
     run.run()
     run.submit(3, ONE, n_predict=4)
@@ -171,7 +170,7 @@ def test_in_llama_cpp_too(split: LlamaBackend):
     # On a busy machine batches may be so small that what the first ones compute is not worth keeping.
     engine.step()
     first = engine.scheduler.running[0]
-    while len(n_rows_of(split)) < 2 or first.n_computed + n_rows_of(split)[first.seq] < 64:
+    while len(n_rows_of(engine)) < 2 or first.n_computed + n_rows_of(engine)[first.seq] < 64:
         engine.step()
     engine.cancel(1)
     tokens, finals = run_all(engine)

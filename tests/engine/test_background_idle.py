@@ -27,7 +27,7 @@ def test_every_step_with_a_finished_batch_computes_something(
     run.submit(0, [65] * 20, n_predict=300)
     while len(run.tokens.get(0, [])) < 3:
         run.step()
-    background, n_left_lying = run.backend.background, 0
+    background, n_left_lying = run.engine.background, 0
     is_turn_near = run.engine.scheduler.is_turn_near
 
     def counted(now_s: float, within_s: float) -> bool:
@@ -42,7 +42,7 @@ def test_every_step_with_a_finished_batch_computes_something(
         if has_short_prompts:
             run.submit(100 + request_id, [80 + request_id] * 30, n_predict=2)
         while request_id not in run.finals:
-            is_over = background.is_busy and background.worker.n_looks_left <= 1
+            is_over = background.is_busy and run.backend.worker.n_looks_left <= 1
             n_rows = run.backend.n_rows_computed
             run.now_s += batch_s if is_over else 0.0
             run.step()

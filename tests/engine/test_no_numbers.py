@@ -114,7 +114,7 @@ def test_nobody_is_blamed_for_what_a_batch_left_that_was_given_up_halfway():
 
     def give_up_halfway(request_id: int) -> None:
         harness.submit(request_id, prompt(request_id, 300, nan_at=5), lane=Lane.INTERACTIVE)
-        while not harness.backend.background.is_busy:
+        while not harness.backend.worker.is_busy:
             harness.step()
         harness.step()
         harness.engine.cancel(request_id)

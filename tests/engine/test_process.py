@@ -268,6 +268,16 @@ def test_what_cannot_be_opened_is_answered(tiny_gguf: Path, tmp_path: Path, kv_t
         assert engine.exit_code() == 1
 
 
+def test_why_a_file_cannot_be_loaded_is_said_as_llama_cpp_says_it(tiny_gguf: Path, tmp_path: Path):
+    bad = tmp_path / "bad.gguf"
+    bad.write_bytes(tiny_gguf.read_bytes().replace(b"blk.1.ffn_up.weight", b"blk.1.ffn_xx.weight"))
+    with child("-m", "localrun.engine.process") as engine:
+        engine.send(replace(OPEN, model_path=str(bad)))
+        failed = engine.receive()
+        assert isinstance(failed, OpenFailed)
+        assert "blk.1.ffn_up.weight" in failed.message
+
+
 def test_a_real_model_serves_over_the_pipe(tiny_gguf: Path):
     with child("-m", "localrun.engine.process") as engine:
         engine.send(replace(OPEN, model_path=str(tiny_gguf)))

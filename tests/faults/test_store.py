@@ -22,6 +22,7 @@ from typing import Any
 import httpx2
 import pytest
 
+from localrun.config import in_short
 from localrun.models.storage import manifest
 from localrun.models.synthesis.synthesize import synthesize
 from tests.daemon import Daemon, running_daemon
@@ -72,7 +73,7 @@ def digest_of(content: bytes) -> str:
 
 
 def names(daemon: Daemon) -> set[str]:
-    return {row["name"].removesuffix(":latest") for row in daemon.http.get("/api/tags").json()["models"]}
+    return {in_short(row["name"]) for row in daemon.http.get("/api/tags").json()["models"]}
 
 
 def files(daemon: Daemon) -> set[str]:
@@ -307,7 +308,7 @@ def test_fault_37_kills_during_pull_create_and_delete(
     for turn in range(5 * DEPTH):
         with running_daemon(**home) as daemon:
             check_store(tmp_path)
-            assert {row["name"] for row in daemon.http.get("/api/tags").json()["models"]} >= {"tiny"}
+            assert {row["name"] for row in daemon.http.get("/api/tags").json()["models"]} >= {"tiny:latest"}
             work = threading.Thread(target=change_until_killed, args=(daemon, name, gguf, turn))
             work.start()
             time.sleep(chance.uniform(0, 0.3))

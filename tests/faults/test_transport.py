@@ -10,6 +10,7 @@ import socket
 import struct
 import sys
 import time
+import zlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -208,13 +209,14 @@ def test_fault_07_two_lengths_of_one_body_are_never_handled(daemon: Daemon) -> N
             assert b"HTTP/1.1" not in answer.body, "one answer, and then the end"
 
 
-def test_fault_08_a_compressed_body_is_refused_unread(daemon: Daemon) -> None:
+def test_fault_08_a_compressed_body_is_not_unpacked_beyond_the_limit(daemon: Daemon) -> None:
     """A megabyte of them can be a gigabyte."""
+    bomb = zlib.compress(bytes(32 * 2**20), 9)
     with unharmed(daemon):
-        for encoding in ("gzip", "deflate", "br", "zstd", "GZIP", "gzip, identity"):
-            for length in ((f"Content-Length: {10**4}",), ("Transfer-Encoding: chunked",)):
-                answer = ask(daemon, head("POST", COMPLETE, JSON, f"Content-Encoding: {encoding}", *length))
-                assert (answer.status, json.loads(answer.body)["error"]["code"]) == (415, "unsupported_media_type")
+        for encoding, code in (("deflate", (413, "body_too_large")), ("br", (415, "unsupported_media_type"))):
+            length = f"Content-Length: {len(bomb)}"
+            answer = ask(daemon, head("POST", COMPLETE, JSON, f"Content-Encoding: {encoding}", length) + bomb)
+            assert (answer.status, json.loads(answer.body)["error"]["code"]) == code
 
 
 def test_fault_09_a_client_that_never_reads_is_cancelled_and_holds_nothing() -> None:

@@ -86,7 +86,7 @@ def test_what_a_name_stands_for(text: str, name: str, quant: str | None):
 @pytest.mark.parametrize(
     "text",
     [
-        *("tiny", "qwen3:99b", "qwen33", "library/qwen3", "host/library/qwen3", "./qwen3.gguf"),
+        *("tiny", "qwen3:99b", "qwen33", "owner/qwen3", "host/library/qwen3", "./qwen3.gguf"),
         # Tags of Ollama's registry that begin like an entry, and are other models.
         *("qwen3:4b-instruct", "qwen3:4b-instruct-2507-q4_K_M", "gemma3:4b-it-qat", "gemma3:4b-it-q4_K_M"),
         "qwen3:q8_0",

@@ -165,6 +165,9 @@ def test_adapters_must_be_for_the_model(store: Store, tmp_path: Path, tiny_gguf:
     ):
         with pytest.raises(BadModelFile, match=r"spoiled\.gguf has numbers that are none .*\.lora_b"):
             refused()
+    (tmp_path / "peft").mkdir()
+    with pytest.raises(BadRequest, match="peft is a folder; name the GGUF file in it"):
+        creation.adapter(store, base, "./peft", tmp_path)
     with pytest.raises(BadModelFile, match="is no adapter but a model"):
         creation.adapter(store, base, str(tiny_gguf), None)
     with pytest.raises(NotFound):

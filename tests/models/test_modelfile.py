@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from localrun.errors import BadRequest
 from localrun.models import modelfile
+from localrun.models.modelfile import Line, MessageLine, parse
 
 WHOLE = '''\
 # a fox
@@ -160,3 +161,39 @@ def test_parameters_are_kept_in_one_form() -> None:
     for wrong in ({"heat": 1}, {"temperature": True}, {"temperature": None}, {"stop": 1.5j}, {"use_mmap": [1]}):
         with pytest.raises(BadRequest):
             modelfile.normalized_parameters(wrong)
+
+
+def test_what_ollama_writes_in_one_pair_of_quotes_goes_over_several_lines():
+    found = parse(
+        'FROM "./m y.gguf"\nSYSTEM "You are a pirate.\n  # You say arr.\n"\nLICENSE "MIT\n\nCopyright"\n'
+        'PARAMETER stop "a\nb"\nMESSAGE user "hi\nho "ho" ho"\nTEMPLATE "{{ x }}"\nPARAMETER top_k 3'
+    )
+    assert found.base == Line(1, "./m y.gguf")
+    assert found.system == Line(2, "You are a pirate.\n  # You say arr.\n")
+    assert found.licences == (Line(5, "MIT\n\nCopyright"),)
+    assert [parameter.text for parameter in found.parameters] == ["a\nb", "3"]
+    assert found.messages == (MessageLine(10, "user", 'hi\nho "ho" ho'),)
+    assert found.template == Line(12, "{{ x }}")
+
+
+def test_a_quote_that_nothing_closes_is_told_by_the_line_that_opens_it():
+    with pytest.raises(BadRequest, match=r"line 2 .* SYSTEM: the text in quotes is not closed"):
+        parse('FROM tiny\nSYSTEM "You are\na pirate.\nPARAMETER top_k 3')
+
+
+def test_tabs_are_blanks():
+    found = parse("FROM\ttiny\nPARAMETER temperature\t0.5\nPARAMETER\t num_ctx\t\t2048\nMESSAGE user\thello\tyou")
+    assert [(each.name, each.text) for each in found.parameters] == [("temperature", "0.5"), ("num_ctx", "2048")]
+    assert found.messages == (MessageLine(4, "user", "hello\tyou"),)
+
+
+def test_later_shards_are_found_by_the_first_and_are_no_projectors():
+    names = [f"sh/F-Q8_0-0000{number}-of-00003.gguf" for number in (1, 2, 3)]
+    found = parse("".join(f"FROM {name}\n" for name in [*names, "mmproj-F.gguf"]))
+    assert found.base == Line(1, names[0])
+    assert found.projector == Line(4, "mmproj-F.gguf")
+
+
+def test_a_projector_may_come_before_its_model():
+    found = parse("FROM ./mmproj-model-f16.gguf\nFROM ./qwen2-vl.gguf")
+    assert (found.base, found.projector) == (Line(2, "./qwen2-vl.gguf"), Line(1, "./mmproj-model-f16.gguf"))

@@ -56,7 +56,7 @@ def test_paths(text: str) -> None:
         "owner/com1", "name:lpt9", "../model.gguf", "a/../model.gguf", "..\\model.gguf", "a\0.gguf", "con.gguf",
         "/tmp/NUL.gguf", "/" + "d/" * 2048 + "m.gguf", "\udcff.gguf", "http://host/owner/name", "model@v1", "dot.",
         "owner/dot.:tag", "host/owner/name@v1", "owner/name@", "owner/na@me@v1", "own@er/name", "owner/name@../x",
-        "host:port/owner/name", "host:99999999/owner/name", "owner:1/name", "https://hf.co/owner/name/tree/main",
+        "host:port/owner/name", "host:99999999/owner/name", "owner:1/name", "https://hf.co/owner/name/wiki/main",
         "owner/con@main", "name:tag.", "оwner/name", "owner/name:Ｑ4_0", "owner/name\u200b",
     ],
 )  # fmt: skip
@@ -75,7 +75,10 @@ def test_what_is_no_name(text: str) -> None:
         ("owner/name:Q8_0", True, "", "owner/name", ""),
         ("hf.co/Owner/Name@abc:Q8_0", True, "", "Owner/Name", "abc"),
         ("HUGGINGFACE.co/owner/name", True, "", "owner/name", ""),
-        ("registry.ollama.ai/library/name:tag", False, "registry.ollama.ai", "library/name", ""),
+        ("registry.ollama.ai/somebody/name:tag", False, "registry.ollama.ai", "somebody/name", ""),
+        ("Registry.ollama.ai/library/_name:tag", False, "", "_name", ""),
+        ("library/name", False, "", "name", ""),
+        ("https://hf.co/library/name", True, "", "library/name", ""),
         ("Localhost:5000/owner/name", False, "localhost:5000", "owner/name", ""),
         ("name:tag", False, "", "name", ""),
     ],
@@ -119,3 +122,33 @@ def test_no_name_leads_out_of_the_models_folder(text: str) -> None:
     assert len(parts) == 4
     assert not any(set(part) & set("/\\\0:") or part.startswith(".") for part in parts)
     assert str(path).isascii()
+
+
+@pytest.mark.parametrize(
+    ("address", "name"),
+    [
+        ("https://huggingface.co/o/r/blob/main/Foo-Q8_0.gguf", "huggingface.co/o/r:Foo-Q8_0.gguf"),
+        ("https://huggingface.co/o/r/resolve/main/sub/Foo.gguf?download=true", "huggingface.co/o/r:Foo.gguf"),
+        ("https://hf.co/o/r/blob/v1.0/My%20Model%20(v2)%20Q4_K_M.gguf", "hf.co/o/r@v1.0:My_Model__v2__Q4_K_M.gguf"),
+        ("huggingface.co/o/r/tree/main", "huggingface.co/o/r"),
+        ("https://www.huggingface.co/o/r/tree/main/Q4_K_M", "www.huggingface.co/o/r:Q4_K_M"),
+        ("https://huggingface.co/o/r/?library=gguf", "huggingface.co/o/r"),
+        ("o/r:My Model (v2) Q4_K_M.gguf", "o/r:My_Model__v2__Q4_K_M.gguf"),
+        ("o/r:모델-Q8_0.gguf", "o/r:__-Q8_0.gguf"),
+    ],
+)
+def test_an_address_from_a_browser_and_a_file_with_blanks_are_names(address: str, name: str) -> None:
+    parsed = ModelName.parse(address)
+    assert parsed == ModelName.parse(name)
+    assert parsed.is_hub
+
+
+@pytest.mark.parametrize(
+    "text", ["a/b:x/../y z.gguf", "a/b:c\\d e.gguf", "/my models/a b.gguf", "C:/my models/a b.gguf"]
+)
+def test_a_path_with_blanks_is_none(text: str) -> None:
+    if ".." in text:
+        with pytest.raises(BadRequest):
+            ModelName.parse(text)
+    else:
+        assert ModelName.parse(text).kind is Kind.PATH

@@ -25,7 +25,6 @@ from localrun.models.download.fetch import new_client
 from localrun.models.download.plan import FetchLimits, Item, RemotePlan
 from localrun.models.sources import huggingface
 from localrun.models.sources.huggingface import Hub
-from localrun.models.storage import ollama_manifest
 from localrun.models.storage.manifest import Place, Role
 from localrun.models.storage.store import Store
 from tests.hub.repository import Repository
@@ -133,7 +132,7 @@ def test_a_registry_s_model_comes_with_all_that_belongs_to_it(machine: Machine, 
 def test_a_tag_that_only_begins_like_one_of_the_catalogue_is_asked_of_ollama_s_registry(
     machine: Machine, registry: Registry, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(ollama_manifest, "DEFAULT_HOST", registry.host)
+    monkeypatch.setattr(pull, "OLLAMA_HOST", registry.host)
     registry.add("library/qwen3", Layer("model", GGUF), tag="4b-instruct")
     assert machine.pull("qwen3:4b-instruct").source.kind == "registry"
     assert machine.store.resolve("qwen3:4b-instruct").path.read_bytes() == GGUF

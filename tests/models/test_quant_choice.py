@@ -114,3 +114,74 @@ def test_types_that_llama_cpp_does_not_read_any_more_are_not_offered():
     assert chosen([*repacked, plain], "Q4_0").files == (plain,)
     with pytest.raises(NotFound, match=r"has no 'Q4_0_4_4'; it has Q4_0$"):
         chosen([*repacked, plain], "Q4_0_4_4")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "Foo-27B-MTP-Q6_K.gguf", "Deep-DRAFT-0.6B-v2-Q6_K.gguf", "Foo-7B-imatrix-Q6_K.gguf", "foo-big-vocab-Q6_K.gguf",
+        "Q6_K/Foo-MTP-Q6_K.gguf",
+    ],
+)  # fmt: skip
+def test_a_word_in_its_name_makes_no_companion_of_a_model(name: str):
+    file = RemoteFile(name, GB)
+    for tag in (None, "Q6_K", name.rpartition("/")[2]):
+        assert chosen([file], tag).files == (file,)
+    assert chosen([file, RemoteFile("Foo-9B-Q6_K.gguf", 2 * GB)], name.rpartition("/")[2]).files == (file,)
+
+
+def test_a_model_with_draft_heads_is_found_beside_its_twin():
+    files = [RemoteFile("Foo-27B-MTP-Q6_K.gguf", GB), RemoteFile("Foo-9B-Q6_K.gguf", 2 * GB)]
+    assert [chosen(files, tag).files[0].path for tag in ("MTP-Q6_K", "Q6_K", None)] == [
+        "Foo-27B-MTP-Q6_K.gguf", "Foo-9B-Q6_K.gguf", "Foo-9B-Q6_K.gguf",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "companion",
+    [
+        "MTP/gem-9-E4B-it-Q8_0.gguf", "mtp-gem-9-Q8_0.gguf", "draft/gem-Q8_0.gguf", "imatrix/gem-Q8_0.gguf",
+        "mmproj/model-Q8_0.gguf", "gem-eagle3-Q8_0.gguf", "gem-9.imatrix.gguf", "eagle3/gem-Q8_0.gguf",
+    ],
+)  # fmt: skip
+def test_a_companion_is_taken_by_its_whole_name_alone(companion: str):
+    files = [RemoteFile(companion, GB // 10), RemoteFile("gem-9-E4B-it-UD-Q4_K_XL.gguf", 3 * GB)]
+    assert chosen(files).files == (files[1],)
+    with pytest.raises(NotFound, match="has no 'Q8_0'; it has Q4_K_XL"):
+        chosen(files, "Q8_0")
+    assert chosen(files, companion.rpartition("/")[2]).files == (files[0],)
+
+
+def test_of_one_type_the_file_nearer_to_the_root_is_taken():
+    files = [RemoteFile("old/gem-Q8_0.gguf", GB), RemoteFile("gem-Q8_0.gguf", 2 * GB)]
+    assert chosen(files, "Q8_0").files == (files[1],)
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        (["F-Q8_0-00001-of-00003.gguf", "F-Q8_0-00003-of-00003.gguf"], "F-Q8_0-00002-of-00003.gguf is missing"),
+        (
+            ["F.Q6_K.gguf.part1of2", "F.Q6_K.gguf.part2of2"],
+            r"has parts of GGUF files \(F.Q6_K.gguf.part1of2\).*join them",
+        ),
+        (["F.Q6_K.gguf-split-a"], "join them"),
+        (["mmproj-F16.gguf", "imatrix.gguf"], "no GGUF model files; look for"),
+    ],
+)
+def test_why_a_repository_has_no_model(names: list[str], said: str):
+    for tag in (None, "Q8_0"):
+        with pytest.raises(BadRequest, match=said):
+            chosen([RemoteFile(name, GB) for name in names], tag)
+
+
+def test_a_file_with_blanks_is_found_by_its_type_and_by_its_name_as_a_tag():
+    files = [RemoteFile("sub/My Model (Q4_K_M) v2.gguf", GB), RemoteFile("My Model Q8_0.gguf", GB)]
+    for tag, found in (("Q4_K_M", files[0]), ("My_Model__Q4_K_M__v2.gguf", files[0]), ("My_Model_Q8_0.gguf", files[1])):
+        assert chosen(files, tag).files == (found,)
+
+
+def test_a_part_of_a_name_means_the_file_that_says_the_least_besides():
+    files = [RemoteFile(f"Step-APEX-{name}.gguf", n) for n, name in enumerate(["I-Mini", "I-Compact", "Compact"])]
+    for tag, index in (("Compact", 2), ("i-compact", 1), ("mini", 0)):
+        assert chosen(files, tag).files == (files[index],)

@@ -88,7 +88,7 @@ class Gaps:
         step = self.engine.step()
         now_s = time.perf_counter()
         self.longest_cpu_s = max(self.longest_cpu_s, time.thread_time() - began_cpu_s - self._decode_cpu_s)
-        background = self.backend.background
+        background = self.backend.worker
         if not (background and background.is_busy):  # else most of it is waiting for that
             self.longest_rest_s = max(self.longest_rest_s, now_s - began_s - self._decode_s)
         for delta in step.deltas if step else ():

@@ -17,7 +17,7 @@ from localrun.access.keys import REQUESTS, TOKENS, KeyFile, Limit
 from localrun.config import Settings
 from localrun.server.http.access import Access
 from localrun.server.http.failures import Shape
-from localrun.server.jobs.registry import RequestRecord
+from localrun.server.jobs.record import RequestRecord
 
 N_REQUESTS = 2000
 N_ROUNDS = 7

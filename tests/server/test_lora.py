@@ -66,7 +66,7 @@ def test_every_api_takes_adapters_in_the_model_s_name(path: str, body: dict[str,
             assert error["type"] == ("not_found_error" if status == 404 else "invalid_request_error")
         elif path.startswith("/v1/"):
             assert error["param"] == "model"
-    assert [row["name"] for row in daemon.http.get("/api/ps").json()["models"]] == ["tiny"]
+    assert [row["name"] for row in daemon.http.get("/api/ps").json()["models"]] == ["tiny:latest"]
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/responses"])
@@ -123,7 +123,7 @@ def test_lists(daemon: Daemon) -> None:
     assert daemon.http.get("/v1/models/tiny+other").status_code == 400
     assert daemon.http.get("/v1/models/tiny+nothing").status_code == 404
     tags = daemon.http.get("/api/tags").json()
-    assert [row["name"] for row in tags["models"]] == ["tiny"]
+    assert [row["name"] for row in tags["models"]] == ["tiny:latest"]
     assert [(row["name"], row["kind"], row["architecture"], row["rank"]) for row in tags["adapters"]] == [
         ("happy", "control vector", "llama", 0), ("other", "adapter", "gemma", 4), ("style", "adapter", "llama", 4),
     ]  # fmt: skip

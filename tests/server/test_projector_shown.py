@@ -39,7 +39,7 @@ def _show(daemon: Daemon, model: str) -> Any:
 
 
 def test_capabilities(daemon: Daemon) -> None:
-    tags = {row["name"]: row for row in daemon.http.get("/api/tags").json()["models"]}
+    tags = {row["name"].removesuffix(":latest"): row for row in daemon.http.get("/api/tags").json()["models"]}
     assert {name: "vision" in row["capabilities"] for name, row in tags.items()} == {
         "tiny": False, "fox": True, "owl": False, "wolf": False,
     }  # fmt: skip

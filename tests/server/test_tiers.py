@@ -252,7 +252,7 @@ def test_counting_is_for_the_model_that_would_answer_and_probes_nothing(daemon: 
 
 def test_lists_have_tiers_with_what_the_large_model_is(daemon: Daemon) -> None:
     tags = daemon.http.get("/api/tags").json()
-    rows = {row["name"]: row for row in tags["models"]}
+    rows = {row["name"].removesuffix(":latest"): row for row in tags["models"]}
     assert rows["smart"]["tier"]["prompt_tokens_over"] == 300
     assert rows["smart"]["source"] == "tier"
     assert rows["smart"]["details"] == rows["big"]["details"]
@@ -275,7 +275,7 @@ def test_lists_have_tiers_with_what_the_large_model_is(daemon: Daemon) -> None:
 
 def test_loading_and_unloading_a_tier_is_of_both_models(daemon: Daemon) -> None:
     def loaded() -> set[str]:
-        return {row["name"] for row in daemon.http.get("/api/ps").json()["models"]}
+        return {row["name"].removesuffix(":latest") for row in daemon.http.get("/api/ps").json()["models"]}
 
     for name in ("tiny", "big", "seer", "code"):
         daemon.post("/api/generate", model=name, keep_alive=0)

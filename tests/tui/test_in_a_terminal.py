@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import tempfile
@@ -16,11 +17,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
+import psutil
 import pytest
 
 from localrun.snapshot import Snapshot
 from localrun.tui.recording import Recorder
-from tests.daemon import Daemon, running_daemon
+from tests.clients.real_daemons import TOOL_TEMPLATE
+from tests.daemon import Daemon, calling_daemon, running_daemon
 
 PATIENCE_S = 60.0
 
@@ -42,6 +45,7 @@ class Terminal:
             "-f", "/dev/null", "new-session", "-d", "-x", width, "-y", height, "env", *_UNSET, *settings, *command
         )
         self._tmux("set-option", "-g", "remain-on-exit", "on")
+        self._tmux("set-option", "-s", "set-clipboard", "on")
 
     def _tmux(self, *arguments: str) -> str:
         found = subprocess.run(["tmux", "-S", self._socket, *arguments], capture_output=True, text=True, check=True)
@@ -57,6 +61,15 @@ class Terminal:
         """A file, which a terminal types as a pasted path."""
         self._tmux("set-buffer", f"'{path}'")
         self._tmux("paste-buffer", "-p")
+
+    def paste(self, text: str) -> None:
+        self._tmux("set-buffer", text)
+        self._tmux("paste-buffer", "-p", "-r")
+
+    @property
+    def clipboard(self) -> str:
+        """What a program put there last."""
+        return self._tmux("show-buffer").removesuffix("\n")
 
     def resize(self, width: int, height: int) -> None:
         self._tmux("resize-window", "-x", str(width), "-y", str(height))
@@ -132,6 +145,15 @@ def test_a_draft_is_there_at_the_next_start(daemon: Daemon, tmp_path: Path, numb
     with contextlib.closing(_terminal(daemon, tmp_path, size=(40, 20))) as second:
         second.see("half a question")
         second.see("^g Help")
+
+
+def test_after_a_stop_the_screen_is_drawn_anew(daemon: Daemon, tmp_path: Path) -> None:
+    with contextlib.closing(_terminal(daemon, tmp_path)) as terminal:
+        terminal.see("Enter asks")
+        os.kill(int(terminal.told("#{pane_pid}")), signal.SIGTSTP)  # tmux continues it at once
+        terminal.type("back again")
+        terminal.see("back again")
+        terminal.see("F2 Monitor")
 
 
 def test_ask_look_at_the_monitor_resize_and_leave(daemon: Daemon, tmp_path: Path) -> None:
@@ -223,6 +245,96 @@ def test_ctrl_r_starts_a_daemon_that_was_stopped(tmp_path: Path) -> None:
             settings = os.environ | {"LOCALRUN_HOME": str(tmp_path / "home"), "LOCALRUN_PORT": str(first.port)}
             stop = [sys.executable, "-m", "localrun", "stop", "--daemon"]
             subprocess.run(stop, env=settings, capture_output=True, check=False)
+
+
+# What renderers like to swallow, with numbers that are seen once each.
+SAID = """\
+Use `101` Vec<102> and <103>, if a <104 and c> 105. Not \\(106\\), 107*108*109, **110** and _111_.
+roses 112
+violets 113
+
+<answer>
+114
+</answer>
+
+| a 115 | b |
+|---|---|
+| 116<br>117 | <118> |
+
+[note 119]: 120
+
+```python
+def f(x: list[121]) -> "<122>":
+    return x * 123
+```
+
+<style>
+body {124}
+
+- 125 <!-- 126 -->
+- last 127"""
+
+
+@pytest.fixture(scope="module")
+def scripted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    with calling_daemon(tmp_path_factory.mktemp("models"), TOOL_TEMPLATE, kv_cells=65536) as running:
+        yield running
+
+
+def _words(text: str) -> list[str]:
+    return re.findall(r"(?<!\d)1[0-2]\d(?!\d)", text)
+
+
+def test_what_the_model_said_is_what_is_seen_copied_and_stored(scripted: Daemon, tmp_path: Path) -> None:
+    with contextlib.closing(_terminal(scripted, tmp_path, size=(100, 90))) as terminal:
+        terminal.see("Enter asks")
+        terminal.type("/model caller")
+        terminal.press("Enter")
+        terminal.see("caller answers in this chat")
+        terminal.paste(f"SAY[[{SAID}]]")
+        terminal.see("last 127]]")
+        terminal.press("Enter")
+        terminal.see("● done")
+        terminal.see("• last 127")
+        assert sorted(_words(terminal.pane.partition("]]")[2])) == _words(SAID)
+        terminal.press("C-y")
+        terminal.see("Copied")
+        assert terminal.clipboard == SAID
+        terminal.press("C-q")
+        terminal.see_it_end()
+    assert _stored(tmp_path) == SAID
+
+
+def test_run_shows_what_the_model_said(scripted: Daemon, tmp_path: Path) -> None:
+    with contextlib.closing(_terminal(scripted, tmp_path, "run", "caller", size=(100, 90))) as terminal:
+        terminal.see(">>>")
+        terminal.paste(f"SAY[[{SAID}]]")
+        terminal.see("last 127]]")
+        terminal.press("Enter")
+        terminal.see("- last 127\n")
+        shown = terminal.pane.partition("]]")[2]
+        assert [line.rstrip() for line in shown.splitlines()[1:]][: SAID.count("\n") + 1] == SAID.splitlines()
+
+
+def test_a_terminal_that_vanishes_ends_the_app_and_the_answer_so_far_is_kept(tmp_path: Path) -> None:
+    with running_daemon(LOCALRUN_FAKE_STEP_MS="20", LOCALRUN_FAKE_ENDLESS="1") as slow:
+        terminal = _terminal(slow, tmp_path)
+        terminal.see("Enter asks")
+        terminal.press("Enter")
+        terminal.see("● decoding")
+        process = psutil.Process(int(terminal.told("#{pane_pid}")))
+        terminal.close()
+        process.wait(PATIENCE_S)
+    assert _stored(tmp_path)
+
+
+def _stored(folder: Path) -> str:
+    """The last answer that is stored."""
+    (path,) = folder.rglob("chats.db")
+    with contextlib.closing(sqlite3.connect(path)) as chats:
+        ((text,),) = chats.execute("SELECT content FROM messages WHERE role = 'assistant' ORDER BY id DESC LIMIT 1")
+    assert isinstance(text, str)
+    return text
 
 
 def test_a_recording_is_replayed_once_and_again_when_asked(daemon: Daemon, tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ _HOSTILE = "zed\x1b[2J\x9b31m\x07\u202emodel"
 
 def test_no_control_character_survives() -> None:
     for clean in (block(_HOSTILE), line(_HOSTILE), fit(_HOSTILE, 40)):
-        assert clean == "zed�[2J�31m��model"
+        assert clean == "zed␛[2J�31m␇�model"
 
 
 def test_block_keeps_lines_and_tabs() -> None:

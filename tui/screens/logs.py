@@ -20,6 +20,7 @@ from textual import on
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.content import Content
+from textual.events import Resize
 from textual.screen import Screen
 from textual.widgets import Input, RichLog, Static
 from textual.worker import Worker
@@ -57,13 +58,14 @@ class LogsScreen(Screen[None]):
     def __init__(self, session: Session) -> None:
         super().__init__()
         self._session = session
-        self._log = RichLog(max_lines=KEPT_LINES, wrap=True, auto_scroll=True)
+        self._log = RichLog(max_lines=KEPT_LINES, min_width=0, wrap=True, auto_scroll=True)
         self._input = Input(placeholder="words that a line must have", id="filter", compact=True)
         self._settings = Static(id="settings")
         self._lines: deque[LogLine] = deque(maxlen=KEPT_LINES)
         self._unwritten: deque[LogLine] = deque(maxlen=KEPT_LINES)
         self._writer: Worker[None] | None = None
         self._level = "debug"
+        self._width = 0
 
     def compose(self) -> ComposeResult:
         yield TopBar("logs", self._session)
@@ -126,6 +128,12 @@ class LogsScreen(Screen[None]):
         )
         text.append(block(found.text), style)
         self._log.write(text, scroll_end=self._log.is_vertical_scroll_end)
+
+    @on(Resize)
+    def _wrap_again(self, event: Resize) -> None:
+        if event.size.width != self._width:
+            self._width = event.size.width
+            self._show_all()
 
     def _show_all(self) -> None:
         self._log.clear()

@@ -200,7 +200,7 @@ class ModelsScreen(Picker[str]):
 
     @property
     def _row_width(self) -> int:
-        return self._list.scrollable_content_region.width
+        return self._list.content_region.width - self._list.styles.scrollbar_size_vertical  # which may come
 
     def _say(self, text: str) -> None:
         self._said = text

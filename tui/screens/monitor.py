@@ -17,6 +17,7 @@ from textual.content import Content
 from textual.screen import Screen
 from textual.widgets import DataTable, Input, Static
 
+from localrun.config import DEFAULT_PORT
 from localrun.snapshot import EngineRow, RequestRow, Snapshot
 from localrun.tui.keys import bind
 from localrun.tui.preferences import rich_style
@@ -37,7 +38,7 @@ class MonitorScreen(Screen[None]):
     AUTO_FOCUS = "RequestTable"
 
     # textual declares these as instance variables
-    VERTICAL_BREAKPOINTS = [(0, "-short"), (32, "-tall")]  # noqa: RUF012
+    VERTICAL_BREAKPOINTS = [(0, "-least"), (13, "-short"), (20, "-medium"), (32, "-tall")]  # noqa: RUF012
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (130, "-wide")]  # noqa: RUF012
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -165,7 +166,9 @@ class MonitorScreen(Screen[None]):
             await self.app.push_screen(RequestScreen(self._session, row))
 
     def _show_settings(self) -> None:
-        settings = [f"by {self._sort}"]
+        address = self._session.base_url.partition("//")[2]
+        is_usual = address == f"127.0.0.1:{DEFAULT_PORT}"
+        settings = [f"by {self._sort}"] if is_usual else [address, f"by {self._sort}"]
         if self._paused:
             settings.append("PAUSED")
         if self._session.recorder is not None:

@@ -5,6 +5,7 @@ Asks when it is opened and whenever another view is chosen. Does not: follow wha
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import ClassVar
 
 from textual.app import ComposeResult
@@ -18,13 +19,11 @@ from localrun.snapshot import UsageReport, UsageRow
 from localrun.tui.keys import bind
 from localrun.tui.screens.dialog import Dialog
 from localrun.tui.session import Session
-from localrun.tui.short_text import column, line
+from localrun.tui.short_text import column, count, line
 
 _BY = ("key", "day", "model")
 _DAYS = (30, 365, 1, 7)
-_NAME_WIDTH = 26
-_NUMBER_WIDTH = 14
-_NUMBERS = ("requests", "prompt", "cached", "output")
+_NUMBERS = {"requests": "requests", "prompt": "prompt_tokens", "cached": "cached_tokens", "output": "output_tokens"}
 _NOTHING = "Nothing was counted."
 
 
@@ -70,27 +69,25 @@ class UsageScreen(Dialog[None]):
             self._text.update(Content(line(error.message)))
             return
         self.query_one(VerticalScroll).border_title = Content(f"Use by {report.by}, since {report.since}")
-        self._text.update(_table(report))
+        self._text.update(_table(report, is_narrow=self.app.size.width < 100))
 
 
-def _table(report: UsageReport) -> Content:
+def _table(report: UsageReport, *, is_narrow: bool) -> Content:
+    """In a narrow window without the cached tokens, and with round numbers."""
     if not report.rows:
         return Content(_NOTHING)
-    head = column(report.by, _NAME_WIDTH) + "".join(column(name, _NUMBER_WIDTH, right=True) for name in _NUMBERS)
-    total = UsageRow(
-        name="together",
-        requests=sum(row.requests for row in report.rows),
-        prompt_tokens=sum(row.prompt_tokens for row in report.rows),
-        cached_tokens=sum(row.cached_tokens for row in report.rows),
-        output_tokens=sum(row.output_tokens for row in report.rows),
-    )
-    rows = [_row(row) for row in report.rows]
-    return Content("\n").join(
-        [Content.styled(head, "$foreground 60%"), *map(Content, rows), Content.styled(_row(total), "bold")]
-    )
+    name_width, number_width, widest = (8, 8, 99_999) if is_narrow else (26, 14, 10**12)
+    fields = {name: field for name, field in _NUMBERS.items() if not (is_narrow and name == "cached")}
 
+    def shown(name: str, numbers: Iterable[str]) -> str:
+        return column(line(name) or "(no model)", name_width) + "".join(
+            column(number, number_width, right=True) for number in numbers
+        )
 
-def _row(row: UsageRow) -> str:
-    numbers = (row.requests, row.prompt_tokens, row.cached_tokens, row.output_tokens)
-    name = column(line(row.name) or "(no model)", _NAME_WIDTH)
-    return name + "".join(column(f"{number:,}", _NUMBER_WIDTH, right=True) for number in numbers)
+    sums = {field: sum(getattr(row, field) for row in report.rows) for field in _NUMBERS.values()}
+    rows = [
+        shown(row.name, (count(getattr(row, field), widest=widest) for field in fields.values()))
+        for row in (*report.rows, UsageRow(name="together", **sums))
+    ]
+    head = Content.styled(shown(report.by, fields), "$foreground 60%")
+    return Content("\n").join([head, *map(Content, rows[:-1]), Content.styled(rows[-1], "bold")])

@@ -26,6 +26,7 @@ from textual.widget import Widget
 from textual.widgets import Collapsible, Markdown, Static
 
 from localrun.tui import short_text
+from localrun.tui.answer_markdown import parser
 from localrun.tui.files import code_blocks
 from localrun.tui.history import Message
 from localrun.tui.keys import bind
@@ -109,7 +110,7 @@ class AnswerMessage(Vertical, can_focus=True):
         super().__init__()
         self.message = message
         self._is_over = message is not None
-        self._markdown = Markdown(block(text), open_links=False)
+        self._markdown = Markdown(block(text), parser_factory=parser, open_links=False)
         self._thoughts = Static()
         self._thinking = Collapsible(self._thoughts, title="Thinking", collapsed=True)
         self._thinking.display = False

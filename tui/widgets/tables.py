@@ -153,8 +153,8 @@ class EngineTable(LiveTable):
 
     COLUMNS: ClassVar[tuple[Column, ...]] = (
         Column("model", "engine", 11, right=False, grows=1),
-        Column("pid", "pid", 7),
-        Column("state", "state", 8, right=False),
+        Column("pid", "pid", 7, from_width=52),
+        Column("state", "state", 8, right=False, from_width=46),
         Column("slots", "slots", 5),
         Column("queued", "queue", 5, from_width=100),
         Column("kv", "KV cells", 11),
@@ -251,19 +251,19 @@ class RequestTable(LiveTable):
         Column("state", "state", 11, right=False, gap=1),
         Column("client", "client", 9, right=False, grows=2),
         Column("api", "api", 12, right=False, from_width=115),
-        Column("model", "model", 7, right=False, grows=1),
+        Column("model", "model", 7, right=False, grows=1, from_width=48),
         Column("lane", "lane", 11, right=False, from_width=126),
         Column("slot", "slot", 4, from_width=94),
-        Column("prompt", "prompt", 6),
-        Column("cached", "cached", 6),
+        Column("prompt", "prompt", 6, from_width=56),
+        Column("cached", "cached", 6, from_width=80),
         Column("output", "output", 6),
         Column("drafts", "draft", 5, from_width=100),
         Column("now", "tok/s", 5),
         Column("avg", "avg", 5, from_width=94),
         Column("trend", "lately", 10, right=False, from_width=147),
-        Column("ttft", "TTFT", 6),
+        Column("ttft", "TTFT", 6, from_width=66),
         Column("itl", "ITL", 6, from_width=135),
-        Column("age", "age", 6, gap=1),
+        Column("age", "age", 6, gap=1, from_width=74),
     )
 
     def show_requests(

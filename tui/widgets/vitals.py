@@ -16,12 +16,13 @@ from localrun.tui.short_text import fit, line
 
 
 class Throughput(Horizontal):
-    """The aggregate decode and prefill rates as big numbers."""
+    """The aggregate decode and prefill rates as big numbers, or as a line where there are few rows."""
 
     def __init__(self) -> None:
         super().__init__()
         self._decode = Digits("0", classes="decode")
         self._prefill = Digits("0", classes="prefill")
+        self._line = Static(id="rates")
 
     def compose(self) -> ComposeResult:
         with Vertical():
@@ -30,15 +31,14 @@ class Throughput(Horizontal):
         with Vertical():
             yield Static("prefill tok/s", classes="prefill")
             yield self._prefill
+        yield self._line
 
     def show(self, aggregate: Aggregate) -> None:
         """Whole tokens: a decimal that flickers says nothing."""
-        self._decode.update(_whole(aggregate.decode_tokens_per_s))
-        self._prefill.update(_whole(aggregate.prefill_tokens_per_s))
-
-
-def _whole(tokens_per_s: float) -> str:
-    return f"{round(tokens_per_s)}"
+        decode, prefill = (f"{round(each)}" for each in (aggregate.decode_tokens_per_s, aggregate.prefill_tokens_per_s))
+        self._decode.update(decode)
+        self._prefill.update(prefill)
+        self._line.update(f"decode {decode}, prefill {prefill} tok/s")
 
 
 _LABEL_WIDTH = 7
@@ -63,6 +63,8 @@ class Vitals(Widget):
         ]
         if self.snapshot.system.gpus:  # the table of engines has the step too
             lines[-2] = self._gpus(self.snapshot)
+        if self.size.height < len(lines):
+            lines = [*lines[2:4], lines[-1]]
         return Content("\n").join(lines)
 
     def _percentiles(self, label: str, percentiles: Percentiles) -> Content:

@@ -627,7 +627,7 @@ class Cache:
     @property
     def _is_busy(self) -> bool:
         """Whether the background computes."""
-        return self._backend.background is not None and self._backend.background.is_busy
+        return self._backend.worker is not None and self._backend.worker.is_busy
 
     @property
     def _touchable(self) -> set[int] | None:

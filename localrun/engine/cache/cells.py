@@ -201,7 +201,7 @@ class Streams(Layout):
     them, so running sequences are kept at the lowest numbers."""
 
     def __init__(self, backend: Backend) -> None:
-        n_away = backend.background.n_seqs if backend.background else 0
+        n_away = backend.worker.n_seqs if backend.worker else 0
         cells = StreamCells(backend.n_cells // backend.n_seqs, backend.n_seqs, n_away)
         super().__init__(backend, cells, n_away)
 

@@ -469,9 +469,10 @@ def open_disk(opened: Open, backend: Backend, library_build: Callable[[], str]) 
         parameters["kernels"] = "plain"
     try:
         build = library_build()
+        files = [Path(path) for path in (opened.model_path, *opened.later_shards)]
         return KvDisk(
             Path(opened.kv_folder),
-            fingerprint=fingerprint(Path(opened.model_path), build=build, parameters=parameters),
+            fingerprint=fingerprint(files, build=build, parameters=parameters),
             about=About(model=opened.model, model_path=opened.model_path, build=build, created_at_s=time.time()),
             limit_bytes=opened.disk_cache_bytes,
         )

@@ -45,7 +45,7 @@ import os
 import stat
 import struct
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from io import FileIO
@@ -58,6 +58,7 @@ import psutil
 
 from localrun import kv_folders
 from localrun.engine.cache.disk_record import KEY_BYTES, DiskRecord
+from localrun.file_stamp import FileStamp
 
 MAGIC = b"lrkvseg1"
 DIGEST_BYTES = 16
@@ -352,24 +353,25 @@ N_PAGES = 64
 PAGE_BYTES = 4096
 
 
-def fingerprint(model_path: Path, *, build: str, parameters: Mapping[str, str]) -> bytes:
+def fingerprint(model_files: Sequence[Path], *, build: str, parameters: Mapping[str, str]) -> bytes:
     """Which saved state belongs to which model and build, for everything that changes what the bytes mean.
 
-    The weights are not read as a whole, because that takes as long as loading. Size, modification time, the first MiB
-    (header and vocabulary) and pages spread over the rest distinguish files. The native libraries count by size and
-    modification time, because builds of one version may differ.
+    The weights are not read as a whole, because that takes as long as loading. Stamps, the first MiB (header and
+    vocabulary) and pages spread over the rest distinguish files. The native libraries count by size and modification
+    time, because builds of one version may differ.
 
-    16 bytes for a model file, a build of llama.cpp (`library_build`) and the parameters of the context that change
-    its state. Raises OSError when the file cannot be read."""
+    16 bytes for the files of a model, a build of llama.cpp (`library_build`) and the parameters of the context that
+    change its state. Raises OSError when the file cannot be read."""
     digest = hashlib.blake2b(MAGIC, digest_size=FINGERPRINT_BYTES, person=b"localrun model")
-    with model_path.open("rb", buffering=0) as file:
-        status = os.fstat(file.fileno())
-        _add(digest, f"{status.st_size} {status.st_mtime_ns}".encode())
-        _add(digest, file.read(HEAD_BYTES) or b"")
-        step_bytes = max(PAGE_BYTES, (status.st_size - HEAD_BYTES) // N_PAGES)
-        for offset in range(HEAD_BYTES, status.st_size, step_bytes):
-            file.seek(offset)
-            _add(digest, file.read(PAGE_BYTES) or b"")
+    for path in model_files:
+        stamp = FileStamp.of(path)
+        _add(digest, str(tuple(stamp)).encode())
+        with path.open("rb", buffering=0) as file:
+            _add(digest, file.read(HEAD_BYTES) or b"")
+            step_bytes = max(PAGE_BYTES, (stamp.size_bytes - HEAD_BYTES) // N_PAGES)
+            for offset in range(HEAD_BYTES, stamp.size_bytes, step_bytes):
+                file.seek(offset)
+                _add(digest, file.read(PAGE_BYTES) or b"")
     _add(digest, build.encode())
     for name, value in sorted(parameters.items()):
         _add(digest, name.encode())

@@ -101,6 +101,8 @@ _EXPECTED = (
     "removing memory module entries",
     "ret = 2",
 )
+# What it ends a list of reasons with, which says none.
+_SUMMARY = "failed to load model"
 
 _problems: list[str] = []
 
@@ -149,7 +151,8 @@ def _take_log_line(level: int, data: bytes, _data: object) -> None:
     if _UNCOMPUTED.search(line):
         _uncomputed.append(line)
     if level in (_GGML_LOG_WARN, _GGML_LOG_ERROR) and line and not any(text in line for text in _EXPECTED):
-        _problems[:] = [*_problems[-20:], line]
+        if not line.endswith(_SUMMARY):
+            _problems[:] = [*_problems[-20:], line]
         log.warning("%s", line)
 
 

@@ -35,7 +35,6 @@ from localrun.engine.backend import (
     State,
 )
 from localrun.engine.native.adapters import LlamaAdapters
-from localrun.engine.native.background import Background
 from localrun.engine.native.context import OWN_ROPE, ContextShape, LlamaContext, Rope
 from localrun.engine.native.draft import MOST_ROWS, LlamaDraft, Target
 from localrun.engine.native.library import Threadpools, log_callback, native
@@ -48,7 +47,6 @@ from localrun.engine.native.states import StateLayout
 from localrun.engine.native.threads import FewerThreads, Helpers, PromptThreads, StepThreads, Usage
 from localrun.engine.native.worker import LlamaWorker, Turns
 from localrun.engine.sample import chain as stages
-from localrun.engine.schedule.budget import CostModel
 from localrun.errors import EngineFailed, LocalrunError
 from localrun.thread_choice import Threads
 from localrun.wire import Adapter, Sampling, TokenLogprob
@@ -127,9 +125,7 @@ class LlamaBackend:
         self.meanwhile: Callable[[], None] = lambda: None
         self.can_split = may_split and is_attention and n_seqs > 1 and not self.mixes_rows
         self._layout: StateLayout | None = None
-        self.background: Background | None = None
-        self._worker: LlamaWorker | None = None
-        self._background_cost = CostModel()
+        self.worker: LlamaWorker | None = None
         self._threads = Threads(n_threads, n_threads)
         self._fewer: FewerThreads | None = None
         self._pools = Threadpools()
@@ -193,7 +189,7 @@ class LlamaBackend:
             self._adapters.load(adapter)
 
     def leave_adapter(self, digest: bytes) -> bool:
-        background = self._worker
+        background = self.worker
         if background is not None and background.context.uses(digest):
             if background.is_busy:
                 return False
@@ -269,8 +265,8 @@ class LlamaBackend:
             )
         self.n_threads = threads.decode
         self.main.set_threads(threads, self._fewer)
-        if self._worker is not None:
-            self._worker.context.set_threads(threads, self._fewer)
+        if self.worker is not None:
+            self.worker.context.set_threads(threads, self._fewer)
         if self.heads is not None:
             self.heads.set_threads(threads)
 
@@ -349,7 +345,7 @@ class LlamaBackend:
 
     def warm(self, seq: int, n_tokens: int, *, comes_home: bool = False) -> bool:
         context, own_seq = self._place(seq)
-        through = self._worker.context if comes_home and self._worker is not None else context
+        through = self.worker.context if comes_home and self.worker is not None else context
         size = self._cut.size_bytes(n_tokens, n_streams=through.n_streams) + self._cut.head_bytes(context.n_streams)
         memory = [*context.untouched(own_seq, n_tokens), *through.buffer.untouched(size)]
         if memory:
@@ -385,11 +381,11 @@ class LlamaBackend:
 
     def _place(self, seq: int) -> tuple[LlamaContext, int]:
         """The context of a sequence, and its number there."""
-        if seq < self.n_seqs or self._worker is None:
+        if seq < self.n_seqs or self.worker is None:
             return self.main, seq
-        if self._worker.is_busy:
+        if self.worker.is_busy:
             raise ValueError(f"sequence {seq} is being computed in the background")
-        return self._worker.context, seq - self.n_seqs
+        return self.worker.context, seq - self.n_seqs
 
     def _kind_of_memory(self, n_cells: int) -> MemoryKind:
         if native.llama_model_is_recurrent(self._model):
@@ -425,14 +421,13 @@ class LlamaBackend:
             if split:
                 n_background = min(self._n_slots, BACKGROUND_SEQUENCES)
                 cells = self.n_cells // self._n_slots * n_background
-                self._worker = LlamaWorker(
+                self.worker = LlamaWorker(
                     lambda cb_eval: self._new_context(
                         cells, n_background, self._n_prompt_rows, split=True, cb_eval=cb_eval
                     ),
                     first_seq=self.n_seqs,
                     turns=self.turns,
                 )
-                self.background = Background(self._worker, self._background_cost)
         except EngineFailed:
             self._close_model()
             raise
@@ -505,9 +500,9 @@ class LlamaBackend:
     def _close_contexts(self) -> None:
         if self._warming is not None:
             self._warming.result()  # in their memory
-        if self._worker is not None:
-            self._worker.close()
-            self._worker = self.background = None
+        if self.worker is not None:
+            self.worker.close()
+            self.worker = None
         if self.heads is not None:
             self.heads.close()
             self.heads = None

@@ -15,8 +15,10 @@ from llguidance.gbnf_to_lark import GbnfToLarkError, gbnf_to_lark
 
 from localrun.errors import BadRequest
 
-# A text, a class, a comment, a bracket, or anything else.
-_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|\[(?:[^\]\\]|\\.)*\]|#[^\n]*|.', re.DOTALL)
+# A text, a class, a comment, counts, a name, a bracket, or anything else.
+_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|\[(?:[^\]\\]|\\.)*\]|#[^\n]*|\{[^}]*\}|[\w-]+|.', re.DOTALL)
+# Names that the translator has itself, or cannot write.
+_OTHER_NAME = re.compile(r"start|\d.*")
 _ENDS_OF_REPETITIONS = ("*", "+", "?", "}")
 _REPETITION = re.compile(r"\s*[*+?{]")
 _ESCAPE = re.compile(r"\\(?:u([0-9A-Fa-f]{4})|U([0-9A-Fa-f]{8})|.)", re.DOTALL)
@@ -38,19 +40,24 @@ def plainer(text: str) -> str:
             parts = open_groups.pop()
             group = "".join(parts)
             last = next((part for part in reversed(parts) if part.strip() and part[0] != "#"), "")
-            if last in _ENDS_OF_REPETITIONS and _REPETITION.match(text, token.end()):
+            if last[-1:] in _ENDS_OF_REPETITIONS and _REPETITION.match(text, token.end()):
                 rules.append(f"\n{prefix}-{len(rules)} ::= ({group})")
                 open_groups[-1].append(f"{prefix}-{len(rules) - 1}")
             else:
                 open_groups[-1].append(f"({group})")
         else:
-            open_groups[-1].append(_ESCAPE.sub(_as_itself, found) if found[0] in '"[' else found)
+            written = f"{prefix}-{found}" if _OTHER_NAME.fullmatch(found) else found
+            open_groups[-1].append(_ESCAPE.sub(_as_itself, found) if found[0] in '"[' else written)
     return "".join([*open_groups[0], *rules]) if len(open_groups) == 1 else text
 
 
 def _as_itself(escape: re.Match[str]) -> str:
-    number = int(escape[1] or escape[2] or "0", 16)
-    if not number or 0xD800 <= number < 0xE000 or number > 0x10FFFF:
+    if escape[0] == "\\-":
+        return "\\x2D"
+    if not (escape[1] or escape[2]):
+        return escape[0]
+    number = int(escape[1] or escape[2], 16)
+    if 0xD800 <= number < 0xE000 or number > 0x10FFFF:
         return escape[0]
     return f"\\x{number:02X}" if number < 0x80 else chr(number)
 

@@ -8,7 +8,6 @@ Does not: choose whose grammar is next (`grammars.py`).
 from __future__ import annotations
 
 import contextlib
-import logging
 import signal
 import subprocess
 import sys
@@ -20,8 +19,6 @@ from localrun import framing
 from localrun.errors import BadRequest
 from localrun.processes import HIDDEN
 from localrun.wire import Grammar, GrammarCheck, GrammarChecked
-
-log = logging.getLogger("localrun.engine")
 
 # Of the processor's time, which is what a worker limits itself to; where it cannot, or gets no processor, of the clock.
 COMPILE_LIMIT_S = 10
@@ -52,9 +49,10 @@ class GrammarChecker:
     def give_back(self) -> None:
         self._idle.append(self)
 
-    def check(self, grammar: Grammar, control_names: tuple[str, ...], is_left: Callable[[], bool]) -> Grammar:
-        """The grammar as it is to be compiled, which then neither crashes nor hangs. Raises BadRequest for one that
-        cannot be, or takes more time, memory or stack than it may; NobodyWaits when it was killed for `is_left`."""
+    def check(self, grammar: Grammar, control_names: tuple[str, ...], is_left: Callable[[], bool]) -> GrammarChecked:
+        """With the grammar as it is to be compiled, which then neither crashes nor hangs. Raises BadRequest for one
+        that cannot be, or takes more time, memory or stack than it may; NobodyWaits when it was killed for
+        `is_left`."""
         request = framing.encode(GrammarCheck(grammar=grammar, control_names=control_names, cpu_s=COMPILE_LIMIT_S))
         # Once more, since a worker may also end because it was idle, or because somebody ended it.
         for _ in range(2):
@@ -63,9 +61,7 @@ class GrammarChecker:
                 continue
             if reply.grammar is None:
                 raise BadRequest(reply.error_message)
-            for warning in reply.warnings:
-                log.warning(warning)
-            return reply.grammar
+            return reply
         raise BadRequest(TOO_LARGE)
 
     def start(self) -> None:

@@ -18,16 +18,13 @@ import select
 import signal
 import sys
 import threading
-from collections.abc import Iterable, Iterator
 from functools import lru_cache
-from typing import Any
-
-from llguidance import LLMatcher
 
 from localrun import framing
 from localrun.engine.sample import gbnf
 from localrun.engine.sample.grammar_checker import TOO_LARGE
-from localrun.engine.sample.grammar_library import WHITESPACE, GrammarVocabulary, compile_grammar, problem_of
+from localrun.engine.sample.grammar_library import WHITESPACE, GrammarVocabulary, compile_grammar
+from localrun.engine.sample.weakening import LENGTH_BESIDE_COUNTS, fault, weakened
 from localrun.errors import BadRequest
 from localrun.wire import Grammar, GrammarCheck, GrammarChecked, GrammarKind
 from localrun.worker_limits import allow_cpu, close_limits
@@ -41,6 +38,8 @@ IDLE_S = 60.0
 _ARGUMENTS_RULE = re.compile(
     r'^// ("(?:[^"\\]|\\.)*")(?: (".*"))?\n((arguments|lenient)_\d+: %json) (\{.*\})$', re.MULTILINE
 )
+# A schema in a grammar, below the name of its tool if it is of one.
+_JSON_RULE = re.compile(r'^((?:// ("(?:[^"\\]|\\.)*").*\n)?\w+: %json) (\{.*\})$', re.MULTILINE)
 _N_BYTES = 256
 
 
@@ -76,17 +75,21 @@ def checked(grammar: Grammar, control_names: tuple[str, ...] = ()) -> GrammarChe
         grammar = Grammar(grammar.kind, gbnf.to_lark(grammar.text), grammar.triggers)
     elif grammar.kind is GrammarKind.JSON_SCHEMA:
         _check_json(grammar.text)
-    ways = [_without_faults, _without_schemas] if grammar.kind is GrammarKind.LARK else []
-    warnings: list[str] = []
+    of_lark, of_json = grammar.kind is GrammarKind.LARK, grammar.kind is GrammarKind.JSON_SCHEMA
+    ways = [_weakened, _without_faults, _without_schemas] if of_lark else [weakened] if of_json else []
+    notices: list[str] = []
+    is_tried = not (ways and LENGTH_BESIDE_COUNTS.search(grammar.text))
     while True:
         try:
-            compile_grammar(grammar, vocabulary)
-            return GrammarChecked(grammar=grammar, warnings=tuple(warnings))
+            if is_tried:
+                compile_grammar(grammar, vocabulary)
+                return GrammarChecked(grammar=grammar, notices=tuple(notices))
         except BadRequest as error:
             if not ways:
-                fault = _fault(json.loads(grammar.text), "schema") if grammar.kind is GrammarKind.JSON_SCHEMA else ""
-                raise BadRequest(f"the JSON schema cannot be used: {fault}") if fault else error from None
-        grammar = Grammar(grammar.kind, ways.pop(0)(grammar.text, warnings), grammar.triggers)
+                found = fault(json.loads(grammar.text), "schema") if of_json else None
+                raise BadRequest(f"the JSON schema cannot be used: {found.shown}") if found else error from None
+        is_tried = True
+        grammar = Grammar(grammar.kind, ways.pop(0)(grammar.text, notices), grammar.triggers)
 
 
 def _check_json(text: str) -> None:
@@ -96,71 +99,45 @@ def _check_json(text: str) -> None:
         raise BadRequest(f"the JSON schema cannot be read: {error}") from error
 
 
-def _without_faults(lark: str, warnings: list[str]) -> str:
+def _weakened(lark: str, notices: list[str]) -> str:
+    """The grammar with its schemas `weakened`."""
+
+    def weaker(rule: re.Match[str]) -> str:
+        whose = "" if rule[2] is None else f"the tool {json.loads(rule[2])!r}: "
+        return f"{rule[1]} {weakened(rule[3], notices, whose)}"
+
+    return _JSON_RULE.sub(weaker, lark)
+
+
+def _without_faults(lark: str, notices: list[str]) -> str:
     """The grammar with any object for arguments whose schema does not compile. Raises BadRequest naming the tool and
     the part of its schema where the call must match."""
 
     def with_any(found: re.Match[str]) -> str:
-        fault = _fault(json.loads(found[5]), json.loads(found[2] or '"parameters"'))
-        if not fault:
+        faulty = fault(json.loads(found[5]), json.loads(found[2] or '"parameters"'))
+        if faulty is None:
             return found[0]
-        message = f"the tool {json.loads(found[1])!r}: {fault}"
+        message = f"the tool {json.loads(found[1])!r}: {faulty.shown}"
         if found[4] == "arguments":
             raise BadRequest(message)
-        warnings.append(f"{message}; its calls take any object")
-        return _any_object(found)
+        notices.append(f"{message}; {'any value will do' if found[2] else 'its calls take any object'}")
+        return _anything(found)
 
     return _ARGUMENTS_RULE.sub(with_any, lark)
 
 
-def _without_schemas(lark: str, warnings: list[str]) -> str:
+def _without_schemas(lark: str, notices: list[str]) -> str:
     """The grammar with any object for all arguments that need not match: together they are too much."""
-    weaker = _ARGUMENTS_RULE.sub(lambda found: found[0] if found[4] == "arguments" else _any_object(found), lark)
+    weaker = _ARGUMENTS_RULE.sub(lambda found: found[0] if found[4] == "arguments" else _anything(found), lark)
     if weaker != lark:
-        warnings.append("the schemas of the tools are too much for one grammar; calls take any object")
+        notices.append("the schemas of the tools are too much for one grammar; calls take any object")
     return weaker
 
 
-def _any_object(rule: re.Match[str]) -> str:
-    return f'// {rule[1]}\n{rule[3]} {{"x-guidance":{{"whitespace_pattern":{json.dumps(WHITESPACE)}}},"type":"object"}}'
-
-
-# What the library says of a schema that holds the faulty one.
-_IN_REFERENCE = "while processing json-schema:"
-_UNSATISFIABLE = "Unsatisfiable schema"
-
-
-def _fault(schema: dict[str, Any], path: str) -> str:
-    """Why a schema does not compile, with the path of its innermost part that is to blame; empty if it does."""
-    shared: dict[str, Any] = {key: schema[key] for key in ("x-guidance", "$defs", "definitions") if key in schema}
-    problem = _problem_of_schema(schema)
-    while problem:
-        for name, inner in _inner(schema):
-            found = _problem_of_schema({**inner, **shared})
-            if found == problem or (found.startswith(_UNSATISFIABLE) and problem.startswith(_UNSATISFIABLE)):
-                schema, path, problem = inner, f"{path}.{name}", found
-                break
-        else:
-            return f"{path}: {problem}"
-    return ""
-
-
-def _problem_of_schema(schema: dict[str, Any]) -> str:
-    error = LLMatcher.validate_grammar(LLMatcher.grammar_from_json_schema(json.dumps(schema)))
-    return " ".join(problem_of(error.partition(_IN_REFERENCE)[0]).split())
-
-
-def _inner(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The schemas right below one, and their paths."""
-    for keyword, value in schema.items():
-        found: Iterable[tuple[str, Any]] = ()
-        if keyword in ("properties", "patternProperties"):
-            found = ((f"{keyword}.{name}", inner) for name, inner in value.items())
-        elif keyword in ("anyOf", "oneOf", "allOf", "prefixItems"):
-            found = ((f"{keyword}[{index}]", inner) for index, inner in enumerate(value))
-        elif keyword in ("items", "additionalProperties"):
-            found = ((keyword, value),)
-        yield from ((path, inner) for path, inner in found if isinstance(inner, dict))
+def _anything(rule: re.Match[str]) -> str:
+    """The rule with any object for arguments, and any value for one of them."""
+    schema = {"x-guidance": {"whitespace_pattern": WHITESPACE}, **({} if rule[2] else {"type": "object"})}
+    return rule[0].removesuffix(rule[5]) + json.dumps(schema)
 
 
 def answer(request: GrammarCheck) -> GrammarChecked:

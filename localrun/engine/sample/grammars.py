@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from localrun.engine.backend import Backend, Logprobs
 from localrun.engine.request import Request
-from localrun.engine.sample.grammar_checker import GrammarChecker
+from localrun.engine.sample.grammar_checker import GrammarChecker, NobodyWaits
 from localrun.errors import EngineFailed, LocalrunError
 from localrun.wire import Grammar, GrammarKind, Submit
 
@@ -38,12 +38,13 @@ _T = TypeVar("_T")
 @dataclass(eq=False)
 class Compiling:
     """A grammar that is compiled for `client`, and for all who ask for the same one; `n_wanting` wait for it. It has
-    begun when it has a `checker`."""
+    begun when it has a `checker`; `notices` say what was left out of it."""
 
     grammar: Grammar
     client: str
     n_wanting: int = 0
     checker: GrammarChecker | None = None
+    notices: tuple[str, ...] = ()
     future: Future[Compiled] = field(default_factory=Future)
 
 
@@ -123,7 +124,7 @@ class GrammarCompiler:
             if compiling.checker is not None:
                 compiling.checker.kill()
         if self._threads is not None:
-            self._threads.shutdown(cancel_futures=True)
+            self._threads.shutdown()  # of what has not begun too, which gives its checker back
 
     def _submit(self, work: Callable[..., _T], *arguments: Any) -> Future[_T]:
         """In a thread, which has more stack than what has passed has needed."""
@@ -150,10 +151,14 @@ def _compile(compiling: Compiling, vocabulary: Future[GrammarVocabulary]) -> Non
     checker = compiling.checker
     assert checker is not None
     try:
+        if not compiling.n_wanting:
+            raise NobodyWaits
         checker.start()  # while the vocabulary is read
         grammar, names = compiling.grammar, vocabulary.result().names_in(compiling.grammar.text)
-        grammar = checker.check(grammar, names, lambda: not compiling.n_wanting)
-        compiling.future.set_result(compile_grammar(grammar, vocabulary.result()))
+        checked = checker.check(grammar, names, lambda: not compiling.n_wanting)
+        assert checked.grammar is not None
+        compiling.notices = checked.notices
+        compiling.future.set_result(compile_grammar(checked.grammar, vocabulary.result()))
     except BaseException as error:
         compiling.future.set_exception(error)
     # Only now: until the future is done whoever gives the grammar up kills the worker.
@@ -194,13 +199,14 @@ class GrammarQueue:
             compiling = self._compiler.compile(submit.grammar, submit.client)
             self._entries.append(_Entry(request, submit, compiling))
 
-    def collect(self) -> list[tuple[Request, LocalrunError | None]]:
-        """Give compiled grammars to their requests. Returns those that have theirs now, or why they never will."""
-        settled: list[tuple[Request, LocalrunError | None]] = []
+    def collect(self) -> list[tuple[Request, LocalrunError | None, tuple[str, ...]]]:
+        """Give compiled grammars to their requests. Returns those that have theirs now, or why they never will, and
+        what was left out."""
+        settled: list[tuple[Request, LocalrunError | None, tuple[str, ...]]] = []
         self._compiler.go_on()
         for entry in [entry for entry in self._entries if entry.compiling.future.done()]:
             self._leave(entry)
-            settled.append((entry.request, self._take(entry)))
+            settled.append((entry.request, self._take(entry), entry.compiling.notices))
         return settled
 
     def drop(self, request: Request) -> None:

@@ -13,6 +13,7 @@ from localrun.engine.backend import BASE, AdapterSet, Backend
 from localrun.engine.cache.cache import Cache
 from localrun.engine.cache.tree import Key
 from localrun.engine.request import Prompt, Request, check, new_request
+from localrun.engine.schedule.background import Background
 from localrun.engine.schedule.scheduler import SHARED_PREFIX_TOKENS, Scheduler
 from localrun.wire import Submit
 
@@ -49,6 +50,7 @@ class Admission:
         self,
         backend: Backend,
         scheduler: Scheduler,
+        background: Background,
         preempt: Callable[[Request], None],
         *,
         target_itl_s: float,
@@ -56,6 +58,7 @@ class Admission:
     ) -> None:
         self._backend = backend
         self._scheduler = scheduler
+        self._background = background
         self._preempt = preempt
         self._target_itl_s = target_itl_s
         self._adapters = adapters
@@ -82,12 +85,13 @@ class Admission:
         """Whether a prompt with `n_new` tokens to compute, from `depth` on, is computed in the background. Without
         streams, nobody is held up by the last few tokens of a long prompt, and they are done sooner without two
         copies."""
-        background = self._backend.background
-        if background is None:
+        if not self._background.is_there:
             return False
         target_s = self._scheduler.target_s
         at_depth = depth if target_s is not None else 0
-        return background.takes(n_new, self._scheduler.budget.direct_tokens(target_s or self._target_itl_s, at_depth))
+        return self._background.takes(
+            n_new, self._scheduler.budget.direct_tokens(target_s or self._target_itl_s, at_depth)
+        )
 
     def start(self, cache: Cache, now_s: float) -> Iterator[Admitted]:
         """Start waiting requests while slots and cells last, next first. A later one may take the slot that an earlier
@@ -120,8 +124,8 @@ class Admission:
             if lease.n_here < lease.n_cached:
                 request.n_computed, request.is_away = lease.n_here, True
             # Asked each time: one pool has more sequences than split streams have.
-            if self._backend.background is not None and lease.seq >= self._backend.n_seqs:
-                self._backend.background.add(request)
+            if lease.seq >= self._backend.n_seqs:
+                self._background.add(request)
             yield Admitted(request, is_first)
 
     def _reason(self, request: Request, cache: Cache) -> _Reason | None:
@@ -144,12 +148,7 @@ class Admission:
 
     def _awaits_batch(self, request: Request, n_matched: int) -> bool:
         """Whether it belongs in the background, whose sequences nobody may touch now."""
-        background = self._backend.background
-        return (
-            background is not None
-            and background.is_busy
-            and self.goes_to_background(request.last_start + 1 - n_matched, n_matched)
-        )
+        return self._background.is_busy and self.goes_to_background(request.last_start + 1 - n_matched, n_matched)
 
     def _make_way(self, request: Request, cache: Cache) -> bool:
         """Whether there is a slot and cells for a new request; if need be, they are taken from lower lanes."""

@@ -1,7 +1,7 @@
 """How many prompt rows a step may carry, and what rows cost. Pure.
 
 Of the batch sizes that are fast enough for the streams, the largest one that is about as efficient as any is chosen, by
-what was learned so far. Rows beside the streams and batches in the background (`native/background.py`) have separate
+what was learned so far. Rows beside the streams and batches in the background (`background.py`) have separate
 models, because kernels treat a few rows of many prompts differently from many rows of one. A model may be wrong where
 it has no data, so rows beside the streams at most double from step to step.
 

@@ -24,9 +24,10 @@ from localrun.engine.schedule.scheduler import StepPlan
 from localrun.engine.speculate import choice
 from localrun.engine.speculate.choice import Choice, Limits, Policy, Stream
 from localrun.engine.speculate.costs import DepthCosts
+from localrun.engine.speculate.counts import Counts
 from localrun.engine.speculate.drafter import Drafter
 from localrun.engine.speculate.lookup import Lookup
-from localrun.wire import DraftCounts, DraftSource, Submit
+from localrun.wire import DraftSource, Submit
 
 # What a grammar forces, and the model might still write in other tokens.
 _FORCED_CHANCE = 0.9
@@ -69,34 +70,6 @@ class Guess:
 _NOTHING = Guess()
 
 
-class Counts:
-    """What was drafted of each source, and what became of it. All of it counts in the `total`, too."""
-
-    def __init__(self, total: Counts | None = None) -> None:
-        self._total = total
-        self.n_drafted = self.n_accepted = 0
-        self._counts: dict[DraftSource, list[float]] = {}
-
-    def add(self, source: DraftSource, *, n_drafted: int = 0, n_accepted: int = 0, seconds: float = 0.0) -> None:
-        """A draft; without tokens only the time that it took."""
-        counts = self._counts.setdefault(source, [0, 0, 0, 0.0])
-        self.n_drafted += n_drafted
-        self.n_accepted += n_accepted
-        counts[0] += n_drafted > 0
-        counts[1] += n_drafted
-        counts[2] += n_accepted
-        counts[3] += seconds
-        if self._total is not None:
-            self._total.add(source, n_drafted=n_drafted, n_accepted=n_accepted, seconds=seconds)
-
-    def by_source(self) -> tuple[DraftCounts, ...]:
-        """For messages."""
-        return tuple(
-            DraftCounts(source, int(n), int(n_drafted), int(n_accepted), seconds)
-            for source, (n, n_drafted, n_accepted, seconds) in self._counts.items()
-        )
-
-
 class Drafting:
     """One request's drafts, which count in the `total`."""
 
@@ -109,13 +82,6 @@ class Drafting:
         self._forced_chance = _FORCED_CHANCE
         self._drafter_chance = _DRAFTER_CHANCE
         self._pause_steps, self._n_until_try = _FIRST_PAUSE_STEPS, 0
-        self._n_saved = 0.0  # steps without drafts
-
-    @property
-    def speedup(self) -> float:
-        """How many times as fast the answer was as without drafts: a step without any counts as what a token costs."""
-        n_output = self._request.n_output
-        return n_output / max(1.0, n_output - self._n_saved) if n_output else 1.0
 
     def promise(self) -> float:
         """How many drafted tokens may be right, at most, by what is known without computing; a lower bound is
@@ -164,7 +130,7 @@ class Drafting:
     def stepped(self, parts: Sequence[Part], n_right: int, n_tokens: int, ratio: float) -> None:
         """A step that took `ratio` times as long as without drafts gave `n_tokens`; `n_right` drafted ones were
         right."""
-        self._n_saved += n_tokens - ratio
+        self.counts.n_saved += n_tokens - ratio
         for source, n_drafted in parts:
             n_accepted = max(0, min(n_drafted, n_right))
             n_right -= n_drafted
@@ -181,7 +147,8 @@ class Drafting:
 
 class Speculation:
     """See the module. `is_on` is for requests that do not say whether they draft. `drafter_of` names what computes
-    drafts for a request, if anything does; `policy` decides what is worth its rows."""
+    drafts for a request, if anything does, else the model's own `heads` may; `policy` decides what is worth its
+    rows."""
 
     def __init__(
         self,
@@ -190,6 +157,7 @@ class Speculation:
         *,
         is_on: bool = True,
         drafter_of: Callable[[Request], Drafter | None] | None = None,
+        heads: Callable[[], Drafter | None] | None = None,
         policy: Policy = choice.BY_COST,
     ) -> None:
         self.costs = DepthCosts()
@@ -199,6 +167,8 @@ class Speculation:
         self._clock = clock
         self._is_on = is_on
         self._drafter_of = drafter_of
+        self._heads = heads
+        self._draftings: dict[Request, Drafting] = {}
         self._policy = policy
         self._draft_s = 0.0
         self._drawn_s = 0.0  # what drafters took since the last step
@@ -213,7 +183,8 @@ class Speculation:
         wants = self._is_on if submit.speculates is None else submit.speculates
         if wants and self._backend.n_rollback:
             # No answer is longer than the context, and what is behind that much of a prediction costs steps to index.
-            request.drafting = Drafting(request, prediction[: self._backend.n_ctx], self.counts)
+            drafting = Drafting(request, prediction[: self._backend.n_ctx], self.counts)
+            self._draftings[request], request.drafts = drafting, drafting.counts
 
     def extend(self, plan: StepPlan, cells: Cells, target_s: Callable[[], float]) -> StepPlan:
         """A plan of streams alone with the drafts that are worth their rows, if any: as far as there are free cells,
@@ -222,8 +193,8 @@ class Speculation:
         promise, may_draw, n_tokens = 0.0, False, 0
         for request, _, _ in plan.grants:
             n_tokens += len(request.tokens)
-            if request.drafting is not None:
-                promise += request.drafting.promise()
+            if request.drafts is not None:
+                promise += self._draftings[request].promise()
                 may_draw = may_draw or self._drafter(request) is not None
         is_even = self._is_even
         costs = self._costs = self.costs.at(n_tokens // n_streams, is_even=is_even and n_streams > 1)
@@ -276,25 +247,30 @@ class Speculation:
         """The request has got what that step gives it. Returns how many tokens these are."""
         n_computed, n_tokens = self._before[request.id]
         n_right, n_given = request.n_computed - n_computed, request.n_tokens - n_tokens
-        if request.drafting is not None:
+        if request.drafts is not None:
             parts = self._parts.get(request.id, [])
-            request.drafting.stepped(parts, n_right, n_given, self._ratio)
+            self._draftings[request].stepped(parts, n_right, n_given, self._ratio)
         return n_given
 
     def decoded(self, plan: StepPlan) -> None:
         """The backend has decoded this plan. The model's heads compute its rows, too, unless nobody is going to ask
         them for drafts soon."""
-        heads = self._backend.heads
+        heads = self._heads() if self._heads is not None else None
         if heads is None or plan.is_media:
             return
-        if any(r.drafting is not None and r.drafting.asks_soon for r, _, _ in plan.grants):
+        if any(self._draftings[r].asks_soon for r, _, _ in plan.grants if r.drafts is not None):
             heads.decoded(plan.n_rows)
 
     def drop(self, request: Request) -> None:
-        """A request ends, or leaves its sequence."""
-        drafter = self._drafter(request) if request.drafting is not None else None
+        """A request leaves its sequence."""
+        drafter = self._drafter(request) if request in self._draftings else None
         if drafter is not None:
             drafter.drop(request)
+
+    def end(self, request: Request) -> None:
+        """A request ends."""
+        self.drop(request)
+        self._draftings.pop(request, None)
 
     @property
     def _is_even(self) -> bool:
@@ -306,12 +282,12 @@ class Speculation:
         if request.chunks:
             return None
         named = self._drafter_of(request) if self._drafter_of is not None else None
-        return named or self._backend.heads
+        return named or (self._heads() if self._heads is not None else None)
 
     def _guess(self, request: Request, most_each: int) -> Guess:
-        drafting = request.drafting
-        if drafting is None:
+        if request.drafts is None:
             return _NOTHING
+        drafting = self._draftings[request]
         # The last token of an answer is never a draft: the row before it has it.
         n_most = min(most_each, request.max_output - request.n_output - 1)
         guess = drafting.guess(n_most)
@@ -329,8 +305,8 @@ class Speculation:
             n_wanted = 0 if chosen is None else min(chosen.n_rows[index], len(guess.chances))
             if n_wanted:
                 wanted.setdefault(guess.drafter, []).append((index, n_wanted))
-            elif (drafting := plan.grants[index].request.drafting) is not None:
-                drafting.declined()
+            else:
+                self._draftings[plan.grants[index].request].declined()
                 self._draft_s *= _HOPE  # what is too dear is tried again in a while
         for drafter, asked in wanted.items():
             began_s = self._clock()
@@ -345,9 +321,7 @@ class Speculation:
                 if own:
                     drawn[index] = guess = Guess()
                     guess.add(own, guesses[index].chances[: len(own)], drafter.source)
-                drafting = plan.grants[index].request.drafting
-                assert drafting is not None
-                drafting.counts.add(drafter.source, seconds=seconds / len(asked))
+                self._draftings[plan.grants[index].request].counts.add(drafter.source, seconds=seconds / len(asked))
         return drawn
 
     def _with_drafts(self, plan: StepPlan, guesses: Sequence[Guess], chosen: Choice) -> StepPlan:

@@ -21,7 +21,7 @@ from pathlib import Path
 from localrun.config import NOTHING_ASKED, LoadSettings, Settings
 from localrun.errors import BadRequest, CannotFit, LocalrunError
 from localrun.models import draft
-from localrun.models.storage.model import Model
+from localrun.models.storage.model import Evidence, Model
 from localrun.models.storage.store import Store
 from localrun.server.engines.resident import Draft, Resident
 from localrun.server.engines.room import Room
@@ -137,7 +137,7 @@ class Drafts:
     def _found(self, model: Model, name: str) -> Draft:
         """In a thread: reads the disk. Raises BadRequest."""
         found = draft.find(self._store, name, model=model.name, target=model.header)
-        return Draft(found.name, path_to_open(found, found.path.resolve()), found.header)
+        return Draft(found.name, path_to_open(found, found.path.resolve()), found.header, Evidence.of(found.files))
 
 
 def path_to_open(model: Model, resolved: Path) -> Path:

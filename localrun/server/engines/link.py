@@ -32,7 +32,7 @@ from localrun.server.engines.child import EngineChild
 from localrun.snapshot import KvRunRow
 
 if TYPE_CHECKING:
-    from localrun.server.jobs.registry import RequestRecord
+    from localrun.server.jobs.record import RequestRecord
 
 KEPT_LINES = 20
 # A step on a device that takes longer is at something else: its driver compiles kernels when they are first used.

@@ -14,7 +14,6 @@ Does not: start or stop the process (supervisor.py does).
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from enum import StrEnum
@@ -25,10 +24,11 @@ from typing import NamedTuple
 from localrun import wire
 from localrun.config import LoadSettings, Settings
 from localrun.errors import BadRequest
+from localrun.file_stamp import FileStamp
 from localrun.models.adapters import Adapted, InEffect
 from localrun.models.fit import gpu_share
-from localrun.models.gguf.header import RANK, Header
-from localrun.models.storage.model import Model
+from localrun.models.gguf.header import RANK, RANKING_HEADS, Header
+from localrun.models.storage.model import Evidence, Model
 from localrun.server.engines.link import EngineLink
 from localrun.server.engines.placement import Placement
 from localrun.snapshot import EngineRow
@@ -57,6 +57,12 @@ def pooling_for(model: Model, use: Use) -> Pooling | None:
             raise BadRequest(
                 f"{name} does not support reranking; choose a model whose file has a ranking head (its pooling type "
                 f"is rank), such as bge-reranker or Qwen3-Reranker",
+                field="model",
+            )
+        if header.lacks_ranking_head:
+            raise BadRequest(
+                f"{name} cannot rank: its file has no ranking head ({' or '.join(sorted(RANKING_HEADS))}); "
+                f"look for another GGUF of it",
                 field="model",
             )
         return Pooling.RANK
@@ -88,27 +94,17 @@ class ResidentState(StrEnum):
     STOPPING = "stopping"
 
 
-class FileStamp(NamedTuple):
-    """Tells that a file, or a part that was loaded with it (an adapter, the projector), is not the one that was loaded.
-    Raises OSError when made of a file that is not there."""
-
-    inode: int
-    size_bytes: int
-    modified_ns: int
-    parts: tuple[FileStamp, ...] = ()
-
-    @classmethod
-    def of(cls, path: Path, *parts: Path) -> FileStamp:
-        status = os.stat(path)
-        return cls(status.st_ino, status.st_size, status.st_mtime_ns, tuple(map(cls.of, parts)))
+# What all files of a model were like.
+Stamps = tuple[FileStamp | None, ...]
 
 
 class Draft(NamedTuple):
-    """A draft model: what it is called, the file to open, and its header."""
+    """A draft model: what it is called, the file to open, its header, and what its files were like."""
 
     name: str
     path: Path
     header: Header
+    evidence: Evidence
 
 
 class ExtraDraft(NamedTuple):
@@ -140,7 +136,7 @@ class Resident:
         *,
         key: Path,
         model: Model,
-        stamp: FileStamp,
+        stamps: Stamps,
         link: EngineLink,
         asked: LoadSettings,
         load: LoadSettings,
@@ -156,7 +152,7 @@ class Resident:
         self.settings = settings
         self.replaces = replaces
         self.model = model
-        self.stamp = stamp
+        self.stamps = stamps
         self.link = link
         self.keep_alive_s = settings.keep_alive_s
         self.state = ResidentState.LOADING
@@ -213,6 +209,10 @@ class Resident:
     def headers(self) -> tuple[Header, ...]:
         """Of the models that its engine is opened with."""
         return (self.model.header, *([] if self.draft is None else [self.draft.header]))
+
+    def is_of(self, stamps: Stamps) -> bool:
+        """Whether it was opened with just these files, and its draft model's are as they were."""
+        return self.stamps == stamps and (self.draft is None or self.draft.evidence.holds())
 
     @property
     def is_idle(self) -> bool:
@@ -364,7 +364,7 @@ class EngineLease:
     @property
     def identity(self) -> tuple[object, ...]:
         """Tells which files were loaded, and what they were like."""
-        return self._resident.key, self._resident.model.parts, self._resident.stamp, self._resident.load.rope
+        return self._resident.key, self._resident.model.parts, self._resident.stamps, self._resident.load.rope
 
     async def speculation(self, speculates: bool | None, draft: str) -> tuple[bool | None, str]:
         """`Submit.speculates` and `draft_model_path` for a request that asks for this. Raises BadRequest and CannotFit

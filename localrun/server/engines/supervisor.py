@@ -50,16 +50,16 @@ from localrun.server.engines.kernels import Kernels, is_allowed
 from localrun.server.engines.link import EngineLink, engine_command
 from localrun.server.engines.loads import Loads, grown, lacks_only_room, serves
 from localrun.server.engines.placement import Placement
-from localrun.server.engines.resident import EngineLease, FileStamp, Resident, ResidentState, Use, on_wire, pooling_for
+from localrun.server.engines.resident import EngineLease, Resident, ResidentState, Stamps, Use, on_wire, pooling_for
 from localrun.server.engines.room import Room
 from localrun.snapshot import EngineRow
 
 _log = logging.getLogger(__name__)
 
-# The file, resolved; the adapters and the projector opened with it; the way of use; the load settings asked for.
+# The file, resolved; what is opened with it; the way of use; the load settings asked for.
 Key = tuple[Path, tuple[Part, ...], wire.Pooling | None, LoadSettings]
-# What a name means: the model, its file resolved, what that file was like, and the load settings that it has by itself.
-Found = tuple[Model, Path, FileStamp, LoadSettings]
+# What a name means: the model, its file resolved, what its files were like, and the load settings by itself.
+Found = tuple[Model, Path, Stamps, LoadSettings]
 # Names whose meaning is remembered; one model can be called by any number.
 MAX_FOUND = 256
 
@@ -97,13 +97,13 @@ class Supervisor:
         self._residents: dict[Key, Resident] = {}
         self._load_s: dict[Key, float] = {}
         self._found: dict[str, tuple[Evidence, Found]] = {}
-        self._breakers: dict[tuple[Key, FileStamp], Breaker] = {}
+        self._breakers: dict[tuple[Key, Stamps], Breaker] = {}
         # How an engine crashed that had computed nothing, so that the next one does without the quick kernels; and
         # whose quick kernels have computed something, so that it was not they.
-        self._suspects: dict[tuple[Key, FileStamp], str] = {}
-        self._proven: set[tuple[Key, FileStamp]] = set()
+        self._suspects: dict[tuple[Key, Stamps], str] = {}
+        self._proven: set[tuple[Key, Stamps]] = set()
         # Who has answered anything, with whatever kernels.
-        self._sound: set[tuple[Key, FileStamp]] = set()
+        self._sound: set[tuple[Key, Stamps]] = set()
         self._room = Room(settings, residents=self.residents, end=self._end, available_bytes=available_bytes)
         self.room_for = self._room.for_model
         self._loads = Loads(settings)
@@ -182,10 +182,10 @@ class Supervisor:
         found = self._found_before(name)
         if found is None or self._is_closed:
             return None
-        model, path, stamp, own = found
+        model, path, stamps, own = found
         asked = own if load == NOTHING_ASKED else self._loads.asked(model, load)
         resident = self._serving((path, model.parts, pooling_for(model, use), asked))
-        if resident is None or not resident.takes_requests or resident.stamp != stamp:
+        if resident is None or not resident.takes_requests or not resident.is_of(stamps):
             return None
         resident.is_unwanted = False
         return self._lease(resident, model, keep_alive_s)
@@ -210,16 +210,16 @@ class Supervisor:
         has_waited = False
         while True:
             found = self._found_before(name)
-            model, path, stamp, own = await asyncio.to_thread(self._look_up, name) if found is None else found
+            model, path, stamps, own = await asyncio.to_thread(self._look_up, name) if found is None else found
             if self._is_closed:
                 raise Unavailable("localrun is shutting down")
             asked = own if load == NOTHING_ASKED else self._loads.asked(model, load)
             key = path, model.parts, pooling_for(model, use), asked
             resident = self._serving(key)
             if resident is None:
-                resident = self._start_loading(model, key, stamp, load)
-            elif resident.state is ResidentState.READY and resident.stamp != stamp:
-                # The file was replaced: the next idle moment is the time to take the new one.
+                resident = self._start_loading(model, key, stamps, load)
+            elif resident.state is ResidentState.READY and not resident.is_of(stamps):
+                # A file was replaced: the next idle moment is the time to take the new one.
                 resident.unload_when_idle = True
                 self._if_idle(resident)
             resident.is_unwanted = False
@@ -313,12 +313,12 @@ class Supervisor:
         """Whether loading this model would take the place of others. False for what cannot be loaded, as loading it
         says."""
         try:
-            model, path, stamp, own = await asyncio.to_thread(self._look_up, split_adapters(name).model)
+            model, path, stamps, own = await asyncio.to_thread(self._look_up, split_adapters(name).model)
             pooling = pooling_for(model, Use.TEXT if model.header.generates else Use.EMBED)
         except LocalrunError:
             return False
         newcomer = Resident(
-            key=path, pooling=pooling, model=model, stamp=stamp, link=self._new_link(model), asked=own, load=own,
+            key=path, pooling=pooling, model=model, stamps=stamps, link=self._new_link(model), asked=own, load=own,
             settings=self._settings.with_load(own), replaces=None,
         )  # fmt: skip
         return not await self._room.is_free_for(newcomer)
@@ -331,14 +331,13 @@ class Supervisor:
         model = self._store.resolve(name)
         evidence = evidence.joined(adapters.evidence(self._store, self._settings, model))
         model = adapters.opened(self._store, self._settings, model)
-        try:
-            stamp = _stamp(model)
-            found = model, model.path.resolve(), stamp, self.asked(model)
-        except OSError:
-            raise ModelNotFound(name) from None
+        files = Evidence.of(model.files)
+        if None in files.stamps:
+            raise ModelNotFound(name)
+        found = model, model.path.resolve(), files.stamps, self.asked(model)
         if len(self._found) >= MAX_FOUND:
             self._found.clear()
-        self._found[name] = evidence, found
+        self._found[name] = evidence.joined(files), found
         return found
 
     def _found_before(self, name: str) -> Found | None:
@@ -347,14 +346,9 @@ class Supervisor:
         if name not in self._found:
             return None
         evidence, found = self._found[name]
-        model, path, stamp, _ = found
-        if all(path != key for key, *_ in self._residents):
+        if all(found[1] != key for key, *_ in self._residents):
             return None
-        try:
-            is_same = _stamp(model) == stamp and evidence.holds()
-        except OSError:
-            return None
-        return found if is_same else None
+        return found if evidence.holds() else None
 
     def _serving(self, key: Key) -> Resident | None:
         """An engine that serves the load settings of `key`: best one that takes requests (opened for just these
@@ -366,7 +360,7 @@ class Supervisor:
         serving = [r for r in self.residents() if [*_key(r)[:3]] == files and serves(r, asked) is not False]
         return min(serving, key=lambda r: (_rank(r), r.unload_when_idle, r.load != asked), default=None)
 
-    def _start_loading(self, model: Model, key: Key, stamp: FileStamp, by_request: LoadSettings) -> Resident:
+    def _start_loading(self, model: Model, key: Key, stamps: Stamps, by_request: LoadSettings) -> Resident:
         """A resident for a key that none serves; a larger one where one only lacks room. Raises BadRequest for settings
         that the model cannot be loaded with."""
         path, parts, pooling, asked = key
@@ -375,11 +369,11 @@ class Supervisor:
                         and lacks_only_room(r, asked)), None)  # fmt: skip
         load = asked if smaller is None else grown(asked, smaller)
         key = path, parts, pooling, load
-        breaker = self._breakers.get((key, stamp))
+        breaker = self._breakers.get((key, stamps))
         if breaker is not None:
             _check_closed(model.name, breaker)
         resident = Resident(
-            key=path, pooling=pooling, model=model, stamp=stamp, link=self._new_link(model), asked=asked, load=load,
+            key=path, pooling=pooling, model=model, stamps=stamps, link=self._new_link(model), asked=asked, load=load,
             settings=self._settings.with_load(load), replaces=smaller,
         )  # fmt: skip
         shown = {name: " ".join(value) if isinstance(value, tuple) else value for name, value in load.said.items()}
@@ -560,6 +554,7 @@ class Supervisor:
             rope_frequency_scale=load.rope_frequency_scale or 0.0,
             rope_scaling=load.rope_scaling or "",
             yarn_orig_ctx=load.yarn_orig_ctx or 0,
+            later_shards=tuple(map(str, resident.model.header.shard_paths[1:])),
         )
 
     # --- kernels that are wrong ----------------------------------------------------------------------------------
@@ -677,10 +672,6 @@ class Supervisor:
         return task
 
 
-def _stamp(model: Model) -> FileStamp:
-    return FileStamp.of(model.path, *(part.path for part in model.parts))
-
-
 def _key(resident: Resident) -> Key:
     return resident.key, resident.model.parts, resident.pooling, resident.load
 
@@ -689,8 +680,8 @@ def _rank(resident: Resident) -> int:
     return 0 if resident.takes_requests else 1 if resident.state is ResidentState.LOADING else 2
 
 
-def _file(resident: Resident) -> tuple[Key, FileStamp]:
-    return _key(resident), resident.stamp
+def _file(resident: Resident) -> tuple[Key, Stamps]:
+    return _key(resident), resident.stamps
 
 
 def _check_closed(name: str, breaker: Breaker) -> None:

@@ -47,7 +47,7 @@ from localrun.snapshot import RequestState
 from localrun.wire import Lane
 
 if TYPE_CHECKING:
-    from localrun.server.jobs.registry import RequestRecord
+    from localrun.server.jobs.record import RequestRecord
 
 # A key file that cannot be read is tried again.
 _LOOK_AGAIN_S = 1.0

@@ -13,7 +13,7 @@ import msgspec
 from localrun.errors import LocalrunError
 
 if TYPE_CHECKING:
-    from localrun.server.jobs.registry import RequestRecord
+    from localrun.server.jobs.record import RequestRecord
 
 # Where it is found in a request's scope.
 ACCOUNT = "localrun.account"

@@ -4,10 +4,10 @@ Runs in the daemon's event loop. A request, headers and body, must have arrived 
 (of the connection's opening, for the first request), an uploaded file within `deadline_s` of its last piece; its head
 is bounded in bytes and in fields before the parser sees it; and a client that accepts no output for `deadline_s` is cut
 off, so that it cannot hold a model for ever. Clients keep a connection for their next request, so one without a request
-stays open for `IDLE_S`. Of more than `MAX_CONNECTIONS` at once, from this machine or from others, the one that has been
-without a request for the longest is closed, and where all have one, the last one is answered 503. None of this costs
-anything per token: the timers move only when a request begins or ends, when a piece of a file arrives, or when the
-socket's buffer fills or empties.
+stays open for `IDLE_S`, and clients that ask for that are told of it. Of more than `MAX_CONNECTIONS` at once, from this
+machine or from others, the one that has been without a request for the longest is closed, and where all have one, the
+last one is answered 503. None of this costs anything per token: the timers move only when a request begins or ends,
+when a piece of a file arrives, or when the socket's buffer fills or empties.
 
 What comes along in a body and is none of it (sizes of chunks, their extensions, trailers) is bounded as a head is, and
 trailers are dropped.
@@ -23,6 +23,7 @@ import ipaddress
 import re
 import socket
 import sys
+from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
 from uvicorn.config import Config
@@ -194,13 +195,14 @@ class _UnchunkedCycle(RequestResponseCycle):
             if all(name != b"content-length" for name, _ in message.get("headers", ())):
                 self.chunked_encoding = False
                 self.is_open_ended = True
+                self.keep_alive, self.default_headers = False, []
         elif getattr(self, "is_open_ended", False):
             self.expected_content_length = len(message.get("body", b""))
         await super().send(message)
 
 
 class BoundedConnection(HttpToolsProtocol):
-    """As its base, with deadlines and a bounded head."""
+    """As its base, with deadlines and a bounded head. `on_refused` is told the status of what no app hears of."""
 
     def __init__(
         self,
@@ -210,9 +212,11 @@ class BoundedConnection(HttpToolsProtocol):
         _loop: asyncio.AbstractEventLoop | None = None,
         *,
         deadline_s: float,
+        on_refused: Callable[[int], None] = lambda status: None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self._deadline_s = deadline_s
+        self._on_refused = on_refused
         self._receiving: asyncio.TimerHandle | None = None
         self._stalled: asyncio.TimerHandle | None = None
         # True from the end of one request to the end of the next one's head; the head is held back until it is whole.
@@ -304,8 +308,14 @@ class BoundedConnection(HttpToolsProtocol):
         self._n_beside_body = 0
         self._head_open = self._is_parsing_head = False
         super().on_headers_complete()
-        if self.cycle is not None and self.scope["http_version"] == "1.0":
-            self.cycle.__class__ = _UnchunkedCycle
+        if self.cycle is not None:
+            asks = any(name == b"connection" and b"keep-alive" in value.lower() for name, value in self.headers)
+            if asks:
+                kept = [(b"connection", b"keep-alive"), (b"keep-alive", b"timeout=%d" % self.timeout_keep_alive)]
+                self.cycle.default_headers = self.cycle.default_headers + kept
+            if self.scope["http_version"] == "1.0":
+                self.cycle.keep_alive = asks
+                self.cycle.__class__ = _UnchunkedCycle
         self._is_upload = is_upload(self.scope["path"])
 
     def on_message_complete(self) -> None:
@@ -371,7 +381,12 @@ class BoundedConnection(HttpToolsProtocol):
         else:
             self.transport.close()
 
+    def send_400_response(self, msg: str) -> None:
+        self._on_refused(400)
+        super().send_400_response(msg)
+
     def _answer_and_close(self, status: bytes, body: bytes = b"") -> None:
+        self._on_refused(int(status[:3]))
         headers = b"content-type: application/json\r\nretry-after: 1\r\n" if body else b""
         headers += b"content-length: %d\r\nconnection: close\r\n" % len(body)
         if self.cycle is None or not self.cycle.response_started or self.cycle.response_complete:

@@ -34,13 +34,12 @@ from starlette.types import Message, Receive, Scope, Send
 
 from localrun.errors import BadRequest, LocalrunError, ModelNotFound, TooLarge, Unavailable
 from localrun.server import notices
-from localrun.server.apart import IS_LARGE, THREAD_BYTES, apart
 from localrun.server.http import failures
 from localrun.server.http.access import OWNER, Visitor
 from localrun.server.http.account import ACCOUNT, Account
 from localrun.server.http.failures import Headers, Shape
 from localrun.server.http.hidden_paths import without_paths, without_paths_in
-from localrun.server.http.loop_watch import OPERATION, held
+from localrun.server.http.loop_watch import IS_LARGE, OPERATION, THREAD_BYTES, apart, held
 
 if TYPE_CHECKING:
     from localrun.server.runtime import Runtime
@@ -324,6 +323,7 @@ class Endpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope[OPERATION] = f"{scope['method']} {self._path}"
         exchange = Exchange(scope, receive, send, self._shape)
+        notices.STRICT_SCHEMAS.set(self._runtime.settings.strict_schemas == "on")
         try:
             await self._handler(self._runtime, exchange)
         except ClientGone:

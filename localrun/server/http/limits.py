@@ -11,8 +11,9 @@ every route, also unknown ones, and before anything runs:
 - It has an API key, where one is needed (`access.py`); else 401.
 - Sec-Fetch-Site is not `cross-site`, unless an Origin that passes says which site it is; else 403. It is what a browser
   says about requests that carry no Origin, such as those of images, frames and links.
-- A body is JSON by its Content-Type (415), not encoded (415), and at most `settings.max_body_bytes`, or
-  `MAX_TEXT_BYTES` where no pictures or sound can be in it (413, before it is buffered, also when chunked); an uploaded
+- A body is JSON by its Content-Type (415), in a known encoding (415), and at most `settings.max_body_bytes`, or
+  `MAX_TEXT_BYTES` where no pictures or sound can be in it (413, before it is buffered, also when chunked), both as it
+  comes and unpacked; an uploaded
   file may also be an octet stream, of any size. From clients that are no browser JSON may come under any Content-Type:
   several send another one or none, and a browser that sends a body names its Origin.
 - The bodies of all requests under way, files aside, have at most `MAX_BODIES` times that size together; else 429.
@@ -40,6 +41,7 @@ from localrun.errors import BadRequest, Forbidden, LocalrunError, QueueFull, Too
 from localrun.server.http import failures, names
 from localrun.server.http.access import LIMIT_HEADERS, Access, Visitor, is_loopback
 from localrun.server.http.account import ACCOUNT, Account
+from localrun.server.http.encoding import KNOWN, unpacked
 from localrun.server.http.loop_watch import LoopWatch
 
 # Schemes that a page from the network cannot have: desktop applications and editor panels.
@@ -205,7 +207,8 @@ class Limits:
         if not has_body:
             await self._app(scope, receive, send)
             return
-        guard = _BodyGuard(receive, send, self._room, self._max_bytes(scope["path"]))
+        encoding = _encoding(_Headers(scope["headers"]))
+        guard = _BodyGuard(receive, send, self._room, self._max_bytes(scope["path"]), encoding)
         try:
             await self._app(scope, guard.receive, guard.send)
         finally:
@@ -264,9 +267,12 @@ class Limits:
             return False
         if length > self._max_bytes(scope["path"]) and not file_type:
             raise _too_large(self._max_bytes(scope["path"]))
-        encoding = headers.one(b"content-encoding")
-        if encoding is not None and encoding.strip().lower() not in ("", "identity"):
-            raise UnsupportedMediaType(f"Content-Encoding {encoding[:40]!r} is not accepted; send the body as it is")
+        encoding = _encoding(headers)
+        if encoding and (file_type or encoding not in KNOWN):
+            known = "" if file_type else f", or as {', '.join(KNOWN[:-1])} or {KNOWN[-1]}"
+            raise UnsupportedMediaType(
+                f"Content-Encoding {encoding[:40]!r} is not accepted; send the body as it is{known}"
+            )
         if scope["method"] in _METHODS_WITH_BODY:
             is_page = origin is not None or bool(headers.all(b"sec-fetch-site"))
             _check_content_type(headers.one(b"content-type"), is_page=is_page, file_type=file_type)
@@ -333,12 +339,20 @@ class _BodyRoom:
             )
 
 
-class _BodyGuard:
-    """Counts a body as it comes. The read that goes over a limit raises TooLarge or QueueFull in the handler, and the
-    answer to it then closes the connection, since the rest of the body is still on its way."""
+def _encoding(headers: _Headers) -> str:
+    """What the body is packed as; empty for one that is sent as it is."""
+    encoding = ",".join(headers.all(b"content-encoding")).strip().lower()
+    return "" if encoding == "identity" else encoding
 
-    def __init__(self, receive: Receive, send: Send, room: _BodyRoom, max_bytes: int) -> None:
+
+class _BodyGuard:
+    """Counts a body as it comes, and unpacks it in a thread. The read that goes over a limit raises TooLarge or
+    QueueFull in the handler, and the answer to it then closes the connection if the rest of the body is still on its
+    way."""
+
+    def __init__(self, receive: Receive, send: Send, room: _BodyRoom, max_bytes: int, encoding: str) -> None:
         self._receive = receive
+        self._encoding = encoding
         self._send = send
         self._room = room
         self._max_bytes = max_bytes
@@ -347,18 +361,36 @@ class _BodyGuard:
 
     async def receive(self) -> Message:
         message = await self._receive()
-        if message["type"] == "http.request":
-            n_bytes = len(message.get("body", b""))
-            self._n_bytes += n_bytes
-            self._room.taken_bytes += n_bytes
-            try:
-                if self._n_bytes > self._max_bytes:
-                    raise _too_large(self._max_bytes)
-                self._room.check()
-            except LocalrunError:
-                self._is_over = message.get("more_body", False)
-                raise
-        return message
+        if message["type"] != "http.request":
+            return message
+        self._count(message)
+        if not self._encoding:
+            return message
+        pieces = [message.get("body", b"")]
+        while message.get("more_body", False):
+            message = await self._receive()
+            if message["type"] != "http.request":
+                return message
+            self._count(message)
+            pieces.append(message.get("body", b""))
+        encoding, self._encoding = self._encoding, ""
+        body = await asyncio.to_thread(unpacked, b"".join(pieces), encoding, self._max_bytes)
+        self.release()
+        whole = {"type": "http.request", "body": body, "more_body": False}
+        self._count(whole)
+        return whole
+
+    def _count(self, message: Message) -> None:
+        n_bytes = len(message.get("body", b""))
+        self._n_bytes += n_bytes
+        self._room.taken_bytes += n_bytes
+        try:
+            if self._n_bytes > self._max_bytes:
+                raise _too_large(self._max_bytes)
+            self._room.check()
+        except LocalrunError:
+            self._is_over = message.get("more_body", False)
+            raise
 
     def release(self) -> None:
         """The request has ended, and its body with it."""

@@ -1,9 +1,12 @@
-"""How long the event loop is held, and by which operation.
+"""How long the event loop is held, and by which operation; and the way out of it for what grows with a body.
 
 What one request computes in the loop, everybody's streams wait for. So each turn of a request's task, from one await to
 the next, is timed, in the processor time of the loop's thread: a machine that is busy with something else does not
 count. Parsing that keeps the interpreter's lock in another thread holds the loop as well, and is added by whoever does
 it (`held`). All of it is in `/metrics` by operation; a turn beyond `STALL_S` is counted and logged with its name.
+
+Work that grows with a request's body runs `apart`: of a large one in a thread. Whoever does that work knows no request,
+so whether its body is large stands in its context, as notices do.
 
 Owner: the daemon's event loop; `held` may be called by any thread. A turn takes 0.5 us more than without.
 Does not: time what the parser of HTTP does (its bounds are connection.py's), or tasks that requests start.
@@ -11,13 +14,15 @@ Does not: time what the parser of HTTP does (its bounds are connection.py's), or
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Coroutine, Generator, Iterable
+from collections.abc import Callable, Coroutine, Generator, Iterable
 from contextlib import contextmanager
-from typing import Any
+from contextvars import ContextVar
+from typing import Any, ParamSpec, TypeVar
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -29,6 +34,15 @@ STALL_S = 0.1
 LONG_S = 0.005
 # Where a route keeps its name, which is only known once the request is routed, and where the watch is found.
 OPERATION, WATCH = "localrun.operation", "localrun.loop_watch"
+
+# Less takes about a millisecond, and a thread costs a tenth of one.
+THREAD_BYTES = 64 * 1024
+
+# Of the request in whose context this is; set when its body is read (exchange.py).
+IS_LARGE: ContextVar[bool] = ContextVar("is_large", default=False)
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
 
 _log = logging.getLogger(__name__)
 
@@ -151,3 +165,8 @@ class _Watched:
         finally:
             given = waits_for = None  # an exception whose traceback has this frame would keep itself by them
             self._watch.took(self._scope, total_s, longest_s)
+
+
+async def apart(work: Callable[Arguments, Result], /, *args: Arguments.args, **named: Arguments.kwargs) -> Result:
+    """What `work` returns; in a thread where the request's body is large. Raises what it raises."""
+    return await asyncio.to_thread(work, *args, **named) if IS_LARGE.get() else work(*args, **named)

@@ -4,7 +4,7 @@ Runs in the daemon's event loop. Entering loads the model or joins a running loa
 cancels what is unfinished. Between engine and consumer stands one bounded buffer (`buffer.py`).
 
 When its engine dies it goes on on another one: it gives the model back, borrows it anew, waits for its turn (`link.py`
-says why) and sends the same message with what was said so far (`transcript.py`). The consumer sees a pause.
+says why) and sends the same message with what was said so far (`record.py`). The consumer sees a pause.
 
 Invariants: a job ends exactly once; a consumer that falls too far behind is cancelled, so no slow client holds a slot;
 every way out (end, error, cancel, engine death, disconnect) frees the lease; what is delivered was never said before.
@@ -29,12 +29,12 @@ from localrun import wire
 from localrun.config import NOTHING_ASKED, LoadSettings
 from localrun.errors import Cancelled, EngineDied, LocalrunError
 from localrun.models.adapters import Wanted
+from localrun.server import notices
 from localrun.server.engines.faults import DEATHS_TO_OPEN
 from localrun.server.engines.resident import Use
 from localrun.server.jobs.buffer import DeltaBuffer
 from localrun.server.jobs.quarantine import Quarantine
-from localrun.server.jobs.registry import RequestRecord
-from localrun.server.jobs.transcript import Transcript
+from localrun.server.jobs.record import RequestRecord, Transcript
 from localrun.snapshot import RequestState
 
 if TYPE_CHECKING:
@@ -444,7 +444,9 @@ class Job:
     async def __anext__(self) -> wire.Delta:
         """The next delta, the final one included. Raises what the engine refused with, EngineDied, or Cancelled for a
         consumer that was too slow."""
-        return await self._deltas.take()
+        delta = await self._deltas.take()
+        notices.note(*delta.notices)
+        return delta
 
     @property
     def has_ready(self) -> bool:

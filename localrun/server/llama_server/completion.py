@@ -22,11 +22,11 @@ from msgspec import Meta
 
 from localrun.errors import BadRequest
 from localrun.server import notices, tiers
-from localrun.server.apart import apart
 from localrun.server.embedding.bodies import MEDIA_PLACE, MediaInput
 from localrun.server.http import fields
 from localrun.server.http.exchange import Exchange
 from localrun.server.http.fields import ModelDefaults, ask_of, defaults_of
+from localrun.server.http.loop_watch import apart
 from localrun.server.jobs import streaming
 from localrun.server.jobs.job import Job
 from localrun.server.llama_server.tokens import Mixed, segments_of

@@ -83,7 +83,7 @@ def architecture_of(model: Model) -> LlamaArchitecture:
 def llama_model(name: str, known: tuple[str, ...]) -> LlamaModel:
     """One of `models`; `known` are its capabilities."""
     senses = not {"vision", "audio"}.isdisjoint(known)
-    found = [each for each in ("completion", "embedding") if each in known]
+    found = [each for each in ("completion", "embedding", "rerank") if each in known]
     return LlamaModel(name=name, model=name, capabilities=[*found, *(["multimodal"] if senses else [])])
 
 

@@ -22,7 +22,7 @@ from localrun.server.engines.resident import Resident, ResidentState
 from localrun.server.http.access import Visitor
 from localrun.server.http.exchange import Exchange, parameter
 from localrun.server.http.fields import defaults_of, sampling, stop_strings
-from localrun.server.jobs.registry import RequestRecord
+from localrun.server.jobs.record import RequestRecord
 from localrun.server.llama_server.completion import generation_settings, with_defaults
 from localrun.server.media.decoder import kinds_of
 from localrun.server.runtime import Runtime

@@ -17,10 +17,10 @@ from msgspec import UNSET, Meta, UnsetType
 
 from localrun.errors import BadRequest
 from localrun.models.gguf.header import special_token_text
-from localrun.server.apart import apart
 from localrun.server.http import fields
 from localrun.server.http.exchange import Exchange, parameter
 from localrun.server.http.fields import ServiceFields, ask_of
+from localrun.server.http.loop_watch import apart
 from localrun.server.jobs.job import Job
 from localrun.server.media.places import shown
 from localrun.server.openai.answer import naming, piece_text

@@ -22,6 +22,7 @@ from datetime import datetime
 from typing import TextIO
 
 from localrun.snapshot import LogLine
+from localrun.visible import visible
 
 KEPT_LINES = 2_000
 MAX_TEXT_CHARACTERS = 4_000
@@ -49,7 +50,7 @@ WHOLE = "is_whole"
 
 class LineFormatter(logging.Formatter):
     """A line with its time and zone; for the journal, which has the time itself, each line with its priority. What is a
-    whole line gets nothing else."""
+    whole line gets nothing else. A terminal or a pager may read it."""
 
     def __init__(self, *, is_for_journal: bool) -> None:
         super().__init__("%(levelname)s %(name)s: %(message)s")
@@ -57,7 +58,7 @@ class LineFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         is_whole = getattr(record, WHOLE, False)
-        text = record.getMessage() if is_whole else super().format(record)
+        text = visible(record.getMessage() if is_whole else super().format(record))
         if self._is_for_journal:
             priority = f"<{_PRIORITIES.get(record.levelname, 6)}>"
             return "\n".join(priority + line for line in text.split("\n"))

@@ -8,12 +8,12 @@ Invariants: a number in a snapshot is what the jobs themselves saw: output token
 from the deltas that were handed to them; prompt and cached tokens count when a request ends, as its `usage` says. The
 page follows the Prometheus customs (base units, unit as suffix, `_total` on counters), and its label values are
 bounded: `model` is the name that a model was loaded under, also for requests by its other names, and never what a
-client made up; `api` is a route, and `family` a `failures.Shape`; `outcome` is done, cancelled or failed; `reason` is
-why a request ended, a finish reason or an error's `code`, or of tiers one of the rules in tiers.py; `kind` is
-no_numbers or unknown_token; `tier` is ram or disk; `source` is a `wire.DraftSource`; `key` is the name of an API key;
-`name` is a tier's in the settings file, `size` small or large. Nothing on it is per request, per client or per batch.
-What can be told beforehand is there with 0, since a rate does not see a series begin with 1; what is of a model that is
-gone goes.
+client made up; `api` is a route, and `family` a `failures.Shape` or "connection"; `outcome` is done, cancelled or
+failed; `reason` is why a request ended, a finish reason or an error's `code`, or of tiers one of the rules in tiers.py;
+`kind` is no_numbers or unknown_token; `tier` is ram or disk; `source` is a `wire.DraftSource`; `key` is the name of an
+API key; `name` is a tier's in the settings file, `size` small or large. Nothing on it is per request, per client or per
+batch. What can be told beforehand is there with 0, since a rate does not see a series begin with 1; what is of a model
+that is gone goes.
 
 Does not: decide anything; nothing in the daemon acts on these numbers.
 """
@@ -40,7 +40,8 @@ from localrun.server.engines.link import EngineLink
 from localrun.server.engines.machine import MachineSampler
 from localrun.server.http.account import CLIENT_GONE, Account
 from localrun.server.http.failures import Shape
-from localrun.server.jobs.registry import Registry, RequestRecord
+from localrun.server.jobs.record import RequestRecord
+from localrun.server.jobs.registry import Registry
 from localrun.server.metering.llama_server_names import LlamaServerNames, Totals
 from localrun.server.metering.windows import LatencyWindow, RateWindow
 from localrun.snapshot import Aggregate, BatchRow, EngineRow, RequestState, Snapshot
@@ -53,6 +54,7 @@ UNUSABLE = (NoNumbers.code, UnknownToken.code)
 OUTCOMES = tuple(state.value for state in RequestState if state.is_final)
 # Why requests usually end; other reasons have a series once one has ended so.
 ANSWERED = (wire.Finish.STOP.value, wire.Finish.LENGTH.value, wire.Finish.CANCELLED.value)
+NO_FAMILY = "connection"
 NO_REASON = "none"  # it generated nothing: it was there to load the model, to count, or for vectors
 REFUSED = tuple(
     kind.code
@@ -158,7 +160,8 @@ class Metrics:
         )  # fmt: skip
         self.responses = Counter(
             "localrun_http_responses",
-            f"Answers to HTTP requests, by API and status; {CLIENT_GONE} is a client that left before.",
+            f"Answers to HTTP requests, by API and status; {CLIENT_GONE} is a client that left before, the family "
+            f"{NO_FAMILY} what was refused before it was a request.",
             ("family", "status"), registry=registry,
         )  # fmt: skip
         self.errors = Counter(
@@ -470,6 +473,10 @@ class Telemetry:
     def batch_ended(self, status: str) -> None:
         """One batch did, so."""
         self.metrics.batches.labels(status).inc()
+
+    def refused(self, status: int) -> None:
+        """A connection was, before there was a request."""
+        self.metrics.responses.labels(NO_FAMILY, str(status)).inc()
 
     def answered(self, family: Shape, account: Account) -> None:
         """An HTTP request has ended."""

@@ -20,7 +20,7 @@ from localrun.server.http.exchange import Exchange
 from localrun.server.http.failures import Headers
 from localrun.server.jobs import streaming
 from localrun.server.jobs.job import Job
-from localrun.server.jobs.registry import RequestRecord
+from localrun.server.jobs.record import RequestRecord
 from localrun.server.media.places import shown
 from localrun.server.ollama.bodies import Options, PromptFields
 from localrun.server.parsing.pieces import Call, CallArguments, CallStart, Content, Piece, ReplyParser, Thinking

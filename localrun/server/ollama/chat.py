@@ -19,9 +19,9 @@ import msgspec
 from localrun.errors import BadRequest
 from localrun.models.name import split_adapters
 from localrun.server import tiers
-from localrun.server.apart import apart
 from localrun.server.http.exchange import Exchange
 from localrun.server.http.fields import ask_of, keep_alive_s
+from localrun.server.http.loop_watch import apart
 from localrun.server.jobs.job import Job
 from localrun.server.media.places import placed
 from localrun.server.ollama.answer import Kind, Lines, answer, metrics

@@ -26,8 +26,9 @@ from localrun.models import adapters, memory, modelfile
 from localrun.models.adapters import Adapted
 from localrun.models.gguf import projectors
 from localrun.models.gguf.header import Header
-from localrun.models.name import split_adapters
+from localrun.models.name import DEFAULT_TAG, HUB_HOST, OLLAMA_HOST, Kind, ModelName, split_adapters
 from localrun.models.projector_memory import projector_memory
+from localrun.models.storage.manifest import Source
 from localrun.models.storage.model import Model, Origin, Part
 from localrun.models.storage.named_adapter import NamedAdapter
 from localrun.models.storage.store import DamagedFile, Store
@@ -154,18 +155,11 @@ async def tags(runtime: Runtime, exchange: Exchange) -> None:
     residents = [resident for resident in runtime.supervisor.residents() if resident.is_loaded]
     sees = exchange.visitor.sees_model
     loaded = {
-        (resident.key, resident.model.parts): resident.model.name if sees(resident.model.name) else ""
+        (resident.key, resident.model.parts): in_full(model.name, model.source) if sees(model.name) else ""
         for resident in residents
+        for model in (resident.model,)
     }
-    found = await asyncio.to_thread(_tags, runtime, loaded)
-    visitor = exchange.visitor
-    found = msgspec.structs.replace(
-        found,
-        models=[row for row in found.models if tiers.is_seen(runtime, visitor, row.name)],
-        adapters=[row for row in found.adapters if visitor.sees_model(row.name)],
-        unusable=found.unusable if visitor.is_admin else [],
-    )
-    await exchange.answer_facts(found)
+    await exchange.answer_facts(await asyncio.to_thread(_tags, runtime, loaded, exchange.visitor))
 
 
 async def ps(runtime: Runtime, exchange: Exchange) -> None:
@@ -175,10 +169,12 @@ async def ps(runtime: Runtime, exchange: Exchange) -> None:
     await exchange.answer_facts(Ps(models=await asyncio.to_thread(_ps_rows, runtime.store, engines)))
 
 
-def _tags(runtime: Runtime, loaded: dict[Files, str]) -> Tags:
+def _tags(runtime: Runtime, loaded: dict[Files, str], visitor: Visitor) -> Tags:
     """In a thread: reads the folders, and new headers. What cannot be used comes with the reason."""
     rows, named, unusable = list[TagRow](), list[AdapterTag](), list[UnusableFile]()
     for found in runtime.store.survey():
+        if not isinstance(found, DamagedFile) and not tiers.is_seen(runtime, visitor, found.name):
+            continue
         if isinstance(found, NamedAdapter):
             named.append(tag_of(found, _source(found)))
             continue
@@ -191,17 +187,20 @@ def _tags(runtime: Runtime, loaded: dict[Files, str]) -> Tags:
             loaded_as = None if files is None else loaded.get(files)
             rows.append(_tags_row(found, is_loaded=loaded_as is not None, loaded_as=loaded_as or ""))
     for tier in runtime.settings.tiers:
+        if not tiers.is_seen(runtime, visitor, tier.name):
+            continue
         try:
             rows.append(_tier_row(runtime, tier))
         except (BadModelFile, BadRequest, NotFound) as error:
             unusable.append(UnusableFile(path=tier.source, problem=error.message))
-    return Tags(models=rows, adapters=named, unusable=unusable)
+    return Tags(models=rows, adapters=named, unusable=unusable if visitor.is_admin else [])
 
 
 def _tier_row(runtime: Runtime, tier: Tier) -> TagRow:
     _, large = tiers.models_of(runtime, tier)
     row = _tags_row(large, is_loaded=False)
-    return msgspec.structs.replace(row, name=tier.name, model=tier.name, size=0, source="tier", tier=tier.rules)
+    name = in_full(tier.name)
+    return msgspec.structs.replace(row, name=name, model=name, size=0, source="tier", tier=tier.rules)
 
 
 def _files(runtime: Runtime, model: Model) -> Files | None:
@@ -223,10 +222,21 @@ def _ps_rows(store: Store, engines: list[EngineRow]) -> list[PsRow]:
     return rows
 
 
+def in_full(name: str, source: Source | None = None) -> str:
+    """A model's name as Ollama writes it, which says the hub's host and the tag; clients compare it with that."""
+    if source is not None and source.kind == "hub" and name.lower().startswith(source.repo.lower()):
+        name = f"{HUB_HOST}/{name}"
+    elif name.lower().startswith(f"{OLLAMA_HOST}/"):
+        name = name[len(OLLAMA_HOST) + 1 :]
+    is_whole = ":" in name.rpartition("/")[2] or ModelName.parse(name).kind is Kind.PATH
+    return name if is_whole else f"{name}:{DEFAULT_TAG}"
+
+
 def _tags_row(model: Model, *, is_loaded: bool, loaded_as: str = "") -> TagRow:
+    name = in_full(model.name, model.source)
     return TagRow(
-        name=model.name,
-        model=model.name,
+        name=name,
+        model=name,
         modified_at=model.modified_at.isoformat(),
         size=model.size_bytes,
         digest=model.digest,
@@ -252,9 +262,10 @@ def _source(model: Model | NamedAdapter) -> str:
 def _ps_row(engines: Sequence[EngineRow], model: Model) -> PsRow:
     """One row for a model, also if it is loaded twice: for text and for embeddings."""
     remaining_s = max(_FOR_EVER_S if engine.expires_in_s is None else engine.expires_in_s for engine in engines)
+    name = in_full(model.name, model.source)
     return PsRow(
-        name=model.name,
-        model=model.name,
+        name=name,
+        model=name,
         size=sum(engine.size_bytes for engine in engines),
         digest=model.digest,
         details=details(model),

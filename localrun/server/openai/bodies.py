@@ -90,7 +90,7 @@ def grammar_of_format(
     if described is None or described.schema is msgspec.UNSET:
         field = ".".join(path)
         raise BadRequest(f"{field} is required; use json_object for any object", field=field)
-    return structured.json_schema(described.schema, field=".".join(path), strict=described.strict is True)
+    return structured.json_schema(described.schema, field=".".join(path), strict=described.strict or None)
 
 
 # Each answer is a job; this many may come of one request, whatever `n` and the number of prompts.

@@ -43,7 +43,7 @@ _DSML = Tags(
 
 def _list_after(mark: str, end: str = "", before: str = NAMED_JSON) -> Written:
     """A JSON list of calls behind a mark."""
-    return Written(mark, before, "}", lead="[", separator=", ", closing=f"]{end}", triggers=(mark,))
+    return Written(mark, before, "}", lead="[", separator=", ", closing=f"]{end}")
 
 
 def _json_list(name: str, mark: str, end: str) -> CallFormat:
@@ -82,7 +82,6 @@ HERMES = CallFormat(
         lead="\n",
         separator="\n</tool_call>\n<tool_call>\n",
         closing="\n</tool_call>",
-        triggers=("<tool_call>",),
     ),
 )
 HARMONY = CallFormat(
@@ -119,7 +118,7 @@ FUNCTIONARY = CallFormat(
 FUNCTIONARY_TAGS = CallFormat(
     "functionary-tags",
     marks={"<function=": named_calls.read_tagged, "<|python_tag|>": read_python_tag},
-    written=Written("<function=", "NAME>", "</function>", separator="\n<function=", triggers=("<function=",)),
+    written=Written("<function=", "NAME>", "</function>", separator="\n<function="),
 )
 LLAMA_JSON = CallFormat(
     "llama-json",
@@ -129,7 +128,7 @@ LLAMA_JSON = CallFormat(
 )
 PYTHONIC = CallFormat(
     "pythonic",
-    Written("[", "NAME(", ")", separator=", ", closing="]", arguments=_KEYWORDS),
+    Written("[", "NAME(", ")", separator=", ", closing="]", arguments=_KEYWORDS, is_sole=False),
     {"<|python_start|>": python_calls.reader(("<|python_end|>",))},
     unmarked=(("[", python_calls.reader((), only_known=True)),),
 )
@@ -143,13 +142,14 @@ LFM2 = CallFormat(
         separator=", ",
         closing="]<|tool_call_end|>",
         arguments=_KEYWORDS,
+        is_sole=False,
     ),
     {"<|tool_call_start|>": python_calls.reader(("<|tool_call_end|>",))},
 )
 MISTRAL_NAMED = CallFormat(
     "mistral-named",
     marks={"[TOOL_CALLS]": named_calls.read_mistral},
-    written=Written("[TOOL_CALLS]", "NAME[ARGS]", separator="[TOOL_CALLS]", triggers=("[TOOL_CALLS]",)),
+    written=Written("[TOOL_CALLS]", "NAME[ARGS]", separator="[TOOL_CALLS]"),
 )
 MISTRAL_LIST = CallFormat(
     "mistral-list", marks={"[TOOL_CALLS]": named_calls.read_mistral}, written=_list_after("[TOOL_CALLS]")
@@ -163,7 +163,6 @@ DEEPSEEK_R1 = CallFormat(
         "\n```<｜tool▁call▁end｜>",
         separator="\n",
         closing="<｜tool▁calls▁end｜>",
-        triggers=("<｜tool▁calls▁begin｜>",),
     ),
 )
 DEEPSEEK_V31 = CallFormat(
@@ -175,7 +174,6 @@ DEEPSEEK_V31 = CallFormat(
         "<｜tool▁call▁end｜>",
         separator="",
         closing="<｜tool▁calls▁end｜>",
-        triggers=("<｜tool▁calls▁begin｜>",),
     ),
 )
 KIMI = CallFormat(
@@ -187,7 +185,6 @@ KIMI = CallFormat(
         "<|tool_call_end|>",
         separator="",
         closing="<|tool_calls_section_end|>",
-        triggers=("<|tool_calls_section_begin|>",),
     ),
 )
 COMMAND_R7B = CallFormat(
@@ -206,6 +203,7 @@ COMMAND_R = CallFormat(
         "}",
         separator=", ",
         closing="]\n```",
+        is_sole=False,
     ),
 )
 GRANITE = CallFormat(
@@ -222,7 +220,7 @@ APERTUS = CallFormat(
 
 def _gemma(name: str, opening: str, closing: str, quote: str) -> CallFormat:
     arguments = Listed("NAME:", separator=",", quote=quote)
-    written = Written(opening, "call:NAME{", f"}}{closing}", separator=opening, arguments=arguments)
+    written = Written(opening, "call:NAME{", f"}}{closing}", separator=opening, arguments=arguments, is_sole=False)
     return CallFormat(name, written, {opening: gemma_calls.reader(opening, closing, quote)})
 
 
@@ -230,7 +228,15 @@ GEMMA = _gemma("gemma", "<|tool_call>", "<tool_call|>", '<|"|>')
 FUNCTION_GEMMA = _gemma("function-gemma", "<start_function_call>", "<end_function_call>", "<escape>")
 OLMO = CallFormat(
     "olmo",
-    Written("<function_calls>", "NAME(", ")", separator="\n", closing="</function_calls>", arguments=_KEYWORDS),
+    Written(
+        "<function_calls>",
+        "NAME(",
+        ")",
+        separator="\n",
+        closing="</function_calls>",
+        arguments=_KEYWORDS,
+        is_sole=False,
+    ),
     {"<function_calls>": python_calls.reader(("</function_calls>",), on_lines=True)},
 )
 GLM = CallFormat(
@@ -241,6 +247,7 @@ GLM = CallFormat(
         "</tool_call>",
         separator="\n<tool_call>",
         arguments=Listed("<arg_key>NAME</arg_key>\n<arg_value>", "</arg_value>\n"),
+        is_sole=False,
     ),
     {"<tool_call>": xml_calls.read_glm},
 )
@@ -267,6 +274,7 @@ MINICPM = CallFormat(
         "</function>",
         separator="\n<function name=",
         arguments=Listed('<param name="NAME">', "</param>"),
+        is_sole=False,
     ),
     {"<function name=": xml_calls.read_one(_MINICPM)},
 )

@@ -45,8 +45,9 @@ class Listed:
 @dataclass(frozen=True)
 class Written:
     """Well-formed calls: `opening lead (before arguments after) separator (...) closing`, NAME in `before` being the
-    tool's; `arguments` None are a JSON object. A reply that has come to one of `triggers` goes on with `lead`; without
-    any it cannot be told when a call begins. Without `separator` there is one call at most."""
+    tool's; `arguments` None are a JSON object. A reply that has come to its opening goes on with `lead`. Without
+    `separator` there is one call at most. Not `is_sole`: the opening may also be something else's, or models write
+    these calls in other ways as well, with other white space, quotes or lists."""
 
     opening: str
     before: str
@@ -54,8 +55,13 @@ class Written:
     lead: str = ""
     separator: str | None = None
     closing: str = ""
-    triggers: tuple[str, ...] = ()
     arguments: Listed | None = None
+    is_sole: bool = True
+
+    @property
+    def triggers(self) -> tuple[str, ...]:
+        """From where on a reply can be held to calls; empty where it cannot."""
+        return (self.opening,) if self.opening and self.is_sole else ()
 
     def calls(self, calls: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
         """The calls, as (name, arguments), as the model would write them."""

@@ -20,6 +20,7 @@ import msgspec
 from msgspec import Meta
 
 from localrun.errors import BadRequest
+from localrun.server import notices
 from localrun.wire import Grammar, MediaKind
 
 # {"role": "system" | "user" | "assistant" | "tool", "content": str}; for an assistant also `thinking` and `tool_calls`
@@ -287,7 +288,7 @@ def checked_tools(functions: Sequence[tuple[str, Function]], *, schema: str = "p
             function.name,
             function.description or "",
             _NO_ARGUMENTS | (function.parameters or {}),
-            is_strict=function.strict is True,
+            is_strict=function.strict is True or notices.STRICT_SCHEMAS.get(),
             field=f"{where}.{schema}",
         )
     return tuple(tools.values())

@@ -198,7 +198,10 @@ def _shapes(
                 written.arguments, checked(schema, field=tool.field), field=tool.field, control_tokens=control_tokens
             )
             separator = written.arguments.separator
-        shapes.append(structured.CallShape(before, schema, written.after, tool.field, tool.name, listed, separator))
+        is_strict = tool.is_strict and is_checked
+        shapes.append(
+            structured.CallShape(before, schema, written.after, tool.field, tool.name, listed, separator, is_strict)
+        )
     return shapes
 
 

@@ -112,7 +112,7 @@ def _alone(schema: Any, root: Mapping[str, Any], allowed: set[str], field: str) 
     if '"$ref"' in dump_json(made):
         made |= {key: root[key] for key in ("$defs", "definitions") if key in root}
     try:
-        structured.json_schema(made, field=field)
+        structured.json_schema(made, field=field, strict=False)
     except BadRequest:
         return {"type": sorted(allowed)} if allowed else {}
     return made

@@ -27,7 +27,7 @@ import msgspec
 from localrun.errors import BadRequest, BadTemplate
 from localrun.models.gguf.header import Header, special_token_text
 from localrun.server import notices
-from localrun.server.apart import apart
+from localrun.server.http.loop_watch import apart
 from localrun.server.jobs.job import Job
 from localrun.server.media.places import placed
 from localrun.server.parsing import formats

@@ -168,7 +168,7 @@ def _opened(texts: Written, opening: list[str], before: list[str], separator: li
         lead="".join(lead),
         before="".join(before) + texts.before,
         separator=None if separator is None else "".join(separator),
-        triggers=(mark,) if texts.arguments is None else (),
+        is_sole=texts.arguments is None,
     )
 
 

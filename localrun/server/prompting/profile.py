@@ -222,7 +222,7 @@ def _efforts(template: str) -> tuple[str, ...]:
 
 
 def capabilities(model: Model) -> tuple[str, ...]:
-    """Of "completion", "tools", "thinking", "insert", "embedding", "vision" and "audio", those that apply.
+    """Of "completion", "tools", "thinking", "insert", "embedding", "rerank", "vision" and "audio", those that apply.
 
     "tools" is for models whose own template knows them; others can be given tools all the same.
     """
@@ -239,7 +239,7 @@ _known: WeakKeyDictionary[Header, dict[tuple[str, str], tuple[str, ...]]] = Weak
 
 def _capabilities(header: Header, template: str, tool_template: str) -> tuple[str, ...]:
     if not header.generates:
-        return ("embedding",)
+        return ("rerank" if header.pooling == RANK else "embedding",)
     result = ["completion"]
     if profile_of(tool_template).takes_tools:
         result.append("tools")

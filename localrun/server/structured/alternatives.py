@@ -112,7 +112,7 @@ def _closed(schema: Any) -> Any:
         return schema
     copy = {keyword: _below(keyword, value) for keyword, value in schema.items()}
     properties = schema.get("properties")
-    if properties and set(schema.get("required", ())) <= properties.keys() and not _SAYS_SO & schema.keys():
+    if properties is not None and set(schema.get("required", ())) <= properties.keys() and not _SAYS_SO & schema.keys():
         copy["additionalProperties"] = False
     return copy
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from localrun.errors import BadRequest
+from localrun.server import notices
 from localrun.server.structured.schema import schema_text
 from localrun.wire import Grammar, GrammarKind
 
@@ -24,9 +25,10 @@ def json_object() -> Grammar:
     return json_schema({"type": "object"}, field="format")
 
 
-def json_schema(schema: Any, *, field: str, strict: bool = False) -> Grammar:
+def json_schema(schema: Any, *, field: str, strict: bool | None = None) -> Grammar:
     """A JSON value that `schema` (parsed JSON) describes. What cannot be enforced is noted (`notices`), or refused if
-    `strict`. Raises BadRequest naming the path below `field`."""
+    `strict`; None leaves that to the setting. Raises BadRequest naming the path below `field`."""
+    strict = notices.STRICT_SCHEMAS.get() if strict is None else strict
     return _written(GrammarKind.JSON_SCHEMA, schema_text(schema, field=field, strict=strict), field)
 
 
@@ -71,7 +73,7 @@ class CallShape:
     """One callable tool: literal text, a JSON value of `schema`, literal text. With `listed` these take the place of
     the value, in their order, `separator` between them; the last may be repeated if its name is the model's own. In a
     literal the name of a control token stands for that token. `field` is where the schema came from, and `name` the
-    tool's, for messages."""
+    tool's, for messages. Nothing of the schema is left out if it `is_strict`."""
 
     before: str
     schema: Any
@@ -80,6 +82,7 @@ class CallShape:
     name: str = ""
     listed: tuple[ArgumentShape, ...] | None = None
     separator: str = ""
+    is_strict: bool = False
 
 
 def calls(
@@ -109,7 +112,7 @@ def calls(
     size_bytes = 0
     for index, shape in enumerate(shapes):
         if shape.listed is None:
-            schema = schema_text(shape.schema, field=shape.field)
+            schema = schema_text(shape.schema, field=shape.field, strict=shape.is_strict)
             made = [f"// {json.dumps(shape.name)}", f"{kind}_{index}: %json {schema}"]
         else:
             made = _listed(shape, f"{kind}_{index}", literals)

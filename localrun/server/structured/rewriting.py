@@ -28,8 +28,8 @@ _DIGITS = 15
 
 def modern(schema: Schema) -> Schema:
     """Draft 3 to 7 and OpenAPI as Draft 2020-12: tuples, bounds that are true or false, `required` in a property,
-    `nullable`, types in capital letters, `any`."""
-    new = dict(schema)
+    `nullable`, types in capital letters, `any`, and keywords that are null, which some write for those they lack."""
+    new = {keyword: value for keyword, value in schema.items() if value is not None or keyword == "const"}
     if isinstance(new.get("items"), list):
         first, rest = new.pop("items"), new.pop("additionalItems", True)
         new |= ({"prefixItems": first} if first else {}) | ({} if rest is True else {"items": rest})

@@ -27,6 +27,7 @@ from localrun.server import notices
 from localrun.server.structured import formats, rewriting
 from localrun.server.structured.alternatives import TYPES, close_objects, without_one_of
 from localrun.server.structured.references import NAMED_SCHEMAS, check_refs, inline_refs, missing_targets
+from localrun.wire import STRICT_COMMENT
 
 MAX_DEPTH = 64
 MAX_SUBSCHEMAS = 5_000
@@ -70,7 +71,8 @@ _OTHER_WORDS = frozenset({"id", "cost", "href"})
 def schema_text(schema: Any, *, field: str, strict: bool = False) -> str:
     """The text for the engine of a schema that was `checked`."""
     try:
-        whole = {"x-guidance": _OPTIONS, **checked(schema, field=field, strict=strict)}
+        note = {"$comment": STRICT_COMMENT} if strict else {}
+        whole = {"x-guidance": _OPTIONS, **note, **checked(schema, field=field, strict=strict)}
         return json.dumps(whole, separators=(",", ":"), allow_nan=False)
     except ValueError as error:
         raise BadRequest(f"{field} has a number that JSON has not: {error}", field=field) from error
@@ -137,7 +139,8 @@ class _Walk:
     def leave_out(self, path: str, why: str) -> None:
         """Something of the schema is not enforced: noted, or refused where that was asked for."""
         if self._is_strict:
-            raise self._refusal(path, f"{why}, which a strict schema does not allow")
+            by = "the setting strict_schemas" if notices.STRICT_SCHEMAS.get() else "a strict schema"
+            raise self._refusal(path, f"{why}, which {by} does not allow")
         notices.note(f"{path}: {why}")
 
     def _is_enforced(self, keyword: str, value: Any, schema: dict[str, Any], path: str) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from localrun import errors, framing
-from localrun.server.apart import apart
+from localrun.server.http.loop_watch import apart
 from localrun.server.worker_process import DiedError, OverranError, WorkerProcess
 from localrun.wire import RenderRequest, Segment
 

@@ -7,7 +7,7 @@ import { copyButton, element, show as showMarkdown } from "/web/markdown.js";
 const $ = (id) => document.getElementById(id);
 const { keep, kept } = chats;
 const log = $("log"), text = $("text"), model = $("model"), send = $("send");
-const BUILT_IN = "tiny", MODEL = "localrun.model", THEME = "localrun.theme", KEY = "localrun.key", LAST = "localrun.last";
+const BUILT_IN = "tiny", MODEL = "localrun.model", THEME = "localrun.theme", KEY = "localrun.key", DRAFT = "localrun.draft.";
 const MAX_PICTURE_BYTES = 10e6;
 const NARROW = matchMedia("(max-width: 50rem)");
 
@@ -44,10 +44,11 @@ function askForKey(problem) {
   field.focus();
   return new Promise((resolve) => {
     dialog.addEventListener("close", () => {
-      const isGiven = dialog.returnValue === "use" && (field.value.trim() !== "" || key !== null);
-      if (isGiven && field.value.trim()) keep("sessionStorage", KEY, key = field.value.trim());
+      const given = dialog.returnValue === "use" ? field.value.replace(/[\s\u200b-\u200f\ufeff]/g, "") : "";
       setTimeout(() => { field.value = ""; });  // others may have asked meanwhile
-      resolve(isGiven);
+      if (/[^!-~]/.test(given)) { resolve(askForKey("A key has only letters without accents, digits and signs.")); return; }
+      if (given) keep("sessionStorage", KEY, key = given);
+      resolve(dialog.returnValue === "use" && key !== null);
     }, { once: true });
   });
 }
@@ -151,7 +152,8 @@ function showChat(other) {
   if (chat.turns.length) chat.turns.forEach(show);
   else log.append(element("div", { className: "greeting" }, element("b", { textContent: "What would you like to ask?" }), "Conversations are kept in this browser, pictures are not."));
   if (runs.has(chat.id)) views.get(chat.turns.at(-1))?.isBusy(true);
-  keep("sessionStorage", LAST, chat.id);
+  if (location.hash.slice(1) !== chat.id) history[location.hash ? "pushState" : "replaceState"](null, "", `#${chat.id}`);
+  showDraft();
   chooseModel();
   showRun();
   showList();
@@ -166,8 +168,13 @@ function showRun() {
 
 const isAtEnd = () => log.scrollHeight - log.scrollTop - log.clientHeight < 60;
 const toEnd = () => { log.scrollTop = log.scrollHeight; };
+let isRead = true;  // to its end, where it stays while the field below grows
+log.addEventListener("scroll", () => { isRead = isAtEnd(); });
+new ResizeObserver(() => { if (isRead) toEnd(); }).observe(log);
 
+// If another tab wrote it while this one slept, it goes on as a copy.
 function save(one) {
+  if (chats.read(one.id)?.at > one.at) { part(one); return; }
   if (!chats.write(one)) notice("This browser keeps no more; delete conversations, or export this one before the tab is closed.");
   showList();
 }
@@ -213,8 +220,9 @@ function rename(row, title) {
     $("chats").querySelector("[aria-current]")?.focus();
   };
   field.addEventListener("keydown", (event) => {
-    if (event.isComposing || !["Enter", "Escape"].includes(event.key)) return;
+    if (isComposing(event) || !["Enter", "Escape"].includes(event.key)) return;
     event.stopPropagation();
+    event.preventDefault();
     end(event.key === "Enter");
   });
   field.addEventListener("blur", () => end(true));
@@ -358,18 +366,19 @@ async function* events(body) {
 $("form").addEventListener("submit", (event) => {
   event.preventDefault();
   if (runs.has(chat.id)) { runs.get(chat.id).abort(); return; }
-  const content = text.value.trim();
+  const content = text.value.trimEnd().replace(/^(?:[ \t]*\n)+/, "");
   if (!content && !pictures.length) return;
   if (!model.value) { loadModels(); return; }  // which asks for the key again, if that was it
   if (editedAt !== null) cutAt(editedAt);
+  else keep("sessionStorage", DRAFT + chat.id, null);
   const turn = { role: "user", content, pictures };
   chats.add(chat, turn);
   chat.model = model.value;
   show(turn);
-  text.value = "";
+  stopEditing();
+  showDraft();
   pictures = [];
   showPictures();
-  stopEditing();
   notice("");
   save(chat);
   answer(chat);
@@ -394,7 +403,7 @@ function edit(turn) {
   editedAt = chat.turns.indexOf(turn);
   views.get(turn).classList.add("edited");
   $("editing").hidden = false;
-  text.value = turn.content;
+  write(turn.content);
   pictures = [...(turn.pictures ?? [])];
   showPictures();
   text.focus();
@@ -405,24 +414,47 @@ function stopEditing() {
   log.querySelector(".edited")?.classList.remove("edited");
   $("editing").hidden = true;
   editedAt = null;
-  text.value = "";
+  showDraft();
   pictures = [];
   showPictures();
 }
 
+// What is being written in each conversation outlives a reload, and an edit.
+const showDraft = () => write(kept("sessionStorage", DRAFT + chat.id) ?? "");
+
+function write(value) {
+  text.value = value;
+  grow();
+}
+
+function grow() {
+  if (CSS.supports("field-sizing", "content")) return;  // it does so by itself
+  text.rows = 1;
+  text.rows = Math.min(12, Math.floor(text.scrollHeight / 24));
+}
+
+text.addEventListener("input", () => {
+  if (editedAt === null) keep("sessionStorage", DRAFT + chat.id, text.value || null);
+  grow();
+});
+
+// Safari has ended the composition when its Enter comes.
+const isComposing = (event) => event.isComposing || event.keyCode === 229;
+
 text.addEventListener("keydown", (event) => {
-  if (event.isComposing) return;
+  if (isComposing(event)) return;
   if (event.key === "ArrowUp" && !text.value) {
     const last = chat.turns.findLast((turn) => turn.role === "user");
     if (last) { event.preventDefault(); edit(last); }
   }
-  if (event.key !== "Enter" || event.shiftKey) return;
+  // Keyboards on a screen have no Shift+Enter.
+  if (event.key !== "Enter" || event.shiftKey || (matchMedia("(pointer: coarse)").matches && !event.ctrlKey && !event.metaKey)) return;
   event.preventDefault();
   if (!runs.has(chat.id)) $("form").requestSubmit();
 });
 
 document.addEventListener("keydown", (event) => {
-  if (event.isComposing || document.querySelector("dialog[open]")) return;
+  if (isComposing(event) || document.querySelector("dialog[open]")) return;
   if (event.key === "Escape") {
     if (document.body.classList.contains("listed")) closeList();
     else if (editedAt !== null) stopEditing();
@@ -432,6 +464,7 @@ document.addEventListener("keydown", (event) => {
   if (event.altKey && event.code === "KeyL") { event.preventDefault(); toggleList(); }
 });
 
+send.addEventListener("click", (event) => { if (event.detail > 1) event.preventDefault(); });  // a double click is no Stop
 $("new").addEventListener("click", () => {
   if (chat.turns.length) showChat(chats.fresh(model.value));
   closeList();
@@ -472,14 +505,16 @@ $("file").addEventListener("change", async () => {
   for (const file of $("file").files) await addPicture(file);
   $("file").value = "";
 });
-text.addEventListener("paste", async (event) => {
-  const files = [...event.clipboardData.files].filter((file) => file.type.startsWith("image/"));
-  if (!files.length || $("attach").hidden) return;
+for (const kind of ["paste", "dragover", "drop"]) document.addEventListener(kind, async (event) => {
+  const given = event.clipboardData ?? event.dataTransfer;
+  if (!given.types.includes("Files") || (kind === "paste" && given.types.includes("text/plain"))) return;
   event.preventDefault();
-  for (const file of files) await addPicture(file);
+  for (const file of [...given.files]) await addPicture(file);
 });
 
 async function addPicture(file) {
+  if (!$("file").accept.split(",").includes(file.type)) { notice(`${file.name} is no PNG, JPEG, WebP or GIF file`); return; }
+  if ($("attach").hidden) { notice(`${model.value || "This model"} does not see pictures; choose a model that does`); return; }
   if (file.size > MAX_PICTURE_BYTES) { notice(`${file.name} is larger than 10 MB; choose a smaller picture`); return; }
   pictures.push(await new Promise((resolve) => {
     const reader = new FileReader();
@@ -495,10 +530,20 @@ addEventListener("pagehide", () => {
     const answering = open.get(id);
     if (!answering) continue;  // it was deleted a moment ago
     answering.turns.at(-1).problem = "The page was closed.";
-    chats.write(answering);
+    save(answering);
     run.abort(new Error("The page was closed."));
   }
 });
+
+// In the browser's history nothing told it of other tabs.
+addEventListener("pageshow", (event) => { if (event.persisted) location.reload(); });
+addEventListener("popstate", () => showChat(chatHere()));
+
+// The conversation that the address names, or a new one of that name.
+function chatHere() {
+  const id = location.hash.slice(1);
+  return open.get(id) ?? chats.read(id) ?? { ...chats.fresh(model.value), ...(id && { id }) };
+}
 
 // Another tab wrote or deleted a conversation.
 addEventListener("storage", (event) => {
@@ -516,12 +561,13 @@ addEventListener("storage", (event) => {
 // neither tab overwrites the other's turns.
 function part(ours) {
   const run = runs.get(ours.id);
+  open.delete(ours.id);
   runs.delete(ours.id);
   ours.id = chats.newId();
   open.set(ours.id, ours);
   if (run) runs.set(ours.id, run);
   if (ours === chat) {
-    keep("sessionStorage", LAST, ours.id);
+    history.replaceState(null, "", `#${ours.id}`);
     notice("Another tab went on with this conversation; here it goes on as a copy.");
   }
   save(ours);
@@ -535,6 +581,5 @@ NARROW.addEventListener("change", () => {
 
 if (["light", "dark"].includes(kept("localStorage", THEME))) setTheme(kept("localStorage", THEME));
 $("list").ariaExpanded = String(!NARROW.matches);
-const known = chats.all();
-showChat(known.find((one) => one.id === kept("sessionStorage", LAST)) ?? known[0] ?? chats.fresh(""));
+showChat(location.hash ? chatHere() : chats.all()[0] ?? chatHere());
 loadModels();

@@ -5,7 +5,6 @@
 // that are shown. A turn knows the one that it follows (`parent`); stored, that is its number.
 
 const ENTRY = "localrun.chat.";
-const FORMER = "localrun.chat";  // of the one conversation that there was before
 
 // Storage may be full or forbidden, where even its name throws; the page works without. `keep` says whether it did.
 export const kept = (store, name) => { try { return window[store].getItem(name); } catch { return null; } };
@@ -51,7 +50,6 @@ export function read(id) {
 
 // The newest first.
 export function all() {
-  takeFormer();
   let names = [];
   try { names = Object.keys(localStorage); } catch { /* forbidden */ }
   return names.map(idOf).filter((id) => id !== null).map(read).filter((chat) => chat).sort((one, other) => other.at - one.at);
@@ -81,14 +79,6 @@ function checked(value, id) {
   const turns = upTo(byNumber[value.leaf] ?? nodes.at(-1));
   const sampling = Object.fromEntries(Object.entries(value.sampling ?? {}).filter(([, number]) => Number.isFinite(number)));
   return { id, name: text(value.name), at: Number(value.at) || 0, model: text(value.model), system: text(value.system), sampling, nodes, turns };
-}
-
-function takeFormer() {
-  try {
-    const turns = JSON.parse(kept("localStorage", FORMER));
-    const chat = checked({ turns }, fresh("").id);
-    if (!chat?.turns.length || write(chat)) keep("localStorage", FORMER, null);
-  } catch { /* not ours */ }
 }
 
 export function asJson(chat) {

@@ -11,9 +11,10 @@ from localrun.engine.cache.copies import GAIN_TOKENS
 from localrun.engine.cache.tiers import Tiers
 from localrun.engine.cache.tree import Key
 from localrun.engine.fake import FakeBackend
-from localrun.engine.native.background import Background
 from localrun.engine.request import Request
 from localrun.engine.sample.text import TextStream
+from localrun.engine.schedule.background import Background
+from localrun.engine.schedule.budget import CostModel
 from localrun.wire import Sampling
 from tests.engine.harness import n_seqs_away
 
@@ -30,17 +31,13 @@ class Bench:
         self.backend = FakeBackend(
             n_cells=256 * n_slots, n_seqs=9, n_batch=256, n_slots=n_slots, n_background_seqs=n_background_seqs
         )
+        self.background = Background(lambda: self.backend.worker, CostModel())
         now = iter(range(1 << 30))
         self.cache = Cache(self.backend, Tiers(ram_cache_bytes), lambda: next(now) * 1e-6, self.takes)
         self.away: dict[int, Request] = {}
 
-    @property
-    def background(self) -> Background:
-        assert self.backend.background is not None
-        return self.backend.background
-
     def takes(self, n_new: int, depth: int = 0) -> bool:
-        return self.backend.background is not None and self.background.takes(n_new, DIRECT_TOKENS)
+        return self.background.takes(n_new, DIRECT_TOKENS)
 
     def acquire(self, tokens: list[int]) -> Lease:
         lease = self.cache.acquire(Key(tokens))
@@ -63,13 +60,13 @@ class Bench:
 
     def compute(self, seq: int, tokens: list[int], n_done: int) -> None:
         is_away = seq in self.away
-        batch, count = self.background.worker.batch if is_away else self.backend.batch, len(tokens) - n_done
+        batch, count = self.backend.worker.batch if is_away else self.backend.batch, len(tokens) - n_done
         batch.token[:count] = tokens[n_done:]
         batch.pos[:count] = range(n_done, len(tokens))
         batch.seq[:count] = seq
         batch.wants_logits[:count] = 0
         if is_away:
-            worker = self.background.worker
+            worker = self.backend.worker
             worker.start(count)
             while not worker.is_over():
                 pass

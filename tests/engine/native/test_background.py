@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from random import Random
+from weakref import WeakKeyDictionary
 
 import pytest
 
 from localrun.engine.backend import AdapterSet, Batch, DecodeFailed, NoRoom
 from localrun.engine.fake import FakeBackend, FakeWorker
-from localrun.engine.native.background import BATCH_S, Background
 from localrun.engine.request import Request
 from localrun.engine.sample.text import TextStream
+from localrun.engine.schedule.background import BATCH_S, Background
 from localrun.engine.schedule.budget import TILE_ROWS, CostModel
 from localrun.wire import Sampling
 
@@ -25,9 +26,11 @@ def opened(*, n_batch: int = 64, looks: int = 1, worker: type[FakeWorker] = Fake
     )  # fmt: skip
 
 
+_backgrounds: WeakKeyDictionary[FakeBackend, Background] = WeakKeyDictionary()
+
+
 def of(backend: FakeBackend) -> Background:
-    assert backend.background is not None
-    return backend.background
+    return _backgrounds.setdefault(backend, Background(lambda: backend.worker, CostModel()))
 
 
 def add(backend: FakeBackend, index: int, tokens: list[int] = PROMPT) -> Request:
@@ -76,9 +79,9 @@ def test_nothing_begins_beside_a_batch_or_without_a_prompt():
     assert of(backend).halt() is None
     add(backend, 0)
     of(backend).begin(None)
-    before = of(backend).worker.n_looks_left
+    before = backend.worker.n_looks_left
     of(backend).begin(None)
-    assert of(backend).worker.n_looks_left == before
+    assert backend.worker.n_looks_left == before
 
 
 def test_who_leaves_between_batches_leaves_at_once():
@@ -171,11 +174,16 @@ class Unlimited:
     halt = finish
 
 
+def unlimited(cost: CostModel) -> Background:
+    worker = Unlimited()
+    return Background(lambda: worker, cost)
+
+
 def n_rows_of(background: Background, depth: int, target_s: float | None) -> int:
     """The rows that a long prompt gets in a batch behind `depth` tokens."""
     prompt = [70] * (depth + 10_000)
     request = Request(0, prompt, len(prompt), 1, None, TextStream(()))
-    request.seq, request.n_computed = background.worker.first_seq, depth
+    request.seq, request.n_computed = 0, depth
     background.add(request)
     background.begin(target_s)
     done = background.halt()
@@ -189,7 +197,7 @@ class Machine:
     def __init__(self, *, base_s: float = 0.01, row_s: float = 0.002, deep_s: float = 0.0) -> None:
         self.base_s, self.row_s, self.deep_s = base_s, row_s, deep_s
         self.cost = CostModel()
-        self.background = Background(Unlimited(), self.cost)
+        self.background = unlimited(self.cost)
         random = Random(1)
         for _ in range(300):
             n_rows, depth = random.choice([128, 256, 512, 1024]), random.choice([0, 1024, 4096])
@@ -239,7 +247,7 @@ def test_what_a_batch_took_is_learned_and_outlives_the_worker():
 
 def test_a_depth_that_was_never_seen_is_tried_with_fewer_rows_and_then_known():
     cost = CostModel()
-    background = Background(Unlimited(), cost)
+    background = unlimited(cost)
     rows = [n_rows_of(background, depth, 0.14) for depth in (0, 4096, 30_000)]
     assert rows == [512, 64, 64], "a single operation of so deep a batch cannot be interrupted"
     cost.observe(64, 4096, 0.05)

@@ -16,9 +16,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from localrun.engine.backend import BASE, AdapterSet, DecodeFailed, MemoryKind, NoRoom
+from localrun.engine.backend import BASE, AdapterSet, DecodeFailed, MemoryKind, NoRoom, Worker
 from localrun.engine.fake import FakeBackend
-from localrun.engine.native.background import Worker
 from localrun.engine.native.llama import LlamaBackend
 from localrun.errors import BadModelFile
 from localrun.models.synthesis.synthesize import synthesize
@@ -548,8 +547,8 @@ def test_a_sequence_is_copied_and_an_empty_one_is_not(shareable: Both):
 
 
 def worker_of(backend: Subject) -> Worker:
-    assert backend.background is not None
-    return backend.background.worker
+    assert backend.worker is not None
+    return backend.worker
 
 
 def begin(backend: Subject, seq: int, n_rows: int, *, start: int = 0, token: int = 5) -> None:
@@ -575,7 +574,7 @@ def compute_away(seq: int, n_rows: int, *, start: int = 0, token: int = 5) -> Ca
 
 
 def test_there_is_a_background_where_cells_are_split_and_nowhere_else(both: Both):
-    assert both.result(lambda backend: backend.background is not None) is both.is_split
+    assert both.result(lambda backend: backend.worker is not None) is both.is_split
 
 
 @pytest.fixture
@@ -586,7 +585,7 @@ def background(both: Both) -> Both:
 
 
 def is_idle(both: Both) -> bool:
-    return both.result(lambda backend: backend.background.is_busy or worker_of(backend).is_busy) is False
+    return both.result(lambda backend: backend.worker.is_busy or worker_of(backend).is_busy) is False
 
 
 def test_it_has_a_batch_and_sequences_of_its_own(background: Both):
@@ -642,7 +641,7 @@ def test_what_the_background_computes_is_left_alone_until_it_is_over(background:
     ]
     for backend in (background.fake, background.real):
         begin(backend, seq, 8)
-        assert backend.background.is_busy
+        assert backend.worker.is_busy
         for touch in touches:
             with pytest.raises(ValueError, match="background"):
                 touch(backend)
@@ -658,7 +657,7 @@ def test_what_is_given_up_may_be_there_or_not_and_its_sequence_can_be_touched(ba
     for backend in (background.fake, background.real):
         begin(backend, seq, N_BATCH)
         worker_of(backend).halt()
-        assert not backend.background.is_busy
+        assert not backend.worker.is_busy
         assert backend.seq_remove(seq, 0)
     assert background.result(compute_away(seq, N_BATCH)) is None
 
@@ -673,9 +672,9 @@ def test_a_prompt_of_the_background_that_outgrows_its_stream_is_refused(backgrou
 
 def test_a_rebuilt_backend_has_another_background(background: Both):
     """This backend is the module's own: it is rebuilt into what it was."""
-    before = (background.fake.background, background.real.background)
+    before = (background.fake.worker, background.real.worker)
     background.do(lambda backend: backend.rebuild(split=True))
-    assert background.result(lambda backend, was: backend.background is was, before) is False
+    assert background.result(lambda backend, was: backend.worker is was, before) is False
     assert background.result(compute_away(background.n_seqs, 8)) is None
 
 
@@ -744,7 +743,7 @@ def test_the_background_keeps_to_its_own_adapters(both: Both, adapter: AdapterSe
 
     def compute(backend: Subject, realm: bytes) -> bool:
         """Whether the adapter could be freed meanwhile."""
-        worker = backend.background.worker
+        worker = backend.worker
         fill(worker.batch, worker.first_seq, 8)
         worker.batch.realm = realm
         worker.start(8)
@@ -754,10 +753,10 @@ def test_the_background_keeps_to_its_own_adapters(both: Both, adapter: AdapterSe
         worker.finish()
         return could_leave
 
-    both.do(lambda backend: backend.background.worker.use(adapter))
+    both.do(lambda backend: backend.worker.use(adapter))
     both.refuses(ValueError, compute, (b"",) * 2)
     assert both.result(compute, (adapter.realm,) * 2) is False
     assert both.result(lambda backend: backend.leave_adapter(adapter.adapters[0].digest)) is True
     both.refuses(ValueError, compute, (adapter.realm,) * 2)
     for backend in (both.fake, both.real):
-        backend.background.worker.batch.realm = b""
+        backend.worker.batch.realm = b""

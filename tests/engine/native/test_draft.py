@@ -42,8 +42,8 @@ def target(tiny_gguf: Path) -> Iterator[LlamaBackend]:
 
 @pytest.fixture
 def backend(target: LlamaBackend) -> LlamaBackend:
-    assert target.background is not None
-    for seq in range(target.n_seqs + target.background.n_seqs):
+    assert target.worker is not None
+    for seq in range(target.n_seqs + target.worker.n_seqs):
         target.seq_remove(seq, 0)
     return target
 
@@ -133,8 +133,8 @@ def test_after_wrong_drafts_it_knows_what_a_fresh_one_knows(
 def test_it_drafts_while_the_background_computes_a_prompt(backend: LlamaBackend, tiny_gguf: Path):
     drafts = drafting(backend, tiny_gguf)
     answers = Answers(backend, drafts, request(backend, 1, prompt(1)))
-    assert backend.background is not None
-    worker = backend.background.worker
+    assert backend.worker is not None
+    worker = backend.worker
     long = prompt(2, 180)
     worker.batch.token[: len(long)] = long
     worker.batch.pos[: len(long)] = range(len(long))

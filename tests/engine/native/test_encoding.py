@@ -131,20 +131,20 @@ def test_a_failure_between_two_pieces_is_an_error_and_no_rows(
 def test_the_context_for_prompts_has_room_for_the_largest_chunk(backend: LlamaBackend, projector: Projector):
     assert projector.max_chunk_tokens == 64
     assert backend.batch.capacity == 32
-    assert backend.background is not None
-    assert backend.background.worker.batch.capacity == 64
+    assert backend.worker is not None
+    assert backend.worker.batch.capacity == 64
 
 
 def test_wrong_numbers_are_refused_before_native_code(backend: LlamaBackend, projector: Projector, picture: Media):
     chunk = chunk_of(projector, picture)
     rows = np.zeros((chunk.n_tokens, 256), np.float32)
-    assert backend.background is not None
+    assert backend.worker is not None
     away = backend.n_seqs
     backend.set_chunks(away, ((0, chunk),))
 
     def start(*, seq: int = away, start: int = 0, rows: np.ndarray = rows, first: int = 0, n_rows: int = 64) -> None:
-        assert backend.background is not None
-        backend.background.worker.start_media(MediaRows(seq, start, chunk, rows, first, n_rows))
+        assert backend.worker is not None
+        backend.worker.start_media(MediaRows(seq, start, chunk, rows, first, n_rows))
 
     with pytest.raises(ValueError, match="in a batch of 32"):
         backend.decode_media(MediaRows(0, 0, chunk, rows, 0, chunk.n_tokens))

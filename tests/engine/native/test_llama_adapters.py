@@ -84,8 +84,8 @@ def test_every_set_gives_the_logits_of_a_context_with_that_set_alone(
 
 def test_the_background_has_a_set_of_its_own(files: dict[str, Path], split: LlamaBackend) -> None:
     one, other = loaded(split, set_of(files, {"a": 1})), loaded(split, set_of(files, {"b": 1, "v": 1}))
-    assert split.background is not None
-    worker, seq = split.background.worker, split.n_seqs
+    assert split.worker is not None
+    worker, seq = split.worker, split.n_seqs
     expected = logits_with(split, other)
     split.use(one)
     worker.use(other)

@@ -48,7 +48,7 @@ def backend(request: pytest.FixtureRequest, pair: Pair) -> Iterator[LlamaBackend
 
 @pytest.fixture(autouse=True)
 def _empty(backend: LlamaBackend) -> None:
-    n_away = backend.background.n_seqs if backend.background is not None else 0
+    n_away = backend.worker.n_seqs if backend.worker is not None else 0
     for seq in range(backend.n_seqs + n_away):
         backend.seq_remove(seq, 0)
         backend.set_chunks(seq, ())
@@ -206,7 +206,7 @@ def test_in_one_pool_a_picture_is_shared_and_restored_in_pieces(backend: LlamaBa
 
 
 def test_the_background_computes_media_and_streams_go_on_meanwhile(backend: LlamaBackend, media: Media):
-    if backend.background is None:
+    if backend.worker is None:
         pytest.skip("there is none")
     parts = parts_of(backend, BEFORE, media, AFTER)
     expected = compute(backend, 0, parts)
@@ -214,7 +214,7 @@ def test_the_background_computes_media_and_streams_go_on_meanwhile(backend: Llam
     assert isinstance(words, list)
     alone = compute(backend, 1, [words])
     backend.seq_remove(1, 0)
-    worker, away, at = backend.background.worker, backend.n_seqs, 0
+    worker, away, at = backend.worker, backend.n_seqs, 0
     backend.set_chunks(away, table_of(parts))
     for part in parts[:-1]:
         if isinstance(part, MediaChunk):

@@ -42,7 +42,7 @@ class Conversations:
 
     def __init__(self, backend: LlamaBackend) -> None:
         self.backend = backend
-        n_away = backend.background.n_seqs if backend.background is not None else 0
+        n_away = backend.worker.n_seqs if backend.worker is not None else 0
         for seq in range(backend.n_seqs + n_away):
             backend.seq_remove(seq, 0)
             backend.set_chunks(seq, ())

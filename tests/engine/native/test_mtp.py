@@ -378,7 +378,7 @@ def test_an_engine_answers_with_them(rigged: LlamaBackend):
         rigged,
         engine_module.Limits(N_SEQS, 8, 0.0, 0),
         lambda: 0.0,
-        speculation=Speculation(rigged, lambda: 0.0, policy=always(as_many_as_possible)),
+        speculation=Speculation(rigged, lambda: 0.0, heads=lambda: rigged.heads, policy=always(as_many_as_possible)),
     )
     prompts = {number: list(range(400 * number + 300, 400 * number + 320 + 50 * number)) for number in range(3)}
     texts: dict[int, list[int]] = {number: [] for number in prompts}
@@ -409,7 +409,8 @@ def test_wrong_drafts_change_no_answer(random: LlamaBackend):
         for number in range(3)
     ]  # fmt: skip
     plain = answers(random, Speculation(random, lambda: 0.0, is_on=False), submits)
-    drafted = answers(random, Speculation(random, lambda: 0.0, policy=always(as_many_as_possible)), submits)
+    speculation = Speculation(random, lambda: 0.0, heads=lambda: random.heads, policy=always(as_many_as_possible))
+    drafted = answers(random, speculation, submits)
     for number, answer in drafted.items():
         assert answer.n_drafted > 40
         check_alike(answer, plain[number])

@@ -28,7 +28,7 @@ def split(tiny_gguf: Path) -> Iterator[LlamaBackend]:
 
 @pytest.fixture
 def backend(split: LlamaBackend) -> LlamaBackend:
-    for seq in range(split.n_seqs + split.background.n_seqs):
+    for seq in range(split.n_seqs + split.worker.n_seqs):
         split.seq_remove(seq, 0)
     return split
 
@@ -44,8 +44,8 @@ def begin(backend: LlamaBackend, tokens: list[int], *, start: int = 0) -> None:
 
 
 def worker_of(backend: LlamaBackend) -> LlamaWorker:
-    assert backend.background is not None
-    return backend.background.worker
+    assert backend.worker is not None
+    return backend.worker
 
 
 def finish(backend: LlamaBackend) -> None:
@@ -92,7 +92,7 @@ def test_what_is_under_way_can_be_given_up_and_begun_anew(backend: LlamaBackend)
     for _ in range(3):
         begin(backend, PROMPT[:-1])
         worker_of(backend).halt()
-        assert not backend.background.is_busy
+        assert not backend.worker.is_busy
         assert backend.seq_remove(backend.n_seqs, 0)
     begin(backend, PROMPT[:-1])
     finish(backend)
@@ -177,7 +177,7 @@ def test_states_are_the_same_bytes_in_split_and_in_one_pool(backend: LlamaBacken
     expected = compute(backend, 1, PROMPT[100:], start=100)
     backend.rebuild(split=False)
     assert not backend.is_split
-    assert backend.background is None
+    assert backend.worker is None
     state = backend.state_join(2, [(pieces[0], 0, 0, 40), (pieces[1], 40, 40, 100)])
     assert backend.state_set(2, state)
     np.testing.assert_allclose(compute(backend, 2, PROMPT[100:], start=100), expected, atol=2e-2)

@@ -35,6 +35,8 @@ EXAMPLES = {
     "a class by numbers": 'root ::= [\\u0041-\\u005A]+ "."',
     "a class by long numbers": 'root ::= [\\U00000061-\\U0000007A]{2,4} [^\\u0061-\\u007A] "\\u0022\\x41"',
     "a repeated group of one rule's name": 'root ::= (word+)? "."\nword ::= "a" | "repeated-0"',
+    "a class by the number nought, and a hyphen": 'root ::= [^\\u0000-\\u0060]{1,3} [.\\-] "x"',
+    "names that others have": 'root ::= start{1,2} 1a\nstart ::= "s" 1a\n1a ::= ("a"? "b")* "c"',
     "brackets in texts and classes": 'root ::= ("(" [)*+?{]+)? "]" ("+")*',
 }
 

@@ -17,6 +17,7 @@ from localrun.engine.sample import grammar_checker
 from localrun.engine.sample import grammars as grammar_queue
 from localrun.engine.sample import grammars as late_rows
 from localrun.engine.sample.constraint import Constraint
+from localrun.engine.sample.grammar_checker import GrammarChecker
 from localrun.wire import Finish, Grammar, GrammarKind, Lane, Sampling
 from tests.engine.harness import Harness, expected_output
 
@@ -263,13 +264,15 @@ def test_what_nobody_wants_any_more_is_given_up_while_it_is_compiled():
 
 
 def test_a_worker_that_somebody_ends_costs_nobody_an_answer(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(grammar_checker, "COMPILE_LIMIT_S", 600)  # what a slow machine takes is no fault of the grammar
+    for limit in ("COMPILE_LIMIT_S", "_LONGEST_S"):  # what a slow machine takes is no fault of the grammar
+        monkeypatch.setattr(grammar_checker, limit, 600)
     harness = Harness(n_cells=2048)
     harness.submit(1, "slow", grammar=SLOW, n_predict=400)
     worker_at_work(harness).kill()
     harness.submit(2, "other", grammar=DIGITS, n_predict=40)
     harness.run(max_steps=50_000)
     assert len(harness.texts[2]) == 30
+    assert harness.finals[1].error_message is None
     assert (harness.finals[1].finish, harness.texts[1][:9]) == (Finish.LENGTH, "xxxxxxxxx")
 
 
@@ -350,6 +353,17 @@ def test_a_grammar_that_nobody_waits_for_is_not_compiled(monkeypatch: pytest.Mon
     harness.run()
     assert harness.texts[4].isdecimal(), "somebody else wants one of them"
     assert sorted(held.begun) == [digits(10).text, digits(12).text]
+
+
+def test_an_engine_that_ends_loses_no_worker():
+    """Nor one whose thread had not begun: of two threads one reads the vocabulary, and the first grammar has one."""
+    workers = {GrammarChecker(), GrammarChecker()}
+    GrammarChecker._idle += workers  # of which the last ones are borrowed first
+    compiler = grammar_queue.GrammarCompiler(Harness().backend)
+    for client in ("one", "two"):
+        compiler.leave(compiler.compile(Grammar(GrammarKind.REGEX, client), client))
+    compiler.close()
+    assert workers <= set(GrammarChecker._idle)
 
 
 # --- slow grammars --------------------------------------------------------------------------------------------------

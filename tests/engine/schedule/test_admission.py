@@ -59,7 +59,7 @@ def test_who_waits_for_the_background_is_looked_at_again_when_its_batch_is_over(
         run.submit(request_id, [65 + request_id] * 300, n_predict=2)
     for _ in range(8):
         run.step()
-    assert run.backend.background.is_busy
+    assert run.backend.worker.is_busy
     assert len(looks) == 4
     run.run()
     for request_id in range(1, 5):

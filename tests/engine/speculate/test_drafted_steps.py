@@ -80,8 +80,8 @@ def test_every_delta_says_how_far_its_request_is():
         for delta in step.deltas if step is not None else ():
             if delta.id in running and not delta.finish:
                 request = running[delta.id]
-                assert request.drafting is not None
-                counts = request.drafting.counts
+                assert request.drafts is not None
+                counts = request.drafts
                 assert (delta.n_computed, delta.n_output) == (request.n_computed, request.n_output)
                 assert (delta.n_drafted, delta.n_accepted) == (counts.n_drafted, counts.n_accepted)
     (usage,) = [harness.finals[0].usage]

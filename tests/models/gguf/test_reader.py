@@ -328,3 +328,13 @@ def test_a_header_with_flipped_bytes_is_read_or_refused(
     assert isinstance(header.quantization, str)
     needed = estimate(header, n_kv_cells=4096, n_slots=8, n_ubatch=512, kv_type="f16")
     assert needed.total_bytes >= needed.weights_bytes >= 0
+
+
+def test_a_pointer_of_git_lfs_is_called_so(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 123456789\n" * 3)
+    with pytest.raises(BadModelFile, match="is a pointer of Git LFS"):
+        read_header(path)
+    path.write_text("<!doctype html><html><title>Foo-Q4_0.gguf</title></html>" * 9)
+    with pytest.raises(BadModelFile, match="is a web page"):
+        read_header(path)

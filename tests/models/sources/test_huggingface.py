@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import os
 import random
+import shutil
 import socket
 import subprocess
 import sys
@@ -318,6 +319,8 @@ def test_offline_the_cache_is_all_there_is(server, hub):
     assert downloaded(offline, plan) == online
     assert plan.files[0].stored.digest == f"sha256:{hashlib.sha256(Q4).hexdigest()}"
     assert server.record.requests == []
+    shutil.rmtree(hub.cache(REPO).folder / "refs")
+    assert planned(offline).files == plan.files, "a cache that was copied without its refs"
     with pytest.raises(NotFound, match="Q8_0"):
         planned(offline, tag="Q8_0")
     with pytest.raises(Unavailable, match="HF_HUB_OFFLINE is set"):

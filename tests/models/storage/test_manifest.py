@@ -35,7 +35,9 @@ def said(name: str = "fox", **fields: object) -> Manifest:
         ("Org/Repo:Q8_0", "hf.co/org/repo/q8_0", "Org/Repo:Q8_0"),
         ("hf.co/Org/Repo", "hf.co/org/repo/latest", "Org/Repo"),
         ("huggingface.co/Org/Repo@main:x.gguf", "hf.co/org/repo@main/x.gguf", "Org/Repo@main:x.gguf"),
-        ("Registry.ollama.ai/library/fox", "registry.ollama.ai/library/fox/latest", "Registry.ollama.ai/library/fox"),
+        ("Registry.ollama.ai/me/fox", "registry.ollama.ai/me/fox/latest", "Registry.ollama.ai/me/fox"),
+        ("registry.ollama.ai/library/Fox", "local/library/fox/latest", "Fox"),
+        ("Library/_fox:1b", "local/library/_fox/1b", "_fox:1b"),
         ("127.0.0.1:5000/library/fox:1b", "127.0.0.1+5000/library/fox/1b", "127.0.0.1:5000/library/fox:1b"),
     ],
 )

@@ -107,8 +107,33 @@ def test_ollama_s_models_are_listed_and_found_by_the_names_they_have_there(home:
         assert (model.origin, model.program) == (Origin.FOREIGN, "Ollama")
         assert model.path.parent == ollama.folder / "blobs"
         assert (model.source.repo, model.source.file) == ("Ollama", str(ollama.folder))
-    with pytest.raises(ModelNotFound):
-        store.resolve("llama3.2:3b")
+    library = (
+        "library/llama3.2",
+        "registry.ollama.ai/library/llama3.2:latest",
+        "https://Registry.Ollama.ai/Library/LLAMA3.2",
+    )
+    assert {store.resolve(name).name for name in library} == {"llama3.2"}
+    for name in ("somebody/fox", "Somebody/Fox:latest", "registry.ollama.ai/somebody/fox"):
+        assert store.resolve(name).name == "registry.ollama.ai/somebody/fox"
+    for name in ("llama3.2:3b", "somebody/fox:1b", "hf.co/somebody/fox", "somebody/fox@main"):
+        with pytest.raises(ModelNotFound):
+            store.resolve(name)
+
+
+def test_owner_and_name_mean_the_hub_s_model_before_ollama_s(home: Path, tiny_gguf: Path):
+    ollama = Ollama(home / ".ollama/models")
+    ollama.add("registry.ollama.ai/me/own/latest", ("model", tiny_gguf.read_bytes()))
+    store = store_of(home)
+    before = store.evidence("me/own")
+    with pytest.raises(BadRequest, match=r"ollama rm registry\.ollama\.ai/me/own:latest"):
+        naming.remove(store, "me/own")
+    naming.copy(store, "tiny", "me/own")
+    assert not before.holds()
+    assert store.resolve("me/own").name == "me/own"
+    naming.copy(store, "tiny", "registry.ollama.ai/me/other")
+    assert store.resolve("me/other").name == "registry.ollama.ai/me/other"
+    naming.remove(store, "me/other")
+    assert {model.name for model in store.list()} == {"tiny", "me/own", "registry.ollama.ai/me/own"}
 
 
 def test_what_belongs_to_one_of_ollama_s_models_applies_here_too(home: Path, tiny_gguf: Path):
@@ -170,7 +195,7 @@ def test_what_ollama_has_and_no_engine_here_can_load_is_told_and_its_name_is_fre
     assert len(problems) == 2
     assert says(problems[0], "'gemma3'", "vision")
     assert says(problems[1], "'gptoss'", "Ollama")
-    assert problems[1].endswith("(localrun search gpt-oss)")
+    assert problems[1].endswith("(localrun search)")
     # `localrun run` pulls what is not found.
     with pytest.raises(ModelNotFound):
         store.resolve("gemma3")
@@ -247,7 +272,8 @@ def test_a_fifo_or_a_device_for_a_manifest_holds_nothing_up(home: Path, tiny_ggu
 @pytest.mark.parametrize(
     ("layers", "said"),
     [
-        ([], ["'bad'", "Ollama", 0]),
+        ([], ["'bad'", "Ollama", "cloud"]),
+        ([("params", b"{}")], ["'bad'", "Ollama", 0]),
         ([("model", b"x"), ("params", b"[]")], ["parameters", "'bad'", "Ollama", "Expected"]),
         ([("model", b"x"), ("messages", b"{}")], ["messages", "'bad'", "Ollama", "Expected"]),
     ],
@@ -258,6 +284,21 @@ def test_what_is_wrong_in_ollama_s_store_is_told_in_a_sentence(home: Path, layer
     assert says(damaged.problem, *said)
 
 
+def test_a_model_runs_without_its_licence_and_not_without_another_text(home: Path, tiny_gguf: Path):
+    ollama = Ollama(home / ".ollama/models")
+    weights = ("model", tiny_gguf.read_bytes())
+    ollama.add("registry.ollama.ai/library/free/latest", weights, ("license", b"MIT"), ("license", b"gone"))
+    ollama.add("registry.ollama.ai/library/mute/latest", weights, ("system", b"Be quiet."))
+    ollama.blob(b"gone").unlink()
+    ollama.blob(b"Be quiet.").unlink()
+    store = store_of(home)
+    found = store.resolve("free").manifest
+    assert found is not None
+    assert found.licence_text == "MIT"
+    (damaged,) = store.damaged()
+    assert says(damaged.problem, "'mute'", hashlib.sha256(b"Be quiet.").hexdigest(), "No such file")
+
+
 def test_where_ollama_s_store_is(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     usual, named, service = Ollama(home / ".ollama/models"), Ollama(tmp_path / "named"), Ollama(tmp_path / "service")
     monkeypatch.setattr(other_programs, "OLLAMA_SERVICE", service.folder)
@@ -265,6 +306,8 @@ def test_where_ollama_s_store_is(home: Path, tmp_path: Path, monkeypatch: pytest
     assert [store.folder for store in by_custom] == [usual.folder, service.folder]
     (by_variable,) = other_programs.found(home, {"OLLAMA_MODELS": str(named.folder)}, home).ollama
     assert by_variable.folder == named.folder
+    (quoted,) = other_programs.found(home, {"OLLAMA_MODELS": f' "{named.folder}" '}, home).ollama
+    assert quoted == by_variable
     assert other_programs.found(home, {"OLLAMA_MODELS": str(tmp_path / "none")}, home).ollama == ()
 
 

@@ -157,9 +157,8 @@ def test_files_come_and_go(models: Store, folder: Path, tiny_gguf: Path) -> None
 
 
 def test_the_digest_is_an_id_of_the_file(models: Store, folder: Path, tiny_gguf: Path) -> None:
-    put(tiny_gguf, folder, "one.gguf", "two.gguf")
-    for name, mtime_s in (("one.gguf", 1_000_000), ("two.gguf", 1_000_000)):
-        os.utime(folder / name, (mtime_s, mtime_s))
+    put(tiny_gguf, folder, "one.gguf")
+    (folder / "two.gguf").symlink_to(folder / "one.gguf")
     digest = models.resolve("one").digest
     assert len(bytes.fromhex(digest)) == 32
     assert models.resolve("two").digest == Store(folder).resolve("one").digest == digest
@@ -180,9 +179,9 @@ def test_a_manifest_comes_before_a_file_and_own_files_before_foreign_ones(
 ) -> None:
     monkeypatch.setattr(builtin, "model_path", lambda: tiny_gguf)
     foreign = tmp_path / "foreign"
-    (foreign / "owner" / "repo" / "too deep").mkdir(parents=True)
+    (foreign / "owner" / "repo" / "a" / "b" / "c" / "too deep").mkdir(parents=True)
     put(tiny_gguf, foreign / "owner" / "repo", "smol.gguf", "theirs.gguf", "mmproj-theirs.gguf")
-    put(tiny_gguf, foreign / "owner" / "repo" / "too deep", "unseen.gguf")
+    put(tiny_gguf, foreign / "owner" / "repo" / "a" / "b" / "c" / "too deep", "unseen.gguf")
     models = Store(folder, model_dirs=[foreign, tmp_path / "nowhere"])
     naming.copy(models, "theirs", "fox")
     put(tiny_gguf, folder, "smol.gguf", "fox.gguf")
@@ -192,6 +191,7 @@ def test_a_manifest_comes_before_a_file_and_own_files_before_foreign_ones(
     assert models.resolve("fox").path == foreign / "owner" / "repo" / "theirs.gguf"
     assert models.resolve("smol").path == folder / "smol.gguf"
     hidden = {file.path: file.problem for file in models.damaged()}
+    assert "No such file" in hidden.pop(tmp_path / "nowhere")
     assert set(hidden) == {folder / "fox.gguf", foreign / "owner" / "repo" / "smol.gguf"}
     assert all("hidden" in problem for problem in hidden.values())
 
@@ -212,9 +212,24 @@ def test_a_folder_of_the_setting_that_cannot_be_read_is_told(tmp_path: Path, mon
     closed.mkdir()
     file.touch()
     store = Store(tmp_path / "models", model_dirs=[closed, file, tmp_path / "nowhere"])
-    assert store.damaged() == []
     monkeypatch.setattr(os, "scandir", _refusing(os.scandir, closed))
-    assert store.damaged() == [DamagedFile(closed, "the folder cannot be read: Permission denied")]
+    assert store.damaged() == [
+        DamagedFile(closed, "the folder cannot be read: Permission denied"),
+        DamagedFile(file, "the folder cannot be read: Not a directory"),
+        DamagedFile(tmp_path / "nowhere", "the folder cannot be read: No such file or directory"),
+    ]
+
+
+def test_folders_of_the_hub_s_cache_and_of_types_are_looked_into(tmp_path: Path, tiny_gguf: Path):
+    cache, own = tmp_path / "hub", tmp_path / "own"
+    snapshot = cache / "models--o--linked-GGUF" / "snapshots" / ("0" * 40)
+    for place, name in ((snapshot / "Q8_0", "linked.gguf"), (own / "a" / "b" / "c" / "d", "deep.gguf")):
+        place.mkdir(parents=True)
+        put(tiny_gguf, place, name)
+    (own / "a" / "again").symlink_to(own)
+    store = Store(tmp_path / "models", model_dirs=[cache, own])
+    assert [model.name for model in store.list()][1:] == ["deep", "linked"]
+    assert store.damaged() == []
 
 
 def _refusing(scandir: Any, folder: Path) -> Any:

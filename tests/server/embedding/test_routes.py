@@ -124,7 +124,7 @@ def test_ollama_loads_the_model_when_there_is_nothing_to_embed(daemon: Daemon) -
     for nothing in ({}, {"input": ""}, {"input": []}, {"input": None}):
         assert daemon.post("/api/embed", {"model": "bert", **nothing}).json()["embeddings"] == []
     assert daemon.post("/api/embeddings", model="bert").json() == {"embedding": []}
-    assert "bert" in {row["name"] for row in daemon.http.get("/api/ps").json()["models"]}
+    assert "bert:latest" in {row["name"] for row in daemon.http.get("/api/ps").json()["models"]}
 
 
 def test_reranking_in_tei_s_form(daemon: Daemon) -> None:
@@ -205,7 +205,7 @@ def test_a_chat_model_embeds_beside_its_chats(daemon: Daemon) -> None:
     assert daemon.post("/api/generate", model="chat", prompt="x", stream=False, options={"num_predict": 3}).is_success
     assert norm(openai(daemon, model="chat", input="x")["data"][0]["embedding"]) == pytest.approx(1, abs=1e-6)
     assert n_engines(daemon, "chat") == 2
-    (row,) = (row for row in daemon.http.get("/api/ps").json()["models"] if row["name"] == "chat")
+    (row,) = (row for row in daemon.http.get("/api/ps").json()["models"] if row["name"] == "chat:latest")
     engines = daemon.http.get("/localrun/v1/snapshot").json()["engines"]
     assert row["size"] == sum(engine["size_bytes"] for engine in engines if engine["model"] == "chat")
 

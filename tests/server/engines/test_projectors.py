@@ -14,7 +14,7 @@ from localrun.errors import BadModelFile
 from localrun.models.gguf.reader import read_header
 from localrun.models.projector_memory import projector_memory
 from localrun.server.engines.link import EngineLink
-from localrun.server.engines.resident import FileStamp, Use
+from localrun.server.engines.resident import Use
 from tests.projector_file import write_projector
 
 
@@ -102,11 +102,3 @@ async def test_a_projector_that_was_replaced_is_opened_anew(
         os.utime(projector, (1, 1))
         assert supervisor.lend("alpha", None) is None
     assert opened == [projector.name]
-
-
-def test_the_stamp_of_a_model_is_also_its_projector_s(projector: Path, models_dir: Path) -> None:
-    model = models_dir / "alpha.gguf"
-    first = FileStamp.of(model, projector)
-    assert first == FileStamp.of(model, projector) != FileStamp.of(model)
-    os.utime(projector, (1, 1))
-    assert FileStamp.of(model, projector) != first

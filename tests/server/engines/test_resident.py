@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,11 @@ import pytest
 
 from localrun.config import Settings, latency_target_s
 from localrun.errors import BadRequest, CannotFit
+from localrun.file_stamp import FileStamp
+from localrun.models.gguf.header import TensorInfo
 from localrun.models.storage.model import Model
 from localrun.server.engines.placement import place_embeddings
-from localrun.server.engines.resident import FileStamp, Use, pooling_for
+from localrun.server.engines.resident import Use, pooling_for
 from localrun.wire import Pooling
 from tests.models.gguf.test_header import of_kind as header
 
@@ -28,6 +31,11 @@ def test_a_stamp_tells_a_replaced_or_changed_file(tmp_path: Path) -> None:
     (tmp_path / "n.gguf").write_bytes(b"one")
     os.replace(tmp_path / "n.gguf", path)
     assert FileStamp.of(path) != first
+    last, status = FileStamp.of(path), path.stat()
+    with path.open("r+b") as file:
+        file.write(b"two")
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert FileStamp.of(path) != last, "edited in place, and its time put back"
     path.unlink()
     with pytest.raises(OSError):  # noqa: PT011 - any of them
         FileStamp.of(path)
@@ -78,6 +86,10 @@ def test_an_embedding_model_does_nothing_else(made: Model):
 
 def test_a_reranker_does_nothing_else():
     ranker = model("bert", pooling_type=4)
+    with pytest.raises(BadRequest, match=r"has no ranking head \(cls.output.weight or cls.weight\)"):
+        pooling_for(ranker, Use.RERANK)
+    head = TensorInfo("cls.output.weight", (1,), "F32", 0, 4)
+    ranker = replace(ranker, header=replace(ranker.header, tensors=(head,)))
     assert pooling_for(ranker, Use.RERANK) is Pooling.RANK
     with pytest.raises(BadRequest, match="does not support embeddings; it ranks documents: use /v1/rerank"):
         pooling_for(ranker, Use.EMBED)

@@ -108,6 +108,27 @@ async def test_a_client_of_http_1_0_gets_no_chunks() -> None:
         assert answer.endswith(b"\r\n\r\n3")
 
 
+async def test_who_asks_to_keep_the_connection_is_told_how_long_it_is_kept() -> None:
+    asked = b"host: localhost\r\nconnection: Keep-Alive\r\ncontent-length: 0\r\n\r\n"
+    last = HEAD + b"content-length: 0\r\nconnection: close\r\n\r\n"
+    kept = b"connection: keep-alive\r\nkeep-alive: timeout=5\r\n"  # uvicorn's usual time
+    async with serving() as port:
+        for version in (b"1.0", b"1.1"):
+            answer = await exchange(port, b"POST / HTTP/" + version + b"\r\n" + asked, last)
+            assert (answer.count(b"200 OK"), answer.count(kept), answer.count(b"keep-alive:")) == (2, 1, 1)
+        assert b"keep-alive" not in await exchange(port, HEAD + b"content-length: 0\r\n\r\n", last)
+
+
+async def test_an_answer_of_unknown_length_ends_with_the_connection_of_http_1_0_also_if_that_was_to_be_kept() -> None:
+    async def stream(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"one", "more_body": False})
+
+    async with serving(stream) as port:
+        answer = await exchange(port, b"GET / HTTP/1.0\r\nhost: localhost\r\nconnection: keep-alive\r\n\r\n")
+    assert (b"keep-alive" in answer, answer.endswith(b"\r\n\r\none")) == (False, True)
+
+
 @pytest.mark.parametrize(
     ("sent", "expected"),
     [

@@ -16,10 +16,9 @@ from starlette.types import Message
 
 from localrun.config import Settings
 from localrun.errors import BadRequest
-from localrun.server.apart import THREAD_BYTES, apart
 from localrun.server.http.exchange import Endpoint, Exchange, route
 from localrun.server.http.limits import Limits
-from localrun.server.http.loop_watch import OPERATION, STALL_S, LoopWatch, held
+from localrun.server.http.loop_watch import OPERATION, STALL_S, THREAD_BYTES, LoopWatch, apart, held
 from localrun.server.runtime import Runtime
 from tests.server.waiting import until
 

@@ -12,7 +12,8 @@ from localrun import wire
 from localrun.errors import Conflict, NotFound
 from localrun.server.jobs import registry as registry_module
 from localrun.server.jobs.job import Ask, Job
-from localrun.server.jobs.registry import MAX_ENDED, RequestRecord
+from localrun.server.jobs.record import RequestRecord
+from localrun.server.jobs.registry import MAX_ENDED
 from localrun.snapshot import RequestState
 from tests.server.waiting import until
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import socket
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +15,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from localrun import __version__
+from localrun.server.http.connection import MAX_HEAD_BYTES
 from tests.daemon import N_CTX, Daemon, running_daemon
 
 CHAT: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 3}
@@ -34,6 +37,19 @@ def samples(daemon: Daemon) -> dict[tuple[str, frozenset[tuple[str, str]]], floa
 
 def key(name: str, **labels: str) -> tuple[str, frozenset[tuple[str, str]]]:
     return f"localrun_{name}", frozenset(labels.items())
+
+
+def test_what_is_refused_before_it_is_a_request_is_counted(daemon: Daemon) -> None:
+    before = samples(daemon)
+    for sent in (b"\x16\x03\x01\x00", b"nonsense\r\n\r\n", b"GET / HTTP/1.1\r\nx: " + b"x" * 2 * MAX_HEAD_BYTES):
+        with socket.create_connection(("127.0.0.1", daemon.port)) as client, contextlib.suppress(ConnectionError):
+            client.sendall(sent)
+            while client.recv(4096):
+                pass
+    after = samples(daemon)
+    for status, n_more in (("400", 2), ("431", 1)):
+        wanted = key("http_responses_total", family="connection", status=status)
+        assert after[wanted] - before.get(wanted, 0) == n_more
 
 
 def test_a_refusal_is_counted_by_status_and_reason(daemon: Daemon) -> None:

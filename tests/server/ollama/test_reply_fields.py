@@ -311,7 +311,7 @@ def test_spellings_of_keep_alive(daemon: Daemon, keep_alive: Any, remains_s: flo
         wanted_s = 300 if remains_s is None else remains_s
         assert wanted_s - (time.monotonic() - asked_at_s) <= remaining_s <= wanted_s
     whole(daemon, "/api/chat", messages=[], keep_alive=0)
-    assert "tiny" not in [row["name"] for row in daemon.http.get("/api/ps").json()["models"]]
+    assert "tiny:latest" not in [row["name"] for row in daemon.http.get("/api/ps").json()["models"]]
 
 
 def test_a_model_s_parameters_are_defaults(daemon: Daemon) -> None:

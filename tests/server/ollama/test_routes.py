@@ -59,7 +59,7 @@ def test_the_version_is_three_bare_numbers(daemon: Daemon) -> None:
 
 def test_tags_have_every_field_that_strict_clients_parse(daemon: Daemon) -> None:
     row = daemon.http.get("/api/tags").json()["models"][0]
-    assert (row["name"], row["model"]) == ("tiny", "tiny")
+    assert (row["name"], row["model"]) == ("tiny:latest", "tiny:latest")
     assert row["size"] > 1_000_000
     assert len(row["digest"]) == 64
     assert row["modified_at"]
@@ -97,7 +97,7 @@ def test_ps_lists_what_is_loaded_and_until_when(daemon: Daemon) -> None:
     assert daemon.http.get("/api/ps").json() == {"models": []}
     generate(daemon, prompt="", keep_alive="10m")
     row = daemon.http.get("/api/ps").json()["models"][0]
-    assert (row["name"], row["model"], row["context_length"]) == ("tiny", "tiny", N_CTX)
+    assert (row["name"], row["model"], row["context_length"]) == ("tiny:latest", "tiny:latest", N_CTX)
     assert (row["size_vram"], row["details"]["format"]) == (0, "gguf")
     assert row["expires_at"].endswith("Z")
     generate(daemon, prompt="", keep_alive=-1)
@@ -248,7 +248,7 @@ def test_a_smaller_context_never_loads_the_model_again(daemon: Daemon) -> None:
 def test_nothing_to_say_loads_and_unloads(daemon: Daemon, path: str, empty: dict[str, str]) -> None:
     loaded = daemon.post(path, {"model": "tiny"} | empty).json()
     assert (loaded["done"], loaded["done_reason"]) == (True, "load")
-    assert [row["name"] for row in daemon.http.get("/api/ps").json()["models"]] == ["tiny"]
+    assert [row["name"] for row in daemon.http.get("/api/ps").json()["models"]] == ["tiny:latest"]
     unloaded = daemon.post(path, {"model": "tiny", "keep_alive": 0} | empty).json()
     assert (unloaded["done"], unloaded["done_reason"]) == (True, "unload")
     assert daemon.http.get("/api/ps").json() == {"models": []}

@@ -20,6 +20,7 @@ import psutil
 import pytest
 from starlette.applications import Starlette
 
+from localrun.config import in_short
 from localrun.models.gguf.reader import read_header
 from localrun.models.synthesis.synthesize import synthesize
 from localrun.server.http.exchange import PIECE_BYTES
@@ -54,7 +55,7 @@ def daemon(folder: Path, f16: Path) -> Iterator[Daemon]:
 
 
 def names(daemon: Daemon) -> list[str]:
-    return [row["name"] for row in daemon.http.get("/api/tags").json()["models"]]
+    return [in_short(row["name"]) for row in daemon.http.get("/api/tags").json()["models"]]
 
 
 def lines(answer: httpx2.Response) -> list[dict[str, Any]]:
@@ -173,10 +174,10 @@ def test_names_that_share_files_share_an_engine(daemon: Daemon) -> None:
     daemon.post("/api/copy", source="tiny", destination="again")
     daemon.post("/api/generate", model="tiny", keep_alive="5m")
     daemon.post("/api/generate", model="again", keep_alive="5m")
-    assert [row["name"] for row in daemon.http.get("/api/ps").json()["models"]] == ["tiny"]
+    assert [row["name"] for row in daemon.http.get("/api/ps").json()["models"]] == ["tiny:latest"]
     rows = daemon.http.get("/api/tags").json()["models"]
     loaded = {row["name"]: row["loaded_as"] for row in rows if row["loaded"]}
-    assert (loaded["tiny"], loaded["again"]) == ("tiny", "tiny")
+    assert (loaded["tiny:latest"], loaded["again:latest"]) == ("tiny:latest", "tiny:latest")
     assert daemon.post("/api/generate", model="again", prompt="hi", stream=False).json()["model"] == "again"
 
 
@@ -368,7 +369,7 @@ def test_delete_unloads_first_and_says_what_it_freed(daemon: Daemon, folder: Pat
     answer = delete(daemon, "own")
     assert answer.json()["freed_bytes"] == f16.stat().st_size
     assert answer.json()["deleted"] == [str(folder / "models" / "own.gguf")]
-    assert "own" not in [row["name"] for row in daemon.http.get("/api/ps").json()["models"]]
+    assert "own:latest" not in [row["name"] for row in daemon.http.get("/api/ps").json()["models"]]
     assert delete(daemon, "own").status_code == 404
 
 
@@ -379,7 +380,7 @@ def test_what_cannot_be_deleted(daemon: Daemon, f16: Path) -> None:
         assert answer.status_code == 400
         assert message in answer.json()["error"]
     # A refusal unloads nothing.
-    assert "tiny" in [row["name"] for row in daemon.http.get("/api/ps").json()["models"]]
+    assert "tiny:latest" in [row["name"] for row in daemon.http.get("/api/ps").json()["models"]]
 
 
 def test_copies(daemon: Daemon) -> None:
@@ -399,7 +400,7 @@ def test_push_says_what_to_do_instead(daemon: Daemon) -> None:
 
 def test_tags_tell_what_cannot_be_used(daemon: Daemon, folder: Path) -> None:
     answer = daemon.http.get("/api/tags").json()
-    (theirs,) = [row for row in answer["models"] if row["name"] == "theirs"]
+    (theirs,) = [row for row in answer["models"] if row["name"] == "theirs:latest"]
     assert theirs["source"] == str(folder / "foreign")
     assert theirs["loaded"] is False
     assert [file["path"] for file in answer["unusable"]] == [str(folder / "foreign" / "broken.gguf")]

@@ -227,6 +227,18 @@ def test_a_shape_that_cannot_be_is_refused(daemon: Daemon, fields: dict[str, Any
     assert param.partition(".")[0] in error["message"]
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_only_compiling_shows_to_be_beyond_enforcing_is_said_in_the_header(daemon: Daemon, stream: bool) -> None:
+    schema = {"type": "object", "properties": {"n": {"type": "string", "pattern": "^$b"}}, "required": ["n"]}
+    shape = {"type": "json_schema", "json_schema": {"schema": schema}}
+    answer = chat(daemon, stream=stream, response_format=shape)
+    assert answer.status_code == 200, answer.text
+    assert "properties.n.pattern" in answer.headers["x-localrun-ignored"]
+    shape["json_schema"]["strict"] = True  # type: ignore[index]
+    refused = chat(daemon, stream=stream, response_format=shape)
+    assert (refused.status_code, "properties.n" in refused.text) == (400, True)
+
+
 def test_eight_at_once_answer_as_each_alone(daemon: Daemon) -> None:
     def ask(name: str) -> str:
         messages = [{"role": "user", "content": f"my name is {name}"}]

@@ -245,10 +245,10 @@ def test_a_forced_call_that_max_tokens_cuts_in_its_arguments_is_left_out_of_a_wh
 
 def test_a_schema_that_does_not_compile_leaves_auto_alone_and_is_named_where_a_call_is_forced(daemon: Daemon) -> None:
     broken = tool("broken")
-    broken["function"]["parameters"] = {"type": "object", "patternProperties": {"^a": {}, "a$": {"type": "null"}}}
+    broken["function"]["parameters"] = {"type": "object", "properties": {"q": {"type": "string", "pattern": "("}}}
     body = {"model": "tiny", "messages": HELLO, "tools": [*TOOLS, broken], "max_tokens": 5}
     free = daemon.post("/v1/chat/completions", body)
     assert free.status_code == 200, free.text
     refused = daemon.post("/v1/chat/completions", body | {"tool_choice": "required"})
     assert refused.status_code == 400
-    assert refused.json()["error"]["message"].startswith("the tool 'broken': parameters: patternProperty regexes ")
+    assert refused.json()["error"]["message"].startswith("the tool 'broken': parameters.properties.q: regex ")

@@ -174,6 +174,25 @@ def test_forced_arguments_match_the_schema_in_every_format(
         assert meaning(read(plan.parser({"report": REPORT.parameters}), text)) == (("call", ("report", arguments)),)
 
 
+IN_TAGS = (formats.QWEN_CODER, formats.SEED, formats.MINIMAX, formats.DEEPSEEK_TAGS, formats.DEEPSEEK_V4)
+
+
+@pytest.mark.parametrize("call_format", [formats.HERMES, *IN_TAGS], ids=lambda known: known.name)
+def test_a_call_that_the_model_has_opened_matches_its_schema(call_format: CallFormat):
+    """In tags as in JSON; nothing but another call may follow."""
+    written = call_format.written
+    grammar = constraint.lazy_calls(written, [REPORT], at_most=None)
+    assert grammar is not None
+    assert grammar.triggers == (written.opening,)
+    report: Call = ("report", {"text": TEXT, "kind": "bug", "n": 2, "at": {"x": 1.5}})
+    assert accepts(grammar, spelled(written, report, begins_at=written.opening))
+    assert accepts(grammar, spelled(written, report, report, begins_at=written.opening))
+    assert not accepts(grammar, spelled(written, report, begins_at=written.opening) + "Done.")
+    for wrong in ({"text": "a"}, {"text": "a", "n": 0}, {"text": "a", "kind": "praise", "n": 2}):
+        assert not accepts(grammar, spelled(written, ("report", wrong), begins_at=written.opening))
+    assert not accepts(grammar, spelled(written, ("other", {}), begins_at=written.opening))
+
+
 @EACH
 def test_arguments_that_no_schema_lists(call_format: CallFormat):
     written = call_format.written

@@ -43,6 +43,10 @@ def test_encoders_give_vectors_alone(small_model: Path):
     assert capabilities(_model(small_model, "", pooling=1)) == ("embedding",)
 
 
+def test_rerankers_rank_alone(small_model: Path):
+    assert capabilities(_model(small_model, "", pooling=4)) == ("rerank",)
+
+
 def _model(path: Path, template: str, *, architecture: str = "", pooling: int = 0) -> Model:
     header: Any = read_header(path)
     if architecture:

@@ -120,6 +120,8 @@ MEANS: dict[str, tuple[Any, list[Any], list[Any]]] = {
         [{}],
         [1],
     ),
+    "an object without properties": ({"type": "object", "properties": {}}, [{}], [{"a": 1}]),
+    "keywords that are null": ({"type": "boolean", "enum": None, "items": None, "nullable": None}, [True], [1, None]),
     "formats of numbers": ({"type": "integer", "format": "int64"}, [1], [1.5]),
     "bounds of int64": ({"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1}, [0, 2**60], ["0"]),
     "the largest numbers": ({"type": "number", "minimum": -1.7976931348623157e308, "maximum": 1e308}, [0.5], ["0"]),

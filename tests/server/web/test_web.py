@@ -51,6 +51,8 @@ def test_headers_that_keep_the_page_to_itself(path: str, daemon: Daemon) -> None
     assert answer.headers["x-content-type-options"] == "nosniff"
     assert answer.headers["x-frame-options"] == "DENY"
     assert "access-control-allow-origin" not in answer.headers
+    # Under `no-referrer` Firefox and WebKit give the page's own questions the origin `null`, which is refused.
+    assert answer.headers["referrer-policy"] == "same-origin"
 
 
 @pytest.mark.parametrize("path", ["/", "/web/chat.js"])
@@ -77,4 +79,4 @@ def test_nothing_is_from_elsewhere_and_no_code_is_in_the_page() -> None:
 def test_the_page_stays_small() -> None:
     """All of it is sent as it is written."""
     sizes = {name: len(resources.files(web).joinpath(name).read_bytes()) for name in (*FILES, "index.html")}
-    assert sum(sizes.values()) < 48_000, sizes
+    assert sum(sizes.values()) < 56_000, sizes

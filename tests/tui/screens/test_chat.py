@@ -276,7 +276,7 @@ async def test_escape_sequences_of_the_model_do_not_reach_the_terminal(desk: Any
         await pilot.press(*"one", "enter")
         desk.daemon.say("red \x1b[31mtext\x1b[2J")
         desk.daemon.end_answer()
-        await desk.see(pilot, "red �[31mtext�[2J")
+        await desk.see(pilot, "red ␛[31mtext␛[2J")
 
 
 async def test_ctrl_k_deletes_to_the_end_of_the_line_and_leaves_the_other_chat_alone(desk: Any) -> None:

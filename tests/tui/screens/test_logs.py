@@ -101,4 +101,4 @@ async def test_control_characters_of_a_log_do_not_reach_the_terminal(desk: Any) 
     async with desk.open(SIZE) as pilot:
         await _open(desk, pilot)
         desk.daemon.log(1, "red \x1b[31mtext")
-        await desk.see(pilot, "red �[31mtext")
+        await desk.see(pilot, "red ␛[31mtext")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import Any
 
 import pytest
@@ -106,3 +107,19 @@ async def test_long_thinking_is_drawn_when_it_is_open_its_end_while_it_grows_and
         answer.action_unfold()
         await pilot.pause()
         assert str(drawn.content) == f"{thought} and"
+
+
+async def test_what_looks_like_markup_is_seen_while_it_streams_and_afterwards(desk: Any, writes: list[str]) -> None:
+    app = _Window()
+    text = "Use Vec<1> and <2>,\nso 3*4*5.\n\n<answer>\n6\n</answer>\n\n[7]: 8\n\n| <9> |\n|---|\n\n"
+    text += "<style>\nbody {}\n\nrest \u2028 10"
+    async with app.run_test(size=(60, 40)) as pilot:
+        answer = app.query_one(AnswerMessage)
+        for at in range(0, len(text), 7):
+            answer.append(text[at : at + 7])
+            await desk.until(pilot, lambda n_written=at: sum(map(len, writes)) >= n_written)
+        await desk.until(pilot, lambda: "10" in desk.seen(app))
+        assert re.findall(r"\d+", desk.seen(app)) == list(map(str, range(1, 11)))
+        await answer.finish(text, "")
+        await pilot.pause()
+        assert re.findall(r"\d+", desk.seen(app)) == list(map(str, range(1, 11)))

@@ -15,7 +15,7 @@ from msgspec import Meta
 
 from localrun.errors import BadRequest
 from localrun.server.http import fields
-from localrun.server.http.fields import MaxTokens, SamplingFields
+from localrun.server.http.fields import AnswerLimit, SamplingFields
 from localrun.server.openai.bodies import JsonSchema, ResponseFormat, grammar_of_format
 from localrun.server.openai.chat import ChatReasoning
 from localrun.server.prompting.ask import MAX_MESSAGES, MAX_TOOLS, Choice
@@ -65,7 +65,7 @@ class ResponsesBody(SamplingFields, frozen=True, kw_only=True):
     tools: Annotated[list[dict[str, Any]], Meta(max_length=MAX_TOOLS)] | None = None
     tool_choice: Choice | None = None
     parallel_tool_calls: bool | None = None
-    max_output_tokens: MaxTokens | None = None
+    max_output_tokens: AnswerLimit | None = None
     text: TextConfig | None = None
     reasoning: Reasoning | None = None
     include: list[str] | None = None
@@ -80,6 +80,10 @@ class ResponsesBody(SamplingFields, frozen=True, kw_only=True):
     def is_kept(self) -> bool:
         """Whether `previous_response_id` can name it later. It can unless the client says otherwise."""
         return self.store is not False
+
+    @property
+    def max_output(self) -> int | None:
+        return None if self.max_output_tokens is None else int(self.max_output_tokens)
 
     @property
     def wants_logprobs(self) -> bool:

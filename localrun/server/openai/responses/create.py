@@ -20,10 +20,10 @@ from starlette.routing import Route
 
 from localrun.errors import LocalrunError, QueueFull
 from localrun.server import notices
-from localrun.server.apart import apart
 from localrun.server.http.exchange import Exchange, route
 from localrun.server.http.failures import Headers
 from localrun.server.http.fields import ask_of, defaults_of
+from localrun.server.http.loop_watch import apart
 from localrun.server.jobs import streaming
 from localrun.server.jobs.job import Job
 from localrun.server.openai.answer import Fields, encode, ended, headers_of, naming
@@ -85,7 +85,7 @@ def begun_response(response_id: str, body: ResponsesBody, sampling: Sampling, to
         "error": None,
         "incomplete_details": None,
         "instructions": body.instructions,
-        "max_output_tokens": body.max_output_tokens,
+        "max_output_tokens": body.max_output,
         "metadata": body.metadata or {},
         "model": body.model,
         "output": [],
@@ -209,7 +209,7 @@ async def _fitted(
     job = await stack.enter_async_context(runtime.job(who))
     messages = beginning.begun(job.model, ask.messages)
     whole = thinks_by_default(job, msgspec.structs.replace(ask, messages=messages))
-    n_predict, may_cut = body.max_output_tokens or -1, body.truncation == "auto"
+    n_predict, may_cut = body.max_output or -1, body.truncation == "auto"
     with naming("input"):
         return body, job, await fit_chat(runtime, job, whole, n_predict=n_predict, n_keep=-1, may_cut=may_cut)
 
@@ -234,7 +234,7 @@ async def create(kept: KeptResponses, runtime: Runtime, exchange: Exchange) -> N
             body,
             job,
             defaults,
-            max_output=body.max_output_tokens,
+            max_output=body.max_output,
             stop=prepared.stop,
             grammar=prepared.grammar,
             show_control=prepared.show_control,

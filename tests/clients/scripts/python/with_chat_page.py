@@ -1,16 +1,19 @@
-"""The chat page at `/` in a headless Chromium."""
+"""The chat page at `/` in a browser (`pages`)."""
 
 from __future__ import annotations
 
 import base64
+import io
 import json
-import os
+import random
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
+from importlib import resources
+from typing import Any
 
+import pypdf
 from checks import FAKE_URL, PICTURE, URL, assert_cancelled, long_reply, run, says
-from playwright.sync_api import Page, Route, expect, sync_playwright
+from pages import BROWSER, Page, expect, opened
 
 MARKDOWN = """# A title
 
@@ -34,24 +37,10 @@ print("<script>document.title='run'</script>")
 
 
 @contextmanager
-def chat_page(url: str = FAKE_URL, path: str = "/") -> Iterator[Page]:
-    """The page in a browser of its own. What the browser refuses or cannot do is an error."""
-    with sync_playwright() as driver:
-        # As root, in a container, there is no sandbox; no page but ours is opened.
-        arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
-        browser = driver.chromium.launch(executable_path=os.environ["LOCALRUN_TEST_CHROMIUM"], args=arguments)
-        page = browser.new_context().new_page()
-        wrong: list[str] = []
-        asked: list[str] = []
-        page.on("pageerror", lambda error: wrong.append(str(error)))
-        page.on("console", lambda said: wrong.append(said.text) if "Content Security Policy" in said.text else None)
-        page.on("request", lambda request: asked.append(request.url))
-        page.goto(url + path)
+def chat_page(url: str = FAKE_URL, path: str = "/", script: str = "") -> Iterator[Page]:
+    with opened(url, path, script) as page:
         expect(page.locator("#model option").first).to_be_attached()
         yield page
-        browser.close()
-        assert not wrong, wrong
-        assert [one for one in asked if not one.startswith((url, "data:", "blob:"))] == []
 
 
 def ask(page: Page, text: str) -> None:
@@ -59,8 +48,27 @@ def ask(page: Page, text: str) -> None:
     page.press("#text", "Enter")
 
 
+def sent(page: Page, n: int = 1) -> dict[str, Any]:
+    """The body of the question that is the n-th."""
+    body: dict[str, Any] = page.server.sent("/v1/chat/completions", n)[n - 1]
+    return body
+
+
+def keep(page: Page, turns: list[dict[str, Any]]) -> None:
+    """Opens the page with a conversation of these turns, stored as versions kept it that had no versions of turns."""
+    page.evaluate("(text) => localStorage.setItem('localrun.chat.x', text)", json.dumps({"turns": turns}))
+    page.goto("/test/script.js")
+    page.goto("/#x")
+    expect(page.locator("#model option").first).to_be_attached()
+
+
+def delete(page: Page) -> None:
+    page.locator("#chats").get_by_text("Delete").click()
+    page.accept()
+
+
 def chats(page: Page) -> list[str]:
-    return page.locator("#chats .title").all_text_contents()
+    return page.locator("#chats .title").texts()
 
 
 def check_answer_and_numbers() -> None:
@@ -81,7 +89,7 @@ def check_several_conversations() -> None:
     with chat_page() as page:
         ask(page, says("one"))
         expect(page.locator(".assistant .said")).to_have_text("one")
-        page.keyboard.press("Alt+N")
+        page.keys("Alt", "n")
         expect(page.locator(".greeting")).to_be_visible()
         ask(page, says("two"))
         expect(page.locator(".assistant .said")).to_have_text("two")
@@ -94,14 +102,12 @@ def check_several_conversations() -> None:
         expect(page.locator(".assistant .said")).to_have_text("two")
         page.locator("#chats .title").nth(1).click()
         expect(page.locator(".assistant .said")).to_have_text("one")
-        page.once("dialog", lambda asked: asked.accept())
-        page.locator("#chats").get_by_text("Delete").click()
+        delete(page)
         expect(page.locator(".assistant .said")).to_have_text("two")
         assert chats(page) == ["The second <b>one</b>"]
-        page.once("dialog", lambda asked: asked.accept())
-        page.locator("#chats").get_by_text("Delete").click()
+        delete(page)
         expect(page.locator(".greeting")).to_be_visible()
-        assert "two" not in page.evaluate("JSON.stringify(localStorage)")
+        assert "two" not in page.evaluate("() => JSON.stringify(localStorage)")
 
 
 def check_an_answer_goes_on_while_another_conversation_is_read() -> None:
@@ -116,9 +122,9 @@ def check_an_answer_goes_on_while_another_conversation_is_read() -> None:
         expect(page.locator("#send")).to_have_text("Send")
         page.locator("#chats .title").first.click()
         expect(page.locator("#send")).to_have_text("Stop")
-        seen = len(page.locator(".assistant .said").inner_text())
-        page.wait_for_function("n => document.querySelector('.assistant .said').innerText.length > n", arg=seen)
-        page.keyboard.press("Escape")
+        seen = len(page.locator(".assistant .said").texts()[0])
+        page.wait_for("(n) => document.querySelector('.assistant .said').textContent.length > n", seen)
+        page.keys("Escape")
         expect(page.locator(".assistant")).to_contain_text("Stopped.")
         assert_cancelled(FAKE_URL)
 
@@ -143,12 +149,12 @@ def check_edit_and_answer_again() -> None:
         expect(page.locator(".assistant .said")).to_have_text(["one", "two"])
         page.press("#text", "ArrowUp")
         expect(page.locator("#text")).to_have_value(says("two"))
-        page.keyboard.press("Escape")
+        page.keys("Escape")
         expect(page.locator("#text")).to_have_value("")
         page.locator(".user").first.get_by_text("Edit").click()
-        with page.expect_request("**/v1/chat/completions") as sent:
-            ask(page, says("three"))
-        assert [one["content"] for one in sent.value.post_data_json["messages"]] == [says("three")]
+        ask(page, says("three"))
+        body = sent(page, 4)
+        assert [one["content"] for one in body["messages"]] == [says("three")]
         expect(page.locator(".assistant .said")).to_have_text(["three"])
         expect(page.locator(".user")).to_have_count(1)
 
@@ -176,22 +182,19 @@ def check_again_and_edit_keep_the_earlier_versions() -> None:
         expect(page.locator(".assistant .said")).to_have_text(["one", "two"])
         page.reload()
         expect(page.locator(".assistant .said")).to_have_text(["one", "two"])
-        with page.expect_download() as begun:
-            page.locator("#chats").get_by_text("JSON").click()
-        turns = json.loads(Path(begun.value.path()).read_text(encoding="utf-8"))["turns"]
+        _, content = page.export("JSON")
+        turns = json.loads(content)["turns"]
         assert [turn["role"] for turn in turns] == ["user", "assistant"] * 2
-        page.once("dialog", lambda asked: asked.accept())
-        page.locator("#chats").get_by_text("Delete").click()
+        delete(page)
         expect(page.locator(".greeting")).to_be_visible()
-        assert "three" not in page.evaluate("JSON.stringify(localStorage)")
+        assert "three" not in page.evaluate("() => JSON.stringify(localStorage)")
 
 
 def check_a_conversation_of_one_line_opens_as_before() -> None:
     """As versions kept it that had no versions of turns."""
     turns = [{"role": role, "content": f"the {role}'s {n}"} for n in (1, 2) for role in ("user", "assistant")]
     with chat_page() as page:
-        page.evaluate("text => localStorage.setItem('localrun.chat.x', text)", json.dumps({"turns": turns}))
-        page.reload()
+        keep(page, turns)
         expect(page.locator(".turn .said")).to_have_text([turn["content"] for turn in turns])
         page.locator(".user").last.get_by_text("Edit").click()
         ask(page, says("three"))
@@ -208,9 +211,8 @@ def check_system_prompt_and_sampling() -> None:
         page.fill("[name=temperature]", "0.5")
         page.fill("[name=max_tokens]", "7")
         page.press("[name=max_tokens]", "Enter")
-        with page.expect_request("**/v1/chat/completions") as sent:
-            ask(page, says("yes"))
-        body = sent.value.post_data_json
+        ask(page, says("yes"))
+        body = sent(page)
         assert body["messages"][0] == {"role": "system", "content": "Be brief"}
         assert (body["temperature"], body["max_tokens"], "top_p" in body) == (0.5, 7, False)
         page.reload()
@@ -225,10 +227,8 @@ def check_export() -> None:
         expect(page.locator(".assistant strong")).to_have_text("words")
         expect(page.locator("#send")).to_have_text("Send")
         for label, suffix in (("Markdown", ".md"), ("JSON", ".json")):
-            with page.expect_download() as begun:
-                page.locator("#chats").get_by_text(label).click()
-            content = Path(begun.value.path()).read_text(encoding="utf-8")
-            assert begun.value.suggested_filename.endswith(suffix)
+            name, content = page.export(label)
+            assert name.endswith(suffix)
             assert "some **words**" in content
             if suffix == ".json":
                 assert [turn["role"] for turn in json.loads(content)["turns"]] == ["user", "assistant"]
@@ -255,27 +255,22 @@ def check_storage_that_is_full_or_forbidden() -> None:
     forbidden = """for (const name of ["localStorage", "sessionStorage"])
         Object.defineProperty(window, name, { get() { throw new DOMException("denied", "SecurityError"); } });"""
     for script in (full, forbidden):
-        with chat_page() as page:
-            page.add_init_script(script)
-            page.reload()
-            expect(page.locator("#model option").first).to_be_attached()
+        with chat_page(script=script) as page:
             ask(page, says("not kept"))
             expect(page.locator(".assistant .said")).to_have_text("not kept")
             expect(page.locator("#notice")).to_contain_text("This browser keeps no more")
             assert chats(page) == [says("not kept")]
-            with page.expect_download() as begun:
-                page.locator("#chats").get_by_text("Markdown").click()
-            assert "not kept" in Path(begun.value.path()).read_text(encoding="utf-8")
+            _, content = page.export("Markdown")
+            assert "not kept" in content
 
 
 @contextmanager
-def two_tabs() -> Iterator[tuple[Page, Page]]:
+def two_tabs(script: str = "") -> Iterator[tuple[Page, Page]]:
     """With the same conversation of one answer."""
-    with chat_page() as page:
+    with chat_page(script=script) as page:
         ask(page, says("one"))
         expect(page.locator("#status")).to_contain_text("The answer is complete")
-        other = page.context.new_page()
-        other.goto(FAKE_URL)
+        other = page.other()
         expect(other.locator(".assistant .said")).to_have_text("one")
         expect(other.locator("#model option").first).to_be_attached()
         yield page, other
@@ -289,7 +284,7 @@ def check_two_tabs_lose_no_turn() -> None:
         ask(other, says("other"))
         expect(page.locator("#notice")).to_contain_text("Another tab")
         expect(other.locator(".assistant .said").last).to_have_text("other")
-        page.keyboard.press("Escape")
+        page.keys("Escape")
         expect(page.locator(".assistant")).to_contain_text(["one", "Stopped."])
         for tab in (page, other):
             tab.reload()
@@ -316,8 +311,7 @@ def check_what_another_tab_deletes_is_gone() -> None:
     with two_tabs() as (page, other):
         ask(page, long_reply())
         expect(page.locator(".assistant .said").nth(1)).to_contain_text("word word")
-        other.once("dialog", lambda asked: asked.accept())
-        other.locator("#chats").get_by_text("Delete").click()
+        delete(other)
         expect(page.locator(".greeting")).to_be_visible()
         assert_cancelled(FAKE_URL)
         page.reload()
@@ -333,22 +327,25 @@ def check_a_name_being_typed_outlives_an_answer() -> None:
         expect(page.locator("#send")).to_have_text("Send")
         page.locator("#chats").get_by_text("Rename").click()
         page.fill("#chats input", "half a na")
-        other = page.context.new_page()  # a write there has the list shown anew
-        other.goto(FAKE_URL)
-        other.evaluate('localStorage.setItem(\'localrun.chat.x\', \'{"turns":[{"role":"user","content":"x"}]}\')')
-        page.wait_for_function("() => localStorage.getItem('localrun.chat.x') !== null")
+        # As another window writes it; to open one would take the focus from the name.
+        page.evaluate(
+            """() => {
+                localStorage.setItem("localrun.chat.x", '{"turns":[{"role":"user","content":"x"}]}');
+                dispatchEvent(new StorageEvent("storage", { key: "localrun.chat.x", newValue: "{}" }));
+            }"""
+        )
         expect(page.locator("#chats input")).to_have_value("half a na")
         page.press("#chats input", "Enter")
-        expect(page.locator("#chats .title", has_text="half a na")).to_have_count(1)
+        expect(page.locator("#chats").get_by_text("half a na")).to_have_count(1)
         expect(page.locator("#chats .title")).to_have_count(3)
 
 
 def check_a_list_over_a_page_that_gets_wide() -> None:
     with chat_page() as page:
-        page.set_viewport_size({"width": 390, "height": 844})
+        page.resize(390, 844)
         page.click("#list")
         expect(page.locator("#shade")).to_be_visible()
-        page.set_viewport_size({"width": 1200, "height": 844})
+        page.resize(1200, 844)
         expect(page.locator("#shade")).to_be_hidden()
         expect(page.locator("#side")).to_be_visible()
 
@@ -365,9 +362,14 @@ def check_answer_again_leaves_an_edit() -> None:
         expect(page.locator("#text")).to_have_value("")
 
 
+def refuse(path: str, _: Any) -> None:
+    if path == "/v1/chat/completions":
+        raise ConnectionResetError
+
+
 def check_a_daemon_that_does_not_answer() -> None:
     with chat_page() as page:
-        page.route("**/v1/chat/completions", lambda route: route.abort("connectionrefused"))
+        page.server.answer = refuse
         ask(page, "hello")
         expect(page.locator(".assistant .wrong")).to_contain_text("does not answer; is the daemon running?")
 
@@ -382,21 +384,20 @@ def check_names_for_screen_readers_and_a_phone() -> None:
                 .map((one) => one.outerHTML)"""
         )
         assert nameless == []
-        page.set_viewport_size({"width": 390, "height": 844})
-        assert page.evaluate("document.documentElement.scrollWidth") == 390
+        page.resize(390, 844)
+        assert page.evaluate("() => document.documentElement.scrollWidth - innerWidth") == 0
         expect(page.locator("#side")).to_be_hidden()
         page.click("#list")
         expect(page.locator("#side")).to_be_visible()
         expect(page.locator("#list")).to_have_attribute("aria-expanded", "true")
-        page.keyboard.press("Escape")
+        page.keys("Escape")
         expect(page.locator("#side")).to_be_hidden()
 
 
 def check_markdown_is_never_html() -> None:
     with chat_page() as page:
         turns = [{"role": "user", "content": "<i>me</i>"}, {"role": "assistant", "content": MARKDOWN}]
-        page.evaluate("turns => localStorage.setItem('localrun.chat', JSON.stringify(turns))", turns)
-        page.reload()
+        keep(page, turns)
         said = page.locator(".assistant .said")
         for name, text in (
             ("h1", "A title"),
@@ -409,25 +410,28 @@ def check_markdown_is_never_html() -> None:
         ):
             expect(said.locator(name).first).to_have_text(text)
         expect(said.locator("td").nth(3)).to_have_text("c | d")
-        links = said.locator("a").evaluate_all("all => all.map((one) => one.href)")
+        links = said.locator("a").evaluate_all("(all) => all.map((one) => one.href)")
         assert all(one.startswith("https://example.org/") for one in links), links
-        attributes = said.evaluate(
-            "it => [...new Set([...it.querySelectorAll('*')].flatMap((one) => one.getAttributeNames()))]"
+        attributes = said.locator("*").evaluate_all(
+            "(all) => [...new Set(all.flatMap((one) => one.getAttributeNames()))]"
         )
         assert not [one for one in attributes if one.startswith("on") or one in ("style", "src", "srcdoc")], attributes
         expect(said).to_contain_text("<b>no</b>")
         expect(page.locator(".turn b, .turn i, .turn img, .turn script, .turn iframe")).to_have_count(0)
-        assert page.title() == "localrun"
+        assert page.evaluate("() => document.title") == "localrun"
 
 
 def check_markdown_as_others_read_it() -> None:
     cases = {
         "```ls``` lists\n\n**b**": "<p><code>ls</code> lists</p><p><strong>b</strong></p>",
-        "my__own__name and __init__": "<p>my__own__name and <strong>init</strong></p>",
+        "my__own__name, __init__ and __two words__": "<p>my__own__name, __init__ and <strong>two words</strong></p>",
         "\\*no\\* 5 \\* 3": "<p>*no* 5 * 3</p>",
-        "***both***": "<p><strong><em>both</em></strong></p>",
+        "***both***": "<p><em><strong>both</strong></em></p>",
         "# Learn C#": "<h1>Learn C#</h1>",
         "## Closed ##": "<h2>Closed</h2>",
+        "1. a\n3. b\n7. c": '<ol dir="auto" start="1"><li>a</li><li value="3">b</li><li value="7">c</li></ol>',
+        "1. a\n1. b": '<ol dir="auto" start="1"><li>a</li><li>b</li></ol>',
+        "so\n\n2. b": '<p>so</p><ol dir="auto" start="2"><li>b</li></ol>',
         "a\r\n\r\n- c\r\n- d": '<p>a</p><ul dir="auto"><li>c</li><li>d</li></ul>',
     }
     with chat_page() as page:
@@ -441,10 +445,8 @@ def check_markdown_as_others_read_it() -> None:
             )
             assert made == html, (text, made)
         address = "https://example.org/A_(b)"
-        page.evaluate("turns => localStorage.setItem('localrun.chat', JSON.stringify(turns))",
-                      [{"role": "assistant", "content": f"[a]({address}), {address}."}])  # fmt: skip
-        page.reload()
-        assert page.locator(".said a").evaluate_all("all => all.map((one) => one.href)") == [address, address]
+        keep(page, [{"role": "assistant", "content": f"[a]({address}), {address}."}])
+        assert page.locator(".said a").evaluate_all("(all) => all.map((one) => one.href)") == [address, address]
 
 
 def check_endless_marks_do_not_stop_the_page() -> None:
@@ -473,7 +475,7 @@ def check_stop() -> None:
         ask(page, long_reply())
         expect(page.locator(".assistant .said")).to_contain_text("word word")
         expect(page.locator("#send")).to_have_text("Stop")
-        page.keyboard.press("Escape")
+        page.keys("Escape")
         expect(page.locator(".assistant")).to_contain_text("Stopped.")
         expect(page.locator("#send")).to_have_text("Send")
         assert_cancelled(FAKE_URL)
@@ -483,18 +485,17 @@ def check_key() -> None:
     """A server with keys: asked for once, sent with every request, gone with the tab."""
     keys: list[str | None] = []
 
-    def guarded(route: Route) -> None:
-        keys.append(route.request.headers.get("authorization"))
-        if keys[-1] == "Bearer secret":
-            route.continue_()
-        else:
-            error = {"error": {"message": "an API key is missing"}}
-            route.fulfill(status=401, content_type="application/json", body=json.dumps(error))
+    def guarded(path: str, headers: Any) -> tuple[int, Any] | None:
+        if not path.startswith("/v1/"):
+            return None
+        keys.append(headers["authorization"])
+        return None if keys[-1] == "Bearer secret" else (401, {"error": {"message": "an API key is missing"}})
 
     with chat_page() as page:
-        page.route("**/v1/**", guarded)
-        page.reload()
-        expect(page.locator("#key-problem")).to_be_empty()
+        page.server.answer = guarded
+        page.goto()
+        expect(page.locator("#key")).to_be_visible()
+        assert page.locator("#key-problem").texts() == [""]
         page.press("#key-text", "Escape")
         expect(page.locator("#notice")).to_contain_text("an API key is missing")
         ask(page, "too early")  # asks for the key again, and keeps the text
@@ -504,12 +505,12 @@ def check_key() -> None:
         expect(page.locator("#key-problem")).to_have_text("an API key is missing")
         expect(page.locator("#key-text")).to_have_value("")
         page.fill("#key-text", "secret")
-        page.click("text=Use key")
+        page.click("#key .main")
         expect(page.locator("#model option").first).to_be_attached()
         ask(page, says("let in"))
         expect(page.locator(".assistant .said")).to_have_text("let in")
         assert keys == [None, None, "Bearer wrong", "Bearer secret", "Bearer secret"], keys
-        assert "secret" not in page.evaluate("JSON.stringify(localStorage)")
+        assert "secret" not in page.evaluate("() => JSON.stringify(localStorage)")
 
 
 def check_picture() -> None:
@@ -518,16 +519,15 @@ def check_picture() -> None:
         expect(page.locator("#attach")).to_be_hidden()
         page.select_option("#model", "gemma3")
         expect(page.locator("#attach")).to_be_visible()
-        picture = {"name": "a.png", "mimeType": "image/png", "buffer": base64.b64decode(PICTURE)}
-        page.set_input_files("#file", picture)
+        page.add_files(("a.png", "image/png", base64.b64decode(PICTURE)))
         expect(page.locator("#pictures img")).to_have_count(1)
-        with page.expect_request("**/v1/chat/completions") as sent:
-            ask(page, "What is this?")
-        parts = sent.value.post_data_json["messages"][0]["content"]
+        ask(page, "What is this?")
+        body = sent(page)
+        parts = body["messages"][0]["content"]
         assert [part["type"] for part in parts] == ["image_url", "text"]
         expect(page.locator(".user img")).to_have_count(1)
-        expect(page.locator(".numbers")).to_contain_text("first token", timeout=60_000)
-        page.keyboard.press("Escape")
+        expect(page.locator(".numbers")).to_contain_text("first token")
+        page.keys("Escape")
 
 
 def check_the_model_that_answered_last_is_begun_with() -> None:
@@ -536,11 +536,10 @@ def check_the_model_that_answered_last_is_begun_with() -> None:
         for name in ("gemma3", "tiny"):
             page.select_option("#model", name)
             ask(page, "hello")
-            expect(page.locator(".numbers").last).to_contain_text("first token", timeout=60_000)
-            page.keyboard.press("Escape")
+            expect(page.locator(".numbers").last).to_contain_text("first token")
+            page.keys("Escape")
             expect(page.locator("#send")).to_have_text("Send")
-        page.once("dialog", lambda asked: asked.accept())
-        page.locator("#chats").get_by_text("Delete").click()
+        delete(page)
         expect(page.locator(".greeting")).to_be_visible()
         page.reload()
         expect(page.locator("#model")).to_have_value("gemma3")
@@ -548,9 +547,354 @@ def check_the_model_that_answered_last_is_begun_with() -> None:
 
 def check_error_is_shown() -> None:
     with chat_page() as page:
-        page.evaluate("document.getElementById('model').selectedOptions[0].value = 'nothing'")
+        page.evaluate("() => { document.getElementById('model').selectedOptions[0].value = 'nothing'; }")
         ask(page, "hello")
         expect(page.locator(".assistant .wrong")).to_contain_text("'nothing' not found")
+
+
+def draft(page: Page) -> str:
+    value: str = page.evaluate("() => document.getElementById('text').value")
+    return value
+
+
+def send_key(page: Page, **event: Any) -> None:
+    """An Enter as another keyboard or input method sends it."""
+    page.evaluate(
+        """(given) => document.getElementById("text").dispatchEvent(
+            new KeyboardEvent("keydown", { key: "Enter", bubbles: true, cancelable: true, ...given }))""",
+        event,
+    )
+
+
+def check_an_input_method_ends_without_sending() -> None:
+    """Chromium and Firefox say that they compose; Safari has ended, and says 229."""
+    with chat_page() as page:
+        page.fill("#text", "日本")
+        for event in ({"isComposing": True}, {"keyCode": 229}):
+            send_key(page, **event)
+            assert page.server.sent("/v1/chat/completions") == []
+            assert draft(page) == "日本"
+        page.locator("#chats")
+        send_key(page)
+        expect(page.locator(".user .said")).to_have_text("日本")
+
+
+def check_a_keyboard_on_a_screen_starts_a_new_line() -> None:
+    coarse = """const real = window.matchMedia.bind(window);
+        window.matchMedia = (query) => (query === "(pointer: coarse)" ? { matches: true } : real(query));"""
+    with chat_page(script=coarse) as page:
+        page.fill("#text", "one")
+        page.press("#text", "Enter")
+        assert draft(page) == "one\n"
+        page.fill("#text", says("one\n  two"))
+        page.click("#send")
+        expect(page.locator(".assistant .said")).to_have_text("onetwo")
+        page.fill("#text", says("three"))
+        send_key(page, ctrlKey=True)
+        expect(page.locator(".assistant .said").last).to_have_text("three")
+
+
+def check_a_double_click_sends_once_and_stops_nothing() -> None:
+    with chat_page() as page:
+        page.fill("#text", says("whole"))
+        page.double_click("#send")
+        expect(page.locator(".assistant .said")).to_have_text("whole")
+        expect(page.locator("#send")).to_have_text("Send")
+        assert page.locator(".assistant .wrong").texts() == [""]
+        assert len(page.server.sent("/v1/chat/completions")) == 1
+
+
+def check_what_is_written_is_sent_with_its_indentation() -> None:
+    with chat_page() as page:
+        page.fill("#text", "\n    if x:\n\ty  \n\n")
+        page.press("#text", "Enter")
+        assert sent(page)["messages"] == [{"role": "user", "content": "    if x:\n\ty"}]
+
+
+def check_drafts_outlive_reloads_edits_and_other_chats() -> None:
+    with chat_page() as page:
+        page.fill("#text", "before any chat")
+        page.reload()
+        expect(page.locator("#text")).to_have_value("before any chat")
+        ask(page, says("one"))
+        expect(page.locator(".assistant .said")).to_have_text("one")
+        expect(page.locator("#text")).to_have_value("")
+        page.fill("#text", "half a thought")
+        page.locator(".user").get_by_text("Edit").click()
+        expect(page.locator("#text")).to_have_value(says("one"))
+        page.keys("Escape")
+        expect(page.locator("#text")).to_have_value("half a thought")
+        page.locator(".user").get_by_text("Edit").click()
+        ask(page, says("two"))
+        expect(page.locator("#text")).to_have_value("half a thought")
+        expect(page.locator(".assistant .said")).to_have_text("two")
+        page.click("#new")
+        expect(page.locator("#text")).to_have_value("")
+        page.locator("#chats .title").click()
+        expect(page.locator("#text")).to_have_value("half a thought")
+
+
+def check_chats_have_addresses_and_back_goes_through_them() -> None:
+    with chat_page() as page:
+        ask(page, says("one"))
+        expect(page.locator(".assistant .said")).to_have_text("one")
+        address = page.evaluate("() => location.hash")
+        page.click("#new")
+        ask(page, says("two"))
+        expect(page.locator(".assistant .said")).to_have_text("two")
+        page.evaluate("() => history.back()")
+        expect(page.locator(".assistant .said")).to_have_text("one")
+        assert page.evaluate("() => location.hash") == address
+        page.evaluate("() => history.forward()")
+        expect(page.locator(".assistant .said")).to_have_text("two")
+        other = page.other("/" + address)
+        expect(other.locator(".assistant .said")).to_have_text("one")
+        for unknown in ("/#%", "/#nothing"):
+            other.goto("/test/script.js")
+            other.goto(unknown)
+            expect(other.locator(".greeting")).to_be_visible()
+
+
+def check_a_tab_out_of_the_history_loses_nothing() -> None:
+    """Neither when the browser had kept the page as it was, nor when it slept and was told nothing."""
+    with two_tabs() as (page, other):
+        page.goto("/test/script.js")
+        ask(other, says("precious"))
+        expect(other.locator(".assistant .said")).to_have_text(["one", "precious"])
+        expect(other.locator("#send")).to_have_text("Send")
+        if BROWSER != "webkit":  # whose driver loses a page that comes back
+            page.back()
+            expect(page.locator(".assistant .said")).to_have_text(["one", "precious"])
+    deaf = """const add = window.addEventListener.bind(window);
+        window.addEventListener = (name, ...rest) => name === "storage" ? undefined : add(name, ...rest);"""
+    with two_tabs(deaf) as (page, other):
+        ask(other, says("precious"))
+        expect(other.locator(".assistant .said")).to_have_text(["one", "precious"])
+        expect(other.locator("#send")).to_have_text("Send")
+        ask(page, says("mine"))
+        expect(page.locator(".assistant .said")).to_have_text(["one", "mine"])
+        expect(page.locator("#notice")).to_contain_text("as a copy")
+        page.reload()
+        expect(page.locator("#chats .title")).to_have_count(2)
+        other.reload()
+        expect(other.locator(".assistant .said")).to_have_text(["one", "precious"])
+
+
+def check_a_key_that_no_header_may_have_is_asked_for_again() -> None:
+    with chat_page() as page:
+        page.server.answer = lambda path, headers: (
+            (401, {"error": {"message": "an API key is missing"}})
+            if path.startswith("/v1/") and headers["authorization"] != "Bearer secret"
+            else None
+        )
+        page.goto()
+        for wrong in ("ключ-🔑", "“secret”", "sécret"):
+            expect(page.locator("#key")).to_be_visible()
+            page.fill("#key-text", wrong)
+            page.press("#key-text", "Enter")
+            expect(page.locator("#key-problem")).to_contain_text("without accents")
+        page.fill("#key-text", " \u200bsecret\ufeff ")
+        page.press("#key-text", "Enter")
+        expect(page.locator("#model option").first).to_be_attached()
+
+
+def check_files_for_a_model_without_eyes() -> None:
+    with chat_page() as page:
+        for by in ("paste", "drop"):
+            page.add_files(("a.png", "image/png", b"x"), by=by)
+            expect(page.locator("#notice")).to_contain_text("does not see pictures")
+            page.add_files(("a.txt", "text/plain", b"x"), by=by)
+            expect(page.locator("#notice")).to_contain_text("a.txt is no PNG, JPEG, WebP or GIF file")
+        expect(page.locator("#pictures img")).to_have_count(0)
+
+
+def check_copy_gives_the_source_also_over_plain_http() -> None:
+    for clipboard in ("{ writeText: async (text) => { window.copied = text; } }", "undefined"):
+        script = f"""Object.defineProperty(navigator, "clipboard", {{ value: {clipboard} }});
+            addEventListener("copy", (event) => {{ window.copied = event.clipboardData.getData("text/plain"); }});"""
+        with chat_page(script=script) as page:
+            text = "- *some*\n  ```py\n  if x:\n  \ty\n  ```\n"
+            keep(page, [{"role": "user", "content": "?"}, {"role": "assistant", "content": text}])
+            page.locator(".assistant .acts").get_by_text("Copy").click()
+            expect(page.locator(".assistant .acts")).to_contain_text("Copied")
+            assert page.evaluate("() => window.copied") == text
+            page.locator(".code").get_by_text("Copy").click()
+            expect(page.locator(".code")).to_contain_text("Copied")
+            assert page.evaluate("() => window.copied") == "if x:\n\ty"
+
+
+def check_code_can_be_copied_while_it_grows() -> None:
+    """The button that is pressed is the one that is let go."""
+    script = """Object.defineProperty(navigator, "clipboard",
+        { value: { writeText: async (text) => { window.copied = text; } } });"""
+    with chat_page(script=script) as page:
+        ask(page, says("- so\n\n  ```py\n" + "  word\n" * 1000 + "  ```"))
+        expect(page.locator(".code")).to_contain_text("word word")
+        page.evaluate("() => { window.button = document.querySelector('.code button'); }")
+        seen = len(page.locator(".code code").texts()[0])
+        page.wait_for("(n) => document.querySelector('.code code').textContent.length > n", seen)
+        page.evaluate("() => window.button.click()")
+        assert page.evaluate("() => window.button.isConnected && window.copied.length") > seen
+        expect(page.locator(".code")).to_contain_text("Copied")
+        page.keys("Escape")
+
+
+def check_what_is_selected_has_no_labels_of_buttons() -> None:
+    with chat_page() as page:
+        keep(page, [{"role": "user", "content": "?"}, {"role": "assistant", "content": "a\n\n```py\nx\n```"}])
+        copied = page.evaluate(
+            """() => { getSelection().selectAllChildren(document.querySelector(".assistant .said"));
+                return getSelection().toString(); }"""
+        )
+        assert copied.split() == ["a", "x"], copied
+
+
+def check_the_field_grows_with_its_text() -> None:
+    with chat_page() as page:
+        keep(page, [{"role": "user", "content": "?"}, {"role": "assistant", "content": "line\n\n" * 200}])
+        height = "() => document.getElementById('text').clientHeight"
+        one = page.evaluate(height)
+        page.fill("#text", "a\n" * 5)
+        six = page.evaluate(height)
+        assert six > 3 * one, (one, six)
+        page.wait_for(  # what one answers to stays in view
+            "() => { const { scrollHeight, scrollTop, clientHeight } = document.getElementById('log');"
+            "return scrollHeight - scrollTop - clientHeight < 5; }"
+        )
+        page.fill("#text", "a\n" * 100)
+        assert six < page.evaluate(height) < 15 * one
+        page.fill("#text", "")
+        assert page.evaluate(height) == one
+
+
+def check_renaming_leaves_the_view_where_it_is() -> None:
+    with chat_page() as page:
+        keep(page, [{"role": "user", "content": "?"}, {"role": "assistant", "content": "line\n\n" * 200}])
+        page.evaluate("() => { document.getElementById('log').scrollTop = 0; }")
+        page.locator("#chats").get_by_text("Rename").click()
+        page.fill("#chats input", "another")
+        page.press("#chats input", "Enter")
+        expect(page.locator("#chats .title")).to_have_text("another")
+        assert page.evaluate("() => [document.getElementById('log').scrollTop, document.activeElement.className]") == [
+            0,
+            "title",
+        ]
+
+
+def check_a_long_chat_is_printed_whole() -> None:
+    if BROWSER == "webkit":
+        return  # its driver does not print
+    with chat_page() as page:
+        lines = [f"line {n} of it" for n in range(120)]
+        keep(page, [{"role": "user", "content": "?"}, {"role": "assistant", "content": "\n\n".join(lines)}] * 2)
+        printed = pypdf.PdfReader(io.BytesIO(base64.b64decode(page.focus().print_page())))
+        text = "".join(one.extract_text() for one in printed.pages)
+        assert [text.count(line) for line in lines] == [2] * len(lines)
+        assert "Send" not in text
+
+
+def check_accessibility() -> None:
+    """No rule of axe is broken: empty, in a chat, while editing, in the settings; light and dark."""
+    axe = resources.files("axe_core_python").joinpath("axe.min.js").read_text(encoding="utf-8")
+    with chat_page() as page:
+        for theme in ("light", "dark"):
+            for step in ("empty", "chat", "editing", "settings"):
+                if step == "chat":
+                    keep(page, [{"role": "user", "content": "?"}, {"role": "assistant", "content": MARKDOWN}])
+                page.evaluate("(theme) => { document.documentElement.dataset.theme = theme; }", theme)
+                if step == "editing":
+                    page.locator(".user").get_by_text("Edit").click()
+                if step == "settings":
+                    page.click("#setup")
+                page.focus().execute_script(axe)
+                found = page.evaluate(
+                    "async () => (await axe.run()).violations.map((one) => [one.id, one.nodes[0].html])"
+                )
+                assert found == [], (theme, step, found)
+            page.evaluate("() => localStorage.clear()")
+            page.goto("/test/script.js")
+            page.goto()
+            expect(page.locator("#model option").first).to_be_attached()
+
+
+SAID = r"""f(*args, **kwargs)|char *p|2*3*4|x**2 + y**2|src/**/*.js|*.py|a_b_c|__init__|5 > 3|<T>|Vec<String>|C#|#1|:)
+~5 to ~10|$x_i^*$|\(a*b*c\)|don't|日本語|é|AT&T|[x]|(y)|a / b|-|+1|1.5|100 %|*|**|/* no */|C:\dir|<input>|👨‍👩‍👧"""
+CODE = [
+    "if x:",
+    "    y",
+    "\ttab",
+    "# no title",
+    "- no item",
+    "1. no item",
+    "> no quote",
+    "* * *",
+    "",
+    "a  b",
+    "**no**",
+    "~~",
+    "``",
+]
+
+
+def written(chance: random.Random, depth: int = 0) -> tuple[list[str], list[str], list[str]]:
+    """Lines of Markdown as models write it, with the words and the code that one should see."""
+    lines, words, codes = [], [], []
+    for _ in range(chance.randint(1, 4)):
+        kind = chance.choice(["text", "text", "code", "item", "quote"] if depth < 4 else ["text", "code"])
+        if kind == "text":
+            said = ["so", *chance.choices(SAID.replace("\n", "|").split("|"), k=chance.randint(1, 6))]
+            found = [" ".join(said)], [" ".join(said)], []
+        elif kind == "code":
+            code = [*chance.choices(CODE, k=chance.randint(0, 5)), "end"]
+            fence = chance.choice(["```", "~~~~", "```py"])
+            blanks = " " * chance.randint(0, 3)
+            found = [blanks + one for one in (fence, *code, fence.strip("py"))], [], ["\n".join(code)]
+        else:
+            inner = written(chance, depth + 1)
+            mark = "> " if kind == "quote" else chance.choice(["- ", "* ", "1. ", "10. ", "2)  "])
+            more = "> " if kind == "quote" else " " * len(mark)
+            first = mark if kind == "quote" else mark + "so\n" + more
+            text = (first + f"\n{more}".join(inner[0])).split("\n")
+            found = (
+                [one if one.strip() else "" for one in text],
+                [*(["so"] if kind == "item" else []), *inner[1]],
+                inner[2],
+            )
+        for all_, some in zip((lines, words, codes), found, strict=True):
+            all_ += some
+        lines.append("")
+    return lines, words, codes
+
+
+def check_what_is_said_is_what_is_seen() -> None:
+    """Of generated answers, drawn whole and as they come in pieces."""
+    chance = random.Random(11)
+    cases = [written(chance) for _ in range(300)]
+    with chat_page() as page:
+        seen = page.evaluate(
+            """async (texts) => {
+                const { element, show } = await import("/web/markdown.js");
+                return texts.map(([text, cuts]) => {
+                    const whole = element("div"), pieces = element("div");
+                    show(whole, text);
+                    for (const cut of cuts) show(pieces, text.slice(0, cut));
+                    show(pieces, text);
+                    const codes = [...whole.querySelectorAll("pre")].map((one) => one.textContent);
+                    const same = whole.isEqualNode(pieces);
+                    for (const one of whole.querySelectorAll(".code")) one.remove();
+                    return [same, whole.textContent, codes];
+                });
+            }""",
+            [
+                ["\n".join(lines), sorted(chance.sample(range(len("\n".join(lines))), k=3))]
+                for lines, *_ in cases
+                if len("\n".join(lines)) > 3
+            ],
+        )
+        for (lines, words, codes), (same, text, blocks) in zip(cases, seen, strict=True):
+            assert blocks == codes, ("\n".join(lines), blocks, codes)
+            assert "".join(text.split()) == "".join("".join(words).split()), ("\n".join(lines), text)
+            assert same, "\n".join(lines)
 
 
 if __name__ == "__main__":

@@ -72,7 +72,8 @@ def test_a_whole_response(daemon: Daemon) -> None:
 
 
 def test_a_streamed_response_is_the_whole_one(daemon: Daemon) -> None:
-    whole = respond(daemon, max_output_tokens=40)
+    whole = respond(daemon, max_output_tokens=40.0)
+    assert whole["max_output_tokens"] == 40
     told = events(post(daemon, max_output_tokens=40, stream=True))
     kinds = [event["type"].removeprefix("response.") for event in told]
     assert kinds[:4] == ["created", "in_progress", "output_item.added", "content_part.added"]
@@ -205,7 +206,7 @@ def test_tools_that_openai_runs_are_left_out(daemon: Daemon) -> None:
         ({"tools": [{"type": "custom"}]}, "tools[0]"),
         ({"tools": [{"type": "function"}]}, "tools[0]"),
         ({"tool_choice": "required"}, "tool_choice"),
-        ({"max_output_tokens": 0}, "max_output_tokens"),
+        ({"max_output_tokens": -2}, "max_output_tokens"),
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema"),
         ({"text": {"format": {"type": "grammar"}}}, "text.format.type"),
         ({"reasoning": {"effort": "a lot"}}, "reasoning.effort"),

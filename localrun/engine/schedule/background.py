@@ -1,9 +1,9 @@
 """Long prompts, computed beside the steps: who is computed, whose rows a batch has, and what becomes of it.
 
-Owner: the engine's main thread. A `Worker` computes one batch at a time, in sequences numbered from `first_seq` on, and
-pauses while streams are decoded. It computes all but the last token of a prompt; that one's logits are wanted in the
-main context, where the request goes on. Rows of media make a batch of their own, a chunk's or a part of it, in turn
-with those of text.
+Owner: the engine's main thread. The backend's `Worker`, which not every layout has, computes one batch at a time, in
+sequences numbered from `first_seq` on, and pauses while streams are decoded. It computes all but the last token of a
+prompt; that one's logits are wanted in the main context, where the request goes on. Rows of media make a batch of their
+own, a chunk's or a part of it, in turn with those of text.
 
 Invariant: while `is_busy`, nobody touches the background's sequences. Who leaves meanwhile leaves its sequence to the
 batch, and it comes back with that (`Done.left`).
@@ -14,12 +14,12 @@ Does not: compute or pause (`worker.py`), decide when streams have their turn (`
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from localrun.engine.backend import AdapterSet, Batch, DecodeFailed, MediaRows, NoRoom
+from localrun.engine.backend import DecodeFailed, MediaRows, NoRoom, Worker
 from localrun.engine.request import Placed, Request
 from localrun.engine.schedule.budget import TILE_ROWS, CostModel, best_size, untried_rows
 from localrun.engine.schedule.policy import LOWEST_RANK, Want, deal
@@ -40,46 +40,6 @@ LOWEST_BATCH_S = 0.5
 
 # The rows of a chunk; None as long as they are not encoded.
 RowsOf = Callable[[Placed], NDArray[np.float32] | None]
-
-
-class Worker(Protocol):
-    """Computes one batch at a time beside everything else. `computed_s` is how long the last one took, without pauses.
-
-    While it `is_busy`, its sequences belong to it. They are numbered from `first_seq` on.
-    """
-
-    batch: Batch
-    first_seq: int
-    n_seqs: int
-
-    @property
-    def is_busy(self) -> bool: ...
-
-    @property
-    def computed_s(self) -> float: ...
-
-    def use(self, adapters: AdapterSet) -> None:
-        """What is started from now on is computed with these adapters; never while it `is_busy`."""
-
-    def start(self, n_rows: int) -> None:
-        """Begin to compute the first rows of `batch`. Raises ValueError, and nothing has begun, for a number out of
-        range, or rows for other adapters."""
-
-    def start_media(self, part: MediaRows) -> None:
-        """Begin to compute rows of a chunk (`Backend.decode_media`), with the logits of the last one, instead of a
-        batch."""
-
-    def is_over(self, timeout_s: float = 0.0) -> bool:
-        """Whether what was started is over, after waiting for that at most so long."""
-
-    def finish(self) -> None:
-        """End what was started, once it is over. Raises NoRoom or DecodeFailed."""
-
-    def has_numbers(self, row: int) -> bool:
-        """As `Backend.has_numbers`, of a row that wanted logits, after `finish`."""
-
-    def halt(self) -> None:
-        """Give up what was started, soon. What was computed of it may be there or not."""
 
 
 class Left(NamedTuple):
@@ -107,10 +67,10 @@ class Done(NamedTuple):
 
 
 class Background:
-    """See the module. `cost` is learned here; the backend keeps it while the worker is replaced."""
+    """See the module. `worker` is the layout's, None where it has none. `cost` is learned here, and outlives it."""
 
-    def __init__(self, worker: Worker, cost: CostModel) -> None:
-        self.worker = worker
+    def __init__(self, worker: Callable[[], Worker | None], cost: CostModel) -> None:
+        self._worker_now = worker
         self._cost = cost
         self._requests: dict[Request, None] = {}
         self._ring = Ring()
@@ -123,19 +83,26 @@ class Background:
         self._depth = 0.0
 
     @property
-    def n_seqs(self) -> int:
-        """Prompts that it can have at once."""
-        return self.worker.n_seqs
+    def _worker(self) -> Worker:
+        worker = self._worker_now()
+        assert worker is not None
+        return worker
+
+    @property
+    def is_there(self) -> bool:
+        """Whether the layout has a worker."""
+        return self._worker_now() is not None
 
     @property
     def is_busy(self) -> bool:
         """Whether a batch is under way."""
-        return self.worker.is_busy
+        worker = self._worker_now()
+        return worker is not None and worker.is_busy
 
     @property
     def is_over(self) -> bool:
         """Whether a batch is under way and was computed."""
-        return self.is_busy and self.worker.is_over()
+        return self.is_busy and self._worker.is_over()
 
     @property
     def completes(self) -> list[Request]:
@@ -148,13 +115,18 @@ class Background:
         """Whether the batch under way is for nobody but requests that run in the lowest lane."""
         return all(grant.request.rank == LOWEST_RANK for grant in self._grants)
 
+    @property
+    def has_prompts(self) -> bool:
+        """Whether anything is to be computed here."""
+        return bool(self._requests)
+
     def __contains__(self, request: Request) -> bool:
         return request in self._requests
 
     def takes(self, n_new: int, n_direct: int) -> bool:
         """Whether a prompt with so many tokens to compute has a place here. Up to `n_direct` are as well computed among
         the streams: for those two copies and a wait would cost more. While a batch `is_busy` it has to wait."""
-        return n_new > n_direct and len(self._requests) + len(self._left) < self.n_seqs
+        return self.is_there and n_new > n_direct and len(self._requests) + len(self._left) < self._worker.n_seqs
 
     def add(self, request: Request) -> None:
         """It is computed here from now on. Its sequence is one of ours, and holds its first `n_computed` tokens."""
@@ -188,9 +160,9 @@ class Background:
         grants = [Grant(request, n_rows) for request, n_rows in zip(prompts, given, strict=True) if n_rows]
         if not grants:
             return False
-        seqs = fill_batch(self.worker.batch, grants)
-        self.worker.use(prompts[0].adapters)
-        self.worker.start(len(seqs))
+        seqs = fill_batch(self._worker.batch, grants)
+        self._worker.use(prompts[0].adapters)
+        self._worker.start(len(seqs))
         self._note(grants, seqs)
         self._was_media = False
         return True
@@ -209,9 +181,9 @@ class Background:
         n_rows, first = request.n_grantable, request.n_computed - placed.start
         if placed.chunk.is_causal:
             n_rows = min(n_rows, self._n_rows(request.n_computed, target_s))
-        self.worker.batch.realm = request.adapters.realm
-        self.worker.use(request.adapters)
-        self.worker.start_media(MediaRows(request.seq, placed.start, placed.chunk, rows, first, n_rows))
+        self._worker.batch.realm = request.adapters.realm
+        self._worker.use(request.adapters)
+        self._worker.start_media(MediaRows(request.seq, placed.start, placed.chunk, rows, first, n_rows))
         self._note([Grant(request, n_rows)], [request.seq] * n_rows)
         self._was_media = True
         return True
@@ -227,14 +199,14 @@ class Background:
     def collect(self) -> Done:
         """End the batch that is over."""
         try:
-            self.worker.finish()
+            self._worker.finish()
         except NoRoom as error:
             # Each prompt has a stream for itself, so nobody could make room: as for any failure, try again.
             return self._end(is_computed=False, error=DecodeFailed(f"{error} in the background", is_fatal=True))
         except DecodeFailed as error:
             return self._end(is_computed=False, error=error)
-        self._cost.observe(len(self.seqs), self._depth, self.worker.computed_s, switches=self._switches)
-        lacking = without_numbers(self._begun, self.worker.has_numbers)
+        self._cost.observe(len(self.seqs), self._depth, self._worker.computed_s, switches=self._switches)
+        lacking = without_numbers(self._begun, self._worker.has_numbers)
         if lacking:
             here = {grant.request: lacking[grant.request] for grant in self._grants if grant.request in lacking}
             return self._end(is_computed=False)._replace(lacking=here)
@@ -244,7 +216,7 @@ class Background:
         """Give up the batch under way, if there is one: somebody wants to touch its sequences."""
         if not self.is_busy:
             return None
-        self.worker.halt()
+        self._worker.halt()
         return self._end(is_computed=False)
 
     def is_for_nobody_but(self, request: Request) -> bool:
@@ -266,14 +238,14 @@ class Background:
 
     def wait(self, timeout_s: float) -> None:
         """Let it compute for so long at most, and never long."""
-        self.worker.is_over(min(timeout_s, POLL_S))
+        self._worker.is_over(min(timeout_s, POLL_S))
 
     def recompute_s(self, start: int, n_tokens: int) -> float:
         """Seconds that computing `n_tokens` from position `start` on would take, in full batches."""
-        return self._cost.recompute_s(start, n_tokens, n_rows=self.worker.batch.capacity)
+        return self._cost.recompute_s(start, n_tokens, n_rows=self._worker.batch.capacity)
 
     def _n_rows(self, depth: float, target_s: float | None, *, most_s: float = BATCH_S) -> int:
-        capacity = self.worker.batch.capacity
+        capacity = self._worker.batch.capacity
         if not self._cost.has_seen(depth):
             return min(capacity, max(TILE_ROWS, 8 * untried_rows(depth) // TILE_ROWS * TILE_ROWS))
         if not self._cost.is_warm:
@@ -282,6 +254,6 @@ class Background:
         return best_size(self._cost, capacity, depth, allowed_s)
 
     def _end(self, *, is_computed: bool, error: DecodeFailed | None = None) -> Done:
-        done = Done(self._grants, tuple(self._left), self.seqs, self.worker.computed_s, is_computed, error)
+        done = Done(self._grants, tuple(self._left), self.seqs, self._worker.computed_s, is_computed, error)
         self._grants, self._left, self.seqs = (), [], []
         return done
