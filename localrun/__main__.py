@@ -21,8 +21,9 @@ def main() -> None:
             stream.reconfigure(errors="replace")  # a terminal that lacks a character must not end an answer
             if sys.platform == "win32":  # where pipes and files have the system's code page until Python 3.15
                 stream.reconfigure(encoding="utf-8")
-            with contextlib.suppress(OSError):
-                os.set_blocking(stream.fileno(), True)  # else what a slow reader has no room for would be lost
+            else:
+                with contextlib.suppress(OSError):
+                    os.set_blocking(stream.fileno(), True)  # else what a slow reader has no room for would be lost
     sys.exit(run(sys.argv[1:]))
 
 

@@ -183,7 +183,6 @@ def private_bytes(pid: int) -> int:
         memory = psutil.Process(pid).memory_info()
     except psutil.Error:
         return 0
-    # Windows tells it, Linux what the rest is.
     private: int = getattr(memory, "private", memory.rss - getattr(memory, "shared", 0))
     return max(0, private)
 

@@ -11,23 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from localrun import framing
-from localrun.processes import end_in_words
 from localrun.server.engines.child import EngineChild, FrameBuffer
-
-
-@pytest.mark.parametrize(
-    ("returncode", "words"),
-    [
-        (0, "exited with status 0"),
-        (3, "exited with status 3"),
-        (-11, "was killed by SIGSEGV"),
-        (-9, "was killed by SIGKILL"),
-        (-77, "was killed by signal 77"),
-        (None, "did not report how it ended"),
-    ],
-)
-def test_an_end_is_told_in_words(returncode: int | None, words: str) -> None:
-    assert end_in_words(returncode) == words
 
 
 async def test_lines_come_whole_and_the_last_one_without_its_newline_too() -> None:
