@@ -31,7 +31,6 @@ from localrun.visible import visible
 
 HISTORY_LINES = 1000
 _QUOTES = '"""'
-_ENDS = ("/bye", "/exit")
 _BLANK_LINES = re.compile(r"\A(?:[^\S\n]*\n)+")
 
 # The options of a request that may be set by name, as `--option NAME=VALUE` and `/set parameter NAME VALUE`. The daemon
@@ -280,7 +279,7 @@ def converse(connect: Callable[[], str], session: Session, tools: TerminalTools 
             if tools is not None:
                 runner.run(tools.look())
             say(f"Chatting with {session.model}. /? lists the commands, /bye quits.")
-            while (message := _read_message()) is not None and not (message.is_command and message.text in _ENDS):
+            while (message := _read_message()) is not None and message not in ("/bye", "/exit"):
                 try:
                     _handle(runner, client, session, message, tools)
                 except DaemonUnreachable as error:
@@ -299,15 +298,15 @@ def converse(connect: Callable[[], str], session: Session, tools: TerminalTools 
 
 
 def _handle(
-    runner: asyncio.Runner, client: Client, session: Session, message: _Message, tools: TerminalTools | None
+    runner: asyncio.Runner, client: Client, session: Session, message: Question | str, tools: TerminalTools | None
 ) -> None:
-    if message.is_command and message.text == "/tools":
+    if message == "/tools":
         print("no tools; start with --tools" if tools is None else tools.listed())
         return
-    if message.is_command:
-        print(runner.run(_command(client, session, message.text)))
+    if isinstance(message, str):
+        print(runner.run(_command(client, session, message)))
         return
-    question = runner.run(message_of(client, session.model, Question(message.text)))
+    question = runner.run(message_of(client, session.model, message))
     n_left_out = session.leave_out(question)
     if n_left_out:
         aside(
@@ -422,13 +421,9 @@ def _is_text(turn: dict[str, Any]) -> bool:
     return turn["role"] != "tool" and not turn.get("images") and not turn.get("tool_calls")
 
 
-class _Message(NamedTuple):
-    text: str
-    is_command: bool = False
-
-
-def _read_message() -> _Message | None:
-    """What is typed or pasted before Enter, or the lines between triple quotes as one; None at the end of input."""
+def _read_message() -> Question | str | None:
+    """What is typed or pasted before Enter, or the lines between triple quotes as one: a question, or a command's text;
+    None at the end of input."""
     while True:
         try:
             text = input(">>> ")
@@ -441,11 +436,7 @@ def _read_message() -> _Message | None:
                     rest += "\n" + input("... ")
                 text = before + rest.rstrip().removesuffix(_QUOTES)
             if text.strip():
-                return (
-                    _Message(text.strip(), is_command=True)
-                    if is_command
-                    else _Message(_BLANK_LINES.sub("", text).rstrip())
-                )
+                return text.strip() if is_command else Question(_BLANK_LINES.sub("", text).rstrip())
         except EOFError:
             print()
             return None
