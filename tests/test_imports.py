@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -147,7 +148,14 @@ ENGINE_ROOMS = {
 NOT_PURE = {
     *("adapters", "answers", "encoding", "engine", "process", "pipes", "fake", "fake_engine", "fake_media", "tools"),
     *("embedding.engine", "embedding.fake", "embedding.process", "native.adapters"),
-    *("sample.grammars", "sample.grammar_library", "sample.gbnf", "sample.grammar_checker", "sample.grammar_worker"),
+    *(
+        "sample.grammars",
+        "sample.grammar_library",
+        "sample.vocabulary",
+        "sample.gbnf",
+        "sample.grammar_checker",
+        "sample.grammar_worker",
+    ),
     "sample.weakening",
     *("cache.disk", "cache.disk_files", "speculate.draft_models"),
     *(
@@ -250,6 +258,15 @@ def of_ours(package: str) -> Iterator[Import]:
             yield found
 
 
+def test_no_modules_import_each_other_in_a_ring():
+    """Neither in functions nor for the type checker alone."""
+    below: dict[str, set[str]] = {}
+    for found in imports():
+        if found.name in modules() and found.name != "localrun":
+            below.setdefault(found.importer, set()).add(found.name)
+    TopologicalSorter(below).prepare()  # raises CycleError, which names the ring
+
+
 def test_every_module_is_looked_at():
     assert len(modules()) > 60
     assert {"localrun.engine.engine", "localrun.models.storage.store", "localrun.tui.app", "localrun.wire"} <= set(
@@ -289,7 +306,9 @@ def test_only_one_module_imports_llama_cpp():
 
 def test_only_the_modules_for_grammars_import_llguidance():
     loading = {found.importer for found in imports() if is_within(found.name, "llguidance") and not found.is_lazy}
-    assert loading == {f"localrun.engine.sample.{name}" for name in ("gbnf", "grammar_library", "weakening")}
+    assert loading == {
+        f"localrun.engine.sample.{name}" for name in ("gbnf", "grammar_library", "vocabulary", "weakening")
+    }
     assert "llguidance" not in loaded_after("import localrun.engine.process, localrun.engine.fake, localrun.server.app")
 
 

@@ -36,6 +36,7 @@ from localrun.tui.keys import bind, key_of, shown
 from localrun.tui.pictures import Draw, Thumbnails, as_blocks, as_placeholders
 from localrun.tui.preferences import DARK, LIGHT, Pictures, Preferences
 from localrun.tui.screens.chat import ChatScreen
+from localrun.tui.screens.chat_commands import carry_out
 from localrun.tui.screens.dialog import Dialog
 from localrun.tui.screens.help import HelpScreen
 from localrun.tui.screens.logs import LogsScreen
@@ -221,7 +222,7 @@ class LocalrunApp(App[None]):
         self.set_keymap(self._preferences.keys)
         problems = [*self._preferences.problems, *self._choose_theme()]
         await self.session.daemon.__aenter__()
-        self.add_mode("chat", lambda: ChatScreen(self.session))
+        self.add_mode("chat", lambda: ChatScreen(self.session, carry_out))
         self.add_mode("monitor", lambda: MonitorScreen(self.session))
         self.add_mode("logs", lambda: LogsScreen(self.session))
         await self.switch_mode(self._first)

@@ -144,7 +144,7 @@ def uninstall() -> None:
 
 
 def _manager() -> Manager:
-    from localrun.service.manager import manager
+    from localrun.service.choose import manager
 
     return manager(config.folders(), home=Path.home(), environ=os.environ)
 

@@ -7,15 +7,11 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 import time
 from collections import deque
-from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from localrun.config import Folders
-from localrun.errors import NotSupported
 from localrun.processes import SYSTEM_ENCODING, run_text
 from localrun.service.plan import ServicePlan
 from localrun.visible import visible
@@ -119,22 +115,3 @@ class Manager(Protocol):
 
     def uninstall(self) -> bool:
         """Stops the daemon and removes the file. False when there was nothing."""
-
-
-def manager(folders: Folders, *, platform: str = sys.platform, home: Path, environ: Mapping[str, str]) -> Manager:
-    """The service manager of this system. Raises NotSupported on a system that has none of the three."""
-    if platform == "darwin":
-        from localrun.service.launchd import Launchd
-
-        return Launchd(home=home, log=folders.state / "service.log")
-    if platform == "win32":
-        from localrun.service.windows import TaskScheduler
-
-        return TaskScheduler(folders=folders, environ=environ)
-    if platform.startswith("linux"):
-        from localrun.service.systemd import Systemd
-
-        return Systemd(home=home, environ=environ)
-    raise NotSupported(
-        f"localrun does not know the service manager of {platform}; start `localrun serve` by its own means"
-    )

@@ -14,7 +14,7 @@ import contextlib
 import sqlite3
 import subprocess
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import ClassVar
 
@@ -36,7 +36,6 @@ from localrun.tui.files import Question, attached, edited
 from localrun.tui.history import Message
 from localrun.tui.keys import bind
 from localrun.tui.media import Attached
-from localrun.tui.screens.chat_commands import carry_out
 from localrun.tui.screens.chats import ChatsScreen
 from localrun.tui.session import Session
 from localrun.tui.short_text import fit, line
@@ -53,6 +52,10 @@ MAX_IDLE_VIEWS = 6
 MAX_BESIDE = 2
 
 
+# What a slash command does to the screen.
+CarryOut = Callable[["ChatScreen", slash.Slash], Awaitable[None]]
+
+
 class ChatScreen(Screen[None]):
     AUTO_FOCUS = "Prompt"
 
@@ -66,9 +69,10 @@ class ChatScreen(Screen[None]):
         bind("chat.editor", "editor", show=False, priority=True),
     ]
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, carry_out: CarryOut) -> None:
         super().__init__()
         self.session = session
+        self._carry_out = carry_out
         self.view = ConversationView(session, Conversation(session.history, session.model, session.clock))
         self._shown = [self.view]
         self._open = [self.view]
@@ -293,7 +297,7 @@ class ChatScreen(Screen[None]):
     async def _submit(self, event: Prompt.Submitted) -> None:
         command = slash.parse(event.text)
         if command is not None:
-            await carry_out(self, command)
+            await self._carry_out(self, command)
         else:
             text = slash.unescaped(event.text)
             if text or self._attachments.files or not self.view.welcome:

@@ -23,7 +23,8 @@ from functools import lru_cache
 from localrun import framing
 from localrun.engine.sample import gbnf
 from localrun.engine.sample.grammar_checker import TOO_LARGE
-from localrun.engine.sample.grammar_library import WHITESPACE, GrammarVocabulary, compile_grammar
+from localrun.engine.sample.grammar_library import WHITESPACE, compile_grammar
+from localrun.engine.sample.vocabulary import GrammarVocabulary
 from localrun.engine.sample.weakening import LENGTH_BESIDE_COUNTS, fault, weakened
 from localrun.errors import BadRequest
 from localrun.wire import Grammar, GrammarCheck, GrammarChecked, GrammarKind

@@ -22,7 +22,8 @@ from localrun.errors import EngineFailed, LocalrunError
 from localrun.wire import Grammar, GrammarKind, Submit
 
 if TYPE_CHECKING:
-    from localrun.engine.sample.grammar_library import Compiled, GrammarVocabulary
+    from localrun.engine.sample.grammar_library import Compiled
+    from localrun.engine.sample.vocabulary import GrammarVocabulary
 
 # To compile, and to draw: a second one, so that a grammar that takes long does not keep the others waiting.
 _THREADS = 2
@@ -140,7 +141,7 @@ class GrammarCompiler:
 
 
 def _read_vocabulary(backend: Backend) -> GrammarVocabulary:
-    from localrun.engine.sample.grammar_library import GrammarVocabulary
+    from localrun.engine.sample.vocabulary import GrammarVocabulary
 
     return GrammarVocabulary(backend, lambda: time.sleep(_PAUSE_S))
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from localrun.server.parsing.json_calls import parse_json
 from localrun.server.parsing.named_calls import checked_name
-from localrun.server.parsing.parser import Reading
+from localrun.server.parsing.reading import Reading
 from localrun.server.parsing.source import CutShortError, MalformedError, MarkSet, Read
 from localrun.server.parsing.xml_calls import allowed_types
 

@@ -13,12 +13,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from localrun.server.parsing.reading import Reading
 from localrun.server.parsing.source import CutShortError, MalformedError, Read, Source
-
-if TYPE_CHECKING:
-    from localrun.server.parsing.parser import Reading
 
 # Deeper nesting is nobody's arguments; Python's own parser gives up at about its recursion limit.
 MAX_DEPTH = 200
@@ -119,16 +117,6 @@ def parse_json(text: str) -> Any:
         return json.loads(text, strict=False, parse_constant=_refuse)
     except (ValueError, RecursionError):
         raise MalformedError from None
-
-
-def dump_json(value: Any) -> str:
-    """JSON as clients get it: nothing escaped that need not be, but half a surrogate pair, which no UTF-8 can carry."""
-    text = json.dumps(value, ensure_ascii=False)
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return json.dumps(value)
-    return text
 
 
 def _refuse(constant: str) -> Any:

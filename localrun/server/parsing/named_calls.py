@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from localrun.server.parsing import json_calls
 from localrun.server.parsing.json_calls import JsonScan, parse_json, read_value, stream_value
-from localrun.server.parsing.parser import Reading
+from localrun.server.parsing.reading import Reading
 from localrun.server.parsing.source import MalformedError, MarkSet, Read, Source
 
 MAX_NAME_CHARACTERS = 256

@@ -13,7 +13,7 @@ from typing import Any
 
 from localrun.server.parsing import json_calls
 from localrun.server.parsing.named_calls import checked_name
-from localrun.server.parsing.parser import Reading
+from localrun.server.parsing.reading import Reading
 from localrun.server.parsing.source import CutShortError, MalformedError, Read
 
 _CLOSING = {"(": ")", "[": "]", "{": "}"}

@@ -6,11 +6,10 @@ Pure. Does not: read (each format has its own readers), or know a format (`forma
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
-
-from localrun.server.parsing.json_calls import dump_json
 
 NAME = "NAME"
 _T = TypeVar("_T", "Listed", "Written")
@@ -92,3 +91,13 @@ class Written:
 
 def _with_texts(made: _T, changed: Callable[[Any], Any]) -> _T:
     return replace(made, **{each.name: changed(getattr(made, each.name)) for each in fields(made)})
+
+
+def dump_json(value: Any) -> str:
+    """JSON as clients get it: nothing escaped that need not be, but half a surrogate pair, which no UTF-8 can carry."""
+    text = json.dumps(value, ensure_ascii=False)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return json.dumps(value)
+    return text

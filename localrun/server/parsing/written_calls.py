@@ -13,7 +13,7 @@ from typing import Any
 
 from localrun.server.parsing.json_calls import parse_json
 from localrun.server.parsing.named_calls import MAX_NAME_CHARACTERS, checked_name, read_arguments
-from localrun.server.parsing.parser import Reading
+from localrun.server.parsing.reading import Reading
 from localrun.server.parsing.source import MalformedError, MarkSet, Read, Source
 from localrun.server.parsing.written import NAME, Listed, Written
 from localrun.server.parsing.xml_calls import typed

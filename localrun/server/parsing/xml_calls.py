@@ -18,7 +18,7 @@ from typing import Any
 from localrun.server.parsing import json_calls
 from localrun.server.parsing.json_calls import parse_json
 from localrun.server.parsing.named_calls import MAX_NAME_CHARACTERS, checked_name, read_arguments
-from localrun.server.parsing.parser import Reading
+from localrun.server.parsing.reading import Reading
 from localrun.server.parsing.source import MalformedError, MarkSet, Read
 
 _PYTHON_WORDS = {"True": True, "False": False, "None": None}

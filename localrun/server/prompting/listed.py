@@ -12,8 +12,7 @@ from typing import Any
 
 from localrun.errors import BadRequest
 from localrun.server import notices, structured
-from localrun.server.parsing.json_calls import dump_json
-from localrun.server.parsing.written import NAME, Listed
+from localrun.server.parsing.written import NAME, Listed, dump_json
 from localrun.server.parsing.xml_calls import types_of
 
 # Alternatives and references deeper than that are nobody's arguments.

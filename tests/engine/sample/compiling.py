@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from localrun.engine.sample.grammar_library import Compiled, GrammarVocabulary
+from localrun.engine.sample.grammar_library import Compiled
 from localrun.engine.sample.grammar_library import compile_grammar as compile_checked
 from localrun.engine.sample.grammar_worker import checked
+from localrun.engine.sample.vocabulary import GrammarVocabulary
 from localrun.wire import Grammar
 
 

@@ -14,7 +14,7 @@ from localrun.engine.fake import FakeBackend
 from localrun.engine.fake_tokens import IM_END, IM_START
 from localrun.engine.sample import constraint as constraint_module
 from localrun.engine.sample.constraint import DEAD_END, LIMIT_S, SLOW_S, Constraint
-from localrun.engine.sample.grammar_library import GrammarVocabulary
+from localrun.engine.sample.vocabulary import GrammarVocabulary
 from localrun.wire import Grammar, GrammarKind
 from tests.engine.sample.compiling import compile_grammar
 

@@ -6,7 +6,7 @@ import pytest
 
 from localrun.engine.fake import FakeBackend
 from localrun.engine.fake_tokens import CONTROL
-from localrun.engine.sample.grammar_library import GrammarVocabulary
+from localrun.engine.sample.vocabulary import GrammarVocabulary
 from localrun.errors import BadRequest
 from localrun.server.structured import CallShape, calls, gbnf
 from localrun.wire import Grammar, GrammarKind
