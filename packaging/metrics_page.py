@@ -72,7 +72,7 @@ LOG = r"""
 With `--request-log text` (or `json`; [settings.md](settings.md)) the daemon's log gets one line for each HTTP request
 when it has ended, whatever became of it. It is off by default. What was asked and answered is never in it.
 
-```
+```text
 POST /v1/chat/completions 200 1.234s id=req_6f... model=tiny prompt_tokens=16 cached_tokens=0 \
 output_tokens=10 ttft_s=0.050 reason=length from=127.0.0.1 client=curl client_id=my-42
 ```

@@ -44,13 +44,13 @@ adapters = ["style", "owner/terse-lora=0.5", "./my-lora.gguf"]
 ```
 
 The text in quotes is compared with the names that `localrun list` shows, upper and lower case alike; `*` stands for any
-text, `?` for one character, `[ab]` for one of these. If several tables match, only the one with the longest text counts, and of two as long the
-first. What a table does not set is as the model's Modelfile or the settings above say;
-[models.md](models.md#how-a-model-is-loaded) has the order of precedence, and says what requests can ask for.
+text, `?` for one character, `[ab]` for one of these. A name with a dot has to be in quotes. If several tables match,
+only the one with the longest text counts, and of two as long the first. What a table does not set is as the model's
+Modelfile or the settings above say: [how a model is loaded](models.md#how-a-model-is-loaded).
 
-`adapters` are [adapters](models.md#adapters) by name or path. Relative paths begin in the folder of the settings file. A
-name with a dot has to be in quotes. The daemon does not start with a table that has an unknown setting or a value out
-of its range. What only shows when a model is loaded is that model's error.
+`adapters` are [adapters](models.md#adapters) by name or path. Relative paths begin in the folder of the settings file.
+The daemon does not start with a table that has an unknown setting or a value out of its range. What only shows when a
+model is loaded is that model's error.
 
 MODEL_ROWS
 ## Tiers
