@@ -142,6 +142,8 @@ SAID = {
         f"{connection.MAX_CONNECTIONS} of this machine, {connection.MAX_CONNECTIONS} of others and "
         f"{connection.MAX_CONNECTIONS // 2} of one address",
         f"uploads at once ({limits.MAX_UPLOADS})",
+        f"{_mb(limits.MAX_TEXT_BYTES)} for bodies that cannot have pictures",
+        f"{limits.MAX_BODIES} times".replace("8", "eight"),
         f"messages of a conversation ({ask.MAX_MESSAGES:,})",
         f"responses ({kept.MAX_RESPONSES:,} and {_mb(kept.MAX_BYTES)})",
         f"LOCALRUN_API_KEY={keys.PREFIX}",
@@ -169,7 +171,7 @@ def test_numbers_in_words_are_the_programs():
     assert (access.FAILURES, access.FAILURE_EVERY_S) == (10, 6.0)
     assert "After ten wrong or missing keys" in (DOCS / "sharing.md").read_text(encoding="utf-8")
     assert app._HANDSHAKE_TIMEOUT_S == room.DRAIN_AFTER_S == 10
-    assert "for ten seconds each" in (DOCS / "sharing.md").read_text(encoding="utf-8")
+    assert "closed after ten seconds" in (DOCS / "sharing.md").read_text(encoding="utf-8")
     assert "ten seconds to become idle" in (DOCS / "models.md").read_text(encoding="utf-8")
     assert background.IDLE_EXIT_S == 1800
     assert runner.QUIET_S == 60
