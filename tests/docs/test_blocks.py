@@ -14,7 +14,6 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -88,18 +87,47 @@ def _does_something(block: Block) -> bool:
     return any(line and not line.startswith(("make ", "#")) for line in lines)
 
 
+class Reader(NamedTuple):
+    """`folder` has the files that the pages name, the daemon every model."""
+
+    daemon: Daemon
+    folder: Path
+
+
 @pytest.fixture(scope="module")
-def hub() -> Iterator[Hub]:
+def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
+    folder = tmp_path_factory.mktemp("reader")
+    models = folder / "models"
+    models.mkdir()
+    pair = make_pair(models, "gemma3", image=64)
+    pair.projector.rename(models / "mmproj-gemma3.gguf")
+    synthesize("tiny", "F16", models / "big-f16.gguf")
+    (models / "long.gguf").write_bytes(trained_for(131_072))
+    (folder / "photo.jpg").write_bytes(making.encoded(making.noise(64, 48), "JPEG"))
+    (folder / "my-model-Q4_K_M.gguf").symlink_to(builtin.model_path())
+    (folder / "Modelfile").write_text(blocks(DOCS / "modelfile.md", "modelfile")[0].text)
+    (folder / "questions.jsonl").write_text(blocks(DOCS / "serving.md", "json")[0].text)
+    (folder / ".venv").symlink_to(Path(sys.prefix))
+    write_lora(builtin.model_path(), folder / "terse.gguf")
+    with (
+        Hub(*repositories(folder)) as hub,
+        running_daemon(fake=False, LOCALRUN_MODELS=str(models), HF_ENDPOINT=hub.endpoint) as daemon,
+    ):
+        for source, copy in (("gemma3", "gemma3:4b"), *(("long", f"qwen3:{size}") for size in ("0.6b", "4b", "8b"))):
+            assert daemon.post("/api/copy", source=source, destination=copy).status_code == 200
+        yield Reader(daemon, folder)
+        assert "Traceback" not in daemon.log
+
+
+def repositories(folder: Path) -> Iterator[Repository]:
     """What the pages pull."""
-    tiny = builtin.model_path().read_bytes()
-    repositories = {}
     for name in ("qwen3:0.6b", "qwen3.5:4b"):
         found = catalog.find(ModelName.parse(name))
         assert found is not None
-        files = {f"model-{quant}.gguf": tiny for quant in found.entry.quants}
-        repositories[found.entry.repo] = Repository(found.entry.repo, files)
-    with Hub(*repositories.values()) as running:
-        yield running
+        content = builtin.model_path().read_bytes()
+        yield Repository(found.entry.repo, {f"model-{quant}.gguf": content for quant in found.entry.quants})
+    lora = write_lora(builtin.model_path(), folder / "style-lora.gguf", seed=1)
+    yield Repository("owner/style-lora", {lora.name: lora.read_bytes()})
 
 
 def trained_for(n_tokens: int) -> bytes:
@@ -111,55 +139,24 @@ def trained_for(n_tokens: int) -> bytes:
     return content[:place] + struct.pack("<I", n_tokens) + content[place + 4 :]
 
 
-@contextmanager
-def daemon_for_a_reader(hub: Hub, tmp_path: Path) -> Iterator[Daemon]:
-    """It has every model that the pages name. `tmp_path` is the folder with the reader's files."""
-    models = tmp_path / "models"
-    models.mkdir()
-    pair = make_pair(models, "gemma3", image=64)
-    pair.projector.rename(models / "mmproj-gemma3.gguf")
-    synthesize("tiny", "F16", models / "big-f16.gguf")
-    (models / "long.gguf").write_bytes(trained_for(131_072))
-    write_lora(builtin.model_path(), tmp_path / "terse.gguf")
-    lora = write_lora(builtin.model_path(), tmp_path / "style-lora.gguf", seed=1)
-    style = Repository("owner/style-lora", {lora.name: lora.read_bytes()})
-    hub.repositories[style.repo] = style
-    with running_daemon(
-        "--slots", "4", fake=False, LOCALRUN_MODELS=str(models), HF_ENDPOINT=hub.endpoint
-    ) as daemon:  # fmt: skip
-        for copy in ("qwen3:0.6b", "qwen3:4b", "qwen3:8b", "qwen3.5:4b"):
-            assert daemon.post("/api/copy", source="long", destination=copy).status_code == 200
-        assert daemon.post("/api/copy", source="gemma3", destination="gemma3:4b").status_code == 200
-        yield daemon
-        assert "Traceback" not in daemon.log
-
-
-def the_readers_files(folder: Path) -> None:
-    (folder / "photo.jpg").write_bytes(making.encoded(making.noise(64, 48), "JPEG"))
-    (folder / "my-model-Q4_K_M.gguf").symlink_to(builtin.model_path())
-    (folder / "Modelfile").write_text(blocks(DOCS / "modelfile.md", "modelfile")[0].text)
-    (folder / "questions.jsonl").write_text(blocks(DOCS / "serving.md", "json")[0].text)
-    (folder / ".venv").symlink_to(Path(sys.prefix))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("page", with_runs(), ids=lambda page: page.name)
-def test_the_commands_of_a_page_run(page: Path, hub: Hub, tmp_path: Path):
-    the_readers_files(tmp_path)
-    with daemon_for_a_reader(hub, tmp_path) as daemon:
-        environment = {name: value for name, value in os.environ.items() if not name.startswith(("LOCALRUN_", "HF_"))}
-        environment |= {"LOCALRUN_HOME": str(daemon.home), "LOCALRUN_PORT": str(daemon.port), "NO_COLOR": "1"}
-        environment |= {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "OLLAMA_MODELS": str(tmp_path)}
-        for label, text in blocks(page, "sh", "python"):
-            there = text.replace("http://127.0.0.1:11434", daemon.url)
-            script = "set -e\n" + re.sub("^make .*", ":", lines_to_run(there), flags=re.MULTILINE)
-            command = ["sh", "-c", script] if label == "sh" else [sys.executable, "-c", there]
-            ran = subprocess.run(
-                command, cwd=tmp_path, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True,
-                timeout=240, check=False,
-            )  # fmt: skip
-            assert ran.returncode == 0, f"{text}\n{ran.stdout[-2000:]}\n{ran.stderr[-2000:]}"
-            assert '"error"' not in ran.stdout, ran.stdout
+def test_the_commands_of_a_page_run(page: Path, reader: Reader, tmp_path: Path):
+    # Once there is a key, the programs of the other pages would need one.
+    home = tmp_path if page.name == "sharing.md" else reader.daemon.home
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("LOCALRUN_", "HF_"))}
+    environment |= {"LOCALRUN_HOME": str(home), "LOCALRUN_PORT": str(reader.daemon.port), "NO_COLOR": "1"}
+    environment |= {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "OLLAMA_MODELS": str(tmp_path)}
+    for label, text in blocks(page, "sh", "python"):
+        there = text.replace("http://127.0.0.1:11434", reader.daemon.url)
+        script = "set -e\n" + re.sub("^make .*", ":", lines_to_run(there), flags=re.MULTILINE)
+        command = ["sh", "-c", script] if label == "sh" else [sys.executable, "-c", there]
+        ran = subprocess.run(
+            command, cwd=reader.folder, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+            timeout=240, check=False,
+        )  # fmt: skip
+        assert ran.returncode == 0, f"{text}\n{ran.stdout[-2000:]}\n{ran.stderr[-2000:]}"
+        assert '"error"' not in ran.stdout, ran.stdout
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
