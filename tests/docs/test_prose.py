@@ -24,6 +24,7 @@ from localrun.server.openapi.document import document
 from localrun.server.prompting import ask
 from localrun.tools import servers, toolbox
 from localrun.tools.http import MAX_MESSAGE_BYTES
+from localrun.tui.keys import KEYS
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "localrun" / "docs"
@@ -107,6 +108,10 @@ def test_a_number_beside_a_setting_is_its_default(page: Path):
             assert float(number.replace(",", "")) == getattr(SETTINGS, name), name
 
 
+def _text(name: str) -> str:
+    return (DOCS / name).read_text(encoding="utf-8")
+
+
 def _mb(n_bytes: float) -> str:
     """As the pages count: in decimal megabytes."""
     return f"{n_bytes / 1e6:.3g} MB" if n_bytes < 1e9 else f"{n_bytes / 1e9:.3g} GB"
@@ -164,15 +169,15 @@ SAID = {
 
 @pytest.mark.parametrize(("name", "said"), [(name, said) for name, each in SAID.items() for said in each])
 def test_a_number_is_the_programs(name: str, said: str):
-    assert said in " ".join((DOCS / name).read_text(encoding="utf-8").split())
+    assert said in " ".join(_text(name).split())
 
 
 def test_numbers_in_words_are_the_programs():
     assert (access.FAILURES, access.FAILURE_EVERY_S) == (10, 6.0)
-    assert "After ten wrong or missing keys" in (DOCS / "sharing.md").read_text(encoding="utf-8")
+    assert "After ten wrong or missing keys" in _text("sharing.md")
     assert app._HANDSHAKE_TIMEOUT_S == room.DRAIN_AFTER_S == 10
-    assert "closed after ten seconds" in (DOCS / "sharing.md").read_text(encoding="utf-8")
-    assert "ten seconds to become idle" in (DOCS / "models.md").read_text(encoding="utf-8")
+    assert "closed after ten seconds" in _text("sharing.md")
+    assert "ten seconds to become idle" in _text("models.md")
     assert background.IDLE_EXIT_S == 1800
     assert runner.QUIET_S == 60
 
@@ -180,3 +185,14 @@ def test_numbers_in_words_are_the_programs():
 def test_each_word_that_is_no_name_of_the_program_is_on_a_page():
     texts = " ".join(span for page in PAGES for span in spans(page))
     assert [word for word in OTHERS if word not in texts] == []
+
+
+def test_the_keys_of_each_screen_are_in_its_row():
+    rows = dict(re.findall(r"^\| (everywhere|chat|monitor|models|logs) \| (.*) \|$", _text("chat.md"), re.MULTILINE))
+    for name, key in KEYS.items():
+        screen = name.partition(".")[0].replace("app", "everywhere")
+        for each in key.keys.split(",") if screen in rows else ():
+            shown = {"slash": "`/`", "escape": "Esc", "end": "End"}.get(each, each)
+            shown = f"`{each}`" if len(each) == 1 else shown.replace("ctrl+", "Ctrl-")
+            assert re.search(rf"(?i)(?<!\w){re.escape(shown)}(?!\w)", rows[screen]), f"{name}: {shown}"
+    assert set(rows) == {"everywhere", "chat", "monitor", "models", "logs"}
