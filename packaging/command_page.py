@@ -23,7 +23,7 @@ def text() -> str:
     parts = [HEAD]
     for entry in command_tree.entries():
         level = "##" if entry.path.count(" ") <= 1 else "###"
-        parts.append(f"{level} {entry.path}\n\n```\n{entry.usage}\n```\n\n")
+        parts.append(f"{level} {entry.path}\n\n```text\n{entry.usage}\n```\n\n")
         parts += [paragraph + "\n\n" for paragraph in entry.paragraphs]
         options = [(name, what) for name, what in entry.options if what]
         if options:

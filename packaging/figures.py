@@ -22,8 +22,8 @@ import msgspec
 ROOT = Path(__file__).parents[1]
 KEPT = ROOT / "localrun/bench/figures.json"
 README, BENCH = ROOT / "README.md", ROOT / "localrun/bench/README.md"
-PERFORMANCE, TUNING = (ROOT / "localrun/docs" / name for name in ("performance.md", "tuning.md"))
-PAGES = (README, BENCH, PERFORMANCE, TUNING)
+PERFORMANCE = ROOT / "localrun/docs/performance.md"
+PAGES = (README, BENCH, PERFORMANCE)
 BEGIN, END = "<!-- figures: written by packaging/figures.py -->", "<!-- end of the figures -->"
 MODES = ("interactive", "balanced", "throughput")
 NOT_MEASURED = "not measured"
@@ -226,17 +226,14 @@ def tables(figures: Figures) -> dict[Path, str]:
     headlines = [[row.headline, _shown(ratio)] for row, _, ratio in found if row.headline]
     header = ("workload", "ratio, median (lowest to highest)")
     conditions = _conditions(figures, [measured for _, measured, _ in found])
+    modes = _table(
+        ("`latency`", "longest gap of a stream while a 2,400-token prompt arrives", "first token of that prompt"),
+        [[f"`{mode}`", *(_cell(figures.measured, row) for row in _stall_rows(mode)[:2])] for mode in MODES],
+    )
     return {
         README: _sentences(figures.measured),
-        PERFORMANCE: f"{_table(header, headlines)}\n\n{conditions}",
+        PERFORMANCE: f"{_table(header, headlines)}\n\n{modes}\n\n{conditions}",
         BENCH: f"{_table(header, rows)}\n\n{conditions}" + _speculation(figures),
-        TUNING: _table(
-            ("`latency`", "longest gap of a stream while a 2,400-token prompt arrives", "first token of that prompt"),
-            [
-                [f"`{mode}`", *(_cell(figures.measured, row) for row in _stall_rows(mode)[:2])]
-                for mode in MODES
-            ],
-        ),
     }  # fmt: skip
 
 
@@ -358,7 +355,7 @@ def main(arguments: list[str]) -> int:
         measured = [condensed(msgspec.json.decode(file.read_bytes()), here.name) for file in args.files]
     figures = Figures(args.machine or before.machine, measured)
     KEPT.write_bytes(msgspec.json.format(msgspec.json.encode(figures), indent=1) + b"\n")
-    for path in (README, BENCH, PERFORMANCE, TUNING):
+    for path in (README, BENCH, PERFORMANCE):
         path.write_text(page(path, figures), encoding="utf-8")
     return 0
 

@@ -31,7 +31,6 @@ FILES: dict[str, tuple[Path, Callable[[], str]]] = {
     "figures": (figures.BENCH, lambda: figures.page(figures.BENCH)),
     "figures-readme": (figures.README, lambda: figures.page(figures.README)),
     "figures-performance": (figures.PERFORMANCE, lambda: figures.page(figures.PERFORMANCE)),
-    "figures-tuning": (figures.TUNING, lambda: figures.page(figures.TUNING)),
     "constraints": (ROOT / "packaging/constraints.txt", constraints.text),
 }
 

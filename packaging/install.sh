@@ -89,7 +89,7 @@ uninstall() {
     for path in "${files[@]}" "$environment"; do
         if [[ -n $is_dry_run ]]; then echo "would remove $path"; else rm -rf "$path"; fi
     done
-    [[ -n $is_dry_run ]] || echo "removed; models, caches and settings are where they were (localrun/docs/data-formats.md)"
+    [[ -n $is_dry_run ]] || echo "removed; models, caches and settings are where they were (localrun/docs/files.md)"
 }
 
 if [[ -n $is_uninstall ]]; then

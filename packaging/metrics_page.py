@@ -12,10 +12,10 @@ from localrun.server.metering.telemetry import Telemetry
 HEAD = """\
 # Metrics, and the log of requests
 
-`/metrics` is a page for Prometheus, in its text format or as OpenMetrics. Counters count since the daemon started.
-Nothing on the page names a request or a client, and its number of series does not grow with them. `model` is the name
-that a model was loaded under: requests by a copy's name count there too, as they run on the same engine. It is empty
-for requests that never reached a model. The series of a model that is deleted go with the next look.
+`/metrics` is for Prometheus, in its text format or as OpenMetrics. Counters count since the daemon started. No series
+names a request or a client. The label `model` is the name that a model was loaded under; requests for a copy of it
+count there, too, because they run on the same engine. It is empty for requests that never reached a model. When a model
+is deleted, its series disappear.
 
 ```yaml
 scrape_configs:
@@ -32,22 +32,21 @@ scrape_configs:
 """
 
 QUERIES = {
-    "tokens a second": "sum by (model) (rate(localrun_output_tokens_total[1m]))",
-    "within what 95 % of the first tokens came": "histogram_quantile(0.95, "
+    "tokens per second": "sum by (model) (rate(localrun_output_tokens_total[1m]))",
+    "TTFT, 95th percentile": "histogram_quantile(0.95, "
     "sum by (le, model) (rate(localrun_time_to_first_token_seconds_bucket[5m])))",
-    "share of the prompts that the cache had": "rate(localrun_cached_tokens_total[5m]) "
+    "share of prompt tokens from the prefix cache": "rate(localrun_cached_tokens_total[5m]) "
     "/ rate(localrun_prompt_tokens_total[5m])",
-    "the daemon's own faults": 'sum(increase(localrun_http_responses_total{status=~"5.."}[5m])) > 0',
-    "requests refused since the queue was full": "sum by (model) "
+    "errors of the daemon itself": 'sum(increase(localrun_http_responses_total{status=~"5.."}[5m])) > 0',
+    "requests refused because the queue was full": "sum by (model) "
     '(increase(localrun_request_ends_total{reason="queue_full"}[5m])) > 0',
-    "cells in use": "localrun_kv_cells_used / localrun_kv_cells",
-    "answers that were cut off": 'rate(localrun_request_ends_total{reason="length"}[5m])',
+    "share of KV cells in use": "localrun_kv_cells_used / localrun_kv_cells",
+    "answers that reached their limit": 'rate(localrun_request_ends_total{reason="length"}[5m])',
 }
 
 FAMILIES = """
-A series is there with 0 before its first event wherever that can be told beforehand, so that `increase` sees the first
-one. What a connection is refused with before there is a request (`408`, `431`, `503` for too many connections) is not
-counted.
+A series starts at 0 where its labels are known beforehand, so that `increase` sees the first event. Connections that
+are refused before there is a request (`408`, `431`, `503` for too many connections) are not counted.
 
 ## Families
 
@@ -56,7 +55,7 @@ counted.
 """
 
 LLAMA = """
-On Linux the page has `process_*` of the daemon's own process as well, without its engines.
+On Linux there is also `process_*` of the daemon's own process, without its engines.
 
 ## llama-server's names
 
@@ -69,10 +68,10 @@ Monitors and dashboards that were made for llama-server find its names, each ove
 LOG = r"""
 ## The log of requests
 
-With `--request-log text` (or `json`; [settings.md](settings.md)) the daemon's log gets one line for each HTTP request
-when it has ended, whatever became of it. It is off by default. What was asked and answered is never in it.
+With `--request-log text` (or `json`) the daemon's log gets one line for each HTTP request when it has ended. It is off
+by default, and never has prompts or answers.
 
-```
+```text
 POST /v1/chat/completions 200 1.234s id=req_6f... model=tiny prompt_tokens=16 cached_tokens=0 \
 output_tokens=10 ttft_s=0.050 reason=length from=127.0.0.1 client=curl client_id=my-42
 ```

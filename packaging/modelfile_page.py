@@ -11,7 +11,7 @@ HEAD = '''\
 A Modelfile is a short text that makes a new model out of one that you have: with other parameters, a system prompt, an
 adapter. The format is Ollama's.
 
-```
+```modelfile
 FROM qwen3:8b
 PARAMETER temperature 0.2
 PARAMETER num_ctx 16384

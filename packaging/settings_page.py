@@ -14,9 +14,7 @@ HEAD = """\
 A setting has one name with three spellings: `kv_cells` in `localrun.toml` in the configuration folder, `--kv-cells` for
 `localrun serve`, `LOCALRUN_KV_CELLS` in the environment. (A few variables are shorter; the table has them.) The command
 line takes precedence over the environment, the environment over the file, the file over the default. A setting that is
-unknown or out of its range is refused with its name and where it came from. The daemon reads them once, when it starts.
-
-`packaging/generate.py` writes the table from `localrun/config.py`.
+unknown or out of its range is refused by name. The daemon reads them once, when it starts.
 
 | setting | environment | default | unit | range | |
 |---|---|---|---|---|---|
@@ -46,36 +44,25 @@ adapters = ["style", "owner/terse-lora=0.5", "./my-lora.gguf"]
 ```
 
 The text in quotes is compared with the names that `localrun list` shows, upper and lower case alike; `*` stands for any
-text, `?` for one character. If several tables match, only the one with the longest text counts, and of two as long the
-first. What a table does not set is as the model's Modelfile or the settings above say;
-[models.md](models.md#how-a-model-is-loaded) has the order of precedence, and says what requests can ask for.
+text, `?` for one character, `[ab]` for one of these. A name with a dot has to be in quotes. If several tables match,
+only the one with the longest text counts, and of two as long the first. What a table does not set is as the model's
+Modelfile or the settings above say: [how a model is loaded](models.md#how-a-model-is-loaded).
 
-`adapters` are names or paths of [adapters](models.md#adapters), as in `ADAPTER` lines, each with its strength after an
-equals sign if that is not 1: 8 at most, from -100 to 100. Relative paths begin in the folder of the settings file. A
-name with a dot has to be in quotes. The daemon does not start with a table that has an unknown setting or a value out
-of its range. What only shows when a model is loaded is that model's error; both name the file, the table and the
-setting.
+`adapters` are [adapters](models.md#adapters) by name or path. Relative paths begin in the folder of the settings file.
+The daemon does not start with a table that has an unknown setting or a value out of its range. What only shows when a
+model is loaded is that model's error.
 
 MODEL_ROWS
 ## Tiers
 
-A table `[tiers.NAME]` makes NAME a model that chooses between two others: [tiers.md](tiers.md) says how.
-
-```toml
-[tiers.smart]
-small = "smollm2"
-large = "qwen3:8b"
-reasoning_effort = { low = "small", high = "large" }
-tools = "large"
-prompt_tokens_over = 2000
-```
+A table `[tiers.NAME]` makes NAME a model that chooses between two others: [Tiers](serving.md#tiers).
 
 TIER_ROWS
 ## Settings that only the environment has
 
 | variable | |
 |---|---|
-| `LOCALRUN_HOME` | the data, cache, configuration and state folders lie below it ([data-formats.md](data-formats.md)) |
+| `LOCALRUN_HOME` | the data, cache, configuration and state folders lie below it ([files.md](files.md)) |
 | `LOCALRUN_API_KEY` | the key that localrun's own commands show to daemons ([sharing.md](sharing.md)) |
 | `LOCALRUN_WHEELS` | a folder, or the URL of an index, with ready wheels of llama-cpp-python, for installing |
 | `LOCALRUN_DEBUG` | `1` shows the whole traceback instead of one line when a command fails |

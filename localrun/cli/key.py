@@ -107,7 +107,7 @@ def _patterns(_: click.Context, __: click.Parameter, values: tuple[str, ...]) ->
 _RULES = (
     click.option(
         "--lane", type=click.Choice([lane.value for lane in Lane]),
-        help="The best lane that its requests get (default: interactive).",
+        help="The best lane that its requests get; a new key's is interactive.",
     ),
     click.option(
         "--rate", multiple=True, callback=_limits(REQUESTS), metavar="N/TIME",
@@ -128,8 +128,8 @@ _RULES = (
     click.option("--concurrency", type=click.IntRange(min=0), help="Requests that may run at once; 0 is any number."),
     click.option(
         "--storage", callback=_words(DEFAULT, _storage), metavar="SIZE",
-        help="Disk space for its files and batches, such as 1G, or none for any size "
-        "(default: the setting key_storage_bytes).",
+        help="Disk space for its files and batches, such as 1G, or none for any size; "
+        "a new key's is the setting key_storage_bytes.",
     ),
     click.option(
         "--models", multiple=True, callback=_patterns, metavar="PATTERN",

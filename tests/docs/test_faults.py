@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "localrun" / "docs" / "faults.md"
+PAGE = ROOT / "tests" / "faults" / "README.md"
 N_FAULTS = 46
 
 

@@ -170,9 +170,9 @@ def test_a_line_of_a_batch_sees_what_a_request_sees(daemon: Daemon) -> None:
 @pytest.mark.skipif(not shutil.which("curl") or not shutil.which("base64"), reason="needs curl and base64")
 def test_the_command_of_the_page_sends_a_photo(daemon: Daemon, tmp_path: Path) -> None:
     """It is larger than what one argument of a command may be."""
-    page = Path(localrun.__file__).parent / "docs" / "images-and-sound.md"
-    command = re.findall(r"```sh\n(.*?curl.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)[0]
-    command = command.replace("http://localhost:11434", daemon.url).replace("gemma3:4b", "gemma3")
+    page = Path(localrun.__file__).parent / "docs" / "media-and-tools.md"
+    command = re.findall(r"```sh\n(\(printf.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)[0]
+    command = command.replace("http://127.0.0.1:11434", daemon.url).replace("gemma3:4b", "gemma3")
     photo = making.encoded(making.noise(800, 600), "JPEG")
     assert len(photo) > 200_000
     (tmp_path / "photo.jpg").write_bytes(photo)

@@ -126,7 +126,7 @@ async def _think(screen: ChatScreen, argument: str) -> str:
 async def _tools(screen: ChatScreen, argument: str) -> str | None:
     toolbox, conversation = screen.session.toolbox, screen.view.conversation
     if toolbox is None:
-        raise _RefusedError("no server of tools is configured; the documentation's tools.md says how")
+        raise _RefusedError("no server of tools is configured; the documentation's media-and-tools.md says how")
     if argument in ("on", "off"):
         conversation.set_tools(is_on=argument == "on")
         return f"Tools are {argument} in this chat from the next answer on."

@@ -122,7 +122,7 @@ ANSWER_HEADERS: dict[str, Any] = {
         "description": "The request's id, for `/localrun/v1/requests/{id}`", "schema": {"type": "string"}
     },
     "X-Localrun-Truncated": {
-        "description": "Tokens of the prompt or input that were left out; absent without any",
+        "description": "Messages of the conversation that were left out, or tokens where no message could go",
         "schema": {"type": "string", "pattern": "^[0-9]+$"},
     },
     "X-Localrun-Ignored": {

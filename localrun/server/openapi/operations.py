@@ -518,7 +518,7 @@ _NATIVE = (
     Operation(method="GET", path="/openapi.json", summary="This document", answer=dict[str, Any]),
     Operation(method="GET", path="/docs", summary="This document for people", answer=str,
               answer_content_type="text/html"),
-    Operation(method="GET", path="/docs/editors/{name}", summary="How to set up an editor", answer=str,
+    Operation(method="GET", path="/docs/{name}", summary="A page of the documentation", answer=str,
               answer_content_type="text/html", parameters=(path_parameter("name", "As `/docs` lists them"),),
               errors=(404,)),
     Operation(method="GET", path="/web/chat.css", summary="A file of the chat page", answer=str,

@@ -1,9 +1,9 @@
-"""The pages of `/docs`: the OpenAPI document as one readable page, and how to set up editors.
+"""The pages of `/docs`: the OpenAPI document as one readable page, and the documentation.
 
 The reference is made once; the address in its examples is put in by the route, which knows by what name it was reached.
-The editors' pages are Markdown files of the package, also to be read where the sources are; each begins with a heading,
-its title, and its name is that of the file. All are HTML documents without anything from elsewhere, light or dark as
-the reader's system is.
+The documentation's pages are Markdown files of the package, also to be read where the sources are; each begins with a
+heading, its title, and its name is that of the file. All are HTML documents without anything from elsewhere, light or
+dark as the reader's system is.
 Does not: know a route that the document does not have, or fetch or run anything.
 """
 
@@ -114,13 +114,17 @@ def _number(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
-# What is true of all editors.
+# The page that lists all others.
 INDEX = "README"
-_FOLDER = resources.files("localrun") / "docs" / "editors"
+_FOLDER = resources.files("localrun") / "docs"
+# What only leads somewhere where the sources are: pictures, and pages of other folders.
+_PICTURE = re.compile(r"!\[[^\]]*\]\([^)]*\)")
+_OUTSIDE = re.compile(r"\[([^\]]+)\]\(\.\./[^)]*\)")
+_PAGE_LINK = re.compile(r"\]\(([a-z-]+|README)\.md(#[^)]*)?\)")
 
 
-class EditorPage(NamedTuple):
-    """One page. `text` is Markdown."""
+class DocsPage(NamedTuple):
+    """One page of the documentation. `text` is Markdown."""
 
     name: str
     title: str
@@ -128,19 +132,15 @@ class EditorPage(NamedTuple):
 
 
 @cache
-def pages() -> tuple[EditorPage, ...]:
+def pages() -> tuple[DocsPage, ...]:
     """All pages, by name."""
-    return tuple(_read_page(file) for file in _files() if file.name != INDEX + ".md")
-
-
-def _files() -> list[Traversable]:
     found = (file for file in _FOLDER.iterdir() if file.name.endswith(".md"))
-    return sorted(found, key=lambda file: file.name)
+    return tuple(_read_page(file) for file in sorted(found, key=lambda file: file.name))
 
 
-def _read_page(file: Traversable) -> EditorPage:
+def _read_page(file: Traversable) -> DocsPage:
     text = file.read_text(encoding="utf-8")
-    return EditorPage(file.name.removesuffix(".md"), text.partition("\n")[0].lstrip("# "), text)
+    return DocsPage(file.name.removesuffix(".md"), text.partition("\n")[0].lstrip("# "), text)
 
 
 @cache
@@ -149,14 +149,28 @@ def rendered(name: str) -> str:
     # Not at the top: no start of a daemon has to wait for it.
     from markdown_it import MarkdownIt
 
-    for one in (_read_page(_FOLDER / f"{INDEX}.md"), *pages()):
+    for one in pages():
         if one.name == name:
-            # HTML in the text would be shown as text; links lead from file to file where the sources are.
-            content = MarkdownIt("commonmark", {"html": False}).enable("table").render(one.text)
-            content = content.replace('.md"', '"')
-            return page(f"localrun: {one.title}", f'<p><a href="/docs">localrun: API</a></p>{content}')
+            text = _PAGE_LINK.sub(r"](\1\2)", _OUTSIDE.sub(r"\1", _PICTURE.sub("", one.text)))
+            # HTML in the text is shown as text.
+            content = MarkdownIt("commonmark", {"html": False}).enable("table").render(text)
+            return page(f"localrun: {one.title}", f'<p><a href="/docs">localrun: API</a></p>{_with_anchors(content)}')
     listed = ", ".join(one.name for one in pages())
     raise NotFound(f"there is no page '{name[:40]}'; there are {listed}", field="name")
+
+
+def _with_anchors(content: str) -> str:
+    """Links within and between the pages lead to headings by their words, as they do where the sources are."""
+    return re.sub(
+        r"<h([23])>(.*?)</h\1>",
+        lambda found: f'<h{found[1]} id="{_anchor(found[2])}">{found[2]}</h{found[1]}>',
+        content,
+    )
+
+
+def _anchor(heading: str) -> str:
+    words = re.sub(r"<[^>]+>|&\w+;", "", heading).lower()
+    return re.sub(r"[^\w-]", "", words.replace(" ", "-"))
 
 
 # Stands for the base URL in the cached page.
@@ -175,16 +189,14 @@ def reference() -> str:
 def _head(described: Json) -> str:
     info = described["info"]
     families = "".join(f'<li><a href="#{_slug(family)}">{escape(family)}</a></li>' for family in Family)
-    editors = f'<li><a href="/docs/editors/{INDEX}">All of them</a></li>' + "".join(
-        f'<li><a href="/docs/editors/{one.name}">{escape(one.title)}</a></li>' for one in pages()
-    )
+    docs = "".join(f'<li><a href="/docs/{one.name}">{escape(one.title)}</a></li>' for one in pages())
     return (
         f"<h1>localrun {escape(info['version'])}</h1><p>{escape(info['summary'])} "
         f'The same for programs: <a href="/openapi.json">/openapi.json</a> (OpenAPI {described["openapi"]}).</p>'
         f"<p>Base URL here: <code>{BASE_URL}</code>; for OpenAI clients <code>{BASE_URL}/v1</code>, with any API key. "
         f"Web pages must send JSON with <code>Content-Type: application/json</code>. Unknown fields are ignored.</p>"
         f'<nav><ul>{families}<li><a href="#shapes">Shapes</a></li></ul>'
-        f"<h2>Set up an editor</h2><ul>{editors}</ul></nav>"
+        f"<h2>Documentation</h2><ul>{docs}</ul></nav>"
     )
 
 

@@ -1,4 +1,4 @@
-"""`/openapi.json`, `/docs` and `/docs/editors/{name}`.
+"""`/openapi.json`, `/docs` and `/docs/{name}`.
 
 Runs in the daemon's event loop; the document is made in a thread when it is first asked for.
 
@@ -34,7 +34,7 @@ def routes(runtime: Runtime) -> list[Route]:
     return [
         route("/openapi.json", runtime, _openapi, methods=["GET"]),
         route("/docs", runtime, _docs, methods=["GET"]),
-        route("/docs/editors/{name}", runtime, _editor, methods=["GET"]),
+        route("/docs/{name}", runtime, _page, methods=["GET"]),
     ]
 
 
@@ -47,7 +47,7 @@ async def _docs(_: Runtime, exchange: Exchange) -> None:
     await exchange.answer(_with_address(exchange, text), headers=_HTML)
 
 
-async def _editor(_: Runtime, exchange: Exchange) -> None:
+async def _page(_: Runtime, exchange: Exchange) -> None:
     text = await asyncio.to_thread(rendered, exchange.scope["path_params"]["name"])
     await exchange.answer(text.encode("utf-8"), headers=_HTML)
 

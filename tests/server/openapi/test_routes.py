@@ -134,8 +134,8 @@ def test_the_pages_are_served_with_the_address_that_was_asked(shared_daemon: Dae
     assert page.headers["content-security-policy"].startswith("default-src 'none'")
     assert f"curl http://127.0.0.1:{shared_daemon.port}/api/tags" in page.text
     assert "{base-url}" not in page.text
-    editor = shared_daemon.http.get("/docs/editors/zed")
-    assert editor.status_code == 200
-    assert "<h1>Zed</h1>" in editor.text
-    assert shared_daemon.http.get("/docs/editors/emacs").status_code == 404
+    editors = shared_daemon.http.get("/docs/editors")
+    assert editors.status_code == 200
+    assert '<h2 id="zed">Zed</h2>' in editors.text
+    assert shared_daemon.http.get("/docs/emacs").status_code == 404
     assert shared_daemon.http.get("/openapi.json").json() == json.loads(json.dumps(document()))
