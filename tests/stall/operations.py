@@ -17,7 +17,7 @@ HI = [{"role": "user", "content": "hi"}]
 _USUAL: dict[str, Any] = {
     "model": "tiny", "messages": HI, "prompt": "hi", "input": "hi", "query": "hi", "documents": ["hi"], "tokens": [104],
     "content": "hi", "input_prefix": "hi", "max_tokens": 2, "n_predict": 2, "num_predict": 2, "max_output_tokens": 2,
-    "stream": False, "source": "tiny", "destination": "copy-of-tiny", "from": "tiny",
+    "stream": False, "store": False, "source": "tiny", "destination": "copy-of-tiny", "from": "tiny",
 }  # fmt: skip
 # Another name of `/completion`, for the streams of other clients, whose time is not to count for a case.
 OF_OTHERS = "/completions"
