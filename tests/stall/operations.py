@@ -22,7 +22,7 @@ _USUAL: dict[str, Any] = {
 # Another name of `/completion`, for the streams of other clients, whose time is not to count for a case.
 OF_OTHERS = "/completions"
 # They take from the network, or what other cases need.
-LEFT_OUT = {"/api/pull", "/api/push", "/api/delete", "/localrun/v1/gc", OF_OTHERS}
+LEFT_OUT = {"/api/pull", "/api/push", "/api/delete", "/models/unload", "/localrun/v1/gc", OF_OTHERS}
 
 
 class Case(NamedTuple):
