@@ -330,13 +330,15 @@ def test_codex(daemon: Daemon) -> None:
 def test_codex_s_other_kinds_of_tools(daemon: Daemon) -> None:
     """Those of its MCP servers are in namespaces, and `apply_patch` takes a text (openai/codex#36942)."""
     patch = '*** Begin Patch\n+ "x"\n*** End Patch'
+    place = {"type": "object", "properties": {"where": {"type": "string"}}}
+    now = {"type": "function", "name": "now", "parameters": place}
     tools = [
         {
             "type": "custom",
             "name": "apply_patch",
             "format": {"type": "grammar", "syntax": "lark", "definition": "start: /x/"},
         },
-        {"type": "namespace", "name": "mcp__wx", "tools": [{"type": "function", "name": "now", "parameters": {}}]},
+        {"type": "namespace", "name": "mcp__wx", "tools": [now]},
         {"type": "web_search"},
     ]
 

@@ -49,7 +49,7 @@ def asked(daemon: Daemon, model: str, **more: Any) -> tuple[str, int]:
 
 def digest(daemon: Daemon, model: str) -> str:
     rows = daemon.http.get("/api/tags").json()["models"]
-    return next(row["digest"] for row in rows if row["name"] == model)
+    return next(row["digest"] for row in rows if row["name"] == f"{model}:latest")
 
 
 def renamed(source: Path, target: Path) -> None:

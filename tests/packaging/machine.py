@@ -43,14 +43,17 @@ class Machine:
         self.add(name, f"while IFS= read -r line; do printf '%s\\n' \"$line\"; done <<'END'\n{text}\nEND")
 
     def is_system(self, system: str, machine: str) -> None:
-        """What `uname` says."""
+        """What `uname` says, and Python's `platform`."""
         self.add("uname", f'[ "$1" = -m ] && echo {machine} || echo {system}')
+        says = f"platform.system, platform.machine = lambda: {system!r}, lambda: {machine!r}"
+        (self.bin / "sitecustomize.py").write_text(f"import platform\n{says}\n", encoding="utf-8")
 
     def install(self, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
         """Run `packaging/install.sh`."""
         environ = {
             "PATH": str(self.bin),
             "HOME": str(self.home),
+            "PYTHONPATH": str(self.bin),
             "CUDA_HOME": "/none",
             "ROCM_PATH": "/none",
             **variables,

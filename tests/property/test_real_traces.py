@@ -74,7 +74,7 @@ class RealHarness(Harness):
             assert request.seq is not None
             assert cache.cells.length(request.seq) == request.n_computed
         for seq in range(real.n_seqs + n_seqs_away(real)):
-            if seq >= real.n_seqs and real.background.is_busy:
+            if seq >= real.n_seqs and real.worker.is_busy:
                 continue  # nobody's to look at
             assert cache.cells.length(seq) == n_held(real, seq), f"sequence {seq} has another length"
 

@@ -70,7 +70,7 @@ def strict(fake: FakeBackend, n_ctx: int) -> FakeBackend:
         if has_drafts:
             assert sum(n_wanted.values()) == n_rows, "drafts beside prompts"
             assert max(n_wanted.values()) <= 1 + fake.n_rollback, "drafts that cannot be taken off"
-            assert fake.background is None or not fake.background.is_busy, "drafts beside a prompt in the background"
+            assert fake.worker is None or not fake.worker.is_busy, "drafts beside a prompt in the background"
         try:
             decode(n_rows, *gives_up)
         except NoRoom as error:

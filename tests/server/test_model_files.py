@@ -33,7 +33,7 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
 )
 def test_what_llama_cpp_does_not_know(daemon: Daemon, name: str, problem: str):
     tags = daemon.http.get("/api/tags").json()
-    assert {"headless", "known"} <= {row["name"] for row in tags["models"]}
+    assert {"headless:latest", "known:latest"} <= {row["name"] for row in tags["models"]}
     (unusable,) = [row for row in tags["unusable"] if Path(row["path"]).stem == name]
     told = [
         unusable["problem"],

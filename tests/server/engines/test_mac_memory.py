@@ -71,7 +71,7 @@ class Mac:
         model: Any = SimpleNamespace(name=name, header=header, adapter_bytes=0, projector=None, projector_header=None)
         link: Any = SimpleNamespace(pid=None)
         resident = Resident(
-            key=Path(name), model=model, stamp=None, link=link, asked=LoadSettings(), load=LoadSettings(),  # type: ignore[arg-type]
+            key=Path(name), model=model, stamps=None, link=link, asked=LoadSettings(), load=LoadSettings(),  # type: ignore[arg-type]
             settings=Settings(**settings),
         )  # fmt: skip
         await self.room.make(resident)

@@ -7,7 +7,7 @@ import errno
 import json
 import logging
 import sys
-from types import FrameType
+from types import FrameType, SimpleNamespace
 from typing import Annotated, Any, Literal, cast
 
 import msgspec
@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.types import Message
 
+from localrun.config import Settings
 from localrun.errors import BadRequest, EngineDied, ModelNotFound, TooLarge
 from localrun.server.http import exchange as exchange_module
 from localrun.server.http.exchange import LARGE_BYTES, MAX_VALUES, ClientGone, Endpoint, Exchange, Handler, decode_body
@@ -231,7 +232,7 @@ async def test_a_stream_whose_client_has_gone_says_nothing_more(monkeypatch: pyt
     assert len(wire.sent) == n_sent
 
 
-NO_RUNTIME = cast(Runtime, None)
+NO_RUNTIME = cast(Runtime, SimpleNamespace(settings=Settings()))
 SCOPE: dict[str, Any] = {"type": "http", "method": "POST", "path": "/api/chat", "headers": []}
 
 

@@ -7,6 +7,7 @@ import gc
 import logging
 import time
 import weakref
+from types import SimpleNamespace
 from typing import Any, cast
 
 import msgspec
@@ -21,6 +22,8 @@ from localrun.server.http.limits import Limits
 from localrun.server.http.loop_watch import OPERATION, STALL_S, THREAD_BYTES, LoopWatch, apart, held
 from localrun.server.runtime import Runtime
 from tests.server.waiting import until
+
+NO_RUNTIME = cast(Runtime, SimpleNamespace(settings=Settings()))
 
 
 def compute(seconds: float) -> None:
@@ -46,7 +49,7 @@ def test_a_route_is_named_by_its_template_and_not_by_what_a_client_wrote(caplog:
         await asyncio.sleep(STALL_S / 10)
         await exchange.answer_json({})
 
-    runtime = cast(Runtime, None)
+    runtime = NO_RUNTIME
     app = Starlette(
         routes=[
             route("/slow/{name}", runtime, slow, methods=["GET"]),
@@ -188,7 +191,7 @@ async def test_a_body_is_gone_with_its_refusal(n_bytes: int) -> None:
     gc.disable()
     try:
         scope = {"type": "http", "method": "POST", "path": "/x", "headers": []}
-        await watch.watched(scope, Endpoint(cast(Runtime, None), handler, "/x")(scope, receive, send))
+        await watch.watched(scope, Endpoint(NO_RUNTIME, handler, "/x")(scope, receive, send))
         assert statuses == [400]
         assert len(bodies) == 1
         await until(lambda: bodies[0]() is None)  # a thread may be about to let go of it
