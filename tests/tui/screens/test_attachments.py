@@ -123,7 +123,7 @@ async def test_earlier_pictures_are_not_sent_to_a_model_that_cannot_see(desk: An
 
 
 async def test_files_that_failed_in_a_chat_out_of_sight_come_back_with_it(desk: Any, folder: Path) -> None:
-    desk.daemon.rows.append({**desk.daemon.rows[0], "name": "blue:latest"})
+    desk.daemon.rows.append({**desk.daemon.rows[0], "name": "blue"})
     async with desk.open(SIZE) as pilot:
         screen, attachments = desk.app.screen, desk.app.screen.query_one(Attachments)
         await _type(desk, pilot, "/model blue")
