@@ -218,7 +218,8 @@ class LocalrunApp(App[None]):
                 asyncio.get_running_loop().add_signal_handler(number, self.exit)
         self.register_theme(DARK)
         self.register_theme(LIGHT)
-        self.theme = _SIXTEEN_COLOURS_THEME if self.console.color_system == "standard" else DARK.name
+        is_sixteen = self.console.color_system == "standard" and not self.no_color  # greys of black are black
+        self.theme = _SIXTEEN_COLOURS_THEME if is_sixteen else DARK.name
         self.set_keymap(self._preferences.keys)
         problems = [*self._preferences.problems, *self._choose_theme()]
         await self.session.daemon.__aenter__()

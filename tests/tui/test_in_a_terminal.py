@@ -204,7 +204,14 @@ def test_top_opens_the_monitor_and_says_that_the_daemon_is_idle(daemon: Daemon, 
         terminal.close()
 
 
-@pytest.mark.parametrize("settings", [{"NO_COLOR": "1", "COLORTERM": "truecolor"}, {"TERM": "xterm", "COLORTERM": ""}])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"NO_COLOR": "1", "COLORTERM": "truecolor"},
+        {"TERM": "xterm", "COLORTERM": ""},
+        {"NO_COLOR": "1", "TERM": "xterm", "COLORTERM": ""},
+    ],
+)
 def test_without_colours_and_with_sixteen_it_reads_as_well(
     daemon: Daemon, tmp_path: Path, settings: dict[str, str]
 ) -> None:
@@ -216,6 +223,7 @@ def test_without_colours_and_with_sixteen_it_reads_as_well(
         if "NO_COLOR" in settings:
             assert all(len(set(colour)) == 1 for colour in colours), "a hue was sent, not a shade of grey"
             assert not re.search(r"\x1b\[(3|4|9)[1-6]m", terminal.colours)
+            assert settings.get("TERM") != "xterm" or "\x1b[97m" in terminal.colours, "all is black on black"
         else:
             assert not colours, "true colour was sent to a terminal that has sixteen"
         terminal.press("F2")
