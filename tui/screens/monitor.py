@@ -170,9 +170,9 @@ class MonitorScreen(Screen[None]):
         is_usual = address == f"127.0.0.1:{DEFAULT_PORT}"
         settings = [f"by {self._sort}"] if is_usual else [address, f"by {self._sort}"]
         if self._paused:
-            settings.append("PAUSED")
+            settings.insert(0, "PAUSED")  # where a narrow window shows it
         if self._session.recorder is not None:
-            settings.append("● REC")
+            settings.insert(0, "● REC")
         self._detail.settings = " · ".join(settings)
 
     def _on_recording_failed(self, reason: str) -> None:

@@ -183,6 +183,14 @@ async def test_p_freezes_and_resumes_with_the_newest(desk: Any) -> None:
         await desk.see(pilot, "after")
 
 
+async def test_that_it_is_paused_is_seen_in_a_narrow_window(desk: Any) -> None:
+    async with desk.open((36, 15)) as pilot:
+        await _open(desk, pilot)
+        desk.daemon.publish(desk.row("a"))
+        await pilot.press("p")
+        await desk.see(pilot, "PAUSED")
+
+
 async def test_a_failed_request_says_why(desk: Any) -> None:
     async with desk.open(NARROW) as pilot:
         await _open(desk, pilot)
