@@ -230,7 +230,7 @@ def _why_kept(file: StoredFile, user: str | None, *, is_in_doubt: bool) -> str:
     if user is not None:
         return f"'{user}' uses it"
     if file.place is Place.FILE:
-        return "it lies outside localrun's own files; delete it as you would any other file"
+        return "it belongs to you or to another program, and localrun deletes nothing but its own files"
     if file.adopted:
         return "it was in the Hugging Face cache before, for other programs"
     if is_in_doubt:

@@ -173,7 +173,7 @@ def test_names_of_one_file_of_which_one_is_loaded(localrun, running, tmp_path):
     file = f"  its file {tmp_path / 'fox.gguf'} stays: "
     first, last = (localrun("rm", name, port=running.port).stdout.splitlines() for name in ("one", "two"))
     assert first == ["deleted the name 'one'", f"{file}'two' uses it"]
-    assert last[1] == f"{file}it lies outside localrun's own files; delete it as you would any other file"
+    assert last[1] == f"{file}it belongs to you or to another program, and localrun deletes nothing but its own files"
 
 
 def test_create_from_a_name(localrun, running):
