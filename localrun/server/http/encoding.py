@@ -18,6 +18,8 @@ if sys.version_info >= (3, 14):
 else:
     from backports import zstd
 
+# A stream is given no more at once: what lies behind its end is copied, and a body may be millions of tiny streams.
+_PIECE_BYTES = 4096
 # Beyond 8 MiB decoders need not go (RFC 8878, 3.1.1.1.2), and each keeps that much.
 _ZSTD_OPTIONS: dict[int, int] = {zstd.DecompressionParameter.window_log_max: 23}
 
@@ -46,14 +48,16 @@ KNOWN = tuple(_UNPACKERS)
 def unpacked(body: bytes, encoding: str, max_bytes: int) -> bytes:
     """At most `max_bytes` and one more, which tells that there is more. Raises BadRequest for what is not whole, or is
     not in that encoding."""
-    found = bytearray()
-    while body and len(found) <= max_bytes:
-        unpacker = _UNPACKERS[encoding](body)
+    found, at = bytearray(), 0
+    while at < len(body) and len(found) <= max_bytes:
+        unpacker = _UNPACKERS[encoding](body[at : at + 1])
         try:
-            found += unpacker.decompress(body, max_bytes + 1 - len(found))
+            while at < len(body) and not unpacker.eof and len(found) <= max_bytes:
+                piece = body[at : at + _PIECE_BYTES]
+                found += unpacker.decompress(piece, max_bytes + 1 - len(found))
+                at += len(piece) - len(unpacker.unused_data)
         except (zlib.error, zstd.ZstdError) as error:
             raise BadRequest(f"the body is not {encoding}, as its Content-Encoding says: {error}") from None
         if not unpacker.eof and len(found) <= max_bytes:
             raise BadRequest(f"the body breaks off: it is not whole {encoding}")
-        body = unpacker.unused_data
     return bytes(found)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import sys
+import time
 import zlib
 from collections.abc import Callable
 
@@ -65,6 +66,26 @@ def test_many_parts_are_one_body_and_bounded_together() -> None:
     for encoding, packed in (("gzip", gzip.compress), ("zstd", zstd.compress)):
         assert unpacked(packed(b"ab") + packed(b"") + packed(b"c"), encoding, 3) == b"abc"
         assert len(unpacked(packed(b"ab") * 1000, encoding, 100)) == 101
+
+
+def test_what_many_parts_take_grows_with_them() -> None:
+    """What lies behind a part must not be copied for each of them."""
+    empty = gzip.compress(b"")
+
+    def seconds(n_parts: int) -> float:
+        body = empty * n_parts
+        began_s = time.thread_time()
+        assert unpacked(body, "gzip", 10) == b""
+        return time.thread_time() - began_s
+
+    few, many = (min(seconds(n_parts) for _ in range(3)) for n_parts in (10_000, 40_000))
+    assert many < 8 * few, "four times as many"
+
+
+def test_a_part_may_be_longer_than_what_is_unpacked_at_once() -> None:
+    long = bytes(range(256)) * 1000
+    for encoding, packed in PACKED:
+        assert unpacked(packed(long), encoding, len(long)) == long
 
 
 @pytest.mark.parametrize("encoding", KNOWN)
