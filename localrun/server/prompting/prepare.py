@@ -27,7 +27,7 @@ import msgspec
 from localrun.errors import BadRequest, BadTemplate
 from localrun.models.gguf.header import Header, special_token_text
 from localrun.server import notices
-from localrun.server.http.loop_watch import apart
+from localrun.server.http.loop_watch import THREAD_BYTES, apart
 from localrun.server.jobs.job import Job
 from localrun.server.media.places import placed
 from localrun.server.parsing import formats
@@ -64,7 +64,8 @@ async def prepare(runtime: Runtime, job: Job, ask: ChatAsk) -> Prepared:
     cannot be decoded."""
     tools = () if ask.tool_choice == "none" else ask.tools
     template = template_of(job, ask.template, with_tools=bool(tools))
-    profile = await apart(profile_of, template)
+    is_long = len(template) >= THREAD_BYTES  # a model's own, perhaps, whatever the body is
+    profile = await asyncio.to_thread(profile_of, template) if is_long else profile_of(template)
     thinks = profile.thinks or profile_of(template_of(job, ask.template)).thinks
     _check(ask, thinks=thinks)
     if ask.think and not thinks:
