@@ -46,7 +46,8 @@ QUERIES = {
 
 FAMILIES = """
 A series starts at 0 where its labels are known beforehand, so that `increase` sees the first event. Connections that
-are refused before there is a request (`408`, `431`, `503` for too many connections) are not counted.
+are refused before there is a request (`400`, `408`, `431`, `503` for too many connections) have the family
+`connection`.
 
 ## Families
 
