@@ -245,7 +245,7 @@ class Room:
         settings, model, n_ctx = newcomer.settings, newcomer.model, newcomer.load.num_ctx or 0
         if newcomer.pooling is not None:
             shared = [gpu.free_bytes for gpu in here.gpus if gpu.is_shared and settings.gpu_layers]
-            placement = place_embeddings(model, settings, min(here.ram_bytes, *shared, here.ram_bytes), n_ctx=n_ctx)
+            placement = place_embeddings(model, settings, min([here.ram_bytes, *shared]), n_ctx=n_ctx)
             return placement._replace(shared_bytes=placement.needed_bytes if shared else 0)
         draft = newcomer.draft.header if newcomer.draft is not None else None
         wish = wish_of(

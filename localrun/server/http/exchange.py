@@ -92,6 +92,7 @@ _MISSING = re.compile(r"Object missing required field `(?P<field>[^`]*)`")
 
 Body = TypeVar("Body")
 
+# The header that names a request, in every answer.
 _ID_HEADER = b"x-request-id"
 _ANTHROPICS_ID_HEADER = b"request-id"
 

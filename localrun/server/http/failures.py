@@ -69,9 +69,6 @@ def unforeseen(error: Exception, what: str) -> LocalrunError:
     return LocalrunError("internal error; the daemon's log has the details")
 
 
-# The header that names a request, in every answer.
-
-
 def body(error: LocalrunError, shape: Shape, request_id: str | None = None) -> bytes:
     """The error's JSON body, in the family's shape."""
     content: object

@@ -13,9 +13,8 @@ every route, also unknown ones, and before anything runs:
   says about requests that carry no Origin, such as those of images, frames and links.
 - A body is JSON by its Content-Type (415), in a known encoding (415), and at most `settings.max_body_bytes`, or
   `MAX_TEXT_BYTES` where no pictures or sound can be in it (413, before it is buffered, also when chunked), both as it
-  comes and unpacked; an uploaded
-  file may also be an octet stream, of any size. From clients that are no browser JSON may come under any Content-Type:
-  several send another one or none, and a browser that sends a body names its Origin.
+  comes and unpacked; an uploaded file may also be an octet stream, of any size. From clients that are no browser JSON
+  may come under any Content-Type: several send another one or none, and a browser that sends a body names its Origin.
 - The bodies of all requests under way, files aside, have at most `MAX_BODIES` times that size together; else 429.
 - At most `MAX_UPLOADS` files are uploaded at once; else 429.
 

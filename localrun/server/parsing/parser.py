@@ -17,10 +17,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from localrun.server.parsing.pieces import (
-    Piece,
-    ReplyParser,
-)
+from localrun.server.parsing.pieces import Piece, ReplyParser
 from localrun.server.parsing.reading import Reading
 from localrun.server.parsing.source import CutShortError, MalformedError, MarkSet, Read, Source, mark_set
 from localrun.server.parsing.written import Written
