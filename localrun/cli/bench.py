@@ -319,6 +319,8 @@ def bench_command(
     decode     short prompts at rising concurrency, until the knee
     shared     8 requests at once with the same long system prompt
     stall      a long prompt arrives while streams are running
+    outgrow    prompts that are longer than a slot's share of the cells
+    agent      one long conversation of many turns, then two at once
     returning  conversations that together exceed the KV pool
     restart    the same long prompt again, then after a server restart
     chat       short chats that arrive independently; goodput

@@ -110,10 +110,10 @@ SHAPES: dict[str, Shape] = {
             n_ff=512, n_vocab=2048, n_ctx_train=4096, rope_freq_base=10_000.0, tied=True, attention_every=3,
             recurrence=Recurrence(n_conv=3),
         ),
-        # SmolLM2-135M.
+        # SmolLM2-135M, but with room for what agents send.
         Shape(
             name="135m", n_layers=30, n_embd=576, n_heads=9, n_heads_kv=3, head_dim=64, n_ff=1536,
-            n_vocab=49_152, n_ctx_train=8192, rope_freq_base=100_000.0, tied=True,
+            n_vocab=49_152, n_ctx_train=32_768, rope_freq_base=100_000.0, tied=True,
         ),
         # Qwen2.5-0.5B without its attention biases, which the llama architecture does not have.
         Shape(

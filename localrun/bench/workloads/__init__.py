@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from localrun.bench.results import Workload
 from localrun.bench.workloads.contention import FAIRNESS, OVERLOAD
+from localrun.bench.workloads.outgrow import AGENT, OUTGROW
 from localrun.bench.workloads.prefixes import RESTART, RETURNING, SHARED
 from localrun.bench.workloads.speculation import EDIT, JSON, LIST, PROSE
 from localrun.bench.workloads.stall import STALL
@@ -11,5 +12,20 @@ from localrun.bench.workloads.throughput import CHAT, DECODE
 
 WORKLOADS: dict[str, Workload] = {
     each.name: each
-    for each in (DECODE, SHARED, STALL, RETURNING, RESTART, CHAT, FAIRNESS, OVERLOAD, EDIT, LIST, JSON, PROSE)
+    for each in (
+        DECODE,
+        SHARED,
+        STALL,
+        OUTGROW,
+        AGENT,
+        RETURNING,
+        RESTART,
+        CHAT,
+        FAIRNESS,
+        OVERLOAD,
+        EDIT,
+        LIST,
+        JSON,
+        PROSE,
+    )
 }

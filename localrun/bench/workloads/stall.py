@@ -5,9 +5,10 @@ it takes until all of them are done, because a server may pay for short gaps wit
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 from localrun.bench.metrics import gaps_s, gaps_touching_s, longest_s, summary
-from localrun.bench.results import Options, StreamRecord
+from localrun.bench.results import Metrics, Options, StreamRecord
 from localrun.bench.streams import Endpoint, Stream, numbers
 from localrun.bench.workloads.workload import Measured, define
 
@@ -24,35 +25,54 @@ N_UNSTEADY = 10
 
 
 async def _stall(endpoint: Endpoint, options: Options) -> Measured:
-    """The window of the gaps is from the sending of the long prompt to its first token; a gap that touches it counts
-    whole. The wall is from that sending until the newcomer and all streams are done."""
     n_long = min(N_LONG, options.context_tokens - N_LONG_OUTPUT - SPARE)
     measured = Measured({}, {"n_streams": N_STREAMS, "n_prompt": N_PROMPT, "n_long": n_long})
-    prompts = [numbers(options.seed, f"stall {index}", N_PROMPT) for index in range(N_STREAMS)]
+    prompt = numbers(options.seed, "stall long", n_long)
+    arrival = await arrive(endpoint, options, "stall", prompt, N_LONG_OUTPUT, n_streams=N_STREAMS)
+    measured.metrics, measured.note = arrival.metrics, arrival.note
+    if arrival.long.is_complete:
+        long = arrival.long
+        measured.metrics["long_prefill_tokens_per_s"] = (long.n_prompt - long.n_cached) / long.ttft_s
+    return measured
+
+
+class Arrival(NamedTuple):
+    """What came of a long prompt beside streams. `note` says what makes it worth less."""
+
+    metrics: Metrics
+    long: StreamRecord
+    note: str
+
+
+async def arrive(
+    endpoint: Endpoint, options: Options, label: str, prompt: list[int], n_output: int, *, n_streams: int
+) -> Arrival:
+    """Send `prompt` while `n_streams` are running. The window of the gaps is from its sending to its first token; a gap
+    that touches it counts whole. The wall is from that sending until it and all streams are done."""
+    prompts = [numbers(options.seed, f"{label} {index}", N_PROMPT) for index in range(n_streams)]
     streams = [endpoint.begin(prompt, N_STREAM_OUTPUT, group="streams") for prompt in prompts]
-    await endpoint.until(_have(streams, [STEADY_PIECES] * N_STREAMS), options.request_timeout_s)
-    long = await endpoint.send(numbers(options.seed, "stall long", n_long), N_LONG_OUTPUT, group="long")
+    await endpoint.until(_have(streams, [STEADY_PIECES] * n_streams), options.request_timeout_s)
+    long = await endpoint.send(prompt, n_output, group="long")
     records = [await stream.task for stream in streams]
     if not long.is_complete:
-        measured.note = f"the long prompt failed: {long.problem}"
-        return measured
+        return Arrival({}, long, f"the long prompt failed: {long.problem}")
     start_s, end_s = long.sent_at_s, long.arrivals_s[0]
     n_early = sum(record.ended_at_s < end_s for record in records)
-    if n_early:
-        measured.note = f"{n_early} of the streams ended before the long prompt's first token"
+    note = f"{n_early} of the streams ended before the long prompt's first token" if n_early else ""
     during = [gap for record in records for gap in gaps_touching_s(_moments_s(record), start_s, end_s)]
+    after = [gap for record in records for gap in gaps_s([at_s for at_s in record.arrivals_s if at_s >= end_s])]
     # The first pieces come while the other streams' prompts are still computed.
     steady = [[at_s for at_s in record.arrivals_s[N_UNSTEADY:] if at_s <= start_s] for record in records]
     before = [gap for times_s in steady for gap in gaps_s(times_s)]
-    measured.metrics |= {
+    metrics: Metrics = {
         "longest_gap_s": longest_s(during),
         "long_ttft_s": long.ttft_s,
         "wall_s": max(record.ended_at_s for record in (long, *records)) - start_s,
-        "long_prefill_tokens_per_s": (long.n_prompt - long.n_cached) / long.ttft_s,
         "before_longest_gap_s": longest_s(before),
     }
-    measured.metrics |= summary("during_itl", during) | summary("before_itl", before)
-    return measured
+    for name, gaps in (("during", during), ("before", before), ("after", after), ("long", gaps_s(long.arrivals_s))):
+        metrics |= summary(f"{name}_itl", gaps)
+    return Arrival(metrics, long, note)
 
 
 def _have(streams: list[Stream], n_pieces: list[int]) -> Callable[[], bool]:

@@ -21,7 +21,7 @@ UNIT = re.compile(r"_(s|per_s|ratio|count|bytes|streams|tokens|slowdown|share|of
 def test_the_registry_names_each_workload_as_it_names_itself() -> None:
     assert {name: workload.name for name, workload in WORKLOADS.items()} == {name: name for name in WORKLOADS}
     assert set(WORKLOADS) == {
-        "decode", "shared", "stall", "returning", "restart", "chat", "fairness", "overload",
+        "decode", "shared", "stall", "outgrow", "agent", "returning", "restart", "chat", "fairness", "overload",
         "edit", "list", "json", "prose",
     }  # fmt: skip
 
