@@ -264,8 +264,8 @@ SPARE_SEQUENCES: Final = 64
 MAX_SEQUENCES: Final = 256
 # Rows of drafts in a step at most that have logits; as the engine has it.
 DRAFT_ROWS: Final = 64
-# On a CPU long prompts are computed in a second context, this many at once.
-STAGING_SEQUENCES: Final = 4
+# Sequences at least of the pool beside the streams, and its spare one; as the engine has it.
+POOLED_SEQUENCES: Final = 4
 # Rows of a draft model's step at most; as the engine has it.
 MOST_DRAFT_ROWS: Final = 512
 # Python, numpy, llama.cpp and the heap of an engine that has served, measured on Linux; and per entry of the vocabulary
@@ -285,12 +285,12 @@ class MemoryEstimate(NamedTuple):
     """Bytes. Weights are mapped from the file, so the system can drop them under pressure; the rest it cannot.
 
     `compute_bytes` is for the device that has the output; one that has other layers takes `layers_compute_bytes` where
-    that is known, and the host `output_bytes`. `staging_bytes` is for long prompts in the background: cells and buffers
-    that no GPU engine has. `process_bytes` is what an engine takes whatever it runs, and its vocabulary.
-    `repacked_bytes` of the weights are copied at load: the copy is counted among the weights, and the original, which
-    nobody reads again, only in `resident_bytes`. `adapter_bytes`, `projector_bytes`, and `draft`, what the draft model
-    takes of the engine, are left to whoever knows the adapters, the projector and the draft model: they are files of
-    their own.
+    that is known, and the host `output_bytes`. `staging_bytes` is for long prompts in the background and requests that
+    are longer than a stream: cells and buffers that no GPU engine has. `process_bytes` is what an engine takes whatever
+    it runs, and its vocabulary. `repacked_bytes` of the weights are copied at load: the copy is counted among the
+    weights, and the original, which nobody reads again, only in `resident_bytes`. `adapter_bytes`, `projector_bytes`,
+    and `draft`, what the draft model takes of the engine, are left to whoever knows the adapters, the projector and the
+    draft model: they are files of their own.
     """
 
     weights_bytes: int
@@ -326,9 +326,8 @@ def estimate(
 ) -> MemoryEstimate:
     """Memory of one engine with `n_slots` slots, a pool of `n_kv_cells`, and steps of at most `n_ubatch` rows.
 
-    `kv_type` is f16, q8_0 or q4_0. On a GPU there is one pool, and tokens are chosen there; on a CPU it is the larger
-    of what an engine has with a stream of cells for every slot, and with one pool, to which it changes for a request
-    that needs more cells than a stream has. Raises BadRequest for another type.
+    `kv_type` is f16, q8_0 or q4_0. On a GPU there is one pool, and tokens are chosen there; on a CPU every slot has a
+    stream of cells, and there is a pool of as many cells beside them. Raises BadRequest for another type.
     """
     if kv_type not in KV_TYPES:
         raise BadRequest(f"unknown KV cache type '{kv_type}'; use one of {', '.join(KV_TYPES)}", field="kv_type")
@@ -336,7 +335,7 @@ def estimate(
     memory = model_memory(header, n_kv_cells=n_cells)
     pool = _pool(header, memory, n_cells, n_slots, n_ubatch, by_name(KV_TYPES[kv_type]), is_on_gpu)
     if not is_on_gpu and memory.is_shareable and n_slots > 1:
-        return max(pool, _streams(header, memory, pool, n_cells, n_slots, n_ubatch), key=_total)
+        return _streams(header, memory, pool, n_cells, n_slots, n_ubatch)
     return pool
 
 
@@ -371,10 +370,6 @@ def layers_kv_bytes(header: Header, *, n_kv_cells: int, n_slots: int, n_ubatch: 
     return _layers_kv_bytes(header, memory, n_cells, n_slots, n_ubatch, by_name(KV_TYPES[kv_type]))
 
 
-def _total(needed: MemoryEstimate) -> int:
-    return needed.total_bytes
-
-
 def _pool(
     header: Header,
     memory: ModelMemory,
@@ -401,14 +396,13 @@ def _pool(
 def _streams(
     header: Header, memory: ModelMemory, pool: MemoryEstimate, n_cells: int, n_slots: int, n_ubatch: int
 ) -> MemoryEstimate:
-    """The same cells as a stream for every slot, and streams as long in the background."""
+    """The same cells as a stream for every slot, and a pool of as many beside them."""
     n_stream_cells = n_cells // n_slots
-    n_staging = min(STAGING_SEQUENCES, n_slots)
-    staging = Graph(n_ubatch, n_stream_cells, n_staging)
+    beside = Graph(n_ubatch, n_cells, max(POOLED_SEQUENCES, n_slots) + 1)
     stream_bytes = pool.kv_bytes // n_slots
     return pool._replace(
         compute_bytes=compute_bytes(header, memory, Graph(n_ubatch, n_stream_cells, n_slots)),
-        staging_bytes=(n_staging + _TRANSFERS) * stream_bytes + compute_bytes(header, memory, staging),
+        staging_bytes=pool.kv_bytes + _TRANSFERS * stream_bytes + compute_bytes(header, memory, beside),
     )
 
 

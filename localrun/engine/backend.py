@@ -125,7 +125,7 @@ class Batch:
     """The rows of one step, as parallel arrays of `capacity` entries; a decode reads the first `n_rows`.
 
     `token`, `pos` and `seq` are int32; `wants_logits` is int8 and nonzero where the row's logits are needed. All rows
-    are to be computed with the set of adapters that `realm` names.
+    are to be computed with the set of adapters that `realm` names. `seq` counts from `first_seq` on.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -135,6 +135,7 @@ class Batch:
         self.seq: NDArray[np.int32] = np.zeros(capacity, np.int32)
         self.wants_logits: NDArray[np.int8] = np.zeros(capacity, np.int8)
         self.realm = b""
+        self.first_seq = 0
 
 
 class Sampler(Protocol):
@@ -298,13 +299,15 @@ class Backend(Protocol):
     """See the module. `n_ctx` is the most tokens one sequence may have, `eog_tokens` those that end a generation.
 
     `cuts_states`: whether `state_slices` works; a position takes `state_token_bytes` of a slice, or more.
-    `is_split`: whether every sequence has a stream of `n_cells` / `n_seqs` cells of its own, and `can_split` whether it
-    may. `mixes_rows`: whether the rows of prompts and of streams are best computed in one call. `overlaps`: whether
-    `decode` computes without the caller's thread, and calls `meanwhile` in it. `background` computes long prompts
-    beside the steps, in sequences numbered from `n_seqs` on: nobody may touch these while it is busy, and a `decode`
-    makes it pause. None where there is none; `rebuild` replaces it.
-    `realm` is what else the context's states depend on that `rebuild` may change, as `Key.realm`: some models embed
-    positions in one of two ways, by how long a sequence may get in the layout.
+    `is_split`: whether every sequence below `n_seqs` has a stream of `n_cells` / `n_seqs` cells of its own. Then there
+    is a `worker`, else None: it computes long prompts beside the steps, in sequences numbered from `n_seqs` on, which
+    share a pool of `n_cells`; one more, `pool_spare`, is for copies. Nobody may touch these while it is busy, and a
+    `decode` makes it pause. `turn_to` says whether steps are computed in the streams or in the pool, and so whose
+    `batch` it is. `rebuild` replaces the worker.
+    `mixes_rows`: whether the rows of prompts and of streams are best computed in one call. `overlaps`: whether
+    `decode` computes without the caller's thread, and calls `meanwhile` in it.
+    `realm` is what else the states of this context depend on, as `Key.realm`: some models embed positions in one of two
+    ways, by how long a sequence may get in the layout.
     `n_rollback`: `seq_remove` can take the last so many rows of a decode off their sequence again, but not its first
     row there; once, and before anything else is decoded. 0 where it cannot, and nothing is drafted. Of HYBRID it can if
     all sequences had as many rows, or those with more came later (`first_undoable`). A decode may have `n_draft_rows`
@@ -316,7 +319,6 @@ class Backend(Protocol):
     name: str
     memory_kind: MemoryKind
     cuts_states: bool
-    can_split: bool
     is_split: bool
     mixes_rows: bool
     overlaps: bool
@@ -329,7 +331,6 @@ class Backend(Protocol):
     n_threads: int
     n_gpu_layers: int
     model_size_bytes: int
-    batch: Batch
     eog_tokens: frozenset[int]
     control_tokens: tuple[str, ...]
     bos_token: int | None
@@ -338,7 +339,13 @@ class Backend(Protocol):
     n_draft_rows: int
 
     @property
+    def batch(self) -> Batch: ...
+
+    @property
     def worker(self) -> Worker | None: ...
+
+    @property
+    def pool_spare(self) -> int: ...
 
     @property
     def projector(self) -> Projector | None: ...
@@ -356,6 +363,10 @@ class Backend(Protocol):
         """Compute the first `n_rows` of `batch`. Raises NoRoom or DecodeFailed, and ValueError if the rows are for
         other adapters than those in use. Once `gives_up` says so, GivenUp may be raised where that is possible: on a
         CPU, and of models without states."""
+
+    def turn_to(self, *, pool: bool) -> None:
+        """The steps from now on are computed in the pool, which must not be busy, or else in the streams. Logits are
+        those of the last decode there. Raises ValueError where there is no pool."""
 
     def use(self, adapters: AdapterSet) -> None:
         """What is decoded from now on is computed with these adapters. A change has the next decode build its graph
@@ -379,7 +390,7 @@ class Backend(Protocol):
     def decode_media(self, part: MediaRows) -> None:
         """Compute rows of a chunk, with the logits of the last one, row `n_rows - 1` of this decode. `batch.realm` is
         of these rows, too. Raises NoRoom or DecodeFailed, and ValueError as `decode`, and for a part of a chunk that is
-        not causal. Sequences of the background are computed by its worker."""
+        not causal, or a sequence that is elsewhere (`turn_to`)."""
 
     def sampler(self, sampling: Sampling, *, ignore_eos: bool) -> Sampler:
         """A new chain. With `ignore_eos` no end-of-generation token is ever chosen."""
@@ -406,7 +417,7 @@ class Backend(Protocol):
         """`logprobs` of this row as it is now, for later and for another thread."""
 
     def seq_share(self, source: int, target: int, start: int, end: int) -> None:
-        """Let `target` share the cells of `source` at positions [start, end)."""
+        """Let `target` share the cells of `source` at positions [start, end): both are in one pool."""
 
     def seq_remove(self, seq: int, start: int, end: int = -1) -> bool:
         """Take `seq` off its cells at positions [start, end); -1 is the end. False if the memory kind refuses."""
@@ -422,7 +433,7 @@ class Backend(Protocol):
         next call of anything with states."""
 
     def save(self, seq: int, ranges: list[tuple[int, int]]) -> Copy:
-        """The same, of at least one range and beside the steps. Not for sequences of the background."""
+        """The same, of at least one range and beside the steps."""
 
     def state_join(self, seq: int, pieces: list[tuple[State, int, int, int]]) -> State:
         """A state for `state_set` of `seq` out of pieces that follow each other: (slice, the position that the slice
@@ -439,9 +450,8 @@ class Backend(Protocol):
         """Whether a state of so many tokens can be put into this stream without a wait for memory that was never
         written to. If not, a thread sees to it. With `comes_home` the state is a sequence of the background's."""
 
-    def rebuild(self, *, split: bool) -> None:
-        """Begin anew with KV split into streams, or in one pool; all sequences are empty then, without chunks, and
-        `n_seqs` is another."""
+    def rebuild(self) -> None:
+        """Begin anew with other cells; all sequences are empty then, without chunks."""
 
     def close(self) -> None:
         """Free everything."""

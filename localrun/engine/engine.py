@@ -28,9 +28,9 @@ from localrun.engine.report import Beside, Report, at_once
 from localrun.engine.request import Placed, Prompt, Request
 from localrun.engine.schedule.admission import Admission
 from localrun.engine.schedule.background import BRING_HOME_S, Background, Done
-from localrun.engine.schedule.budget import Budget, CostModel
+from localrun.engine.schedule.budget import TILE_ROWS, Budget, CostModel
 from localrun.engine.schedule.policy import LOWEST_RANK
-from localrun.engine.schedule.scheduler import NOTHING, Grant, Rows, Scheduler, StepPlan, without_numbers
+from localrun.engine.schedule.scheduler import NOTHING, Grant, Rows, Scheduler, StepPlan, fill_batch, without_numbers
 from localrun.engine.speculate.speculation import Speculation
 from localrun.errors import EngineFailed, LocalrunError
 from localrun.wire import Finish, KvRun, Step, Submit
@@ -95,6 +95,8 @@ class Engine:
         # Whether there may be rows in cells that were computed, perhaps, and given up before anybody looked at them.
         self._has_unseen_rows = False
         self._puts_off = False
+        # Whether streams in the pool had no step since the background's last batch.
+        self._owes_a_step = False
         self._is_checked = True
         self._answers = Answers(backend, self._report, clock)
         waits = self.scheduler.waits
@@ -180,7 +182,13 @@ class Engine:
         self._collect(now_s)
         self._admit(now_s)
         plan = self._plan()
+        in_pool = plan.is_long
+        if in_pool:
+            self._backend.turn_to(pool=True)
+            self._owes_a_step = False
         self._compute(plan, now_s, is_hurried)
+        if in_pool:
+            self._backend.turn_to(pool=False)
         return self._report.take(self.cache, self.scheduler, self._encodings.counts, self._clock())
 
     def _collect(self, now_s: float) -> None:
@@ -206,15 +214,15 @@ class Engine:
             self._end(*over)
 
     def _admit(self, now_s: float) -> None:
-        """Start requests, in the layout that they need, and tidy the cells; begin the background's next batch."""
-        self._change_layout(now_s)
+        """Start requests, and move those that outgrow their cells; tidy these; begin the background's next batch."""
+        if self._backend.is_split:
+            self._move_long()
         for request, is_first in self._admission.start(self.cache, now_s):
             self._report.started(request, is_first=is_first)
         self._tidy()
         self._encode()
-        background = self.background
-        if background.has_prompts and background.begin(self.scheduler.target_s, self._encodings.rows):
-            self.cache.prepare_home(request.n_tokens for request in background.completes)
+        if self.background.has_prompts and not self.background.is_busy:
+            self._begin_batch()
 
     def _plan(self) -> StepPlan:
         """Decide who gets how many rows, within the free cells. Parked prefixes make room first, then, if need be,
@@ -232,7 +240,7 @@ class Engine:
                 encodings.wait(due_s)
                 return NOTHING
         steady = self.scheduler.steady_plan()
-        if steady is not None and self.cache.make_room(steady.n_rows):
+        if steady is not None and self.cache.make_room(steady.n_rows, in_pool=steady.is_long):
             return self._with_drafts(steady)
         for request in self.scheduler.running:
             assert request.seq is not None
@@ -240,12 +248,13 @@ class Engine:
         left_s = None if self._backend.mixes_rows else self.scheduler.due_in_s(self._clock())
         while True:
             plan = self.scheduler.plan(n_free=self.cache.cells.n_cells, left_s=left_s)
-            if self.cache.make_room(plan.n_rows):
+            in_pool = plan.is_long
+            if self.cache.make_room(plan.n_rows, in_pool=in_pool):
                 return self._with_drafts(plan) if plan.is_steady else plan
-            plan = self.scheduler.plan(n_free=self.cache.cells.n_free, left_s=left_s)
+            plan = self.scheduler.plan(n_free=self.cache.n_free(in_pool=in_pool), left_s=left_s)
             if not self.scheduler.is_short(plan):
                 return plan
-            self._preempt(self.scheduler.victim())
+            self._preempt(self.scheduler.victim(self._pooled if in_pool else ()))
 
     def _compute(self, plan: StepPlan, now_s: float, is_hurried: Callable[[], bool]) -> None:
         """One native decode, and what follows from it: a token for each request that caught up, and more for those
@@ -260,8 +269,10 @@ class Engine:
             seqs = self._decode_media(plan.grants[0]) if plan.is_media else self._decode(plan, is_hurried)
         except NoRoom as error:
             self._note_failure(error)
-            self._preempt(self.scheduler.victim())
-            self.cache.make_room(self.cache.cells.n_free + plan.n_rows)  # parked sequences take cells, too
+            self._preempt(self.scheduler.victim(self._pooled if plan.is_long else ()))
+            # Parked sequences take cells, too.
+            n_free = self.cache.n_free(in_pool=plan.is_long)
+            self.cache.make_room(n_free + plan.n_rows, in_pool=plan.is_long)
             return
         except (DecodeFailed, GivenUp) as error:
             for request, _, _ in plan.grants:
@@ -289,7 +300,9 @@ class Engine:
     def _decode(self, plan: StepPlan, is_hurried: Callable[[], bool]) -> list[int]:
         """Compute rows of text. Returns the sequence of each. Nobody's rows are given up twice without being computed:
         those who come may be refused or cancelled, and so many may come that nothing else would ever be computed."""
-        seqs = self._rows.fill(self._backend.batch, plan)
+        batch = self._backend.batch
+        # The background's batches use the pool's rows in between.
+        seqs = fill_batch(batch, plan.grants) if plan.is_long else self._rows.fill(batch, plan)
         if all(request.rank >= LOWEST_RANK and not request.gave_way for request, _, _ in plan.grants):
             self._backend.decode(plan.n_rows, is_hurried)
         else:
@@ -331,26 +344,65 @@ class Engine:
         background = self.background
         if self._encodings.is_busy or background.is_busy or plan.grants[0].request.doubted_until:
             return plan
-        return self._speculation.extend(plan, self.cache.cells, lambda: self.scheduler.step_target_s)
+        n_free = self.cache.n_free(in_pool=plan.is_long)
+        return self._speculation.extend(plan, n_free, lambda: self.scheduler.step_target_s)
 
-    def _change_layout(self, now_s: float) -> None:
-        """Change the layout of the KV cache if the requests need another one."""
-        if not self._backend.can_split:
-            return
-        requests = self._requests.values()
-        n_longest = max((len(one.tokens) if one.scoring is None else one.n_known for one in requests), default=0)
-        split = self.cache.fit(n_longest, is_running=bool(self.scheduler.running), now_s=now_s)
-        if split is None:
-            return
-        log.info("the KV cache is %s from now on", "split" if split else "one pool")
-        self._halt_background()
-        for request in list(self.scheduler.running):
-            self._preempt(request)
-        self._renew(split=split)
+    @property
+    def _pooled(self) -> list[Request]:
+        """The running requests that have cells in the pool beside the streams."""
+        return [request for request in self.scheduler.running if request.is_long or request in self.background]
 
-    def _renew(self, *, split: bool) -> None:
+    def _move_long(self) -> None:
+        """Requests that outgrow their streams go on in the pool. While it computes they wait for that at the very end,
+        and where it has no room in the queue."""
+        near_tokens, n_cells = self.cache.near_tokens, self.cache.cells.n_cells
+        for request in [request for request in self.scheduler.running if len(request.tokens) > near_tokens]:
+            n_most = request.n_tokens + request.max_output - request.n_output
+            if request.is_long or request in self.background or n_most <= n_cells:
+                continue
+            assert request.seq is not None
+            is_busy = self.background.is_busy
+            seq = None if is_busy else self.cache.take_away(request.seq)
+            if seq is not None:
+                self._speculation.drop(request)
+                self.scheduler.move(request, seq)
+                self.scheduler.enter_pool(request)
+                request.is_held = False
+            elif request.n_tokens > n_cells:
+                request.is_held = is_busy
+                if not is_busy:
+                    self._preempt(request)
+
+    def _begin_batch(self) -> None:
+        """Begin the background's next batch, and make room for it. Streams in the pool have a step before it, and none
+        while it computes."""
+        background, cache, running = self.background, self.cache, self.scheduler.running
+        held = [request for request in running if request.is_long]
+        if self._owes_a_step and not all(request.sits_out for request in held):
+            return
+        n_rows = background.n_pending
+        while not cache.make_room(min(n_rows, TILE_ROWS), in_pool=True) and len(self._pooled) > 1:
+            self._preempt(self.scheduler.victim(self._pooled))
+            n_rows = background.n_pending
+        cache.make_room(n_rows, in_pool=True)
+        begun = background.begin(
+            self.scheduler.target_s,
+            self._encodings.rows,
+            most_rows=cache.n_free(in_pool=True),
+            holds_streams=bool(held),
+        )
+        if begun:
+            for request in held:
+                request.is_held = True
+            cache.prepare_home(request.n_tokens for request in background.completes if not self._stays_in_pool(request))
+
+    def _stays_in_pool(self, request: Request) -> bool:
+        """Whether a request whose prompt was computed in the background is too long for a stream."""
+        return self.cache.outgrows(request.n_known, request.max_output - request.n_output)
+
+    def _renew(self) -> None:
         """New cells, for nobody runs."""
-        self.cache.change(split=split)
+        self.cache.renew()
         self._has_unseen_rows = False
 
     def _tidy(self) -> None:
@@ -382,6 +434,9 @@ class Engine:
     def _take_batch(self, batch: Done) -> None:
         """The background is done with a batch: finished prompts continue as streams, and what dropped requests left is
         kept."""
+        for request in self.scheduler.running:
+            request.is_held = False
+            self._owes_a_step |= request.is_long
         if batch.is_computed:
             self.cache.cells.place(batch.seqs)
         for seq, n_before, n_after in batch.left:
@@ -400,7 +455,10 @@ class Engine:
         for request, _, _ in batch.grants:
             if request.n_computed == request.last_start and self._leave_background(request):
                 assert request.seq is not None
-                self.scheduler.move(request, self.cache.bring_home(request.seq))
+                if self._stays_in_pool(request):
+                    self.scheduler.enter_pool(request)
+                else:
+                    self.scheduler.move(request, self.cache.bring_home(request.seq))
 
     def _halt_background(self) -> None:
         """Abandon the background's batch, because its sequences must be touched."""
@@ -414,6 +472,9 @@ class Engine:
             request.is_away = False
         background = self.background
         if request not in background:
+            if request.is_long and background.is_busy:
+                background.leave(request)
+                return False
             return True
         if background.is_for_nobody_but(request):
             self._halt_background()
@@ -530,7 +591,7 @@ class Engine:
             # It may be what stood beside it, or a draft of its own: whoever is doubted twice stays alone.
             request.n_doubts += 1
             request.doubted_until = end if request.n_doubts == 1 else sys.maxsize
-        self._renew(split=self._backend.is_split)
+        self._renew()
 
     def _note_failure(self, error: Exception) -> None:
         """After `MAX_FAILED_STEPS` in a row the process gives up, since only a new context can help."""

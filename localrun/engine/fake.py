@@ -177,6 +177,7 @@ class FakeWorker:
 
     def __init__(self, backend: FakeBackend, batch: Batch, n_seqs: int) -> None:
         self.batch, self.first_seq, self.n_seqs = batch, backend.n_seqs, n_seqs
+        batch.first_seq = self.first_seq
         self.is_busy = False
         self.adapters = BASE
         self.computed_s = 0.0
@@ -193,8 +194,7 @@ class FakeWorker:
     def start(self, n_rows: int) -> None:
         assert not self.is_busy, "one batch at a time"
         backend = self._backend
-        n_cells = backend.n_cells // backend.n_seqs * self.n_seqs
-        backend._check_rows(self.batch, n_rows, self._seqs, n_cells, self.adapters.realm)
+        backend._check_rows(self.batch, n_rows, self.adapters.realm)
         self._begin(n_rows, lambda n_rows: backend._compute(self.batch, n_rows))
 
     def start_media(self, part: MediaRows) -> None:
@@ -273,6 +273,8 @@ class FakeBackend:
     overlaps = False
     state_token_bytes = 3  # a pair of integers, the smallest
     _head: int
+    _is_in_pool: bool
+    worker: FakeWorker | None
 
     def __init__(
         self,
@@ -291,9 +293,9 @@ class FakeBackend:
     ) -> None:
         self.memory_kind = memory_kind
         self.cuts_states = memory_kind is MemoryKind.ATTENTION
-        self.can_split = self.cuts_states and n_slots > 1
-        self.mixes_rows = not self.can_split
-        self.n_cells = -(-n_cells // n_slots) * n_slots if self.can_split else n_cells
+        self.is_split = self.cuts_states and n_slots > 1
+        self.mixes_rows = not self.is_split
+        self.n_cells = -(-n_cells // n_slots) * n_slots if self.is_split else n_cells
         self._n_seqs_unified, self._n_slots = n_seqs, n_slots
         self._n_background_seqs = n_background_seqs
         self.background_looks = background_looks
@@ -320,7 +322,7 @@ class FakeBackend:
         self.n_given_up = 0
         self.n_rows_computed = self.n_media_rows_computed = 0
         self.meanwhile: Callable[[], None] = lambda: None
-        self.rebuild(split=self.can_split)
+        self.rebuild()
         self._step_s = float(os.environ.get("LOCALRUN_FAKE_STEP_MS", "0")) / 1000
         self._is_endless = os.environ.get("LOCALRUN_FAKE_ENDLESS") == "1"
         self._takes_scripts = os.environ.get("LOCALRUN_FAKE_SCRIPTS") == "1"
@@ -355,8 +357,15 @@ class FakeBackend:
         del self.adapters[digest]
 
     def use(self, adapters: AdapterSet) -> None:
+        if self._is_in_pool and self.worker is not None:
+            self.worker.use(adapters)
+            return
         self._check_adapters(adapters)
-        self._adapters = adapters
+        self._streams_adapters = adapters
+
+    @property
+    def _adapters(self) -> AdapterSet:
+        return self.worker.adapters if self._is_in_pool and self.worker is not None else self._streams_adapters
 
     def _check_adapters(self, adapters: AdapterSet) -> None:
         for adapter in adapters.adapters:
@@ -365,8 +374,22 @@ class FakeBackend:
             if adapter.path.endswith("nan"):
                 self._nan_realms.add(adapters.realm)
 
+    @property
+    def batch(self) -> Batch:
+        return self.worker.batch if self._is_in_pool and self.worker is not None else self._batch
+
+    def turn_to(self, *, pool: bool) -> None:
+        if pool and (self.worker is None or self.worker.is_busy):
+            raise ValueError("there is no pool, or its context is computing")
+        self._is_in_pool = pool
+
+    @property
+    def pool_spare(self) -> int:
+        """The sequence of the pool that is for copies."""
+        return len(self._at) - 1
+
     def decode(self, n_rows: int, gives_up: Callable[[], bool] | None = None) -> None:
-        self._check_rows(self.batch, n_rows, range(self.n_seqs), self.n_cells, self._adapters.realm)
+        self._check_rows(self.batch, n_rows, self._adapters.realm)
         self.used.append(self._adapters.realm)
         if self.overlaps:
             self.meanwhile()
@@ -374,30 +397,32 @@ class FakeBackend:
             time.sleep(self._step_s)
         if gives_up is not None and self.memory_kind in (MemoryKind.ATTENTION, MemoryKind.WINDOW) and gives_up():
             self.n_given_up += 1
-            n_computed = self.n_given_up % n_rows if self.is_split else 0  # in passes before the one that it gave up
+            # In passes before the one that it gave up.
+            n_computed = self.n_given_up % n_rows if self.is_split and not self._is_in_pool else 0
             if n_computed:
                 self._compute(self.batch, n_computed)
             raise GivenUp
         self._compute(self.batch, n_rows)
 
-    def _check_rows(self, batch: Batch, n_rows: int, seqs: range, n_cells: int, realm: bytes) -> None:
+    def _check_rows(self, batch: Batch, n_rows: int, realm: bytes) -> None:
         """Raises ValueError for what native code must not see."""
+        seqs = range(len(self._at) - self.n_seqs if batch.first_seq else self.n_seqs)
         if not 0 < n_rows <= batch.capacity:
             raise ValueError(f"{n_rows} rows in a batch of {batch.capacity}")
         _check_realm(batch, realm)
         for what, values, allowed in (
             ("token", batch.token, range(self.n_vocab)),
             ("sequence", batch.seq, seqs),
-            ("position", batch.pos, range(n_cells)),
+            ("position", batch.pos, range(self.n_cells)),
         ):
             if any(value not in allowed for value in values[:n_rows].tolist()):
                 raise ValueError(f"a {what} of the batch is not within {allowed}")
-        n_outputs = len(seqs) + (self.n_draft_rows if batch is self.batch else 0)
+        n_outputs = len(seqs) + self.n_draft_rows
         if np.count_nonzero(batch.wants_logits[:n_rows]) > n_outputs:
             raise ValueError(f"more than {n_outputs} rows want logits")
 
     def _compute(self, batch: Batch, n_rows: int) -> None:
-        seqs, positions = batch.seq[:n_rows].tolist(), batch.pos[:n_rows].tolist()
+        seqs, positions = (batch.seq[:n_rows] + batch.first_seq).tolist(), batch.pos[:n_rows].tolist()
         for seq, pos in zip(seqs, positions, strict=True):
             if self._chunks.get(seq) and any(start <= pos < start + one.n_tokens for start, one in self._chunks[seq]):
                 raise ValueError(f"row {pos} of sequence {seq} is one of a chunk, and not of text")
@@ -420,7 +445,7 @@ class FakeBackend:
             lengths[seq] += 1
         free = self._find_for(seqs)
         if free is None:
-            raise NoRoom(f"{len(seqs)} rows, {self.n_cells - self.n_used} free cells")
+            raise NoRoom(f"{len(seqs)} rows, {self.n_cells - self._n_pool_used} free cells")
         self.digests, self.scripted = {}, {}
         for row, (seq, pos) in enumerate(zip(seqs, positions, strict=True)):
             cell = _Cell(pos, tokens[row], self._visible(seq, pos), realm, {seq}, self._shift(seq, pos))
@@ -452,7 +477,7 @@ class FakeBackend:
             self._spoiled.add(self._pool_of(seq))
 
     def _pool_of(self, seq: int) -> int:
-        return seq if self.is_split else 0
+        return seq if self.is_split and seq < self.n_seqs else -1
 
     def set_chunks(self, seq: int, chunks: tuple[tuple[int, MediaChunk], ...]) -> None:
         self._check_seq(seq)
@@ -463,7 +488,8 @@ class FakeBackend:
     def decode_media(self, part: MediaRows) -> None:
         realm = self._adapters.realm
         _check_realm(self.batch, realm)
-        contents = self._contents(part, range(self.n_seqs), self.batch.capacity)
+        seqs = range(self.n_seqs, self.pool_spare) if self._is_in_pool else range(self.n_seqs)
+        contents = self._contents(part, seqs, self.batch.capacity)
         if self._step_s:
             time.sleep(self._step_s)
         self.used.append(realm)
@@ -539,7 +565,7 @@ class FakeBackend:
     def seq_share(self, source: int, target: int, start: int, end: int) -> None:
         self._check_seq(source)
         self._check_seq(target)
-        if self.is_split:
+        if self.is_split and min(source, target) < self.n_seqs:
             raise ValueError("split streams share no cells")
         if self.memory_kind is not MemoryKind.ATTENTION:
             raise ValueError(f"sequences of {self.memory_kind} memory have no part that another can share")
@@ -573,8 +599,10 @@ class FakeBackend:
             cell.seqs.discard(seq)
             if not cell.seqs:
                 self._cells[index] = None
-                self._head = min(self._head, index)
                 self.n_used -= 1
+                if index >= self._pool_base:
+                    self._head = min(self._head, index)
+                    self._n_pool_used -= 1
         return True
 
     def state_get(self, seq: int, *, limit_bytes: int) -> bytearray | None:
@@ -624,8 +652,6 @@ class FakeBackend:
     def save(self, seq: int, ranges: list[tuple[int, int]]) -> FakeCopy:
         self._begin_cutting()
         self._check_seq(seq)
-        if seq >= self.n_seqs:
-            raise ValueError(f"sequence {seq} is the background's")
         n_tokens = len(self._at[seq])
         if not ranges or any(not 0 <= start < end <= n_tokens for start, end in ranges):
             raise ValueError(f"sequence {seq} has {n_tokens} tokens, and not all of {ranges}")
@@ -668,18 +694,18 @@ class FakeBackend:
         (data,) = self.state_slices(source, [(0, len(self._at[source]))])
         return self.state_set(target, self.state_join(target, [(data, 0, 0, len(self._at[source]))]))
 
-    def rebuild(self, *, split: bool) -> None:
-        self.is_split = split
+    def rebuild(self) -> None:
+        split = self.is_split
         self.n_seqs = self._n_slots if split else self._n_seqs_unified
-        self.n_used = 0
-        self.batch = Batch(self._n_batch)
-        self._adapters = BASE
+        self.n_used = self._n_pool_used = 0
+        self._batch, self._is_in_pool = Batch(self._n_batch), False
+        self._streams_adapters = BASE
         n_away = self._n_background_seqs if split else 0
         self.worker = self._worker_class(self, Batch(self._n_batch), n_away) if n_away else None
-        n_seqs = self.n_seqs + n_away
-        n_cells = self.n_cells // self.n_seqs * n_seqs if split else self.n_cells
-        self._cells: list[_Cell | None] = [None] * n_cells
-        self._head = 0
+        n_seqs = self.n_seqs + (n_away + 1 if n_away else 0)
+        # The streams' cells, if there are streams, and then those of the pool.
+        self._head = self._pool_base = self.n_cells if split else 0
+        self._cells: list[_Cell | None] = [None] * (self._pool_base + self.n_cells)
         self._at: list[dict[int, int]] = [{} for _ in range(n_seqs)]
         self._n_warm: dict[int, int] = {}
         self._chunks: dict[int, tuple[tuple[int, MediaChunk], ...]] = {}
@@ -694,12 +720,13 @@ class FakeBackend:
         return [cell.token for cell in cells if cell is not None]
 
     def cells_of(self, seq: int) -> list[int]:
-        """Where a sequence lies, in order of position."""
-        return [self._at[seq][pos] for pos in sorted(self._at[seq])]
+        """Where a sequence lies in its pool, in order of position."""
+        first = self._pool_base if self._pool_of(seq) < 0 else 0
+        return [self._at[seq][pos] - first for pos in sorted(self._at[seq])]
 
     def _find_for(self, seqs: list[int]) -> list[int] | None:
         """A free cell for a new token of each sequence of the list; None if there are too few."""
-        if not self.is_split:
+        if not self.is_split or (seqs and seqs[0] >= self.n_seqs):
             return self._find(len(seqs)) if seqs else []
         size = self.n_cells // self.n_seqs
         free: dict[int, Iterator[int]] = {}
@@ -711,21 +738,23 @@ class FakeBackend:
 
     def _find(self, count: int) -> list[int] | None:
         """Free cells for `count` tokens, one by one from the head on and once round; None if there are too few."""
-        at = 0 if self._head > self.n_used + 2 * count else self._head
+        at = self._head - self._pool_base
+        at = 0 if at > self._n_pool_used + 2 * count else at
         found: list[int] = []
         for _ in range(self.n_cells):
             at %= self.n_cells
-            if self._cells[at] is None:
-                found.append(at)
+            if self._cells[self._pool_base + at] is None:
+                found.append(self._pool_base + at)
                 if len(found) == count:
                     return found
             at += 1
         return None
 
     def _occupy(self, cells: list[int]) -> None:
-        if cells:
-            self._head = cells[-1] + 1
         self.n_used += len(cells)
+        if cells and cells[-1] >= self._pool_base:
+            self._head = cells[-1] + 1
+            self._n_pool_used += len(cells)
 
     def _visible(self, seq: int, pos: int) -> int:
         """The digest of everything before `pos` that `seq` sees."""
@@ -740,9 +769,7 @@ class FakeBackend:
 
     def _n_streams(self, seq: int) -> int:
         """Of the context that a sequence is in."""
-        if not self.is_split:
-            return 1
-        return self.n_seqs if seq < self.n_seqs else len(self._at) - self.n_seqs
+        return self.n_seqs if self.is_split and seq < self.n_seqs else 1
 
     def _begin_cutting(self) -> None:
         """Raises ValueError where states cannot be cut. The last joined state is gone from now on."""

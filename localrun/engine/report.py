@@ -256,8 +256,9 @@ class StreamBooks:
     """A copy of what `kv_map` reads of `StreamCells`."""
 
     def __init__(self, cells: StreamCells, n_seqs: int) -> None:
-        self.n_cells = cells.n_cells
-        self._lengths = [cells.length(seq) for seq in range(n_seqs)]
+        self.n_cells, self.n_seqs = cells.n_cells, cells.n_seqs
+        self.pool = CellBooks(cells.pool, n_seqs - cells.n_seqs)
+        self._lengths = [cells.length(seq) for seq in range(cells.n_seqs)]
 
     def length(self, seq: int) -> int:
         return self._lengths[seq]
@@ -275,7 +276,8 @@ def kv_map(
 ) -> list[KvRun]:
     """Who holds which KV cells, as runs of used cells in order: for people, who see a map of them.
 
-    In one pool a cell may belong to several sequences, so runs are cut where the holder or the sharing changes. Streams
+    In a pool a cell may belong to several sequences, so runs are cut where the holder or the sharing changes. The one
+    beside streams lies behind them. Streams
     that decode together alternate cell by cell: a map of more than `MAX_RUNS` runs is drawn coarser, in parts inside of
     which everybody's cells are put together. How many cells a request has stays exact, and where they lie is right but
     for a part.
@@ -306,9 +308,14 @@ def kv_map(
 
 
 def _of_streams(cells: StreamCells | StreamBooks, n_seqs: int, owners: Mapping[int, int]) -> list[KvRun]:
-    lengths = [cells.length(seq) for seq in range(n_seqs)]
-    return [
-        KvRun(seq * cells.n_cells, length, owners.get(seq, KEPT), False) for seq, length in enumerate(lengths) if length
+    n_streams, n_cells = cells.n_seqs, cells.n_cells
+    lengths = [cells.length(seq) for seq in range(n_streams)]
+    runs = [KvRun(seq * n_cells, length, owners.get(seq, KEPT), False) for seq, length in enumerate(lengths) if length]
+    pooled = {seq - n_streams: owner for seq, owner in owners.items() if seq >= n_streams}
+    first = n_streams * n_cells
+    return runs + [
+        KvRun(first + run.start, run.n_cells, run.request_id, run.is_shared)
+        for run in kv_map(cells.pool, n_seqs - n_streams, pooled)
     ]
 
 

@@ -74,12 +74,13 @@ class Request:
 
     `target_itl_s` is how long a step may hold this stream up, 0 is no limit. `draft_model_path` is empty for the
     engine's own. `is_away`: it takes no part in steps now, for it is computed in the background, its next token is
-    drawn beside the steps, or the rows of its next chunk are not encoded yet. `rank`, `waited_s`, `n_preempted` and
-    `requeued_at_s` are the policy's: the rank that a running request started with, what it waited until then, how often
-    and when it last gave up a slot. `drafts` is
-    None for one that does not draft. Until it has `doubted_until` tokens in cells it is computed alone, for its logits,
-    or those of others in the same call, were no numbers (`Engine._doubt`). `gave_way`: its rows were given up for
-    somebody, and it had none since.
+    drawn beside the steps, or the rows of its next chunk are not encoded yet. `is_long`: it is longer than a stream,
+    and its steps are computed in the pool beside the streams, whose context `is_held` while it computes a prompt.
+    `rank`, `waited_s`, `n_preempted` and `requeued_at_s` are the policy's: the rank that a running request started
+    with, what it waited until then, how often and when it last gave up a slot. `drafts` is None for one that does not
+    draft. Until it has `doubted_until` tokens in cells it is computed alone, for its logits, or those of others in the
+    same call, were no numbers (`Engine._doubt`). `gave_way`: its rows were given up for somebody, and it had none
+    since.
     """
 
     id: int
@@ -110,6 +111,8 @@ class Request:
     n_computed: int = 0
     next_stop: int | None = None
     is_away: bool = False
+    is_long: bool = False
+    is_held: bool = False
     doubted_until: int = 0
     n_doubts: int = 0
     gave_way: bool = False
@@ -137,8 +140,15 @@ class Request:
 
     @property
     def company(self) -> bytes:
-        """Requests are computed together if this is the same: they have the same adapters, and none is doubted."""
-        return self.adapters.realm if not self.doubted_until else self.adapters.realm + b"%d" % self.id
+        """Requests are computed together if this is the same: they have the same adapters, are in the same context, and
+        none is doubted."""
+        company = self.adapters.realm if not self.is_long else self.adapters.realm + b"long"
+        return company if not self.doubted_until else company + b"%d" % self.id
+
+    @property
+    def sits_out(self) -> bool:
+        """Whether it takes no part in steps now."""
+        return self.is_away or self.is_held
 
     @property
     def key(self) -> Key:

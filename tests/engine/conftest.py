@@ -43,14 +43,17 @@ def open_tiny(
 
 def compute(backend: LlamaBackend, seq: int, tokens: list[int], *, start: int = 0) -> np.ndarray:
     """The logits after `tokens` at positions `start`.. of a sequence."""
+    backend.turn_to(pool=seq >= backend.n_seqs)
     count, batch = len(tokens), backend.batch
     batch.token[:count] = tokens
     batch.pos[:count] = range(start, start + count)
-    batch.seq[:count] = seq
+    batch.seq[:count] = seq - batch.first_seq
     batch.wants_logits[:count] = 0
     batch.wants_logits[count - 1] = 1
     backend.decode(count)
-    return backend.logits(count - 1).copy()
+    logits = backend.logits(count - 1).copy()
+    backend.turn_to(pool=False)
+    return logits
 
 
 def n_held(backend: LlamaBackend, seq: int) -> int:

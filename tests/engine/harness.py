@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from localrun.engine.backend import AdapterSet, Backend, MemoryKind
-from localrun.engine.cache.cells import PoolCells
+from localrun.engine.cache.cells import PoolCells, StreamCells
 from localrun.engine.cache.disk_record import DiskTier
 from localrun.engine.engine import Engine, Limits
 from localrun.engine.fake import FakeBackend
@@ -194,10 +194,11 @@ class Harness:
             held = self.backend.tokens_of(request.seq)
             assert held == _contents(self.backend, request), "a sequence does not hold its own tokens"
         for seq in range(self.backend.n_seqs + n_seqs_away(self.backend)):
-            if (
-                isinstance(cache.cells, PoolCells) and self.backend.cuts_states
-            ):  # where cells are shared it matters which ones
-                mirrored = cache.cells.cells_of(seq).tolist()
+            pool, at = cache.cells, seq
+            if isinstance(pool, StreamCells) and seq >= pool.n_seqs:
+                pool, at = pool.pool, seq - pool.n_seqs
+            if isinstance(pool, PoolCells) and self.backend.cuts_states:  # where cells are shared it matters which ones
+                mirrored = pool.cells_of(at).tolist()
                 assert mirrored == self.backend.cells_of(seq), f"the mirror has sequence {seq} in other cells"
             else:
                 assert cache.cells.length(seq) == len(self.backend.cells_of(seq)), f"sequence {seq} has another length"

@@ -101,25 +101,6 @@ def test_a_batch_that_fails_is_computed_again():
     assert run.tokens[1] == expected_output(LONG, 4)
 
 
-def test_a_request_that_outgrows_its_stream_gets_one_pool_and_nobody_loses_anything():
-    run = harness(n_cells=512)
-    start_streams(run, 2)
-    assert run.backend.is_split
-    run.submit(9, LONG, n_predict=150)
-    while 9 not in run.finals:
-        run.step()
-        if run.tokens.get(9):
-            assert not run.backend.is_split, "a stream has 128 cells"
-    run.run()
-    run.submit(10, [70] * 10, n_predict=4)
-    run.run()
-    assert run.backend.is_split, "split again once nobody needs more"
-    assert run.tokens[9] == expected_output(LONG, 150)
-    assert run.tokens[0] == expected_output([65] * 20, 120)
-    assert run.finals[9].usage is not None
-    assert run.engine.totals.cached_tokens >= 0
-
-
 def test_books_that_disagree_end_the_engine_when_it_has_nothing_else_to_do():
     run = harness()
     run.submit(1, LONG, n_predict=4)
@@ -135,8 +116,7 @@ def step_often(run: Harness) -> None:
         run.engine.step()
 
 
-def test_one_pool_has_no_background_for_its_many_sequences():
-    """A request that outgrows its share brings one pool about, whose sequences have numbers that split streams lack."""
+def test_short_requests_come_and_go_beside_a_long_one():
     run = harness(ram_cache_bytes=0)
     run.submit(0, [65 + at % 9 for at in range(300)], n_predict=400)
     for request_id in range(1, 12):

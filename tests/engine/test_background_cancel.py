@@ -161,7 +161,7 @@ def test_in_llama_cpp_too(split: LlamaBackend):
     submit(plain, 2, other)
     expected, _ = run_all(plain)
     plain.close()
-    split.rebuild(split=True)
+    split.rebuild()
     engine = Engine(split, Limits(4, 8, 0.0, 1 << 28), time.monotonic)
     # A busy machine may find that such a small model computes quicker than it copies.
     engine.cache.tiers.recompute_s = lambda _start, n_tokens: float(n_tokens)

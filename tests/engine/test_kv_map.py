@@ -23,7 +23,7 @@ def test_shared_cells_are_runs_of_their_own():
 
 
 def test_streams_lie_one_after_the_other():
-    cells = StreamCells(16, 2, 1)
+    cells = StreamCells(32, 2, 1)
     cells.fill(1, 5)
     cells.fill(2, 3)
     assert kv_map(cells, 3, {2: 9}) == [KvRun(16, 5, KEPT, False), KvRun(32, 3, 9, False)]

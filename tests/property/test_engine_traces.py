@@ -51,7 +51,7 @@ shapes = st.fixed_dictionaries(
         "target_itl_s": st.sampled_from([0.0, 0.05]),
         "memory_kind": st.sampled_from([MemoryKind.ATTENTION, MemoryKind.HYBRID]),
         "is_split": st.booleans(),
-        "n_background_seqs": st.integers(0, 2),
+        "n_background_seqs": st.integers(1, 2),
         "background_looks": st.integers(1, 4),
     }
 )

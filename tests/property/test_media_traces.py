@@ -84,7 +84,7 @@ shapes = st.fixed_dictionaries(
             [MemoryKind.ATTENTION, MemoryKind.ATTENTION, MemoryKind.WINDOW, MemoryKind.HYBRID]
         ),
         "is_split": st.booleans(),
-        "n_background_seqs": st.integers(0, 2),
+        "n_background_seqs": st.integers(1, 2),
         "background_looks": st.integers(1, 4),
     }
 )

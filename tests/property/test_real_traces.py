@@ -61,8 +61,6 @@ class RealHarness(Harness):
     backend: Any
 
     def __init__(self, real: LlamaBackend, **shape: Any) -> None:
-        if real.is_split != real.can_split:
-            real.rebuild(split=real.can_split)
         for seq in range(real.n_seqs + n_seqs_away(real)):
             real.seq_remove(seq, 0)
         super().__init__(n_slots=N_SLOTS, wrap=lambda _: cast(FakeBackend, real), **shape)

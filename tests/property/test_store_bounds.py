@@ -106,7 +106,7 @@ class Life(Harness):
 
 
 def live_long(kind: MemoryKind, n_requests: int, *, is_split: bool = False) -> None:
-    life = Life(Random(f"{kind} {is_split}"), memory_kind=kind, is_split=is_split)
+    life = Life(Random(f"{kind} {is_split}"), memory_kind=kind, is_split=is_split, n_background_seqs=2)
     first = life.live(n_requests // FIRST_PART)
     later = life.live(n_requests - n_requests // FIRST_PART)
     for name, count in later.items():
@@ -123,5 +123,5 @@ def test_what_is_kept_does_not_grow_with_the_requests(kind: MemoryKind):
     live_long(kind, N_REQUESTS)
 
 
-def test_nor_does_it_where_streams_are_split_and_joined():
+def test_nor_does_it_where_streams_are_split():
     live_long(MemoryKind.ATTENTION, N_REQUESTS, is_split=True)

@@ -9,15 +9,11 @@ hundredth of the time that computing it took. How a prompt begins depends on the
   parked sequences leave their cells as soon as nothing runs, or once attending over them has cost the running ones as
   much as the copies take. On a GPU, which reads cells quickly, they leave when cells run short. Cells behind a hole are
   moved into it.
-* Streams: a parked sequence is continued, a running one is copied. A request with many tokens to compute begins in a
-  sequence of the *background*, which nobody may touch while the background is busy, and moves to a stream when its
-  prompt is done.
+* Streams: a parked sequence is continued, a running one is copied. A request with many tokens to compute begins in the
+  *pool* of the background, which nobody may touch while the background is busy, and moves to a stream when its prompt
+  is done. One that is longer than a stream stays in the pool, and one that outgrows its stream moves there.
 * Wholes: a parked sequence is continued if the prompt starts with all of it; otherwise the longest checkpoint is
   restored (`checkpoints.py`). Saved sequences keep their cells only while nothing runs.
-
-When a request outgrows its stream, the layout becomes one pool for all; what the others computed waits in memory while
-the native context is rebuilt. The cells are split again once no such request is left and either nothing runs or some
-time has passed.
 
 A chunk of media is one piece to the cache: sequences are cut, copied and kept before it or behind it. What a running
 request has computed of half a chunk is its own.
@@ -33,14 +29,16 @@ from typing import NamedTuple
 
 from localrun.engine.backend import Backend
 from localrun.engine.cache import copies
-from localrun.engine.cache.cells import Cells, Chunks, Layout, OnePool, PoolCells, Streams, Wholes
+from localrun.engine.cache.cells import Cells, Chunks, Layout, OnePool, Streams, Wholes
 from localrun.engine.cache.checkpoints import Checkpoints, next_stop
 from localrun.engine.cache.copies import Copies, Saving
 from localrun.engine.cache.tiers import Tiers
 from localrun.engine.cache.tree import Key, common_prefix
 
-# A change of layout costs every request about ten decode steps; requests that need it rarely come alone.
-LINGER_S = 10.0
+# A request for whose answer less than this part of a stream would be left begins in the pool: moving it later takes a
+# copy. One that runs moves when less than the smaller part is left, for it may wait for a batch of the background.
+SOON_PART = 16
+NEAR_PART = 64
 # On a GPU parked sequences leave when less than one part in so many of the cells is free, so that nobody waits for
 # them.
 SCARCE_PART = 8
@@ -94,7 +92,6 @@ class Cache:
         self._clock = clock
         self._takes = takes
         self._checkpoints = Checkpoints(tiers, backend.eog_tokens)
-        self._one_pool_until_s = 0.0
         self._open()
 
     def _open(self) -> None:
@@ -103,7 +100,6 @@ class Cache:
         self._layout: Layout = Wholes(backend) if not backend.cuts_states else OnePool(backend)
         if backend.is_split:
             self._layout = Streams(backend)
-            self._stream_cells = self._layout.cells.n_cells
         self._free = set(range(self._layout.n_seqs))
         self._running: dict[int, list[int]] = {}  # with the positions at which steps must end, in order
         self._keys: dict[int, Key] = {}  # of running and parked sequences
@@ -147,10 +143,25 @@ class Cache:
             return n_common - max(n_matched, n_computed) >= copies.GAIN_TOKENS
         return self._checkpoints.follow(self._running[seq], n_computed, n_common, n_matched)
 
-    def n_obtainable(self, key: Key) -> int:
-        """Cells that a request could have if all parked sequences left, including those that it would share."""
+    def outgrows(self, n_tokens: int, n_more: int) -> bool:
+        """Whether a request with so many tokens, and at most so many to come, does not fit into a stream for long."""
+        if not isinstance(self._layout, Streams):
+            return False
+        return n_tokens + min(n_more, self.cells.n_cells // SOON_PART) > self.cells.n_cells
+
+    @property
+    def near_tokens(self) -> int:
+        """So many tokens nearly fill a stream."""
+        return self.cells.n_cells - self.cells.n_cells // NEAR_PART
+
+    def n_obtainable(self, key: Key, *, is_long: bool = False) -> int:
+        """Cells that a request could have if all parked sequences left, including those that it would share. One that
+        `is_long` has them in the pool beside the streams."""
         if isinstance(self._layout, Streams):
-            return copies.UNCOUNTED  # it gets its own stream, whatever the others hold
+            if not is_long:
+                return copies.UNCOUNTED  # it gets its own stream, whatever the others hold
+            n_promised = sum(len(self._keys[seq].tokens) for seq in self._running if self._is_away(seq))
+            return self._layout.pool.n_cells - n_promised
         n_shared = 0
         if self._layout.can_share:
             n_shared, _ = self.tiers.match(self._here(key), len(key.tokens) - 1).held(self._running.keys())
@@ -158,14 +169,14 @@ class Cache:
 
     # --- a sequence's life ---------------------------------------------------------------------------------------
 
-    def acquire(self, key: Key, chunks: Chunks = ()) -> Lease | None:
+    def acquire(self, key: Key, chunks: Chunks = (), *, is_long: bool = False) -> Lease | None:
         """A sequence that already holds as much of a prompt as the cache has. None if no sequence is left. `chunks` are
-        those of the key's atoms.
+        those of the key's atoms. `is_long`: it stays in the pool beside the streams (`outgrows`).
 
         The key's list belongs to the request and may grow; the cache reads it as long as the sequence runs.
         """
         key = self._here(key)
-        found, seq, goes_on = self._start(key)
+        found, seq, goes_on = self._start(key, is_long=is_long)
         if goes_on and seq is not None:
             self._continue(seq, key, found.n_cells)
         if self._saved:
@@ -189,19 +200,20 @@ class Cache:
         self._grow(seq, n_cached)
         return Lease(seq, self.coming.get(seq, n_cached), n_cached)
 
-    def is_ready(self, key: Key) -> bool:
+    def is_ready(self, key: Key, *, is_long: bool = False) -> bool:
         """Whether `acquire` would not hold up running streams. If not, what they would wait for is on its way beside
         the steps: ask again after the next one."""
         if not self._running or not isinstance(self._layout, Streams):
             return True
         key = self._here(key)
-        found, seq, goes_on = self._start(key)
+        found, seq, goes_on = self._start(key, is_long=is_long)
         if seq is None:
             return True
         is_kept = goes_on and found.n_cells == self.cells.length(seq)
         if not is_kept and not self._is_away(seq) and self._is_long_unsaved(seq):
             return False  # `settle` saves it
-        n_copied = 0 if goes_on else max(found.n_cells, found.n_saved)
+        is_shared = self._can_share(found.seq, seq) and found.n_cells >= found.n_saved
+        n_copied = 0 if goes_on or is_shared else max(found.n_cells, found.n_saved)
         return self._copies.is_quick(n_copied) or self._backend.warm(seq, n_copied)
 
     def prepare_home(self, lengths: Iterable[int]) -> None:
@@ -215,15 +227,24 @@ class Cache:
         """The next position behind `n_computed` at which a step of this sequence must end; None if there is none."""
         return next_stop(self._running[seq], n_computed)
 
-    def make_room(self, n_cells: int) -> bool:
-        """Free cells by moving parked sequences out. False if that is not enough."""
+    def make_room(self, n_cells: int, *, in_pool: bool = False) -> bool:
+        """Free cells by moving parked sequences out. False if that is not enough. Streams have room for whoever is in
+        them; `in_pool` are cells beside them, which the background must not be using."""
+        cells: Cells = self.cells
         if isinstance(self._layout, Streams):
-            return True
-        while self.cells.n_free < n_cells:
-            if not self.tiers.parked:
+            if not in_pool:
+                return True
+            cells = self._layout.pool
+        while cells.n_free < n_cells:
+            seq = next((seq for seq in self.tiers.parked if not in_pool or self._is_away(seq)), None)
+            if seq is None:
                 return False
-            self._evict(next(iter(self.tiers.parked)))
+            self._evict(seq)
         return True
+
+    def n_free(self, *, in_pool: bool = False) -> int:
+        """Cells that are free now: of each stream, or in the pool."""
+        return self._layout.pool.n_free if in_pool and isinstance(self._layout, Streams) else self.cells.n_free
 
     def grow(self, seq: int, n_tokens: int) -> None:
         """A running sequence now holds `n_tokens` of its tokens, which others may reuse."""
@@ -279,6 +300,16 @@ class Cache:
         self._move(seq, target)
         return target
 
+    def take_away(self, seq: int) -> int | None:
+        """A request outgrows its stream. Returns the sequence in the pool in which it continues; None if there is no
+        room. Not while the background is busy."""
+        target = self._next_seq(is_away=True, spare=-1)
+        if target is None or not self.make_room(self.cells.length(seq) + 1, in_pool=True):
+            return None
+        self._vacate(target)
+        self._move(seq, target)
+        return target
+
     # --- beside the steps ----------------------------------------------------------------------------------------
 
     def settle(self) -> None:
@@ -316,6 +347,8 @@ class Cache:
             running = [seq for seq in self._running if seq < self._layout.n_main]
             hole = next((seq for seq in range(len(running)) if seq not in self._running), None)
             if hole is None:
+                if self._layout.is_loose and not self._is_busy:
+                    self._layout.tighten(self._backend.pool_spare)
                 return None
             seq = max(running)
             n_tokens = self.cells.length(seq)
@@ -349,33 +382,21 @@ class Cache:
         for seq in list(self.tiers.unsaved):
             self._save_parked(seq, leaves=True)
 
-    def fit(self, n_longest: int, *, is_running: bool, now_s: float) -> bool | None:
-        """Whether cells should be split into streams from now on, for requests of up to `n_longest` tokens; None for no
-        change."""
-        if not self._backend.can_split:
-            return None
-        if n_longest >= self._stream_cells:
-            self._one_pool_until_s = now_s + LINGER_S
-            return False if self._backend.is_split else None
-        is_due = not is_running or now_s >= self._one_pool_until_s
-        return True if is_due and not self._backend.is_split else None
-
-    def change(self, *, split: bool) -> None:
-        """Change to streams, or to one pool. Nothing may run. Parked sequences are saved as far as there is room."""
+    def renew(self) -> None:
+        """Have new cells. Nothing may run. Parked sequences are saved as far as there is room."""
         assert not self._running, "cells in use"
         self.retire()
         for seq in list(self.tiers.parked):
             self.tiers.unpark(seq)
             self.tiers.tree.leave(seq)
-        self._backend.rebuild(split=split)
+        self._backend.rebuild()
         self._open()
 
     def check_integrity(self) -> None:
         """Raises AssertionError where the books disagree."""
         layout, tree, parked = self._layout, self.tiers.tree, self.tiers.parked.keys()
         self.tiers.check_integrity()
-        if isinstance(self.cells, PoolCells):
-            self.cells.check_integrity()
+        layout.pool.check_integrity()
         ids = [*self._free, *parked, *self._running]
         assert sorted(ids) == list(range(layout.n_seqs)), "a sequence id is lost or double"
         assert self._keys.keys() == parked | self._running.keys(), "keys of other sequences than those in use"
@@ -416,11 +437,17 @@ class Cache:
             n_cells, seqs = 0, set()
         return _Found(n_cells, max(seqs & parked or seqs, default=-1), path.saved().n_tokens)
 
-    def _start(self, key: Key) -> _Start:
+    def _start(self, key: Key, *, is_long: bool) -> _Start:
         found = self._find(key)
+        if is_long and self._is_busy:
+            return _Start(found, None, False)
         n_found = max(found.n_cells, found.n_saved)
         n_last = len(key.tokens) - key.floor(len(key.tokens) - 1)  # computed among the streams, for their logits
-        is_away = not self._is_busy and self._takes(len(key.tokens) - n_found - n_last + 1, n_found)
+        is_away = is_long or (
+            not self._is_busy
+            and self._takes(len(key.tokens) - n_found - n_last + 1, n_found)
+            and self.n_obtainable(key, is_long=True) >= len(key.tokens)
+        )
         if self._goes_on(found, is_away=is_away):
             return _Start(found, found.seq, True)
         return _Start(found, self._next_seq(is_away=is_away, spare=found.seq), False)
@@ -428,7 +455,15 @@ class Cache:
     def _goes_on(self, found: _Found, *, is_away: bool) -> bool:
         """Whether the request continues a parked sequence in place."""
         is_there = found.seq in self.tiers.parked and found.n_cells >= found.n_saved
-        return is_there and not self._layout.can_share and self._is_away(found.seq) == is_away
+        if not is_there or self._layout.can_share or self._is_away(found.seq) != is_away:
+            return False
+        # In the pool whoever branches off shares what is common.
+        is_all = found.n_cells == self.cells.length(found.seq)
+        return not is_away or is_all or all(not self._is_away(seq) for seq in self._free)
+
+    def _can_share(self, source: int, target: int) -> bool:
+        """Whether both are in one pool."""
+        return self._layout.can_share or (self._is_away(source) and self._is_away(target))
 
     def _continue(self, seq: int, key: Key, n_tokens: int) -> None:
         """Unpark a sequence, cut to its first `n_tokens`."""
@@ -458,14 +493,18 @@ class Cache:
         if not self._layout.can_cut:
             return self._copies.restore_whole(seq, key, len(key.tokens) - 1, self.make_room)
         found = self._find(key)
-        is_copied = not self._layout.can_share and found.n_cells >= found.n_saved + copies.GAIN_TOKENS
+        if self._is_away(seq):
+            is_fitting = self.make_room(0 if self._is_away(found.seq) else found.n_cells, in_pool=True)
+            found = self._find(key) if is_fitting else found._replace(n_cells=0, seq=-1)
+        is_copied = not self._can_share(found.seq, seq) and found.n_cells >= found.n_saved + copies.GAIN_TOKENS
         is_quick = self._copies.is_quick(found.n_cells) or not self._running
         if is_copied and is_quick and self._copies.is_worth_saving(found.n_cells):
-            self._copies.save(found.seq, key, found.n_cells, None)  # others will want it, too
+            self._copies.save(found.seq, key, found.n_cells, self._spare_of(found.seq))  # others will want it, too
             found = self._find(key)
-        least_gain = copies.GAIN_TOKENS if self._layout.can_share else 1 - copies.GAIN_TOKENS
+        is_shared = self._can_share(found.seq, seq)
+        least_gain = copies.GAIN_TOKENS if is_shared else 1 - copies.GAIN_TOKENS
         brings_saved = found.n_saved >= max(copies.GAIN_TOKENS, found.n_cells + least_gain)
-        if not brings_saved or (self._layout.can_share and self._free):
+        if not brings_saved or (is_shared and self._spare_of(seq) is not None):
             self._give(found, seq)
         n_saved = found.n_saved
         if brings_saved and self._layout.can_share and self._free and self._running:
@@ -494,15 +533,16 @@ class Cache:
         """Append to a sequence what it lacks of the first `n_tokens`, which are saved. Returns how many it holds
         then."""
         n_now = self.cells.length(seq)
-        if not self.make_room(n_tokens - n_now):
+        if not self.make_room(n_tokens - n_now, in_pool=self._is_away(seq)):
             return n_now
-        if n_now and not self._free and self.tiers.parked:
+        if n_now and self._layout.can_share and not self._free and self.tiers.parked:
             self._evict(next(iter(self.tiers.parked)))  # there has to be a spare sequence
-        return self._copies.restore(seq, key, n_tokens, self._spare)
+        return self._copies.restore(seq, key, n_tokens, self._spare_of(seq))
 
-    @property
-    def _spare(self) -> int | None:
-        """An empty sequence that copies pass through, in one pool."""
+    def _spare_of(self, seq: int) -> int | None:
+        """An empty sequence that copies of this one pass through, if it is in a pool."""
+        if isinstance(self._layout, Streams):
+            return self._layout.spare_of(seq)
         return min(self._free, default=None) if self._layout.can_share else None
 
     # --- what is kept of it --------------------------------------------------------------------------------------
@@ -575,7 +615,7 @@ class Cache:
         while is_saved is None:
             key, n_tokens = self._keys[seq], self.cells.length(seq)
             if layout.can_cut:
-                is_saved = self._copies.save(seq, key, n_tokens, self._spare)
+                is_saved = self._copies.save(seq, key, n_tokens, self._spare_of(seq))
             else:
                 is_saved = self._copies.save_whole(seq, key)
             if is_saved is None and not at_once:

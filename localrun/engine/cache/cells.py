@@ -5,6 +5,7 @@ Owner: the engine's main thread. A layout changes its book and the backend's cel
 * `OnePool`: every row attends over the used span of one pool, including empty cells and those of other sequences.
   Prompts share their common prefixes: a cell may belong to several sequences.
 * `Streams`: each sequence has its own stream of cells, and its rows attend only over that. Common prefixes are copied.
+  Sequences in the background, and those that are longer than a stream, share a pool.
 * `Wholes`: one pool whose sequences can be neither cut nor shared (sliding windows, recurrent and hybrid layers).
 
 Does not: know which tokens lie there (`tree.py`), or decide anything (`cache.py`).
@@ -64,18 +65,20 @@ class Cells(Protocol):
 
 
 class Layout:
-    """The base of all layouts: a book of `cells`, and the calls that change a single sequence.
+    """The base of all layouts: a book of `cells`, of which some are a `pool` that sequences from `first_pooled` on
+    share, and the calls that change sequences.
 
-    Sequences from `n_main` up to `n_seqs` are the background's. `can_cut`: a part of a sequence can be removed, saved
-    and restored. `can_share`: sequences share cells; otherwise common prefixes are copied.
+    Sequences from `n_main` up to `n_seqs` are in the pool beside the streams. `can_cut`: a part of a sequence can be
+    removed, saved and restored. `can_share`: all sequences share cells; otherwise common prefixes are copied.
     """
 
     can_cut = True
     can_share = False
 
-    def __init__(self, backend: Backend, cells: Cells, n_away: int = 0) -> None:
-        self.cells = cells
+    def __init__(self, backend: Backend, cells: Cells, pool: PoolCells, n_away: int = 0) -> None:
+        self.cells, self.pool = cells, pool
         self.n_main = backend.n_seqs
+        self.first_pooled = self.n_main if n_away else 0
         self.n_seqs = backend.n_seqs + n_away
         self._backend = backend
         self._chunks: dict[int, Chunks] = {}  # of sequences that have any
@@ -105,16 +108,71 @@ class Layout:
 
     def save(self, seq: int, ranges: list[tuple[int, int]], spare: int | None) -> Generator[State]:
         """The bytes of each range of positions; each range begins where the previous one ends. Exhaust or close the
-        generator before any other call. `spare` is an empty sequence, if there is one."""
-        yield from self._backend.state_slices(seq, ranges)
+        generator before any other call. `spare` is an empty sequence of the same pool, if there is one: the library
+        saves whole sequences, and one that shares only the ranges limits the copy to them."""
+        if spare is None or not ranges:
+            yield from self._backend.state_slices(seq, ranges)
+            return
+        self._lend(seq, spare, ranges[0][0], ranges[-1][1])
+        try:
+            yield from self._backend.state_slices(spare, ranges)
+        finally:
+            self._take_back(spare)
 
     def load(self, seq: int, pieces: list[Piece], spare: int | None) -> bool:
-        """Append pieces to a sequence. False, with nothing changed, if they were refused. `spare` is an empty sequence.
-        Without it, and in `Streams`, `seq` itself must be empty."""
-        if not self._backend.state_set(seq, self._backend.state_join(seq, pieces)):
-            return False
-        self.cells.fill(seq, pieces[-1][3])
-        return True
+        """Append pieces to a sequence. False, with nothing changed, if they were refused. The library replaces a whole
+        sequence, so pieces are appended through `spare`, an empty sequence of the same pool. Without it `seq` itself
+        must be empty."""
+        start, end = pieces[0][2], pieces[-1][3]
+        if start == 0:
+            if not self._backend.state_set(seq, self._backend.state_join(seq, pieces)):
+                return False
+            self.cells.fill(seq, end)
+            return True
+        assert spare is not None
+        self.lend_chunks(seq, spare)
+        is_set = self._backend.state_set(spare, self._backend.state_join(spare, pieces))
+        if is_set:
+            self._backend.seq_share(spare, seq, start, end)
+            self.cells.fill(seq, end)
+        self._take_back(spare)
+        return is_set
+
+    def _lend(self, seq: int, spare: int, start: int, end: int) -> None:
+        """Let an empty sequence have a part of another one, which no book notes."""
+        self.lend_chunks(seq, spare)
+        self._backend.seq_share(seq, spare, start, end)
+
+    def _take_back(self, spare: int) -> None:
+        self._backend.seq_remove(spare, 0)
+        self.set_chunks(spare, ())
+
+    @property
+    def is_loose(self) -> bool:
+        """Whether the span of the pool is so much longer than its used cells that `tighten` pays."""
+        return self.pool.span > COMPACT_RATIO * self.pool.n_used + COMPACT_CELLS
+
+    def tighten(self, spare: int) -> None:
+        """Move the highest cell of the pool, and what precedes it in the same sequences, into the lowest free cells.
+        Sequences keep their numbers and what they share. `spare` is an empty sequence there."""
+        cells, backend = self.pool, self._backend
+        pooled, start, end = cells.held_alike(cells.span - 1, MOVE_TOKENS)
+        seqs = [self.first_pooled + seq for seq in pooled]
+        for first, chunk in self._chunks.get(seqs[0], ()):
+            if first < end and start < first + chunk.n_tokens:
+                start, end = min(start, first), max(end, first + chunk.n_tokens)
+        if end > self.cells.length(seqs[0]):
+            return  # in the middle of a chunk, which moves as a whole: later
+        self._lend(seqs[0], spare, start, end)
+        (data,) = backend.state_slices(spare, [(start, end)])
+        for seq in (spare, *seqs):
+            backend.seq_remove(seq, start, end)
+        if not backend.state_set(spare, backend.state_join(spare, [(data, start, start, end)])):
+            raise RuntimeError(f"positions [{start}, {end}) were refused by the cells that they came from")
+        for seq in seqs:
+            backend.seq_share(spare, seq, start, end)
+        self._take_back(spare)
+        cells.move(pooled, start, end)
 
 
 class OnePool(Layout):
@@ -123,8 +181,8 @@ class OnePool(Layout):
     can_share = True
 
     def __init__(self, backend: Backend) -> None:
-        self.pool = PoolCells(backend.n_cells, backend.n_seqs)
-        super().__init__(backend, self.pool)
+        pool = PoolCells(backend.n_cells, backend.n_seqs)
+        super().__init__(backend, pool, pool)
 
     def give(self, source: int, target: int, n_tokens: int) -> bool:
         self._backend.seq_share(source, target, 0, n_tokens)
@@ -139,62 +197,6 @@ class OnePool(Layout):
             self._backend.seq_share(holder, seq, start, end)
             self.pool.swap(holder, seq, start, end)
 
-    def save(self, seq: int, ranges: list[tuple[int, int]], spare: int | None) -> Generator[State]:
-        """The library saves whole sequences. A spare sequence that shares only the ranges limits the copy to them."""
-        if spare is None or not ranges:
-            yield from super().save(seq, ranges, spare)
-            return
-        self.lend_chunks(seq, spare)
-        self._backend.seq_share(seq, spare, ranges[0][0], ranges[-1][1])
-        try:
-            yield from self._backend.state_slices(spare, ranges)
-        finally:
-            self._backend.seq_remove(spare, 0)
-            self.set_chunks(spare, ())
-
-    def load(self, seq: int, pieces: list[Piece], spare: int | None) -> bool:
-        """The library replaces a whole sequence, so pieces are appended through the spare one."""
-        start, end = pieces[0][2], pieces[-1][3]
-        if start == 0:
-            return super().load(seq, pieces, spare)
-        assert spare is not None
-        self.lend_chunks(seq, spare)
-        is_set = self._backend.state_set(spare, self._backend.state_join(spare, pieces))
-        if is_set:
-            self._backend.seq_share(spare, seq, start, end)
-            self._backend.seq_remove(spare, 0)
-            self.pool.fill(seq, end)
-        self.set_chunks(spare, ())
-        return is_set
-
-    @property
-    def is_loose(self) -> bool:
-        """Whether the span is so much longer than the used cells that `tighten` pays."""
-        return self.pool.span > COMPACT_RATIO * self.pool.n_used + COMPACT_CELLS
-
-    def tighten(self, spare: int) -> None:
-        """Move the highest cell, and what precedes it in the same sequences, into the lowest free cells. Sequences keep
-        their numbers and what they share. `spare` is an empty sequence."""
-        cells, backend = self.pool, self._backend
-        seqs, start, end = cells.held_alike(cells.span - 1, MOVE_TOKENS)
-        for first, chunk in self._chunks.get(seqs[0], ()):
-            if first < end and start < first + chunk.n_tokens:
-                start, end = min(start, first), max(end, first + chunk.n_tokens)
-        if end > cells.length(seqs[0]):
-            return  # in the middle of a chunk, which moves as a whole: later
-        self.lend_chunks(seqs[0], spare)
-        backend.seq_share(seqs[0], spare, start, end)
-        (data,) = backend.state_slices(spare, [(start, end)])
-        for seq in (spare, *seqs):
-            backend.seq_remove(seq, start, end)
-        if not backend.state_set(spare, backend.state_join(spare, [(data, start, start, end)])):
-            raise RuntimeError(f"positions [{start}, {end}) were refused by the cells that they came from")
-        for seq in seqs:
-            backend.seq_share(spare, seq, start, end)
-        backend.seq_remove(spare, 0)
-        self.set_chunks(spare, ())
-        cells.move(seqs, start, end)
-
 
 class Streams(Layout):
     """See the module. The library computes neighbouring streams together and needs another pass for every gap between
@@ -202,14 +204,27 @@ class Streams(Layout):
 
     def __init__(self, backend: Backend) -> None:
         n_away = backend.worker.n_seqs if backend.worker else 0
-        cells = StreamCells(backend.n_cells // backend.n_seqs, backend.n_seqs, n_away)
-        super().__init__(backend, cells, n_away)
+        self.book = StreamCells(backend.n_cells, backend.n_seqs, n_away)
+        super().__init__(backend, self.book, self.book.pool, n_away)
+
+    def spare_of(self, seq: int) -> int | None:
+        """An empty sequence that copies of this one pass through, if it is in the pool."""
+        return self._backend.pool_spare if seq >= self.n_main else None
 
     def give(self, source: int, target: int, n_tokens: int) -> bool:
-        if not self._backend.seq_copy(source, target):
-            return False
-        self.cells.fill(target, self.cells.length(source))
-        return self.cut(target, n_tokens)
+        spare = self.spare_of(source)
+        if spare is not None and target >= self.n_main:
+            self._backend.seq_share(source, target, 0, n_tokens)
+            self.book.share(source, target, n_tokens)
+            return True
+        if spare is not None:  # of which a part can be copied: more would not fit
+            self._lend(source, spare, 0, n_tokens)
+        is_copied = self._backend.seq_copy(source if spare is None else spare, target)
+        if is_copied:
+            self.cells.fill(target, self.cells.length(source) if spare is None else n_tokens)
+        if spare is not None:
+            self._take_back(spare)
+        return is_copied and self.cut(target, n_tokens)
 
     def move(self, seq: int, target: int) -> None:
         """Move a sequence to an empty stream."""
@@ -228,7 +243,8 @@ class Wholes(Layout):
     can_cut = False
 
     def __init__(self, backend: Backend) -> None:
-        super().__init__(backend, PoolCells(backend.n_cells, backend.n_seqs))
+        pool = PoolCells(backend.n_cells, backend.n_seqs)
+        super().__init__(backend, pool, pool)
 
     def save_whole(self, seq: int, limit_bytes: int) -> State | None:
         """The state of a sequence; None if it is larger than `limit_bytes`."""
@@ -427,49 +443,65 @@ class PoolCells:
 
 class StreamCells:
     """How many tokens each stream of a split KV cache holds; where they are in the stream does not matter. A stream
-    belongs to one sequence. There are `n_seqs` streams for requests and `n_away` more for prompts in the background, of
-    `n_cells` cells each, all empty at first."""
+    belongs to one sequence. There are `n_seqs` streams, which divide `n_total` cells, and a `pool` of as many for the
+    `n_away` sequences behind them. All are empty at first.
 
-    n_shared = 0
+    Of the streams: `n_cells` of each, `n_free` in the fullest, and its `span`, for they are computed together, each as
+    long as the longest."""
 
-    def __init__(self, n_cells: int, n_seqs: int, n_away: int) -> None:
-        self.n_cells = n_cells
+    def __init__(self, n_total: int, n_seqs: int, n_away: int) -> None:
+        self.n_cells = n_total // n_seqs
         self.n_placed = 0
-        self._n_seqs = n_seqs
-        self._lengths = [0] * (n_seqs + n_away)
+        self.n_seqs = n_seqs
+        self.pool = PoolCells(n_total, n_away)
+        self._lengths = [0] * n_seqs
 
     @property
     def n_used(self) -> int:
-        """Cells in use in all streams."""
-        return sum(self._lengths)
+        """Cells in use, in all streams and in the pool."""
+        return sum(self._lengths) + self.pool.n_used
+
+    @property
+    def n_shared(self) -> int:
+        return self.pool.n_shared
 
     @property
     def n_free(self) -> int:
-        """Free cells in the fullest of the requests' streams: each of them has at least as many."""
         return self.n_cells - self.span
 
     @property
     def span(self) -> int:
-        """The length of the longest of the requests' streams: they are computed together, each as long as the
-        longest."""
-        return max(self._lengths[: self._n_seqs])
+        return max(self._lengths)
 
     def length(self, seq: int) -> int:
         """Tokens of a sequence."""
-        return self._lengths[seq]
+        return self._lengths[seq] if seq < self.n_seqs else self.pool.length(seq - self.n_seqs)
 
     def place(self, rows: list[int]) -> None:
-        """Append one token to the sequence of each row."""
+        """Append one token to the sequence of each row: all are streams', or all are in the pool."""
+        self.n_placed += len(rows)
+        if rows and rows[0] >= self.n_seqs:
+            self.pool.place([seq - self.n_seqs for seq in rows])
+            return
         for seq in rows:
             self._lengths[seq] += 1
-        self.n_placed += len(rows)
+
+    def share(self, source: int, target: int, n_tokens: int) -> None:
+        """An empty sequence of the pool takes the first cells of another one there."""
+        self.pool.share(source - self.n_seqs, target - self.n_seqs, 0, n_tokens)
 
     def truncate(self, seq: int, length: int) -> None:
         """Keep the first `length` tokens of a sequence."""
-        self._lengths[seq] = min(length, self._lengths[seq])
+        if seq >= self.n_seqs:
+            self.pool.truncate(seq - self.n_seqs, length)
+        else:
+            self._lengths[seq] = min(length, self._lengths[seq])
 
     def fill(self, seq: int, n_tokens: int) -> None:
         """Let a sequence have `n_tokens`."""
+        if seq >= self.n_seqs:
+            self.pool.fill(seq - self.n_seqs, n_tokens)
+            return
         if n_tokens < self._lengths[seq]:
             raise ValueError(f"sequence {seq} has {self._lengths[seq]} tokens already")
         self._lengths[seq] = n_tokens

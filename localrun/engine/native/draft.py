@@ -37,12 +37,12 @@ MOST_ROWS = 512
 class Target:
     """The model that is drafted for, and what its backend lends a draft model.
 
-    `shape` and `threads` (see `LlamaContext.set_threads`) are what they should be at this moment. `alone` keeps
-    everything else from computing.
+    `shape` is the context's, and `threads` (see `LlamaContext.set_threads`) are what they should be at this moment.
+    `alone` keeps everything else from computing.
     """
 
     model: Any
-    shape: Callable[[], ContextShape]
+    shape: ContextShape
     is_on_gpu: bool
     use_extra_bufts: bool
     pools: Threadpools
@@ -80,31 +80,13 @@ class LlamaDraft:
         )
         self._target = target
         self._steps, self._n_threads = StepThreads(0), 0
-        self._n_ctx_train = int(native.llama_model_n_ctx_train(self._model))
-        self._n_own_vocab = n_tokens
-        self._open_context()
-
-    def _open_context(self) -> None:
-        self._shape = self._target.shape()
-        self._context: LlamaContext | None = LlamaContext(
-            self._model,
-            self._shape,
-            self._target.pools,
-            kind=MemoryKind.ATTENTION,
-            n_window=0,
-            n_vocab=self._n_own_vocab,
+        self._context = LlamaContext(
+            self._model, target.shape, target.pools, kind=MemoryKind.ATTENTION, n_window=0, n_vocab=n_tokens
         )
-        if not self._target.is_on_gpu:
+        if not target.is_on_gpu:
             self._context.give_back_cells()
         self.batch, self.n_seqs, self.n_cells = self._context.batch, self._context.n_seqs, self._context.n_cells
-        self.n_ctx = min(self.n_cells // self._context.n_streams, self._n_ctx_train)
-
-    def follow(self) -> bool:
-        if self._target.shape().is_split == self._shape.is_split:
-            return False
-        self._close_context()
-        self._open_context()
-        return True
+        self.n_ctx = min(self.n_cells // self._context.n_streams, int(native.llama_model_n_ctx_train(self._model)))
 
     @contextmanager
     def alone(self) -> Iterator[None]:
@@ -112,35 +94,25 @@ class LlamaDraft:
         if threads.decode != self._n_threads:
             self._steps, self._n_threads = StepThreads(threads.decode), threads.decode
         # How many are best for a step of this model is its own affair; the processors are the same.
-        self._opened.set_threads(threads, fewer and fewer._replace(steps=self._steps))
+        self._context.set_threads(threads, fewer and fewer._replace(steps=self._steps))
         with self._target.alone():
             yield
 
     def decode(self, n_rows: int) -> None:
-        self._opened.decode(n_rows)
+        self._context.decode(n_rows)
 
     def likeliest(self, row: int) -> tuple[int, float]:
-        logits = self._opened.logits(row)
+        logits = self._context.logits(row)
         token = int(logits.argmax())
         return token, 1 / float(np.exp(logits - logits[token]).sum())
 
     def seq_remove(self, seq: int, start: int) -> None:
-        self._opened.seq_remove(seq, start)
+        self._context.seq_remove(seq, start)
 
     def close(self) -> None:
         """Free it."""
-        self._close_context()
+        self._context.close()
         native.llama_model_free(self._model)
-
-    @property
-    def _opened(self) -> LlamaContext:
-        assert self._context is not None, "it could not be laid out anew"
-        return self._context
-
-    def _close_context(self) -> None:
-        if self._context is not None:
-            self._context.close()
-            self._context = None
 
 
 def _why_not(draft: Any, target: Any) -> str:

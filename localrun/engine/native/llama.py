@@ -26,6 +26,7 @@ from localrun.engine.backend import (
     BASE,
     SNAPSHOTS,
     AdapterSet,
+    Batch,
     Copy,
     Logprobs,
     MediaChunk,
@@ -123,7 +124,9 @@ class LlamaBackend:
         # A GPU is given its graph, and waited for when somebody asks for logits.
         self.overlaps = self.mixes_rows
         self.meanwhile: Callable[[], None] = lambda: None
-        self.can_split = may_split and is_attention and n_seqs > 1 and not self.mixes_rows
+        # Streams and their pool are contexts of different lengths, which such a model computes differently.
+        is_alike = not self._n_short or n_cells <= self._n_short
+        self.is_split = may_split and is_attention and is_alike and n_seqs > 1 and not self.mixes_rows
         self._layout: StateLayout | None = None
         self.worker: LlamaWorker | None = None
         self._threads = Threads(n_threads, n_threads)
@@ -138,14 +141,14 @@ class LlamaBackend:
         self._warming: Future[None] | None = None
         has_snapshots = may_draft and self.memory_kind is MemoryKind.HYBRID
         self._n_snapshots = self._affordable_snapshots() if has_snapshots else 0
-        self._open(split=self.can_split)
+        self._open()
         # Every stream is padded. One pool gets what all streams have, so that what fits the one mode fits the other.
         self._n_cells = self.n_cells
         self._layout = self._probe_layout()
         self.cuts_states = is_attention and self._layout is not None
-        if self.can_split and not self.cuts_states:
-            self.can_split = False
-            self.rebuild(split=False)
+        if self.is_split and not self.cuts_states:
+            self.is_split = False
+            self.rebuild()
         self.n_ctx = min(self.n_cells, self._n_ctx_most)
         self.model_size_bytes = int(native.llama_model_size(self._model))
         self.name = "llama.cpp " + ("GPU" if self.n_gpu_layers else "CPU")
@@ -166,23 +169,38 @@ class LlamaBackend:
 
     def decode(self, n_rows: int, gives_up: Callable[[], bool] | None = None) -> None:
         with self.turns.step() as is_alone, nullcontext() if is_alone else self._helpers:
-            self.main.decode(n_rows, None if self.overlaps else gives_up)
+            self.context.decode(n_rows, None if self.overlaps else gives_up)
         if self.overlaps:
             self.meanwhile()
-            self.main.wait(n_rows)
+            self.context.wait(n_rows)
 
     def set_chunks(self, seq: int, chunks: tuple[tuple[int, MediaChunk], ...]) -> None:
         context, seq = self._place(seq)
         context.set_chunks(seq, chunks)
 
     def decode_media(self, part: MediaRows) -> None:
-        if part.seq >= self.n_seqs:
-            raise ValueError(f"sequence {part.seq} is the background's, whose worker computes it")
+        context, seq = self._place(part.seq)
+        if context is not self.context:
+            raise ValueError(f"sequence {part.seq} is not where steps are computed now")
         with self.turns.step():
-            self.main.decode_media(part)
+            context.decode_media(part._replace(seq=seq))
+
+    def turn_to(self, *, pool: bool) -> None:
+        if pool and (self.worker is None or self.worker.is_busy):
+            raise ValueError("there is no pool, or its context is computing")
+        self.context = self.worker.context if pool and self.worker is not None else self.main
+
+    @property
+    def batch(self) -> Batch:
+        return self.context.batch
+
+    @property
+    def pool_spare(self) -> int:
+        assert self.worker is not None
+        return self.n_seqs + self.worker.n_seqs
 
     def use(self, adapters: AdapterSet) -> None:
-        self.main.use(adapters)
+        self.context.use(adapters)
 
     def load_adapter(self, adapter: Adapter) -> None:
         with self._helpers:
@@ -218,23 +236,24 @@ class LlamaBackend:
             self.main.expect(seq, is_whole=wants_logprobs or sampler.needs_all_logits)
 
     def has_numbers(self, row: int) -> bool:
-        return self.main.has_numbers(row)
+        return self.context.has_numbers(row)
 
     def sample(self, wanted: Sequence[tuple[Sampler, int]]) -> list[int]:
         if wanted:
-            self.main.sort_outputs(wanted[0][1])
+            self.context.sort_outputs(wanted[0][1])
         return self._sampling.sample(wanted)
 
     def logits(self, row: int) -> Any:
         """The logits of a row of the last decode, float32, as a view of native memory. Raises ValueError without."""
-        return self.main.logits(row)
+        return self.context.logits(row)
 
     def draw(self, chain: Any | None, row: int) -> int:
         """The next token by a native chain, which remembers it; the likeliest one without a chain. `DEAD_END` and
         `UNKNOWN` as `LlamaContext.likeliest`."""
+        context = self.context
         if chain is None:
-            return self.main.likeliest(row)
-        return self.main.problem(row) or self.main.known(int(native.llama_sampler_sample(chain, self.main.native, row)))
+            return context.likeliest(row)
+        return context.problem(row) or context.known(int(native.llama_sampler_sample(chain, context.native, row)))
 
     def logprobs(self, row: int, token: int, n_top: int) -> tuple[float, tuple[TokenLogprob, ...]]:
         return self._logprobs(self.logits(row), token, n_top)
@@ -290,7 +309,7 @@ class LlamaBackend:
         in a thread beside the steps, which leave it a processor. Raises as `LlamaDraft`."""
         target = Target(
             model=self._model,
-            shape=self._draft_shape,
+            shape=self._draft_shape(),
             is_on_gpu=self.n_gpu_layers > native.llama_model_n_layer(self._model),
             use_extra_bufts=self._use_extra_bufts,
             pools=self._pools,
@@ -307,7 +326,11 @@ class LlamaBackend:
     # --- memory ------------------------------------------------------------------------------------------------
 
     def seq_share(self, source: int, target: int, start: int, end: int) -> None:
-        self.main.seq_share(source, target, start, end)
+        context, own_source = self._place(source)
+        to_context, own_target = self._place(target)
+        if context is not to_context:
+            raise ValueError(f"sequences {source} and {target} are in different contexts")
+        context.seq_share(own_source, own_target, start, end)
 
     def seq_remove(self, seq: int, start: int, end: int = -1) -> bool:
         context, seq = self._place(seq)
@@ -326,7 +349,8 @@ class LlamaBackend:
         return context.state_slices(self._cut, seq, ranges)
 
     def save(self, seq: int, ranges: list[tuple[int, int]]) -> Copy:
-        return self.main.save(self._cut, seq, ranges, self._help)
+        context, seq = self._place(seq)
+        return context.save(self._cut, seq, ranges, self._help)
 
     def state_join(self, seq: int, pieces: list[tuple[State, int, int, int]]) -> State:
         context, _ = self._place(seq)
@@ -352,9 +376,9 @@ class LlamaBackend:
             self._warming = self._help(lambda: touch(memory))
         return self._warming is None or self._warming.done()
 
-    def rebuild(self, *, split: bool) -> None:
+    def rebuild(self) -> None:
         self._close_contexts()
-        self._open(split=split)
+        self._open()
 
     def close(self) -> None:
         self._sampling.close()
@@ -404,30 +428,22 @@ class LlamaBackend:
         n_chars = native.llama_model_meta_val_str(self._model, key.encode(), text, len(text))
         return int(text.value) if n_chars > 0 else self.n_ctx_train
 
-    def _open(self, *, split: bool) -> None:
-        self.is_split = split
+    def _open(self) -> None:
+        split = self.is_split
         self.n_seqs = self._n_slots + (0 if split else self._n_spare)
         try:
             n_batch = self._n_batch if split else self._n_prompt_rows
             self.main = self._new_context(
                 self._n_cells, self.n_seqs, n_batch, split=split, n_draft_rows=self.n_draft_rows
             )
-            self.n_cells, self.batch = self.main.n_cells, self.main.batch
+            self.context, self.n_cells = self.main, self.main.n_cells
             if self._n_short:
                 is_long = native.llama_n_ctx_seq(self.main.native) > self._n_short
                 self.realm = b"long factors" if is_long else b"short factors"
             self.n_rollback = self.main.n_rollback
             self.heads = self._open_heads() if self._has_heads and self.n_rollback else None
             if split:
-                n_background = min(self._n_slots, BACKGROUND_SEQUENCES)
-                cells = self.n_cells // self._n_slots * n_background
-                self.worker = LlamaWorker(
-                    lambda cb_eval: self._new_context(
-                        cells, n_background, self._n_prompt_rows, split=True, cb_eval=cb_eval
-                    ),
-                    first_seq=self.n_seqs,
-                    turns=self.turns,
-                )
+                self.worker = LlamaWorker(self._new_pool, first_seq=self.n_seqs, turns=self.turns)
         except EngineFailed:
             self._close_model()
             raise
@@ -458,7 +474,7 @@ class LlamaBackend:
             self._threads.most,
             self._kv_type,
             is_split=split and n_seqs > 1,
-            samples_on_device=self._samples_on_device and not split,
+            samples_on_device=self._samples_on_device and not self.is_split,
             n_draft_rows=n_draft_rows,
             n_snapshots=self._n_snapshots,
             rope=self._rope,
@@ -472,6 +488,13 @@ class LlamaBackend:
         if not self.n_gpu_layers:
             context.give_back_cells()
         return context
+
+    def _new_pool(self, cb_eval: Any) -> LlamaContext:
+        """One pool of all cells for prompts in the background, and for requests that have outgrown their streams."""
+        n_seqs = max(self._n_slots, BACKGROUND_SEQUENCES) + 1  # the last one is spare
+        return self._new_context(
+            self.n_cells, n_seqs, self._n_prompt_rows, split=False, cb_eval=cb_eval, n_draft_rows=self.n_draft_rows
+        )
 
     def _open_heads(self) -> Heads | None:
         is_split = self.main.n_streams > 1

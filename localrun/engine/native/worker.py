@@ -223,7 +223,7 @@ class GraphThread:
     def _between_pieces(self, _tensor: object, is_question: bool, _data: object) -> bool:
         """This thread, from native code: whether a piece ends with this node, and then, once it was computed."""
         if is_question:
-            return self._pieces.is_end()
+            return self.is_busy and self._pieces.is_end()  # else it is a step's graph, which nothing interrupts
         try:
             self._end_piece()
         except Exception as error:
@@ -254,7 +254,8 @@ class LlamaWorker:
         except Exception:
             self._thread.close()
             raise
-        self.batch, self.n_seqs, self.first_seq = self.context.batch, self.context.n_seqs, first_seq
+        self.batch, self.n_seqs, self.first_seq = self.context.batch, self.context.n_seqs - 1, first_seq
+        self.batch.first_seq = first_seq
         self.is_over, self.finish, self.halt = self._thread.is_over, self._thread.finish, self._thread.halt
 
     @property
@@ -270,8 +271,6 @@ class LlamaWorker:
         self.context.use(adapters)
 
     def start(self, n_rows: int) -> None:
-        batch = self.batch
-        batch.seq[: max(0, n_rows)] -= self.first_seq
         self.context.check_rows(n_rows)
         self._thread.start(lambda: self._compute(lambda: self.context.decode(n_rows)))
 

@@ -106,16 +106,20 @@ class Admission:
             if request.is_scoring and any(other.is_scoring for other in self._scheduler.running):
                 continue
             reason = reasons.get(request)
-            if reason is None or not self._holds(reason, request):
-                reason = self._reason(request, cache)
+            is_long = cache.outgrows(request.n_known, request.max_output - request.n_output)
+            if is_long and not self._could_make_way(request, cache, is_long):
+                continue  # those who need none of its cells go on
+            if reason is None or not self._holds(reason, request, is_long):
+                reason = self._reason(request, cache, is_long)
             if reason is not None:
                 self._passed_over[request] = reason
                 continue
-            # Later ones do not overtake it: it waits only for a copy.
-            is_next = self._make_way(request, cache) and cache.is_ready(request.key)
-            lease = cache.acquire(request.key, request.chunk_table) if is_next else None
+            is_next = self._make_way(request, cache, is_long) and cache.is_ready(request.key, is_long=is_long)
+            lease = cache.acquire(request.key, request.chunk_table, is_long=is_long) if is_next else None
             if lease is None:
-                break
+                if is_long:
+                    continue
+                break  # later ones do not overtake it: it waits only for a copy
             is_first = not request.was_started
             self._scheduler.start(request, lease.seq, lease.n_cached, now_s)
             self._backend.expect(
@@ -123,12 +127,14 @@ class Admission:
             )
             if lease.n_here < lease.n_cached:
                 request.n_computed, request.is_away = lease.n_here, True
-            # Asked each time: one pool has more sequences than split streams have.
-            if lease.seq >= self._backend.n_seqs:
-                self._background.add(request)
+            if self._is_in_pool(request):
+                if lease.n_cached < request.last_start:
+                    self._background.add(request)
+                else:
+                    self._scheduler.enter_pool(request)
             yield Admitted(request, is_first)
 
-    def _reason(self, request: Request, cache: Cache) -> _Reason | None:
+    def _reason(self, request: Request, cache: Cache, is_long: bool) -> _Reason | None:
         """Why a request should not start now, although it could."""
         n_matched = cache.match(request.key)
         lead = self._scheduler.leader(request, n_matched)
@@ -137,35 +143,55 @@ class Admission:
             if leader.seq is not None and cache.follow(leader.seq, request.key, n_matched):
                 # Near the end, waiting may no longer be worth it: then the cache is asked each time.
                 return _Reason(leader, leader.n_preempted, n_shared - SHARED_PREFIX_TOKENS, n_matched)
-        return _Reason(None, 0, 0, n_matched) if self._awaits_batch(request, n_matched) else None
+        return _Reason(None, 0, 0, n_matched) if self._awaits_batch(request, n_matched, is_long) else None
 
-    def _holds(self, reason: _Reason, request: Request) -> bool:
+    def _holds(self, reason: _Reason, request: Request, is_long: bool) -> bool:
         leader = reason.leader
         if leader is None:
-            return self._awaits_batch(request, reason.n_matched)
+            return self._awaits_batch(request, reason.n_matched, is_long)
         is_same = leader.seq is not None and leader.n_preempted == reason.n_preempted
         return is_same and leader.is_prefilling and leader.n_computed < reason.until
 
-    def _awaits_batch(self, request: Request, n_matched: int) -> bool:
+    def _awaits_batch(self, request: Request, n_matched: int, is_long: bool) -> bool:
         """Whether it belongs in the background, whose sequences nobody may touch now."""
-        return self._background.is_busy and self.goes_to_background(request.last_start + 1 - n_matched, n_matched)
+        n_new = request.last_start + 1 - n_matched
+        return self._background.is_busy and (is_long or self.goes_to_background(n_new, n_matched))
 
-    def _make_way(self, request: Request, cache: Cache) -> bool:
-        """Whether there is a slot and cells for a new request; if need be, they are taken from lower lanes."""
+    def _is_in_pool(self, request: Request) -> bool:
+        """Whether it has a sequence beside the streams."""
+        return request.seq is not None and request.seq >= self._backend.n_seqs
+
+    def _below(self, request: Request, is_long: bool) -> list[Request]:
+        """Whom a new request may take cells from, and a slot if it needs one."""
         below = self._scheduler.outranked(request)
+        return list(filter(self._is_in_pool, below)) if is_long and self._scheduler.has_free_slot else below
+
+    def _could_make_way(self, request: Request, cache: Cache, is_long: bool) -> bool:
+        below = self._below(request, is_long)
         n_most = sum(other.n_tokens + HEADROOM_CELLS for other in below)
-        if self._n_missing(request, cache) > n_most and len(below) < len(self._scheduler.running):
+        is_all = len(below) == len(self._scheduler.running)
+        return is_all or self._n_missing(request, cache, is_long) <= n_most
+
+    def _make_way(self, request: Request, cache: Cache, is_long: bool) -> bool:
+        """Whether there is a slot and cells for a new request; if need be, they are taken from lower lanes."""
+        if not self._could_make_way(request, cache, is_long):
             return False
-        while not self._scheduler.has_free_slot or self._n_missing(request, cache) > 0:
+        below = self._below(request, is_long)
+        while not self._scheduler.has_free_slot or self._n_missing(request, cache, is_long) > 0:
             if not below:
                 return False
             self._preempt(below.pop())
         return True
 
-    def _n_missing(self, request: Request, cache: Cache) -> int:
+    def _n_missing(self, request: Request, cache: Cache, is_long: bool) -> int:
         """Cells that a new request lacks if every running stream is to keep some to continue; alone, it lacks none."""
         running = self._scheduler.running
+        if is_long:
+            running = list(filter(self._is_in_pool, running))
         if not running:
             return 0
-        n_promised = sum(other.n_pending for other in running) + HEADROOM_CELLS * (len(running) + 1)
-        return request.n_tokens + n_promised - cache.n_obtainable(request.key)
+        n_promised = HEADROOM_CELLS * (len(running) + 1)
+        if is_long:  # all that is known of the others is counted as theirs
+            return request.n_known + n_promised - cache.n_obtainable(request.key, is_long=True)
+        n_promised += sum(other.n_pending for other in running)
+        return request.n_tokens + n_promised - cache.n_obtainable(request.key, is_long=False)

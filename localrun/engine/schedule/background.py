@@ -2,7 +2,8 @@
 
 Owner: the engine's main thread. The backend's `Worker`, which not every layout has, computes one batch at a time, in
 sequences numbered from `first_seq` on, and pauses while streams are decoded. It computes all but the last token of a
-prompt; that one's logits are wanted in the main context, where the request goes on. Rows of media make a batch of their
+prompt; that one's logits are wanted in a step. Requests that are too long for a stream have their steps in the same
+context, between two batches, which are short while there are such. Rows of media make a batch of their
 own, a chunk's or a part of it, in turn with those of text.
 
 Invariant: while `is_busy`, nobody touches the background's sequences. Who leaves meanwhile leaves its sequence to the
@@ -35,8 +36,12 @@ BRING_HOME_S = 0.025
 # of 1 s, batches deep in a prompt were so small that they took a fifth more.
 BATCH_S = 2.0
 BATCH_TARGETS = 10
+# Where streams wait for the whole of it.
+HELD_TARGETS = 2
 # One for nobody but the lowest lane takes no longer than this: nobody of a higher lane waits longer for his place here.
 LOWEST_BATCH_S = 0.5
+
+UNLIMITED = 1 << 30
 
 # The rows of a chunk; None as long as they are not encoded.
 RowsOf = Callable[[Placed], NDArray[np.float32] | None]
@@ -81,6 +86,7 @@ class Background:
         self.seqs: list[int] = []  # of each row of the batch under way
         self._was_media = False
         self._depth = 0.0
+        self._n_targets = BATCH_TARGETS
 
     @property
     def _worker(self) -> Worker:
@@ -133,10 +139,24 @@ class Background:
         self._requests[request] = None
         request.is_away = True
 
-    def begin(self, target_s: float | None, rows_of: RowsOf = lambda placed: None) -> bool:
-        """Begin the next batch, unless there is one or nobody needs it. The rows are those that streams with this
-        target have patience for; 0 or None: there are none in a hurry. They are prompts with the same adapters, and the
-        sets of adapters take turns. Whether one was begun."""
+    @property
+    def n_pending(self) -> int:
+        """Tokens that are to be computed here."""
+        return sum(request.last_start - request.n_computed for request in self._requests)
+
+    def begin(
+        self,
+        target_s: float | None,
+        rows_of: RowsOf = lambda placed: None,
+        *,
+        most_rows: int = UNLIMITED,
+        holds_streams: bool = False,
+    ) -> bool:
+        """Begin the next batch of at most so many rows, unless there is one or nobody needs it. The rows are those that
+        streams with this target have patience for, less if some of them wait for all of it; 0 or None: there are none
+        in a hurry. They are prompts with the same adapters, and the sets of adapters take turns. Whether one was
+        begun."""
+        self._n_targets = HELD_TARGETS if holds_streams else BATCH_TARGETS
         if self.is_busy or not self._requests:
             return False
         company = self._ring.order(dict.fromkeys(request.company for request in self._requests))[0]
@@ -146,7 +166,7 @@ class Background:
         seeing = [request for request in prompts if request.chunks and request.next_chunk is not None]
         if seeing:
             prompts = [request for request in prompts if request not in seeing]
-            if not (self._was_media and prompts) and self._begin_media(seeing, target_s, rows_of):
+            if not (self._was_media and prompts) and self._begin_media(seeing, target_s, rows_of, most_rows):
                 return True
             if not prompts:
                 return False
@@ -156,7 +176,8 @@ class Background:
             for request in prompts
         ]
         is_lowest = all(want.rank == LOWEST_RANK for want in wants)
-        given = deal(wants, self._n_rows(depth, target_s, most_s=LOWEST_BATCH_S if is_lowest else BATCH_S))
+        n_rows = self._n_rows(depth, target_s, most_s=LOWEST_BATCH_S if is_lowest else BATCH_S)
+        given = deal(wants, min(n_rows, most_rows))
         grants = [Grant(request, n_rows) for request, n_rows in zip(prompts, given, strict=True) if n_rows]
         if not grants:
             return False
@@ -167,7 +188,7 @@ class Background:
         self._was_media = False
         return True
 
-    def _begin_media(self, seeing: list[Request], target_s: float | None, rows_of: RowsOf) -> bool:
+    def _begin_media(self, seeing: list[Request], target_s: float | None, rows_of: RowsOf, most_rows: int) -> bool:
         """Begin a batch for the next chunk of one of these requests, if one of them is encoded."""
         ready = [request for request in seeing if (placed := request.next_chunk) and rows_of(placed) is not None]
         if not ready:
@@ -180,7 +201,9 @@ class Background:
         assert rows is not None
         n_rows, first = request.n_grantable, request.n_computed - placed.start
         if placed.chunk.is_causal:
-            n_rows = min(n_rows, self._n_rows(request.n_computed, target_s))
+            n_rows = min(n_rows, most_rows, self._n_rows(request.n_computed, target_s))
+        if n_rows > most_rows:
+            return False
         self._worker.batch.realm = request.adapters.realm
         self._worker.use(request.adapters)
         self._worker.start_media(MediaRows(request.seq, placed.start, placed.chunk, rows, first, n_rows))
@@ -201,7 +224,7 @@ class Background:
         try:
             self._worker.finish()
         except NoRoom as error:
-            # Each prompt has a stream for itself, so nobody could make room: as for any failure, try again.
+            # Room was made before: as for any failure, try again.
             return self._end(is_computed=False, error=DecodeFailed(f"{error} in the background", is_fatal=True))
         except DecodeFailed as error:
             return self._end(is_computed=False, error=error)
@@ -236,6 +259,11 @@ class Background:
         self._left.append(Left(request.seq, n_before, n_after))
         return False
 
+    def leave(self, request: Request) -> None:
+        """A request that was not computed here leaves its sequence, which must be left alone: a batch is under way."""
+        assert request.seq is not None
+        self._left.append(Left(request.seq, request.n_computed, request.n_computed))
+
     def wait(self, timeout_s: float) -> None:
         """Let it compute for so long at most, and never long."""
         self._worker.is_over(min(timeout_s, POLL_S))
@@ -250,7 +278,7 @@ class Background:
             return min(capacity, max(TILE_ROWS, 8 * untried_rows(depth) // TILE_ROWS * TILE_ROWS))
         if not self._cost.is_warm:
             return min(capacity, 8 * TILE_ROWS)
-        allowed_s = min(most_s, BATCH_TARGETS * target_s) if target_s else most_s
+        allowed_s = min(most_s, self._n_targets * target_s) if target_s else most_s
         return best_size(self._cost, capacity, depth, allowed_s)
 
     def _end(self, *, is_computed: bool, error: DecodeFailed | None = None) -> Done:

@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -67,6 +68,11 @@ class StepPlan:
         return self.grants[0].request.company if self.grants else b""
 
     @property
+    def is_long(self) -> bool:
+        """Whether it is computed in the pool beside the streams."""
+        return bool(self.grants) and self.grants[0].request.is_long
+
+    @property
     def n_rows(self) -> int:
         return self.n_prefill_rows + self.n_decode_rows + self.n_draft_rows
 
@@ -97,7 +103,7 @@ def fill_batch(batch: Batch, grants: Sequence[Grant]) -> list[int]:
         assert request.seq is not None
         batch.token[row:end] = [*request.tokens[first : first + n_tokens], *drafts]
         batch.pos[row:end] = range(first, first + n_rows)
-        batch.seq[row:end] = request.seq
+        batch.seq[row:end] = request.seq - batch.first_seq
         batch.wants_logits[row:end] = 0
         is_scoring = request.scoring is not None and request.is_scoring
         batch.wants_logits[row if is_scoring else row + n_tokens - 1 : end] = 1
@@ -273,10 +279,20 @@ class Scheduler:
 
     def trust(self, request: Request) -> None:
         """A running request that was computed alone is computed with others again."""
+        with self._changing_company(request):
+            request.doubted_until = 0
+
+    def enter_pool(self, request: Request) -> None:
+        """A running request has its steps in the pool beside the streams from now on."""
+        with self._changing_company(request):
+            request.is_long = True
+
+    @contextmanager
+    def _changing_company(self, request: Request) -> Generator[None]:
         self._companies[request.company] -= 1
-        request.doubted_until = 0
+        yield
         self._companies[request.company] += 1
-        self._companies += Counter()
+        self._companies += Counter()  # without those that nobody has
         self._steady = {}
 
     def charge_outputs(self, clients: Iterable[str]) -> None:
@@ -305,9 +321,9 @@ class Scheduler:
             self.waits.observe_end(n_output=request.n_output, is_cut=request.n_output >= request.max_output)
         self.policy.leave(request.client)
 
-    def victim(self) -> Request:
-        """The running request to preempt when cells run out."""
-        return self.policy.victim(self.running)
+    def victim(self, among: Sequence[Request] = ()) -> Request:
+        """The running request to preempt when cells run out, of these or of all."""
+        return self.policy.victim(among or self.running)
 
     def leader(self, request: Request, n_matched: int) -> tuple[Request, int] | None:
         """The running request that is computing a longer prefix of this prompt than the cache has now, and the length
@@ -331,7 +347,7 @@ class Scheduler:
         if not plans:
             return None
         plan = next(iter(plans.values())) if len(plans) == 1 else plans[self._rounds.next(plans)]
-        if any(len(request.tokens) - request.n_computed != 1 or request.is_away for request, _, _ in plan.grants):
+        if any(len(request.tokens) - request.n_computed != 1 or request.sits_out for request, _, _ in plan.grants):
             return None
         return plan
 
@@ -347,7 +363,7 @@ class Scheduler:
         prefilling: list[Request] = []
         seeing: list[Request] = []
         for request in self.running:
-            if request.is_away:
+            if request.sits_out:
                 continue
             if request.chunks and request.next_chunk is not None:
                 seeing.append(request)
@@ -464,7 +480,7 @@ class Scheduler:
         Two rounds are always at least one round's duration apart, because a shorter target would starve all others.
         """
         target_s = self.target_s
-        if all(request.is_away for request in self.running):
+        if all(request.sits_out for request in self.running):
             return math.inf
         rounds = self._rounds
         if target_s == 0:
@@ -476,7 +492,7 @@ class Scheduler:
     @property
     def has_higher_prompt(self) -> bool:
         """Whether a request of a higher lane than the lowest has a prompt to be computed in a step."""
-        return any(r.rank < LOWEST_RANK and r.n_output == 0 and not r.is_away for r in self.running)
+        return any(r.rank < LOWEST_RANK and r.n_output == 0 and not r.sits_out for r in self.running)
 
     @property
     def step_target_s(self) -> float:
@@ -496,7 +512,7 @@ class Scheduler:
         return dict.fromkeys(
             request.company
             for request in self.running
-            if _is_stream(request) or (self.budget.mixes_rows and not request.is_away)
+            if _is_stream(request) or (self.budget.mixes_rows and not request.sits_out)
         )
 
     def is_turn_near(self, now_s: float, within_s: float) -> bool:
@@ -531,7 +547,7 @@ class Scheduler:
 
     def is_short(self, plan: StepPlan) -> bool:
         """Whether `plan` leaves out a stream, or everyone, for lack of cells."""
-        here = [request for request in self.running if not request.is_away]
+        here = [request for request in self.running if not request.sits_out]
         n_decoding = sum(_is_stream(r) and r.company == plan.company for r in here)
         if plan.n_prefill_rows and not plan.n_decode_rows:
             n_decoding = 0
@@ -546,6 +562,7 @@ class Scheduler:
         self._free_slots.append(request.slot)
         request.slot = None
         request.seq = None
+        request.is_long = request.is_held = False
 
     def _waits_s(self, order: list[Request]) -> list[float] | None:
         return self.waits.first_tokens_s(self.running, order, n_free_slots=len(self._free_slots), known_rows={})
@@ -570,7 +587,7 @@ def first_of(seeing: Iterable[Request]) -> Request:
 
 def _is_stream(request: Request) -> bool:
     """Whether it takes part in steps with its last token."""
-    is_last = request.n_pending == 1 and not request.is_away
+    is_last = request.n_pending == 1 and not request.sits_out
     return is_last and not (request.chunks and request.next_chunk is not None)
 
 

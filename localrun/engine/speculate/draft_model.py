@@ -53,10 +53,6 @@ class DraftContext(Protocol):
     n_vocab: int
     eog_tokens: frozenset[int]
 
-    def follow(self) -> bool:
-        """Lay the cells out as the other model's are now. Whether that was another way, so that all sequences are empty
-        now. Raises EngineFailed, and nothing can be decoded any more."""
-
     def alone(self) -> AbstractContextManager[None]:
         """Nothing else computes inside of this. All decodes are inside of it."""
 
@@ -142,7 +138,7 @@ class DraftModel:
         if self._is_broken:
             return drafts
         try:
-            self._follow()
+            self._n_calls += 1
             requests = {request for request, _ in wanted}
             turns = []
             for (request, n_tokens), draft in zip(wanted, drafts, strict=True):
@@ -181,13 +177,6 @@ class DraftModel:
     @property
     def _n_held(self) -> int:
         return sum(len(sequence.tokens) for sequence in self._sequences)
-
-    def _follow(self) -> None:
-        self._n_calls += 1
-        if self._context.follow():
-            for sequence in self._sequences:
-                sequence.tokens.clear()
-                sequence.n_same = 0
 
     def _place(self, request: Request, wanted: Collection[Request]) -> _Sequence | None:
         """The request's sequence, cut back to what it has in common with the request, without its last token at least.

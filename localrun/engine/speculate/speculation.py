@@ -18,7 +18,6 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from localrun.engine.backend import Backend, MemoryKind
-from localrun.engine.cache.cells import Cells
 from localrun.engine.request import Request
 from localrun.engine.schedule.scheduler import StepPlan
 from localrun.engine.speculate import choice
@@ -172,7 +171,7 @@ class Speculation:
         self._policy = policy
         self._draft_s = 0.0
         self._drawn_s = 0.0  # what drafters took since the last step
-        self._ended_at_s, self._realm = 0.0, b""  # of the last step; its end only if that was steady
+        self._ended_at_s, self._company = 0.0, b""  # of the last step; its end only if that was steady
         # Of the step at hand.
         self._parts: dict[int, list[Part]] = {}
         self._ratio = 1.0
@@ -186,9 +185,9 @@ class Speculation:
             drafting = Drafting(request, prediction[: self._backend.n_ctx], self.counts)
             self._draftings[request], request.drafts = drafting, drafting.counts
 
-    def extend(self, plan: StepPlan, cells: Cells, target_s: Callable[[], float]) -> StepPlan:
-        """A plan of streams alone with the drafts that are worth their rows, if any: as far as there are free cells,
-        and within the streams' latency target, in seconds, 0 for none."""
+    def extend(self, plan: StepPlan, n_free: int, target_s: Callable[[], float]) -> StepPlan:
+        """A plan of streams alone with the drafts that are worth their rows, if any: as far as there are free cells, of
+        each stream or in the pool, and within the streams' latency target, in seconds, 0 for none."""
         n_streams = len(plan.grants)
         promise, may_draw, n_tokens = 0.0, False, 0
         for request, _, _ in plan.grants:
@@ -196,7 +195,7 @@ class Speculation:
             if request.drafts is not None:
                 promise += self._draftings[request].promise()
                 may_draw = may_draw or self._drafter(request) is not None
-        is_even = self._is_even
+        is_split, is_even = self._is_split(plan), self._is_even(plan)
         costs = self._costs = self.costs.at(n_tokens // n_streams, is_even=is_even and n_streams > 1)
         if not may_draw and not self._policy.may_pay(n_streams, promise, costs, is_even=is_even):
             return plan
@@ -204,10 +203,10 @@ class Speculation:
         backend = self._backend
         most_rows = min(backend.n_draft_rows, backend.batch.capacity - n_streams)
         most_each = min(choice.MOST_DRAFTS, backend.n_rollback)
-        if backend.is_split:
-            most_each = min(most_each, cells.n_free - 1)
+        if is_split:
+            most_each = min(most_each, n_free - 1)
         else:
-            most_rows = min(most_rows, cells.n_free - n_streams)
+            most_rows = min(most_rows, n_free - n_streams)
         most_each = min(most_each, most_rows, *(backend.n_ctx - grant.request.n_tokens for grant in plan.grants))
         if most_each <= 0:
             return plan
@@ -216,7 +215,7 @@ class Speculation:
             Stream(grant.request.seq or 0, guess.chances, guess.drafter is not None)
             for grant, guess in zip(plan.grants, guesses, strict=True)
         ]
-        limits = Limits(most_each, most_rows, target_s(), is_even, self._draft_s, may_be_uneven=backend.is_split)
+        limits = Limits(most_each, most_rows, target_s(), is_even, self._draft_s, may_be_uneven=is_split)
         chosen = self._policy.choose(streams, costs, limits)
         if any(stream.is_drawn for stream in streams):
             guesses = self._drawn(plan, guesses, chosen)
@@ -229,10 +228,10 @@ class Speculation:
         drafts took is no time of its rows, and a change of adapters takes time that no row does."""
         drawn_s, self._drawn_s = self._drawn_s, 0.0
         began_at_s, self._ended_at_s = self._ended_at_s, ended_at_s if plan.is_steady else 0.0
-        is_same, self._realm = plan.adapters.realm == self._realm, plan.adapters.realm
+        is_same, self._company = plan.company == self._company, plan.company
         if not (plan.is_steady and began_at_s and is_same):
             return
-        if choice.is_one_pass([len(grant.drafts) for grant in plan.grants], is_even=self._is_even):
+        if choice.is_one_pass([len(grant.drafts) for grant in plan.grants], is_even=self._is_even(plan)):
             self._costs.observe(plan.n_rows, ended_at_s - began_at_s - drawn_s, ended_at_s)
 
     def broken_off(self) -> None:
@@ -256,7 +255,7 @@ class Speculation:
         """The backend has decoded this plan. The model's heads compute its rows, too, unless nobody is going to ask
         them for drafts soon."""
         heads = self._heads() if self._heads is not None else None
-        if heads is None or plan.is_media:
+        if heads is None or plan.is_media or plan.is_long:
             return
         if any(self._draftings[r].asks_soon for r, _, _ in plan.grants if r.drafts is not None):
             heads.decoded(plan.n_rows)
@@ -272,14 +271,16 @@ class Speculation:
         self.drop(request)
         self._draftings.pop(request, None)
 
-    @property
-    def _is_even(self) -> bool:
+    def _is_split(self, plan: StepPlan) -> bool:
+        return self._backend.is_split and not plan.is_long
+
+    def _is_even(self, plan: StepPlan) -> bool:
         """Whether the library computes only equal numbers of rows of each sequence together."""
-        return self._backend.is_split or self._backend.memory_kind in (MemoryKind.RECURRENT, MemoryKind.HYBRID)
+        return self._is_split(plan) or self._backend.memory_kind in (MemoryKind.RECURRENT, MemoryKind.HYBRID)
 
     def _drafter(self, request: Request) -> Drafter | None:
-        """What computes drafts for a request; nothing that has not seen its media."""
-        if request.chunks:
+        """What computes drafts for a request; nothing that has not seen its media, or has no room for it."""
+        if request.chunks or request.is_long:
             return None
         named = self._drafter_of(request) if self._drafter_of is not None else None
         return named or (self._heads() if self._heads is not None else None)
@@ -333,7 +334,7 @@ class Speculation:
             if tokens:
                 self._parts[grant.request.id] = _cut(guess.parts, len(tokens))
         n_rows = sum(chosen.n_rows)
-        is_one_pass = choice.is_one_pass(chosen.n_rows, is_even=self._is_even)
+        is_one_pass = choice.is_one_pass(chosen.n_rows, is_even=self._is_even(plan))
         n_streams = len(grants)
         self._ratio = self._costs.measured(n_streams + n_rows, n_streams) if is_one_pass else chosen.ratio
         self._ratio += self._drawn_s / (self._costs.seconds(n_streams) or math.inf)

@@ -63,7 +63,7 @@ class Bench:
         batch, count = self.backend.worker.batch if is_away else self.backend.batch, len(tokens) - n_done
         batch.token[:count] = tokens[n_done:]
         batch.pos[:count] = range(n_done, len(tokens))
-        batch.seq[:count] = seq
+        batch.seq[:count] = seq - batch.first_seq
         batch.wants_logits[:count] = 0
         if is_away:
             worker = self.backend.worker

@@ -24,7 +24,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "one pool on a GPU": {"n_cells": 400, "wrap": lambda fake: on_gpu(fake)},
     "split": {"n_cells": 1200, "is_split": True},
     "split with a background": {"n_cells": 1200, "is_split": True, "n_background_seqs": 2},
-    "split, and short of cells": {"n_cells": 480, "is_split": True},
+    "split, and short of cells": {"n_cells": 480, "is_split": True, "n_background_seqs": 4},
     "hybrid": {"n_cells": 400, "memory_kind": MemoryKind.HYBRID},
 }
 

@@ -121,8 +121,9 @@ def compute(
     table: tuple[tuple[int, MediaChunk], ...] | None = None,
     piece: int = 0,
 ) -> NDArray[np.float32]:
-    """The logits behind these parts, computed from index `start` on in a sequence of the main context. With `piece`
+    """The logits behind these parts, computed from index `start` on in a sequence. With `piece`
     causal chunks are computed so many rows at a time."""
+    backend.turn_to(pool=seq >= backend.n_seqs)
     if table is not None or not start:
         backend.set_chunks(seq, table or table_of(parts))
     at, row = start, 0
@@ -138,13 +139,15 @@ def compute(
             batch = backend.batch
             for first in range(0, size, most):
                 row = min(most, size - first)
-                batch.token[:row], batch.seq[:row] = part[first : first + row], seq
+                batch.token[:row], batch.seq[:row] = part[first : first + row], seq - batch.first_seq
                 batch.pos[:row] = range(at + first, at + first + row)
                 batch.wants_logits[:row] = 0
                 batch.wants_logits[row - 1] = is_last and first + row == size
                 backend.decode(row)
         at += size
-    return np.array(backend.logits(row - 1))
+    logits = np.array(backend.logits(row - 1))
+    backend.turn_to(pool=False)
+    return logits
 
 
 def helper_logits(pair: Pair, segments: Sequence[Segment], *, n_batch: int = 512) -> NDArray[np.float32]:

@@ -241,7 +241,7 @@ def test_what_a_batch_took_is_learned_and_outlives_the_worker():
             request.n_computed += n_tokens
     learned = of(backend).recompute_s(0, 100)
     assert learned != unknown
-    backend.rebuild(split=True)
+    backend.rebuild()
     assert of(backend).recompute_s(0, 100) == learned
 
 

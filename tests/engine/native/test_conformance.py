@@ -36,26 +36,23 @@ class Case:
     model: str
     kind: MemoryKind
     n_cells: int
-    begins_split: bool
-    rebuilds: tuple[bool, ...]
+    is_split: bool
+    is_rebuilt: bool
 
     def __str__(self) -> str:
-        modes = ["split" if is_split else "one pool" for is_split in (self.begins_split, *self.rebuilds)]
-        return f"{self.kind}, {', then '.join(modes)}"
+        return f"{self.kind}, {'split' if self.is_split else 'one pool'}{', rebuilt' * self.is_rebuilt}"
 
 
 CASES = [
-    *(Case("tiny", MemoryKind.ATTENTION, 1024, True, rebuilds) for rebuilds in ((), (False,), (False, True))),
-    *(Case("tiny", MemoryKind.ATTENTION, 512, False, rebuilds) for rebuilds in ((), (False,))),
-    *(
-        Case(model, kind, n_cells, False, rebuilds)
-        for model, kind, n_cells in (
-            ("tiny-gemma3", MemoryKind.WINDOW, 768),
-            ("tiny-mamba", MemoryKind.RECURRENT, 512),
-            ("tiny-lfm2", MemoryKind.HYBRID, 512),
-        )
-        for rebuilds in ((), (False,))
-    ),
+    Case(model, kind, n_cells, is_split, is_rebuilt)
+    for model, kind, n_cells, is_split in (
+        ("tiny", MemoryKind.ATTENTION, 1024, True),
+        ("tiny", MemoryKind.ATTENTION, 512, False),
+        ("tiny-gemma3", MemoryKind.WINDOW, 768, False),
+        ("tiny-mamba", MemoryKind.RECURRENT, 512, False),
+        ("tiny-lfm2", MemoryKind.HYBRID, 512, False),
+    )
+    for is_rebuilt in (False, True)
 ]
 
 
@@ -77,6 +74,11 @@ class Both:
     @property
     def n_away(self) -> int:
         return n_seqs_away(self.real)
+
+    @property
+    def n_all(self) -> int:
+        """With the spare sequence of the pool, if there is one."""
+        return self.n_seqs + self.n_away + bool(self.n_away)
 
     @property
     def n_cells(self) -> int:
@@ -137,10 +139,10 @@ def opened(request: pytest.FixtureRequest, models: Callable[[str], Path]) -> Ite
     case = request.param
     real = LlamaBackend(
         str(models(case.model)), n_cells=case.n_cells, n_seqs=N_SLOTS, n_spare_seqs=N_SPARE, n_batch=N_BATCH,
-        n_threads=1, n_gpu_layers=0, kv_type="f16", may_split=case.begins_split,
+        n_threads=1, n_gpu_layers=0, kv_type="f16", may_split=case.is_split,
     )  # fmt: skip
-    for is_split in case.rebuilds:
-        real.rebuild(split=is_split)
+    if case.is_rebuilt:
+        real.rebuild()
     yield case, real
     real.close()
 
@@ -155,11 +157,11 @@ def both(opened: tuple[Case, LlamaBackend]) -> Both:
         n_seqs=N_SLOTS + (N_SPARE if is_attention else 0),
         n_batch=N_BATCH,
         memory_kind=case.kind,
-        n_slots=N_SLOTS if case.begins_split else 0,
+        n_slots=N_SLOTS if case.is_split else 0,
         n_background_seqs=N_SLOTS,
     )
-    for is_split in case.rebuilds:
-        fake.rebuild(split=is_split)
+    if case.is_rebuilt:
+        fake.rebuild()
     for seq in range(real.n_seqs + n_seqs_away(real)):
         assert real.seq_remove(seq, 0)
     return Both(fake, real)
@@ -184,7 +186,11 @@ def rows(seq: int, count: int, *, start: int = 0, token: int = 5) -> Callable[[S
 
 
 def fill(batch: Any, seq: int, count: int, *, start: int = 0, token: int = 5) -> None:
-    batch.token[:count], batch.pos[:count], batch.seq[:count] = token, range(start, start + count), seq
+    batch.token[:count], batch.pos[:count], batch.seq[:count] = (
+        token,
+        range(start, start + count),
+        seq - batch.first_seq,
+    )
     batch.wants_logits[:] = 0
 
 
@@ -205,7 +211,7 @@ def spoiled(name: str, row: int, value: int) -> Callable[[Subject], None]:
 
 
 def test_they_have_the_same_shape(both: Both):
-    for name in ("is_split", "can_split", "cuts_states", "memory_kind", "n_cells", "n_seqs"):
+    for name in ("is_split", "cuts_states", "memory_kind", "n_cells", "n_seqs"):
         assert getattr(both.fake, name) == getattr(both.real, name), name
     assert n_seqs_away(both.fake) == n_seqs_away(both.real)
     assert both.fake.n_ctx == both.real.n_ctx == both.n_cells
@@ -216,8 +222,7 @@ def test_a_rebuilt_backend_has_empty_sequences_and_another_batch(both: Both):
     """This backend is the module's own: it is rebuilt into what it was."""
     grow(both, 0, 10)
     batches = (both.fake.batch, both.real.batch)
-    is_split = both.is_split
-    both.do(lambda backend: backend.rebuild(split=is_split))
+    both.do(lambda backend: backend.rebuild())
     assert both.lengths() == [0] * (both.n_seqs + both.n_away)
     assert both.result(lambda backend, batch: backend.batch is batch, batches) is False
 
@@ -324,7 +329,7 @@ def test_a_sequence_that_is_not_there_is_refused_by_every_call(both: Both):
         lambda backend, seq: backend.state_set(seq, b"anything"),
         lambda backend, seq: list(backend.state_slices(seq, [(0, 1)])),
     ]
-    for seq in (-1, both.n_seqs + both.n_away, 2**31 - 1):
+    for seq in (-1, both.n_all, 2**31 - 1):
         for call in calls:
             both.refuses(ValueError, call, (seq, seq))
 
@@ -418,14 +423,11 @@ def test_a_state_that_finds_no_room_is_refused_and_leaves_the_sequence_empty(bot
 
 
 def test_a_state_of_another_number_of_streams_is_refused(both: Both):
-    if not both.real.can_split:
+    if not both.is_split:
         pytest.skip("there is one stream")
     grow(both, 0, 100)
-    states = both.do(saved)
-    is_split = both.is_split
-    both.do(lambda backend: backend.rebuild(split=not is_split))
-    assert both.result(lambda backend, state: backend.state_set(1, state), states) is False
-    both.do(lambda backend: backend.rebuild(split=is_split))
+    states, seq = both.do(saved), both.n_seqs
+    assert both.result(lambda backend, state: backend.state_set(seq, state), states) is False
 
 
 def test_states_are_cut_and_joined_where_nothing_is_forgotten(both: Both):
@@ -530,7 +532,7 @@ def test_what_cannot_be_saved_is_refused_at_once(both: Both):
     grow(both, 0, 50)
     for ranges in ([], [(0, 51)], [(-1, 5)], [(7, 7)]):
         both.refuses(ValueError, lambda backend, ranges: backend.save(0, ranges), (ranges, ranges))
-    for seq in (-1, both.n_seqs, both.n_seqs + both.n_away):
+    for seq in (-1, both.n_seqs, both.n_all):
         both.refuses(ValueError, lambda backend, seq: backend.save(seq, [(0, 1)]), (seq, seq))
 
 
@@ -597,7 +599,7 @@ def test_it_has_a_batch_and_sequences_of_its_own(background: Both):
 
 def test_the_background_computes_its_own_sequences_and_no_others(background: Both):
     n_seqs = background.n_seqs
-    for seq in (0, n_seqs - 1, n_seqs + background.n_away):
+    for seq in (0, n_seqs - 1, n_seqs + background.n_away + 1):
         background.refuses(ValueError, compute_away(seq, 8))
         assert is_idle(background)
     background.refuses(ValueError, rows(n_seqs, 8))
@@ -613,8 +615,7 @@ def test_a_batch_of_the_background_has_some_rows_and_not_too_many(background: Bo
 
 
 def test_what_the_background_must_not_compute_is_refused_before_it_begins(background: Both):
-    seq, n_cells = background.n_seqs, background.n_cells // background.n_seqs * background.n_away
-
+    seq, n_cells = background.n_seqs, background.n_cells
     background.refuses(ValueError, compute_away(seq, 8, start=-1))
     background.refuses(ValueError, compute_away(seq, 8, start=n_cells))
     background.refuses(ValueError, compute_away(seq, 8, token=-1))
@@ -662,20 +663,78 @@ def test_what_is_given_up_may_be_there_or_not_and_its_sequence_can_be_touched(ba
     assert background.result(compute_away(seq, N_BATCH)) is None
 
 
-def test_a_prompt_of_the_background_that_outgrows_its_stream_is_refused(background: Both):
-    seq, size = background.n_seqs, background.n_cells // background.n_seqs
+def test_a_prompt_of_the_background_that_outgrows_the_pool_is_refused(background: Both):
+    seq, size = background.n_seqs, background.n_cells - N_BATCH
     for start in range(0, size, N_BATCH):
         assert background.result(compute_away(seq, N_BATCH, start=start)) is None
+    assert background.result(compute_away(seq + 1, 1)) is None
     background.refuses(NoRoom, compute_away(seq, N_BATCH, start=size))
-    assert background.lengths()[seq] == size
+    assert background.lengths()[seq : seq + 2] == [size, 1]
 
 
 def test_a_rebuilt_backend_has_another_background(background: Both):
     """This backend is the module's own: it is rebuilt into what it was."""
     before = (background.fake.worker, background.real.worker)
-    background.do(lambda backend: backend.rebuild(split=True))
+    background.do(lambda backend: backend.rebuild())
     assert background.result(lambda backend, was: backend.worker is was, before) is False
     assert background.result(compute_away(background.n_seqs, 8)) is None
+
+
+def in_pool(call: Callable[[Subject], Any]) -> Callable[[Subject], Any]:
+    """As a step in the pool."""
+
+    def turned(backend: Subject) -> Any:
+        backend.turn_to(pool=True)
+        try:
+            return call(backend)
+        finally:
+            backend.turn_to(pool=False)
+
+    return turned
+
+
+def test_a_step_in_the_pool_goes_on_with_what_the_background_computed(background: Both):
+    seq = background.n_seqs
+    batches = (background.fake.batch, background.real.batch)
+    assert background.result(compute_away(seq, 100)) is None
+    assert background.result(in_pool(rows(seq, 3, start=100))) is None
+    assert background.lengths()[seq] == 103
+    background.refuses(ValueError, in_pool(rows(0, 3)))
+    assert background.result(rows(0, 3)) is None, "steps are back in the streams"
+    assert background.result(lambda backend, batch: backend.batch is batch, batches) is True
+    for backend in (background.fake, background.real):
+        begin(backend, seq + 1, 8)
+        with pytest.raises(ValueError, match="computing"):
+            backend.turn_to(pool=True)
+        finish(backend)
+
+
+def test_there_is_no_pool_beside_one_pool(both: Both):
+    if not both.is_split:
+        both.refuses(ValueError, lambda backend: backend.turn_to(pool=True))
+
+
+def test_the_pool_shares_cells_and_has_a_spare_sequence_for_copies(background: Both):
+    seq, other = background.n_seqs, background.n_seqs + 1
+    assert background.result(compute_away(seq, 100)) is None
+
+    def part(backend: Subject) -> bool:
+        """The first 40 tokens of the sequence in a stream, which has no room for all that is there otherwise."""
+        backend.seq_share(seq, backend.pool_spare, 0, 40)
+        is_copied = backend.seq_copy(backend.pool_spare, 2)
+        backend.seq_remove(backend.pool_spare, 0)
+        return is_copied
+
+    assert background.result(part) is True
+    assert background.lengths()[2] == 40
+    assert background.result(lambda backend: backend.seq_share(seq, other, 0, 60)) is None
+    background.refuses(ValueError, lambda backend: backend.seq_share(seq, 0, 0, 60))
+    background.refuses(ValueError, lambda backend: backend.seq_share(0, other, 0, 3))
+    n_cells = background.n_cells
+    for start in range(0, n_cells - 100, N_BATCH):
+        n_rows = min(N_BATCH, n_cells - 100 - start)
+        assert background.result(in_pool(rows(seq + 2, n_rows, start=start))) is None
+    background.refuses(NoRoom, in_pool(rows(other, 1, start=60)))
 
 
 def test_a_stream_gets_warm_beside_the_steps(both: Both):
@@ -689,7 +748,7 @@ def test_a_stream_gets_warm_beside_the_steps(both: Both):
         both.refuses(ValueError, gets_warm)
         return
     assert both.result(gets_warm) is True
-    for seq in (-1, both.n_seqs + both.n_away):
+    for seq in (-1, both.n_all):
         both.refuses(ValueError, lambda backend, seq: backend.warm(seq, 10), (seq, seq))
 
 

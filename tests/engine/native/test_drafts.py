@@ -72,7 +72,7 @@ def answers(
             whole.logprobs = [*(whole.logprobs or []), *(delta.logprobs or [])]
             whole.finish, whole.usage, whole.n_drafted = delta.finish, delta.usage, delta.n_drafted
     engine.close()
-    backend.rebuild(split=backend.is_split)
+    backend.rebuild()
     return said
 
 

@@ -151,7 +151,7 @@ def test_wrong_numbers_are_refused_before_native_code(backend: LlamaBackend, pro
     with pytest.raises(ValueError, match="attend to each other"):
         start(n_rows=32)
     for wrong in (
-        {"seq": away + 4}, {"seq": -1}, {"start": -1}, {"start": 4096}, {"first": 1}, {"first": -1}, {"n_rows": 0},
+        {"seq": away + 5}, {"seq": -1}, {"start": -1}, {"start": 4096}, {"first": 1}, {"first": -1}, {"n_rows": 0},
         {"n_rows": -1}, {"n_rows": 65}, {"rows": rows[:-1]}, {"rows": rows[:, :-1]},
         {"rows": rows.astype(np.float64)}, {"rows": rows[:, ::-1]},
     ):  # fmt: skip

@@ -91,12 +91,12 @@ def test_the_background_has_a_set_of_its_own(files: dict[str, Path], split: Llam
     worker.use(other)
     batch: Batch = worker.batch
     n_rows = len(PROMPT) - 1
-    batch.token[:n_rows], batch.pos[:n_rows], batch.seq[:n_rows] = PROMPT[:-1], range(n_rows), seq
+    batch.token[:n_rows], batch.pos[:n_rows], batch.seq[:n_rows] = PROMPT[:-1], range(n_rows), seq - batch.first_seq
     batch.wants_logits[:n_rows] = 0
     batch.realm = one.realm
     with pytest.raises(ValueError, match="other adapters"):
         worker.start(n_rows)
-    batch.seq[:n_rows], batch.realm = seq, other.realm
+    batch.seq[:n_rows], batch.realm = seq - batch.first_seq, other.realm
     worker.start(n_rows)
     assert not split.leave_adapter(named(files["b"]).digest), "it computes with it"
     worker.finish()
@@ -133,9 +133,8 @@ def test_a_freed_adapter_leaves_nothing_behind(tiny_gguf: Path, files: dict[str,
         with pytest.raises(ValueError, match="not loaded"):
             backend.use(adapters)
         assert np.allclose(logits_with(backend, BASE), plain, atol=1e-5)
-    backend.rebuild(split=False)
     adapters = loaded(backend, set_of(files, {"a": 1}))
-    backend.rebuild(split=True)
+    backend.rebuild()
     assert not np.allclose(logits_with(backend, adapters), plain, atol=0.1)
     backend.close()
 

@@ -22,14 +22,15 @@ ROUNDING = 0.05
 
 
 @pytest.mark.parametrize(("n_cells", "n_seqs"), [(1000, 8), (1024, 8), (1600, 6), (512, 2)])
-def test_one_pool_has_all_cells_of_the_streams(tiny_gguf: Path, n_cells: int, n_seqs: int):
+def test_the_pool_has_all_cells_of_the_streams(tiny_gguf: Path, n_cells: int, n_seqs: int):
     """llama.cpp makes every stream a multiple of 256 cells long, and one pool as well."""
     backend = open_tiny(tiny_gguf, n_cells=n_cells, n_seqs=n_seqs, may_split=True)
     n_ctx = backend.n_ctx
     assert n_ctx == backend.n_cells >= n_cells
-    for is_split in (False, True, False):
-        backend.rebuild(split=is_split)
-        assert backend.n_cells == backend.n_ctx == n_ctx
+    assert backend.worker is not None
+    assert backend.worker.context.n_cells == n_ctx
+    backend.rebuild()
+    assert backend.n_cells == backend.n_ctx == backend.worker.context.n_cells == n_ctx
     backend.close()
 
 

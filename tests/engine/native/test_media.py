@@ -41,7 +41,7 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 @pytest.fixture(scope="module", params=["split", "one pool"])
 def backend(request: pytest.FixtureRequest, pair: Pair) -> Iterator[LlamaBackend]:
     with opened(pair, split=request.param == "split") as backend:
-        if request.param == "split" and not backend.can_split:
+        if request.param == "split" and not backend.is_split:
             pytest.skip("this model's states are whole")
         yield backend
 
@@ -151,8 +151,8 @@ def test_a_saved_prompt_goes_on_elsewhere_with_the_same_logits(backend: LlamaBac
     np.testing.assert_array_equal(compute(backend, 2, [parts[-1]], start=end, table=table), expected)
 
 
-def test_a_saved_prompt_goes_on_in_another_layout(backend: LlamaBackend, media: Media):
-    if not backend.can_split:
+def test_a_saved_prompt_goes_on_in_the_pool(backend: LlamaBackend, media: Media):
+    if not backend.is_split:
         pytest.skip("one pool only")
     parts = parts_of(backend, BEFORE, media, AFTER)
     table, end = table_of(parts), n_tokens(parts[:-1])
@@ -160,11 +160,10 @@ def test_a_saved_prompt_goes_on_in_another_layout(backend: LlamaBackend, media: 
     backend.seq_remove(0, 0)
     compute(backend, 0, parts[:-1])
     (data,) = (bytes(piece) for piece in backend.state_slices(0, [(0, end)]))
-    before = backend.is_split
-    backend.rebuild(split=not before)
-    assert backend.state_set(3, backend.state_join(3, [(data, 0, 0, end)]))
-    logits = compute(backend, 3, [parts[-1]], start=end, table=table)
-    backend.rebuild(split=before)
+    seq = backend.n_seqs
+    backend.set_chunks(seq, table)
+    assert backend.state_set(seq, backend.state_join(seq, [(data, 0, 0, end)]))
+    logits = compute(backend, seq, [parts[-1]], start=end, table=table)
     np.testing.assert_allclose(logits, expected, atol=ROUNDING)
 
 
@@ -222,7 +221,7 @@ def test_the_background_computes_media_and_streams_go_on_meanwhile(backend: Llam
         else:
             count = len(part)
             worker.batch.token[:count], worker.batch.pos[:count] = part, range(at, at + count)
-            worker.batch.seq[:count], worker.batch.wants_logits[:count] = away, 0
+            worker.batch.seq[:count] = worker.batch.wants_logits[:count] = 0
             worker.start(count)
         np.testing.assert_array_equal(compute(backend, 1, [words]), alone)
         backend.seq_remove(1, 0)

@@ -32,7 +32,7 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 @pytest.fixture(scope="module", params=["split", "one pool"])
 def backend(request: pytest.FixtureRequest, pair: Pair) -> Iterator[LlamaBackend]:
     with opened(pair, split=request.param == "split", n_batch=128) as backend:
-        if request.param == "split" and not backend.can_split:
+        if request.param == "split" and not backend.is_split:
             pytest.skip("this model's states are whole")
         yield backend
 

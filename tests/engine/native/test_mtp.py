@@ -354,7 +354,7 @@ def test_a_failure_ends_the_drafts_and_nothing_else(rigged: LlamaBackend, monkey
 
 def test_a_rebuilt_backend_drafts_again(tmp_path: Path):
     backend = opened(hybrid_file(tmp_path))
-    backend.rebuild(split=False)
+    backend.rebuild()
     assert generate(backend, [begin(backend, 0, list(range(300, 330)))], 2) == (2 * MOST_TOKENS, 2 * MOST_TOKENS)
     backend.close()
 

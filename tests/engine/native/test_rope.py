@@ -28,9 +28,9 @@ def opened(model: Path, rope: Rope, **fields: Any) -> LlamaBackend:
 
 
 def logits(model: Path, rope: Rope, *, rebuild: bool = False) -> np.ndarray:
-    backend = opened(model, rope, may_split=rebuild)
+    backend = opened(model, rope)
     if rebuild:
-        backend.rebuild(split=False)
+        backend.rebuild()
     found = compute(backend, 0, PROMPT).copy()
     backend.close()
     return found

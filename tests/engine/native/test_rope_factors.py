@@ -1,5 +1,5 @@
-"""LongRoPE in llama.cpp: a context for long sequences embeds positions in another way than one for short ones. When the
-layout changes, so does the way, and nothing that was computed in the one is used in the other."""
+"""LongRoPE in llama.cpp: a context for long sequences embeds positions in another way than one for short ones. So all
+sequences are in contexts of one length, and nothing that was computed in the one way is used in the other."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from localrun.engine.native.llama import LlamaBackend
 from localrun.wire import Delta, Finish, Sampling, Submit
 from tests.engine.memory_disk import MemoryDisk
 
-# Of 4 streams with 512 cells each, or one pool of 2048.
+# Of one pool of 2048 cells, or of streams with a pool of 1024.
 ORIGINAL = 1024
 PROMPT = [300 + at * 7 % 200 for at in range(620)]
 
@@ -47,10 +47,10 @@ def model(tiny_gguf: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Pa
 
 
 class Work:
-    def __init__(self, model: Path, *, may_split: bool, disk: DiskTier | None = None) -> None:
+    def __init__(self, model: Path, *, n_cells: int, disk: DiskTier | None = None) -> None:
         self.backend = LlamaBackend(
-            str(model), n_cells=2048, n_seqs=4, n_spare_seqs=4, n_batch=256, n_threads=1, n_gpu_layers=0,
-            kv_type="f16", may_split=may_split,
+            str(model), n_cells=n_cells, n_seqs=4, n_spare_seqs=4, n_batch=256, n_threads=1, n_gpu_layers=0,
+            kv_type="f16",
         )  # fmt: skip
         self.engine = Engine(self.backend, Limits(4, 64, 0.0, 1 << 28), time.monotonic, disk)
         self.said: list[int] = []
@@ -81,17 +81,18 @@ def n_cached(final: Delta) -> int:
 
 def test_states_of_one_way_are_not_used_in_the_other(model: Path) -> None:
     disk = MemoryDisk()
-    pool, split = Work(model, may_split=False), Work(model, may_split=True, disk=disk)
-    assert (pool.backend.realm, split.backend.realm) == (b"long factors", b"short factors")
-    pool.ask(PROMPT)
-    expected = pool.said
-    pool.close()
-    split.ask(PROMPT[:400])
-    assert n_cached(split.ask(PROMPT[:410])) > 300
-    assert n_cached(split.ask(PROMPT)) == 0
-    assert split.said == expected
-    split.close()
-    for may_split, n_tokens, reused in ((False, 410, 400), (True, 410, 300)):
-        again = Work(model, may_split=may_split, disk=disk)
-        assert n_cached(again.ask(PROMPT[:n_tokens])) >= reused
+    long, short = Work(model, n_cells=2 * ORIGINAL, disk=disk), Work(model, n_cells=ORIGINAL, disk=disk)
+    assert (long.backend.realm, short.backend.realm) == (b"long factors", b"short factors")
+    assert (long.backend.is_split, short.backend.is_split) == (False, True), (
+        "a pool beside streams would be the other way"
+    )
+    for work in (long, short):
+        assert n_cached(work.ask(PROMPT)) == 0
+        said = work.said
+        assert n_cached(work.ask(PROMPT)) > 500
+        assert work.said == said
+        work.close()
+    for n_cells in (ORIGINAL, 2 * ORIGINAL):
+        again = Work(model, n_cells=n_cells, disk=disk)
+        assert n_cached(again.ask(PROMPT[:600])) >= 500
         again.close()

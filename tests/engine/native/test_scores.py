@@ -78,7 +78,7 @@ class Run:
             self.engine.cache.check_integrity()
         self.n_preempted = self.engine.totals.preemptions
         self.engine.close()
-        self.backend.rebuild(split=self.backend.is_split)
+        self.backend.rebuild()
 
 
 def check(said: list[ChosenLogprob], tokens: list[int], expected: list[float]) -> None:

@@ -38,7 +38,7 @@ def begin(backend: LlamaBackend, tokens: list[int], *, start: int = 0) -> None:
     batch, count = worker.batch, len(tokens)
     batch.token[:count] = tokens
     batch.pos[:count] = range(start, start + count)
-    batch.seq[:count] = backend.n_seqs
+    batch.seq[:count] = 0
     batch.wants_logits[:count] = 0
     worker.start(count)
 
@@ -155,7 +155,7 @@ def test_the_end_of_one_batch_does_not_answer_for_a_pause_of_the_next(
 @pytest.mark.usefixtures("_slow_to_say")
 def test_a_worker_that_is_slow_to_wait_answers_the_next_pause_too(backend: LlamaBackend):
     """It says that it is paused, loses its processor, and comes back when the step is over and the next one begins."""
-    backend.rebuild(split=True)  # a new worker begins with short pieces
+    backend.rebuild()  # a new worker begins with short pieces
     begin(backend, PROMPT[:-1])
     for _ in range(10):
         with backend.turns.step():
@@ -171,18 +171,14 @@ def test_nobody_touches_a_sequence_of_the_background_while_it_is_computed(backen
     assert backend.seq_remove(backend.n_seqs, 0)
 
 
-def test_states_are_the_same_bytes_in_split_and_in_one_pool(backend: LlamaBackend):
+def test_states_of_a_stream_go_on_in_the_pool(backend: LlamaBackend):
     compute(backend, 1, PROMPT[:100])
     pieces = list(backend.state_slices(1, [(0, 40), (40, 100)]))
     expected = compute(backend, 1, PROMPT[100:], start=100)
-    backend.rebuild(split=False)
-    assert not backend.is_split
-    assert backend.worker is None
-    state = backend.state_join(2, [(pieces[0], 0, 0, 40), (pieces[1], 40, 40, 100)])
-    assert backend.state_set(2, state)
-    np.testing.assert_allclose(compute(backend, 2, PROMPT[100:], start=100), expected, atol=2e-2)
-    backend.rebuild(split=True)
-    assert backend.is_split
+    seq = backend.n_seqs
+    state = backend.state_join(seq, [(pieces[0], 0, 0, 40), (pieces[1], 40, 40, 100)])
+    assert backend.state_set(seq, state)
+    np.testing.assert_allclose(compute(backend, seq, PROMPT[100:], start=100), expected, atol=2e-2)
 
 
 def test_a_stream_has_its_share_of_the_cells_and_no_more(backend: LlamaBackend):

@@ -14,8 +14,7 @@ from localrun.wire import Sampling
 
 
 class FakeDraftContext:
-    """A `DraftContext` whose next token is a hash of what its cells really hold. `fails` at the next decode, and
-    `changes` its layout at the next call.
+    """A `DraftContext` whose next token is a hash of what its cells really hold. `fails` at the next decode.
 
     With `n_slots` each sequence has its share of the cells for itself; without, there is one pool. One token in
     `wrong_one_in` is another one."""
@@ -31,14 +30,7 @@ class FakeDraftContext:
         self.n_cells, self.n_ctx, self.n_vocab = self.backend.n_cells, n_ctx, n_vocab
         self.probability, self.wrong_one_in = probability, wrong_one_in
         self.n_rows: list[int] = []  # of each decode
-        self.fails = self.is_alone = self.is_closed = self.changes = False
-
-    def follow(self) -> bool:
-        is_changed, self.changes = self.changes, False
-        if is_changed:
-            self.backend.rebuild(split=self.backend.can_split and not self.backend.is_split)
-            self.batch = self.backend.batch
-        return is_changed
+        self.fails = self.is_alone = self.is_closed = False
 
     @contextmanager
     def alone(self) -> Iterator[None]:

@@ -226,16 +226,6 @@ def test_a_request_beyond_the_context_has_no_drafts_and_gives_its_sequence_back(
     assert not drafts.model._of
 
 
-def test_after_another_layout_everything_is_read_anew():
-    drafts = Drafts(n_slots=4)
-    request = drafts.request(prompt(1, 10))
-    assert drafts.says(request)
-    drafts.context.changes = True
-    drafts.context.n_rows.clear()
-    assert drafts.says(request)
-    assert drafts.context.n_rows == [10, 1, 1]
-
-
 def test_where_cells_are_short_those_who_left_give_theirs_first():
     drafts = Drafts(n_cells=64, n_ctx=64)
     left, waiting, wanting = (drafts.request(prompt(number, 25)) for number in range(3))
@@ -286,7 +276,6 @@ def test_whatever_is_accepted_cancelled_or_left_out_every_draft_is_of_the_reques
             tokens = [draw.randrange(97, 100) for _ in range(draw.randrange(1, 60))]
             shared = draw.choice(requests).tokens if requests and draw.random() < 0.5 else []
             requests.append(drafts.request([*shared, *tokens]))
-        drafts.context.changes = draw.random() < 0.03
         wanted = [(request, draw.randrange(0, 9)) for request in requests if draw.random() < 0.8]
         for (request, _), draft in zip(wanted, drafts.propose(*wanted), strict=True):
             request.tokens += draft[: draw.randrange(0, len(draft) + 1)]

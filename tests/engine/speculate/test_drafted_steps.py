@@ -125,7 +125,7 @@ def test_a_choice_is_told_what_can_be_computed_together(
 
 
 def test_drafts_stay_within_a_stream_and_go_on_when_it_is_outgrown():
-    harness = Harness(n_cells=128, n_slots=2, is_split=True, speculation=drafting(3, 1.0))
+    harness = Harness(n_cells=128, n_slots=2, is_split=True, n_background_seqs=2, speculation=drafting(3, 1.0))
     n_refused, decode = 0, harness.backend.decode
 
     def counted(n_rows: int) -> None:

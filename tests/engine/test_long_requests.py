@@ -1,0 +1,267 @@
+"""Requests that are longer than a stream have their cells in the pool beside the streams, and nobody else feels it."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from localrun.engine.cache import cells
+from localrun.engine.speculate.speculation import Speculation
+from localrun.wire import Finish, Lane
+from tests.depth import DEPTH
+from tests.engine.harness import Harness, expected_output
+from tests.engine.speculate.drafters import any_rows
+
+N_SLOTS, SHARE = 4, 128
+LONG = [97 + at % 20 for at in range(200)]
+
+
+def harness(**options: object) -> Harness:
+    return Harness(
+        **{
+            "n_cells": N_SLOTS * SHARE,
+            "n_slots": N_SLOTS,
+            "n_batch": 64,
+            "is_split": True,
+            "n_background_seqs": N_SLOTS,
+            "target_itl_s": 0.02,
+            **options,
+        }  # type: ignore[arg-type]
+    )
+
+
+def start_streams(run: Harness, count: int) -> None:
+    for request_id in range(count):
+        run.submit(request_id, [65 + request_id] * 20, n_predict=100)
+    while min(len(run.tokens.get(request_id, [])) for request_id in range(count)) < 3:
+        run.step()
+
+
+def request_of(run: Harness, request_id: int):
+    return next(request for request in run.engine.scheduler.running if request.id == request_id)
+
+
+def test_a_prompt_that_is_longer_than_a_stream_moves_nobody():
+    run = harness()
+    start_streams(run, 3)
+    run.submit(9, LONG, n_predict=100)
+    while not run.tokens.get(9):
+        run.step()
+    assert request_of(run, 9).seq >= run.backend.n_seqs
+    assert [request_of(run, request_id).seq for request_id in range(3)] == [0, 1, 2]
+    run.run()
+    assert run.engine.totals.preemptions == 0
+    assert run.tokens[9] == expected_output(LONG, 100)
+    assert run.tokens[0] == expected_output([65] * 20, 100)
+
+
+def test_long_and_short_streams_have_steps_in_turn():
+    run = harness()
+    start_streams(run, 2)
+    run.submit(9, LONG, n_predict=60)
+    while not run.tokens.get(9):
+        run.step()
+    before = {request_id: len(run.tokens[request_id]) for request_id in (0, 1, 9)}
+    for _ in range(20):
+        run.step()
+    gained = {request_id: len(run.tokens[request_id]) - n_tokens for request_id, n_tokens in before.items()}
+    assert max(gained.values()) - min(gained.values()) <= 1
+    assert min(gained.values()) >= 9
+
+
+def test_an_answer_that_outgrows_its_stream_goes_on_in_the_pool():
+    run = harness()
+    start_streams(run, 2)
+    run.submit(9, LONG[:100], n_predict=200)
+    run.run()
+    assert run.engine.totals.preemptions == 0
+    assert run.tokens[9] == expected_output(LONG[:100], 200)
+    # The last token of an answer is never computed.
+    assert run.backend.n_rows_computed == 2 * 119 + 100 + 199, "and nothing is computed twice"
+
+
+def test_an_answer_that_outgrows_its_stream_waits_for_the_batch_under_way():
+    """At the end of its stream; the others go on."""
+    run = harness(background_looks=10**6)
+    start_streams(run, 1)
+    run.submit(9, LONG[:60], n_predict=120)
+    while len(run.tokens.get(9, [])) < 40:
+        run.step()
+        run.backend.worker.n_looks_left = 1
+    run.submit(10, LONG, n_predict=4)
+    for _ in range(400):
+        run.step()
+    assert run.backend.worker.is_busy
+    assert len(run.tokens[9]) == SHARE - 60 + 1, "its cells are full, and the last token needs none yet"
+    assert len(run.tokens[0]) == 100
+    run.backend.background_looks = run.backend.worker.n_looks_left = 1
+    run.run()
+    assert run.tokens[9] == expected_output(LONG[:60], 120)
+    assert run.tokens[10] == expected_output(LONG, 4)
+
+
+def test_a_stream_in_the_pool_has_a_step_between_any_two_batches():
+    run = harness(background_looks=1, n_batch=16)
+    run.submit(1, LONG, n_predict=100)
+    while not run.tokens.get(1):
+        run.step()
+    run.submit(2, LONG[::-1], n_predict=4)
+    n_batches = 0
+    while not run.tokens.get(2):
+        n_tokens = len(run.tokens[1])
+        was_busy = run.backend.worker.is_busy
+        run.step()
+        n_batches += run.backend.worker.is_busy and not was_busy
+        assert not (run.backend.worker.is_busy and len(run.tokens[1]) > n_tokens), "their cells are being computed in"
+    assert n_batches >= 10
+    assert len(run.tokens[1]) >= n_batches - 1
+    run.run()
+    assert run.tokens[1] == expected_output(LONG, 100)
+
+
+def test_the_next_turn_of_a_long_conversation_computes_what_is_new():
+    run = harness()
+    run.submit(1, LONG, n_predict=20)
+    run.run()
+    computed = run.backend.n_rows_computed
+    turn = [*LONG, *run.tokens[1], *[70] * 30]
+    run.submit(2, turn, n_predict=4)
+    run.run()
+    assert run.tokens[2] == expected_output(turn, 4)
+    assert run.backend.n_rows_computed - computed == 1 + 30 + 3
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_drafts_are_verified_in_the_pool_too(seed: int):
+    run = harness(
+        ram_cache_bytes=0, speculation=lambda backend, clock: Speculation(backend, clock, policy=any_rows(seed))
+    )
+    answer = expected_output(LONG, 100)
+    guess = [token if at % 7 else 70 for at, token in enumerate(answer)]
+    run.submit(1, LONG, n_predict=100, prediction=guess)
+    start_streams(run, 1)
+    run.run()
+    assert run.tokens[1] == answer
+    assert run.tokens[0] == expected_output([65] * 20, 100)
+    drafts = run.finals[1].usage.drafts
+    assert sum(source.n_accepted for source in drafts) > 20
+    n_steps = sum(any(delta.id == 1 and delta.tokens for delta in step.deltas) for step in run.steps)
+    assert n_steps < 80
+
+
+def test_who_branches_off_a_long_conversation_shares_its_cells():
+    run = harness()
+    run.submit(1, LONG, n_predict=20)
+    run.run()
+    other = [*LONG[:180], *[71] * 30]
+    run.submit(2, other, n_predict=4)
+    while not run.tokens.get(2):
+        run.step()
+    assert run.finals.get(2) is None
+    assert run.engine.cache.cells.n_shared == 180
+    run.run()
+    assert run.tokens[2] == expected_output(other, 4)
+
+
+def test_a_short_request_takes_what_it_can_of_a_long_one():
+    run = harness(ram_cache_bytes=0)
+    run.submit(1, LONG, n_predict=20)
+    run.run()
+    computed = run.backend.n_rows_computed
+    short = [*LONG[:60], 70, 71]
+    run.submit(2, short, n_predict=4)
+    run.run()
+    assert run.tokens[2] == expected_output(short, 4)
+    assert run.backend.n_rows_computed - computed == 2 + 3
+
+
+def test_the_span_of_the_pool_shrinks_when_those_below_are_gone(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(cells, "COMPACT_CELLS", 20)
+    monkeypatch.setattr(cells, "MOVE_TOKENS", 16)
+    run = harness(ram_cache_bytes=0)
+    run.submit(1, LONG, n_predict=5)
+    run.run()
+    run.submit(2, LONG[::-1], n_predict=100)
+    while not run.tokens.get(2):
+        run.step()
+    pool = run.engine.cache.cells.pool
+    assert pool.span > 400
+    run.engine.clear_cache(ram=True, disk=True)
+    run.run()
+    assert pool.span <= 1.5 * pool.n_used + 20
+    assert run.tokens[2] == expected_output(LONG[::-1], 100)
+
+
+def test_who_finds_no_room_in_the_pool_waits_and_the_short_ones_pass():
+    run = harness()
+    first, second = [97 + at % 19 for at in range(300)], [98 + at % 17 for at in range(300)]
+    run.submit(1, first, n_predict=100)
+    while not run.tokens.get(1):
+        run.step()
+    run.submit(2, second, n_predict=10)
+    run.submit(3, [70] * 10, n_predict=10)
+    while 3 not in run.finals:
+        run.step()
+    assert [request.id for request in run.engine.scheduler.waiting] == [2]
+    assert 1 not in run.finals
+    run.run()
+    assert run.engine.totals.preemptions == 0
+    assert run.tokens[1] == expected_output(first, 100)
+    assert run.tokens[2] == expected_output(second, 10)
+
+
+def test_a_lower_lane_gives_its_cells_in_the_pool():
+    run = harness()
+    first, second = [97 + at % 19 for at in range(300)], [98 + at % 17 for at in range(300)]
+    run.submit(1, first, n_predict=100, lane=Lane.BATCH)
+    run.submit(5, [70] * 10, n_predict=110, lane=Lane.BATCH)
+    while not run.tokens.get(1):
+        run.step()
+    run.submit(2, second, n_predict=10, lane=Lane.INTERACTIVE)
+    while 2 not in run.finals:
+        run.step()
+    assert 1 not in run.finals
+    run.run()
+    assert run.engine.totals.preemptions == 1, "the short one has cells of its own"
+    assert run.tokens[1] == expected_output(first, 100)
+    assert run.tokens[2] == expected_output(second, 10)
+
+
+@pytest.mark.parametrize("ram_cache_bytes", [0, 1 << 20])
+@pytest.mark.parametrize("seed", range(6 * DEPTH))
+def test_requests_of_all_lengths_answer_as_if_alone(seed: int, ram_cache_bytes: int, monkeypatch: pytest.MonkeyPatch):
+    """Nobody starves, and every step the books are compared with the cells."""
+    monkeypatch.setattr(cells, "COMPACT_CELLS", 20)
+    monkeypatch.setattr(cells, "MOVE_TOKENS", 16)
+    random = Random(f"{seed} {ram_cache_bytes}")
+    run = harness(
+        ram_cache_bytes=ram_cache_bytes, background_looks=random.randrange(1, 6), n_batch=random.choice([16, 64])
+    )
+    beginnings = [[letter] * random.randrange(10, 300) for letter in b"xyz"]
+    asked: dict[int, tuple[list[int], int]] = {}
+    cancelled = set()
+    for request_id in range(30):
+        prompt = random.choice(beginnings)[: random.randrange(1, 300)] + [66 + request_id] * random.randrange(1, 60)
+        if random.random() < 0.3 and run.tokens:
+            before = random.choice([known for known in run.tokens if known in asked])
+            prompt = [*asked[before][0], *run.tokens[before], 65]
+        n_predict = random.randrange(1, 120)
+        prompt = prompt[: N_SLOTS * SHARE - n_predict - 1]
+        asked[request_id] = prompt, n_predict
+        run.submit(request_id, prompt, n_predict=n_predict, lane=random.choice(list(Lane)))
+        for _ in range(random.randrange(0, 40)):
+            run.step()
+        if random.random() < 0.2:
+            victim = random.choice(list(asked))
+            if victim not in run.finals:
+                run.engine.cancel(victim)
+                cancelled.add(victim)
+        if random.random() < 0.1:
+            run.engine.clear_cache(ram=True, disk=False)
+    run.run()
+    for request_id, (prompt, n_predict) in asked.items():
+        if request_id in cancelled:
+            continue
+        assert run.finals[request_id].finish is Finish.LENGTH
+        assert run.tokens[request_id] == expected_output(prompt, n_predict)
