@@ -71,7 +71,7 @@ class Given:
 
 class Runner:
     """`usages` by request, in the order of asking. `n_rows`: of every batch that the last call computed, in order. With
-    `kv_folder` prefixes are kept there on disk. `was_one_pool`: at some time all streams shared one pool of cells."""
+    `kv_folder` prefixes are kept there on disk. `had_long_ones`: some were longer than a stream."""
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ class Runner:
         self.engine = Engine(self.backend, limits, time.monotonic, disk, speculation=speculation)
         self.usages: dict[int, Usage] = {}
         self.n_rows: list[int] = []
-        self.was_one_pool = False
+        self.had_long_ones = False
         self._n_asked = 0
 
     def ask(self, *prompts: list[int], n_tokens: int = 48) -> list[list[int]]:
@@ -162,7 +162,7 @@ class Runner:
         while not self.engine.is_idle:
             step = self.engine.step()
             self.engine.cache.check_integrity()
-            self.was_one_pool |= not self.backend.is_split
+            self.had_long_ones |= any(request.is_long for request in self.engine.scheduler.running)
             for delta in step.deltas if step else ():
                 found[delta.id].append(delta)
                 if delta.finish is not None:
