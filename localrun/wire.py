@@ -339,7 +339,8 @@ ToEngine = Open | Submit | Embed | Cancel | Count | ClearCache
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
     """The model is loaded. `n_ctx` is the most tokens one request may use (prompt and output together), or one input
-    of an `Embed`, whose vectors have `n_embd` numbers. `media` is what the projector takes, sound at `audio_rate_hz`
+    of an `Embed`, whose vectors have `n_embd` numbers. Besides `n_kv_cells` there are `n_pool_cells` for long requests
+    where the others have streams of their own. `media` is what the projector takes, sound at `audio_rate_hz`
     samples a second."""
 
     n_ctx: int
@@ -357,6 +358,7 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
     n_embd: int = 0
     media: tuple[MediaKind, ...] = ()
     audio_rate_hz: int = 0
+    n_pool_cells: int = 0
 
 
 class OpenFailed(msgspec.Struct, frozen=True, kw_only=True, tag="open_failed"):

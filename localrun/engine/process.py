@@ -392,6 +392,7 @@ def _ready(backend: Backend, opened: wire.Open, load_s: float) -> wire.Ready:
         n_vocab=backend.n_vocab,
         n_slots=opened.n_slots,
         n_kv_cells=backend.n_cells,
+        n_pool_cells=backend.n_cells if backend.is_split else 0,
         n_threads=backend.n_threads,
         n_gpu_layers=backend.n_gpu_layers,
         model_size_bytes=backend.model_size_bytes,

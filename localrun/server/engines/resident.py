@@ -265,7 +265,7 @@ class Resident:
             ready = self.link.ready
             row.n_ctx = ready.n_ctx
             row.slots = ready.n_slots
-            row.kv_cells = ready.n_kv_cells
+            row.kv_cells = ready.n_kv_cells + ready.n_pool_cells
             row.size_bytes = ready.model_size_bytes + ready.kv_size_bytes + self._draft_bytes + self._projector_bytes
             row.backend = ready.backend
             row.gpu_layers = ready.n_gpu_layers

@@ -346,7 +346,11 @@ class _LiveCollector(Collector):
             "Weights, KV cells and projectors of the engine, in memory or on a GPU.",
             {row.model: row.size_bytes for row in ready},
         )
-        yield _by_model("localrun_kv_cells", "KV cells of the pool.", {row.model: row.kv_cells for row in ready})
+        yield _by_model(
+            "localrun_kv_cells",
+            "KV cells, with those of the pool beside streams.",
+            {row.model: row.kv_cells for row in ready},
+        )
         yield _by_model("localrun_kv_cells_used", "KV cells in use.", {row.model: row.kv_cells_used for row in ready})
         yield _by_model(
             "localrun_ram_cache_bytes",
