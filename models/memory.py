@@ -251,6 +251,16 @@ def repacked_bytes(header: Header, machine: str = platform.machine()) -> int:
     return mapped_bytes
 
 
+def copied_output_bytes(header: Header, machine: str = platform.machine()) -> int:
+    """Of embeddings that are the output's weights as well: llama.cpp loads them once more for that, and where their
+    type has quick kernels as a copy, beside the mapped ones. 0 for other models."""
+    types = _TYPES.get(machine.lower(), frozenset())
+    if header.architecture in ENCODERS or any(tensor.name == "output.weight" for tensor in header.tensors):
+        return 0
+    embeddings = [tensor for tensor in header.tensors if tensor.name == "token_embd.weight"]
+    return sum(each.size_bytes for each in embeddings if each.type_name in types and each.shape[1] % _ROWS == 0)
+
+
 def _is_copied(tensor: TensorInfo, types: frozenset[str]) -> bool:
     """Embeddings are looked up by row and stay as they are."""
     is_matrix = len(tensor.shape) > 1 and tensor.shape[1] % _ROWS == 0
@@ -351,7 +361,7 @@ def draft_estimate(header: Header, *, n_kv_cells: int, n_slots: int, n_ubatch: i
     memory = memory._replace(layers=tuple(layer._replace(is_windowed=False) for layer in memory.layers))
     n_rows = min(n_ubatch, MOST_DRAFT_ROWS)
     return MemoryEstimate(
-        weights_bytes=header.weights_bytes,
+        weights_bytes=header.weights_bytes + copied_output_bytes(header),
         kv_bytes=sum(_layers_kv_bytes(header, memory, n_cells, n_slots, n_rows, by_name(KV_TYPES[kv_type]))),
         compute_bytes=compute_bytes(header, memory, Graph(n_rows, n_columns, n_slots)),
         process_bytes=VOCABULARY_ENTRY_BYTES * header.n_vocab,
@@ -389,7 +399,7 @@ def _pool(
     n_columns = n_cells + (n_window_cells if memory.n_window else 0)
     graph = Graph(n_ubatch, n_columns, n_sequences)
     needed = MemoryEstimate(
-        weights_bytes=header.weights_bytes,
+        weights_bytes=header.weights_bytes + (0 if is_on_gpu else copied_output_bytes(header)),
         kv_bytes=sum(_layers_kv_bytes(header, memory, n_cells, n_slots, n_ubatch, kv_type)),
         compute_bytes=0 if is_on_gpu else compute_bytes(header, memory, graph),
         process_bytes=process_bytes(header),
@@ -471,7 +481,7 @@ def embedding_estimate(header: Header, *, n_tokens: int, n_rows: int, kv_type: s
         row_bytes -= header.n_vocab * _F32_BYTES  # they compute no logits
     mask_bytes = n_rows * max(n_rows, n_cells) * _EMBEDDING_MASK_BYTES
     return MemoryEstimate(
-        weights_bytes=header.weights_bytes,
+        weights_bytes=header.weights_bytes + copied_output_bytes(header),
         kv_bytes=_embedding_kv_bytes(header, n_cells, kv_type),
         compute_bytes=mask_bytes + n_rows * row_bytes,
         process_bytes=process_bytes(header),
