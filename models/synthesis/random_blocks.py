@@ -11,7 +11,7 @@ Values have mean about 0 and standard deviation 1/sqrt(fan-in), so that activati
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import gguf
@@ -54,14 +54,8 @@ class BlockPool:
 
 
 def _random_blocks(tensor_type: GgmlType, n_elements: int, std: float, rng: np.random.Generator) -> Bytes:
-    if tensor_type.name == "Q4_K":
-        return _random_q4_k(n_elements // 256, std, rng)
-    if tensor_type.name == "Q5_K":
-        return _random_q5_k(n_elements // 256, std, rng)
-    if tensor_type.name == "Q6_K":
-        return _random_q6_k(n_elements // 256, std, rng)
-    if tensor_type.name == "IQ4_XS":
-        return _random_iq4_xs(n_elements // 256, std, rng)
+    if draw := _DRAWN.get(tensor_type.name):
+        return draw(n_elements // tensor_type.block_elements, std, rng)
     # One row per block, because the quantizer works on rows. 64-bit normals would take twice the memory.
     values = rng.standard_normal(n_elements, dtype=np.float32).reshape(-1, _PLAIN_UNIT_ELEMENTS)
     values *= np.float32(std)
@@ -135,6 +129,31 @@ def _random_iq4_xs(n_blocks: int, std: float, rng: np.random.Generator) -> Bytes
     blocks[:, 4:8] = (scales[:, 0::2] & 15) | (scales[:, 1::2] & 15) << 4
     blocks[:, 8:] = rng.integers(0, 256, size=(n_blocks, 128), dtype=np.uint8)
     return blocks.reshape(-1)
+
+
+def _random_iq4_nl(n_blocks: int, std: float, rng: np.random.Generator) -> Bytes:
+    """IQ4_NL blocks: fp16 d, of both signs so that the mean is 0, and 16 bytes of indices of `_IQ4_VALUES`."""
+    blocks = rng.integers(0, 256, size=(n_blocks, 18), dtype=np.uint8)
+    d = std / math.sqrt(sum(value**2 for value in _IQ4_VALUES) / len(_IQ4_VALUES))
+    blocks[:, :2] = (d * rng.choice((-1, 1), size=n_blocks)).astype("<f2").view(np.uint8).reshape(-1, 2)
+    return blocks.reshape(-1)
+
+
+def _random_q2_k(n_blocks: int, std: float, rng: np.random.Generator) -> Bytes:
+    """Q2_K super-blocks: 16 bytes with a scale and a minimum of 4 bits each, 64 bytes of 2-bit values, fp16 d and dmin;
+    weight = d * scale * q - dmin * minimum. With minimum = scale and dmin = 1.5 d a uniform q in 0..3 gives mean 0."""
+    blocks = rng.integers(0, 256, size=(n_blocks, 84), dtype=np.uint8)
+    blocks[:, :16] = rng.integers(8, 16, size=(n_blocks, 16), dtype=np.uint8) * 17
+    d = std / (_rms(8, 15) * math.sqrt((4**2 - 1) / 12))
+    blocks[:, 80:] = np.array([d, 1.5 * d], dtype="<f2").view(np.uint8)
+    return blocks.reshape(-1)
+
+
+# gguf-py cannot quantize to these.
+_DRAWN: dict[str, Callable[[int, float, np.random.Generator], Bytes]] = {
+    "Q2_K": _random_q2_k, "Q4_K": _random_q4_k, "Q5_K": _random_q5_k, "Q6_K": _random_q6_k, "IQ4_NL": _random_iq4_nl,
+    "IQ4_XS": _random_iq4_xs,
+}  # fmt: skip
 
 
 def _rms(first: int, last: int) -> float:
