@@ -31,11 +31,36 @@ __m512 dot_bf16(__m512 sum, __m512bh a, __m512bh b) { return _mm512_dpbf16_ps(su
 #ifdef __AMX_INT8__
 void dot_tiles() { _tile_dpbssd(0, 1, 2); }
 #endif
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#ifdef __ARM_FEATURE_DOTPROD
+int32x4_t dot_8(int32x4_t sum, int8x16_t a, int8x16_t b) { return vdotq_s32(sum, a, b); }
+#endif
+#ifdef __ARM_FEATURE_FP16_VECTOR_ARITHMETIC
+float16x8_t dot_16(float16x8_t sum, float16x8_t a, float16x8_t b) { return vfmaq_f16(sum, a, b); }
+#endif
+#ifdef __ARM_FEATURE_MATMUL_INT8
+int32x4_t dot_matrix(int32x4_t sum, int8x16_t a, int8x16_t b) { return vmmlaq_s32(sum, a, b); }
+#endif
+#ifdef __ARM_FEATURE_SVE
+#include <arm_sve.h>
+svint32_t dot_scalable(svint32_t sum, svint8_t a, svint8_t b) { return svdot_s32(sum, a, b); }
+#endif
 #endif
 float dot(const float * a, const float * b, size_t n) {
     float sum = 0;
     for (size_t at = 0; at < n; ++at) { sum += a[at] * b[at]; }
     return sum;
+}
+"""
+# What llama.cpp asks of the language and its library, as a program: GCC before 9 lacks a part of the library.
+LANGUAGE_SOURCE = """
+#include <filesystem>
+#include <vector>
+int main(int, char ** arguments) {
+    std::vector<std::filesystem::path> paths{arguments[0]};
+    if (const auto & [first, is_there] = std::pair{paths[0], std::filesystem::exists(paths[0])}; is_there) { return 0; }
+    return 1;
 }
 """
 VULKAN_SOURCE = """
@@ -123,8 +148,8 @@ class Compiler:
             # 2 is a kernel or sandbox that does not give the tiles to anybody: ggml then computes without them.
             return run([program])[0] in (0, 2)
 
-    def native_macros(self, flag: str) -> str:
-        """Everything that the compiler knows of itself and of this processor."""
+    def macros(self, flag: str) -> str:
+        """Everything that the compiler knows of itself and of the processor that the flag names."""
         return self.output("", flag, "-dM")
 
 
