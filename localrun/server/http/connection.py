@@ -23,6 +23,7 @@ import ipaddress
 import re
 import socket
 import sys
+import time
 from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
@@ -33,6 +34,8 @@ from uvicorn.server import ServerState
 from localrun.config import ConfigError
 from localrun.errors import PortBusy
 from localrun.server.http.limits import is_upload
+
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 class Listening(NamedTuple):
@@ -72,12 +75,37 @@ def listen(host: str, port: int) -> Listening:
         raise
 
 
+# For a while Windows keeps the port of a daemon that has just ended, with its connections.
+_RETRIES, _RETRY_AFTER_S = 20, 0.25
+
+
 def bind(host: str, port: int, *, shares: bool = False) -> socket.socket:
     """A bound socket; port 0 takes a free one. With `shares` another socket of this process may have the port, too.
 
     Raises ConfigError for an address that this machine does not have, and PortBusy.
     """
     address = address_of(host)
+    for _ in range(_RETRIES if sys.platform == "win32" else 0):
+        try:
+            return _bind_once(address, host, port, shares=shares)
+        except PortBusy:
+            if _answers(address, port):
+                raise
+            time.sleep(_RETRY_AFTER_S)
+    return _bind_once(address, host, port, shares=shares)
+
+
+def _answers(address: Address, port: int) -> bool:
+    """Whether somebody listens there."""
+    here = address if not address.is_unspecified else "::1" if address.version == 6 else "127.0.0.1"
+    try:
+        socket.create_connection((str(here), port), timeout=1).close()
+    except OSError:
+        return False
+    return True
+
+
+def _bind_once(address: Address, host: str, port: int, *, shares: bool) -> socket.socket:
     family = socket.AF_INET6 if address.version == 6 else socket.AF_INET
     listening = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -128,7 +156,7 @@ def url_of(listening: socket.socket, scheme: str = "http") -> str:
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
-def address_of(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+def address_of(host: str) -> Address:
     """The address that a host name or an address stands for. Raises ConfigError."""
     try:
         return ipaddress.ip_address("127.0.0.1" if host.lower() == "localhost" else host)

@@ -29,7 +29,6 @@ from typing import BinaryIO
 
 import numpy
 import soundfile
-import soxr
 
 # With the plugins that others load when they are first needed, which is too late here.
 from PIL import (  # noqa: F401
@@ -50,6 +49,11 @@ from localrun.errors import BadRequest, LocalrunError, of_disk
 from localrun.server.media import headers
 from localrun.wire import DecodeReply, DecodeRequest, MediaKind
 from localrun.worker_limits import allow_cpu, close_limits
+
+try:
+    import soxr
+except ImportError:  # there is none for Windows on Arm
+    soxr = None
 
 MEMORY_BYTES = 1536 * 1024 * 1024
 # Of the largest picture. Ten minutes of sound at 48 kHz are less.
@@ -139,6 +143,11 @@ def sound(data: bytes, request: DecodeRequest, output: BinaryIO) -> DecodeReply:
         headers.check_rate(file.format, rate_hz, "")
         resampler = None
         if rate_hz != request.audio_rate_hz:
+            if soxr is None:
+                raise BadRequest(
+                    f"it has {rate_hz} samples a second, and here, without the package soxr, it must have the model's "
+                    f"{request.audio_rate_hz}; convert it"
+                )
             resampler = soxr.ResampleStream(rate_hz, request.audio_rate_hz, 1, dtype="float32")
         while True:
             block = file.read(rate_hz, dtype="float32", always_2d=True)
