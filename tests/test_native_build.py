@@ -139,7 +139,15 @@ def test_gits_shell_on_windows_is_windows(monkeypatch: pytest.MonkeyPatch, tmp_p
     monkeypatch.setattr(platform, "machine", lambda: "AMD64")
     here = Machine()
     assert (here.system, here.is_x86) == ("Windows", True)
-    assert make_plan(here, "cpu").problems == []
+    assert says(only_problem(here, "cpu"), "no C++ compiler", "winget install", "VC.Tools.x86.x64", "--wheels")
+    installer = tmp_path / "Microsoft Visual Studio/Installer"
+    installer.mkdir(parents=True)
+    (installer / "vswhere.exe").write_text('#!/bin/sh\ncase "$*" in *VC.Tools.ARM64*) echo C:/VS ;; esac\n')
+    (installer / "vswhere.exe").chmod(0o755)
+    monkeypatch.setenv("ProgramFiles(x86)", str(tmp_path))
+    assert len(make_plan(Machine(), "cpu").problems) == 1, "the tools for another processor"
+    monkeypatch.setattr(platform, "machine", lambda: "ARM64")
+    assert make_plan(Machine(), "cpu").problems == []
 
 
 @pytest.mark.parametrize(("name", "is_sound"), [("clang++-16", True), ("g++-12", False)])

@@ -38,6 +38,9 @@ def run(command: Sequence[str], *, text: str = "", environ: Mapping[str, str] | 
     return ended.returncode, ended.stdout, ended.stderr
 
 
+_VC = "Microsoft.VisualStudio."
+
+
 @dataclass(frozen=True)
 class Machine:
     """What there is to build for and with."""
@@ -59,6 +62,20 @@ class Machine:
     @property
     def is_apple_silicon(self) -> bool:
         return self.system == "Darwin" and self.processor == "arm64"
+
+    @property
+    def visual_cpp(self) -> str:
+        """The part of Visual Studio that has the compiler."""
+        return f"{_VC}Component.VC.Tools.{'ARM64' if self.processor.upper() == 'ARM64' else 'x86.x64'}"
+
+    @property
+    def has_visual_cpp(self) -> bool:
+        """Whether CMake will find it, or another compiler that is chosen or on PATH."""
+        if self.environ.get("CMAKE_GENERATOR") or any(map(self.which, ("cl", "clang-cl", "g++"))):
+            return True
+        folder = Path(self.environ.get("ProgramFiles(x86)", "C:/Program Files (x86)"), "Microsoft Visual Studio")
+        asking = [str(folder / "Installer/vswhere.exe"), "-products", "*", "-requires", self.visual_cpp]
+        return bool(run([*asking, "-property", "installationPath"], environ=self.environ)[1].strip())
 
     @property
     def is_musl(self) -> bool:
@@ -99,7 +116,8 @@ class Machine:
         if self.system == "Darwin":
             return "xcode-select --install" if what == "compiler" else "brew install python"
         if self.system == "Windows":
-            return "winget install Microsoft.VisualStudio.2022.BuildTools"
+            parts = f"--passive --wait --includeRecommended --add {_VC}Workload.VCTools --add {self.visual_cpp}"
+            return f'winget install Microsoft.VisualStudio.2022.BuildTools --override "{parts}"'
         managers = {
             "apt-get": ("apt install g++", "apt install python3-venv"),
             "dnf": ("dnf install gcc-c++", "dnf install python3"),

@@ -121,14 +121,16 @@ def make_plan(machine: Machine, backend: str = "", *, is_ready: bool = False, is
     _choose_options(plan, machine)
     if machine.is_musl:
         plan.notes.append("this system has musl: wheels for glibc do not fit, so llama.cpp is compiled")
-    if machine.system != "Windows":
-        if cxx is None or cc is None:
-            get = machine.how_to_get("compiler")
-            named = environ.get("CXX" if cxx is None else "CC", "")
-            found = f"{named} was not found" if named else f"no {'C++' if cxx is None else 'C'} compiler was found"
-            plan.problems.append(f"{found}; type: {get}, or take a wheel: --wheels WHERE")
-        else:
-            _choose_flags(plan, machine, cc, cxx, is_portable=is_portable)
+    get = machine.how_to_get("compiler")
+    if machine.system == "Windows":
+        if not machine.has_visual_cpp:
+            plan.problems.append(f"no C++ compiler was found; type: {get}, or take a wheel: --wheels WHERE")
+    elif cxx is None or cc is None:
+        named = environ.get("CXX" if cxx is None else "CC", "")
+        found = f"{named} was not found" if named else f"no {'C++' if cxx is None else 'C'} compiler was found"
+        plan.problems.append(f"{found}; type: {get}, or take a wheel: --wheels WHERE")
+    else:
+        _choose_flags(plan, machine, cc, cxx, is_portable=is_portable)
     plan.inputs["processor"] = machine.cpu_name
     plan.inputs["python"] = f"{sysconfig.get_platform()} {'-'.join(platform.libc_ver())}"
     return plan
