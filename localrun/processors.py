@@ -52,9 +52,8 @@ class Candidate(NamedTuple):
 class Processors(msgspec.Struct, frozen=True, kw_only=True):
     """What a process may use. `quota` is processor seconds per second, None without one.
 
-    Cores are physical ones, and `middle_cores` those of the efficiency cores that are not of the slowest kind.
-    `n_allowed` counts hyperthreads, of the `n_machine` that the machine has. `numbers` are the system's names of those
-    allowed, as in `0-3,8`, empty where nothing is bound.
+    Cores are physical ones; `n_allowed` counts hyperthreads, of the `n_machine` that the machine has. `numbers` are the
+    system's names of those allowed, as in `0-3,8`, empty where nothing is bound.
     """
 
     name: str
@@ -62,7 +61,6 @@ class Processors(msgspec.Struct, frozen=True, kw_only=True):
     n_allowed: int
     performance_cores: int
     efficiency_cores: int = 0
-    middle_cores: int = 0
     quota: float | None = None
     numbers: str = ""
 
@@ -85,8 +83,8 @@ class Processors(msgspec.Struct, frozen=True, kw_only=True):
         found = [Candidate(self.performance_cores, "performance cores" if is_hybrid else "cores")]
         if is_hybrid:
             found.append(Candidate(cores, "performance and efficiency cores"))
-        if self.middle_cores:
-            found.append(Candidate(self.performance_cores + self.middle_cores, "performance and middle cores"))
+        if is_hybrid and 2 * self.performance_cores < cores:  # of three kinds, the big and the middle ones
+            found.append(Candidate(2 * self.performance_cores, "performance cores and as many others"))
         if self.n_allowed > cores:
             found.append(Candidate(self.n_allowed, "hyperthreads"))
         found = [
@@ -197,20 +195,19 @@ def of_linux(
         has_topology = has_topology or core is not None
         cores.setdefault(number if core is None else core, []).append(number)
     if has_topology:
-        slow, slowest = _slow(root, allowed)
+        slow = _slow(root, allowed)
         n_slow = sum(numbers[0] in slow for numbers in cores.values())
-        n_slowest = sum(numbers[0] in slowest for numbers in cores.values())
     else:
-        n_slow = n_slowest = 0
+        n_slow = 0
         n_cores = min(n_cores or len(allowed), len(allowed))
+    board = (_text(root / "proc/device-tree/model") or "").strip("\0\n ")
     n_present = len(_numbers(_text(root / "sys/devices/system/cpu/online"))) or n_machine or len(allowed)
     return Processors(
-        name=cpu_name(cpu_facts(_text(root / "proc/cpuinfo") or ""), _board(root)) or platform.machine(),
+        name=cpu_name(cpu_facts(_text(root / "proc/cpuinfo") or ""), board) or platform.machine(),
         n_machine=max(n_present, len(allowed)),
         n_allowed=max(1, len(allowed)),
         performance_cores=max(1, len(cores) - n_slow if has_topology or n_cores is None else n_cores),
         efficiency_cores=n_slow,
-        middle_cores=n_slow - n_slowest if n_slowest else 0,
         quota=cgroup_quota(root),
         numbers=_ranges(allowed) if len(allowed) < n_present else "",
     )
@@ -331,10 +328,9 @@ def _core(topology: Path) -> object:
     return None if core is None else (_text(topology / "physical_package_id"), core.strip())
 
 
-def _slow(root: Path, allowed: Collection[int]) -> tuple[set[int], set[int]]:
-    """Those of the allowed processors that save power, and the slowest of these; none if all do."""
+def _slow(root: Path, allowed: Collection[int]) -> set[int]:
+    """Those of the allowed processors that save power; none if all do."""
     devices = root / "sys/devices"
-    capacities: dict[int, int] = {}
     slow = set().union(*(_numbers(_text(devices / kind / "cpus")) for kind in ("cpu_atom", "cpu_lowpower")))
     if not slow:
         said = {number: _text(devices / f"system/cpu/cpu{number}/cpu_capacity") for number in allowed}
@@ -342,11 +338,7 @@ def _slow(root: Path, allowed: Collection[int]) -> tuple[set[int], set[int]]:
         best = max(capacities.values(), default=0)
         slow = {number for number, capacity in capacities.items() if capacity < EFFICIENCY_SHARE * best}
     slow &= set(allowed)
-    if slow == set(allowed):
-        return set(), set()
-    # The capacities of one kind differ by some percent.
-    least = min((capacities.get(number, 0) for number in slow), default=0)
-    return slow, {number for number in slow if capacities.get(number, 0) <= least * 1.2}
+    return slow if slow != set(allowed) else set()
 
 
 def _numbers(text: str | None) -> set[int]:
@@ -368,10 +360,6 @@ def _ranges(numbers: Collection[int]) -> str:
         else:
             runs.append([number, number])
     return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
-
-
-def _board(root: Path) -> str:
-    return (_text(root / "proc/device-tree/model") or "").strip("\0\n ")
 
 
 def _psutil_cores() -> int | None:

@@ -252,13 +252,12 @@ def repacked_bytes(header: Header, machine: str = platform.machine()) -> int:
 
 
 def copied_output_bytes(header: Header, machine: str = platform.machine()) -> int:
-    """Of embeddings that are the output's weights as well: llama.cpp loads them once more for that, and where their
-    type has quick kernels as a copy, beside the mapped ones. 0 for other models."""
-    types = _TYPES.get(machine.lower(), frozenset())
-    if header.architecture in ENCODERS or any(tensor.name == "output.weight" for tensor in header.tensors):
+    """Of embeddings that are the output's weights, too: where their type has quick kernels, these are a copy."""
+    tensors = {tensor.name: tensor for tensor in header.tensors}
+    tied = tensors.get("token_embd.weight")
+    if tied is None or "output.weight" in tensors or header.architecture in ENCODERS:
         return 0
-    embeddings = [tensor for tensor in header.tensors if tensor.name == "token_embd.weight"]
-    return sum(each.size_bytes for each in embeddings if each.type_name in types and each.shape[1] % _ROWS == 0)
+    return tied.size_bytes * _is_copied(tied._replace(name="output.weight"), _TYPES.get(machine.lower(), frozenset()))
 
 
 def _is_copied(tensor: TensorInfo, types: frozenset[str]) -> bool:

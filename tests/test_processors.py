@@ -142,7 +142,7 @@ def test_the_middle_cores_of_three_kinds_are_tried_with_the_big_ones(machine: Ma
         machine.write(f"sys/devices/system/cpu/cpu{number}/cpu_capacity", capacity)
     found = machine.processors(range(8))
     assert counts(found) == [2, 8, 4]
-    assert found.candidates()[2].reason == "performance and middle cores"
+    assert found.candidates()[2].reason == "performance cores and as many others"
 
 
 @pytest.mark.parametrize("arm", MACHINES, ids=lambda arm: arm.name)

@@ -58,12 +58,9 @@ def better_build() -> str:
     """As `rebuild`; first what has to change, where the same would come of it that is installed."""
     machine, there = Machine(), installed(sys.executable)
     plan = make_plan(machine, "" if there.get("portable") else str(there.get("backend", "")))
-    if plan.problems:
-        return f"{plan.problems[0]}; then: {rebuild()}"
-    if plan.record(machine.environ)["key"] == there.get("key"):
-        said = " ".join(note for note in plan.notes if note.startswith("built without"))
-        return f"this compiler makes the same again; get a newer one, and name it: CC=... CXX=... {rebuild()}. {said}"
-    return rebuild()
+    is_same = plan.record(machine.environ)["key"] == there.get("key")
+    first = "this compiler makes the same again; get a newer one, and name it: CC=... CXX=... " if is_same else ""
+    return "; ".join([*plan.problems, first + rebuild(), *(plan.notes if is_same else ())])
 
 
 def ask_build(command: Sequence[str] = COMMAND, *, timeout_s: float = TIMEOUT_S) -> BuildReport | Finding:
@@ -129,27 +126,15 @@ def check_cpu(
     """`cpu_flags` are Linux's names of what the CPU can do; empty where the system does not tell. A `machine` is named
     as by `platform`."""
     known = features(machine)
-    missing = [each.ggml for each in known if each.flag in cpu_flags and each.ggml not in report.cpu_features]
+    missing = [each for each in known if each.flag in cpu_flags and each.ggml not in report.cpu_features]
     if missing := without_halves(missing, report.cpu_features):
-        text = f"the build does not use {', '.join(missing)}, which this CPU supports, so engines are slower"
+        names = ", ".join(each.ggml for each in missing)
+        text = f"the build does not use {names}, which this CPU supports, so engines are slower"
         return warn("cpu", text, remedy())
     shown = ", ".join(each.ggml for each in known if each.ggml in report.cpu_features)
     if "NEON" in report.cpu_features and "DOTPROD" not in report.cpu_features:
         shown += "; no dot product, so no quick kernels"
     return ok("cpu", f"{machine}: {shown or 'no vector instructions that llama.cpp names'}")
-
-
-def cpu_flags(path: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
-    """What Linux says that the CPU can do; empty elsewhere."""
-    try:
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return frozenset()
-    for line in lines:
-        name, _, value = line.partition(":")
-        if name.strip() in ("flags", "Features"):
-            return frozenset(value.split())
-    return frozenset()
 
 
 # --- the kernels: a probe of them, or what an earlier one found ---

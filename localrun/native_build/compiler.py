@@ -53,16 +53,8 @@ float dot(const float * a, const float * b, size_t n) {
     return sum;
 }
 """
-# What llama.cpp asks of the language and its library, as a program: GCC before 9 lacks a part of the library.
-LANGUAGE_SOURCE = """
-#include <filesystem>
-#include <vector>
-int main(int, char ** arguments) {
-    std::vector<std::filesystem::path> paths{arguments[0]};
-    if (const auto & [first, is_there] = std::pair{paths[0], std::filesystem::exists(paths[0])}; is_there) { return 0; }
-    return 1;
-}
-"""
+# GCC before 9 lacks a part of the library that llama.cpp uses.
+LANGUAGE_SOURCE = "#include <filesystem>\nint main(int, char ** name) { return !std::filesystem::exists(*name); }\n"
 VULKAN_SOURCE = """
 #include <vulkan/vulkan.h>
 #include <spirv/unified1/spirv.hpp>

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from localrun.cpu_features import Feature, cpu_facts, cpu_name, features
+from localrun.cpu_features import cpu_facts, cpu_name
 
 
 def words(variable: str, text: str) -> list[str]:
@@ -36,9 +36,6 @@ def run(command: Sequence[str], *, text: str = "", environ: Mapping[str, str] | 
     except (OSError, subprocess.TimeoutExpired) as error:
         return 127, "", str(error)
     return ended.returncode, ended.stdout, ended.stderr
-
-
-_VC = "Microsoft.VisualStudio."
 
 
 @dataclass(frozen=True)
@@ -66,16 +63,15 @@ class Machine:
     @property
     def visual_cpp(self) -> str:
         """The part of Visual Studio that has the compiler."""
-        return f"{_VC}Component.VC.Tools.{'ARM64' if self.processor.upper() == 'ARM64' else 'x86.x64'}"
+        return f"Microsoft.VisualStudio.Component.VC.Tools.{'ARM64' if self.processor == 'ARM64' else 'x86.x64'}"
 
     @property
     def has_visual_cpp(self) -> bool:
         """Whether CMake will find it, or another compiler that is chosen or on PATH."""
-        if self.environ.get("CMAKE_GENERATOR") or any(map(self.which, ("cl", "clang-cl", "g++"))):
-            return True
         folder = Path(self.environ.get("ProgramFiles(x86)", "C:/Program Files (x86)"), "Microsoft Visual Studio")
         asking = [str(folder / "Installer/vswhere.exe"), "-products", "*", "-requires", self.visual_cpp]
-        return bool(run([*asking, "-property", "installationPath"], environ=self.environ)[1].strip())
+        is_other = self.environ.get("CMAKE_GENERATOR") or any(map(self.which, ("cl", "clang-cl", "g++")))
+        return bool(is_other or run([*asking, "-property", "installationPath"], environ=self.environ)[1].strip())
 
     @property
     def is_musl(self) -> bool:
@@ -99,13 +95,8 @@ class Machine:
 
     @property
     def cpu_flags(self) -> list[str]:
-        cpu = self.cpus[0] if self.cpus else {}
-        return (cpu.get("flags") or cpu.get("Features", "")).split()
-
-    @property
-    def features(self) -> list[Feature]:
-        """What this processor has that makes llama.cpp faster; nothing where the system does not tell."""
-        return [feature for feature in features(self.processor) if feature.flag in self.cpu_flags]
+        """What Linux says that the processor can do."""
+        return next((cpu.get("flags") or cpu.get("Features", "") for cpu in self.cpus), "").split()
 
     @property
     def cpu_name(self) -> str:
@@ -116,8 +107,8 @@ class Machine:
         if self.system == "Darwin":
             return "xcode-select --install" if what == "compiler" else "brew install python"
         if self.system == "Windows":
-            parts = f"--passive --wait --includeRecommended --add {_VC}Workload.VCTools --add {self.visual_cpp}"
-            return f'winget install Microsoft.VisualStudio.2022.BuildTools --override "{parts}"'
+            more = f"--passive --wait --add Microsoft.VisualStudio.Workload.VCTools --add {self.visual_cpp}"
+            return f'winget install Microsoft.VisualStudio.2022.BuildTools --override "{more} --includeRecommended"'
         managers = {
             "apt-get": ("apt install g++", "apt install python3-venv"),
             "dnf": ("dnf install gcc-c++", "dnf install python3"),

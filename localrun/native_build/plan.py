@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from localrun.cpu_features import Feature, without_halves
+from localrun.cpu_features import Feature, features, without_halves
 from localrun.native_build.compiler import LANGUAGE_SOURCE, NATIVE_SOURCE, VULKAN_SOURCE, Compiler, find_compiler
 from localrun.native_build.machine import DEVICES, Machine, ask, nvidia, run, tool, words
 
@@ -113,8 +113,7 @@ def make_plan(machine: Machine, backend: str = "", *, is_ready: bool = False, is
         )
     if not machine.is_64_bit:
         plan.problems.append(
-            "this Python is a 32-bit program, whose memory holds no model; install a 64-bit system, or on a 64-bit one "
-            "a 64-bit Python, and name it: PYTHON=..."
+            "this Python is a 32-bit program; install a 64-bit system, or on one a 64-bit Python: PYTHON=..."
         )
     if is_ready:
         return plan
@@ -216,15 +215,13 @@ def _choose_flags(plan: Plan, machine: Machine, cc: Compiler, cxx: Compiler, *, 
     """The compiler's part: what of the processor it cannot use rightly, and whether it can use it at all."""
     plan.inputs |= {"cc": cc.banner, "cxx": cxx.banner}
     get, n_problems = machine.how_to_get("compiler"), len(plan.problems)
-    for language, compiler, program, flag in (
-        ("C", cc, "#include <stdio.h>\nint main(void) { return 0; }\n", "-std=c11"),
-        ("C++", cxx, LANGUAGE_SOURCE, "-std=c++17"),
-    ):
+    c_program = "#include <stdio.h>\nint main(void) { return 0; }\n"
+    for compiler, program, flag in ((cc, c_program, "-std=c11"), (cxx, LANGUAGE_SOURCE, "-std=c++17")):
         if broken := compiler.complaint(program, flag, link=True):
             name = compiler.banner or compiler.command[0]
             plan.problems.append(
-                f"the {language} compiler does not work, or is too old for llama.cpp, which needs GCC 9 or clang 9 "
-                f"({name}: {broken}); type: {get}, or take a wheel: --wheels WHERE"
+                f"the {compiler.language.upper()} compiler does not work, or is too old for llama.cpp, which needs GCC "
+                f"9 or clang 9 ({name}: {broken}); type: {get}, or take a wheel: --wheels WHERE"
             )
     if len(plan.problems) > n_problems:
         return
@@ -232,8 +229,7 @@ def _choose_flags(plan: Plan, machine: Machine, cc: Compiler, cxx: Compiler, *, 
     if machine.is_x86:
         has_amx = "amx_int8" in machine.cpu_flags
         is_sound = "unsound" not in (cc.amx, cxx.amx) and (not has_amx or cxx.amx_computes())
-        if not is_sound:
-            plan.unsound_modules["sapphirerapids"] = "the compiler makes AMX code that crashes"
+        plan.unsound_modules |= {} if is_sound else {"sapphirerapids": "the compiler makes AMX code that crashes"}
         if not is_sound and not cc.complaint("", amx_flag) and not cxx.complaint("", amx_flag):
             plan.flags[amx_flag] = f"{cxx.banner} makes AMX code that crashes; GCC 13.3, 14.1 and clang do not"
             if has_amx:
@@ -247,7 +243,7 @@ def _choose_flags(plan: Plan, machine: Machine, cc: Compiler, cxx: Compiler, *, 
             if cxx.complaint("", f"-march={arch}"):
                 plan.unsound_modules |= dict.fromkeys(modules, f"{cxx.banner} does not know {arch}")
     elif option(given, "GGML_CPU_ARM_ARCH"):
-        _use_arch(plan, "")
+        plan.options["-DGGML_NATIVE=OFF"] = "it would come before the ARM_ARCH that is given"
     elif option(given, "GGML_NATIVE").upper() not in ("OFF", "0", "NO", "FALSE"):
         _choose_native(plan, machine, cxx)
 
@@ -255,52 +251,39 @@ def _choose_flags(plan: Plan, machine: Machine, cc: Compiler, cxx: Compiler, *, 
 def _choose_native(plan: Plan, machine: Machine, cxx: Compiler) -> None:
     """What the compiler makes of "native". On ARM many know a processor by its number alone, and use nothing of one
     that is newer, or is a virtual machine's; there it is told what this one has."""
-    native = "-march=native" if machine.is_x86 else "-mcpu=native"
-    said = cxx.complaint(NATIVE_SOURCE, "-O3", native, *plan.flags)
-    macros = cxx.macros(native)
-    lost = _lost(machine, macros)
-    if (said or lost) and not machine.is_x86 and any(feature.tag for feature in machine.features):
+    has = [feature for feature in features(machine.processor) if feature.flag in machine.cpu_flags]
+    native, arch = "-march=native" if machine.is_x86 else "-mcpu=native", ""
+    if any(feature.tag for feature in has) and _lost(cxx, native, has):
         arch = "armv8.2-a"
-        for feature in machine.features:
-            flag = f"-march={arch}+{feature.tag}"
-            if feature.tag and not cxx.complaint(NATIVE_SOURCE, "-O3", flag) and feature.macro in cxx.macros(flag):
+        for feature in has:
+            if feature.tag and not _lost(cxx, f"-march={arch}+{feature.tag}", [feature]):
                 arch = f"{arch}+{feature.tag}"
-        said, lost = cxx.complaint(NATIVE_SOURCE, "-O3", f"-march={arch}"), _lost(machine, cxx.macros(f"-march={arch}"))
-        _use_arch(plan, arch)
+        plan.options["-DGGML_NATIVE=OFF"] = "the compiler does not find out all that this processor has, so it is named"
+        plan.options[f"-DGGML_CPU_ARM_ARCH={arch}"] = "that"
+    flag = f"-march={arch}" if arch else native
     name = cxx.banner or cxx.command[0]
-    any_processor = "-DGGML_NATIVE=OFF" + ("" if machine.is_x86 else " -DGGML_CPU_ARM_ARCH=armv8-a")
-    if "no such instruction" in said or "Assembler" in said:
+    if said := cxx.complaint(NATIVE_SOURCE, "-O3", flag, *plan.flags):
+        is_old_assembler = "no such instruction" in said or "Assembler" in said
+        who, newer = ("the assembler", "newer binutils") if is_old_assembler else (name, "a newer compiler")
+        any_processor = "-DGGML_NATIVE=OFF" + ("" if machine.is_x86 else " -DGGML_CPU_ARM_ARCH=armv8-a")
         plan.problems.append(
-            f"the assembler does not know this processor's instructions ({said}); get newer binutils, "
-            f"or build for any processor: CMAKE_ARGS='{any_processor}'"
+            f"{who} does not know this processor's instructions ({said}); get {newer} and name it: CC=clang "
+            f"CXX=clang++, or build for any processor: CMAKE_ARGS='{any_processor}'"
         )
-    elif said:
-        plan.problems.append(
-            f"{name} does not know this processor ({said}); get a newer compiler and name it: CC=clang CXX=clang++,"
-            f" or build for any processor: CMAKE_ARGS='{any_processor}'"
-        )
-    for feature in lost:
-        known = f"; {feature.known_by} do" if feature.known_by else ""
+    for feature in [] if said else _lost(cxx, flag, has):
         plan.notes.append(
-            f"built without {feature.ggml}, which this processor has: {name} does not know it{known}. With another one "
-            "engines are faster: CC=... CXX=..."
+            f"built without {feature.ggml}, which this processor has: {name} does not know it; "
+            f"{feature.known_by or 'newer compilers'} do, with which engines are faster: CC=... CXX=..."
         )
+    macros = cxx.macros(native)
     plan.inputs["native"] = hashlib.sha256(macros.encode()).hexdigest()[:24] if macros else ""
 
 
-def _lost(machine: Machine, macros: str) -> list[Feature]:
-    """What this processor has and the compiler does not use; nothing of a compiler that does not tell."""
-    lost = [feature for feature in machine.features if macros and f"#define {feature.macro} " not in macros]
-    names = without_halves([feature.ggml for feature in lost], {"AVX512_VNNI"} if "__AVX512VNNI__" in macros else ())
-    return [feature for feature in lost if feature.ggml in names]
-
-
-def _use_arch(plan: Plan, arch: str) -> None:
-    """ARM's features by name; an empty one if the caller names them."""
-    plan.options.pop("-DGGML_NATIVE=ON")
-    plan.options["-DGGML_NATIVE=OFF"] = "the features are named, since the compiler does not find all of them"
-    if arch:
-        plan.options[f"-DGGML_CPU_ARM_ARCH={arch}"] = "what this processor has"
+def _lost(cxx: Compiler, flag: str, has: list[Feature]) -> list[Feature]:
+    """What a build with the flag does without: all if there is none, and nothing if the compiler does not tell."""
+    macros, is_refused = cxx.macros(flag), cxx.complaint(NATIVE_SOURCE, "-O3", flag)
+    used = {each.ggml for each in has if not is_refused and (not macros or f"#define {each.macro} " in macros)}
+    return without_halves([feature for feature in has if feature.ggml not in used], used)
 
 
 def option(arguments: str, name: str) -> str:

@@ -35,8 +35,6 @@ from localrun.config import ConfigError
 from localrun.errors import PortBusy
 from localrun.server.http.limits import is_upload
 
-Address = ipaddress.IPv4Address | ipaddress.IPv6Address
-
 
 class Listening(NamedTuple):
     """The daemon's sockets: for this machine, without encryption, and for others, with TLS; None if it has no other
@@ -76,36 +74,15 @@ def listen(host: str, port: int) -> Listening:
 
 
 # For a while Windows keeps the port of a daemon that has just ended, with its connections.
-_RETRIES, _RETRY_AFTER_S = 20, 0.25
+_RETRIES, _RETRY_AFTER_S = 12, 0.25
 
 
-def bind(host: str, port: int, *, shares: bool = False) -> socket.socket:
+def bind(host: str, port: int, *, shares: bool = False, n_retries: int = _RETRIES) -> socket.socket:
     """A bound socket; port 0 takes a free one. With `shares` another socket of this process may have the port, too.
 
     Raises ConfigError for an address that this machine does not have, and PortBusy.
     """
     address = address_of(host)
-    for _ in range(_RETRIES if sys.platform == "win32" else 0):
-        try:
-            return _bind_once(address, host, port, shares=shares)
-        except PortBusy:
-            if _answers(address, port):
-                raise
-            time.sleep(_RETRY_AFTER_S)
-    return _bind_once(address, host, port, shares=shares)
-
-
-def _answers(address: Address, port: int) -> bool:
-    """Whether somebody listens there."""
-    here = address if not address.is_unspecified else "::1" if address.version == 6 else "127.0.0.1"
-    try:
-        socket.create_connection((str(here), port), timeout=1).close()
-    except OSError:
-        return False
-    return True
-
-
-def _bind_once(address: Address, host: str, port: int, *, shares: bool) -> socket.socket:
     family = socket.AF_INET6 if address.version == 6 else socket.AF_INET
     listening = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -124,7 +101,10 @@ def _bind_once(address: Address, host: str, port: int, *, shares: bool) -> socke
         listening.listen()
     except OSError as error:
         listening.close()
-        raise _cannot_listen(error, host, port) from None
+        if sys.platform != "win32" or error.errno != errno.EADDRINUSE or not n_retries:
+            raise _cannot_listen(error, host, port) from None
+        time.sleep(_RETRY_AFTER_S)
+        return bind(host, port, shares=shares, n_retries=n_retries - 1)
     listening.setblocking(False)
     return listening
 
@@ -156,7 +136,7 @@ def url_of(listening: socket.socket, scheme: str = "http") -> str:
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
-def address_of(host: str) -> Address:
+def address_of(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
     """The address that a host name or an address stands for. Raises ConfigError."""
     try:
         return ipaddress.ip_address("127.0.0.1" if host.lower() == "localhost" else host)

@@ -17,6 +17,7 @@ module, so that it never loads a decoder.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import os
@@ -50,10 +51,9 @@ from localrun.server.media import headers
 from localrun.wire import DecodeReply, DecodeRequest, MediaKind
 from localrun.worker_limits import allow_cpu, close_limits
 
-try:
+soxr = None
+with contextlib.suppress(ImportError):  # there is none for Windows on Arm
     import soxr
-except ImportError:  # there is none for Windows on Arm
-    soxr = None
 
 MEMORY_BYTES = 1536 * 1024 * 1024
 # Of the largest picture. Ten minutes of sound at 48 kHz are less.
@@ -144,10 +144,7 @@ def sound(data: bytes, request: DecodeRequest, output: BinaryIO) -> DecodeReply:
         resampler = None
         if rate_hz != request.audio_rate_hz:
             if soxr is None:
-                raise BadRequest(
-                    f"it has {rate_hz} samples a second, and here, without the package soxr, it must have the model's "
-                    f"{request.audio_rate_hz}; convert it"
-                )
+                raise BadRequest(f"it must have {request.audio_rate_hz} samples a second: there is no soxr here")
             resampler = soxr.ResampleStream(rate_hz, request.audio_rate_hz, 1, dtype="float32")
         while True:
             block = file.read(rate_hz, dtype="float32", always_2d=True)

@@ -409,7 +409,7 @@ def test_a_port_whose_daemon_has_just_ended_is_tried_again_on_windows(monkeypatc
         assert len(pauses) == 3
         with pytest.raises(PortBusy):
             bind("127.0.0.1", port)
-    assert len(pauses) == 3, "a program that listens stays"
+    assert sum(pauses) < 5, "another program's stays"
 
 
 def test_a_port_that_windows_keeps_for_itself_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
