@@ -222,13 +222,6 @@ def test_what_an_older_compiler_does_not_know_is_said(tmp_path: Path):
     assert says(note, "without MATMUL_INT8", "g++ (Test) 12.2 does not know it", "GCC 10", "CXX=")
 
 
-def test_the_callers_own_arch_is_used(tmp_path: Path):
-    here = arm_machine(tmp_path, by_name("pi-5"), CMAKE_ARGS="-DGGML_CPU_ARM_ARCH=armv8.2-a")
-    args = make_plan(here).environment(here.environ, None)["CMAKE_ARGS"]
-    # ggml reads it only without this, and CMake takes the last.
-    assert args.index("-DGGML_NATIVE=OFF") > args.index("-DGGML_NATIVE=ON")
-
-
 @pytest.mark.parametrize(
     ("knows", "left_out"),
     [

@@ -42,10 +42,6 @@ float16x8_t dot_16(float16x8_t sum, float16x8_t a, float16x8_t b) { return vfmaq
 #ifdef __ARM_FEATURE_MATMUL_INT8
 int32x4_t dot_matrix(int32x4_t sum, int8x16_t a, int8x16_t b) { return vmmlaq_s32(sum, a, b); }
 #endif
-#ifdef __ARM_FEATURE_SVE
-#include <arm_sve.h>
-svint32_t dot_scalable(svint32_t sum, svint8_t a, svint8_t b) { return svdot_s32(sum, a, b); }
-#endif
 #endif
 float dot(const float * a, const float * b, size_t n) {
     float sum = 0;

@@ -218,10 +218,9 @@ def _choose_flags(plan: Plan, machine: Machine, cc: Compiler, cxx: Compiler, *, 
     c_program = "#include <stdio.h>\nint main(void) { return 0; }\n"
     for compiler, program, flag in ((cc, c_program, "-std=c11"), (cxx, LANGUAGE_SOURCE, "-std=c++17")):
         if broken := compiler.complaint(program, flag, link=True):
-            name = compiler.banner or compiler.command[0]
             plan.problems.append(
                 f"the {compiler.language.upper()} compiler does not work, or is too old for llama.cpp, which needs GCC "
-                f"9 or clang 9 ({name}: {broken}); type: {get}, or take a wheel: --wheels WHERE"
+                f"9 or clang 9 ({compiler.banner}: {broken}); type: {get}, or take a wheel: --wheels WHERE"
             )
     if len(plan.problems) > n_problems:
         return
@@ -237,14 +236,11 @@ def _choose_flags(plan: Plan, machine: Machine, cc: Compiler, cxx: Compiler, *, 
                     "this processor has AMX, which makes prompts 1.3 to 1.6 times faster, but this compiler builds it "
                     "wrongly, so it stays unused; with a newer one: CC=clang CXX=clang++"
                 )
-    given = machine.environ.get("CMAKE_ARGS", "")
     if is_portable:
         for arch, modules in _NEW_MODULES.items() if not machine.is_x86 else ():
             if cxx.complaint("", f"-march={arch}"):
                 plan.unsound_modules |= dict.fromkeys(modules, f"{cxx.banner} does not know {arch}")
-    elif option(given, "GGML_CPU_ARM_ARCH"):
-        plan.options["-DGGML_NATIVE=OFF"] = "it would come before the ARM_ARCH that is given"
-    elif option(given, "GGML_NATIVE").upper() not in ("OFF", "0", "NO", "FALSE"):
+    elif option(machine.environ.get("CMAKE_ARGS", ""), "GGML_NATIVE").upper() not in ("OFF", "0", "NO", "FALSE"):
         _choose_native(plan, machine, cxx)
 
 
