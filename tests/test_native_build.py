@@ -167,6 +167,21 @@ def test_a_mac_without_metal_is_told_so_behind_llama_cpp_pythons_back(tmp_path: 
     assert "GGML_METAL" not in make_plan(machine(tmp_path)).hook
 
 
+def test_a_mac_builds_for_its_own_processor_whatever_cmake_is_for(tmp_path: Path):
+    add_compiler(tmp_path)
+    plan = make_plan(machine(tmp_path, system="Darwin", processor="arm64"), "cpu")
+    assert "-DCMAKE_OSX_ARCHITECTURES=arm64" in plan.options
+    assert not any("OSX" in option for option in make_plan(machine(tmp_path)).options)
+
+
+def test_a_gcc_before_10_for_arm_is_refused_with_a_newer_one(tmp_path: Path):
+    said = "probe.cpp:5:60: error: 'vld1q_s8_x4' was not declared in this scope"
+    add_compiler(tmp_path, fails_with=said, when="*-O3*")
+    here = machine(tmp_path, processor="aarch64")
+    here.__dict__["cpus"] = cpu_facts(by_name("orin").cpuinfo)
+    assert says(only_problem(here), "vld1q_s8_x4", "a newer compiler", "CXX=clang++")
+
+
 # --- ARM: what GCC 12 makes of processors that it knows, and of those that it does not ---
 
 _TAGS = {feature.tag: feature.macro for feature in ARM if feature.tag}

@@ -123,8 +123,7 @@ def check_media(command: Sequence[str] = MEDIA_COMMAND, *, timeout_s: float = TI
 def check_cpu(
     report: BuildReport, cpu_flags: Collection[str], *, machine: str, remedy: Callable[[], str] = better_build
 ) -> Finding:
-    """`cpu_flags` are Linux's names of what the CPU can do; empty where the system does not tell. A `machine` is named
-    as by `platform`."""
+    """`cpu_flags` are Linux's names of what the CPU can do; empty where the system does not tell."""
     known = features(machine)
     missing = [each for each in known if each.flag in cpu_flags and each.ggml not in report.cpu_features]
     if missing := without_halves(missing, report.cpu_features):

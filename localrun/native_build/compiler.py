@@ -33,6 +33,7 @@ void dot_tiles() { _tile_dpbssd(0, 1, 2); }
 #endif
 #elif defined(__aarch64__)
 #include <arm_neon.h>
+int8x16x4_t load_4(const signed char * from) { return vld1q_s8_x4(from); }
 #ifdef __ARM_FEATURE_DOTPROD
 int32x4_t dot_8(int32x4_t sum, int8x16_t a, int8x16_t b) { return vdotq_s32(sum, a, b); }
 #endif

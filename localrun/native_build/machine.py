@@ -62,7 +62,6 @@ class Machine:
 
     @property
     def visual_cpp(self) -> str:
-        """The part of Visual Studio that has the compiler."""
         return f"Microsoft.VisualStudio.Component.VC.Tools.{'ARM64' if self.processor == 'ARM64' else 'x86.x64'}"
 
     @property

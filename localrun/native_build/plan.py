@@ -176,6 +176,8 @@ def _choose_options(plan: Plan, machine: Machine) -> None:
         "two contexts in a process make two OpenMP teams, which sleep at every barrier; the engine has a threadpool"
     )
     options["-DCMAKE_PLATFORM_NO_VERSIONED_SONAME=ON"] = "a wheel cannot hold links: each name would be a copy"
+    if machine.system == "Darwin":
+        options[f"-DCMAKE_OSX_ARCHITECTURES={machine.processor}"] = "CMake may be a program for the other kind of Mac"
     if machine.system == "Darwin" and plan.backend != "metal":
         # llama-cpp-python turns it on by FORCE.
         plan.hook = _HOOK + _HOOK_WITHOUT_METAL

@@ -141,8 +141,8 @@ class Served:
         return said["choices"][0]["text"], details.get("cached_tokens", 0)
 
     def chatted(self) -> tuple[str, int]:
-        said = self.post("/v1/chat/completions", model="tiny", temperature=0, max_tokens=12,
-                         messages=[{"role": "user", "content": "Tell me of a fox, a dog, a cat and a horse."}])  # fmt: skip
+        messages = [{"role": "user", "content": "Tell me of a fox, a dog, a cat and a horse."}]
+        said = self.post("/v1/chat/completions", model="tiny", temperature=0, max_tokens=12, messages=messages)
         return said["choices"][0]["message"]["content"], said["usage"]["prompt_tokens_details"]["cached_tokens"]
 
     def by_schema(self) -> Any:
