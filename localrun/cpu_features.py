@@ -10,8 +10,7 @@ from typing import NamedTuple
 
 
 class Feature(NamedTuple):
-    """What llama.cpp calls it, Linux in /proc/cpuinfo, compilers in a macro; the first compilers that know it, if not
-    all that compile llama.cpp do; and ARM's tag for `-march`."""
+    """In llama.cpp's words, /proc/cpuinfo's and compilers'; which compilers know it, if not all; ARM's tag of -march."""
 
     ggml: str
     flag: str

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import importlib
 import io
 import os
 import re
@@ -26,7 +27,7 @@ import signal
 import struct
 import sys
 import warnings
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy
 import soundfile
@@ -51,9 +52,9 @@ from localrun.server.media import headers
 from localrun.wire import DecodeReply, DecodeRequest, MediaKind
 from localrun.worker_limits import allow_cpu, close_limits
 
-soxr = None
+soxr: Any = None
 with contextlib.suppress(ImportError):  # there is none for Windows on Arm
-    import soxr
+    soxr = importlib.import_module("soxr")
 
 MEMORY_BYTES = 1536 * 1024 * 1024
 # Of the largest picture. Ten minutes of sound at 48 kHz are less.
