@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 
 class Feature(NamedTuple):
-    """In llama.cpp's words, /proc/cpuinfo's and compilers'; which compilers know it, if not all; ARM's tag of -march."""
+    """In llama.cpp's words, Linux' and compilers'; which compilers know it, if not all; ARM's tag of `-march`."""
 
     ggml: str
     flag: str
