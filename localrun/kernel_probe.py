@@ -48,6 +48,10 @@ class ProbeFailed(Exception):
     """The probe came to no result: nothing is known about the kernels. Says why."""
 
 
+class ProbeTooSlow(ProbeFailed):
+    """It was not ready in time: of a machine that is slow or busy."""
+
+
 class Said(msgspec.Struct, frozen=True):
     """A line of `localrun.engine.tools.probe`."""
 
@@ -108,7 +112,7 @@ class _Seen:
         try:
             ended = run_text(command, timeout_s, input=paths)
         except subprocess.TimeoutExpired:
-            raise ProbeFailed(f"it took more than {timeout_s:g} s") from None
+            raise ProbeTooSlow(f"it took more than {timeout_s:g} s") from None
         last = None
         for line in ended.stdout.splitlines():
             with contextlib.suppress(msgspec.DecodeError):

@@ -29,7 +29,7 @@ from typing import NamedTuple
 import msgspec
 
 # Raised when the probe looks at more, or judges otherwise: what was kept before is then as none.
-VERSION = 1
+VERSION = 2
 FOLDER_NAME = "kernels"
 MAX_FILE_BYTES = 1024 * 1024
 MAX_CRASHES = 100

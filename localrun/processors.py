@@ -29,6 +29,8 @@ from typing import NamedTuple
 import msgspec
 import psutil
 
+from localrun.cpu_features import cpu_facts, cpu_name
+
 # A core that has less than this part of the best one's capacity is one to save power: 0.25 to 0.52 is usual for these,
 # 0.83 and more for the middle ones of three kinds.
 EFFICIENCY_SHARE = 0.7
@@ -81,6 +83,8 @@ class Processors(msgspec.Struct, frozen=True, kw_only=True):
         found = [Candidate(self.performance_cores, "performance cores" if is_hybrid else "cores")]
         if is_hybrid:
             found.append(Candidate(cores, "performance and efficiency cores"))
+        if is_hybrid and 2 * self.performance_cores < cores:  # of three kinds, the big and the middle ones
+            found.append(Candidate(2 * self.performance_cores, "performance cores and as many others"))
         if self.n_allowed > cores:
             found.append(Candidate(self.n_allowed, "hyperthreads"))
         found = [
@@ -196,9 +200,10 @@ def of_linux(
     else:
         n_slow = 0
         n_cores = min(n_cores or len(allowed), len(allowed))
+    board = (_text(root / "proc/device-tree/model") or "").strip("\0\n ")
     n_present = len(_numbers(_text(root / "sys/devices/system/cpu/online"))) or n_machine or len(allowed)
     return Processors(
-        name=_name(_text(root / "proc/cpuinfo")),
+        name=cpu_name(cpu_facts(_text(root / "proc/cpuinfo") or ""), board) or platform.machine(),
         n_machine=max(n_present, len(allowed)),
         n_allowed=max(1, len(allowed)),
         performance_cores=max(1, len(cores) - n_slow if has_topology or n_cores is None else n_cores),
@@ -355,20 +360,6 @@ def _ranges(numbers: Collection[int]) -> str:
         else:
             runs.append([number, number])
     return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
-
-
-def _name(cpuinfo: str | None) -> str:
-    """What the processor is called; on ARM numbers stand for the name."""
-    facts: dict[str, str] = {}
-    for line in (cpuinfo or "").splitlines():
-        name, _, value = line.partition(":")
-        facts.setdefault(name.strip(), value.strip())
-    for name in ("model name", "cpu model", "uarch"):
-        if facts.get(name):
-            return facts[name]
-    if "CPU part" in facts:
-        return f"ARM {facts.get('CPU implementer', '')} {facts['CPU part']}"
-    return platform.machine()
 
 
 def _psutil_cores() -> int | None:

@@ -251,6 +251,15 @@ def repacked_bytes(header: Header, machine: str = platform.machine()) -> int:
     return mapped_bytes
 
 
+def copied_output_bytes(header: Header, machine: str = platform.machine()) -> int:
+    """Of embeddings that are the output's weights, too: where their type has quick kernels, these are a copy."""
+    tensors = {tensor.name: tensor for tensor in header.tensors}
+    tied = tensors.get("token_embd.weight")
+    if tied is None or "output.weight" in tensors or header.architecture in ENCODERS:
+        return 0
+    return tied.size_bytes * _is_copied(tied._replace(name="output.weight"), _TYPES.get(machine.lower(), frozenset()))
+
+
 def _is_copied(tensor: TensorInfo, types: frozenset[str]) -> bool:
     """Embeddings are looked up by row and stay as they are."""
     is_matrix = len(tensor.shape) > 1 and tensor.shape[1] % _ROWS == 0
@@ -350,7 +359,7 @@ def draft_estimate(header: Header, *, n_kv_cells: int, n_slots: int, n_ubatch: i
     memory = memory._replace(layers=tuple(layer._replace(is_windowed=False) for layer in memory.layers))
     n_rows = min(n_ubatch, MOST_DRAFT_ROWS)
     return MemoryEstimate(
-        weights_bytes=header.weights_bytes,
+        weights_bytes=header.weights_bytes + copied_output_bytes(header),
         kv_bytes=sum(_layers_kv_bytes(header, memory, n_cells, n_slots, n_rows, by_name(KV_TYPES[kv_type]))),
         compute_bytes=compute_bytes(header, memory, Graph(n_rows, n_columns, n_slots)),
         process_bytes=VOCABULARY_ENTRY_BYTES * header.n_vocab,
@@ -384,7 +393,7 @@ def _pool(
     n_columns = n_cells + (n_window_cells if memory.n_window else 0)
     graph = Graph(n_ubatch, n_columns, n_sequences)
     needed = MemoryEstimate(
-        weights_bytes=header.weights_bytes,
+        weights_bytes=header.weights_bytes + (0 if is_on_gpu else copied_output_bytes(header)),
         kv_bytes=sum(_layers_kv_bytes(header, memory, n_cells, n_slots, n_ubatch, kv_type)),
         compute_bytes=0 if is_on_gpu else compute_bytes(header, memory, graph),
         process_bytes=process_bytes(header),
@@ -465,7 +474,7 @@ def embedding_estimate(header: Header, *, n_tokens: int, n_rows: int, kv_type: s
         row_bytes -= header.n_vocab * _F32_BYTES  # they compute no logits
     mask_bytes = n_rows * max(n_rows, n_cells) * _EMBEDDING_MASK_BYTES
     return MemoryEstimate(
-        weights_bytes=header.weights_bytes,
+        weights_bytes=header.weights_bytes + copied_output_bytes(header),
         kv_bytes=_embedding_kv_bytes(header, n_cells, kv_type),
         compute_bytes=mask_bytes + n_rows * row_bytes,
         process_bytes=process_bytes(header),

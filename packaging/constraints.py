@@ -18,10 +18,9 @@ from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[1]
 EXTRAS = ("", "nvidia", "bench", "dev")
-# The last versions that have a wheel for Macs with an Intel processor: later ones would be built there, with Rust.
-INTEL_MAC = {"cryptography": "48.0.1"}
-_ON_INTEL_MACS = "sys_platform == 'darwin' and platform_machine == 'x86_64'"
-_ELSEWHERE = "sys_platform != 'darwin' or platform_machine != 'x86_64'"
+# The last versions that have a wheel for Macs with an Intel processor and for Windows on Arm: later ones would be
+# built there, with Rust.
+OLDER = {"cryptography": {("darwin", "x86_64"): "48.0.1", ("win32", "ARM64"): "46.0.3"}}
 HEAD = """\
 # The versions that localrun is tested with, everything that it needs included. Used by packaging/install.sh and the
 # Dockerfile; `pip install --constraint packaging/constraints.txt .` does the same by hand.
@@ -74,8 +73,9 @@ def text() -> str:
     """The file."""
     lines = []
     for name, version in sorted(pins().items()):
-        older = INTEL_MAC.get(name)
-        lines += [f"{name}=={version}"] if older is None else [
-            f"{name}=={version}; {_ELSEWHERE}", f"{name}=={older}; {_ON_INTEL_MACS}",
-        ]  # fmt: skip
+        older = OLDER.get(name, {})
+        elsewhere = " and ".join(f"(sys_platform != '{on}' or platform_machine != '{of}')" for on, of in older)
+        lines += [f"{name}=={version}" + (f"; {elsewhere}" if older else "")]
+        for (system, machine), old in older.items():
+            lines += [f"{name}=={old}; sys_platform == '{system}' and platform_machine == '{machine}'"]
     return HEAD + "".join(f"{line}\n" for line in lines)

@@ -28,7 +28,7 @@ PROMPT, N_OUTPUT = b"Once upon a time there was a fox", 12
 
 def loaded_module() -> str:
     """The CPU backend that this process has opened: `haswell` of libggml-cpu-haswell.so, empty for a plain build."""
-    found = re.findall(r"libggml-cpu-?(\w*)\.so", Path("/proc/self/maps").read_text(encoding="utf-8"))
+    found = re.findall(r"libggml-cpu-?([\w.]*?)\.so", Path("/proc/self/maps").read_text(encoding="utf-8"))
     return found[0] if found else ""
 
 

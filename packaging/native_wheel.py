@@ -21,6 +21,7 @@ import sys
 import tarfile
 import tempfile
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -47,7 +48,9 @@ SYSTEM_LIBRARIES = {"libc.so.6", "libm.so.6", "libpthread.so.0", "libdl.so.2", "
 OLDEST_GLIBC = (2, 17)
 # The newest symbols of libstdc++ that a system with that glibc has for sure, as auditwheel's policies have them.
 GLIBCXX = {(2, 17): 19, (2, 27): 24, (2, 31): 28, (2, 34): 29, (2, 35): 30, (2, 39): 33}
-_AMX_VARIANT = re.compile(r"(?m)^ *ggml_add_cpu_backend_variant\(sapphirerapids .*\n")
+# Modules that ggml's list lacks: one for processors with i8mm and without SVE, as in virtual machines on Macs and in
+# Snapdragon X; and the line that it goes behind.
+MORE_VARIANTS = {"armv8.6_0    DOTPROD FP16_VECTOR_ARITHMETIC MATMUL_INT8": "armv8.6_1"}
 
 
 def unpack_source(python: list[str], folder: Path, source: Path | None) -> Path:
@@ -62,12 +65,19 @@ def unpack_source(python: list[str], folder: Path, source: Path | None) -> Path:
     return next(path for path in folder.iterdir() if path.is_dir() and (path / "CMakeLists.txt").exists())
 
 
-def leave_out_amx(source: Path) -> None:
-    """Without this module a processor with AMX takes that for Zen 4, the next by score, which has the rest of it."""
-    lists = source / "vendor" / "llama.cpp" / "ggml" / "src" / "CMakeLists.txt"
-    text, n_found = _AMX_VARIANT.subn("", lists.read_text(encoding="utf-8"))
-    if n_found != 1:
-        raise BuildError(f"{lists} names the module with AMX {n_found} times, not once; see packaging/native_wheel.py")
+def edit_variants(ggml: Path, *, leave_out: Sequence[str] = ()) -> None:
+    """ggml's list of modules with ours, and without those that the compiler cannot make. A processor that one of these
+    was for takes the next by score, which has the rest of it. Raises BuildError where the list is another one."""
+    lists = ggml / "src" / "CMakeLists.txt"
+    text = lists.read_text(encoding="utf-8")
+    more = [(known, rf"\g<0>\g<1>{variant})\n") for variant, known in MORE_VARIANTS.items()]
+    for name, edit in (*more, *((name, "") for name in leave_out)):
+        line = rf"(?m)^( *ggml_add_cpu_backend_variant\(){re.escape(name)} .*\n"
+        text, n_found = re.subn(line, edit, text)
+        if n_found != 1:
+            raise BuildError(
+                f"{lists} names the module {name} {n_found} times, not once; see packaging/native_wheel.py"
+            )
     lists.write_text(text, encoding="utf-8")
 
 
@@ -126,9 +136,9 @@ def make(out: Path, source: Path | None, machine: Machine) -> Path:
             (work / part).mkdir()
         python = builder(sys.executable, work)
         unpacked = unpack_source(python, work / "source", source)
-        if machine.is_x86 and not plan.has_sound_amx:
-            tell("the compiler makes AMX code that crashes: the module with AMX is left out")
-            leave_out_amx(unpacked)
+        for name, why in plan.unsound_modules.items():
+            tell(f"the module {name} is left out: {why}")
+        edit_variants(unpacked / "vendor" / "llama.cpp" / "ggml", leave_out=tuple(plan.unsound_modules))
         environ = plan.environment(machine.environ, write_hook(plan, work))
         log = Path(tempfile.gettempdir(), "localrun-wheel.log")
         made = compile_wheel(environ, work / "made", python, str(unpacked), log=log)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from localrun.kernel_probe import probe
+from localrun.kernel_probe import TIMEOUT_S, ProbeFailed, probe
 from localrun.kernels import Verdict
 from localrun.models.gguf.reader import read_header
 from localrun.models.memory import memory_kind
@@ -54,8 +54,12 @@ def pytest_collection_finish() -> None:
 
 
 @cache
-def _verdict() -> Verdict:
-    return probe()
+def _verdict() -> Verdict | ProbeFailed:
+    """One that failed is remembered, too. LOCALRUN_TEST_PATIENCE is for emulators: so many times the usual limit."""
+    try:
+        return probe(timeout_s=TIMEOUT_S * float(os.environ.get("LOCALRUN_TEST_PATIENCE", "1")))
+    except ProbeFailed as error:
+        return error
 
 
 @pytest.fixture(scope="session")
@@ -69,7 +73,10 @@ def sound_kernels() -> Iterator[None]:
     def load(path: str, n_gpu_layers: int, *, use_extra_bufts: bool = True, with_heads: bool = False) -> Any:
         header = read_header(Path(path))
         types = {tensor.type_name for tensor in header.tensors}
-        is_right = _verdict().allows_quick(types, memory_kind(header))
+        verdict = _verdict()
+        if isinstance(verdict, ProbeFailed):
+            raise verdict
+        is_right = verdict.allows_quick(types, memory_kind(header))
         return load_model(path, n_gpu_layers, use_extra_bufts=use_extra_bufts and is_right, with_heads=with_heads)
 
     with pytest.MonkeyPatch.context() as patch:

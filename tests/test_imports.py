@@ -20,6 +20,7 @@ FOLDERS = {"localrun": ROOT / "localrun", "localrun.models": ROOT / "models", "l
 LEAVES = (
     *(
         "localrun.config",
+        "localrun.cpu_features",
         "localrun.errors",
         "localrun.file_stamp",
         "localrun.kernels",
@@ -30,7 +31,6 @@ LEAVES = (
         "localrun.priority",
         "localrun.private_file",
         "localrun.processes",
-        "localrun.processors",
         "localrun.snapshot",
         "localrun.thread_choice",
         "localrun.visible",
@@ -38,11 +38,13 @@ LEAVES = (
         "localrun.worker_limits",
     ),
 )
-CONFIG, ERRORS, FILE_STAMP, KERNELS, KV_FOLDERS, LIBRARY_PROBLEMS, *_SOME = LEAVES
-PRIORITY, PRIVATE_FILE, PROCESSES, PROCESSORS, SNAPSHOT, THREAD_CHOICE, VISIBLE, WIRE, WORKER_LIMITS = _SOME
+CONFIG, CPU_FEATURES, ERRORS, FILE_STAMP, KERNELS, KV_FOLDERS, LIBRARY_PROBLEMS, *_SOME = LEAVES
+PRIORITY, PRIVATE_FILE, PROCESSES, SNAPSHOT, THREAD_CHOICE, VISIBLE, WIRE, WORKER_LIMITS = _SOME
 # Headers of sound files, for the daemon and its clients.
 SOUND_HEADERS = "localrun.sound_headers"
 KERNEL_PROBE = "localrun.kernel_probe"
+PROCESSORS = "localrun.processors"
+NATIVE_BUILD = "localrun.native_build"
 FRAMING = "localrun.framing"
 ATTACHMENTS = "localrun.attachments"
 CLIENT = "localrun.client"
@@ -92,17 +94,19 @@ ALLOWED = {
         SNAPSHOT,
         THREAD_CHOICE,
         "localrun.models",
-        "localrun.native_build",
+        NATIVE_BUILD,
     ),
     "localrun.service": (CONFIG, ERRORS, OLLAMA_ENVIRONMENT, PRIVATE_FILE, PROCESSES, VISIBLE),
     OLLAMA_ENVIRONMENT: (CONFIG,),
     "localrun.doctor": (
         *(CONFIG, ERRORS, KERNEL_PROBE, KERNELS, KV_FOLDERS, LIBRARY_PROBLEMS, PROCESSES, PROCESSORS, THREAD_CHOICE),
-        "localrun.models",
+        *("localrun.models", CPU_FEATURES, NATIVE_BUILD),
     ),
     KERNEL_PROBE: (CONFIG, KERNELS, PRIORITY, PROCESSES, "localrun.models"),
     "localrun.framing": (WIRE,),
-    "localrun.native_build": (),
+    PROCESSORS: (CPU_FEATURES,),
+    # Before anything is installed: what it imports needs the standard library alone, too.
+    NATIVE_BUILD: (CPU_FEATURES,),
     ATTACHMENTS: (ERRORS, SOUND_HEADERS),
     SOUND_HEADERS: (),
     CLIENT: (ACCESS, *LEAVES),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import platform
@@ -17,11 +18,14 @@ from pathlib import Path
 import pytest
 
 from localrun import config
+from localrun.cpu_features import ARM, cpu_facts
+from localrun.native_build import machine as build_machine
 from localrun.native_build import wheels
 from localrun.native_build.compiler import Compiler
 from localrun.native_build.machine import Machine
 from localrun.native_build.plan import VERSION, Plan, make_plan, make_portable_plan
 from localrun.native_build.wheels import RECORD, BuildError, cache_folder, compiled_wheel, install, keep_newest
+from tests.arm_machines import MACHINES, ArmMachine
 from tests.says import says
 
 ROOT = Path(__file__).parents[1]
@@ -43,7 +47,7 @@ def machine(folder: Path, *, system: str = "Linux", processor: str = "x86_64", *
     made = Machine(
         {"PATH": str(folder), "HOME": str(folder), "LOCALRUN_HOME": str(folder), **environ}, system, processor
     )
-    made.__dict__["cpu"] = {"model name": "Test", "flags": "avx2"}  # what is read once
+    made.__dict__["cpus"] = [{"model name": "Test", "flags": "avx2"}]  # what is read once
     return made
 
 
@@ -109,12 +113,14 @@ def test_amx_is_used_only_where_the_compiler_is_sound(tmp_path: Path, header: st
     here = machine(tmp_path, CFLAGS="-g")
     plan = make_plan(here)
     assert list(plan.flags) == flags
-    assert plan.has_sound_amx == (not flags)
+    assert list(plan.unsound_modules) == ["sapphirerapids"] * len(flags)
     if flags:
         assert plan.environment(here.environ, None)["CFLAGS"] == "-g -mno-amx-int8"
     assert list(make_plan(machine(tmp_path, processor="aarch64")).flags) == []
     portable = make_portable_plan(here)
-    assert (portable.flags, portable.has_sound_amx) == ({}, not flags), "each module has flags of its own there"
+    assert (portable.flags, portable.unsound_modules) == ({}, plan.unsound_modules), (
+        "each module has flags of its own there"
+    )
 
 
 def test_a_compiler_that_does_not_know_the_flag_against_amx_is_spared(tmp_path: Path):
@@ -133,7 +139,15 @@ def test_gits_shell_on_windows_is_windows(monkeypatch: pytest.MonkeyPatch, tmp_p
     monkeypatch.setattr(platform, "machine", lambda: "AMD64")
     here = Machine()
     assert (here.system, here.is_x86) == ("Windows", True)
-    assert make_plan(here, "cpu").problems == []
+    assert says(only_problem(here, "cpu"), "no C++ compiler", "winget install", "VC.Tools.x86.x64", "--wheels")
+    installer = tmp_path / "Microsoft Visual Studio/Installer"
+    installer.mkdir(parents=True)
+    (installer / "vswhere.exe").write_text('#!/bin/sh\ncase "$*" in *VC.Tools.ARM64*) echo C:/VS ;; esac\n')
+    (installer / "vswhere.exe").chmod(0o755)
+    monkeypatch.setenv("ProgramFiles(x86)", str(tmp_path))
+    assert len(make_plan(Machine(), "cpu").problems) == 1, "the tools for another processor"
+    monkeypatch.setattr(platform, "machine", lambda: "ARM64")
+    assert make_plan(Machine(), "cpu").problems == []
 
 
 @pytest.mark.parametrize(("name", "is_sound"), [("clang++-16", True), ("g++-12", False)])
@@ -151,6 +165,102 @@ def test_a_mac_without_metal_is_told_so_behind_llama_cpp_pythons_back(tmp_path: 
     add_compiler(tmp_path)
     assert "GGML_METAL OFF" in make_plan(machine(tmp_path, system="Darwin"), "cpu").hook
     assert "GGML_METAL" not in make_plan(machine(tmp_path)).hook
+
+
+def test_a_mac_builds_for_its_own_processor_whatever_cmake_is_for(tmp_path: Path):
+    add_compiler(tmp_path)
+    plan = make_plan(machine(tmp_path, system="Darwin", processor="arm64"), "cpu")
+    assert "-DCMAKE_OSX_ARCHITECTURES=arm64" in plan.options
+    assert not any("OSX" in option for option in make_plan(machine(tmp_path)).options)
+
+
+def test_a_gcc_before_10_for_arm_is_refused_with_a_newer_one(tmp_path: Path):
+    said = "probe.cpp:5:60: error: 'vld1q_s8_x4' was not declared in this scope"
+    add_compiler(tmp_path, fails_with=said, when="*-O3*")
+    here = machine(tmp_path, processor="aarch64")
+    here.__dict__["cpus"] = cpu_facts(by_name("orin").cpuinfo)
+    assert says(only_problem(here), "vld1q_s8_x4", "a newer compiler", "CXX=clang++")
+
+
+# --- ARM: what GCC 12 makes of processors that it knows, and of those that it does not ---
+
+_TAGS = {feature.tag: feature.macro for feature in ARM if feature.tag}
+_REFUSED = "arm_neon.h:1: error: inlining failed in call to always_inline 'vfmaq_f16': target specific option mismatch"
+
+
+def arm_machine(folder: Path, arm: ArmMachine, *, knows: Sequence[str] = tuple(_TAGS), **environ: str) -> Machine:
+    """With a GCC that `knows` tags of -march, and takes the processor as GCC 12 does."""
+    native = () if arm.native == "nothing" else arm.tags
+    defines = "\n".join(f'[[ $* == *+{tag}* ]] && echo "#define {macro} 1"' for tag, macro in _TAGS.items())
+    natives = "\n".join(f'echo "#define {_TAGS[tag]} 1"' for tag in native)
+    unknown = "\n".join(f'[[ $* == *+{tag}* ]] && {{ echo "error: bad +{tag}" >&2; exit 1; }}' for tag in
+                        (*_TAGS, "sme", "sve2") if tag not in knows)  # fmt: skip
+    refused = f'[[ $* == *-mcpu=native* && $* != *-E* ]] && {{ echo "{_REFUSED}" >&2; exit 1; }}'
+    script = (
+        f"#!{shutil.which('bash')}\nPATH=/usr/bin:/bin\n[[ $* == --version ]] && {{ echo 'g++ (Test) 12.2'; exit; }}\n"
+        f"{unknown}\n{refused if arm.native == 'refused' else ''}\n"
+        f'[[ $* == *-dM* ]] || exit 0\necho "#define __ARM_NEON 1"\n'
+        f"if [[ $* == *-mcpu=native* ]]; then\n:\n{natives}\nelse\n:\n{defines}\nfi\nexit 0\n"
+    )
+    for name in ("cc", "c++"):
+        (folder / name).write_text(script, encoding="utf-8")
+        (folder / name).chmod(0o755)
+    made = machine(folder, processor="aarch64", **environ)
+    made.__dict__["cpus"] = cpu_facts(arm.cpuinfo)
+    return made
+
+
+@pytest.mark.parametrize("arm", MACHINES, ids=lambda arm: arm.name)
+def test_every_arm_is_built_with_all_that_it_has(tmp_path: Path, arm: ArmMachine):
+    plan = make_plan(arm_machine(tmp_path, arm))
+    assert (plan.problems, plan.notes) == ([], [])
+    if arm.native == "right":
+        assert "-DGGML_NATIVE=ON" in plan.options
+        assert not any("ARM_ARCH" in option for option in plan.options)
+    else:
+        # CMake takes the last.
+        assert list(plan.options).index("-DGGML_NATIVE=OFF") > list(plan.options).index("-DGGML_NATIVE=ON")
+        (arch,) = (option for option in plan.options if "ARM_ARCH" in option)
+        assert arch.partition("=")[2].split("+") == ["armv8.2-a", *arm.tags]
+
+
+def by_name(name: str) -> ArmMachine:
+    return next(arm for arm in MACHINES if arm.name == name)
+
+
+def test_what_an_older_compiler_does_not_know_is_said(tmp_path: Path):
+    knows = ("dotprod", "fp16")
+    plan = make_plan(arm_machine(tmp_path, by_name("vm-on-a-mac"), knows=knows))
+    assert "-DGGML_CPU_ARM_ARCH=armv8.2-a+dotprod+fp16" in plan.options
+    assert plan.problems == []
+    (note,) = plan.notes
+    assert says(note, "without MATMUL_INT8", "g++ (Test) 12.2 does not know it", "GCC 10", "CXX=")
+
+
+@pytest.mark.parametrize(
+    ("knows", "left_out"),
+    [
+        ((*_TAGS, "sve2", "sme"), []),
+        ((*_TAGS, "sve2"), ["armv9.2_1", "armv9.2_2"]),
+        (("dotprod", "fp16"), ["armv8.6_0", "armv8.6_1", "armv8.6_2", "armv9.2_1", "armv9.2_2"]),
+    ],
+)
+def test_the_wheel_for_all_is_without_modules_that_the_compiler_does_not_know(
+    tmp_path: Path, knows: tuple[str, ...], left_out: list[str]
+):
+    plan = make_portable_plan(arm_machine(tmp_path, by_name("vm-on-a-mac"), knows=knows))
+    assert plan.problems == []
+    assert list(plan.unsound_modules) == left_out
+    assert "-DGGML_NATIVE=OFF" in plan.options
+    assert not any("ARM_ARCH" in option for option in plan.options)
+
+
+def test_what_an_older_compiler_does_not_know_is_said_on_x86_too(tmp_path: Path):
+    add_compiler(tmp_path, header="#define __AVX2__ 1\n#define __AVX512F__ 1")
+    here = machine(tmp_path)
+    here.__dict__["cpus"] = [{"flags": "avx2 avx512f avx_vnni"}]
+    (note,) = make_plan(here).notes
+    assert says(note, "without AVX_VNNI", "GCC 11")
 
 
 # --- What stands in the way ---
@@ -181,6 +291,9 @@ def test_a_compiler_that_is_named_and_not_there(tmp_path: Path):
 @pytest.mark.parametrize(
     ("said", "when", "told", "way_out"),
     [
+        ("undefined reference to `std::filesystem::status'", "*-std=c++17*", "too old for llama.cpp", "type: "),
+        ("fatal error: stdio.h: No such file or directory", "*-std=c11*", "the C compiler", "type: "),
+        ("/usr/bin/ld: cannot find crt1.o: error", "*-std=c++17*", "crt1.o", "--wheels"),
         (NO_NATIVE, "*-march=native*", "cc1plus: error: bad value", "CXX=clang++"),
         (OLD_ASSEMBLER, "*-march=native*", "no such instruction: `vpdpbusd", "newer binutils"),
         (NO_HEADERS, "*probe.cpp*", "C++ compiler", "type: "),
@@ -192,8 +305,44 @@ def test_a_compiler_that_refuses(tmp_path: Path, said: str, when: str, told: str
     assert told in problem
     assert way_out in problem
     if when == "*-march=native*":
-        assert "CMAKE_ARGS=-DGGML_NATIVE=OFF" in problem
+        assert "CMAKE_ARGS='-DGGML_NATIVE=OFF'" in problem
         assert make_plan(machine(tmp_path, CMAKE_ARGS="-DGGML_NATIVE=OFF")).problems == [], "the way out leads out"
+
+
+def test_a_32_bit_program_is_refused_before_anything_is_compiled(tmp_path: Path):
+    add_compiler(tmp_path)
+    here = dataclasses.replace(machine(tmp_path, processor="aarch64"), is_64_bit=False)
+    here.__dict__["cpus"] = []
+    assert says(only_problem(here), "32-bit program", "64-bit", "PYTHON=")
+    assert "32-bit" in make_plan(here, is_ready=True).problems[0]
+
+
+@pytest.mark.parametrize("name", ["V3D 7.1.7.0", "Mali-G610 (Panfrost)", "llvmpipe (LLVM 15)", "PowerVR BXM-4-64"])
+def test_a_gpu_on_which_llama_cpp_is_no_faster_is_not_chosen(tmp_path: Path, name: str):
+    add_compiler(tmp_path)
+    (tmp_path / "glslc").touch(mode=0o755)
+    summary = f"\tdeviceType         = PHYSICAL_DEVICE_TYPE_INTEGRATED_GPU\n\tdeviceName         = {name}\n"
+    program = tmp_path / "vulkaninfo"
+    program.write_text(f"#!{shutil.which('bash')}\nwhile read -r l; do echo \"$l\"; done <<'END'\n{summary}END\n")
+    program.chmod(0o755)
+    plan = make_plan(machine(tmp_path), "auto")
+    assert plan.backend == "cpu"
+    assert not any("vulkan" in note for note in plan.notes)
+    program.write_text(program.read_text().replace(name, "Radeon"))
+    assert make_plan(machine(tmp_path), "auto").backend == "vulkan"
+
+
+@pytest.mark.parametrize("said", ["", "[N/A]"])
+def test_nvidias_boards_are_known_without_nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str):
+    add_compiler(tmp_path)
+    if said:
+        (tmp_path / "nvidia-smi").write_text(f"#!{shutil.which('bash')}\necho '{said}'\n")
+        (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setattr(build_machine, "device_tree", lambda _: "nvidia,p3737-0000+p3701-0000 nvidia,tegra234")
+    (tmp_path / "nvcc").touch(mode=0o755)
+    plan = make_plan(arm_machine(tmp_path, by_name("orin")), "auto")
+    assert (plan.backend, plan.device) == ("cuda", "NVIDIA Orin")
+    assert "-DCMAKE_CUDA_ARCHITECTURES=87" in plan.options
 
 
 def test_cuda_without_its_toolkit(tmp_path: Path):

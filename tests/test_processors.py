@@ -23,6 +23,7 @@ from localrun.processors import (
     unused_now,
     usable,
 )
+from tests.arm_machines import MACHINES, ArmMachine
 from tests.says import says
 
 V2_ROOT = "30 23 0:26 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate"
@@ -131,8 +132,25 @@ def test_big_and_little_cores_of_an_arm(machine: Machine, capacities: list[int],
     for number, capacity in enumerate(capacities):
         machine.write(f"sys/devices/system/cpu/cpu{number}/cpu_capacity", capacity)
     found = machine.processors(range(len(capacities)))
-    assert (found.name, found.performance_cores, found.efficiency_cores) == ("ARM 0x41 0xd0c", fast, slow)
+    assert (found.name, found.performance_cores, found.efficiency_cores) == ("Neoverse-N1", fast, slow)
     assert counts(found)[: 2 if slow else 1] == ([fast, fast + slow] if slow else [fast])
+
+
+def test_the_middle_cores_of_three_kinds_are_tried_with_the_big_ones(machine: Machine):
+    machine.cores([(number,) for number in range(8)])
+    for number, capacity in enumerate([160, 162, 160, 160, 498, 498, 1024, 1024]):
+        machine.write(f"sys/devices/system/cpu/cpu{number}/cpu_capacity", capacity)
+    found = machine.processors(range(8))
+    assert counts(found) == [2, 8, 4]
+    assert found.candidates()[2].reason == "performance cores and as many others"
+
+
+@pytest.mark.parametrize("arm", MACHINES, ids=lambda arm: arm.name)
+def test_an_arm_is_called_by_its_board_and_its_cores(machine: Machine, arm: ArmMachine):
+    machine.write("proc/cpuinfo", arm.cpuinfo)
+    if arm.board:
+        machine.write("proc/device-tree/model", f"{arm.board}\0")
+    assert machine.processors({0}).name == arm.called
 
 
 def test_without_sys_each_processor_counts_or_what_the_system_says_of_cores(machine: Machine):

@@ -16,7 +16,7 @@ from localrun.doctor import surroundings
 from localrun.doctor.devices import check_devices
 from localrun.doctor.finding import Finding, fail, ok, warn
 from localrun.doctor.gpu import COMPILERS, cards, check_gpu
-from localrun.doctor.llama_build import ask_build, check_build, check_cpu, check_kernels, check_media, cpu_flags
+from localrun.doctor.llama_build import ask_build, check_build, check_cpu, check_kernels, check_media
 from localrun.doctor.stored_models import check_hub_cache, check_kv_cache, check_models
 from localrun.doctor.surroundings import (
     check_network,
@@ -29,6 +29,7 @@ from localrun.doctor.surroundings import (
 )
 from localrun.models.storage import other_programs
 from localrun.models.storage.store import Store
+from localrun.native_build.machine import Machine
 
 
 class Seen(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,7 +89,7 @@ def _build(seen: Seen, is_deep: bool, environ: Mapping[str, str]) -> Iterator[Fi
     if seen.settings.projectors == "on":
         yield check_media()
     yield from check_kernels(kernels.folder(config.folders(environ).cache), is_deep=is_deep)
-    yield check_cpu(report, cpu_flags(), machine=platform.machine())
+    yield check_cpu(report, Machine().cpu_flags, machine=platform.machine())
     yield check_gpu(cards(), report, compilers=[name for name in COMPILERS if shutil.which(name)])
     yield from check_devices(report)
 

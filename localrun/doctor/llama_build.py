@@ -15,24 +15,20 @@ from pathlib import Path
 import msgspec
 
 from localrun import kernels
+from localrun.cpu_features import features, without_halves
 from localrun.doctor.finding import Finding, fail, ok, warn
-from localrun.kernel_probe import ProbeFailed, probe, probe_and_keep
+from localrun.kernel_probe import ProbeFailed, ProbeTooSlow, probe, probe_and_keep
 from localrun.kernels import Verdict
 from localrun.library_problems import OTHER_PROCESSOR, Problem, explain
+from localrun.native_build.machine import Machine
+from localrun.native_build.plan import make_plan
+from localrun.native_build.wheels import installed
 from localrun.processes import end_in_words, run_text, signal_of
 
 TIMEOUT_S = 60.0
 COMMAND = (sys.executable, "-P", "-m", "localrun.engine.tools.build_report")
 # The engine loads it the same way.
 MEDIA_COMMAND = (sys.executable, "-P", "-c", "from llama_cpp import mtmd_cpp; mtmd_cpp.mtmd_default_marker()")
-# What llama.cpp calls a feature, and what Linux does. The ones that change its speed much.
-_FEATURES = {
-    "AVX": "avx", "AVX2": "avx2", "FMA": "fma", "F16C": "f16c", "AVX512": "avx512f", "AVX_VNNI": "avx_vnni",
-    "AVX512_VNNI": "avx512_vnni", "AVX512_BF16": "avx512_bf16", "DOTPROD": "asimddp", "MATMUL_INT8": "i8mm",
-    "SVE": "sve",
-}  # fmt: skip
-
-
 _BY_A_GPU = "a GPU or its driver may have ended it: look at them, or hide the GPU (CUDA_VISIBLE_DEVICES= for NVIDIA)"
 
 
@@ -56,6 +52,15 @@ def rebuild(backend: str = "", *, python: str = sys.executable, platform: str = 
     program = f'"{python}"' if " " in python else python
     called = f"& {program}" if platform == "win32" and program != python else program
     return f"{called} -m localrun.native_build install --force" + (f" --backend {backend}" if backend else "")
+
+
+def better_build() -> str:
+    """As `rebuild`; first what has to change, where the same would come of it that is installed."""
+    machine, there = Machine(), installed(sys.executable)
+    plan = make_plan(machine, "" if there.get("portable") else str(there.get("backend", "")))
+    is_same = plan.record(machine.environ)["key"] == there.get("key")
+    first = "this compiler makes the same again; get a newer one, and name it: CC=... CXX=... " if is_same else ""
+    return "; ".join([*plan.problems, first + rebuild(), *(plan.notes if is_same else ())])
 
 
 def ask_build(command: Sequence[str] = COMMAND, *, timeout_s: float = TIMEOUT_S) -> BuildReport | Finding:
@@ -115,34 +120,20 @@ def check_media(command: Sequence[str] = MEDIA_COMMAND, *, timeout_s: float = TI
     return ok("media", "libmtmd can be loaded, for images and audio")
 
 
-def check_cpu(report: BuildReport, cpu_flags: Collection[str], *, machine: str) -> Finding:
+def check_cpu(
+    report: BuildReport, cpu_flags: Collection[str], *, machine: str, remedy: Callable[[], str] = better_build
+) -> Finding:
     """`cpu_flags` are Linux's names of what the CPU can do; empty where the system does not tell."""
-    used = [feature for feature in _FEATURES if feature in report.cpu_features]
-    known = [feature for feature, flag in _FEATURES.items() if flag in cpu_flags]
-    missing = [feature for feature in known if feature not in report.cpu_features]
-    # Half as wide as the other, which is used instead; the ready wheel's modules have one of them.
-    if "AVX512_VNNI" in report.cpu_features:
-        missing = [feature for feature in missing if feature != "AVX_VNNI"]
-    if missing:
-        return warn(
-            "cpu", f"the build does not use {', '.join(missing)}, which this CPU supports, so engines are slower",
-            rebuild(),
-        )  # fmt: skip
-    shown = ", ".join(used) or "no vector instructions that llama.cpp names"
-    return ok("cpu", f"{machine}: {shown}")
-
-
-def cpu_flags(path: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
-    """What Linux says that the CPU can do; empty elsewhere."""
-    try:
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return frozenset()
-    for line in lines:
-        name, _, value = line.partition(":")
-        if name.strip() in ("flags", "Features"):
-            return frozenset(value.split())
-    return frozenset()
+    known = features(machine)
+    missing = [each for each in known if each.flag in cpu_flags and each.ggml not in report.cpu_features]
+    if missing := without_halves(missing, report.cpu_features):
+        names = ", ".join(each.ggml for each in missing)
+        text = f"the build does not use {names}, which this CPU supports, so engines are slower"
+        return warn("cpu", text, remedy())
+    shown = ", ".join(each.ggml for each in known if each.ggml in report.cpu_features)
+    if "NEON" in report.cpu_features and "DOTPROD" not in report.cpu_features:
+        shown += "; no dot product, so no quick kernels"
+    return ok("cpu", f"{machine}: {shown or 'no vector instructions that llama.cpp names'}")
 
 
 # --- the kernels: a probe of them, or what an earlier one found ---
@@ -168,6 +159,9 @@ def check_kernels(verdicts: Path, *, is_deep: bool, find_out: Callable[..., Verd
     known = Verdict() if pair is None or is_deep else kernels.read(verdicts, pair)
     try:
         verdict = known if known.is_probed else find_out(verdicts, anew=is_deep)
+    except ProbeTooSlow as error:
+        yield warn(NAME, f"the test computations are not done: {error}", "run this again while the machine is idle")
+        return
     except ProbeFailed as error:
         yield fail(NAME, f"a test computation with llama.cpp failed: {error}", rebuild())
         return

@@ -31,6 +31,18 @@ __m512 dot_bf16(__m512 sum, __m512bh a, __m512bh b) { return _mm512_dpbf16_ps(su
 #ifdef __AMX_INT8__
 void dot_tiles() { _tile_dpbssd(0, 1, 2); }
 #endif
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+int8x16x4_t load_4(const signed char * from) { return vld1q_s8_x4(from); }
+#ifdef __ARM_FEATURE_DOTPROD
+int32x4_t dot_8(int32x4_t sum, int8x16_t a, int8x16_t b) { return vdotq_s32(sum, a, b); }
+#endif
+#ifdef __ARM_FEATURE_FP16_VECTOR_ARITHMETIC
+float16x8_t dot_16(float16x8_t sum, float16x8_t a, float16x8_t b) { return vfmaq_f16(sum, a, b); }
+#endif
+#ifdef __ARM_FEATURE_MATMUL_INT8
+int32x4_t dot_matrix(int32x4_t sum, int8x16_t a, int8x16_t b) { return vmmlaq_s32(sum, a, b); }
+#endif
 #endif
 float dot(const float * a, const float * b, size_t n) {
     float sum = 0;
@@ -38,6 +50,8 @@ float dot(const float * a, const float * b, size_t n) {
     return sum;
 }
 """
+# GCC before 9 lacks a part of the library that llama.cpp uses.
+LANGUAGE_SOURCE = "#include <filesystem>\nint main(int, char ** name) { return !std::filesystem::exists(*name); }\n"
 VULKAN_SOURCE = """
 #include <vulkan/vulkan.h>
 #include <spirv/unified1/spirv.hpp>
@@ -123,8 +137,8 @@ class Compiler:
             # 2 is a kernel or sandbox that does not give the tiles to anybody: ggml then computes without them.
             return run([program])[0] in (0, 2)
 
-    def native_macros(self, flag: str) -> str:
-        """Everything that the compiler knows of itself and of this processor."""
+    def macros(self, flag: str) -> str:
+        """Everything that the compiler knows of itself and of the processor that the flag names."""
         return self.output("", flag, "-dM")
 
 

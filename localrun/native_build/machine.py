@@ -8,11 +8,14 @@ import re
 import shlex
 import shutil
 import subprocess
+import sys
 import sysconfig
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+
+from localrun.cpu_features import cpu_facts, cpu_name
 
 
 def words(variable: str, text: str) -> list[str]:
@@ -43,6 +46,8 @@ class Machine:
     # Not uname's, which in Git's shell on Windows names that shell.
     system: str = field(default_factory=lambda: platform.system())
     processor: str = field(default_factory=lambda: platform.machine())
+    # Of this program: the kernel below it may have another width.
+    is_64_bit: bool = sys.maxsize > 2**32
 
     def which(self, name: str) -> str | None:
         return shutil.which(name, path=self.environ.get("PATH"))
@@ -56,6 +61,18 @@ class Machine:
         return self.system == "Darwin" and self.processor == "arm64"
 
     @property
+    def visual_cpp(self) -> str:
+        return f"Microsoft.VisualStudio.Component.VC.Tools.{'ARM64' if self.processor == 'ARM64' else 'x86.x64'}"
+
+    @property
+    def has_visual_cpp(self) -> bool:
+        """Whether CMake will find it, or another compiler that is chosen or on PATH."""
+        folder = Path(self.environ.get("ProgramFiles(x86)", "C:/Program Files (x86)"), "Microsoft Visual Studio")
+        asking = [str(folder / "Installer/vswhere.exe"), "-products", "*", "-requires", self.visual_cpp]
+        is_other = self.environ.get("CMAKE_GENERATOR") or any(map(self.which, ("cl", "clang-cl", "g++")))
+        return bool(is_other or run([*asking, "-property", "installationPath"], environ=self.environ)[1].strip())
+
+    @property
     def is_musl(self) -> bool:
         return "musl" in str(sysconfig.get_config_var("HOST_GNU_TYPE") or sysconfig.get_config_var("SOABI"))
 
@@ -67,28 +84,30 @@ class Machine:
         return run(["sysctl", "-n", "sysctl.proc_translated"], environ=self.environ)[1].strip() == "1"
 
     @cached_property
-    def cpu(self) -> dict[str, str]:
-        """The fields of the first processor in /proc/cpuinfo, or what other systems tell of it."""
+    def cpus(self) -> list[dict[str, str]]:
+        """The fields of each processor in /proc/cpuinfo, or what other systems tell of them."""
         try:
-            text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").partition("\n\n")[0]
+            return cpu_facts(Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace"))
         except OSError:
             _, name, _ = run(["sysctl", "-n", "machdep.cpu.brand_string"], environ=self.environ)
-            return {"model name": name.strip() or platform.processor() or self.processor}
-        pairs = (line.partition(":") for line in text.splitlines())
-        return {name.strip(): value.strip() for name, _, value in pairs}
+            return [{"model name": name.strip() or platform.processor() or self.processor}]
+
+    @property
+    def cpu_flags(self) -> list[str]:
+        """What Linux says that the processor can do."""
+        return next((cpu.get("flags") or cpu.get("Features", "") for cpu in self.cpus), "").split()
 
     @property
     def cpu_name(self) -> str:
-        cpu = self.cpu
-        arm = " ".join(cpu[name] for name in ("CPU implementer", "CPU part") if name in cpu)
-        return cpu.get("model name") or arm or self.processor
+        return cpu_name(self.cpus, device_tree("model")) or self.processor
 
     def how_to_get(self, what: str) -> str:
         """The command that installs the compiler or Python's venv on this system."""
         if self.system == "Darwin":
             return "xcode-select --install" if what == "compiler" else "brew install python"
         if self.system == "Windows":
-            return "winget install Microsoft.VisualStudio.2022.BuildTools"
+            more = f"--passive --wait --add Microsoft.VisualStudio.Workload.VCTools --add {self.visual_cpp}"
+            return f'winget install Microsoft.VisualStudio.2022.BuildTools --override "{more} --includeRecommended"'
         managers = {
             "apt-get": ("apt install g++", "apt install python3-venv"),
             "dnf": ("dnf install gcc-c++", "dnf install python3"),
@@ -100,6 +119,14 @@ class Machine:
             if self.which(manager):
                 return commands[what != "compiler"]
         return "install g++ or clang++" if what == "compiler" else "install Python's venv"
+
+
+def device_tree(name: str) -> str:
+    """What the firmware of a board says of it; empty on other machines."""
+    try:
+        return Path("/proc/device-tree", name).read_text(encoding="utf-8", errors="replace").replace("\0", " ").strip()
+    except OSError:
+        return ""
 
 
 def cpu_device(_: Machine) -> str:
@@ -125,8 +152,11 @@ def vulkan_device(machine: Machine) -> str:
     # A Vulkan device may be a program that computes on the CPU, which llama.cpp itself does faster.
     status, text, _ = ask(machine, "vulkaninfo", "--summary")
     found = re.findall(r"deviceType *= *\w*(?:DISCRETE|INTEGRATED)_GPU\s+deviceName *= *(.+)", text)
-    return "" if status else ", ".join(sorted(set(found)))
+    return "" if status else ", ".join(sorted(name for name in set(found) if not _TOO_SMALL.search(name)))
 
+
+# GPUs of boards and phones, on which llama.cpp's shaders do not run, or run slower than on the cores beside them.
+_TOO_SMALL = re.compile(r"V3D|Mali|PanVK|Panfrost|PowerVR|llvmpipe", re.IGNORECASE)
 
 DEVICES: dict[str, Callable[[Machine], str]] = {
     "metal": metal_device, "cuda": cuda_device, "rocm": rocm_device, "vulkan": vulkan_device, "cpu": cpu_device,
@@ -138,9 +168,17 @@ def ask(machine: Machine, program: str, *arguments: str) -> tuple[int, str, str]
     return run([path, *arguments], environ=machine.environ) if path else (127, "", "")
 
 
+# The GPU in NVIDIA's boards, which older systems have no nvidia-smi for: its name and its generation.
+_TEGRA = {"tegra194": ("Xavier", "7.2"), "tegra234": ("Orin", "8.7"), "tegra264": ("Thor", "11.0")}
+
+
 def nvidia(machine: Machine, what: str) -> list[str]:
     status, text, _ = ask(machine, "nvidia-smi", f"--query-gpu={what}", "--format=csv,noheader")
-    return [] if status else sorted({line.strip() for line in text.splitlines() if line.strip()})
+    found = [] if status else sorted({line.strip() for line in text.splitlines() if line.strip()})
+    for chip, (name, generation) in _TEGRA.items() if not found or "[N/A]" in found else ():
+        if chip in device_tree("compatible"):
+            return [generation if what == "compute_cap" else f"NVIDIA {name}"]
+    return found
 
 
 def tool(machine: Machine, name: str, variable: str, default: str) -> str:

@@ -15,7 +15,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from localrun.native_build.compiler import NATIVE_SOURCE, VULKAN_SOURCE, Compiler, find_compiler
+from localrun.cpu_features import Feature, features, without_halves
+from localrun.native_build.compiler import LANGUAGE_SOURCE, NATIVE_SOURCE, VULKAN_SOURCE, Compiler, find_compiler
 from localrun.native_build.machine import DEVICES, Machine, ask, nvidia, run, tool, words
 
 # The ctypes structures of the bindings follow this release's headers; pyproject.toml pins the same.
@@ -51,8 +52,8 @@ class Plan:
     problems: list[str] = field(default_factory=list)
     # What the compiled code depends on besides.
     inputs: dict[str, str] = field(default_factory=dict)
-    # Whether the compiler makes AMX code that does not crash.
-    has_sound_amx: bool = True
+    # Modules for one kind of processor each that this compiler cannot make rightly, with why.
+    unsound_modules: dict[str, str] = field(default_factory=dict)
 
     def cmake_args(self, environ: Mapping[str, str]) -> str:
         """The caller's come last, because CMake takes the last."""
@@ -85,10 +86,10 @@ def _quoted(text: str) -> str:
     return text if re.fullmatch(r"[A-Za-z0-9_@%+=:,;./\\$-]+", text) else shlex.quote(text)
 
 
-def make_plan(machine: Machine, backend: str = "", *, is_ready: bool = False) -> Plan:
+def make_plan(machine: Machine, backend: str = "", *, is_ready: bool = False, is_portable: bool = False) -> Plan:
     """`backend` is one of BACKENDS, "auto" for the best that this machine can be compiled for, or empty for the usual:
     the GPU of an Apple machine, which needs nothing besides, and elsewhere the processor. With `is_ready` there is a
-    wheel, and nothing has to be compiled."""
+    wheel, and nothing has to be compiled; with `is_portable` it is not for this very processor."""
     environ = machine.environ
     given = environ.get("CMAKE_ARGS", "")
     c_names, cxx_names = ("cc", "gcc", "clang"), ("c++", "g++", "clang++")
@@ -110,19 +111,25 @@ def make_plan(machine: Machine, backend: str = "", *, is_ready: bool = False) ->
             "this Python is an x86 program under Rosetta, about ten times slower and without the GPU; "
             "get one for Apple silicon and name it: brew install python, PYTHON=/opt/homebrew/bin/python3"
         )
+    if not machine.is_64_bit:
+        plan.problems.append(
+            "this Python is a 32-bit program; install a 64-bit system, or on one a 64-bit Python: PYTHON=..."
+        )
     if is_ready:
         return plan
     _choose_options(plan, machine)
     if machine.is_musl:
         plan.notes.append("this system has musl: wheels for glibc do not fit, so llama.cpp is compiled")
-    if machine.system != "Windows":
-        if cxx is None or cc is None:
-            get = machine.how_to_get("compiler")
-            named = environ.get("CXX" if cxx is None else "CC", "")
-            found = f"{named} was not found" if named else f"no {'C++' if cxx is None else 'C'} compiler was found"
-            plan.problems.append(f"{found}; type: {get}, or take a wheel: --wheels WHERE")
-        else:
-            _choose_flags(plan, machine, cc, cxx)
+    get = machine.how_to_get("compiler")
+    if machine.system == "Windows":
+        if not machine.has_visual_cpp:
+            plan.problems.append(f"no C++ compiler was found; type: {get}, or take a wheel: --wheels WHERE")
+    elif cxx is None or cc is None:
+        named = environ.get("CXX" if cxx is None else "CC", "")
+        found = f"{named} was not found" if named else f"no {'C++' if cxx is None else 'C'} compiler was found"
+        plan.problems.append(f"{found}; type: {get}, or take a wheel: --wheels WHERE")
+    else:
+        _choose_flags(plan, machine, cc, cxx, is_portable=is_portable)
     plan.inputs["processor"] = machine.cpu_name
     plan.inputs["python"] = f"{sysconfig.get_platform()} {'-'.join(platform.libc_ver())}"
     return plan
@@ -131,7 +138,7 @@ def make_plan(machine: Machine, backend: str = "", *, is_ready: bool = False) ->
 def make_portable_plan(machine: Machine) -> Plan:
     """For a wheel that runs on any processor of this architecture: ggml's CPU backend in every variant, as modules of
     which the one that suits best is opened at run time."""
-    plan = make_plan(machine, "cpu")
+    plan = make_plan(machine, "cpu", is_portable=True)
     for name in ("-DGGML_NATIVE=ON", "-DCMAKE_PLATFORM_NO_VERSIONED_SONAME=ON"):
         plan.options.pop(name)
     plan.options |= {
@@ -169,6 +176,8 @@ def _choose_options(plan: Plan, machine: Machine) -> None:
         "two contexts in a process make two OpenMP teams, which sleep at every barrier; the engine has a threadpool"
     )
     options["-DCMAKE_PLATFORM_NO_VERSIONED_SONAME=ON"] = "a wheel cannot hold links: each name would be a copy"
+    if machine.system == "Darwin":
+        options[f"-DCMAKE_OSX_ARCHITECTURES={machine.processor}"] = "CMake may be a program for the other kind of Mac"
     if machine.system == "Darwin" and plan.backend != "metal":
         # llama-cpp-python turns it on by FORCE.
         plan.hook = _HOOK + _HOOK_WITHOUT_METAL
@@ -197,14 +206,31 @@ def _choose_options(plan: Plan, machine: Machine) -> None:
             plan.variables |= {"HIPCXX": f"{compilers}/clang", "HIP_PATH": root}
 
 
-def _choose_flags(plan: Plan, machine: Machine, cc: Compiler, cxx: Compiler) -> None:
+# ggml's modules for ARM that older compilers cannot make, and what these stumble over.
+_NEW_MODULES = {
+    "armv8.6-a+i8mm+sve2": ("armv8.6_0", "armv8.6_1", "armv8.6_2", "armv9.2_1", "armv9.2_2"),
+    "armv9.2-a+sme": ("armv9.2_1", "armv9.2_2"),
+}
+
+
+def _choose_flags(plan: Plan, machine: Machine, cc: Compiler, cxx: Compiler, *, is_portable: bool) -> None:
     """The compiler's part: what of the processor it cannot use rightly, and whether it can use it at all."""
     plan.inputs |= {"cc": cc.banner, "cxx": cxx.banner}
+    get, n_problems = machine.how_to_get("compiler"), len(plan.problems)
+    c_program = "#include <stdio.h>\nint main(void) { return 0; }\n"
+    for compiler, program, flag in ((cc, c_program, "-std=c11"), (cxx, LANGUAGE_SOURCE, "-std=c++17")):
+        if broken := compiler.complaint(program, flag, link=True):
+            plan.problems.append(
+                f"the {compiler.language.upper()} compiler does not work, or is too old for llama.cpp, which needs GCC "
+                f"9 or clang 9 ({compiler.banner}: {broken}); type: {get}, or take a wheel: --wheels WHERE"
+            )
+    if len(plan.problems) > n_problems:
+        return
     amx_flag = "-mno-amx-int8"
     if machine.is_x86:
-        has_amx = "amx_int8" in machine.cpu.get("flags", "").split()
+        has_amx = "amx_int8" in machine.cpu_flags
         is_sound = "unsound" not in (cc.amx, cxx.amx) and (not has_amx or cxx.amx_computes())
-        plan.has_sound_amx = is_sound
+        plan.unsound_modules |= {} if is_sound else {"sapphirerapids": "the compiler makes AMX code that crashes"}
         if not is_sound and not cc.complaint("", amx_flag) and not cxx.complaint("", amx_flag):
             plan.flags[amx_flag] = f"{cxx.banner} makes AMX code that crashes; GCC 13.3, 14.1 and clang do not"
             if has_amx:
@@ -212,28 +238,50 @@ def _choose_flags(plan: Plan, machine: Machine, cc: Compiler, cxx: Compiler) -> 
                     "this processor has AMX, which makes prompts 1.3 to 1.6 times faster, but this compiler builds it "
                     "wrongly, so it stays unused; with a newer one: CC=clang CXX=clang++"
                 )
-    given = option(machine.environ.get("CMAKE_ARGS", ""), "GGML_NATIVE").upper()
-    if given in ("OFF", "0", "NO", "FALSE"):
-        return
-    native = "-march=native" if machine.is_x86 else "-mcpu=native"
-    said = cxx.complaint(NATIVE_SOURCE, "-O3", native, *plan.flags)
-    if said:
-        get = machine.how_to_get("compiler")
-        name = cxx.banner or cxx.command[0]
-        if broken := cxx.complaint("#include <vector>\nint main() { return 0; }\n"):
-            plan.problems.append(f"the C++ compiler does not work ({name}: {broken}); type: {get}")
-        elif "no such instruction" in said or "Assembler" in said:
-            plan.problems.append(
-                f"the assembler does not know this processor's instructions ({said}); get newer binutils, "
-                f"or build for any processor: CMAKE_ARGS=-DGGML_NATIVE=OFF"
-            )
-        else:
-            plan.problems.append(
-                f"{name} does not know this processor ({said}); get a newer compiler and name it: CC=clang CXX=clang++,"
-                " or build for any processor: CMAKE_ARGS=-DGGML_NATIVE=OFF"
-            )
-    macros = cxx.native_macros(native)
+    if is_portable:
+        for arch, modules in _NEW_MODULES.items() if not machine.is_x86 else ():
+            if cxx.complaint("", f"-march={arch}"):
+                plan.unsound_modules |= dict.fromkeys(modules, f"{cxx.banner} does not know {arch}")
+    elif option(machine.environ.get("CMAKE_ARGS", ""), "GGML_NATIVE").upper() not in ("OFF", "0", "NO", "FALSE"):
+        _choose_native(plan, machine, cxx)
+
+
+def _choose_native(plan: Plan, machine: Machine, cxx: Compiler) -> None:
+    """What the compiler makes of "native". On ARM many know a processor by its number alone, and use nothing of one
+    that is newer, or is a virtual machine's; there it is told what this one has."""
+    has = [feature for feature in features(machine.processor) if feature.flag in machine.cpu_flags]
+    native, arch = "-march=native" if machine.is_x86 else "-mcpu=native", ""
+    if any(feature.tag for feature in has) and _lost(cxx, native, has):
+        arch = "armv8.2-a"
+        for feature in has:
+            if feature.tag and not _lost(cxx, f"-march={arch}+{feature.tag}", [feature]):
+                arch = f"{arch}+{feature.tag}"
+        plan.options["-DGGML_NATIVE=OFF"] = "the compiler does not find out all that this processor has, so it is named"
+        plan.options[f"-DGGML_CPU_ARM_ARCH={arch}"] = "that"
+    flag = f"-march={arch}" if arch else native
+    name = cxx.banner or cxx.command[0]
+    if said := cxx.complaint(NATIVE_SOURCE, "-O3", flag, *plan.flags):
+        is_old_assembler = "no such instruction" in said or "Assembler" in said
+        who, newer = ("the assembler", "newer binutils") if is_old_assembler else (name, "a newer compiler")
+        any_processor = "-DGGML_NATIVE=OFF" + ("" if machine.is_x86 else " -DGGML_CPU_ARM_ARCH=armv8-a")
+        plan.problems.append(
+            f"{who} does not know this processor's instructions ({said}); get {newer} and name it: CC=clang "
+            f"CXX=clang++, or build for any processor: CMAKE_ARGS='{any_processor}'"
+        )
+    for feature in [] if said else _lost(cxx, flag, has):
+        plan.notes.append(
+            f"built without {feature.ggml}, which this processor has: {name} does not know it; "
+            f"{feature.known_by or 'newer compilers'} do, with which engines are faster: CC=... CXX=..."
+        )
+    macros = cxx.macros(native)
     plan.inputs["native"] = hashlib.sha256(macros.encode()).hexdigest()[:24] if macros else ""
+
+
+def _lost(cxx: Compiler, flag: str, has: list[Feature]) -> list[Feature]:
+    """What a build with the flag does without: all if there is none, and nothing if the compiler does not tell."""
+    macros, is_refused = cxx.macros(flag), cxx.complaint(NATIVE_SOURCE, "-O3", flag)
+    used = {each.ggml for each in has if not is_refused and (not macros or f"#define {each.macro} " in macros)}
+    return without_halves([feature for feature in has if feature.ggml not in used], used)
 
 
 def option(arguments: str, name: str) -> str:

@@ -11,7 +11,8 @@ Values have mean about 0 and standard deviation 1/sqrt(fan-in), so that activati
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import gguf
@@ -54,14 +55,8 @@ class BlockPool:
 
 
 def _random_blocks(tensor_type: GgmlType, n_elements: int, std: float, rng: np.random.Generator) -> Bytes:
-    if tensor_type.name == "Q4_K":
-        return _random_q4_k(n_elements // 256, std, rng)
-    if tensor_type.name == "Q5_K":
-        return _random_q5_k(n_elements // 256, std, rng)
-    if tensor_type.name == "Q6_K":
-        return _random_q6_k(n_elements // 256, std, rng)
-    if tensor_type.name == "IQ4_XS":
-        return _random_iq4_xs(n_elements // 256, std, rng)
+    if draw := _DRAWN.get(tensor_type.name):
+        return draw(n_elements // tensor_type.block_elements, std, rng)
     # One row per block, because the quantizer works on rows. 64-bit normals would take twice the memory.
     values = rng.standard_normal(n_elements, dtype=np.float32).reshape(-1, _PLAIN_UNIT_ELEMENTS)
     values *= np.float32(std)
@@ -69,29 +64,14 @@ def _random_blocks(tensor_type: GgmlType, n_elements: int, std: float, rng: np.r
     return quantized.view(np.uint8).reshape(-1)
 
 
-def _random_q4_k(n_blocks: int, std: float, rng: np.random.Generator) -> Bytes:
-    """Q4_K super-blocks, drawn as bytes because gguf-py cannot quantize to this type.
+def _random_q4_k(n_blocks: int, std: float, rng: np.random.Generator, *, n_bits: int = 4) -> Bytes:
+    """Q4_K super-blocks, and with 5 bits Q5_K's.
 
     Layout (block_q4_K in ggml-common.h): fp16 d, fp16 dmin, 12 bytes with eight 6-bit scales and eight 6-bit minima,
-    128 bytes of 4-bit values; weight = d * scale * q - dmin * minimum. With minimum = scale and dmin = 7.5 d, a uniform
-    q in 0..15 gives mean 0 and the standard deviation d * rms(scale) * sqrt((16^2 - 1) / 12).
+    and the values' bits; weight = d * scale * q - dmin * minimum. With minimum = scale and dmin = 7.5 d, a uniform q in
+    0..15 gives mean 0 and the standard deviation d * rms(scale) * sqrt((16^2 - 1) / 12).
     """
-    blocks = np.empty((n_blocks, 144), dtype=np.uint8)
-    blocks[:, :16] = _scales_and_minima(n_blocks, std, 16, rng)
-    blocks[:, 16:] = rng.integers(0, 256, size=(n_blocks, 128), dtype=np.uint8)
-    return blocks.reshape(-1)
-
-
-def _random_q5_k(n_blocks: int, std: float, rng: np.random.Generator) -> Bytes:
-    """Q5_K super-blocks (block_q5_K): as Q4_K, with 32 bytes of fifth bits before the 4-bit values."""
-    blocks = np.empty((n_blocks, 176), dtype=np.uint8)
-    blocks[:, :16] = _scales_and_minima(n_blocks, std, 32, rng)
-    blocks[:, 16:] = rng.integers(0, 256, size=(n_blocks, 160), dtype=np.uint8)
-    return blocks.reshape(-1)
-
-
-def _scales_and_minima(n_blocks: int, std: float, n_values: int, rng: np.random.Generator) -> Bytes:
-    """The first 16 bytes of Q4_K and Q5_K blocks, for a uniform q below `n_values`."""
+    n_values = 2**n_bits
     scales = rng.integers(32, 64, size=(n_blocks, 8), dtype=np.uint8)
     d = std / (_rms(32, 63) * math.sqrt((n_values**2 - 1) / 12))
     head = np.empty((n_blocks, 16), dtype=np.uint8)
@@ -99,11 +79,11 @@ def _scales_and_minima(n_blocks: int, std: float, n_values: int, rng: np.random.
     low, high = scales[:, :4], scales[:, 4:]
     head[:, 4:8] = head[:, 8:12] = low | (high >> 4 << 6)
     head[:, 12:16] = (high & 15) | (high << 4)
-    return head
+    return np.hstack([head, rng.integers(0, 256, size=(n_blocks, 32 * n_bits), dtype=np.uint8)]).reshape(-1)
 
 
 def _random_q6_k(n_blocks: int, std: float, rng: np.random.Generator) -> Bytes:
-    """Q6_K super-blocks, drawn as bytes for the same reason.
+    """Q6_K super-blocks.
 
     Layout (block_q6_K): 128 bytes of low 4 bits, 64 bytes of high 2 bits, 16 signed 8-bit scales, fp16 d;
     weight = d * scale * (q - 32). A uniform q in 0..63 has standard deviation sqrt((64^2 - 1) / 12); scales of both
@@ -120,7 +100,7 @@ def _random_q6_k(n_blocks: int, std: float, rng: np.random.Generator) -> Bytes:
 
 
 def _random_iq4_xs(n_blocks: int, std: float, rng: np.random.Generator) -> Bytes:
-    """IQ4_XS super-blocks, drawn as bytes for the same reason.
+    """IQ4_XS super-blocks.
 
     Layout (block_iq4_xs): fp16 d, 2 bytes with the high 2 bits of eight scales, 4 bytes with their low 4 bits, 128
     bytes of indices; weight = d * (scale - 32) * _IQ4_VALUES[index]. Scales of both signs make the mean 0.
@@ -135,6 +115,31 @@ def _random_iq4_xs(n_blocks: int, std: float, rng: np.random.Generator) -> Bytes
     blocks[:, 4:8] = (scales[:, 0::2] & 15) | (scales[:, 1::2] & 15) << 4
     blocks[:, 8:] = rng.integers(0, 256, size=(n_blocks, 128), dtype=np.uint8)
     return blocks.reshape(-1)
+
+
+def _random_iq4_nl(n_blocks: int, std: float, rng: np.random.Generator) -> Bytes:
+    """IQ4_NL blocks: fp16 d, of both signs for a mean of 0, and 16 bytes of indices of `_IQ4_VALUES`."""
+    blocks = rng.integers(0, 256, size=(n_blocks, 18), dtype=np.uint8)
+    d = std / math.sqrt(sum(value**2 for value in _IQ4_VALUES) / len(_IQ4_VALUES))
+    blocks[:, :2] = (d * rng.choice((-1, 1), size=n_blocks)).astype("<f2").view(np.uint8).reshape(-1, 2)
+    return blocks.reshape(-1)
+
+
+def _random_q2_k(n_blocks: int, std: float, rng: np.random.Generator) -> Bytes:
+    """Q2_K super-blocks: 16 bytes with a scale and a minimum of 4 bits each, 64 bytes of 2-bit values, fp16 d and dmin;
+    weight = d * scale * q - dmin * minimum. With minimum = scale and dmin = 1.5 d a uniform q in 0..3 gives mean 0."""
+    blocks = rng.integers(0, 256, size=(n_blocks, 84), dtype=np.uint8)
+    blocks[:, :16] = rng.integers(8, 16, size=(n_blocks, 16), dtype=np.uint8) * 17
+    d = std / (_rms(8, 15) * math.sqrt((4**2 - 1) / 12))
+    blocks[:, 80:] = np.array([d, 1.5 * d], dtype="<f2").view(np.uint8)
+    return blocks.reshape(-1)
+
+
+# Drawn as bytes, because gguf-py cannot quantize to these.
+_DRAWN: dict[str, Callable[[int, float, np.random.Generator], Bytes]] = {
+    "Q2_K": _random_q2_k, "Q4_K": _random_q4_k, "Q5_K": partial(_random_q4_k, n_bits=5), "Q6_K": _random_q6_k,
+    "IQ4_NL": _random_iq4_nl, "IQ4_XS": _random_iq4_xs,
+}  # fmt: skip
 
 
 def _rms(first: int, last: int) -> float:

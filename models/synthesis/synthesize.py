@@ -177,8 +177,8 @@ def _pad(file: BinaryIO) -> None:
     file.write(bytes(-file.tell() % _ALIGNMENT))
 
 
-# What published files are made of: F16, the simple ones, and the parts of the mixes Q4_K_M, Q5_K_M and IQ4_XS.
-WEIGHT_TYPES = ("F16", "Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS")
+# What published files are made of, the mixes and gpt-oss's included, and whatever else has quick kernels somewhere.
+WEIGHT_TYPES = ("F16", "Q4_0", "Q4_1", "Q8_0", "Q2_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4")
 
 _LLAMA = Shape(
     name="probe-llama", n_layers=1, n_embd=256, n_heads=4, n_heads_kv=2, head_dim=64, n_ff=256, n_vocab=512,

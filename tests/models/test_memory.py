@@ -22,6 +22,7 @@ from localrun.models.memory import (
     SPARE_SEQUENCES,
     LayerMemory,
     MemoryEstimate,
+    copied_output_bytes,
     embedding_estimate,
     estimate,
     model_memory,
@@ -56,7 +57,27 @@ def estimate_8b(header: Header | None = None, n_kv_cells: int = 8192, kv_type: s
 
 
 def test_weights_are_the_tensors() -> None:
-    assert estimate_8b().weights_bytes == 295_501_824
+    output = TensorInfo("output.weight", (4096, 128_256), "Q6_K", 0, 430_940_160)
+    header = dataclasses.replace(make_header(), tensors=(*make_header().tensors, output))
+    assert estimate_8b(header).weights_bytes == 295_501_824 + 430_940_160
+
+
+@pytest.mark.parametrize(
+    ("machine", "type_name", "is_copied"),
+    [("aarch64", "Q6_K", True), ("arm64", "Q8_0", True), ("x86_64", "Q6_K", False), ("x86_64", "Q4_0", True)],
+)
+def test_embeddings_that_are_the_output_too_are_loaded_once_more_for_quick_kernels(
+    machine: str, type_name: str, is_copied: bool
+) -> None:
+    embedding = TensorInfo("token_embd.weight", (640, 262_144), type_name, 0, 137_625_600)
+    tied = dataclasses.replace(make_header(), tensors=(embedding,))
+    assert copied_output_bytes(tied, machine) == 137_625_600 * is_copied
+    assert estimate_8b(tied).weights_bytes == 137_625_600 + copied_output_bytes(tied)
+    on_gpu = estimate(tied, n_kv_cells=8192, n_slots=8, n_ubatch=512, kv_type="f16", is_on_gpu=True)
+    assert on_gpu.weights_bytes == 137_625_600
+    untied = dataclasses.replace(tied, tensors=(embedding, embedding._replace(name="output.weight")))
+    assert copied_output_bytes(untied, machine) == 0
+    assert copied_output_bytes(dataclasses.replace(tied, architecture="bert"), machine) == 0
 
 
 def test_a_gibibyte_of_cache_for_8192_tokens_of_an_8b_model() -> None:

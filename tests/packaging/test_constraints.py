@@ -39,11 +39,15 @@ def test_every_requirement_is_pinned_within_its_bounds(constraints):
         assert requirement.specifier.contains(versions[name]), f"{name}=={versions[name]} is not {requirement}"
 
 
-def test_an_intel_mac_gets_what_has_a_wheel_there(constraints):
-    here, there = pinned(), pinned(sys_platform="darwin")
-    assert {name for name in here if here[name] != there[name]} == set(constraints.INTEL_MAC)
-    assert there["cryptography"] == Version("48.0.1")
+@pytest.mark.parametrize(
+    ("system", "machine", "version"), [("darwin", "x86_64", "48.0.1"), ("win32", "ARM64", "46.0.3")]
+)
+def test_intel_macs_and_windows_on_arm_get_what_has_a_wheel_there(constraints, system, machine, version):
+    here, there = pinned(), pinned(sys_platform=system, platform_machine=machine)
+    assert {name for name in here if here[name] != there[name]} == set(constraints.OLDER)
+    assert there["cryptography"] == Version(version)
     assert pinned(sys_platform="darwin", platform_machine="arm64") == here
+    assert pinned(sys_platform="win32", platform_machine="AMD64") == here
     for requirement in constraints.direct():
         if requirement.name in there:
             assert requirement.specifier.contains(there[requirement.name])

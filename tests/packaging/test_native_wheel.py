@@ -81,17 +81,21 @@ def test_each_library_goes_in_once_and_without_what_only_compilers_need(native_w
     assert [path for path in (*wanted, *unwanted) if native_wheel.is_wanted(path)] == list(wanted)
 
 
-def test_the_module_with_amx_is_left_out_of_the_source(native_wheel: ModuleType, tmp_path: Path):
-    lists = tmp_path / "vendor" / "llama.cpp" / "ggml" / "src" / "CMakeLists.txt"
+def test_modules_that_a_compiler_cannot_make_are_left_out_and_one_is_added(native_wheel: ModuleType, tmp_path: Path):
+    lists = tmp_path / "src" / "CMakeLists.txt"
     lists.parent.mkdir(parents=True)
     lines = [
-        f"        ggml_add_cpu_backend_variant({name} AVX2 FMA)\n" for name in ("zen4", "sapphirerapids", "haswell")
+        f"        ggml_add_cpu_backend_variant({name} AVX2 FMA)\n" for name in ("zen4", "sapphirerapids", "armv8.6_1")
     ]
     lists.write_text("".join(lines))
-    native_wheel.leave_out_amx(tmp_path)
-    assert lists.read_text() == lines[0] + lines[2]
+    native_wheel.edit_variants(tmp_path, leave_out=("sapphirerapids",))
+    added = "        ggml_add_cpu_backend_variant(armv8.6_0    DOTPROD FP16_VECTOR_ARITHMETIC MATMUL_INT8)\n"
+    assert lists.read_text() == lines[0] + lines[2] + added
     with pytest.raises(BuildError, match="0 times"):
-        native_wheel.leave_out_amx(tmp_path)
+        native_wheel.edit_variants(tmp_path, leave_out=("sapphirerapids",))
+    lists.write_text("".join(lines))
+    native_wheel.edit_variants(tmp_path, leave_out=("armv8.6_0", "armv8.6_1"))
+    assert lists.read_text() == lines[0] + lines[1]
 
 
 @pytest.mark.skipif(shutil.which("readelf") is None or sys.platform != "linux", reason="needs binutils and ELF")

@@ -111,7 +111,10 @@ class GpuLoad:
 
     def _row(self, index: int) -> GpuRow:
         handle = self._nvml.nvmlDeviceGetHandleByIndex(index)
-        memory = self._nvml.nvmlDeviceGetMemoryInfo(handle)
+        try:
+            memory = self._nvml.nvmlDeviceGetMemoryInfo(handle)
+        except self._nvml.NVMLError_NotSupported:  # a GPU without memory of its own, as in DGX Spark and in Jetsons
+            memory = psutil.virtual_memory()
         name = self._nvml.nvmlDeviceGetName(handle)
         return GpuRow(
             name=name.decode() if isinstance(name, bytes) else str(name),

@@ -23,6 +23,7 @@ import ipaddress
 import re
 import socket
 import sys
+import time
 from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
@@ -72,7 +73,11 @@ def listen(host: str, port: int) -> Listening:
         raise
 
 
-def bind(host: str, port: int, *, shares: bool = False) -> socket.socket:
+# For a while Windows keeps the port of a daemon that has just ended, with its connections.
+_RETRIES, _RETRY_AFTER_S = 12, 0.25
+
+
+def bind(host: str, port: int, *, shares: bool = False, n_retries: int = _RETRIES) -> socket.socket:
     """A bound socket; port 0 takes a free one. With `shares` another socket of this process may have the port, too.
 
     Raises ConfigError for an address that this machine does not have, and PortBusy.
@@ -96,7 +101,10 @@ def bind(host: str, port: int, *, shares: bool = False) -> socket.socket:
         listening.listen()
     except OSError as error:
         listening.close()
-        raise _cannot_listen(error, host, port) from None
+        if sys.platform != "win32" or error.errno != errno.EADDRINUSE or not n_retries:
+            raise _cannot_listen(error, host, port) from None
+        time.sleep(_RETRY_AFTER_S)
+        return bind(host, port, shares=shares, n_retries=n_retries - 1)
     listening.setblocking(False)
     return listening
 

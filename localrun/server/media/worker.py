@@ -17,7 +17,9 @@ module, so that it never loads a decoder.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import importlib
 import io
 import os
 import re
@@ -25,11 +27,10 @@ import signal
 import struct
 import sys
 import warnings
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy
 import soundfile
-import soxr
 
 # With the plugins that others load when they are first needed, which is too late here.
 from PIL import (  # noqa: F401
@@ -50,6 +51,10 @@ from localrun.errors import BadRequest, LocalrunError, of_disk
 from localrun.server.media import headers
 from localrun.wire import DecodeReply, DecodeRequest, MediaKind
 from localrun.worker_limits import allow_cpu, close_limits
+
+soxr: Any = None
+with contextlib.suppress(ImportError):  # there is none for Windows on Arm
+    soxr = importlib.import_module("soxr")
 
 MEMORY_BYTES = 1536 * 1024 * 1024
 # Of the largest picture. Ten minutes of sound at 48 kHz are less.
@@ -139,6 +144,8 @@ def sound(data: bytes, request: DecodeRequest, output: BinaryIO) -> DecodeReply:
         headers.check_rate(file.format, rate_hz, "")
         resampler = None
         if rate_hz != request.audio_rate_hz:
+            if soxr is None:
+                raise BadRequest(f"it must have {request.audio_rate_hz} samples a second: there is no soxr here")
             resampler = soxr.ResampleStream(rate_hz, request.audio_rate_hz, 1, dtype="float32")
         while True:
             block = file.read(rate_hz, dtype="float32", always_2d=True)

@@ -389,6 +389,29 @@ def test_a_busy_port_names_itself_and_the_way_out() -> None:
             bind("127.0.0.1", port)
 
 
+def test_a_port_whose_daemon_has_just_ended_is_tried_again_on_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There its connections keep it for a while, though nobody listens."""
+    monkeypatch.setattr(sys, "platform", "win32")
+    monkeypatch.setattr(socket, "SO_EXCLUSIVEADDRUSE", socket.SO_KEEPALIVE, raising=False)
+    kept = socket.socket()
+    kept.bind(("127.0.0.1", 0))
+    port = kept.getsockname()[1]
+    pauses: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 3:
+            kept.close()
+
+    monkeypatch.setattr(connection.time, "sleep", sleep)
+    with closing(bind("127.0.0.1", port)) as again:
+        assert again.getsockname()[1] == port
+        assert len(pauses) == 3
+        with pytest.raises(PortBusy):
+            bind("127.0.0.1", port)
+    assert sum(pauses) < 5, "another program's stays"
+
+
 def test_a_port_that_windows_keeps_for_itself_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "win32")
     refused = connection._cannot_listen(OSError(errno.EACCES, "forbidden"), "127.0.0.1", 11434)

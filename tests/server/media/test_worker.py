@@ -53,6 +53,14 @@ def refused(data: bytes, **changes: Any) -> str:
     return reply.error_message
 
 
+def test_sound_without_the_resampler_is_taken_at_the_models_rate_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on Windows on Arm, for which there is no package of it."""
+    monkeypatch.setattr(worker, "soxr", None)
+    assert len(samples(making.sound("WAV", rate_hz=16_000))) == 16_000
+    assert "16000" in refused(making.sound("WAV", rate_hz=48_000))
+    assert "soxr" in refused(making.sound("WAV", rate_hz=48_000))
+
+
 # --- pictures ---------------------------------------------------------------------------------------------------------
 
 
