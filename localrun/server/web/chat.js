@@ -522,6 +522,7 @@ function setTheme(theme) {
 
 model.addEventListener("change", () => {
   chat.model = model.value;
+  if (chat.turns.length) save(chat);
   modelChanged();
 });
 $("attach").addEventListener("click", () => $("file").click());
