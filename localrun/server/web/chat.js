@@ -8,7 +8,7 @@ const $ = (id) => document.getElementById(id);
 const { keep, kept } = chats;
 const log = $("log"), text = $("text"), model = $("model"), send = $("send");
 const BUILT_IN = "tiny", MODEL = "localrun.model", THEME = "localrun.theme", KEY = "localrun.key", DRAFT = "localrun.draft.", EDIT = "localrun.edit.";
-const MAX_PICTURE_BYTES = 10e6;
+const STOPPED = "Stopped.", MAX_PICTURE_BYTES = 10e6;
 const MAX_ASKED = 4;  // answers at a time: two of a browser's six connections are left to its other tabs
 const NARROW = matchMedia("(max-width: 50rem)");
 
@@ -116,7 +116,7 @@ function show(turn) {
     made.append(said, acts);
   } else {
     const thinking = element("div"), details = element("details", { className: "thinking", hidden: true }, element("summary", { textContent: "Thinking" }), thinking);
-    const by = element("p", { className: "by" }), problem = element("p", { className: "by wrong", hidden: true });
+    const by = element("p", { className: "by" }), problem = element("p", { className: "by", hidden: true });
     made.append(by, details, said, problem, acts);
     made.update = () => {
       made.ariaLabel = by.textContent = turn.model || "Answer";
@@ -124,6 +124,7 @@ function show(turn) {
       thinking.textContent = turn.thinking;
       showMarkdown(said, turn.content);
       problem.textContent = turn.problem ?? "";
+      problem.classList.toggle("wrong", turn.problem !== STOPPED);
       problem.hidden = !turn.problem;
       numbers.textContent = turn.numbers ?? "";
     };
@@ -344,12 +345,12 @@ async function answer(asking) {
       }
     }
   } catch (error) {
-    turn.problem = error.name === "AbortError" ? "Stopped." : error.message;
+    turn.problem = error.name === "AbortError" ? STOPPED : error.message;
   }
   nAsked -= 1;
   clearInterval(clock);
   clearTimeout(drawing);
-  turn.numbers = numbersOf(numbers);
+  turn.numbers = numbers.firstAt ? numbersOf(numbers) : "";
   runs.delete(asking.id);
   views.get(turn)?.isBusy(false);
   draw();

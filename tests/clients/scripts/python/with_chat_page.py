@@ -373,6 +373,7 @@ def check_a_daemon_that_does_not_answer() -> None:
         page.server.answer = refuse
         ask(page, "hello")
         expect(page.locator(".assistant .wrong")).to_contain_text("does not answer; is the daemon running?")
+        expect(page.locator(".assistant .numbers")).to_have_text("")
 
 
 def check_names_for_screen_readers_and_a_phone() -> None:
@@ -485,6 +486,7 @@ def check_stop() -> None:
         expect(page.locator("#send")).to_have_text("Stop")
         page.keys("Escape")
         expect(page.locator(".assistant")).to_contain_text("Stopped.")
+        expect(page.locator(".assistant .wrong")).to_have_count(0)
         expect(page.locator("#send")).to_have_text("Send")
         assert_cancelled(FAKE_URL)
 
@@ -551,6 +553,16 @@ def check_the_model_that_answered_last_is_begun_with() -> None:
         expect(page.locator(".greeting")).to_be_visible()
         page.reload()
         expect(page.locator("#model")).to_have_value("gemma3")
+
+
+def check_a_model_that_is_chosen_is_there_after_a_reload() -> None:
+    with chat_page() as page:
+        ask(page, says("one"))
+        expect(page.locator("#send")).to_have_text("Send")
+        for name in ("caller", "tiny"):
+            page.select_option("#model", name)
+            page.reload()
+            expect(page.locator("#model")).to_have_value(name)
 
 
 def check_error_is_shown() -> None:
