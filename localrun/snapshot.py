@@ -243,8 +243,9 @@ class BatchRow(msgspec.Struct, kw_only=True):
 
 
 class Aggregate(msgspec.Struct, kw_only=True):
-    """Sums over all engines. `*_tokens_per_s` are of the last second. `prefix_hit_rate` is cached prompt tokens over
-    prompt tokens, and `draft_hit_rate` accepted over drafted tokens, since the daemon started."""
+    """Sums over all engines. `*_tokens_per_s` are of the last second. Prompts are in `*_total` once their request has
+    ended. `prefix_hit_rate` is cached prompt tokens over prompt tokens, those of running requests included, and
+    `draft_hit_rate` accepted over drafted tokens, since the daemon started."""
 
     decode_tokens_per_s: float = 0.0
     prefill_tokens_per_s: float = 0.0

@@ -2,8 +2,8 @@
 
 There is no HTML in answers: `Vec<String>`, `<name>` and `<answer>` are text, and so is what follows an open `<style>`.
 Only `<br>` in a cell of a table, which has no other way to say it, breaks a line; elsewhere line feeds do. A line such
-as `[note]: text` is no definition, which would not be shown; `\\(` and `\\[` of formulas keep their backslashes, and
-the stars of `3*4*5` and `x**2 + y**2` are no emphasis.
+as `[note]: text` is no definition, which would not be shown. Formulas, backslashes before what needs none, names as
+`__init__`, and the stars of globs, comments, products and powers stay as they are.
 """
 
 from __future__ import annotations
@@ -15,7 +15,14 @@ from markdown_it.rules_core import StateCore
 from markdown_it.rules_inline import StateInline
 
 _BREAK = re.compile(r"<br\s*/?>", re.IGNORECASE)
-_LITERAL = re.compile(r"\\[()\[\]]|(?<=[A-Za-z0-9])(?:\*(?=[A-Za-z0-9])|\*\*(?=\d))")
+# Bounded, for a model may repeat anything without end.
+_LITERAL = re.compile(
+    r"""\\\([\s\S]{1,1000}?\\\) | \\\[[\s\S]{1,1000}?\\\] | \$\$[\s\S]{1,1000}?\$\$
+    | \$(?![\s$])[^$\n]{0,300}[^$\s]\$(?![\d$]) | \\[!"'%,/:;=?@^{}()\[\]\\] | \b__[a-z\d_]{1,99}__\b
+    | (?<=/)\*(?!\*) | (?<=[^\W_])\*(?=[^\W_]) | (?<!\*)\*(?=\.\w) | (?<=/)\*\*(?=/) | \*\*(?=/\*)
+    | (?<=\w)\*\*(?=\d) | (?<=\d)\*\*(?=\w)""",
+    re.VERBOSE,
+)
 _IN_CELL = "in_cell"
 
 
@@ -45,9 +52,9 @@ def _as_said(state: StateInline, silent: bool) -> bool:
     found = literal or (_BREAK.match(state.src, state.pos) if state.env.get(_IN_CELL) else None)
     if found is None:
         return False
-    if literal and not silent:
-        state.pending += found[0]
-    elif not silent:
-        state.push("hardbreak", "br", 0)
+    for n, said in enumerate(found[0].split("\n") if literal else ("", "")):
+        if n and not silent:
+            state.push("hardbreak", "br", 0)
+        state.pending += "" if silent else said
     state.pos = found.end()
     return True

@@ -149,10 +149,11 @@ class AnswerProgress:
 
 
 def prefill_percent(row: RequestRow) -> str:
-    """How much of the prompt is computed or came from the cache; empty before its length is known."""
+    """How much of the prompt is computed or came from the cache; empty before its length is known. Not all of it before
+    the first token of the answer."""
     if not row.prompt_tokens:
         return ""
-    return short_text.percent(row.computed_tokens / row.prompt_tokens)
+    return short_text.percent(min(row.computed_tokens, row.prompt_tokens - 1) / row.prompt_tokens)
 
 
 def fit_facts(facts: list[Fact], width: int, gap: int) -> list[Fact]:

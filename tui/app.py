@@ -44,6 +44,7 @@ from localrun.tui.screens.models import ModelsScreen
 from localrun.tui.screens.monitor import MonitorScreen
 from localrun.tui.session import Session
 from localrun.tui.short_text import line
+from localrun.tui.terminal_input import TerminalInput
 
 # In sixteen colours the shades of a theme run together, so such a terminal's own colours are used as they are.
 _SIXTEEN_COLOURS_THEME = "ansi-dark"
@@ -87,6 +88,12 @@ def own_app(
     sys.__stderr__ = _Terminal(sys.__stderr__)  # type: ignore[misc, assignment]  # textual draws on it
     own = folders()
     chosen = preferences.load(own.config / "tui.toml")
+    if sys.platform != "win32":
+        from textual.drivers import linux_driver
+
+        bound = (key.strip() for keys in chosen.keys.values() for key in keys.split(","))
+        TerminalInput.alt_keys = frozenset(key for key in bound if "alt+" in key)
+        linux_driver.XTermParser = TerminalInput  # type: ignore[attr-defined]
     if chosen.pictures is Pictures.AUTO and kitty_graphics.is_outside_of_tmux(os.environ):
         chosen = chosen._replace(pictures=Pictures.KITTY)
     if chosen.pictures is Pictures.KITTY or kitty_graphics.is_named(os.environ):

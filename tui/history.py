@@ -266,7 +266,8 @@ class History:
         that has no name. Raises KeyError when the chat was deleted meanwhile."""
         with self._transaction():
             names = ", ".join(medium.name for medium in media_of(extra or {}))
-            title = _one_line(content or names) if role == "user" else ""
+            asked = (extra or {}).get("shown", content)  # without the texts of attached files
+            title = _one_line(str(asked or names)) if role == "user" else ""
             found = self._db.execute(
                 "UPDATE chats SET changed_at_s = ?, title = CASE WHEN title = '' THEN ? ELSE title END WHERE id = ?",
                 (now_s, title, chat_id),

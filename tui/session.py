@@ -177,6 +177,11 @@ class Pulls:
         if model not in self._tasks:
             self._tasks[model] = asyncio.create_task(self._pull(model))
 
+    @property
+    def is_running(self) -> bool:
+        """Whether a pull that this window asked for goes on."""
+        return bool(self._tasks)
+
     async def cancel(self, model: str) -> None:
         """Ends a pull, whoever asked for it. Raises LocalrunError."""
         await self._daemon.cancel_pull(model)

@@ -84,7 +84,19 @@ def test_every_word_is_seen_in_order_also_of_a_part(document: str, words: list[s
         ("3*4*5, a*b*c, x**2 + y**2, f(*args, **kwargs)", "3*4*5, a*b*c, x**2 + y**2, f(*args, **kwargs)"),
         ("**S**ingle **R**esponsibility, *so*", "Single Responsibility, so"),
         (r"\[not a link\](http://a)", r"\[not a link\](http://a)"),
+        ("so\n\\[\na *b* c\n\\]", "so\n\\[\na *b* c\n\\]"),
+        (r"\{x\} C:\\dir \# __two words__", r"\{x\} C:\\dir # two words"),
+        ("costs $5 and *some* $6", "costs $5 and some $6"),
     ],
 )
 def test_what_is_text_and_what_breaks_lines(markdown: str, text: str) -> None:
     assert re.sub(r"\n+", "\n", seen(markdown)).strip("\n") == text
+
+
+_SAID = r"""f(*args, **kwargs)|char *p|2*3*4|x**2 + y**2|src/**/*.js|*.py|a_b_c|__init__|5 > 3|<T>|Vec<String>|C#|#1|:)
+~5 to ~10|$x_i^*$|\(a*b*c\)|don't|日本語|AT&T|[x]|(y)|a / b|-|+1|1.5|100 %|*|**|/* no */|C:\dir|<input>|$$a_1 * b_1$$"""
+
+
+@given(st.lists(st.sampled_from(re.split(r"[|\n]", _SAID)), min_size=1, max_size=8).map(" ".join))
+def test_signs_of_programs_and_formulas_stay(said: str) -> None:
+    assert [line for line in seen(f"so {said}\n\n> - so {said}").split("\n") if line] == [f"so {said}"] * 2

@@ -147,6 +147,22 @@ def test_a_draft_is_there_at_the_next_start(daemon: Daemon, tmp_path: Path, numb
         second.see("^g Help")
 
 
+def test_escape_that_comes_with_another_key_stops(tmp_path: Path) -> None:
+    with (
+        calling_daemon(tmp_path / "models", TOOL_TEMPLATE, kv_cells=16384) as running,
+        contextlib.closing(_terminal(running, tmp_path)) as terminal,
+    ):
+        terminal.see("Enter asks")
+        terminal.paste(f"SAY[[{'word ' * 2000}]]")
+        terminal.press("Enter")
+        terminal.see("word word")
+        terminal.press("Escape", "x")
+        terminal.see("● stopped")
+        terminal.see("│ x ")
+        terminal.paste("\x1b[31mred\x1b[0m \x11 x")
+        terminal.see("x[31mred[0m")
+
+
 def test_after_a_stop_the_screen_is_drawn_anew(daemon: Daemon, tmp_path: Path) -> None:
     with contextlib.closing(_terminal(daemon, tmp_path)) as terminal:
         terminal.see("Enter asks")

@@ -1,8 +1,8 @@
 """The chat: conversations, the prompt, and the line with the live numbers.
 
 Any number of chats may be open and being answered; one is shown, or two beside each other, and the prompt belongs to
-the marked one. What stands in the prompt is only ever removed by being sent. At the end of the program it is kept with
-that chat, and the next window begins there.
+the marked one. What stands in the prompt is only ever removed by being sent. It waits for its chat while another is
+gone to, and at the end of the program it is kept with it, and the next window begins there.
 
 Does not: read answers (`conversation_view.py`), or know what a slash command does (`chat_commands.py`).
 """
@@ -59,6 +59,10 @@ CarryOut = Callable[["ChatScreen", slash.Slash], Awaitable[None]]
 class ChatScreen(Screen[None]):
     AUTO_FOCUS = "Prompt"
 
+    # textual declares these as instance variables
+    VERTICAL_BREAKPOINTS = [(0, "-short"), (20, "-medium")]  # noqa: RUF012
+    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (70, "-wide")]  # noqa: RUF012
+
     BINDINGS: ClassVar[list[BindingType]] = [
         bind("chat.stop", "stop"),
         bind("chat.new", "new", priority=True),
@@ -82,7 +86,7 @@ class ChatScreen(Screen[None]):
         self._completions = Completions()
         self.prompt = Prompt(self._completions)
         self._status = StatusLine()
-        self._drafts: list[Question] = []
+        self._drafts: dict[int | None, list[Question]] = {}  # what waits, by the chat's number; None for one to begin
         self._was_answering = False
         self._has_begun = False
 
@@ -111,11 +115,14 @@ class ChatScreen(Screen[None]):
         self._take_back()
 
     def on_unmount(self) -> None:
-        texts = (self.prompt.text, *(question.text for question in reversed(self._drafts)))
-        text = "\n\n".join(text for text in texts if text.strip())
-        if text:
-            with contextlib.suppress(sqlite3.Error):  # the screen is gone, and the app has said that it keeps no chats
-                self.session.history.keep_draft(self.view.conversation.chat_id, text)
+        own = self.view.conversation.chat_id
+        waiting = self._drafts.pop(own, [])
+        self._drafts[own] = [*waiting, Question(self.prompt.text)]  # the last one: there the next window begins
+        for chat_id, questions in self._drafts.items():
+            text = "\n\n".join(question.text for question in reversed(questions) if question.text.strip())
+            if text:
+                with contextlib.suppress(sqlite3.Error):  # the app has said that it keeps no chats
+                    self.session.history.keep_draft(chat_id, text)
 
     # --- which chats are shown -------------------------------------------------------------------------------------
 
@@ -136,6 +143,7 @@ class ChatScreen(Screen[None]):
             view = ConversationView(self.session, conversation)
         elif not view.is_answering and view.conversation.read_again():
             await view.reload()
+        self._put_aside()
         if view in self._shown:
             self._mark(view)
         else:
@@ -143,6 +151,7 @@ class ChatScreen(Screen[None]):
 
     async def _on_deleted(self, chat_id: int) -> None:
         """A chat that was deleted leaves the screen, with its answer if one is written; a new one takes its place."""
+        self._drafts.setdefault(None, []).extend(self._drafts.pop(chat_id, []))
         for gone in [view for view in self._open if view.conversation.chat_id == chat_id]:
             gone.stop()
             if gone in self._shown:
@@ -175,7 +184,7 @@ class ChatScreen(Screen[None]):
                 self._open.remove(view)
                 await view.remove()
         for view in self._open:
-            view.display = view in self._shown
+            view.set_class(view not in self._shown, "-away")
         for before, view in zip(self._shown, self._shown[1:], strict=False):
             self._conversations.move_child(view, after=before)
         self._mark(self.view)
@@ -201,11 +210,13 @@ class ChatScreen(Screen[None]):
 
     async def action_new(self) -> None:
         """An answer that is being written goes on; its chat is in the list."""
+        self._put_aside()
         await self._replace(self._new_view(self.session.model))
 
     async def action_beside(self) -> None:
         """A second chat beside the marked one; or back to one."""
         if len(self._shown) < MAX_BESIDE:
+            self._put_aside()
             view = self._new_view(self.session.model)
             self._shown.append(view)
             self._open.append(view)
@@ -217,6 +228,7 @@ class ChatScreen(Screen[None]):
 
     def action_other(self) -> None:
         if len(self._shown) > 1:
+            self._put_aside()
             self._mark(self._shown[1 - self._shown.index(self.view)])
 
     async def action_chats(self, words: str = "") -> None:
@@ -386,8 +398,7 @@ class ChatScreen(Screen[None]):
         comes back when that is asked or given up."""
         if self._refuse_while_answering():
             return
-        if self.prompt.text.strip() or self._attachments.files:
-            self._drafts.append(Question(self.prompt.text, self._attachments.take()))
+        self._put_aside()
         question = await self._asked_before(message)
         if names := question.gone:
             self.notify(line(f"{names} is gone from the disk; attach it again."), severity="warning", markup=False)
@@ -407,9 +418,17 @@ class ChatScreen(Screen[None]):
         self._show_status()
         self.refresh_bindings()
 
+    def _put_aside(self) -> None:
+        """What is being written waits for its chat."""
+        if self.prompt.text.strip() or self._attachments.files:
+            waiting = self._drafts.setdefault(self.view.conversation.chat_id, [])
+            waiting.append(Question(self.prompt.text, self._attachments.take()))
+            self.prompt.put("")
+
     def _take_draft(self) -> None:
-        if self._drafts and not self.prompt.text.strip():
-            self._put(self._drafts.pop())
+        waiting = self._drafts.get(self.view.conversation.chat_id)
+        if waiting and not self.prompt.text.strip() and not self._attachments.files:
+            self._put(waiting.pop())
 
     async def retry(self, message: Message) -> None:
         """Ask a question again, as it was; not without a file that is gone."""
@@ -464,22 +483,18 @@ class ChatScreen(Screen[None]):
 
     @on(ConversationView.Unsent)
     def _give_back(self, event: ConversationView.Unsent) -> None:
-        event.view.unsent = event.question
+        self._drafts.setdefault(event.view.conversation.chat_id, []).append(event.question)
         if event.view is self.view:
-            self._take_back()
+            self._take_draft()
 
     def _take_back(self) -> None:
-        """What was not answered in the marked chat, or not sent when its window was closed, goes into the prompt, after
-        what is typed now."""
-        question, self.view.unsent = self.view.unsent, None
-        waiting = [] if question is None else [question]
+        """What waits for the marked chat, or was not sent when its window was closed, goes into the prompt, after what
+        is typed now."""
+        chat_id = self.view.conversation.chat_id
         with self._history_said("A draft cannot be read"):
-            waiting += map(Question, self.session.history.take_drafts(self.view.conversation.chat_id))
-        for question in waiting:
-            if self.prompt.text.strip() or self._attachments.files:
-                self._drafts.append(question)
-            else:
-                self._put(question)
+            kept = map(Question, self.session.history.take_drafts(chat_id))
+            self._drafts.setdefault(chat_id, []).extend(kept)
+        self._take_draft()
 
     @on(Prompt.Left)
     def _go_to_messages(self) -> None:
@@ -563,6 +578,9 @@ class ChatScreen(Screen[None]):
         return True
 
     def action_copy(self) -> None:
+        if self.prompt.has_focus and self.prompt.history.redo_stack:  # what the key does in every text box
+            self.prompt.redo()
+            return
         marked = self.focused.message if isinstance(self.focused, AnswerMessage) else None
         self.copy(marked.content if marked else self.view.conversation.last_answer(), "answer")
 

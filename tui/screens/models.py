@@ -37,6 +37,8 @@ _LOOK_EVERY_S = 0.5
 _SEARCH_AFTER_S = 0.5
 _FEWEST_LETTERS = 3
 _GB = 1_000_000_000
+_UNDER_WAY = ("planning", "pulling")
+_PULLING = "Pulling "
 _ASKING, _NOTHING = "Asking the daemon…", "No model has this in its name."
 # Prefixes of option ids: what Enter does with one.
 _HERE, _THERE = "here ", "there "
@@ -60,6 +62,8 @@ class ModelsScreen(Picker[str]):
         self._catalog: list[dict[str, Any]] = []
         self._hub: list[dict[str, Any]] = []
         self._said = ""
+        self._states: list[str] = []
+        self._ended_before: set[tuple[str, float]] | None = None
         self._pulls = Static(id="pulls")
 
     def compose(self) -> ComposeResult:
@@ -99,7 +103,14 @@ class ModelsScreen(Picker[str]):
         except LocalrunError:
             return  # the banner of the screen below says so
         rows = self._session.pulls.rows
-        self._pulls.update(Content("\n").join(Content(pull_line(row)) for row in rows[-4:] if row.state != "done"))
+        if self._ended_before is None:  # what went wrong before this was opened is no news
+            self._ended_before = {(row.model, row.started_at_s) for row in rows if row.state not in _UNDER_WAY}
+        news = [row for row in rows if (row.model, row.started_at_s) not in self._ended_before and row.state != "done"]
+        self._pulls.update(Content("\n").join(Content(pull_line(row)) for row in news[-4:]))
+        if self._said.startswith(_PULLING) and not self._session.pulls.is_running:
+            self._say("")
+        if self._states != [self._state(row) for row in self._rows]:
+            self._narrow()
         if {row.model for row in rows if row.state == "done"} != before:
             await self._load()
 
@@ -119,11 +130,13 @@ class ModelsScreen(Picker[str]):
         await asyncio.sleep(_SEARCH_AFTER_S)
         try:
             found = await self._session.daemon.search(query)
-        except LocalrunError:
-            return  # the catalogue is there all the same
+        except LocalrunError as error:
+            found = {"problem": error.message}
         self._hub = found.get("hub") or []
         if self._hub:
             self._narrow()
+        elif found.get("problem") and self._said in ("", _NOTHING):
+            self._say(line(f"The hub was not searched: {found['problem']}"))
 
     def _narrow(self) -> None:
         text = self._input.value
@@ -142,12 +155,13 @@ class ModelsScreen(Picker[str]):
             options += [None, *(_hit(hit, self._row_width) for hit in self._hub)]
         highlighted = self._list.highlighted_option
         before = None if highlighted is None else highlighted.id
+        self._states = [self._state(row) for row in self._rows]
         self._list.clear_options()
         self._list.add_options(options[1:] if options and options[0] is None else options)
         ids = [option.id for option in self._list.options]
-        chosen = [index for index, name in enumerate(ids) if name in (before, _HERE + self._session.model)]
+        marked = before if before in ids or wanted else _HERE + self._session.model
         if ids:
-            self._list.highlighted = chosen[0] if chosen and (before in ids or not wanted) else 0
+            self._list.highlighted = ids.index(marked) if marked in ids else 0
         # What was said of something else (a pull, a model about to be deleted) stays: the hub answers when it likes.
         if not ids:
             self._say(_NOTHING)
@@ -157,18 +171,19 @@ class ModelsScreen(Picker[str]):
     def _option(self, row: dict[str, Any]) -> Option:
         name = _name(row)
         details = row.get("details") or {}
-        engine = self._session.engine_of(name)
         facts = (
             column(str(details.get("parameter_size") or ""), 6, right=True),
             column(str(details.get("quantization_level") or ""), 7),
         )
         mark = "›" if name == self._session.model else " "
-        loaded = ""
-        if engine is not None:
-            # In its largest unit: more has no room in 80 columns.
-            left = "" if engine.expires_in_s is None else f", {short_text.age(engine.expires_in_s).split()[0]}"
-            loaded = f"loaded{left}"
-        return Option(self._row(mark, name, row.get("size"), facts, (loaded, "$success")), id=_HERE + name)
+        return Option(self._row(mark, name, row.get("size"), facts, (self._state(row), "$success")), id=_HERE + name)
+
+    def _state(self, row: dict[str, Any]) -> str:
+        """Whether it is loaded, and how long still, in the largest unit: more has no room in 80 columns."""
+        engine = self._session.engine_of(_name(row))
+        if engine is None:
+            return ""
+        return "loaded" + ("" if engine.expires_in_s is None else f", {short_text.age(engine.expires_in_s).split()[0]}")
 
     def _entry(self, entry: dict[str, Any]) -> Option:
         """A model of the catalogue, and whether this machine has the memory for it."""
@@ -227,7 +242,7 @@ class ModelsScreen(Picker[str]):
             name = option_id.removeprefix(_THERE)
             self._session.pulls.start(name)
             key = self._session.key("models.cancel")
-            self._say(line(f"Pulling {name}; it goes on when this is closed. {key} cancels it."))
+            self._say(line(f"{_PULLING}{name}; it goes on when this is closed. {key} cancels it."))
 
     def _marked(self, kind: str) -> str | None:
         """The name of the marked model, if it is of this kind."""
@@ -261,7 +276,7 @@ class ModelsScreen(Picker[str]):
 
     def action_cancel(self) -> None:
         """Cancels the newest pull that runs."""
-        running = [row for row in self._session.pulls.rows if row.state in ("planning", "pulling")]
+        running = [row for row in self._session.pulls.rows if row.state in _UNDER_WAY]
         if running:
             self.run_worker(self._cancel(running[-1].model), name="cancel", group="cancel")
         else:

@@ -110,8 +110,8 @@ class MonitorScreen(Screen[None]):
             return
         self._shown = snapshot
         self._throughput.show(snapshot.aggregate)
-        self._vitals.snapshot = snapshot
-        self._graph.refresh()
+        self._vitals.show(snapshot)
+        self._graph.show()
         self.set_class(bool(snapshot.batches), "-batches")
         self._batches.show_batches(snapshot.batches, self._colours())
         self._engines.show_engines(snapshot.engines, self._colours())
@@ -141,7 +141,8 @@ class MonitorScreen(Screen[None]):
             text = f"No request of {len(self._shown.requests)} matches the filter. Esc removes it."
         else:
             text = f"No requests in the last minute. Whatever uses {self._session.base_url} shows up here."
-        self._nothing.update(Content(text))
+        if self._nothing.content != text:
+            self._nothing.update(Content(text))
 
     def _colours(self) -> dict[str, Style]:
         names = {"good": "success", "wait": "warning", "bad": "error"}

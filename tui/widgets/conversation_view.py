@@ -83,8 +83,7 @@ class _Exchange:
 
 
 class ConversationView(VerticalScroll, can_focus=False):
-    """`progress` is that of the running or last answer; None before the first. `unsent` is a question that was not
-    answered while the prompt belonged to another chat."""
+    """`progress` is that of the running or last answer; None before the first."""
 
     @dataclass
     class Progressed(Event):
@@ -113,7 +112,6 @@ class ConversationView(VerticalScroll, can_focus=False):
         super().__init__()
         self.conversation = conversation
         self.progress: AnswerProgress | None = None
-        self.unsent: Question | None = None
         self._session = session
         self._worker: Worker[None] | None = None
         self._reading: asyncio.Task[None] | None = None

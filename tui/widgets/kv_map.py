@@ -14,7 +14,6 @@ from itertools import groupby
 from typing import NamedTuple
 
 from textual.content import Content
-from textual.reactive import reactive
 from textual.widget import Widget
 
 from localrun.snapshot import EngineRow, RequestRow
@@ -89,16 +88,17 @@ _LEGENDS = ("0-9 slot, underlined where shared, ░ kept, · free", "0-9 slot, �
 class KvMap(Widget):
     """Shows `engine`; the requests are those of its snapshot."""
 
-    engine: reactive[EngineRow | None] = reactive(None)
+    engine: EngineRow | None = None
 
     def __init__(self) -> None:
         super().__init__()
         self._requests: dict[str, RequestRow] = {}
 
     def show(self, engine: EngineRow | None, requests: list[RequestRow]) -> None:
-        self._requests = {row.id: row for row in requests}
-        self.engine = engine
-        self.refresh()
+        slots = {row.id: row for row in requests if row.slot is not None}
+        before, self.engine, self._requests = (_drawn(self.engine, self._requests), engine, slots)
+        if before != _drawn(engine, slots):
+            self.refresh()
 
     def render(self) -> Content:
         engine, (width, height) = self.engine, self.size
@@ -118,6 +118,14 @@ class KvMap(Widget):
         if engine.kv_cells_shared:
             text += f", {short_text.cells(engine.kv_cells_shared)} shared"
         return Content.styled(fit(text, width), "$foreground 70%")
+
+
+def _drawn(engine: EngineRow | None, requests: Mapping[str, RequestRow]) -> tuple[object, ...]:
+    """What the picture depends on."""
+    if engine is None:
+        return ()
+    cells = (engine.model, engine.kv_cells, engine.kv_cells_used, engine.kv_cells_shared, engine.kv_runs)
+    return (*cells, _tiers(engine, 1_000), [(row.id, row.slot) for row in requests.values()])
 
 
 def _line(marks: list[Mark]) -> Content:

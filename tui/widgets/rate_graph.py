@@ -17,6 +17,7 @@ from localrun.tui.preferences import rich_style
 from localrun.tui.rates import WINDOW_S, RateSeries, axis_top
 
 _SMALLEST = (30, 6)
+_IDLE_SNAPSHOTS = 40
 _LABEL_WIDTH = 5
 
 # plotext draws with these two codes; the theme's colours then take their place.
@@ -24,11 +25,18 @@ _DECODE_CODE, _PREFILL_CODE = 2, 3
 
 
 class RateGraph(Widget):
-    """Draws what `series` holds whenever it is refreshed."""
+    """Draws what `series` holds."""
 
     def __init__(self, series: RateSeries) -> None:
         super().__init__()
         self._series = series
+        self._n_idle = 0
+
+    def show(self) -> None:
+        """Draws what is new. While nothing is computed, only how long that has been."""
+        self._n_idle = 0 if any(self._series.peaks()) else self._n_idle + 1
+        if self._n_idle % _IDLE_SNAPSHOTS in (0, 1):
+            self.refresh()
 
     def render(self) -> Text:
         width, height = self.size

@@ -222,7 +222,7 @@ def _batch_row(batch: BatchRow, colours: Mapping[str, Style]) -> Row:
         "state": "waiting" if batch.waits_for else batch.state.replace("_", " "),
         "model": batch.model,
         "bar": "".join(bar(n_done / batch.lines, 8)) if batch.lines else "",
-        "done": f"{short_text.cells(n_done)} / {short_text.cells(batch.lines)}",
+        "done": f"{short_text.cells(n_done)}/{short_text.cells(batch.lines)}",
         "failed": _count(batch.errored or None),
         "rate": _text(short_text.rate(batch.lines_per_s)),
         "left": _text(short_text.age(left_s)),

@@ -20,6 +20,7 @@ class Throughput(Horizontal):
 
     def __init__(self) -> None:
         super().__init__()
+        self._shown: tuple[str, ...] = ()
         self._decode = Digits("0", classes="decode")
         self._prefill = Digits("0", classes="prefill")
         self._line = Static(id="rates")
@@ -35,7 +36,11 @@ class Throughput(Horizontal):
 
     def show(self, aggregate: Aggregate) -> None:
         """Whole tokens: a decimal that flickers says nothing."""
-        decode, prefill = (f"{round(each)}" for each in (aggregate.decode_tokens_per_s, aggregate.prefill_tokens_per_s))
+        rates = (aggregate.decode_tokens_per_s, aggregate.prefill_tokens_per_s)
+        decode, prefill = shown = tuple(f"{round(each)}" for each in rates)
+        if shown == self._shown:
+            return
+        self._shown = shown
         self._decode.update(decode)
         self._prefill.update(prefill)
         self._line.update(f"decode {decode}, prefill {prefill} tok/s")
@@ -48,7 +53,14 @@ _EIGHTHS = " ▏▎▍▌▋▊▉"
 class Vitals(Widget):
     """Six aligned lines of one snapshot; nothing before the first."""
 
-    snapshot: reactive[Snapshot | None] = reactive(None)
+    snapshot: Snapshot | None = None
+
+    def show(self, snapshot: Snapshot) -> None:
+        """Draws only if a figure is another one as it is shown."""
+        before = self.render()
+        self.snapshot = snapshot
+        if self.render() != before:
+            self.refresh()
 
     def render(self) -> Content:
         if self.snapshot is None:

@@ -107,6 +107,11 @@ class Registry:
         """Active requests in one of these states."""
         return sum(job.record.state in states for job in self._active.values())
 
+    def prompt_tokens(self) -> tuple[int, int]:
+        """Those of active requests, and how many of them came from the cache."""
+        records = [job.record for job in self._active.values()]
+        return sum(record.n_prompt or 0 for record in records), sum(record.n_cached or 0 for record in records)
+
     def counts_by_engine(self, *states: RequestState) -> Counter[str]:
         """Active requests in one of these states, by the name that their engine was loaded under."""
         return Counter(job.record.engine for job in self._active.values() if job.record.state in states)

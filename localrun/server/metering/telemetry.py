@@ -624,6 +624,7 @@ class Telemetry:
 
     def _aggregate(self, now_s: float) -> Aggregate:
         count, totals = self._registry.count, self._totals
+        n_prompt, n_cached = self._registry.prompt_tokens()
         return Aggregate(
             decode_tokens_per_s=sum(meter.decode.per_s(now_s) for meter in self._meters.values()),
             prefill_tokens_per_s=sum(meter.prefill.per_s(now_s) for meter in self._meters.values()),
@@ -638,7 +639,7 @@ class Telemetry:
             output_tokens_total=totals.output_tokens_total,
             drafted_tokens_total=totals.drafted_tokens_total,
             accepted_tokens_total=totals.accepted_tokens_total,
-            prefix_hit_rate=_share(totals.cached_tokens_total, totals.prompt_tokens_total),
+            prefix_hit_rate=_share(totals.cached_tokens_total + n_cached, totals.prompt_tokens_total + n_prompt),
             draft_hit_rate=_share(totals.accepted_tokens_total, totals.drafted_tokens_total),
             ttft_s=self._ttft.percentiles(now_s),
             itl_s=self._itl.percentiles(now_s),

@@ -7,13 +7,15 @@ import { copyButton, element, show as showMarkdown } from "/web/markdown.js";
 const $ = (id) => document.getElementById(id);
 const { keep, kept } = chats;
 const log = $("log"), text = $("text"), model = $("model"), send = $("send");
-const BUILT_IN = "tiny", MODEL = "localrun.model", THEME = "localrun.theme", KEY = "localrun.key", DRAFT = "localrun.draft.";
-const MAX_PICTURE_BYTES = 10e6;
+const BUILT_IN = "tiny", MODEL = "localrun.model", THEME = "localrun.theme", KEY = "localrun.key", DRAFT = "localrun.draft.", EDIT = "localrun.edit.";
+const STOPPED = "Stopped.", MAX_PICTURE_BYTES = 10e6;
+const MAX_ASKED = 4;  // answers at a time: two of a browser's six connections are left to its other tabs
 const NARROW = matchMedia("(max-width: 50rem)");
 
 let capabilities = {}, pictures = [], key = kept("sessionStorage", KEY);
 let chat = chats.fresh(""), editedAt = null;
 const runs = new Map();     // what ends the running answer of a conversation, by its id
+let nAsked = 0, saidOfModels = "";
 const open = new Map();     // conversations that were seen, with their pictures
 const views = new Map();    // what shows a turn of this conversation
 
@@ -57,13 +59,20 @@ async function loadModels() {
   try {
     const { data } = await (await ask("/v1/models")).json();
     const usable = data.filter((row) => row.meta.capabilities.includes("completion") && !row.parent);
+    const before = JSON.stringify(capabilities);
     capabilities = Object.fromEntries(usable.map((row) => [row.id, row.meta.capabilities]));
+    sayOfModels(usable.length ? "" : "There is no model here that answers; pull one with `localrun pull NAME`.");
+    if (JSON.stringify(capabilities) === before) return;  // the list may be open
     model.replaceChildren(...usable.map((row) => element("option", { value: row.id, textContent: row.tier ? `${row.id} (tier)` : row.id })));
-    notice(usable.length ? "" : "There is no model here that answers; pull one with `localrun pull NAME`.");
   } catch (error) {
-    notice(`The models cannot be listed: ${error.message}`);
+    sayOfModels(`The models cannot be listed: ${error.message}`);
   }
   chooseModel();
+}
+
+function sayOfModels(said) {
+  if (said || $("notice").textContent === saidOfModels) notice(said);
+  saidOfModels = said;
 }
 
 // That of the conversation, or the one that answered last; the toy only where there is no other.
@@ -107,7 +116,7 @@ function show(turn) {
     made.append(said, acts);
   } else {
     const thinking = element("div"), details = element("details", { className: "thinking", hidden: true }, element("summary", { textContent: "Thinking" }), thinking);
-    const by = element("p", { className: "by" }), problem = element("p", { className: "by wrong", hidden: true });
+    const by = element("p", { className: "by" }), problem = element("p", { className: "by", hidden: true });
     made.append(by, details, said, problem, acts);
     made.update = () => {
       made.ariaLabel = by.textContent = turn.model || "Answer";
@@ -115,6 +124,7 @@ function show(turn) {
       thinking.textContent = turn.thinking;
       showMarkdown(said, turn.content);
       problem.textContent = turn.problem ?? "";
+      problem.classList.toggle("wrong", turn.problem !== STOPPED);
       problem.hidden = !turn.problem;
       numbers.textContent = turn.numbers ?? "";
     };
@@ -134,6 +144,7 @@ function versionButtons(turn) {
 
 function showVersion(turn, label) {
   if (runs.has(chat.id)) return;
+  stopEditing();
   chats.showVersion(chat, turn);
   save(chat);
   showChat(chat);
@@ -148,16 +159,18 @@ function showChat(other) {
   open.set(chat.id, chat);
   views.clear();
   log.replaceChildren();
-  stopEditing();
+  leaveEdit();
+  showDraft();
   if (chat.turns.length) chat.turns.forEach(show);
   else log.append(element("div", { className: "greeting" }, element("b", { textContent: "What would you like to ask?" }), "Conversations are kept in this browser, pictures are not."));
   if (runs.has(chat.id)) views.get(chat.turns.at(-1))?.isBusy(true);
-  if (location.hash.slice(1) !== chat.id) history[location.hash ? "pushState" : "replaceState"](null, "", `#${chat.id}`);
-  showDraft();
+  if (location.hash.slice(1) !== chat.id) history[location.hash && history.state !== "list" ? "pushState" : "replaceState"](null, "", `#${chat.id}`);
   chooseModel();
   showRun();
   showList();
   toEnd();
+  const [at, said] = JSON.parse(kept("sessionStorage", EDIT + chat.id) ?? "[]");
+  if (chat.turns[at]?.role === "user") edit(chat.turns[at], said);
 }
 
 function showRun() {
@@ -175,7 +188,7 @@ new ResizeObserver(() => { if (isRead) toEnd(); }).observe(log);
 // If another tab wrote it while this one slept, it goes on as a copy.
 function save(one) {
   if (chats.read(one.id)?.at > one.at) { part(one); return; }
-  if (!chats.write(one)) notice("This browser keeps no more; delete conversations, or export this one before the tab is closed.");
+  if (!chats.write(one)) notice(`This browser keeps ${chats.isForbidden() ? "nothing of this page;" : "no more; delete conversations, or"} export this one before the tab is closed.`);
   showList();
 }
 
@@ -234,7 +247,8 @@ function forget(id) {
   runs.get(id)?.abort();
   open.delete(id);
   chats.remove(id);
-  if (id === chat.id) showChat(chats.all()[0] ?? chats.fresh(model.value));
+  const [next = chats.fresh(model.value)] = chats.all();
+  if (id === chat.id) showChat(open.get(next.id) ?? next);
 }
 
 function download(content, suffix, type) {
@@ -250,6 +264,8 @@ function toggleList(is) {
   const isShown = isNarrow ? document.body.classList.contains("listed") : !document.body.classList.contains("unlisted");
   $("shade").hidden = !(isNarrow && isShown);
   $("list").ariaExpanded = String(isShown);
+  if (isNarrow && isShown) history.pushState("list", "");  // which Back closes
+  else if (!isShown && history.state === "list") history.back();
   if (isShown) ($("chats").querySelector("[aria-current]") ?? $("new")).focus();
 }
 function closeList() {
@@ -303,6 +319,8 @@ async function answer(asking) {
     }), 30 + 4 * lastMs);
   };
   const clock = setInterval(() => { turn.numbers = numbersOf(numbers); drawSoon(); }, 200);
+  while (nAsked >= MAX_ASKED && !run.signal.aborted) await new Promise((go) => { setTimeout(go, 100); });
+  nAsked += 1;
   try {
     const body = { model: asking.model, messages: asked, stream: true, stream_options: { include_usage: true }, ...asking.sampling };
     const response = await ask("/v1/chat/completions", {
@@ -327,11 +345,12 @@ async function answer(asking) {
       }
     }
   } catch (error) {
-    turn.problem = error.name === "AbortError" ? "Stopped." : error.message;
+    turn.problem = error.name === "AbortError" ? STOPPED : error.message;
   }
+  nAsked -= 1;
   clearInterval(clock);
   clearTimeout(drawing);
-  turn.numbers = numbersOf(numbers);
+  turn.numbers = numbers.firstAt ? numbersOf(numbers) : "";
   runs.delete(asking.id);
   views.get(turn)?.isBusy(false);
   draw();
@@ -397,19 +416,26 @@ function answerAgain(turn) {
   answer(chat);
 }
 
-function edit(turn) {
+function edit(turn, said = turn.content) {
   if (runs.has(chat.id)) return;
   stopEditing();
   editedAt = chat.turns.indexOf(turn);
   views.get(turn).classList.add("edited");
   $("editing").hidden = false;
-  write(turn.content);
+  write(said);
+  keepDraft();
   pictures = [...(turn.pictures ?? [])];
   showPictures();
   text.focus();
 }
 
 function stopEditing() {
+  if (editedAt !== null) keep("sessionStorage", EDIT + chat.id, null);
+  leaveEdit();
+}
+
+// It goes on where its conversation is opened again.
+function leaveEdit() {
   if (editedAt === null) return;
   log.querySelector(".edited")?.classList.remove("edited");
   $("editing").hidden = true;
@@ -419,7 +445,9 @@ function stopEditing() {
   showPictures();
 }
 
-// What is being written in each conversation outlives a reload, and an edit.
+// What is being written in each conversation outlives a reload and other conversations, and a draft outlives an edit.
+const keepDraft = () => editedAt === null ? keep("sessionStorage", DRAFT + chat.id, text.value || null)
+  : keep("sessionStorage", EDIT + chat.id, JSON.stringify([editedAt, text.value]));
 const showDraft = () => write(kept("sessionStorage", DRAFT + chat.id) ?? "");
 
 const write = (value) => { text.value = value; grow(); };
@@ -431,7 +459,7 @@ function grow() {
 }
 
 text.addEventListener("input", () => {
-  if (editedAt === null) keep("sessionStorage", DRAFT + chat.id, text.value || null);
+  keepDraft();
   grow();
 });
 
@@ -495,6 +523,7 @@ function setTheme(theme) {
 
 model.addEventListener("change", () => {
   chat.model = model.value;
+  if (chat.turns.length) save(chat);
   modelChanged();
 });
 $("attach").addEventListener("click", () => $("file").click());
@@ -534,7 +563,12 @@ addEventListener("pagehide", () => {
 
 // In the browser's history nothing told it of other tabs.
 addEventListener("pageshow", (event) => { if (event.persisted) location.reload(); });
-addEventListener("popstate", () => showChat(chatHere()));
+addEventListener("popstate", () => {
+  if (document.body.classList.contains("listed")) closeList();
+  if (location.hash.slice(1) !== chat.id) showChat(chatHere());
+});
+// A model may have been pulled or deleted meanwhile.
+addEventListener("focus", () => { if (model.value) loadModels(); });
 
 // The conversation that the address names, or a new one of that name.
 function chatHere() {

@@ -12,6 +12,8 @@ export function keep(store, name, value) {
   try { value === null ? window[store].removeItem(name) : window[store].setItem(name, value); return true; } catch { return false; }
 }
 
+export const isForbidden = () => { try { return !localStorage; } catch { return true; } };
+
 export const newId = () => crypto.randomUUID?.() ?? `${Date.now()}-${Math.random()}`;
 
 export const fresh = (model) => ({ id: newId(), name: "", at: Date.now(), model, system: "", sampling: {}, nodes: [], turns: [] });

@@ -7,6 +7,7 @@ const ITEM = /^([ \t]*)([-*+]|(\d{1,9})[.)])(?:([ \t]+)(.*)|$)/;
 const HEADING = /^ {0,3}(#{1,6})[ \t]+(\S.*)$/;
 const RULE = /^ {0,3}([-*_])(?:[ \t]*\1){2,}[ \t]*$/;
 const QUOTE = /^ {0,3}> ?(.*)$/;
+const NOTE = /^ {0,3}\[\^([^\]\s]{1,60})\]:[ \t]*(.*)$/;
 const UNDERLINE = /^ {0,3}(={3,}|-{3,})[ \t]*$/;
 const DELIMITERS = /^\|?\s*:?-+:?\s*(?:\|\s*:?-+:?\s*)*\|?$/;
 const MAX_DEPTH = 20, MAX_OPEN_MARKS = 30, MAX_MARKS = 8;
@@ -16,7 +17,7 @@ const TOKEN = new RegExp([
   /(`+)/,
   // Formulas and __names__, as they are.
   /(\\\\|\\\([^]{1,1000}?\\\)|\\\[[^]{1,1000}?\\\]|\$\$[^]{1,1000}?\$\$|\$(?![\s$])[^$\n]{0,300}[^$\s]\$(?![\d$])|\b__[a-z\d_]{1,99}__\b)/,
-  /(\*+|_+|~+)/, /(!?\[)/, /(\])/, /(\\?\n|<br ?\/?>)/,
+  /(\*+|_+|~+)/, /\[\^([^\]\s]{1,60})\]/, /(!?\[)/, /(\])/, /(\\?\n|<br ?\/?>)/,
   /<((?:https?:\/\/|mailto:)[^\s<>]{1,2000})>/, /(https?:\/\/(?:\[[\da-f:]{2,40}\])?(?![.,:;!?'"*_~])(?:[^\s<>()[\]`，。、；：！？）】」』]|\([^\s<>()]{0,200}\)){1,2000})/,
   /&(?:(amp|lt|gt|quot|apos|nbsp)|#([1-9]\d{0,4}|x[1-9a-f][\da-f]{0,3}));/,
 ].map((part) => part.source).join("|"), "g");
@@ -46,7 +47,15 @@ export function show(parent, text, made = markdown(text)) {
   while (parent.childNodes.length > wanted.length) parent.lastChild.remove();
 }
 
-export const markdown = (text) => blocks(text.split(/\r\n?|[\n\u2028\u2029]/), 0, false);
+// Footnotes of the text that is read: with a mark and a note, for `[^0-9]` alone is a pattern.
+let notes = new Set();
+const noteOf = (line) => { const found = NOTE.exec(line); return found && notes.has(found[1]) ? found : null; };
+
+export function markdown(text) {
+  const lines = text.split(/\r\n?|[\n\u2028\u2029]/), marks = new Set([...text.matchAll(/\[\^([^\]\s]{1,60})\](?!:)/g)].map(([, name]) => name));
+  notes = new Set(lines.map((line) => NOTE.exec(line)?.[1]).filter((name) => marks.has(name)));
+  return blocks(lines, 0, false);
+}
 
 // Within an item, fences and items may be indented as far as they like: models count its blanks in many ways.
 function blocks(lines, depth, isItem) {
@@ -75,6 +84,11 @@ function blocks(lines, depth, isItem) {
       const [, , sign, number] = item(line), list = element(number ? "ol" : "ul", { dir: "auto", ...(number ? { start: Number(number) } : {}) });
       for (let next; (next = item(lines[at] ?? ""))?.[2].at(-1) === sign.at(-1);) at = addItem(list, lines, at, next, depth);
       made.append(list);
+    } else if (noteOf(line) && depth < MAX_DEPTH) {
+      const [, name, first] = noteOf(line);
+      inside.push(first);
+      at = gather(lines, at + 1, inside, (next) => (next.trim() && indentOf(next) < 4 ? null : strip(next, 4)));
+      made.append(element("div", { className: "note" }, element("sup", { textContent: name }), element("div", {}, blocks(inside, depth + 1, false))));
     } else if (QUOTE.test(line) && depth < MAX_DEPTH) {
       at = gather(lines, at, inside, (next) => QUOTE.exec(next)?.[1] ?? null);
       made.append(element("blockquote", {}, blocks(inside, depth + 1, false)));
@@ -125,7 +139,7 @@ function gather(lines, at, inside, take) {
 function begins(line, isItem, isWithin) {
   if (!isItem && indentOf(line) >= 4) return false;
   const [found, , , number = "1", , content] = ITEM.exec(line) ?? [];
-  return [FENCE, HEADING, RULE, QUOTE].some((known) => known.test(line)) || Boolean(found && (!isWithin || content && (isItem || Number(number) === 1)));
+  return [FENCE, HEADING, RULE, QUOTE].some((known) => known.test(line)) || Boolean(noteOf(line)) || Boolean(found && (!isWithin || content && (isItem || Number(number) === 1)));
 }
 
 // Columns of white space before a text that stands in that column; a tab goes to the next multiple of four.
@@ -192,7 +206,7 @@ function inline(text) {
   for (let found; (TOKEN.lastIndex = at, found = TOKEN.exec(text));) {
     parts.push(text.slice(at, found.index));
     at = TOKEN.lastIndex;
-    const [said, escaped, ticks, asIs, signs, opening, closing, end, angled, bare, name, number] = found;
+    const [said, escaped, ticks, asIs, signs, note, opening, closing, end, angled, bare, name, number] = found;
     if (ticks) {
       const ends = runs.get(ticks.length) ?? [];
       while (ends.at(-1) < at) ends.pop();
@@ -204,9 +218,11 @@ function inline(text) {
       const isMark = signs[0] === "~" ? signs.length === 2 : signs.length <= MAX_MARKS && !STARS.test((text[found.index - 1] ?? " ") + text.slice(found.index, at + 2));
       if (isMark) marks.push({ at: parts.length, sign: signs[0], n: signs.length, length: signs.length, ...sides(text, found.index, at) });
       parts.push(signs);
-    } else if (opening) {
+    } else if (notes.has(note)) parts.push(element("sup", { textContent: note }));
+    else if (opening || note) {
       brackets.push({ at: parts.length, n: marks.length });
-      parts.push(opening);
+      parts.push(opening ?? "[");
+      at = found.index + parts.at(-1).length;
     } else if (closing) {
       const bracket = brackets.pop();
       TARGET.lastIndex = at;

@@ -104,6 +104,20 @@ async def test_rates_of_running_streams(running: Any, submit: Any) -> None:
             task.cancel()
 
 
+async def test_a_running_request_counts_in_the_share_of_cached_tokens(running: Any, generate: Any, submit: Any) -> None:
+    async with running() as runtime:
+        await generate(runtime, text=SHARED + "0", n_predict=5)
+        async with runtime.job(Ask(model="alpha", api="/test")) as job:
+            await submit(job, text=SHARED + "0", n_predict=100_000)
+            await anext(job)
+            snapshot = await runtime.telemetry.snapshot()
+            ended, row = snapshot.requests
+            n_prompt, n_cached = ended.prompt_tokens + row.prompt_tokens, ended.cached_tokens + row.cached_tokens
+            assert row.cached_tokens > 100
+            assert snapshot.aggregate.prefix_hit_rate == pytest.approx(n_cached / n_prompt)
+            assert snapshot.aggregate.prompt_tokens_total == ended.prompt_tokens
+
+
 async def test_an_idle_runtime_shows_the_machine_and_no_invented_numbers(running: Any) -> None:
     async with running() as runtime:
         snapshot = await runtime.telemetry.snapshot()

@@ -135,7 +135,7 @@ async def test_files_that_failed_in_a_chat_out_of_sight_come_back_with_it(desk: 
         await desk.until(pilot, lambda: len(desk.daemon.questions) == 2)
         await screen.action_new()
         desk.daemon.fail_answer(BadRequest("no"))
-        await desk.until(pilot, lambda: first.unsent is not None)
+        await desk.until(pilot, lambda: not first.is_answering)
         assert (attachments.files, screen.query_one(Prompt).text) == ((), "")
         await screen.open_chat(first.conversation.chat_id)
         assert screen.query_one(Prompt).text == "what is this?"

@@ -58,6 +58,31 @@ async def test_enter_in_the_empty_prompt_asks_the_marked_question(desk: Any) -> 
         await desk.until(pilot, lambda: "What is localrun?" not in desk.seen(desk.app))
 
 
+@pytest.mark.parametrize("size", [(40, 15), (40, 12), (60, 12), (100, 30)])
+async def test_the_marked_question_is_seen_in_a_window_of_any_size(desk: Any, size: tuple[int, int]) -> None:
+    async with desk.open(size) as pilot:
+        desk.daemon.publish()
+        await desk.see(pilot, "● ready")
+        await desk.see(pilot, "› Tell me a story about a fox.")
+        await desk.see(pilot, "  What is localrun?")
+        await pilot.press("up")
+        await desk.see(pilot, "› What is localrun?")
+
+
+async def test_what_was_undone_can_be_had_back_and_then_the_key_copies(desk: Any) -> None:
+    async with desk.open(SIZE) as pilot:
+        await pilot.press(*"one", "enter")
+        desk.daemon.say("first")
+        desk.daemon.end_answer()
+        await desk.see(pilot, "● done")
+        await pilot.press(*"draft", "ctrl+z")
+        assert _prompt(desk) == ""
+        await pilot.press("ctrl+y")
+        assert (_prompt(desk), desk.app.clipboard) == ("draft", "")
+        await pilot.press("ctrl+y")
+        assert (_prompt(desk), desk.app.clipboard) == ("draft", "first")
+
+
 async def test_a_suggestion_can_be_clicked(desk: Any) -> None:
     async with desk.open(SIZE) as pilot:
         await desk.see(pilot, "What is localrun?")

@@ -393,6 +393,55 @@ async def test_what_was_typed_and_not_sent_is_there_when_the_next_window_begins(
         assert fourth.app.screen.query_one(Prompt).text == ""
 
 
+async def test_what_is_being_written_stays_with_its_chat(desk: Any, tmp_path: Path) -> None:
+    file = tmp_path / "a.txt"
+    file.write_text("text of a file")
+    async with desk.open(SIZE) as pilot:
+        prompt = desk.app.screen.query_one(Prompt)
+        await _talk(desk, pilot, "about foxes", "They are red.")
+        await desk.app.screen.attach([file])
+        await pilot.press(*"of foxes", "ctrl+n")
+        assert (prompt.text, "a.txt" in desk.seen(desk.app)) == ("", False)
+        await pilot.press(*"of a new one", "ctrl+n")
+        assert prompt.text == "of a new one"
+        await pilot.press("ctrl+l")
+        await desk.see(pilot, "Enter opens")
+        await pilot.press("enter")
+        await desk.until(pilot, lambda: prompt.text == "of foxes")
+        await desk.see(pilot, "a.txt")
+        await pilot.press("f5")
+        assert prompt.text == "of a new one"
+        await pilot.press("f6")
+        assert prompt.text == "of foxes"
+        await pilot.press("f6")
+        await _talk(desk, pilot, "", "Hello.")
+        assert _sent(desk) == ["of a new one"]
+        await pilot.press("ctrl+n")
+        assert prompt.text == ""
+
+
+@pytest.mark.parametrize(("size", "n_seen"), [((40, 15), 1), ((40, 24), 2), ((80, 24), 2)])
+async def test_two_chats_in_a_narrow_window(desk: Any, size: tuple[int, int], n_seen: int) -> None:
+    async with desk.open(size) as pilot:
+        await _talk(desk, pilot, "one", "They are red and quick.")
+        await pilot.press("f5", *"two", "enter")
+        desk.daemon.say("They are brown and slow.")
+        await desk.see(pilot, "They are brown and slow.")
+        assert ("They are red and quick." in desk.seen(desk.app)) is (n_seen == 2)
+        await pilot.press("f6")
+        await desk.see(pilot, "They are red and quick.")
+        desk.daemon.end_answer()
+
+
+async def test_an_attached_text_is_no_title(desk: Any, tmp_path: Path) -> None:
+    file = tmp_path / "a.txt"
+    file.write_text("text of a file")
+    async with desk.open(SIZE) as pilot:
+        await desk.app.screen.attach([file])
+        await _talk(desk, pilot, "what is this?", "A file.")
+        assert desk.app.screen.view.conversation.title == "what is this? [with a.txt]"
+
+
 async def test_a_draft_of_a_chat_that_another_window_deleted_is_not_lost(tmp_path: Path) -> None:
     path = tmp_path / "chats.db"
     first, second = Desk(path), Desk(path)

@@ -174,6 +174,53 @@ async def test_the_hub_is_searched_after_the_last_letter(desk: Any) -> None:
         await desk.until(pilot, lambda: desk.daemon.pulled == ["hf.co/someone/llama-GGUF"])
 
 
+async def test_a_hub_that_cannot_be_asked_is_said(desk: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def search(query: str) -> dict[str, Any]:
+        return {"catalog": [], "hub": [], "problem": f"no way to ask for {query}"}
+
+    monkeypatch.setattr(desk.daemon, "search", search)
+    async with desk.open(SIZE) as pilot:
+        await pilot.press("f3")
+        await desk.see(pilot, "qwen3:4b")
+        for query in ("qwen3", "llama"):
+            await pilot.press(*["backspace"] * 5, *query)
+            await desk.see(pilot, f"The hub was not searched: no way to ask for {query}")
+
+
+async def test_a_model_that_was_unloaded_meanwhile_is_not_loaded(desk: Any) -> None:
+    async with desk.open(SIZE) as pilot:
+        desk.daemon.publish()
+        await desk.see(pilot, "● ready")
+        await pilot.press("f3")
+        await desk.see(pilot, "loaded")
+        await pilot.press("down")
+        desk.daemon.publish(engines=())
+        await desk.until(pilot, lambda: "loaded" not in desk.seen(desk.app))
+        desk.daemon.publish()
+        await desk.see(pilot, "loaded")
+        await pilot.press("enter")
+        await desk.see(pilot, "This is qwen3:0.6b.")
+
+
+async def test_what_went_wrong_before_it_was_opened_is_no_news(desk: Any) -> None:
+    def failed(model: str, started_at_s: float) -> PullRow:
+        return PullRow(model=model, state="failed", status="", error=f"{model}: no", started_at_s=started_at_s)
+
+    desk.daemon.pull_rows = [failed("old", 1.0)]
+    async with desk.open(SIZE) as pilot:
+        await pilot.press("f3")
+        await desk.see(pilot, "qwen3:4b")
+        await desk.until(pilot, lambda: desk.app.session.pulls.rows)
+        assert "old: no" not in desk.seen(desk.app)
+        await pilot.press(*"4b", "enter")
+        await desk.see(pilot, "Pulling qwen3:4b; it goes on when this is closed.")
+        desk.daemon.pull_rows = [failed("old", 1.0), failed("old", 2.0), failed("qwen3:4b", 3.0)]
+        desk.daemon.end_pull(DiskFull("the disk is full"))
+        await desk.see(pilot, "qwen3:4b: no")
+        await desk.until(pilot, lambda: "Pulling" not in desk.seen(desk.app))
+        assert desk.seen(desk.app).count("old: no") == 1
+
+
 async def test_a_path_may_look_like_markup(desk: Any) -> None:
     desk.daemon.rows.append({"name": "/models/[/q8].gguf"})
     async with desk.open(SIZE) as pilot:

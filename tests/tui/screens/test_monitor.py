@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from textual.widgets import DataTable
+from textual.widget import Widget
+from textual.widgets import DataTable, Digits
 
 from localrun.snapshot import BatchRow, DraftRow, GpuRow, KvRunRow
 from localrun.tui.recording import Recorder, snapshots
@@ -374,6 +375,39 @@ async def test_gpus_are_shown_where_there_are_any(desk: Any) -> None:
         await desk.see(pilot, "45%  VRAM 12.0 of 48.0 GB")
 
 
+async def test_a_prompt_is_not_all_computed_before_the_first_token(desk: Any) -> None:
+    async with desk.open(WIDE) as pilot:
+        await _open(desk, pilot)
+        desk.daemon.publish(desk.row("a", "prefill", output_tokens=0, ttft_s=None, tokens_per_s=None))
+        await desk.see(pilot, "prefill 99%")
+
+
+async def test_what_did_not_change_is_not_drawn_again(desk: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[str] = []
+
+    def counted(kind: type[Any]) -> Any:
+        render = kind._render_content
+        return lambda self: (drawn.append(type(self).__name__), render(self))[1]
+
+    for kind in (Widget, Digits):
+        monkeypatch.setattr(kind, "_render_content", counted(kind))
+    async with desk.open(WIDE) as pilot:
+        await _open(desk, pilot)
+        idle = desk.snapshot_of()
+        idle.aggregate.prefill_tokens_per_s = 0.0
+        for n in range(50):
+            desk.daemon.publish_snapshot(replace(idle, time_s=1000.0 + n / 4))
+            if n == 5:
+                await desk.see(pilot, "queue 3")
+                await pilot.pause()
+                drawn.clear()
+        desk.daemon.publish_snapshot(replace(idle, time_s=1020.0, aggregate=replace(idle.aggregate, queued=4)))
+        await desk.see(pilot, "queue 4")
+        assert drawn.count("Vitals") == 1, drawn
+        assert drawn.count("RateGraph") <= 3, drawn
+        assert not {"KvMap", "Digits", "Static"} & set(drawn), drawn
+
+
 def batch(**changes: Any) -> BatchRow:
     values: dict[str, Any] = {
         "id": "batch_12ab", "api": "/v1/chat/completions", "model": "tiny", "state": "in_progress", "lines": 1200,
@@ -396,8 +430,10 @@ async def test_batches_show_how_far_they_are(desk: Any, size: tuple[int, int]) -
         lines = desk.seen(desk.app).split("\n")
         first = next(line for line in lines if "batch_12ab" in line)
         assert first.replace("tiny", "").split() == [
-            "batch_12ab", "in", "progress", "████░░░░", "600", "/", "1.2k", "10", "2.5", "4m", "00s",
+            "batch_12ab", "in", "progress", "████░░░░", "600/1.2k", "10", "2.5", "4m", "00s",
         ]  # fmt: skip
+        desk.daemon.publish_snapshot(replace(plain, batches=[batch(lines=50_000, succeeded=12_345), held]))
+        await desk.see(pilot, " 12.4k/50.0k ")
         second = next(line for line in lines if "msgbatch_34cd" in line)
         assert "waiting" in second
         assert ("the disk is" in second) is (size != NARROW)

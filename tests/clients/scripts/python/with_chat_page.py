@@ -255,11 +255,11 @@ def check_storage_that_is_full_or_forbidden() -> None:
     full = "Storage.prototype.setItem = () => { throw new DOMException('full', 'QuotaExceededError'); };"
     forbidden = """for (const name of ["localStorage", "sessionStorage"])
         Object.defineProperty(window, name, { get() { throw new DOMException("denied", "SecurityError"); } });"""
-    for script in (full, forbidden):
+    for script, said in ((full, "keeps no more; delete"), (forbidden, "keeps nothing of this page; export")):
         with chat_page(script=script) as page:
             ask(page, says("not kept"))
             expect(page.locator(".assistant .said")).to_have_text("not kept")
-            expect(page.locator("#notice")).to_contain_text("This browser keeps no more")
+            expect(page.locator("#notice")).to_contain_text(said)
             assert chats(page) == [says("not kept")]
             _, content = page.export("Markdown")
             assert "not kept" in content
@@ -373,6 +373,7 @@ def check_a_daemon_that_does_not_answer() -> None:
         page.server.answer = refuse
         ask(page, "hello")
         expect(page.locator(".assistant .wrong")).to_contain_text("does not answer; is the daemon running?")
+        expect(page.locator(".assistant .numbers")).to_have_text("")
 
 
 def check_names_for_screen_readers_and_a_phone() -> None:
@@ -433,6 +434,13 @@ def check_markdown_as_others_read_it() -> None:
         "1. a\n3. b\n7. c": '<ol dir="auto" start="1"><li>a</li><li value="3">b</li><li value="7">c</li></ol>',
         "1. a\n1. b": '<ol dir="auto" start="1"><li>a</li><li>b</li></ol>',
         "so\n\n2. b": '<p>so</p><ol dir="auto" start="2"><li>b</li></ol>',
+        "so[^1] and[^b][^a b]\n\n[^1]: **why**\n    more\n[^b]: [^0-9]": "<p>so<sup>1</sup> and<sup>b</sup>[^a b]</p>"
+        '<div class="note"><sup>1</sup><div><p><strong>why</strong><br>more</p></div></div>'
+        '<div class="note"><sup>b</sup><div><p>[^0-9]</p></div></div>',
+        "[^abc]: no letter\n[^1]: no mark": "<p>[^abc]: no letter<br>[^1]: no mark</p>",
+        "[^x](http://a/) ![^y](http://a/)": '<p><a href="http://a/" title="" target="_blank" '
+        'rel="noopener noreferrer nofollow">^x</a> !<a href="http://a/" title="" target="_blank" '
+        'rel="noopener noreferrer nofollow">^y</a></p>',
         "a\r\n\r\n- c\r\n- d": '<p>a</p><ul dir="auto"><li>c</li><li>d</li></ul>',
     }
     with chat_page() as page:
@@ -478,6 +486,7 @@ def check_stop() -> None:
         expect(page.locator("#send")).to_have_text("Stop")
         page.keys("Escape")
         expect(page.locator(".assistant")).to_contain_text("Stopped.")
+        expect(page.locator(".assistant .wrong")).to_have_count(0)
         expect(page.locator("#send")).to_have_text("Send")
         assert_cancelled(FAKE_URL)
 
@@ -544,6 +553,16 @@ def check_the_model_that_answered_last_is_begun_with() -> None:
         expect(page.locator(".greeting")).to_be_visible()
         page.reload()
         expect(page.locator("#model")).to_have_value("gemma3")
+
+
+def check_a_model_that_is_chosen_is_there_after_a_reload() -> None:
+    with chat_page() as page:
+        ask(page, says("one"))
+        expect(page.locator("#send")).to_have_text("Send")
+        for name in ("caller", "tiny"):
+            page.select_option("#model", name)
+            page.reload()
+            expect(page.locator("#model")).to_have_value(name)
 
 
 def check_error_is_shown() -> None:
@@ -633,6 +652,85 @@ def check_drafts_outlive_reloads_edits_and_other_chats() -> None:
         expect(page.locator("#text")).to_have_value("")
         page.locator("#chats .title").click()
         expect(page.locator("#text")).to_have_value("half a thought")
+
+
+def check_an_edit_outlives_other_chats_and_reloads() -> None:
+    with chat_page() as page:
+        ask(page, says("one"))
+        expect(page.locator(".assistant .said")).to_have_text("one")
+        page.fill("#text", "half a thought")
+        page.locator(".user").get_by_text("Edit").click()
+        page.fill("#text", says("another"))
+        page.click("#new")
+        expect(page.locator("#text")).to_have_value("")
+        expect(page.locator("#editing")).to_be_hidden()
+        page.locator("#chats .title").click()
+        expect(page.locator("#text")).to_have_value(says("another"))
+        expect(page.locator("#editing")).to_be_visible()
+        page.reload()
+        expect(page.locator("#text")).to_have_value(says("another"))
+        page.press("#text", "Enter")
+        expect(page.locator(".assistant .said")).to_have_text("another")
+        expect(page.locator("#text")).to_have_value("half a thought")
+        expect(page.locator("#send")).to_have_text("Send")
+        page.locator(".user").get_by_text("Edit").click()
+        page.fill("#text", "given up")
+        page.keys("Escape")
+        page.reload()
+        expect(page.locator("#text")).to_have_value("half a thought")
+        expect(page.locator("#editing")).to_be_hidden()
+
+
+def check_back_closes_the_list_on_a_phone() -> None:
+    with chat_page() as page:
+        ask(page, says("one"))
+        expect(page.locator(".assistant .said")).to_have_text("one")
+        expect(page.locator("#send")).to_have_text("Send")
+        page.resize(390, 844)
+        for way in ("() => history.back()", "() => document.getElementById('shade').click()"):
+            page.click("#list")
+            expect(page.locator("#shade")).to_be_visible()
+            page.evaluate(way)
+            expect(page.locator("#shade")).to_be_hidden()
+            page.wait_for("() => history.state === null")
+        page.click("#list")
+        page.click("#new")
+        expect(page.locator(".greeting")).to_be_visible()
+        page.evaluate("() => history.back()")
+        expect(page.locator(".assistant .said")).to_have_text("one")
+
+
+def check_models_are_listed_again_when_one_comes_back() -> None:
+    names = ["one", "two"]
+
+    def models(path: str, _: Any) -> tuple[int, Any] | None:
+        rows = [{"id": name, "meta": {"capabilities": ["completion"]}} for name in names]
+        return (200, {"data": rows}) if path == "/v1/models" else None
+
+    with chat_page() as page:
+        page.server.answer = models
+        page.goto()
+        expect(page.locator("#model option")).to_have_text(["one", "two"])
+        page.select_option("#model", "two")
+        names[:] = ["new", "two"]
+        page.evaluate("() => dispatchEvent(new Event('focus'))")
+        expect(page.locator("#model option")).to_have_text(["new", "two"])
+        expect(page.locator("#model")).to_have_value("two")
+
+
+def check_answers_leave_connections_to_other_tabs() -> None:
+    """A browser has six, for all tabs together."""
+    with chat_page() as page:
+        for n in range(7):
+            ask(page, long_reply())
+            expect(page.locator(".assistant" if n > 3 else ".assistant .said")).not_to_be_empty()
+            page.click("#new")
+        other = page.other("/#other")
+        expect(other.locator("#model option").first).to_be_attached()
+        assert len(page.server.sent("/v1/chat/completions")) == 4
+        for _ in range(7):
+            page.locator("#chats .title").first.click()
+            delete(page)
 
 
 def check_chats_have_addresses_and_back_goes_through_them() -> None:

@@ -1,7 +1,7 @@
-"""What the interface costs: `python -m localrun.tui.benchmark` prints three figures, measured in this process.
+"""What the interface costs: `python -m tests.tui.benchmark` prints its figures, measured in this process.
 
 - opening a chat of 200,000 tokens: from the choice until its end stands on the screen;
-- the monitor with 32 streaming requests: processor time as a part of one core;
+- the monitor with 32 streaming requests, and with none: processor time as a part of one core;
 - from a key to the screen, 95th percentile, while 8 answers stream into 8 chats, one of them visible.
 
 The terminal is textual's headless one and the daemon a generator, so no model and no terminal takes part. A key's time
@@ -98,7 +98,8 @@ class _Daemon(Replay):
             model="tiny", pid=1, state="ready", n_ctx=4096, slots=32, slots_busy=self._n_requests, kv_cells=32768,
             kv_cells_used=600 * self._n_requests, step_s=0.08, target_itl_s=0.14, kv_runs=runs,
         )  # fmt: skip
-        aggregate = Aggregate(decode_tokens_per_s=400.0 + self._n_output % 50, running=self._n_requests)
+        decode_tokens_per_s = 400.0 + self._n_output % 50 if rows else 0.0
+        aggregate = Aggregate(decode_tokens_per_s=decode_tokens_per_s, running=self._n_requests)
         return Snapshot(
             time_s=time.time(),
             uptime_s=1.0,
@@ -106,7 +107,7 @@ class _Daemon(Replay):
             aggregate=aggregate,
             engines=[engine],
             requests=rows,
-            system=SystemRow(),
+            system=SystemRow(cpu_percent=time.time() * 10 % 100),
         )
 
 
@@ -158,9 +159,9 @@ async def open_long_chat_s() -> float:
             return time.perf_counter() - began_s
 
 
-async def monitor_share() -> float:
-    """The part of one core that the monitor takes with many streaming requests."""
-    app = _app(STREAMS_IN_MONITOR, "monitor")
+async def monitor_share(n_requests: int) -> float:
+    """The part of one core that the monitor takes with so many streaming requests."""
+    app = _app(n_requests, "monitor")
     async with app.run_test(size=(160, 48)) as pilot:
         await pilot.pause(1.0)
         began_s, cpu_s = time.perf_counter(), time.process_time()
@@ -187,8 +188,9 @@ async def _ask(pilot: Pilot[None]) -> None:
 def main() -> None:
     opened_s = asyncio.run(open_long_chat_s())
     print(f"a chat of {CHAT_TOKENS:,} tokens opens in {opened_s:.2f} s")
-    share = asyncio.run(monitor_share())
-    print(f"the monitor with {STREAMS_IN_MONITOR} streaming requests takes {share:.1%} of one core")
+    for n_requests in (STREAMS_IN_MONITOR, 0):
+        share = asyncio.run(monitor_share(n_requests))
+        print(f"the monitor with {n_requests} streaming requests takes {share:.1%} of one core")
     latencies_s = sorted(asyncio.run(key_latencies_s()))
     p95_s = statistics.quantiles(latencies_s, n=20)[-1]
     print(
