@@ -142,8 +142,8 @@ class ModelNotFound(NotFound):
     code = "model_not_found"
 
     def __init__(self, name: str, reason: str = "") -> None:
-        why = f": {reason}" if reason else "; `localrun list` shows what is here"
-        super().__init__(f"model '{name}' not found{why}", field="model")
+        plainly = f"model '{name}' not found; `localrun list` shows what is here"
+        super().__init__(f"model '{name}' not found: {reason}" if reason else plainly, field="model")
         self.name, self.reason = name, reason
 
     @classmethod
