@@ -249,6 +249,18 @@ def content(text: str, files: Iterable[Attachment]) -> str:
     return "\n\n".join([*texts, text])
 
 
+_FILE = re.compile(r"\A([^\n]+):\n(`{3,})\n.*?\n\2(?:\n\n|\Z)", re.DOTALL)
+
+
+def question_of(content: str) -> str:
+    """What was asked, without the texts of files above it; the names of these where nothing was."""
+    names = []
+    while found := _FILE.match(content):
+        names.append(found[1])
+        content = content[found.end() :]
+    return content.strip() or ", ".join(names)
+
+
 def user_message(text: str, files: Sequence[Attachment]) -> dict[str, Any]:
     """The question as `/api/chat` takes it."""
     media = [base64.b64encode(file.data).decode("ascii") for file in files if file.kind is not Kind.TEXT]

@@ -266,6 +266,11 @@ class Connection:
         except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
             if "CERTIFICATE_VERIFY_FAILED" in str(error):
                 raise trust.untrusted(trust.endpoint_of(self.base_url)) from None
+            if isinstance(error, httpx2.ConnectTimeout):
+                raise errors.DaemonUnreachable(
+                    f"{self.base_url} took no connection within {CONNECT_TIMEOUT_S:g} s; the machine is off or very "
+                    f"busy, or a firewall lets nothing through"
+                ) from None
             there = " there" if self.base_url.startswith("https") else ""
             raise errors.DaemonUnreachable(
                 f"no daemon answers at {self.base_url}; `localrun serve` starts one{there}"
@@ -474,9 +479,9 @@ class Client:
         """The rows of `/api/ps`, with short names: every model that is loaded."""
         return _named_in_short((await self._daemon.value(_Models, "GET", "/api/ps")).models)
 
-    async def show(self, model: str) -> dict[str, Any]:
-        """What `/api/show` says of a model. Raises ModelNotFound."""
-        return await self._daemon.json("POST", "/api/show", {"model": model})
+    async def show(self, model: str, *, verbose: bool = False) -> dict[str, Any]:
+        """What `/api/show` says of a model; if `verbose` with its tensors. Raises ModelNotFound."""
+        return await self._daemon.json("POST", "/api/show", {"model": model} | ({"verbose": True} if verbose else {}))
 
     async def fit(self, model: str, draft: str = "") -> dict[str, Any]:
         """What `/localrun/v1/fit` says: how the model would be opened, and what each device would hold; with `draft`,
@@ -491,9 +496,8 @@ class Client:
         return options
 
     async def store(self) -> dict[str, Any]:
-        """The whole of `/api/tags`: `models`, with short names, and `unusable` files with their problems."""
-        store = await self._daemon.json("GET", "/api/tags")
-        return {**store, "models": _named_in_short(store["models"])}
+        """The whole of `/api/tags`: `models`, and `unusable` files with their problems."""
+        return await self._daemon.json("GET", "/api/tags")
 
     async def remove(self, model: str) -> dict[str, Any]:
         """Remove a model: `freed_bytes`, the `deleted` files, those `kept` with the reason, and `notes`. Raises its
@@ -604,7 +608,7 @@ class _Models(msgspec.Struct):
 
 
 def _named_in_short(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    named = ("name", "model", "loaded_as")
+    named = ("name", "model")
     return [{key: in_short(value) if key in named else value for key, value in row.items()} for row in rows]
 
 

@@ -633,6 +633,12 @@ def checked(field: str, value: Any, source: str, hints: Mapping[str, Any] = _HIN
         raise ConfigError(
             f"{source}: host is {_shown(value)}; use a host name or an IP address, without scheme and port"
         )
+    if field == "host_names":
+        for name in filter(None, map(str.strip, value.split(","))):
+            if not _is_host(name.rstrip(".")):
+                raise ConfigError(
+                    f"{source}: host_names has {_shown(name)}; use names such as studio.local, with commas"
+                )
     choices = CHOICES.get(field)
     if choices and value not in choices:
         raise ConfigError(f"{source}: {field} is {_shown(value)}; use one of {', '.join(choices)}")

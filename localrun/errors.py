@@ -45,9 +45,10 @@ LocalrunError (500 internal)
 
 from __future__ import annotations
 
+import difflib
 import errno
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import ClassVar
 
@@ -135,22 +136,31 @@ class NotFound(LocalrunError):
 
 
 class ModelNotFound(NotFound):
-    """`name` is the one that was asked for; empty in one that travelled with other words than its own."""
+    """`name` is the one that was asked for; empty in one that travelled with other words than its own. `reason` says
+    what keeps a model that is here in part from being used."""
 
     code = "model_not_found"
 
-    def __init__(self, name: str) -> None:
-        super().__init__(f"model '{name}' not found; `localrun list` shows what is here", field="model")
-        self.name = name
+    def __init__(self, name: str, reason: str = "") -> None:
+        plainly = f"model '{name}' not found; `localrun list` shows what is here"
+        super().__init__(f"model '{name}' not found: {reason}" if reason else plainly, field="model")
+        self.name, self.reason = name, reason
 
     @classmethod
     def again(cls, message: str) -> ModelNotFound:
         """The error that travelled as its message."""
         error = cls.__new__(cls)
         LocalrunError.__init__(error, message)
-        found = re.match(r"model '(.+?)' not found", message)
-        error.name = found[1] if found else ""
+        found = re.match(r"model '(.+?)' not found(?:: (.*))?", message, re.DOTALL)
+        error.name, error.reason = (found[1], found[2] or "") if found else ("", "")
         return error
+
+
+def meant(word: str, known: Iterable[str]) -> str:
+    """A question about a word that is a slip of one of the known ones; "" for others."""
+    spelt = {each.lower(): each for each in known}
+    alike = difflib.get_close_matches(word.lower(), list(spelt), n=1)
+    return f"did you mean '{spelt[alike[0]]}'?" if alike else ""
 
 
 class MethodNotAllowed(LocalrunError):

@@ -112,7 +112,7 @@ class KvRunRow(msgspec.Struct, array_like=True):
 class EngineRow(msgspec.Struct, kw_only=True):
     """One engine process. `state` is loading, ready, stopping or failed. `expires_in_s` None means never. `gpu_bytes`
     of the `size_bytes` lie on GPUs. One that `is_preparing` takes seconds for a step, since the driver of its device
-    compiles what that needs.
+    compiles what that needs. `name` is the model's as lists have it.
 
     Totals count since it was loaded. `*_entries` are saved segments of prefixes; `disk_cache_bytes` is this model's
     part of what all models may use together. `cached_tokens_total` includes the two `*_restored_tokens_total`.
@@ -124,6 +124,7 @@ class EngineRow(msgspec.Struct, kw_only=True):
     model: str
     pid: int | None
     state: str
+    name: str = ""
     n_ctx: int = 0
     slots: int = 0
     slots_busy: int = 0

@@ -123,4 +123,5 @@ def search(query: str) -> list[Entry]:
 
 
 def _text(entry: Entry) -> str:
-    return f"{entry.name} {entry.repo} {entry.use}".lower()
+    also = "images pictures photos" if "vision" in entry.use else ""
+    return f"{entry.name} {entry.repo} {entry.use} {also}".lower()

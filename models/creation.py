@@ -11,6 +11,7 @@ Does not: write the manifest (naming.py), quantize (the daemon starts a process 
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -271,19 +272,11 @@ def is_go(template: str) -> bool:
     return "{%" not in template and _GO.search(template) is not None
 
 
-def refuse_go(template: str) -> None:
-    """Raises BadRequest for a template of Go, with the way out."""
-    if is_go(template):
-        raise BadRequest(
-            "template: this is a Go template, which localrun does not run; leave it out to use the chat template that "
-            "is in the GGUF file, or write it in Jinja, as on the model's page on the hub",
-            field="template",
-        )
-
-
 def path_of(text: str, folder: Path | None) -> Path | None:
     """The path that a text means; None when it is no path but a name. Raises BadRequest for a relative one without
     a folder that it is relative to."""
+    if os.sep == "/" and "\\ " in text and not os.path.exists(text):
+        text = text.replace("\\ ", " ")  # as terminals write a blank when a file is dropped on them
     path = Path(text).expanduser()
     if path.is_absolute():
         return path

@@ -60,16 +60,16 @@ def check(header: Header, said: LoadSettings, name: str) -> None:
             raise BadRequest(f"{field} is {value}; use {least:g} or more, or 0 for the model's own", field=field)
 
 
-def check_context(header: Header, said: LoadSettings, name: str) -> None:
-    """Raises BadRequest for a context beyond the limit."""
+def too_long(header: Header, said: LoadSettings) -> str:
+    """What is done about a context beyond the limit; "" for one within it."""
     limit = context_limit(header, said)
-    if said.num_ctx is not None and said.num_ctx > limit:
-        scale = f"{header.n_ctx_train / said.num_ctx:.3g}"
-        raise BadRequest(
-            f"num_ctx is {said.num_ctx}, but '{name}' can take {limit} tokens (trained for {header.n_ctx_train}); use "
-            f"{limit} or less, or extend the context (RoPE scaling: rope_frequency_scale {scale}), which costs quality",
-            field="num_ctx",
-        )
+    if said.num_ctx is None or said.num_ctx <= limit:
+        return ""
+    scale = f"{header.n_ctx_train / said.num_ctx:.3g}"
+    return (
+        f"num_ctx {said.num_ctx} is more than the model's context, and {limit} is used (trained for "
+        f"{header.n_ctx_train}; rope_frequency_scale {scale} extends it, which costs quality)"
+    )
 
 
 def _trained_scale(header: Header) -> float:

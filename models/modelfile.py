@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, NoReturn
 import msgspec
 
 from localrun.config import CHOICES, LoadSettings
-from localrun.errors import BadRequest
+from localrun.errors import BadRequest, meant
 from localrun.models.gguf.reader import Shard, shard_of
 
 MAX_MODELFILE_CHARS = 4 * 1024 * 1024
@@ -186,7 +186,8 @@ def _instructions(text: str) -> Iterator[tuple[str, Line]]:
         word, rest = _split(line)
         name = word.upper()
         if name not in (*INSTRUCTIONS, *LEFT_OUT):
-            fail(number, f"'{word[:40]}' is no instruction; they are {', '.join(INSTRUCTIONS)}")
+            way_out = meant(word, INSTRUCTIONS) or f"they are {', '.join(INSTRUCTIONS)}"
+            fail(number, f"'{word[:40]}' is no instruction; {way_out}")
         fence = _FENCE if _FENCE in rest else _QUOTE
         before, found, after = rest.partition(fence)
         # What has another quote in the middle of its line is no text in quotes.
@@ -295,9 +296,8 @@ def parameter_value(name: str, text: str) -> Any:
     if name in TEXT_PARAMETERS or name in RETIRED_PARAMETERS:
         return text
     if name not in KNOWN_PARAMETERS:
-        raise BadRequest(
-            f"'{name[:40]}' is no parameter; they are {', '.join(sorted(KNOWN_PARAMETERS))}", field="parameters"
-        )
+        way_out = meant(name, KNOWN_PARAMETERS) or f"they are {', '.join(sorted(KNOWN_PARAMETERS))}"
+        raise BadRequest(f"'{name[:40]}' is no parameter; {way_out}", field="parameters")
     if name in WORD_PARAMETERS:
         if text.lower() not in WORD_PARAMETERS[name]:
             choices = ", ".join(WORD_PARAMETERS[name])

@@ -112,11 +112,12 @@ async def pull(
             plan, left_out = _without_projector(plan, problem, observer, is_wanted=bool(projector))
             unusable = [file for file in files if file.role is Role.PROJECTOR]
             files = tuple(file for file in files if file not in unusable)
-        if not header.chat_template and plan.source.kind == "registry":
-            observer.status("the file brings no chat template, and Ollama's are not used: chats will be sent plainly")
         observer.status("writing manifest")
         said = _manifest(name, plan, files, left_out)
         await asyncio.to_thread(naming.point, means.store, name, said)
+        if not said.is_adapter:
+            for note in await asyncio.to_thread(lambda: means.store.model_of(said).notes):
+                observer.status(note)
     await asyncio.to_thread(naming.release, means.store, unusable)
     observer.status("success")
     return said

@@ -40,8 +40,8 @@ INSTRUCTIONS = {
     "PROJECTOR": "The GGUF file that makes the model see or hear; `none` drops the base's "
     "([projectors](models.md#projectors)).",
     "PARAMETER": "A name and a value, from the table below. Repeat the line for several `stop` texts.",
-    "TEMPLATE": "A chat template in Jinja, instead of the one in the GGUF file. One of Ollama's Go templates "
-    "is left out, and the file's own template is used; where the file has none, it is refused.",
+    "TEMPLATE": "A chat template in Jinja, instead of the one in the GGUF file. Ollama's Go templates "
+    "are not run: the file's own counts, or if it has none, the one that the marks or the vocabulary suggest.",
     "SYSTEM": "The system prompt, for conversations that bring none.",
     "MESSAGE": "A role (`user`, `assistant` or `system`) and a text that every conversation begins with.",
     "LICENSE": "The text of a licence; kept and shown.",

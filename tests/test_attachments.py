@@ -149,6 +149,19 @@ def test_a_text_goes_into_the_question_and_media_beside_it():
     assert attachments.user_message("alone", ()) == {"role": "user", "content": "alone"}
 
 
+@pytest.mark.parametrize(
+    ("text", "names", "question"),
+    [
+        ("What is this?", ("a.py", "b.md"), "What is this?"),
+        ("", ("a.py", "b.md"), "a.py, b.md"),
+        ("Fix it:\n```\nx\n```\nplease", (), "Fix it:\n```\nx\n```\nplease"),
+    ],
+)
+def test_the_question_without_its_files(text: str, names: tuple[str, ...], question: str):
+    files = [Attachment(name, Kind.TEXT, b"one\n\n```\ntwo\n```\n") for name in names]
+    assert attachments.question_of(attachments.content(text, files)) == question
+
+
 def test_a_model_takes_what_its_capabilities_say():
     taken = attachments.taken_kinds(["completion", "vision"])
     attachments.check_kind("gemma", taken, Kind.PICTURE, "a.png")

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
+import httpx2
 import msgspec
 import pytest
 
@@ -320,3 +322,20 @@ async def test_a_stream_of_another_version_is_said_to_be_one(name: str):
     async with _daemon(reply) as (_, client):
         with pytest.raises(errors.DaemonUnreachable, match="or one of another version"):
             await anext(getattr(client, name)())
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (httpx2.ConnectTimeout(""), "took no connection within 5 s; the machine is off or very busy"),
+        (httpx2.ConnectError("refused"), "no daemon answers at http://127.0.0.1:9; `localrun serve` starts one"),
+    ],
+)
+async def test_no_answer_and_no_daemon_are_told_apart(error: Exception, said: str, monkeypatch: pytest.MonkeyPatch):
+    async def refuse(*_: object) -> httpx2.Response:
+        raise error
+
+    monkeypatch.setattr(httpx2.AsyncHTTPTransport, "handle_async_request", refuse)
+    async with Client("http://127.0.0.1:9") as client:
+        with pytest.raises(errors.DaemonUnreachable, match=re.escape(said)):
+            await client.models()

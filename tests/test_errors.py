@@ -64,6 +64,10 @@ def test_a_model_that_was_not_found_has_its_name_also_after_it_travelled():
         here = by_code(there.code, there.message)
         assert isinstance(here, ModelNotFound)
         assert (here.name, there.name) == (name, name)
+    there = ModelNotFound("gpt:cloud", "it runs\nelsewhere")
+    here = by_code(there.code, there.message)
+    assert isinstance(here, ModelNotFound)
+    assert (here.name, here.reason, here.message) == ("gpt:cloud", "it runs\nelsewhere", there.message)
     told_otherwise = by_code(ModelNotFound.code, "not for this key")
     assert isinstance(told_otherwise, ModelNotFound)
     assert told_otherwise.name == ""

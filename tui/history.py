@@ -30,7 +30,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from localrun.attachments import Attachment, Kind
+from localrun.attachments import Attachment, Kind, question_of
 from localrun.tui.media import MediaFiles, examined, extra_of, media_of
 
 # The tables and the version of what is in them. A later version adds statements and raises `VERSION`; what is stored is
@@ -266,8 +266,7 @@ class History:
         that has no name. Raises KeyError when the chat was deleted meanwhile."""
         with self._transaction():
             names = ", ".join(medium.name for medium in media_of(extra or {}))
-            asked = (extra or {}).get("shown", content)  # without the texts of attached files
-            title = _one_line(str(asked or names)) if role == "user" else ""
+            title = _one_line(question_of(content) or names) if role == "user" else ""
             found = self._db.execute(
                 "UPDATE chats SET changed_at_s = ?, title = CASE WHEN title = '' THEN ? ELSE title END WHERE id = ?",
                 (now_s, title, chat_id),

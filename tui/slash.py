@@ -9,6 +9,8 @@ import operator
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from localrun.errors import meant
+
 COMMANDS: dict[str, tuple[str, str]] = {
     "new": ("", "begin a new chat"),
     "chats": ("[WORDS]", "open an earlier chat, or search in all of them"),
@@ -71,7 +73,8 @@ def option(name: str, text: str, known: Mapping[str, Any]) -> Any:
     """The value of an option from its text. `known` are the schemas of all of them, by name. Raises ValueError saying
     which there are, or what the value must be."""
     if name not in known:
-        raise ValueError(f"{name} is no parameter; they are {', '.join(known)}")
+        way_out = meant(name, known) or f"they are {', '.join(known)}"
+        raise ValueError(f"{name} is no parameter; {way_out}")
     schemas = known[name].get("anyOf", [known[name]])
     words = [word for schema in schemas for word in schema.get("enum", ())]
     if text.lower() in words:

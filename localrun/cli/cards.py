@@ -37,6 +37,7 @@ def model_card(shown: dict[str, Any], *, fit: Mapping[str, Any] | None = None) -
     projector = more.get("projector") or {}
     blocks = [_block("Tier", _tier(more.get("tier") or {}))]
     blocks.append(_block("Large model" if more.get("tier") else "Model", _named(model)))
+    blocks.append(_block("Notes", more.get("notes") or []))
     blocks.append(_block("Capabilities", shown.get("capabilities") or []))
     blocks.append(_block("Projector", _projector(projector, more.get("no_projector") or "")))
     blocks.append(_block("Tensors", _tensors(more.get("tensor_types") or [])))
@@ -49,8 +50,18 @@ def model_card(shown: dict[str, Any], *, fit: Mapping[str, Any] | None = None) -
     blocks.append(_block("System", _lines(shown.get("system"))))
     messages = shown.get("messages") or []
     blocks.append(_block("Messages", [(each["role"], _first_line(each["content"])) for each in messages]))
-    blocks.append(_block("License", _lines(shown.get("license"))[:MAX_LICENSE_LINES]))
+    blocks.append(_block("License", _license(shown)))
+    if (tensors := shown.get("tensors")) is not None:
+        blocks.append(_block("Metadata", [(name, _first_line(str(value))) for name, value in info.items()]))
+        rows = [(each["name"], f"{each['type']} {'x'.join(map(str, each['shape']))}") for each in tensors]
+        blocks.append(_block("All tensors", rows))
     return "\n\n".join(filter(None, blocks))
+
+
+def _license(shown: dict[str, Any]) -> list[_Row]:
+    lines = _lines(shown.get("license"))
+    n_left = len(lines) - MAX_LICENSE_LINES
+    return [*lines[:MAX_LICENSE_LINES], *([f"... {n_left} more lines; --license prints all"] if n_left > 0 else [])]
 
 
 def adapter_card(shown: dict[str, Any]) -> str:
@@ -71,7 +82,7 @@ def adapter_card(shown: dict[str, Any]) -> str:
         "use": f"localrun run MODEL+{more['name']}",
     }
     blocks = [_block("Adapter", _named(adapter))]
-    blocks.append(_block("License", _lines(shown.get("license"))[:MAX_LICENSE_LINES]))
+    blocks.append(_block("License", _license(shown)))
     return "\n\n".join(filter(None, blocks))
 
 

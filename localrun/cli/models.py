@@ -56,7 +56,8 @@ def list_command(prefix: str, as_json: bool, settings: Settings) -> None:
     if adapters:
         print("\n" + table(_ADAPTER_HEADER, [_adapter_cells(row, now) for row in adapters], spare=_ADAPTER_SPARE))
     for file in store.get("unusable", ()) if not prefix else ():
-        tell("not usable", f"{file['path']}: {file['problem']}")
+        path, problem = file["path"], file["problem"]
+        tell("not usable", problem if path in problem else f"{path}: {problem}")
 
 
 def _cells(row: dict[str, Any], now: datetime) -> tuple[str, ...]:
@@ -96,23 +97,24 @@ def _adapter_cells(row: dict[str, Any], now: datetime) -> tuple[str, ...]:
 
 @click.command("show")
 @click.argument("model", shell_complete=complete_here)
+@click.option("--license", is_flag=True, help="Print only the license, all of it.")
+@click.option("--modelfile", is_flag=True, help="Print only a Modelfile that creates the same model.")
+@click.option("--parameters", is_flag=True, help="Print only the parameters.")
+@click.option("--system", is_flag=True, help="Print only the system message.")
 @click.option("--template", is_flag=True, help="Print only the chat template.")
-@click.option("--modelfile", is_flag=True, help="Print a Modelfile that creates the same model.")
+@click.option("--verbose", "-v", is_flag=True, help="Print the metadata of the file and all tensors as well.")
 @click.option("--fit", "as_fit", is_flag=True, help="Show how MODEL would be loaded here and how much memory it needs.")
 @click.option("--draft", metavar="MODEL", shell_complete=complete_here,
               help="With --fit: what it would be with this draft model instead of its own.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object, as from the daemon's /api/show.")
 @with_settings
 def show_command(
-    model: str, template: bool, modelfile: bool, as_fit: bool, draft: str | None, as_json: bool, settings: Settings
+    model: str, verbose: bool, as_fit: bool, draft: str | None, as_json: bool, settings: Settings, **only: bool
 ) -> None:
     """Show information about MODEL, or an adapter, without loading it."""
-    if template and as_json:
-        raise click.UsageError("give either --template or --json")
-    if modelfile and (template or as_fit or as_json):
-        raise click.UsageError("--modelfile cannot be combined with other options")
-    if as_fit and template:
-        raise click.UsageError("give either --template or --fit")
+    parts = [name for name, is_wanted in only.items() if is_wanted]
+    if len(parts) > 1 or (parts and (as_fit or as_json or verbose)):
+        raise click.UsageError(f"--{parts[0]} cannot be combined with other options")
     if draft and not as_fit:
         raise click.UsageError("--draft needs --fit")
     name = for_daemon(model)
@@ -120,11 +122,13 @@ def show_command(
         fit = ask(ensure_daemon(settings), lambda client: client.fit(name, for_daemon(draft or "")))
         print(json.dumps(fit, indent=2) if as_json else fit_card(fit))
         return
-    shown = ask(ensure_daemon(settings), lambda client: client.show(name))
+    shown = ask(ensure_daemon(settings), lambda client: client.show(name, verbose=verbose))
     if as_json:
         print(json.dumps(shown, indent=2))
-    elif template or modelfile:
-        print(for_stdout(shown.get("template" if template else "modelfile") or ""), end="\n" if template else "")
+    elif parts:
+        print(for_stdout(shown.get(parts[0]) or "").removesuffix("\n"))
+        for note in (shown.get("localrun") or {}).get("notes", ()) if parts == ["template"] else ():
+            tell("note", note)
     else:
         is_adapter = "kind" in (shown.get("localrun") or {})
         print(adapter_card(shown) if is_adapter else model_card(shown, fit=_fit(settings, name)))

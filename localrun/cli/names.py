@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import os
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,7 +17,7 @@ import click
 
 from localrun import errors
 from localrun.cli.daemon import ask, base_url
-from localrun.config import Settings
+from localrun.config import Settings, in_short
 
 if TYPE_CHECKING:
     from localrun.client import Client
@@ -30,7 +31,7 @@ _ONLY_HERE = frozenset({"cp", "rm", "stop", "push", "clear"})
 def explained(error: errors.ModelNotFound, settings: Settings) -> errors.LocalrunError:
     """The error with a way out: a name that is close to this one, or how to look for it."""
     name = error.name
-    if not name:
+    if not name or error.reason:
         return error
     if os.path.isabs(name):
         return error if Path(name).exists() else _not_found(f"there is no file {name}")
@@ -39,10 +40,11 @@ def explained(error: errors.ModelNotFound, settings: Settings) -> errors.Localru
     alike, is_here = _alike(name, settings, only_here=only_here)
     if not alike and only_here:
         return error
+    library = f", and `localrun pull {name}` gets it if Ollama's library has it" if "/" not in name else ""
     if not alike:
-        search = f"`localrun list` shows what is here, and `localrun search {name}` looks for it elsewhere"
+        search = f"`localrun list` shows what is here, `localrun search {name}` looks for it elsewhere{library}"
         return _not_found(f"model '{name}' not found; {search}")
-    pull = "" if is_here else f" `localrun pull {alike}` downloads it"
+    pull = "" if is_here else f" `localrun pull {alike}` downloads it{library}"
     return _not_found(f"model '{name}' not found; did you mean '{alike}'?{pull}")
 
 
@@ -64,7 +66,7 @@ def _alike(name: str, settings: Settings, *, only_here: bool) -> tuple[str, bool
     """The name that is meant, and whether that model is here."""
     with contextlib.suppress(errors.LocalrunError):
         store = ask(base_url(settings), lambda client: client.store())
-        here = [row["name"] for row in [*store["models"], *store.get("adapters", ())]]
+        here = [in_short(row["name"]) for row in [*store["models"], *store.get("adapters", ())]]
         if found := closest(name, here):
             return found, True
         if not only_here:
@@ -80,6 +82,8 @@ def closest(name: str, names: Iterable[str]) -> str:
         known.setdefault(each.lower(), each)
         known.setdefault(each.lower().partition(":")[0], each)
     wanted = name.lower()
+    if version := re.sub(r"[^0-9]", "", wanted.partition(":")[0]):  # another one is another model, and no slip
+        known = {each: of for each, of in known.items() if re.sub(r"[^0-9]", "", each.partition(":")[0]) == version}
     begun = [each for each in known if len(wanted) >= _PREFIX and each.startswith(wanted)]
     # Two letters of four that were exchanged are half of the name.
     alike = begun or difflib.get_close_matches(wanted, known, n=1, cutoff=0.5 if len(wanted) < 6 else 0.6)

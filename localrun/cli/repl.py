@@ -25,12 +25,13 @@ from localrun.cli.daemon import for_daemon
 from localrun.cli.text import aside, obeys_sequences, say, tell, wrapped
 from localrun.cli.tools import TerminalTools, answer_in_rounds
 from localrun.client import ChatPiece, Client
-from localrun.errors import BadRequest, DaemonUnreachable, LocalrunError
+from localrun.errors import BadRequest, DaemonUnreachable, LocalrunError, meant
 from localrun.last_model import kept_at, remember_model
 from localrun.visible import visible
 
 HISTORY_LINES = 1000
 _QUOTES = '"""'
+_VALUES = re.compile(r'"([^"]+)"|(\S+)')
 _BLANK_LINES = re.compile(r"\A(?:[^\S\n]*\n)+")
 
 # The options of a request that may be set by name, as `--option NAME=VALUE` and `/set parameter NAME VALUE`. The daemon
@@ -78,7 +79,8 @@ def set_option(options: dict[str, Any], name: str, text: str) -> None:
     """
     kind = KINDS.get(name)
     if kind is None:
-        raise BadRequest(f"unknown option {name!r}; the options are {', '.join(KINDS)}")
+        way_out = meant(name, KINDS) or f"the options are {', '.join(KINDS)}"
+        raise BadRequest(f"unknown option {name!r}; {way_out}")
     if kind is list:
         options[name] = [*options.get(name, []), text]
         return
@@ -127,7 +129,7 @@ def think_of(asked: str | None) -> bool | str | None:
 
 
 HELP = """\
-/set parameter NAME VALUE   set an option, such as temperature or num_predict
+/set parameter NAME VALUE   set an option, such as temperature or num_predict; stop takes several values
 /set system TEXT            set the system message
 /set format json|SCHEMA     json, or a JSON schema: a file or its text
 /set noformat               answer in any form again
@@ -150,7 +152,7 @@ HELP = """\
 /save NAME                  make a model of this one with the conversation and what is set here
 /tools                      the tools that the model is offered, and what was allowed
 /clear                      forget the conversation
-/bye                        quit (also Ctrl-D)
+/bye or /quit               quit (also Ctrl-D)
 /? or /help                 this text"""
 MORE_HELP = (
     'A paste is one message; """ starts and ends one of several lines. Ctrl-C stops an answer. The path of a picture '
@@ -235,6 +237,9 @@ class Session(msgspec.Struct, kw_only=True):
             return "the system message is set"
         if what == "parameter":
             name, _, text = rest.partition(" ")
+            if KINDS.get(name) is list and text.strip():
+                self.options[name] = [quoted or bare for quoted, bare in _VALUES.findall(text)]
+                return f"{name} is {self.options[name]}"
             if name and text.strip():
                 set_option(self.options, name, text.strip())
                 return f"{name} is {self.options[name]}"
@@ -275,11 +280,13 @@ def converse(connect: Callable[[], str], session: Session, tools: TerminalTools 
     with _line_history(), asyncio.Runner() as runner:
         client = runner.run(_opened(connect()))
         try:
-            runner.run(client.show(session.model))
+            shown = runner.run(client.show(session.model))
             if tools is not None:
                 runner.run(tools.look())
             say(f"Chatting with {session.model}. /? lists the commands, /bye quits.")
-            while (message := _read_message()) is not None and message not in ("/bye", "/exit"):
+            for note in (shown.get("localrun") or {}).get("notes", ()):
+                aside(note)
+            while (message := _read_message()) is not None and message not in ("/bye", "/exit", "/quit"):
                 try:
                     _handle(runner, client, session, message, tools)
                 except DaemonUnreachable as error:
@@ -397,7 +404,8 @@ async def _command(client: Client, session: Session, line: str) -> str:
             return await _save(client, session, model)
         case (("/load" | "/save"), _):
             raise BadRequest(f"write {name} NAME")
-    raise BadRequest(f"unknown command {name}; /? lists the commands")
+    known = [word for word in HELP.split() if word.startswith("/")]
+    raise BadRequest(f"unknown command {name}; {meant(name, known) or '/? lists the commands'}")
 
 
 async def _save(client: Client, session: Session, name: str) -> str:
@@ -477,10 +485,17 @@ def _line_history() -> Iterator[None]:
     readline.set_history_length(HISTORY_LINES)
     with contextlib.suppress(OSError):
         readline.read_history_file(path)
+    n_before = readline.get_current_history_length()
     try:
         yield
     finally:
+        own = range(n_before + 1, readline.get_current_history_length() + 1)
+        typed = [readline.get_history_item(number) for number in own]
         with contextlib.suppress(OSError):
+            readline.clear_history()
+            readline.read_history_file(path)  # another conversation may have added its own meanwhile
+            for line in typed:
+                readline.add_history(line)
             readline.write_history_file(path)
 
 

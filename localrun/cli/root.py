@@ -6,10 +6,10 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import os
 import re
+import shutil
 import sys
 from collections.abc import Sequence
 
@@ -82,7 +82,12 @@ _EXIT_CODES = "\b\nExit codes:\n" + "\n".join(f"  {code:<5}{meaning}" for code, 
 
 
 class _Formatter(click.HelpFormatter):
-    """Headings look like such on a terminal, those of examples included, which are text for click."""
+    """Headings look like such on a terminal, those of examples included, which are text for click. Its lines fit
+    terminals narrower than click's least."""
+
+    def __init__(self, indent_increment: int = 2, width: int | None = None, max_width: int | None = None) -> None:
+        columns = min(shutil.get_terminal_size().columns, max_width or 80) - 2
+        super().__init__(indent_increment, width or max(columns, 20), max_width)
 
     def write_heading(self, heading: str) -> None:
         self.write(f"{'':>{self.current_indent}}{painted(f'{heading}:', Look.HEADING)}\n")
@@ -124,8 +129,7 @@ class _TableGroup(click.Group):
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
-            alike = difflib.get_close_matches(args[0].lower(), [*COMMANDS, *ALIASES], n=1)
-            way_out = f"did you mean '{alike[0]}'?" if alike else "`localrun --help` lists the commands"
+            way_out = errors.meant(args[0], [*COMMANDS, *ALIASES]) or "`localrun --help` lists the commands"
             raise click.UsageError(f"there is no command '{args[0]}'; {way_out}") from error
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

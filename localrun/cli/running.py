@@ -25,7 +25,7 @@ from localrun.cli.daemon import (
 )
 from localrun.cli.text import duration, one_line, print_json, say, short_path, size, table, wrapped
 from localrun.client import Client
-from localrun.config import Settings
+from localrun.config import Settings, in_short
 from localrun.errors import LocalrunError
 from localrun.snapshot import EngineRow, LogLine, RequestRow, Snapshot
 from localrun.visible import visible
@@ -70,13 +70,13 @@ async def _named_engines(client: Client) -> list[EngineRow]:
         with suppress(LocalrunError):  # of a model that has just gone
             path = (await client.show(row["name"])).get("localrun", {}).get("path")
             if path in by_path:
-                by_path.pop(path).model = row["name"]
+                by_path.pop(path).name = row["name"]
     return engines
 
 
 def _engine_cells(engine: EngineRow) -> tuple[str, ...]:
     return (
-        short_path(engine.model),
+        short_path(engine.name or engine.model),
         "-" if engine.pid is None else str(engine.pid),
         "preparing the device" if engine.is_preparing else engine.state,
         "-" if engine.state == "loading" else size(engine.size_bytes),
@@ -252,7 +252,6 @@ def stop_command(model: str | None, daemon: bool, settings: Settings) -> None:
 
 async def _unload(url: str, model: str) -> str:
     """Unload a model; what to tell the user."""
-    name = model.removesuffix(":latest")
     async with Client(url) as client:
         before = {row["name"] for row in await client.loaded()}
         await client.unload(model)
@@ -260,6 +259,8 @@ async def _unload(url: str, model: str) -> str:
         rows = (await client.store())["models"] if after else []
     if before - after:
         return f"unloaded {model}"
-    tier = next((row["tier"] for row in rows if row["name"] == name and "tier" in row), {"small": name, "large": name})
+    name = in_short(model)
+    tiers = (row["tier"] for row in rows if in_short(row["name"]) == name and "tier" in row)
+    tier = next(tiers, {"small": name, "large": name})
     is_loaded = not after.isdisjoint((tier["small"], tier["large"]))
     return f"{model} will be unloaded when its requests have finished" if is_loaded else f"{model} was not loaded"

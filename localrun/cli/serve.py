@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type_hints
 
 import click
+import msgspec
 
 from localrun import config, errors, ollama_environment
 from localrun.cli import exits
@@ -60,6 +61,14 @@ def serve_command(idle_exit_s: float | None, **flags: Any) -> None:
     except config.ConfigError as error:
         named = " (OLLAMA_HOST; --host and LOCALRUN_HOST count before it)"
         raise click.UsageError(f"{error}{named if ollama_environment.named_host(settings) else ''}") from None
+    except errors.PortBusy:
+        version = daemon_version(msgspec.structs.replace(settings, host="127.0.0.1"))  # says who else it is
+        if version is None:
+            raise
+        raise errors.PortBusy(
+            f"localrun {version} runs at port {settings.port} already, and every command uses it; to start it anew, "
+            f"end it first (localrun stop --daemon), or give this one another --port"
+        ) from None
 
 
 @click.group("service")

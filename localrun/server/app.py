@@ -42,7 +42,7 @@ from localrun.access import certificate as certificates
 from localrun.access import resolver
 from localrun.access.certificate import Certificate
 from localrun.access.discovery import Announcement
-from localrun.config import ConfigError, Settings, folders
+from localrun.config import ConfigError, Settings, env_name, folders, model_dirs, models_folder
 from localrun.errors import LocalrunError, MethodNotAllowed, NotFound, Unavailable
 from localrun.server import web
 from localrun.server.anthropic import messages
@@ -150,6 +150,7 @@ def serve(settings: Settings, idle_exit_s: float | None = None) -> None:
         told = ollama_environment.told(settings)
         if told:
             _log.info("%s", told)
+        _check_files(settings)
         runtime = Runtime(settings)
         if not is_local and not runtime.access.has_usable_keys():
             raise ConfigError(
@@ -309,6 +310,24 @@ class _Daemon(uvicorn.Server):
             await asyncio.sleep(remaining_s if remaining_s > 0 else _PULL_POLL_S)
         _log.info("idle for %g s", self._idle_exit_s)
         self._runtime.request_shutdown()
+
+
+def _check_files(settings: Settings) -> None:
+    """Raises ConfigError for what cannot be used as the settings say; a folder of other programs may come later."""
+    if settings.tls_cert or settings.tls_key:
+        certificates.of_files(settings.tls_cert, settings.tls_key)
+    others = [("model_dirs", folder) for folder in model_dirs(settings)]
+    for field, folder in (("models_dir", models_folder(settings).absolute()), *others):
+        there = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
+        named = f"{field} ({env_name(field)}) is {folder}"
+        if not there.is_dir():
+            raise ConfigError(f"{named}, and {there} is a file; name a folder")
+        if there == folder:
+            continue
+        if field == "model_dirs":
+            _log.warning("%s, which is not there; its models are listed as soon as it is", named)
+        elif not os.access(there, os.W_OK):
+            raise ConfigError(f"{named}, which cannot be made: {there} is read-only; name another folder")
 
 
 def _certificate(settings: Settings) -> Certificate:

@@ -25,7 +25,7 @@ import msgspec
 from localrun.errors import BadModelFile, BadRequest
 from localrun.models import builtin
 from localrun.models.gguf.bounded_reader import open_regular
-from localrun.models.name import BUILT_IN, DEFAULT_TAG, HUB_HOST, Kind, ModelName
+from localrun.models.name import BUILT_IN, DEFAULT_TAG, HUB_HOST, OLLAMA_HOST, Kind, ModelName
 from localrun.models.storage import atomic_file
 
 FOLDER = "manifests"
@@ -172,6 +172,19 @@ def canonical(name: str) -> str:
     if key.host in (HUB_HOST, LOCAL_HOST):
         parts = parts[-1:] if key.owner == LOCAL_OWNER and key.host == LOCAL_HOST else parts[-2:]
     return "/".join(parts) + ("" if key.tag == DEFAULT_TAG else f":{parsed.tag}")
+
+
+def in_full(name: str, source: Source | None = None) -> str:
+    """A model's name as Ollama writes it, which says the hub's host and the tag; clients compare it with that."""
+    is_hub = source is not None and (
+        name.lower().startswith(source.repo.lower()) if source.kind == "hub" else source.kind == "foreign"
+    )
+    if is_hub and name.count("/") == 1:
+        name = f"{HUB_HOST}/{name}"
+    elif name.lower().startswith(f"{OLLAMA_HOST}/"):
+        name = name[len(OLLAMA_HOST) + 1 :]
+    is_whole = ":" in name.rpartition("/")[2] or ModelName.parse(name).kind is Kind.PATH
+    return name if is_whole else f"{name}:{DEFAULT_TAG}"
 
 
 class DamagedManifest(NamedTuple):

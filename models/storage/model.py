@@ -21,10 +21,12 @@ import msgspec
 from localrun.config import LoadSettings
 from localrun.errors import BadModelFile
 from localrun.file_stamp import FileStamp
+from localrun.models.fallback_template import fallback_template, name_of
 from localrun.models.gguf import projectors
 from localrun.models.gguf.header import Header
+from localrun.models.load_settings import too_long
 from localrun.models.modelfile import load_settings
-from localrun.models.storage.manifest import Manifest, Message, Role, Source, StoredFile
+from localrun.models.storage.manifest import Manifest, Message, Role, Source, StoredFile, in_full
 
 
 class Origin(StrEnum):
@@ -99,6 +101,11 @@ class Model:
         return digest.hexdigest()
 
     @property
+    def full_name(self) -> str:
+        """As lists have it."""
+        return in_full(self.name, self.source)
+
+    @property
     def parts(self) -> tuple[Part, ...]:
         """What an engine opens besides the model's first file: its other shards, adapters, and the projector."""
         adapters = [Part(adapter.path, adapter.scale) for adapter in self.adapters]
@@ -161,6 +168,23 @@ class Model:
     def template(self) -> str:
         """The Jinja template of the chat, the manifest's or the file's; "" when neither has one."""
         return (self.manifest.template if self.manifest else "") or self.header.chat_template or ""
+
+    @cached_property
+    def guessed_template(self) -> str:
+        """The one of its family, for a model that has none. Raises BadModelFile for a file that has gone."""
+        return fallback_template(self.header.architecture, self.header.control_tokens())
+
+    @cached_property
+    def notes(self) -> tuple[str, ...]:
+        """What is done otherwise than somebody may expect: with a chat template that is a guess, and with a context
+        beyond the limit. Raises BadModelFile."""
+        template = ""
+        if self.header.generates and not self.template:
+            template = (
+                f"the model has no chat template, and that of {name_of(self.guessed_template)} is used: a guess by its "
+                f"vocabulary and architecture (TEMPLATE in a Modelfile sets another)"
+            )
+        return tuple(filter(None, (template, too_long(self.header, self.load))))
 
     @property
     def tool_template(self) -> str:

@@ -24,9 +24,7 @@ from localrun.models.projector_choice import is_projector
 
 SUFFIX = ".gguf"
 NAMED = "named"
-# How deep, and how many entries, a foreign folder is searched: LM Studio keeps owner/repository/file, the hub's cache
-# repository/snapshots/commit/file, and both have folders of types below that.
-MAX_DEPTH = 6
+# How many entries of a foreign folder are looked at, those of its upper folders first.
 MAX_ENTRIES = 20_000
 
 # Files whose headers are remembered; a header takes some hundred kilobytes at most. With more files than this every
@@ -95,11 +93,11 @@ def in_folder(folder: Path) -> Sequence[tuple[Path, str]]:
 
 def below_folder(folder: Path) -> Iterator[tuple[Path, str]]:
     """As `in_folder`, sub-folders included, for a folder that another program fills. Parts of models are left out."""
-    waiting = [(folder, 0)]
+    waiting = [folder]
     seen: set[str] = set()
     n_left = MAX_ENTRIES
     while waiting:
-        current, depth = waiting.pop(0)
+        current = waiting.pop(0)
         if (real := os.path.realpath(current)) in seen:
             continue  # links may go round in a circle
         seen.add(real)
@@ -112,8 +110,7 @@ def below_folder(folder: Path) -> Iterator[tuple[Path, str]]:
             if entry.name.startswith("."):
                 continue
             if _is_folder(entry):
-                if depth + 1 < MAX_DEPTH:
-                    waiting.append((Path(entry.path), depth + 1))
+                waiting.append(Path(entry.path))
             elif entry.name.lower().endswith(SUFFIX) and not is_part(entry.name):
                 yield Path(entry.path), _stem(entry.name)
 

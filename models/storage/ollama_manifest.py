@@ -78,11 +78,12 @@ def layers_of(content: bytes) -> tuple[Layer, ...]:
 def check_layers(layers: Sequence[Layer]) -> None:
     """Raises Unsound when the layers make no model that can run here: a model ..."""
     if not layers:
-        raise Unsound("has no files: it runs in Ollama's cloud")
+        raise Unsound("has no files: it runs in Ollama's cloud, and not here; `localrun search` finds models that do")
     kinds = [layer.kind for layer in layers]
     if kinds.count("model") != 1:
-        other = "is not a GGUF model, and cannot run here" if "tensor" in kinds else "is no model"
-        raise Unsound(f"{other}: its manifest names {kinds.count('model')} model files")
+        if "tensor" in kinds:
+            raise Unsound("is made of safetensors, which cannot run here; look for a GGUF of it (localrun search)")
+        raise Unsound(f"is no model: its manifest names {kinds.count('model')} model files")
     unknown = next((layer.type for layer in layers if layer.kind not in {*FILE_ROLES, *TEXTS, *_IGNORED}), None)
     if unknown is not None:
         raise Unsound(f"has a part of the unknown kind {unknown[:80]!r}; it may need Ollama itself")

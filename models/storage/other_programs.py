@@ -131,7 +131,9 @@ class OllamaStore(NamedTuple):
             raise BadModelFile(f"{model} cannot be read: {error.filename or path}: {error.strerror or error}") from None
 
     def _blob(self, layer: Layer) -> Path:
-        return self.folder / "blobs" / check_digest(layer.digest).replace(":", "-")
+        digest = check_digest(layer.digest)
+        older = self.folder / "blobs" / digest  # as releases of before 2024 named it
+        return older if older.exists() else older.with_name(digest.replace(":", "-"))
 
     def _text(self, layer: Layer) -> bytes:
         return _content(self._blob(layer), MAX_TEXT_BYTES)

@@ -32,7 +32,7 @@ from localrun.models.gguf.header import FileKind, Header
 from localrun.models.name import BUILT_IN, DEFAULT_TAG, Kind, ModelName
 from localrun.models.storage import hub_cache, manifest, model_files
 from localrun.models.storage.blobs import Blobs
-from localrun.models.storage.manifest import Key, Manifest, Place, Role, StoredFile
+from localrun.models.storage.manifest import Key, Manifest, Place, Role, StoredFile, in_full
 from localrun.models.storage.model import Evidence, Model, Origin, OwnAdapter
 from localrun.models.storage.model_files import NAMED, SUFFIX, ModelFile, ModelFiles
 from localrun.models.storage.named_adapter import NamedAdapter, content_sha256
@@ -311,11 +311,16 @@ class Store:
         if said is not None:
             return self._of_manifest(said)
         found = self._named(wanted, self._own_files())
+        problem = ""
         if found is None:
             for store, path in self.ollama_named(wanted):
-                with contextlib.suppress(BadModelFile):
+                try:
                     return self._model_of_ollama(store, path)
+                except BadModelFile as error:
+                    problem = error.message
             found = self._named(wanted, self._foreign_files())
+        if found is None and problem:
+            raise ModelNotFound(wanted.text, problem)
         return None if found is None else self._load(*found)
 
     def ollama_named(self, wanted: ModelName) -> Iterator[tuple[OllamaStore, Path]]:
@@ -506,7 +511,8 @@ def _is_missing(model: Header, way_out: str) -> str:
 
 def _gone(said: Manifest, path: Path) -> BadModelFile:
     if said.source.kind == Origin.FOREIGN:
-        return BadModelFile(f"the file {path} of model '{said.name}' is gone; {said.source.repo} has to pull it again")
+        name = in_full(said.name, said.source)
+        return BadModelFile(f"the file {path} of model '{name}' is not there; `ollama pull {name}` gets it")
     again = "create it" if said.source.kind in ("create", "file") else "pull it"
     return BadModelFile(
         f"the file {path} of model '{said.name}' is gone; {again} again, or forget it (localrun rm {said.name})"

@@ -170,7 +170,8 @@ def test_commands_that_come_at_once_share_one_daemon(program, environment, port,
 
     second = program("serve", port=port)
     assert second.returncode == exits.PORT_BUSY
-    assert str(port) in second.stderr
+    assert f"error: localrun {__version__} runs at port {port} already, and every command uses it" in second.stderr
+    assert "localrun stop --daemon" in second.stderr
     assert "--port" in second.stderr
 
     assert program("stop", "--daemon", port=port).returncode == exits.OK

@@ -13,7 +13,7 @@ import pytest
 from localrun.cli import exits
 from localrun.config import in_short
 from localrun.models.synthesis.synthesize import synthesize
-from tests.cli.conftest import MODEL_ROW
+from tests.cli.conftest import MODEL_ROW, SHOWN
 from tests.daemon import Daemon, running_daemon
 from tests.says import says
 
@@ -52,6 +52,29 @@ def test_card(localrun, daemon):
 
 def test_template_comes_as_it_is_to_a_pipe(localrun, daemon):
     assert localrun("show", "tiny", "--template", port=daemon.port).stdout == "{{ messages }}\x1b[31m\n"
+
+
+def test_one_part_alone(localrun, daemon):
+    licence = "\n".join(f"line {number}" for number in range(9))
+    daemon.shown = SHOWN | {"license": licence, "system": "Be kind.", "modelfile": "FROM tiny\n", "tensors": []}
+    expected = {
+        "license": licence, "system": "Be kind.", "parameters": SHOWN["parameters"], "modelfile": "FROM tiny"
+    }  # fmt: skip
+    for part, text in expected.items():
+        assert localrun("show", "tiny", f"--{part}", port=daemon.port).stdout == f"{text}\n"
+    card = localrun("show", "tiny", port=daemon.port).stdout
+    assert "line 2\n  ... 6 more lines; --license prints all" in card
+    refused = localrun("show", "tiny", "--license", "--system", port=daemon.port)
+    assert refused.returncode == exits.USAGE
+    assert "--license cannot be combined with other options" in refused.stderr
+
+
+def test_all_that_is_in_the_file(localrun, daemon):
+    daemon.shown = SHOWN | {"tensors": [{"name": "output.weight", "type": "Q8_0", "shape": [192, 512]}]}
+    shown = localrun("show", "tiny", "-v", port=daemon.port).stdout
+    assert re.search(r"All tensors\n  output.weight +Q8_0 192x512", shown)
+    assert re.search(r"llama.embedding_length +192", shown)
+    assert ("/api/show", {"model": "tiny", "verbose": True}) in daemon.bodies
 
 
 def test_show_as_json(localrun, daemon):
@@ -167,8 +190,8 @@ def test_names_of_one_file_of_which_one_is_loaded(localrun, running, tmp_path):
     localrun("run", "one", "hi", port=running.port)
     lines = [line.split() for line in localrun("list", port=running.port).stdout.splitlines()]
     assert {line[0]: line[line.index("create") + 1 :] for line in lines if "create" in line} == {
-        "one": ["yes"],
-        "two": ["as", "one"],
+        "one:latest": ["yes"],
+        "two:latest": ["as", "one:latest"],
     }
     file = f"  its file {tmp_path / 'fox.gguf'} stays: "
     first, last = (localrun("rm", name, port=running.port).stdout.splitlines() for name in ("one", "two"))

@@ -26,6 +26,8 @@ def test_a_mistyped_model_is_guessed(localrun):
         assert says(said("show", "qwne3:0.6b"), "did you mean 'qwen3:0.6b'? `localrun pull qwen3:0.6b` downloads it")
         assert "qwen3" not in said("rm", "qwne3:0.6b"), "what is not here cannot be removed"
         assert says(said("show", "xyzzy"), "`localrun list`", "`localrun search xyzzy` looks for it")
+        assert "`localrun pull qwen2.5:0.5b` gets it if Ollama's library has it" in said("run", "qwen2.5:0.5b", "hi")
+        assert "`localrun pull" not in said("show", "me/xyzzy")
         assert says(said("show", "./none.gguf"), "there is no file ", "none.gguf\n")
 
 
@@ -38,7 +40,14 @@ def test_a_mistyped_name_of_the_catalogue_is_guessed_where_nobody_has_it(localru
 
 @pytest.mark.parametrize(
     ("typed", "meant"),
-    [("smol", "smollm2:135m"), ("SMOLLM", "smollm2:135m"), ("smolm2", "smollm2:135m"), ("zzz", "")],
+    [
+        ("smol", "smollm2:135m"),
+        ("SMOLLM", "smollm2:135m"),
+        ("smolm2", "smollm2:135m"),
+        ("zzz", ""),
+        ("smollm3", ""),
+        ("smollm2:1b", "smollm2:135m"),
+    ],
 )
 def test_the_closest_name(typed: str, meant: str):
     assert closest(typed, ["tiny", "smollm2:135m"]) == meant

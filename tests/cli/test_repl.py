@@ -162,6 +162,14 @@ def test_commands(conversation, daemon):
     conversation.wait_for("temperature is 0.5")
     conversation.say("/set parameter warmth 1")
     conversation.wait_for("unknown option 'warmth'")
+    conversation.say("/set parameter temprature 1")
+    conversation.wait_for("did you mean 'temperature'?")
+    conversation.say("/set parameter stop a b")
+    conversation.wait_for("stop is ['a', 'b']")
+    conversation.say('/set parameter stop "one two" \\n')
+    conversation.wait_for("stop is ['one two', '\\\\n']")
+    conversation.say("/lod other")
+    conversation.wait_for("unknown command /lod; did you mean '/load'?")
     conversation.say("/show info")
     conversation.wait_for("context length      4096")
     conversation.say("/show parameters")
@@ -185,7 +193,7 @@ def test_commands(conversation, daemon):
     assert "tokens" not in quiet
     assert "\x1b[1;23r" not in quiet
     body = [body for path, body in daemon.bodies if path == "/api/chat"][-1]
-    assert body["options"] == {"temperature": 0.5}
+    assert body["options"] == {"temperature": 0.5, "stop": ["one two", "\\n"]}
     assert body["messages"] == [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "two"}]
 
 
@@ -233,6 +241,24 @@ def test_save_makes_a_model_of_the_conversation_and_load_goes_on_with_it(convers
     conversation.wait_for("model 'missing' not found")
     conversation.say("/save")
     conversation.wait_for("write /save NAME")
+
+
+def test_two_conversations_keep_the_lines_of_both(environment, daemon):
+    pytest.importorskip("readline")
+    both = [Conversation(environment, daemon.port) for _ in range(2)]
+    try:
+        for number, conversation in enumerate(both):
+            conversation.wait_for("/bye quits")
+            conversation.say(f"line {number}")
+            conversation.wait_for("5 tokens")
+        for conversation in both:
+            conversation.say("/quit")
+            assert conversation.process.wait(TIMEOUT_S) == 0
+    finally:
+        for conversation in both:
+            conversation.close()
+    lines = (Path(environment["LOCALRUN_HOME"]) / "state" / "history").read_text()
+    assert re.findall(r"line(?: |\\040)(.)", lines) == ["0", "1"]
 
 
 def test_lines_are_not_kept_after_nohistory(conversation, environment):
@@ -340,7 +366,7 @@ def test_help_in_a_narrow_terminal_has_whole_words(environment, daemon):
         shown = conversation.wait_for("sends the file with it.")
         assert max(map(len, shown.splitlines())) < 60
         line = "/set parameter NAME VALUE   set an option, such as"
-        assert f"{line}\r\n{'':28}temperature or num_predict\r\n" in shown
+        assert f"{line}\r\n{'':28}temperature or num_predict;" in shown
     finally:
         conversation.close()
 

@@ -200,3 +200,14 @@ def test_short_names_of_help_and_version_are_as_in_ollama(localrun):
     assert localrun("-h").stdout == localrun("--help").stdout
     assert localrun("list", "-h").stdout == localrun("list", "--help").stdout
     assert localrun("-v").stdout == localrun("--version").stdout
+
+
+@pytest.mark.parametrize("n_columns", [30, 45])
+def test_help_fits_a_narrow_terminal(
+    n_columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setenv("COLUMNS", str(n_columns))
+    assert run(["gc", "--help"]) == exits.OK
+    shown = capsys.readouterr().out.splitlines()
+    assert max(map(len, shown)) < n_columns
+    assert "--all" in " ".join(shown)

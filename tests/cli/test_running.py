@@ -120,7 +120,7 @@ def test_a_model_that_was_loaded_by_its_path_has_its_name_in_the_list(localrun, 
         assert str(path) in localrun("ps", port=running.port).stdout
         localrun("create", "short", "--from", str(path), port=running.port)
         shown = localrun("ps", port=running.port).stdout
-        assert "\nshort  " in shown
+        assert "\nshort:latest  " in shown
         assert str(path) not in shown
 
 

@@ -68,6 +68,7 @@ def test_flags_win_over_the_environment_and_before_the_command_they_count_too(se
         (["--kv-type", "f64"], "q8_0"),
         (["--idle-exit", "0"], "--idle-exit"),
         (["--speed", "9"], "--speed"),
+        (["--host-names", "studio, a b!/"], "--host-names: host_names has 'a b!/'; use names such as studio.local"),
     ],
 )
 def test_wrong_values_are_named_and_nothing_starts(arguments, words, served, capsys):

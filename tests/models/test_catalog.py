@@ -25,6 +25,13 @@ def test_every_entry_is_sound(entry: catalog.Entry):
     assert entry.use
 
 
+def test_models_that_see_are_found():
+    for word in ("vision", "images", "photos"):
+        found = {entry.name for entry in catalog.search(word)}
+        assert {"gemma3:4b", "qwen3.5:4b"} <= found
+        assert not found & {"gemma3:1b", "gemma3:270m", "qwen3:8b"}
+
+
 def test_no_name_and_no_repository_twice():
     assert len({entry.name for entry in catalog.entries()}) == len(catalog.entries()) >= 20
     assert len({entry.repo for entry in catalog.entries()}) == len(catalog.entries())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import shutil
 from datetime import UTC, datetime
 from pathlib import Path
@@ -187,9 +188,8 @@ def test_adapters_must_be_for_the_model(store: Store, tmp_path: Path, tiny_gguf:
         "{{ . }}",
     ],
 )
-def test_templates_of_go_are_refused(template: str) -> None:
-    with pytest.raises(BadRequest, match=r"Go template.*Jinja"):
-        creation.refuse_go(template)
+def test_templates_of_go_are_told(template: str) -> None:
+    assert creation.is_go(template)
 
 
 @pytest.mark.parametrize(
@@ -203,7 +203,16 @@ def test_templates_of_go_are_refused(template: str) -> None:
     ],
 )
 def test_templates_of_jinja_are_not(template: str) -> None:
-    creation.refuse_go(template)
+    assert not creation.is_go(template)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="a backslash separates folders there")
+def test_a_path_with_blanks_as_a_terminal_writes_it(tmp_path: Path) -> None:
+    (tmp_path / "my models").mkdir()
+    file = tmp_path / "my models" / "a b.gguf"
+    file.touch()
+    for text in (str(file).replace(" ", "\\ "), "./my\\ models/a\\ b.gguf", "my models/a b.gguf"):
+        assert creation.path_of(text, tmp_path) == file
 
 
 def test_names() -> None:

@@ -105,6 +105,16 @@ def test_serve_refuses_before_it_starts_anything(tmp_path: Path) -> None:
         app.serve(Settings(port=taken.getsockname()[1]))
     with pytest.raises(ConfigError, match="origins"):
         app.serve(Settings(port=0, origins="*", models_dir=str(tmp_path)))
+    file = tmp_path / "file"
+    file.touch()
+    for settings, said in (
+        (Settings(port=0, models_dir=str(file / "models")), f"models_dir (LOCALRUN_MODELS) is {file / 'models'}, and"),
+        (Settings(port=0, model_dirs=str(file)), f"{file} is a file; name a folder"),
+        (Settings(port=0, tls_cert=str(file)), "tls_key is missing"),
+        (Settings(port=0, tls_cert=str(file), tls_key=str(file)), f"tls_cert: {file} cannot be read as a certificate"),
+    ):
+        with pytest.raises(ConfigError, match=re.escape(said)):
+            app.serve(settings)
 
 
 @pytest.mark.parametrize(

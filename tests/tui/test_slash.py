@@ -81,7 +81,7 @@ def test_an_option_has_the_kind_that_the_daemon_takes(name: str, text: str, valu
         ("top_k", "1e300", "at least -1 and at most 2147483647"),
         ("use_mmap", "1", "must be true or false"),
         ("speculation", "fast", "must be on, off, true or false"),
-        ("temprature", "1", "temprature is no parameter; they are temperature, top_k,"),
+        ("temprature", "1", "temprature is no parameter; did you mean 'temperature'?"),
     ],
 )
 def test_an_option_that_the_daemon_would_refuse(name: str, text: str, why: str):

@@ -120,7 +120,10 @@ class LogsScreen(Screen[None]):
 
     def _write(self, found: LogLine) -> None:
         when = datetime.fromtimestamp(found.time_s, UTC).astimezone().strftime("%H:%M:%S")
-        source = column(line(found.source).removeprefix("localrun.")[-_SOURCE_WIDTH:], _SOURCE_WIDTH)
+        named = line(found.source).removeprefix("localrun.")
+        while len(named) > _SOURCE_WIDTH and "." in named:
+            named = named.partition(".")[2]
+        source = column(named, _SOURCE_WIDTH)
         colour = _COLOURS.get(found.level)
         style = rich_style(self.app, colour) if colour else Style.null()
         text = Text.assemble(

@@ -202,7 +202,7 @@ class BatchTable(LiveTable):
         Column("state", "state", 11, right=False),
         Column("model", "model", 11, right=False, grows=1, from_width=100),
         Column("bar", "", 8, right=False),
-        Column("done", "done", 11),
+        Column("done", "done", 13),
         Column("failed", "failed", 6),
         Column("rate", "line/s", 6),
         Column("left", "left", 7, gap=1),

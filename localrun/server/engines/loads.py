@@ -21,6 +21,7 @@ from localrun.config import AUTO_KV_TYPE, LoadSettings, Settings
 from localrun.errors import BadRequest
 from localrun.models import load_settings
 from localrun.models.storage.model import Model
+from localrun.server import notices
 from localrun.server.engines.machine import has_gpu_library
 from localrun.server.engines.resident import Resident
 
@@ -37,6 +38,8 @@ class Loads:
         """What is asked for, without what changes nothing. Raises BadModelFile for parameters of the model's own that
         are out of range."""
         said = by_request.over(model.load).over(self._settings.of_model(model.name))
+        if by_request.num_ctx and (problem := load_settings.too_long(model.header, said)):
+            notices.note(problem)
         said = load_settings.settled(model.header, said)
         return said if self._may_use_gpu else msgspec.structs.replace(said, gpu_layers=None)
 

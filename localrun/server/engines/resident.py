@@ -253,7 +253,7 @@ class Resident:
 
     def row(self, target_itl_s: float) -> EngineRow:
         """What people see of it; `rss_bytes` is left to whoever samples processes."""
-        row = EngineRow(model=self.model.name, pid=self.link.pid, state=self.state.value)
+        row = EngineRow(model=self.model.name, name=self.model.full_name, pid=self.link.pid, state=self.state.value)
         row.expires_in_s = self._expires_in_s()
         row.target_itl_s = target_itl_s or None
         row.load = self.load.said

@@ -379,6 +379,8 @@ class Supervisor:
         shown = {name: " ".join(value) if isinstance(value, tuple) else value for name, value in load.said.items()}
         if said := ", ".join(f"{name} {value}" for name, value in shown.items()):
             _log.info("%s is loaded with %s%s", model.name, said, " in place of a smaller one" if smaller else "")
+        for note in model.notes:
+            _log.warning("%s: %s", model.name, note)
         self._residents[key] = resident
         delay_s = breaker.delay_s(time.monotonic()) if breaker is not None else 0.0
         resident.loading = self._spawn(self._load(resident, delay_s))

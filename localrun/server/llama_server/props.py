@@ -26,7 +26,6 @@ from localrun.server.jobs.record import RequestRecord
 from localrun.server.llama_server.completion import generation_settings, with_defaults
 from localrun.server.media.decoder import kinds_of
 from localrun.server.runtime import Runtime
-from localrun.server.templates.fallback import fallback_template
 from localrun.snapshot import RequestState
 from localrun.wire import MediaKind, Sampling, Submit
 
@@ -192,7 +191,7 @@ def _of_model(runtime: Runtime, name: str, loaded: list[Resident]) -> LlamaProps
         model_ftype=header.quantization,
         modalities=Modalities(vision=MediaKind.IMAGE in kinds, audio=MediaKind.AUDIO in kinds),
         media_marker=MEDIA_PLACE,
-        chat_template=model.template or fallback_template(header.architecture, header.control_tokens()),
+        chat_template=model.template or model.guessed_template,
         bos_token=special_token_text(header, "tokenizer.ggml.bos_token_id"),
         eos_token=special_token_text(header, "tokenizer.ggml.eos_token_id"),
     )

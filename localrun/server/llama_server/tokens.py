@@ -29,7 +29,6 @@ from localrun.server.prompting.ask import ChatAsk
 from localrun.server.prompting.conversation import begun
 from localrun.server.prompting.prepare import prepare, thinks_by_default
 from localrun.server.runtime import Runtime
-from localrun.server.templates.fallback import fallback_template
 from localrun.server.unnamed import model_for
 from localrun.wire import MAX_COUNTED_TOKENS, Counted, Segment
 
@@ -160,7 +159,7 @@ async def tokenizer_info(runtime: Runtime, exchange: Exchange) -> None:
         TokenizerInfo(
             bos_token=special_token_text(header, "tokenizer.ggml.bos_token_id"),
             eos_token=special_token_text(header, "tokenizer.ggml.eos_token_id"),
-            chat_template=model.template or fallback_template(header.architecture, header.control_tokens()),
+            chat_template=model.template or model.guessed_template,
             vocab_size=header.n_vocab,
             model_max_length=header.n_ctx_train,
         )

@@ -16,9 +16,9 @@ from msgspec import Meta
 
 from localrun.config import CHOICES, KV_TYPES, NOTHING_ASKED, ROPE_SCALINGS, LoadSettings, RopeBase, RopeScale
 from localrun.errors import BadModelFile, BadRequest
-from localrun.models.creation import refuse_go
+from localrun.models.creation import is_go
 from localrun.models.storage.model import Model
-from localrun.server import structured
+from localrun.server import notices, structured
 from localrun.server.http import fields
 from localrun.server.prompting.ask import (
     MAX_MESSAGES,
@@ -289,8 +289,6 @@ class GenerateBody(PromptFields, frozen=True, kw_only=True):
             other = "suffix" if self.suffix else "context"
             raise BadRequest(f"images: not together with {other}; use /api/chat, or leave one of them out",
                              field="images")  # fmt: skip
-        if self.template:
-            refuse_go(self.template)
         if self.is_plain:
             kind = "suffix" if self.suffix else "raw"
             for name in ("template", "system", "context"):
@@ -307,10 +305,14 @@ class GenerateBody(PromptFields, frozen=True, kw_only=True):
         media = Attachments()
         prompt = with_images(self.prompt or "", self.images, "images", media)
         messages.append({"role": "user", "content": prompt})
+        template = self.template or None
+        if template and is_go(template):
+            notices.note("template (Go's are not run; the model's chat template is used)")
+            template = None
         return ChatAsk(
             messages=messages,
             response_grammar=self.answer_grammar(),
             think=self.thinking(),
-            template=self.template or None,
+            template=template,
             media=media.all(),
         )

@@ -25,6 +25,7 @@ import msgspec
 from localrun.errors import BadRequest, BadTemplate, NotFound, told_of
 from localrun.models import creation, load_settings, modelfile, naming, projector_choice
 from localrun.models.creation import Base, Changes
+from localrun.models.fallback_template import by_marks, name_of
 from localrun.models.storage.manifest import Manifest, Message, StoredFile, check_digest
 from localrun.models.storage.store import Store
 from localrun.server import tiers
@@ -251,10 +252,12 @@ async def _steps(runtime: Runtime, body: CreateBody, visitor: Visitor) -> AsyncG
             return
         base = await asyncio.to_thread(_base, store, order)
         check_load(base, order.parameters)
-        if order.template and template is None and not (base.manifest.template or base.header.chat_template):
-            creation.refuse_go(order.template)
         if left_out:
-            yield {"status": f"leaving out {' and '.join(left_out)}: the model's own chat template is used"}
+            instead = "the model's own chat template is used"
+            if not (base.manifest.template or base.header.chat_template):
+                template = template or by_marks(order.template or "") or None
+                instead = f"that of {name_of(template)} is used, as its marks say" if template else "nothing reads it"
+            yield {"status": f"leaving out {' and '.join(left_out)}: {instead}"}
         adapters = await asyncio.to_thread(_adapters, store, base, order)
         projector = await asyncio.to_thread(_projector, store, base, order)
         draft = order.draft
@@ -287,6 +290,8 @@ async def _steps(runtime: Runtime, body: CreateBody, visitor: Visitor) -> AsyncG
                 yield {"status": f"using existing layer {file.digest or store.path_of(file)}"}
             yield {"status": "writing manifest"}
             await asyncio.to_thread(naming.point, store, order.name, made)
+            for note in await asyncio.to_thread(lambda: store.model_of(made).notes):
+                yield {"status": note}
     yield {"status": "success"}
 
 
@@ -328,7 +333,6 @@ def check_load(base: Base, parameters: Mapping[str, Any]) -> None:
         except ValueError as error:
             raise BadRequest(f"parameters.{error}", field="parameters") from None
         load_settings.check(base.header, said, base.name)
-        load_settings.check_context(base.header, said, base.name)
 
 
 async def check_template(runtime: Runtime, template: str) -> None:

@@ -26,9 +26,9 @@ from localrun.models import adapters, memory, modelfile
 from localrun.models.adapters import Adapted
 from localrun.models.gguf import projectors
 from localrun.models.gguf.header import Header
-from localrun.models.name import DEFAULT_TAG, HUB_HOST, OLLAMA_HOST, Kind, ModelName, split_adapters
+from localrun.models.name import split_adapters
 from localrun.models.projector_memory import projector_memory
-from localrun.models.storage.manifest import Source
+from localrun.models.storage.manifest import in_full
 from localrun.models.storage.model import Model, Origin, Part
 from localrun.models.storage.named_adapter import NamedAdapter
 from localrun.models.storage.store import DamagedFile, Store
@@ -155,7 +155,7 @@ async def tags(runtime: Runtime, exchange: Exchange) -> None:
     residents = [resident for resident in runtime.supervisor.residents() if resident.is_loaded]
     sees = exchange.visitor.sees_model
     loaded = {
-        (resident.key, resident.model.parts): in_full(model.name, model.source) if sees(model.name) else ""
+        (resident.key, resident.model.parts): model.full_name if sees(model.name) else ""
         for resident in residents
         for model in (resident.model,)
     }
@@ -222,18 +222,8 @@ def _ps_rows(store: Store, engines: list[EngineRow]) -> list[PsRow]:
     return rows
 
 
-def in_full(name: str, source: Source | None = None) -> str:
-    """A model's name as Ollama writes it, which says the hub's host and the tag; clients compare it with that."""
-    if source is not None and source.kind == "hub" and name.lower().startswith(source.repo.lower()):
-        name = f"{HUB_HOST}/{name}"
-    elif name.lower().startswith(f"{OLLAMA_HOST}/"):
-        name = name[len(OLLAMA_HOST) + 1 :]
-    is_whole = ":" in name.rpartition("/")[2] or ModelName.parse(name).kind is Kind.PATH
-    return name if is_whole else f"{name}:{DEFAULT_TAG}"
-
-
 def _tags_row(model: Model, *, is_loaded: bool, loaded_as: str = "") -> TagRow:
-    name = in_full(model.name, model.source)
+    name = model.full_name
     return TagRow(
         name=name,
         model=name,
@@ -262,7 +252,7 @@ def _source(model: Model | NamedAdapter) -> str:
 def _ps_row(engines: Sequence[EngineRow], model: Model) -> PsRow:
     """One row for a model, also if it is loaded twice: for text and for embeddings."""
     remaining_s = max(_FOR_EVER_S if engine.expires_in_s is None else engine.expires_in_s for engine in engines)
-    name = in_full(model.name, model.source)
+    name = model.full_name
     return PsRow(
         name=name,
         model=name,
@@ -451,7 +441,9 @@ def _more(runtime: Runtime, adapted: Adapted, visitor: Visitor) -> dict[str, Any
     model, header = adapted.model, adapted.model.header
     settings, load = runtime.settings, runtime.supervisor.asked(model)
     draft = own_draft(settings, model)
-    no_adapters = ""
+    no_adapters, notes = "", tuple[str, ...]()
+    with suppress(BadModelFile):
+        notes = model.notes
     try:
         opened = adapters.opened(runtime.store, settings, model)
     except BadModelFile as error:
@@ -471,6 +463,7 @@ def _more(runtime: Runtime, adapted: Adapted, visitor: Visitor) -> dict[str, Any
         "source": msgspec.to_builtins(model.source),
         "adapters": [*(str(its.path) for its in opened.adapters), *(str(its.path) for its in adapted.named)],
         "no_adapters": no_adapters,
+        "notes": notes,
         "projector": _projector(model),
         "no_projector": model.no_projector,
         "draft": draft if visitor.sees_model(draft) else "",

@@ -169,7 +169,7 @@ _OLLAMA = {
     "think": "Whether to think: true, false, or low, medium, high or max. Only with models that think.",
     "_debug_render_only": "True answers with the prompt that the template makes, and generates nothing.",
     "system": "A system prompt, instead of the model's own.",
-    "template": "A Jinja chat template instead of the model's own; Go templates are refused.",
+    "template": "A Jinja chat template instead of the model's own; Go templates are left out.",
     "context": "The `context` of the former answer, whose conversation goes on.",
     "raw": "Whether the prompt goes to the model as it is, without a template. Special tokens in it count.",
     "images": "Pictures (PNG, JPEG, GIF, BMP, WebP) and recordings (WAV, FLAC, OGG, MP3) in base64, with or without "

@@ -128,4 +128,14 @@ ANSWER_HEADERS: dict[str, Any] = {
     "X-Localrun-Ignored": {
         "description": "Fields that this model cannot follow; absent without any", "schema": {"type": "string"}
     },
+    "X-Localrun-Tier": {
+        "description": "Of a tier: which of its models answers, and why", "schema": {"type": "string"}
+    },
+    "X-Request-Id": {
+        "description": "As `X-Localrun-Request`; `request-id` on Anthropic's routes", "schema": {"type": "string"}
+    },
+    "X-RateLimit-Remaining-Requests": {
+        "description": "What an API key with limits may still use; also `-Limit-` and `-Reset-`, and of `Tokens`. On "
+        "Anthropic's routes `anthropic-ratelimit-*`", "schema": {"type": "string"}
+    },
 }  # fmt: skip

@@ -51,8 +51,6 @@ REFUSALS = (
             "/api/generate", _TEXT | {"images": ["https://example.com/a.png"]}, "images[0]"),
     _ollama("`images` with `context` or `suffix`", "token ids do not say what is in a picture; use `/api/chat`",
             "/api/generate", _TEXT | {"images": [_PNG], "suffix": "x"}, "images"),
-    _ollama("`template` in Go's language", "templates are Jinja; leave it out, and the model's own counts",
-            "/api/generate", _TEXT | {"template": "{{ .Prompt }}"}, "template"),
     _ollama("`system`, `template`, `context` or `think` with `raw` or `suffix`", "these prompts have no template",
             "/api/generate", _TEXT | {"raw": True, "system": "Hi"}, "system"),
     _ollama("`think` with models that do not think", "leave it out, or false", "/api/chat", _CHAT | {"think": True},

@@ -25,6 +25,7 @@ from weakref import WeakKeyDictionary
 import msgspec
 
 from localrun.errors import BadRequest, BadTemplate
+from localrun.models.fallback_template import fallback_template
 from localrun.models.gguf.header import Header, special_token_text
 from localrun.server import notices
 from localrun.server.http.loop_watch import THREAD_BYTES, apart
@@ -39,7 +40,6 @@ from localrun.server.prompting.ask import ChatAsk, Message, Tool
 from localrun.server.prompting.conversation import STOP_AT_RESULT
 from localrun.server.prompting.profile import REMEMBERED_TEMPLATES, Profile, profile_of
 from localrun.server.runtime import Runtime
-from localrun.server.templates.fallback import fallback_template
 from localrun.server.templates.marks import any_of
 from localrun.server.templates.renderer import TemplateOverrunError, check_length
 from localrun.wire import Grammar, Segment

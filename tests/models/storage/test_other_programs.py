@@ -136,6 +136,37 @@ def test_owner_and_name_mean_the_hub_s_model_before_ollama_s(home: Path, tiny_gg
     assert {model.name for model in store.list()} == {"tiny", "me/own", "registry.ollama.ai/me/own"}
 
 
+def test_blobs_whose_names_have_a_colon_are_found(home: Path, tiny_gguf: Path):
+    ollama = Ollama(home / ".ollama/models")
+    ollama.add("registry.ollama.ai/library/old/latest", ("model", tiny_gguf.read_bytes()))
+    blob = ollama.blob(tiny_gguf.read_bytes())
+    blob.rename(blob.with_name(blob.name.replace("-", ":")))
+    assert store_of(home).resolve("old").path.name.startswith("sha256:")
+
+
+def test_a_name_that_ollama_has_and_nothing_here_can_load_is_not_found_with_the_reason(home: Path, tiny_gguf: Path):
+    ollama = Ollama(home / ".ollama/models")
+    (ollama.folder / "manifests/registry.ollama.ai/library/big").mkdir(parents=True)
+    (ollama.folder / "manifests/registry.ollama.ai/library/big/cloud").write_text('{"layers": null}')
+    ollama.add("registry.ollama.ai/library/parts/latest", ("tensor", b"a"), ("tensor", b"b"))
+    ollama.add("hf.co/Some/Half/Q4_0", ("model", tiny_gguf.read_bytes()))
+    ollama.blob(tiny_gguf.read_bytes()).unlink()
+    store = store_of(home)
+    reasons = {
+        "big:cloud": "runs in Ollama's cloud",
+        "parts": "is made of safetensors",
+        "some/half:q4_0": "`ollama pull hf.co/Some/Half:Q4_0` gets it",
+    }
+    assert len(list(store.damaged())) == len(reasons)
+    for name, reason in reasons.items():
+        with pytest.raises(ModelNotFound) as caught:
+            store.resolve(name)
+        assert says(caught.value.message, f"model '{name}' not found: ", reason)
+        assert reason in caught.value.reason
+    naming.copy(store, "tiny", "big:cloud")
+    assert store.resolve("big:cloud").name == "big:cloud", "the name is free"
+
+
 def test_what_belongs_to_one_of_ollama_s_models_applies_here_too(home: Path, tiny_gguf: Path):
     ollama = Ollama(home / ".ollama/models")
     ollama.add(

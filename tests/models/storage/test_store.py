@@ -179,14 +179,16 @@ def test_a_manifest_comes_before_a_file_and_own_files_before_foreign_ones(
 ) -> None:
     monkeypatch.setattr(builtin, "model_path", lambda: tiny_gguf)
     foreign = tmp_path / "foreign"
-    (foreign / "owner" / "repo" / "a" / "b" / "c" / "too deep").mkdir(parents=True)
+    deep = foreign.joinpath("owner", "repo", *"abcdefghij")
+    deep.mkdir(parents=True)
     put(tiny_gguf, foreign / "owner" / "repo", "smol.gguf", "theirs.gguf", "mmproj-theirs.gguf")
-    put(tiny_gguf, foreign / "owner" / "repo" / "a" / "b" / "c" / "too deep", "unseen.gguf")
+    put(tiny_gguf, deep, "deep.gguf")
     models = Store(folder, model_dirs=[foreign, tmp_path / "nowhere"])
     naming.copy(models, "theirs", "fox")
     put(tiny_gguf, folder, "smol.gguf", "fox.gguf")
     assert [(model.name, model.origin) for model in models.list()] == [
-        ("tiny", Origin.BUILT_IN), ("fox", Origin.MANIFEST), ("smol", Origin.FOLDER), ("theirs", Origin.FOREIGN),
+        ("tiny", Origin.BUILT_IN), ("deep", Origin.FOREIGN), ("fox", Origin.MANIFEST), ("smol", Origin.FOLDER),
+        ("theirs", Origin.FOREIGN),
     ]  # fmt: skip
     assert models.resolve("fox").path == foreign / "owner" / "repo" / "theirs.gguf"
     assert models.resolve("smol").path == folder / "smol.gguf"

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from localrun.models.storage.manifest import Source
-from localrun.server.ollama.models import in_full
+from localrun.models.storage.manifest import Source, in_full
 from tests.daemon import Daemon, running_daemon
 
 
@@ -19,6 +18,7 @@ from tests.daemon import Daemon, running_daemon
         ("qwen3:0.6b", Source(kind="hub", repo="Qwen/Qwen3-0.6B-GGUF"), "qwen3:0.6b"),
         ("me/copy", Source(kind="hub", repo="org/repo"), "me/copy:latest"),
         ("registry.ollama.ai/me/own", Source(kind="foreign", repo="Ollama"), "me/own:latest"),
+        ("Owner/Fox-GGUF:Q4_K_M", Source(kind="foreign", repo="Ollama"), "hf.co/Owner/Fox-GGUF:Q4_K_M"),
         ("127.0.0.1:5000/me/own", Source(kind="registry", repo="me/own"), "127.0.0.1:5000/me/own:latest"),
         ("/models/a.gguf", Source(kind="path"), "/models/a.gguf"),
     ],

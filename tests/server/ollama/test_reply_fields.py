@@ -234,7 +234,10 @@ def test_a_template_in_place_of_the_model_s(daemon: Daemon) -> None:
     template = "{% for m in messages %}[{{ m.content }}]{% endfor %}"
     answer = whole(daemon, "/api/generate", prompt="hello", system="sys", template=template, options=FEW)
     assert answer["prompt_eval_count"] == len("[sys][hello]")
-    assert "Go template" in refused(daemon, "/api/generate", prompt="x", template="{{ .System }} {{ .Prompt }}")
+    go = daemon.post("/api/generate", model="tiny", prompt="hello", template="{{ .Prompt }}", stream=False, options=FEW)
+    own = daemon.post("/api/generate", model="tiny", prompt="hello", stream=False, options=FEW)
+    assert "template (Go's are not run" in go.headers["x-localrun-ignored"]
+    assert go.json()["prompt_eval_count"] == own.json()["prompt_eval_count"]
 
 
 def test_the_prompt_alone(daemon: Daemon) -> None:

@@ -29,6 +29,7 @@ from localrun.server.ollama.store import RESERVE_BYTES, _exact
 from tests.daemon import Daemon, running_daemon
 from tests.lora_file import write_lora
 from tests.models.handmade import VALID
+from tests.says import says
 
 
 @pytest.fixture(scope="module")
@@ -208,7 +209,12 @@ def test_a_modelfile_is_read_with_its_lines(daemon: Daemon, f16: Path) -> None:
     assert daemon.post("/api/show", model="mf2").json()["parameters"] == shown["parameters"]
     for wrong, message in (
         ("FROM ./f16.gguf\nPARAMETER top_p 7", "line 2 of the Modelfile: parameters.top_p: expected"),
-        ("FROM ./f16.gguf\n\nPARAMETER heat 7", "line 3 of the Modelfile: 'heat' is no parameter"),
+        ("FROM ./f16.gguf\n\nPARAMETER heat 7", "line 3 of the Modelfile: 'heat' is no parameter; they are"),
+        (
+            "FROM ./f16.gguf\nPARAMETER Temprature 7",
+            "line 2 of the Modelfile: 'temprature' is no parameter; did you mean 'temperature'?",
+        ),
+        ("FORM ./f16.gguf", "line 1 of the Modelfile: 'FORM' is no instruction; did you mean 'FROM'?"),
         ("FROM ./f16.gguf\nREQUIRES 99.1", "the model asks for Ollama 99.1"),
         ("FROM ./nothing.gguf", "there is no file"),
     ):
@@ -242,12 +248,38 @@ def test_what_ollama_itself_writes_makes_a_model(daemon: Daemon, body: dict[str,
     assert shown["template"] == daemon.post("/api/show", model="tiny").json()["template"]
 
 
-def test_a_go_template_is_refused_where_there_is_no_other(daemon: Daemon, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("go", "said", "kept"),
+    [
+        ("{{ .Prompt }}", ("the Go template: nothing reads it", "that of ChatML is used: a guess"), ""),
+        ("[INST] {{ .Prompt }} [/INST]", ("the Go template: that of Mistral is used, as its marks say",), "[INST]"),
+    ],
+)
+def test_it_is_said_which_template_stands_in_for_go_s(
+    daemon: Daemon, tmp_path: Path, go: str, said: tuple[str, ...], kept: str
+) -> None:
     (tmp_path / "bare.gguf").write_bytes(VALID)
-    body = {"model": "bare", "from": str(tmp_path / "bare.gguf"), "template": "{{ .Prompt }}", "stream": False}
-    answer = daemon.post("/api/create", body)
-    assert answer.status_code == 400
-    assert answer.json()["error"].startswith("template: this is a Go template, which localrun does not run")
+    body = {"model": "bare", "from": str(tmp_path / "bare.gguf"), "template": go}
+    statuses = [json.loads(line)["status"] for line in daemon.post("/api/create", body).text.splitlines()]
+    assert says("\n".join(statuses), *said)
+    assert ("is used: a guess" in str(statuses)) == (not kept)
+    shown = daemon.post("/api/show", model="bare").json()
+    assert kept in shown["template"]
+    assert bool(shown["template"]) == bool(kept)
+    assert len(shown["localrun"]["notes"]) == (not kept)
+
+
+def test_a_context_beyond_the_model_s_is_cut_and_said(daemon: Daemon) -> None:
+    made = daemon.post("/api/create", model="long", **{"from": "tiny"}, parameters={"num_ctx": 999_999})
+    assert "num_ctx 999999 is more than the model's context, and 4096 is used" in made.text
+    shown = daemon.post("/api/show", model="long").json()["localrun"]
+    assert shown["load"]["num_ctx"] == 4096
+    assert says(str(shown["notes"]), "num_ctx 999999", "4096 is used")
+    for name, ignored in (("tiny", "num_ctx 8192 is more than the model's context, and 4096 is used"), ("long", "")):
+        body = {"model": name, "prompt": "x", "stream": False, "options": {"num_ctx": 8192} if ignored else {}}
+        answer = daemon.post("/api/generate", body)
+        assert answer.status_code == 200
+        assert answer.headers.get("x-localrun-ignored", "").startswith(ignored)
 
 
 @pytest.mark.parametrize(

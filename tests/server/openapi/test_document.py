@@ -15,7 +15,7 @@ from openapi_spec_validator import OpenAPIV31SpecValidator
 from localrun.config import Settings
 from localrun.server import app
 from localrun.server.http import fields
-from localrun.server.http.limits import MAX_TEXT_BYTES, TEXT_ROUTES
+from localrun.server.http.limits import _EXPOSED_HEADERS, MAX_TEXT_BYTES, TEXT_ROUTES
 from localrun.server.openapi import field_notes
 from localrun.server.openapi.document import OPERATIONS, document
 from localrun.server.openapi.operation import JSON
@@ -108,6 +108,15 @@ def test_errors_have_the_shape_of_their_family(path: str):
     assert shape == wanted[path] + "Error"
     assert "queue_full" in answer["description"]
     assert "Retry-After" in answer["headers"]
+
+
+def test_the_headers_that_pages_may_read_are_described():
+    said = document()["paths"]["/api/chat"]["post"]["responses"]["200"]["headers"]
+    words = " ".join([*said, *(header["description"] for header in said.values())]).lower()
+    errors_own = {"x-localrun-error", "retry-after"}
+    for name in set(_EXPOSED_HEADERS.decode().split(", ")) - errors_own:
+        family, *_ = re.split(r"(?<=ratelimit)-", name)
+        assert family in words, name
 
 
 def test_keys_may_be_sent_in_both_ways_or_not_at_all():

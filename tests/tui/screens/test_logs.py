@@ -27,7 +27,7 @@ async def test_lines_come_with_their_level_and_source(desk: Any) -> None:
         await desk.see(pilot, "n_ctx = 4096")
         await desk.see(pilot, "the engine died")
         row = next(text for text in desk.seen(desk.app).split("\n") if "the engine died" in text)
-        assert row.split()[1:3] == ["error", "r.engines.link"]
+        assert row.split()[1:3] == ["error", "engines.link"]
 
 
 async def test_level_and_words_narrow_and_come_off_again(desk: Any) -> None:

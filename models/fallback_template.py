@@ -9,7 +9,7 @@ Pure.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 _CHATML = """\
 {%- for message in messages -%}
@@ -161,15 +161,28 @@ _BY_ARCHITECTURE: tuple[tuple[str, str], ...] = (
     ("stablelm", _ZEPHYR),
     ("falcon", _VICUNA),
 )
+_NAMES = {
+    _CHATML: "ChatML", _GEMMA: "Gemma", _LLAMA_3: "Llama 3", _LLAMA_4: "Llama 4", _MISTRAL: "Mistral", _PHI_3: "Phi-3",
+    _PHI_4: "Phi-4", _COMMAND_R: "Command R", _DEEPSEEK: "DeepSeek", _GRANITE: "Granite", _GLM: "GLM",
+    _ZEPHYR: "Zephyr", _VICUNA: "Vicuna",
+}  # fmt: skip
+
+
+def by_marks(text: str | Collection[str]) -> str:
+    """The template whose marks are among these tokens, or in this text; "" for none."""
+    return next((template for marks, template in _BY_TOKENS if all(mark in text for mark in marks)), "")
 
 
 def fallback_template(architecture: str, control_tokens: Sequence[str] = ()) -> str:
     """The template for a model file that brings none."""
-    known = frozenset(control_tokens)
-    for tokens, template in _BY_TOKENS:
-        if known.issuperset(tokens):
-            return template
+    if template := by_marks(frozenset(control_tokens)):
+        return template
     for prefix, template in _BY_ARCHITECTURE:
         if architecture.startswith(prefix):
             return template
     return _CHATML
+
+
+def name_of(template: str) -> str:
+    """What people call one of these templates."""
+    return _NAMES[template]
