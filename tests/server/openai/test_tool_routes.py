@@ -220,6 +220,13 @@ def test_the_events_of_a_call(daemon: Daemon) -> None:
     assert events[-3]["arguments"] == whole["arguments"]
 
 
+def test_a_stream_of_text_begins_with_an_empty_one_and_a_forced_call_with_none(daemon: Daemon) -> None:
+    """As OpenAI's do: clients add texts up without looking, and take any text beside a call for one."""
+    for choice, content in (("auto", ""), ("none", ""), ("required", None)):
+        first = deltas_of(daemon, tool_choice=choice)[0][0]
+        assert first == {"role": "assistant", "content": content}, choice
+
+
 @pytest.mark.parametrize("n_tokens", [1, 12, 20])
 def test_a_forced_call_that_max_tokens_cuts_before_its_arguments_is_left_out(daemon: Daemon, n_tokens: int) -> None:
     fields: dict[str, Any] = {"tool_choice": "required", "max_tokens": n_tokens}
