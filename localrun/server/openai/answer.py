@@ -153,17 +153,15 @@ class ChatChunks(Chunks):
         model: str,
         replies: Sequence[Reply],
         uses_functions: bool = False,
-        must_call: bool = False,
     ) -> None:
         super().__init__(request_id=request_id, model=model)
         self._replies = replies
         self._uses_functions = uses_functions
-        # As OpenAI has it: clients that join texts get none, or an empty one before others.
-        self._no_content = b"null" if must_call else b'""'
 
     def first(self, index: int) -> bytes:
-        role = b'%d,"delta":{"role":"assistant","content":%b' % (index, self._no_content)
-        return self._head + role + self._after_text
+        """Without content, as the last one: an empty text is a beginning to some clients, and null stops others that
+        join texts."""
+        return self._head + b'%d,"delta":{"role":"assistant"' % index + self._after_text
 
     def news(self, index: int, delta: Delta) -> bytes:
         """Log-probabilities stand with the first content, or alone where there is none, as for a call."""

@@ -240,7 +240,6 @@ async def answer_chat(runtime: Runtime, exchange: Exchange, body: ChatBody, answ
             model=body.model,
             replies=[Reply(prepared.new_parser()) for _ in jobs],
             uses_functions=body.uses_functions,
-            must_call=ask.must_call,
         )
         answer = answer_type(
             exchange,

@@ -195,11 +195,6 @@ class ChatAsk(msgspec.Struct, frozen=True, kw_only=True):
     adds_prompt: bool = True
     passed_over: str = ""
 
-    @property
-    def must_call(self) -> bool:
-        """Whether the answer can be nothing but a call."""
-        return bool(self.tools) and self.tool_choice not in ("auto", "none")
-
 
 MAX_TOOLS = 512
 # More than fit into any context; a million would hold up every stream for a second before a template refuses them.

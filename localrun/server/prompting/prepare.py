@@ -94,7 +94,7 @@ async def prepare(runtime: Runtime, job: Job, ask: ChatAsk) -> Prepared:
         control_tokens=job.control_tokens,
         calls_are_constrained=ending.calls_are_constrained,
         most_calls=None if ask.parallel_calls else 1,
-        must_call=ask.must_call,
+        must_call=_must_call(ask),
     )
     if plan.shows_control:
         await asyncio.to_thread(plan.warm)
@@ -116,6 +116,10 @@ def thinks_by_default(job: Job, ask: ChatAsk) -> ChatAsk:
     if ask.think is not None or ask.template is not None or ask.tool_choice not in ("auto", "none"):
         return ask
     return msgspec.structs.replace(ask, think=True) if profile_of(template_of(job)).thinks else ask
+
+
+def _must_call(ask: ChatAsk) -> bool:
+    return bool(ask.tools) and ask.tool_choice not in ("auto", "none")
 
 
 def _check(ask: ChatAsk, *, thinks: bool) -> None:
@@ -409,7 +413,7 @@ def ended(
     that no decoding can be held to."""
     end = "".join(segment.text for segment in segments)[-_END_CHARACTERS:]
     is_open = tags is not None and tags.is_open(end)
-    must_call = ask.must_call
+    must_call = _must_call(ask)
     if ask.continue_last:
         return _continued(segments, ask, call_format, tags, thinking_texts, is_open=is_open)
     # Models that list arguments are those that think long: there a call that must come does so at once, unless thinking

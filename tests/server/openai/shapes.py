@@ -104,7 +104,7 @@ class ToolCallDelta(Strict):
 
 class ChatDelta(Strict):
     role: Literal["assistant"] | msgspec.UnsetType = msgspec.UNSET
-    content: str | msgspec.UnsetType | None = msgspec.UNSET
+    content: str | msgspec.UnsetType = msgspec.UNSET
     tool_calls: list[ToolCallDelta] | msgspec.UnsetType = msgspec.UNSET
     function_call: FunctionDelta | msgspec.UnsetType = msgspec.UNSET
     reasoning_content: str | msgspec.UnsetType = msgspec.UNSET
