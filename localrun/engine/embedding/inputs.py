@@ -144,8 +144,9 @@ def too_long(n_tokens: int, n_ctx: int, where: str) -> LocalrunError:
     """An input that does not fit: both numbers, and the ways out."""
     return by_code(
         ContextExceeded.code,
-        f"{where} has {n_tokens} tokens but this model reads {n_ctx} at once here; send it in shorter parts, or let it "
-        f'be cut ("truncate": true)',
+        # Clients of llama-server look for "too large", and then split the text.
+        f"{where} is too large: it has {n_tokens} tokens, and this model reads {n_ctx} at once here; send it in "
+        f'shorter parts, or let it be cut ("truncate": true)',
     )
 
 

@@ -100,10 +100,11 @@ _StopSequences = Annotated[list[fields.StopString], Meta(max_length=fields.MAX_S
 
 
 class Thinking(msgspec.Struct, frozen=True, kw_only=True):
-    """`thinking`. A budget is checked and not kept: models here end their thinking by themselves."""
+    """`thinking`. A budget is checked and not kept: models here end their thinking by themselves. Only one that is
+    asked for counts: agents send 0, or their last one, beside another type."""
 
     type: Literal["enabled", "disabled", "adaptive", "between_tools"]
-    budget_tokens: Annotated[int, Meta(ge=1)] | None = None
+    budget_tokens: Annotated[int, Meta(ge=0)] | None = None
     display: Literal["summarized", "omitted"] | None = None
 
 
@@ -197,10 +198,12 @@ class MessagesBody(CountBody, frozen=True, kw_only=True):
 
     def check_supported(self) -> None:
         """Raises BadRequest for fields that contradict each other."""
-        budget = self.thinking.budget_tokens if self.thinking is not None else None
-        if self.thinking is not None and self.thinking.type == "enabled" and budget is None:
-            raise BadRequest("thinking.budget_tokens is required with 'enabled'", field="thinking.budget_tokens")
-        if budget is not None and budget >= self.max_tokens:
+        if self.thinking is None or self.thinking.type != "enabled":
+            return
+        budget = self.thinking.budget_tokens
+        if not budget:
+            raise BadRequest("thinking.budget_tokens: 'enabled' needs 1 or more", field="thinking.budget_tokens")
+        if budget >= self.max_tokens:
             raise BadRequest(
                 f"thinking.budget_tokens: {budget} must be less than max_tokens, which is {self.max_tokens}",
                 field="thinking.budget_tokens",

@@ -175,7 +175,10 @@ class _Message:
             return "max_tokens" if used.n_output >= self._body.max_tokens else "model_context_window_exceeded"
         if is_own_stop:
             return "stop_sequence"
-        return "tool_use" if self._output.has_calls else "end_turn"
+        if not self._output.has_calls:
+            return "end_turn"
+        self._job.record.called()
+        return "tool_use"
 
 
 class AnthropicUsage(msgspec.Struct, frozen=True, kw_only=True):

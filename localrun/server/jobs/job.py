@@ -142,6 +142,7 @@ class Observer(Protocol):
     def loaded(self, record: RequestRecord) -> None: ...
     def resumed(self, record: RequestRecord) -> None: ...
     def ended(self, record: RequestRecord) -> None: ...
+    def left(self, record: RequestRecord) -> None: ...
 
 
 class Job:
@@ -208,6 +209,7 @@ class Job:
             lease = await self._acquire()
         except BaseException as error:
             self._end_by(error)
+            self._observer.left(self.record)
             raise
         self._lease = lease
         self.model = lease.model
@@ -240,6 +242,7 @@ class Job:
         if self._lease is not None:
             self._lease.release()
             self._lease = None
+        self._observer.left(self.record)
 
     async def _acquire(self) -> Lease:
         ask = self.ask

@@ -14,6 +14,8 @@ from localrun import wire
 from localrun.server.metering.windows import LatencyHistogram, RateWindow
 from localrun.snapshot import DraftRow, RequestRow, RequestState
 
+# Why an answer that is tool calls stopped, in OpenAI's words.
+CALLED = "tool_calls"
 _NUMBERS = itertools.count(1)
 _STATES = {
     wire.Phase.QUEUED: RequestState.QUEUED,
@@ -143,6 +145,11 @@ class RequestRecord:
         self._rate.add(now_s, gap_s, n_tokens)
         self._gaps.add(gap_s / n_tokens, n_tokens)
         return gap_s / n_tokens
+
+    def called(self) -> None:
+        """The answer turned out to be tool calls, which is why it stopped."""
+        if self.finish_reason == wire.Finish.STOP.value:
+            self.finish_reason = CALLED
 
     def end(
         self,

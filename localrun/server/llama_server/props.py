@@ -14,9 +14,9 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from localrun import __version__
 from localrun.errors import BadModelFile, BadRequest, ModelNotFound, NotSupported, Unavailable
 from localrun.models.gguf.header import special_token_text
+from localrun.server.build import build_name
 from localrun.server.embedding.bodies import MEDIA_PLACE
 from localrun.server.engines.resident import Resident, ResidentState
 from localrun.server.http.access import Visitor
@@ -62,7 +62,7 @@ class LlamaProps(msgspec.Struct, frozen=True, kw_only=True):
     bos_token: str | UnsetType = UNSET
     eos_token: str | UnsetType = UNSET
     model_ftype: str | UnsetType = UNSET
-    build_info: str = f"localrun-{__version__}"
+    build_info: str = build_name()
     is_sleeping: bool = False
     role: str | UnsetType = UNSET
     max_instances: int | UnsetType = UNSET

@@ -23,7 +23,6 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import Callable, Collection, Iterable
-from importlib import metadata
 
 import msgspec
 from prometheus_client import CollectorRegistry, Counter, Histogram, Info, ProcessCollector, disable_created_metrics
@@ -36,11 +35,12 @@ import localrun
 from localrun import errors, wire
 from localrun.config import Settings
 from localrun.errors import NoNumbers, UnknownToken
+from localrun.server.build import llama_cpp_version
 from localrun.server.engines.link import EngineLink
 from localrun.server.engines.machine import MachineSampler
 from localrun.server.http.account import CLIENT_GONE, Account
 from localrun.server.http.failures import Shape
-from localrun.server.jobs.record import RequestRecord
+from localrun.server.jobs.record import CALLED, RequestRecord
 from localrun.server.jobs.registry import Registry
 from localrun.server.metering.llama_server_names import LlamaServerNames, Totals
 from localrun.server.metering.windows import LatencyWindow, RateWindow
@@ -53,7 +53,7 @@ UNUSABLE = (NoNumbers.code, UnknownToken.code)
 
 OUTCOMES = tuple(state.value for state in RequestState if state.is_final)
 # Why requests usually end; other reasons have a series once one has ended so.
-ANSWERED = (wire.Finish.STOP.value, wire.Finish.LENGTH.value, wire.Finish.CANCELLED.value)
+ANSWERED = (wire.Finish.STOP.value, CALLED, wire.Finish.LENGTH.value, wire.Finish.CANCELLED.value)
 NO_FAMILY = "connection"
 NO_REASON = "none"  # it generated nothing: it was there to load the model, to count, or for vectors
 REFUSED = tuple(
@@ -256,7 +256,9 @@ class Metrics:
             "localrun_batches_ended", "Batches that ended, by how they did.", ("status",), registry=registry
         )
         build = Info("localrun_build", "What runs.", registry=registry)
-        build.info({"version": localrun.__version__, "llama_cpp": _llama_cpp(), "python": platform.python_version()})
+        build.info(
+            {"version": localrun.__version__, "llama_cpp": llama_cpp_version(), "python": platform.python_version()}
+        )
         self._models: dict[str, _ModelMetrics] = {}
         self._expected: set[tuple[str, str]] = set()
         for api in COMPUTING:
@@ -302,14 +304,6 @@ class Metrics:
         """The whole page and its content type, in the format that `accept` asks for."""
         encode, content_type = choose_encoder(accept)
         return encode(self.registry), content_type
-
-
-def _llama_cpp() -> str:
-    """The version of the bindings, which is all that is known of the library without loading it."""
-    try:
-        return metadata.version("llama-cpp-python")
-    except metadata.PackageNotFoundError:
-        return ""
 
 
 class _LiveCollector(Collector):
@@ -488,6 +482,11 @@ class Telemetry:
         if account.error is not None:
             self.metrics.errors.labels(account.error.code, str(account.error.status)).inc()
 
+    def left(self, record: RequestRecord) -> None:
+        """Its answer is complete: only now is it known whether that was a call."""
+        model = record.engine or self._loaded_as(record.model)
+        self.metrics.ends.labels(model, record.error_code or record.finish_reason or NO_REASON).inc()
+
     def ended(self, record: RequestRecord) -> None:
         """A request's record became final. One that never reached a model has no part in the page's figures by model
         beyond its end, and is counted there without the name that it asked for if no model is loaded by it."""
@@ -500,7 +499,6 @@ class Telemetry:
         self._registry.ended(record)
         model = record.engine or self._loaded_as(record.model)
         self.metrics.requests.labels(model, record.api, record.state.value).inc()
-        self.metrics.ends.labels(model, record.error_code or record.finish_reason or NO_REASON).inc()
         if record.key:
             self.metrics.key_requests.labels(record.key).inc()
             self.metrics.key_prompt_tokens.labels(record.key).inc(record.n_prompt or 0)

@@ -153,7 +153,7 @@ class Parts:
 
     def __init__(self) -> None:
         self._open: Call | None = None
-        self._n_calls = 0
+        self.n_calls = 0
 
     def take(self, pieces: Sequence[Piece], *, is_end: bool) -> list[Said]:
         """The parts that `pieces` complete, in their order. With `is_end` no more follow."""
@@ -176,10 +176,10 @@ class Parts:
         call, self._open = self._open, None
         if call is None:
             return []
-        whole = tool_call(call, self._n_calls)
+        whole = tool_call(call, self.n_calls)
         if whole is None:
             return []
-        self._n_calls += 1
+        self.n_calls += 1
         return [Said(tool_calls=(whole,))]
 
 
@@ -311,6 +311,8 @@ class _Answer:
         return self._parts.take(pieces, is_end=is_end)
 
     def _last_fields(self, delta: Delta) -> Fields:
+        if self._parts.n_calls:
+            self._job.record.called()
         fields: Fields = {}
         if self._context is not None:
             fields["context"] = [*self._context, *self._output_tokens]

@@ -124,6 +124,10 @@ async def _fitted(runtime: Runtime, job: Job, body: GenerateBody, ask: ChatAsk, 
     tokens = await job.count(prepared.segments)
     if body.context:
         tokens = _after(job, body.context, tokens)
+        if body.debug_render_only:
+            began = await job.tokenize([Segment("", tokens=tuple(body.context))], is_prompt=False, wants_pieces=True)
+            text = b"".join(began.pieces).decode("utf-8", errors="replace")
+            prepared = msgspec.structs.replace(prepared, segments=(Segment(text), *prepared.segments))
     return fitting.fit_tokens(
         job, prepared, tokens, n_predict=options.n_predict, n_keep=options.n_keep, may_cut=may_cut
     )

@@ -22,8 +22,8 @@ from typing import Any, ClassVar
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from localrun import __version__
 from localrun.errors import Cancelled, ContextExceeded, EngineFailed
+from localrun.server.build import build_name
 from localrun.server.http.exchange import Exchange
 from localrun.server.http.failures import Headers
 from localrun.server.jobs import streaming
@@ -53,7 +53,7 @@ class Chunks(ABC):
             "id": self.id_prefix + request_id,
             "created": int(time.time()),
             "model": model,
-            "system_fingerprint": f"localrun-{__version__}",
+            "system_fingerprint": build_name(),
         }
         envelope = encode({"object": self.stream_object} | self._envelope)
         self._head = b"data: " + envelope[:-1] + b',"choices":[{"index":'
@@ -159,7 +159,9 @@ class ChatChunks(Chunks):
         self._uses_functions = uses_functions
 
     def first(self, index: int) -> bytes:
-        return self._head + b'%d,"delta":{"role":"assistant","content":""' % index + self._after_text
+        """Without content, as the last one: an empty text is a beginning to some clients, and null stops others that
+        join texts."""
+        return self._head + b'%d,"delta":{"role":"assistant"' % index + self._after_text
 
     def news(self, index: int, delta: Delta) -> bytes:
         """Log-probabilities stand with the first content, or alone where there is none, as for a call."""
@@ -403,7 +405,10 @@ class Answer:
     def finished(self, index: int, delta: Delta) -> str:
         """The reason in OpenAI's words."""
         finish, self.usages[index] = ended(delta)
-        return self._chunks.reason(index, finish)
+        reason = self._chunks.reason(index, finish)
+        if reason not in (Finish.STOP.value, Finish.LENGTH.value):
+            self.jobs[index].record.called()
+        return reason
 
     def _counts(self) -> Fields:
         by_index = [self.usages[index] for index in range(len(self.jobs))]

@@ -30,6 +30,8 @@ EXAMPLES = {
     "repeated": 'root ::= ("ab"){2,3} "c"{2} "d"{1,} "e"?\n',
     "a repetition that may be left out": 'root ::= ("a"+)? "b"',
     "repetitions of a repetition": 'root ::= ("a"+)* "b" (("c")*)* ("d"{1,3}){2}',
+    "counted repetitions of a repetition": 'root ::= ("a"{1,2}){2} "z" ("b"+){2} ("c"{2,3})+',
+    "what never comes": 'root ::= "a" "b"{0} c{ 0 , 0 } ("d" "e"+){0} [f]{0,1}\nc ::= "c"',
     "a repetition over lines, with a comment": 'root ::= ("a"\n "b"+ # of (b+)*\n)? | ")+" "c"',
     "one inside another": 'root ::= ((("a" "b"?)+ "c"*)? "d")*  "e"',
     "a class by numbers": 'root ::= [\\u0041-\\u005A]+ "."',
@@ -77,3 +79,21 @@ def test_llama_cpp_takes_what_its_grammar_let_through(backend: LlamaBackend, nam
         assert is_accepted(backend, EXAMPLES[name], tokens)
         n_accepted += 1
     assert n_accepted > 3
+
+
+@pytest.mark.parametrize(
+    ("text", "answers"),
+    [
+        ('root ::= ("a"{1,2}){2} "z"', {"aaz": True, "aaaz": True, "aaaaz": True, "az": False, "aaaaaz": False}),
+        ("root ::= ([a-z]+){2}", {"ab": True, "abc": True, "a": False}),
+        ('root ::= ("a"{2,3})+ "z"', {"aaaaz": True, "aaz": True, "az": False}),
+        ('root ::= "b" "a"{0} "c"', {"bc": True, "bac": False}),
+    ],
+)
+def test_it_takes_what_llama_cpp_s_grammar_takes(backend: LlamaBackend, text: str, answers: dict[str, bool]):
+    matcher = compile_grammar(Grammar(GrammarKind.GBNF, text), GrammarVocabulary(backend)).matcher
+    for answer, is_taken in answers.items():
+        tokens = backend.tokenize(answer, parse_special=False)
+        assert is_accepted(backend, text, tokens) is is_taken
+        after = matcher.deep_copy()
+        assert (after.try_consume_tokens(tokens) == len(tokens) and after.is_accepting()) is is_taken, answer

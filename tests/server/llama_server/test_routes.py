@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
+from importlib import metadata
 from typing import Any
 
 import pytest
 
+import localrun
 from localrun.models import builtin
 from tests.daemon import Daemon, running_daemon
 
@@ -344,6 +346,15 @@ def test_no_wanted_fields_are_all(daemon: Daemon) -> None:
     all_of_them = ask(daemon, "/completion", prompt=PROMPT, **GREEDY)
     assert ask(daemon, "/completion", prompt=PROMPT, **GREEDY, response_fields=[]).keys() == all_of_them.keys()
     assert ask(daemon, "/completion", prompt=PROMPT, **GREEDY, response_fields=["content"]).keys() == {"content"}
+
+
+def test_an_answer_s_fingerprint_is_the_build_which_names_llama_cpp_s(daemon: Daemon) -> None:
+    """Clients take two answers with one fingerprint and one seed for comparable."""
+    build = daemon.http.get("/props").json()["build_info"]
+    assert build == f"b{metadata.version('llama-cpp-python')}-localrun-{localrun.__version__}"
+    chat = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1}
+    for path, body in (("/v1/chat/completions", chat), ("/v1/completions", {"prompt": "x", "max_tokens": 1})):
+        assert ask(daemon, path, model="tiny", **body)["system_fingerprint"] == build
 
 
 def test_the_loaded_model_needs_no_name_and_is_told_of(daemon: Daemon) -> None:

@@ -52,6 +52,28 @@ def test_what_is_refused_before_it_is_a_request_is_counted(daemon: Daemon) -> No
         assert after[wanted] - before.get(wanted, 0) == n_more
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_answers_that_are_calls_ended_by_them_on_every_api(daemon: Daemon, stream: bool) -> None:
+    schema = {"type": "object", "properties": {"warm": {"type": "boolean"}}, "required": ["warm"]}
+    function = {"name": "look", "parameters": schema}
+    chat = CHAT | {"stream": stream, "max_tokens": 500, "temperature": 0}
+    chat |= {"tools": [{"type": "function", "function": function}]}
+    bodies = {
+        "/v1/chat/completions": chat | {"tool_choice": "required"},
+        "/api/chat": chat | {"tool_choice": "required"},
+        "/v1/messages": chat | {"tools": [{"name": "look", "input_schema": schema}], "tool_choice": {"type": "any"}},
+        "/v1/responses": {"model": "tiny", "input": "hello", "stream": stream, "temperature": 0}
+        | {"tools": [{"type": "function"} | function], "tool_choice": "required"},
+    }
+    for n_calls, (path, body) in enumerate(bodies.items(), 1):
+        assert daemon.post(path, body).status_code == 200
+        ends = samples(daemon)
+        assert ends[key("request_ends_total", model="tiny", reason="tool_calls")] == n_calls, path
+        assert ends[key("request_ends_total", model="tiny", reason="stop")] == 0
+    rows = daemon.http.get("/localrun/v1/requests").json()["requests"]
+    assert {row["finish_reason"] for row in rows} == {"tool_calls"}
+
+
 def test_a_refusal_is_counted_by_status_and_reason(daemon: Daemon) -> None:
     """And its series was there with 0 before, or no rate would see the first one."""
     daemon.post("/v1/chat/completions", CHAT)

@@ -249,6 +249,14 @@ def test_the_prompt_alone(daemon: Daemon) -> None:
         assert answer["done"] is False
 
 
+def test_the_prompt_begins_with_the_answers_that_it_continues(daemon: Daemon) -> None:
+    first = whole(daemon, "/api/generate", prompt="one", options=FEW)
+    body = {"prompt": "two", "context": first["context"], "_debug_render_only": True}
+    shown = whole(daemon, "/api/generate", **body)["_debug_info"]["rendered_template"]
+    assert shown.startswith(f"<|im_start|>user\none<|im_end|>\n<|im_start|>assistant\n{first['response']}")
+    assert shown.endswith("<|im_start|>user\ntwo<|im_end|>\n<|im_start|>assistant\n")
+
+
 def test_an_answer_that_was_begun_goes_on(daemon: Daemon) -> None:
     begun = [*HELLO, {"role": "assistant", "content": "Well, it"}]
     shown = whole(daemon, "/api/chat", messages=begun, _debug_render_only=True)["_debug_info"]["rendered_template"]

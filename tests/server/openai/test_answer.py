@@ -79,9 +79,7 @@ def test_a_stream_of_content() -> None:
     chunks = chat()
     first, text = event(chunks.first(0)), event(chunks.news(0, delta('é "x"\n')))
     end = event(chunks.end(0, "stop", {"t": 1}))
-    assert first["choices"] == [
-        {"index": 0, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
-    ]
+    assert first["choices"] == [{"index": 0, "delta": {"role": "assistant"}, "logprobs": None, "finish_reason": None}]
     assert text["choices"] == [{"index": 0, "delta": {"content": 'é "x"\n'}, "logprobs": None, "finish_reason": None}]
     assert end["choices"] == [{"index": 0, "delta": {}, "logprobs": None, "finish_reason": "stop"}]
     assert end["t"] == 1

@@ -220,6 +220,14 @@ def test_the_events_of_a_call(daemon: Daemon) -> None:
     assert events[-3]["arguments"] == whole["arguments"]
 
 
+def test_a_stream_begins_with_its_role_and_no_content(daemon: Daemon) -> None:
+    """Clients add up the content of all deltas that have some, and take an empty one for the beginning of a text."""
+    for choice in ("auto", "none", "required"):
+        role, *others = deltas_of(daemon, tool_choice=choice)[0]
+        assert role == {"role": "assistant"}
+        assert all("role" not in delta and delta.get("content") != "" for delta in others)
+
+
 @pytest.mark.parametrize("n_tokens", [1, 12, 20])
 def test_a_forced_call_that_max_tokens_cuts_before_its_arguments_is_left_out(daemon: Daemon, n_tokens: int) -> None:
     fields: dict[str, Any] = {"tool_choice": "required", "max_tokens": n_tokens}

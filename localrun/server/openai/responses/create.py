@@ -314,6 +314,8 @@ class _Run:
             return told
         finish, usage = ended(delta)
         told += self._output.finish(status="incomplete" if finish is Finish.LENGTH else "completed")
+        if self._reply.has_calls:
+            self._job.record.called()
         counts = _usage(usage, self._reply.n_thinking)
         self._response = ended_response(self._response, self._output.items, finish, counts)
         if self._kept is not None:

@@ -35,10 +35,8 @@ def new_id(prefix: str) -> str:
 def items_of(sent: str | Sequence[Item], find: Callable[[str], Item | None]) -> list[Item]:
     """The items of `input`, each with an id; references are replaced by what `find` knows. Raises BadRequest naming the
     item."""
-    if isinstance(sent, str):
-        sent = [{"type": "message", "role": "user", "content": sent}]
-    if not sent:
-        raise BadRequest("input: must not be empty", field="input")
+    if isinstance(sent, str) or not sent:  # agents ask with an empty list whether anybody answers
+        sent = [{"type": "message", "role": "user", "content": sent or ""}]
     return [_item(item, f"input[{index}]", find) for index, item in enumerate(sent)]
 
 

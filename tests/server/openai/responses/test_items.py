@@ -97,7 +97,6 @@ def test_references_are_replaced() -> None:
 @pytest.mark.parametrize(
     ("sent", "field"),
     [
-        ([], "input"),
         ("x", None),
         ([{}], "input[0].type"),
         ([{"role": "a robot", "content": "x"}], "input[0].role"),

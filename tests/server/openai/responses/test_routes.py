@@ -193,10 +193,17 @@ def test_tools_that_openai_runs_are_left_out(daemon: Daemon) -> None:
     assert "x-localrun-ignored" not in post(daemon, tools=[tool], tool_choice="none").headers
 
 
+def test_an_empty_list_is_an_empty_message(daemon: Daemon) -> None:
+    """Agents probe a server with one."""
+    empty, text = (respond(daemon, input=sent, max_output_tokens=1) for sent in ([], ""))
+    assert empty["usage"]["input_tokens"] == text["usage"]["input_tokens"]
+    before = respond(daemon, max_output_tokens=1)
+    assert respond(daemon, input=[], previous_response_id=before["id"], max_output_tokens=1)["output"]
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"input": []}, "input"),
         ({"input": 1}, "input"),
         ({"input": [{"content": "x"}]}, "input[0].type"),
         ({"background": True}, "background"),
