@@ -232,7 +232,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     def table_of(self, name: str) -> ModelTable | None:
         """The file's table for a model: the one with the longest matching pattern counts, of two as long the first, and
         no other."""
-        matching = [table for table in self.models if fnmatchcase(name.lower(), table.pattern.lower())]
+        spelt = [name.lower(), name.lower().removeprefix("registry.ollama.ai/"), f"hf.co/{name.lower()}"]
+        spelt += [f"{each}:latest" for each in spelt if ":" not in name.rpartition("/")[2]]  # as lists have them
+        matching = [table for table in self.models if any(fnmatchcase(each, table.pattern.lower()) for each in spelt)]
         return max(matching, key=_pattern_length) if matching else None
 
     def of_model(self, name: str) -> LoadSettings:

@@ -403,3 +403,13 @@ def test_what_cannot_be_a_host_is_refused_with_its_source(host: str) -> None:
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "::1", "my_box-2.home.arpa", "host.docker.internal"])
 def test_names_and_addresses_are_hosts(host: str) -> None:
     assert load({"host": host}, {}).host == host
+
+
+@pytest.mark.parametrize(
+    ("name", "listed"),
+    [("tiny", "tiny:latest"), ("Owner/Repo:Q4_0", "hf.co/owner/repo:q4_0"), ("registry.ollama.ai/me/own", "me/own:*")],
+)
+def test_a_table_means_a_model_by_the_name_that_lists_have(name: str, listed: str):
+    table = ModelTable(listed, LoadSettings(num_ctx=7))
+    assert Settings(models=(table,)).of_model(name).num_ctx == 7
+    assert Settings(models=(table,)).of_model("other:8b").num_ctx is None

@@ -35,11 +35,11 @@ def test_from_a_file_to_an_answer(localrun, served: Daemon, tmp_path: Path):
     assert ok("create", "happy").endswith("`localrun run MODEL+happy`\n")
 
     models, adapters = ok("list").split("\n\n")
-    assert [line.split()[0] for line in models.splitlines()] == ["NAME", "tiny"]
+    assert [line.split()[0] for line in models.splitlines()] == ["NAME", "tiny:latest"]
     header, *rows = [line.split() for line in adapters.splitlines()]
     assert header == ["ADAPTER", "KIND", "FOR", "ID", "SIZE", "RANK", "MODIFIED", "SOURCE"]
     assert [row[:4] for row in rows] == [["happy", "control", "vector", "llama"], ["style", "adapter", "llama", "-"]]
-    assert [row["name"] for row in json.loads(ok("list", "--json"))] == ["tiny", "happy", "style"]
+    assert [row["name"] for row in json.loads(ok("list", "--json"))] == ["tiny:latest", "happy", "style"]
 
     card = ok("show", "style")
     for name, value in (

@@ -146,7 +146,6 @@ def test_empty_values_pass() -> None:
     [
         ({"images": ["aGVsbG8="], "suffix": "x"}, "images"),
         ({"images": ["aGVsbG8="], "context": [1]}, "images"),
-        ({"template": "{{ .Prompt }}"}, "template"),
         ({"template": "{% for message in messages %}{% endfor %}", "raw": True}, "template"),
         ({"system": "be brief", "raw": True}, "system"),
         ({"context": [1], "raw": True}, "context"),
