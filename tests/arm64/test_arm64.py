@@ -119,10 +119,10 @@ class Served:
     """A daemon's answers."""
 
     def __init__(self, url: str) -> None:
-        self._http = httpx.Client(base_url=url, timeout=1200)
+        self.http = httpx.Client(base_url=url, timeout=1200)
 
     def post(self, path: str, **body: Any) -> Any:
-        answer = self._http.post(path, json=body)
+        answer = self.http.post(path, json=body)
         assert answer.status_code == 200, answer.text
         return answer.json()
 
@@ -175,7 +175,9 @@ def serving(shared: Path, page_bytes: int) -> Iterator[Served]:
         too_late.cancel()
         try:
             assert line.startswith("localrun is listening on"), (shared / "log").read_text()
-            yield Served(line.split()[-1])
+            served = Served(line.split()[-1])
+            with served.http:
+                yield served
         finally:
             process.terminate()
             assert process.wait(timeout=300) == 0, (shared / "log").read_text()
@@ -184,7 +186,9 @@ def serving(shared: Path, page_bytes: int) -> Iterator[Served]:
 @pytest.fixture(scope="module")
 def here() -> Iterator[Served]:
     with running_daemon(fake=False, LOCALRUN_KV_CELLS="2048") as daemon:
-        yield Served(str(daemon.http.base_url))
+        served = Served(daemon.url)
+        with served.http:
+            yield served
 
 
 @pytest.mark.parametrize("page_bytes", [4096, 16_384, 65_536])
