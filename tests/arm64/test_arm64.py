@@ -215,7 +215,9 @@ def test_answers_are_those_of_this_machine_and_states_outlive_a_restart(
 
 # The check of the language's library is the same for all, and takes the emulator half a minute.
 _PLAN = """
-import sys
+import subprocess, sys
+patient = subprocess.run
+subprocess.run = lambda *command, timeout, **more: patient(*command, timeout=3000, **more)
 from localrun.native_build import plan as plans
 from localrun.native_build.machine import Machine
 if sys.argv[1] != "pi-5":
