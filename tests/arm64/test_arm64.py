@@ -93,6 +93,8 @@ def test_the_quick_kernels_agree_with_the_plain_ones(tmp_path: Path, cpu: str) -
 _REPACK = """
 import sys
 from localrun.engine.tools import probe
+probe.native.llama_log_set(probe._log_callback, None)
+probe.native.llama_backend_init()
 with probe._opened(sys.argv[1], 1, is_quick=True):
     print(b"".join(probe._log_lines).decode())
 """
