@@ -101,7 +101,7 @@ def bind(host: str, port: int, *, shares: bool = False, n_retries: int = _RETRIE
         listening.listen()
     except OSError as error:
         listening.close()
-        if sys.platform != "win32" or error.errno != errno.EADDRINUSE or not n_retries:
+        if str(sys.platform) != "win32" or error.errno != errno.EADDRINUSE or not n_retries:
             raise _cannot_listen(error, host, port) from None
         time.sleep(_RETRY_AFTER_S)
         return bind(host, port, shares=shares, n_retries=n_retries - 1)

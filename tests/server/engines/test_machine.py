@@ -76,6 +76,23 @@ def test_every_gpu_is_a_row(monkeypatch: pytest.MonkeyPatch):
     ]
 
 
+def test_a_gpu_without_memory_of_its_own_has_the_machines(monkeypatch: pytest.MonkeyPatch):
+    """As in DGX Spark and in Jetsons."""
+
+    class NotSupported(NVMLError):
+        pass
+
+    def refuse(_: object) -> None:
+        raise NotSupported("Not Supported")
+
+    _nvml(
+        monkeypatch, nvmlDeviceGetCount=lambda: 1, nvmlDeviceGetMemoryInfo=refuse, NVMLError_NotSupported=NotSupported
+    )
+    (row,) = GpuLoad().rows()
+    assert (row.name, row.busy_percent) == ("Card A", 40)
+    assert row.memory_total_bytes == psutil.virtual_memory().total
+
+
 def test_without_the_package_or_a_driver_there_is_nothing(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert GpuLoad().rows() == []
