@@ -36,6 +36,9 @@ BRING_HOME_S = 0.025
 # of 1 s, batches deep in a prompt were so small that they took a fifth more.
 BATCH_S = 2.0
 BATCH_TARGETS = 10
+# Fewer rows are less efficient by a third (with 9 heads two threads get unequal parts), so deep in a prompt, or on a
+# slow machine, a batch takes longer than that.
+LEAST_ROWS = 4 * TILE_ROWS
 # Where streams wait for the whole of it.
 HELD_TARGETS = 2
 # One for nobody but the lowest lane takes no longer than this: nobody of a higher lane waits longer for his place here.
@@ -279,7 +282,9 @@ class Background:
         if not self._cost.is_warm:
             return min(capacity, 8 * TILE_ROWS)
         allowed_s = min(most_s, self._n_targets * target_s) if target_s else most_s
-        return best_size(self._cost, capacity, depth, allowed_s)
+        n_rows = best_size(self._cost, capacity, depth, allowed_s)
+        nobody_waits = most_s == BATCH_S and self._n_targets == BATCH_TARGETS
+        return max(n_rows, min(LEAST_ROWS, capacity)) if nobody_waits else n_rows
 
     def _end(self, *, is_computed: bool, error: DecodeFailed | None = None) -> Done:
         done = Done(self._grants, tuple(self._left), self.seqs, self._worker.computed_s, is_computed, error)
