@@ -104,10 +104,36 @@ def _stall_rows(latency: str) -> list[Row]:
     ]
 
 
+def _outgrow_rows() -> list[Row]:
+    """Of prompts that are longer than a slot's share of the cells."""
+    rows = []
+    for n_long in (4800, 12_000):
+        for n_streams in (3, 1, 0):
+            for label, metric in (
+                ("TTFT", "long_ttft_s"),
+                ("wall until all are done", "wall_s"),
+                ("longest gap", "longest_gap_s"),
+                ("its ITL", "long_itl_p50_s"),
+                ("the streams' ITL afterwards", "after_itl_p50_s"),
+            ):
+                beside = f"outgrow, {n_long:,} tokens beside {n_streams} streams: {label}"
+                headline = f"a prompt beyond a slot's share ({n_long:,} tokens) beside {n_streams} streams: {label}"
+                is_headline = n_streams == 3 and metric in ("long_ttft_s", "wall_s", "longest_gap_s")
+                name = f"outgrow:{n_long}_beside_{n_streams}_{metric}"
+                if n_streams or metric not in ("longest_gap_s", "after_itl_p50_s"):
+                    rows.append(Row(beside, headline if is_headline else "", name))
+        rows.append(Row(f"outgrow, {n_long:,} tokens and 232 more: TTFT", "", f"outgrow:{n_long}_again_ttft_s"))
+    for n_clients in (1, 2):
+        label = f"agent, 20 turns to 30,000 tokens, clients at once: {n_clients}, wall"
+        rows.append(Row(label, label, f"agent:clients_{n_clients}_wall_s"))
+    return rows
+
+
 ROWS = (
     *_stall_rows("balanced"),
     *_stall_rows("interactive"),
     *_stall_rows("throughput"),
+    *_outgrow_rows(),
     Row("shared, cold: wall", "cold requests with a shared prefix: wall time", "shared:cold_wall_s"),
     Row("shared, warm: TTFT p50", "warm requests with a shared prefix: TTFT p50", "shared:warm_ttft_p50_s"),
     Row("shared, warm: wall", "", "shared:warm_wall_s"),

@@ -39,6 +39,8 @@ class MemoryKind(StrEnum):
     HYBRID = "hybrid"
 
 
+# Of a context: LLAMA_MAX_SEQ in llama.cpp.
+MAX_SEQUENCES = 256
 REALM_BYTES = 16
 _LARGEST_SCALE = 3e38
 

@@ -21,7 +21,7 @@ from typing import BinaryIO
 
 from localrun import framing, processors, thread_choice, wire
 from localrun.engine import pipes
-from localrun.engine.backend import AdapterSet, Backend
+from localrun.engine.backend import MAX_SEQUENCES, AdapterSet, Backend
 from localrun.engine.cache.disk import open_disk
 from localrun.engine.cache.disk_files import library_build
 from localrun.engine.embedding.inputs import Embedder
@@ -43,7 +43,6 @@ log = logging.getLogger("localrun.engine")
 
 # Parked prefixes come on top of the running requests.
 SPARE_SEQUENCES = 64
-MAX_SEQUENCES = 256
 # Rows of a step that streams leave to prompts even where a batch is asked for that has no more rows than slots.
 SPARE_ROWS = 32
 

@@ -327,7 +327,7 @@ def _check_files(settings: Settings) -> None:
         if field == "model_dirs":
             _log.warning("%s, which is not there; its models are listed as soon as it is", named)
         elif not os.access(there, os.W_OK):
-            raise ConfigError(f"{named}, which cannot be made: {there} is read-only; name another folder")
+            _log.warning("%s, which cannot be made: %s is read-only; no model can be pulled or created", named, there)
 
 
 def _certificate(settings: Settings) -> Certificate:

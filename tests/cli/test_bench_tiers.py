@@ -41,7 +41,9 @@ def test_shares_and_seconds_of_a_tier(
         assert run(["bench", "tiers", "tiny"]) == exits.ERROR
         assert "'tiny' is a model and no tier" in capsys.readouterr().err
         assert run(["list"]) == exits.OK
-        assert any(line.startswith("smart ") and " tier" in line for line in capsys.readouterr().out.splitlines())
+        assert any(
+            line.startswith("smart:latest ") and " tier" in line for line in capsys.readouterr().out.splitlines()
+        )
         assert run(["show", "smart"]) == exits.OK
         assert "Tier\n  name                smart\n" in capsys.readouterr().out
         assert run(["stop", "smart"]) == exits.OK

@@ -151,7 +151,6 @@ def test_the_settings_file_says_how_models_are_loaded(daemon: Daemon) -> None:
 @pytest.mark.parametrize(
     ("parameter", "parts"),
     [
-        ("num_ctx 8192", ("num_ctx", "4096", "rope_frequency_scale 0.5")),
         ("kv_type q5_0", ("line 2", "kv_type", "q8_0")),
         ("slots 300", ("line 2", "slots", "256")),
         ("rope_frequency_scale 2", ("line 2", "rope_frequency_scale", "1")),
@@ -163,6 +162,12 @@ def test_what_cannot_be_is_refused_when_the_model_is_created(
     answer = create(daemon, "wrong", f"FROM other\nPARAMETER {parameter}\n")
     assert answer.status_code == 400
     assert all(part in answer.json()["error"] for part in parts), answer.json()
+
+
+def test_a_context_beyond_the_trained_one_is_cut_and_said(daemon: Daemon) -> None:
+    assert create(daemon, "wide", "FROM other\nPARAMETER num_ctx 8192\n").status_code == 200
+    (note,) = daemon.post("/api/show", model="wide").json()["localrun"]["notes"]
+    assert all(part in note for part in ("num_ctx 8192", "4096 is used", "rope_frequency_scale 0.5"))
 
 
 def test_parameters_of_the_api(daemon: Daemon) -> None:

@@ -329,7 +329,7 @@ def test_a_newer_journal_is_told_and_left_alone(tmp_path: Path) -> None:
 
 def test_a_newer_verdict_and_newer_threads_stay(tmp_path: Path) -> None:
     path = write_verdict(tmp_path)
-    content = newer(path, version=2)
+    content = newer(path, version=kernels.VERSION + 1)
     assert kernels.read(tmp_path, PAIR) == Verdict()
     with pytest.raises(FileExistsError, match="newer localrun"):
         kernels.keep(tmp_path, PAIR, Verdict(is_probed=True))

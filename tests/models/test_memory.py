@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from localrun.engine import process
+from localrun.engine import backend, process
 from localrun.engine.native.llama import BACKGROUND_SEQUENCES
 from localrun.errors import BadRequest
 from localrun.models.gguf.header import Header, TensorInfo, Value
@@ -117,7 +117,7 @@ def test_an_unknown_cache_type_is_refused() -> None:
 
 
 def test_the_engine_has_as_many_sequences_as_the_estimate_counts() -> None:
-    assert (SPARE_SEQUENCES, MAX_SEQUENCES) == (process.SPARE_SEQUENCES, process.MAX_SEQUENCES)
+    assert (SPARE_SEQUENCES, MAX_SEQUENCES) == (process.SPARE_SEQUENCES, backend.MAX_SEQUENCES)
     assert POOLED_SEQUENCES == BACKGROUND_SEQUENCES
 
 

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from localrun import processors
 from localrun.engine.backend import (
     BASE,
+    MAX_SEQUENCES,
     SNAPSHOTS,
     AdapterSet,
     Batch,
@@ -491,7 +492,7 @@ class LlamaBackend:
 
     def _new_pool(self, cb_eval: Any) -> LlamaContext:
         """One pool of all cells for prompts in the background, and for requests that have outgrown their streams."""
-        n_seqs = max(self._n_slots, BACKGROUND_SEQUENCES) + 1  # the last one is spare
+        n_seqs = min(max(self._n_slots, BACKGROUND_SEQUENCES) + 1, MAX_SEQUENCES)  # the last one is spare
         return self._new_context(
             self.n_cells, n_seqs, self._n_prompt_rows, split=False, cb_eval=cb_eval, n_draft_rows=self.n_draft_rows
         )

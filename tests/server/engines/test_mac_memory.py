@@ -68,7 +68,10 @@ class Mac:
         self.ended.append(resident.model.name)
 
     async def load(self, name: str, header: Header, *, is_busy: bool = False, **settings: Any) -> Resident:
-        model: Any = SimpleNamespace(name=name, header=header, adapter_bytes=0, projector=None, projector_header=None)
+        model: Any = SimpleNamespace(
+            name=name, full_name=f"{name}:latest", header=header, adapter_bytes=0, projector=None,
+            projector_header=None,
+        )  # fmt: skip
         link: Any = SimpleNamespace(pid=None)
         resident = Resident(
             key=Path(name), model=model, stamps=None, link=link, asked=LoadSettings(), load=LoadSettings(),  # type: ignore[arg-type]

@@ -439,7 +439,7 @@ async def test_an_attached_text_is_no_title(desk: Any, tmp_path: Path) -> None:
     async with desk.open(SIZE) as pilot:
         await desk.app.screen.attach([file])
         await _talk(desk, pilot, "what is this?", "A file.")
-        assert desk.app.screen.view.conversation.title == "what is this? [with a.txt]"
+        assert desk.app.screen.view.conversation.title == "what is this?"
 
 
 async def test_a_draft_of_a_chat_that_another_window_deleted_is_not_lost(tmp_path: Path) -> None:
