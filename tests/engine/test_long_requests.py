@@ -228,6 +228,53 @@ def test_a_lower_lane_gives_its_cells_in_the_pool():
     assert run.tokens[2] == expected_output(second, 10)
 
 
+def test_nobody_loses_a_slot_for_one_that_has_no_room_in_the_pool():
+    run = harness()
+    first, second = [97 + at % 19 for at in range(300)], [98 + at % 17 for at in range(300)]
+    run.submit(1, first, n_predict=100, lane=Lane.INTERACTIVE)
+    while not run.tokens.get(1):
+        run.step()
+    for request_id in range(10, 13):
+        run.submit(request_id, [request_id] * 20, n_predict=100, lane=Lane.BATCH)
+    run.submit(2, second, n_predict=10, lane=Lane.INTERACTIVE)
+    run.run()
+    assert run.engine.totals.preemptions <= 1
+    assert run.tokens[2] == expected_output(second, 10)
+
+
+def test_a_lower_lane_gives_all_of_the_pool():
+    run = harness()
+    first, second = [97 + at % 19 for at in range(300)], [98 + at % 17 for at in range(490)]
+    run.submit(1, first, n_predict=100, lane=Lane.BATCH)
+    run.submit(5, [70] * 10, n_predict=110, lane=Lane.BATCH)
+    while not run.tokens.get(1):
+        run.step()
+    run.submit(2, second, n_predict=4, lane=Lane.INTERACTIVE)
+    while 2 not in run.finals:
+        run.step()
+    assert len(run.tokens[1]) < 30
+    assert run.tokens[2] == expected_output(second, 4)
+
+
+@pytest.mark.parametrize("n_tokens", [150, 100])
+def test_the_longest_request_has_its_turn_however_many_others_want_the_pool(n_tokens: int):
+    """Longer than a stream, or computed in the background until they have one."""
+    run = harness(n_batch=16)
+    longest, others = [97 + at % 19 for at in range(440)], 0
+    for at in range(4000):
+        if at == 20:
+            run.submit(1000, longest, n_predict=4)
+        known = [*run.engine.scheduler.running, *run.engine.scheduler.waiting]
+        if sum(request.id != 1000 for request in known) < 3:
+            others += 1
+            run.submit(others, [66 + others % 150] + [98 + at % 17 for at in range(n_tokens)], n_predict=20)
+        run.step()
+        if run.tokens.get(1000):
+            break
+    assert run.tokens[1000] == expected_output(longest, 4)[: len(run.tokens[1000])]
+    assert others < 20
+
+
 @pytest.mark.parametrize("ram_cache_bytes", [0, 1 << 20])
 @pytest.mark.parametrize("seed", range(6 * DEPTH))
 def test_requests_of_all_lengths_answer_as_if_alone(seed: int, ram_cache_bytes: int, monkeypatch: pytest.MonkeyPatch):
