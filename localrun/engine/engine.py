@@ -95,8 +95,8 @@ class Engine:
         # Whether there may be rows in cells that were computed, perhaps, and given up before anybody looked at them.
         self._has_unseen_rows = False
         self._puts_off = False
-        # Whether streams in the pool had no step since the background's last batch.
-        self._owes_a_step = False
+        # Whose streams in the pool, by their company, had no step since the background's last batch.
+        self._owed: set[bytes] = set()
         self._is_checked = True
         self._answers = Answers(backend, self._report, clock)
         waits = self.scheduler.waits
@@ -185,7 +185,7 @@ class Engine:
         in_pool = plan.is_long
         if in_pool:
             self._backend.turn_to(pool=True)
-            self._owes_a_step = False
+            self._owed.discard(plan.company)
         self._compute(plan, now_s, is_hurried)
         if in_pool:
             self._backend.turn_to(pool=False)
@@ -377,7 +377,7 @@ class Engine:
         """Begin the background's next batch, and make room for it. Streams in the pool have a step before it, and none
         while it computes."""
         background, cache, running = self.background, self.cache, self.scheduler.running
-        if self._owes_a_step and not all(request.sits_out for request in running if request.is_long):
+        if any(request.is_long and request.company in self._owed and not request.sits_out for request in running):
             return
         n_rows = background.n_pending
         while not cache.make_room(min(n_rows, TILE_ROWS), in_pool=True) and len(self._pooled) > 1:
@@ -436,7 +436,8 @@ class Engine:
         kept."""
         for request in self.scheduler.running:
             if request.is_long:  # one at the end of its stream is held until it is moved
-                request.is_held, self._owes_a_step = False, True
+                request.is_held = False
+                self._owed.add(request.company)
         if batch.is_computed:
             self.cache.cells.place(batch.seqs)
         for seq, n_before, n_after in batch.left:

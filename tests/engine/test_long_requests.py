@@ -14,6 +14,7 @@ from localrun.wire import Finish, Lane, Submit
 from tests.depth import DEPTH
 from tests.engine.harness import GREEDY, Harness, expected_output
 from tests.engine.speculate.drafters import any_rows
+from tests.engine.test_adapters import A, B
 from tests.engine.test_media import alone, asked, picture
 
 N_SLOTS, SHARE = 4, 128
@@ -121,6 +122,23 @@ def test_a_stream_in_the_pool_has_a_step_between_any_two_batches():
     assert len(run.tokens[1]) >= n_batches - 1
     run.run()
     assert run.tokens[1] == expected_output(LONG, 100)
+
+
+def test_all_sets_of_adapters_in_the_pool_have_a_step_between_any_two_batches():
+    run = harness(background_looks=1, n_batch=16)
+    for request_id, adapter in enumerate((A, B)):
+        run.submit(request_id, LONG[:130], n_predict=100, adapters=[adapter])
+    while not all(run.tokens.get(request_id) for request_id in range(2)):
+        run.step()
+    before = [len(run.tokens[request_id]) for request_id in range(2)]
+    run.submit(2, LONG[::-1][:120], n_predict=4)
+    n_batches = 0
+    while not run.tokens.get(2):
+        was_busy = run.backend.worker.is_busy
+        run.step()
+        n_batches += run.backend.worker.is_busy and not was_busy
+    assert n_batches >= 7
+    assert min(len(run.tokens[request_id]) - before[request_id] for request_id in range(2)) >= n_batches - 1
 
 
 def test_the_next_turn_of_a_long_conversation_computes_what_is_new():
