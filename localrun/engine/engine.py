@@ -362,13 +362,14 @@ class Engine:
                 continue
             assert request.seq is not None
             is_busy = self.background.is_busy
-            seq = None if is_busy else self.cache.take_away(request.seq)
+            is_full = request.n_tokens > n_cells
+            seq = None if is_busy else self.cache.take_away(request.seq, is_urgent=is_full)
             if seq is not None:
                 self._speculation.drop(request)
                 self.scheduler.move(request, seq)
                 self.scheduler.enter_pool(request)
                 request.is_held = False
-            elif request.n_tokens > n_cells:
+            elif is_full:
                 request.is_held = is_busy
                 if not is_busy:
                     self._preempt(request)

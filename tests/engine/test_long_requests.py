@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from localrun.engine import encoding
-from localrun.engine.cache import cells
+from localrun.engine.cache import cells, copies
 from localrun.engine.fake_media import FakeProjector
 from localrun.engine.speculate.speculation import Speculation
 from localrun.wire import Finish, Lane, Submit
@@ -83,6 +83,32 @@ def test_an_answer_that_outgrows_its_stream_goes_on_in_the_pool():
     assert run.tokens[9] == expected_output(LONG[:100], 200)
     # The last token of an answer is never computed.
     assert run.backend.n_rows_computed == 2 * 119 + 100 + 199, "and nothing is computed twice"
+
+
+def test_memory_for_an_answer_that_outgrows_its_stream_is_touched_before_it_moves(monkeypatch: pytest.MonkeyPatch):
+    """By a thread, and only where there is no more room for the next token does anybody wait for it."""
+    monkeypatch.setattr(copies, "QUICK_BYTES", 0)
+    run = harness(n_cells=N_SLOTS * 256)
+    asked_about: list[int] = []
+    warm, n_tries = run.backend.warm, 2
+
+    def watched(seq: int, n_tokens: int, *, moves: bool = False) -> bool:
+        if seq >= run.backend.n_seqs and moves:
+            asked_about.append(run.engine.cache.cells.span)
+            return len(asked_about) > n_tries
+        return warm(seq, n_tokens, moves=moves)
+
+    monkeypatch.setattr(run.backend, "warm", watched)
+    run.submit(9, LONG, n_predict=200)
+    run.run()
+    assert asked_about == [252, 253, 254]
+    assert run.tokens[9] == expected_output(LONG, 200)
+    run.engine.clear_cache(ram=True, disk=True)
+    n_tries = 100
+    run.submit(10, LONG, n_predict=200)
+    run.run()
+    assert asked_about[3:] == [252, 253, 254, 255]
+    assert run.tokens[10] == expected_output(LONG, 200)
 
 
 def test_an_answer_that_outgrows_its_stream_waits_for_the_batch_under_way():

@@ -366,9 +366,11 @@ class LlamaBackend:
         from_context.buffer.trim()
         return is_copied
 
-    def warm(self, seq: int, n_tokens: int, *, comes_home: bool = False) -> bool:
+    def warm(self, seq: int, n_tokens: int, *, moves: bool = False) -> bool:
         context, own_seq = self._place(seq)
-        through = self.worker.context if comes_home and self.worker is not None else context
+        through = context
+        if moves and self.worker is not None:
+            through = self.worker.context if context is self.main else self.main
         size = self._cut.size_bytes(n_tokens, n_streams=through.n_streams) + self._cut.head_bytes(context.n_streams)
         memory = [*context.untouched(own_seq, n_tokens), *through.buffer.untouched(size)]
         if memory:
