@@ -336,16 +336,28 @@ def estimate(
     """Memory of one engine with `n_slots` slots, a pool of `n_kv_cells`, and steps of at most `n_ubatch` rows.
 
     `kv_type` is f16, q8_0 or q4_0. On a GPU there is one pool, and tokens are chosen there; on a CPU every slot has a
-    stream of cells, and there is a pool of as many cells beside them. Raises BadRequest for another type.
+    stream of cells, all of the same whole steps, and there is a pool of as many cells beside them, unless the model
+    computes long contexts differently. Raises BadRequest for another type.
     """
     if kv_type not in KV_TYPES:
         raise BadRequest(f"unknown KV cache type '{kv_type}'; use one of {', '.join(KV_TYPES)}", field="kv_type")
     n_cells = _whole(n_kv_cells, _CELL_STEP)
     memory = model_memory(header, n_kv_cells=n_cells)
     pool = _pool(header, memory, n_cells, n_slots, n_ubatch, by_name(KV_TYPES[kv_type]), is_on_gpu)
-    if not is_on_gpu and memory.is_shareable and n_slots > 1:
-        return _streams(header, memory, pool, n_cells, n_slots, n_ubatch)
-    return pool
+    if is_on_gpu or not memory.is_shareable or n_slots == 1:
+        return pool
+    n_streams_cells = n_slots * _whole(n_cells // n_slots, _CELL_STEP)
+    if _changes_positions(header, n_streams_cells):
+        return pool
+    pool = _pool(header, memory, n_streams_cells, n_slots, n_ubatch, by_name(KV_TYPES[kv_type]), is_on_gpu)
+    return _streams(header, memory, pool, n_streams_cells, n_slots, n_ubatch)
+
+
+def _changes_positions(header: Header, n_cells: int) -> bool:
+    """Whether a context of so many cells embeds positions in another way than shorter ones (LongRoPE). Then there are
+    no streams, for the pool beside them would be such a context."""
+    has_factors = any("rope_factors_long" in tensor.name for tensor in header.tensors)
+    return has_factors and n_cells > (header.count("rope.scaling.original_context_length") or header.n_ctx_train)
 
 
 def draft_estimate(header: Header, *, n_kv_cells: int, n_slots: int, n_ubatch: int, kv_type: str) -> MemoryEstimate:

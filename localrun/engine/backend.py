@@ -448,9 +448,10 @@ class Backend(Protocol):
     def seq_copy(self, source: int, target: int) -> bool:
         """Give an empty sequence all that another one holds; only where `cuts_states`. False if it does not fit."""
 
-    def warm(self, seq: int, n_tokens: int, *, comes_home: bool = False) -> bool:
-        """Whether a state of so many tokens can be put into this stream without a wait for memory that was never
-        written to. If not, a thread sees to it. With `comes_home` the state is a sequence of the background's."""
+    def warm(self, seq: int, n_tokens: int, *, moves: bool = False) -> bool:
+        """Whether a state of so many tokens can be put into this sequence without a wait for memory that was never
+        written to. If not, a thread sees to it. If it `moves`, it is one of the pool's for a stream, or of a stream for
+        the pool."""
 
     def rebuild(self) -> None:
         """Begin anew with other cells; all sequences are empty then, without chunks."""

@@ -95,8 +95,8 @@ class Engine:
         # Whether there may be rows in cells that were computed, perhaps, and given up before anybody looked at them.
         self._has_unseen_rows = False
         self._puts_off = False
-        # Whether streams in the pool had no step since the background's last batch.
-        self._owes_a_step = False
+        # Whose streams in the pool, by their company, had no step since the background's last batch.
+        self._owed: set[bytes] = set()
         self._is_checked = True
         self._answers = Answers(backend, self._report, clock)
         waits = self.scheduler.waits
@@ -185,7 +185,7 @@ class Engine:
         in_pool = plan.is_long
         if in_pool:
             self._backend.turn_to(pool=True)
-            self._owes_a_step = False
+            self._owed.discard(plan.company)
         self._compute(plan, now_s, is_hurried)
         if in_pool:
             self._backend.turn_to(pool=False)
@@ -247,7 +247,7 @@ class Engine:
             request.next_stop = self.cache.next_stop(request.seq, request.n_computed)
         left_s = None if self._backend.mixes_rows else self.scheduler.due_in_s(self._clock())
         while True:
-            plan = self.scheduler.plan(n_free=self.cache.cells.n_cells, left_s=left_s)
+            plan = self.scheduler.plan(n_free=self._backend.n_cells, left_s=left_s)
             in_pool = plan.is_long
             if self.cache.make_room(plan.n_rows, in_pool=in_pool):
                 return self._with_drafts(plan) if plan.is_steady else plan
@@ -362,13 +362,14 @@ class Engine:
                 continue
             assert request.seq is not None
             is_busy = self.background.is_busy
-            seq = None if is_busy else self.cache.take_away(request.seq)
+            is_full = request.n_tokens > n_cells
+            seq = None if is_busy else self.cache.take_away(request.seq, is_urgent=is_full)
             if seq is not None:
                 self._speculation.drop(request)
                 self.scheduler.move(request, seq)
                 self.scheduler.enter_pool(request)
                 request.is_held = False
-            elif request.n_tokens > n_cells:
+            elif is_full:
                 request.is_held = is_busy
                 if not is_busy:
                     self._preempt(request)
@@ -377,14 +378,14 @@ class Engine:
         """Begin the background's next batch, and make room for it. Streams in the pool have a step before it, and none
         while it computes."""
         background, cache, running = self.background, self.cache, self.scheduler.running
-        held = [request for request in running if request.is_long]
-        if self._owes_a_step and not all(request.sits_out for request in held):
+        if any(request.is_long and request.company in self._owed and not request.sits_out for request in running):
             return
         n_rows = background.n_pending
         while not cache.make_room(min(n_rows, TILE_ROWS), in_pool=True) and len(self._pooled) > 1:
             self._preempt(self.scheduler.victim(self._pooled))
             n_rows = background.n_pending
         cache.make_room(n_rows, in_pool=True)
+        held = [request for request in running if request.is_long]
         begun = background.begin(
             self.scheduler.target_s,
             self._encodings.rows,
@@ -435,8 +436,9 @@ class Engine:
         """The background is done with a batch: finished prompts continue as streams, and what dropped requests left is
         kept."""
         for request in self.scheduler.running:
-            request.is_held = False
-            self._owes_a_step |= request.is_long
+            if request.is_long:  # one at the end of its stream is held until it is moved
+                request.is_held = False
+                self._owed.add(request.company)
         if batch.is_computed:
             self.cache.cells.place(batch.seqs)
         for seq, n_before, n_after in batch.left:
@@ -465,26 +467,32 @@ class Engine:
         if batch := self.background.halt():
             self._take_batch(batch)
 
-    def _leave_background(self, request: Request) -> bool:
-        """Whether a request's sequence may be touched now; if not, it comes back with the batch that others wait
-        for."""
+    def _leave_background(self, request: Request, *, is_kept: bool = True) -> bool:
+        """Whether a request's sequence may be touched now; if not, it comes back with the batch that others wait for,
+        and is forgotten then unless what it holds `is_kept`."""
         if request.seq in self.cache.coming or request.chunk_after(request.n_computed) is not None:
             request.is_away = False
         background = self.background
         if request not in background:
             if request.is_long and background.is_busy:
-                background.leave(request)
+                background.leave(request, is_kept=is_kept)
                 return False
             return True
         if background.is_for_nobody_but(request):
             self._halt_background()
-        return background.drop(request)
+        return background.drop(request, is_kept=is_kept)
 
     def _release(self, request: Request) -> None:
         """Give back a request's sequence; what it holds is kept."""
         assert request.seq is not None
         if self._leave_background(request):
             self.cache.release(request.seq, request.n_computed)
+
+    def _forget(self, request: Request) -> None:
+        """Give back a request's sequence with nothing in it."""
+        assert request.seq is not None
+        if self._leave_background(request, is_kept=False):
+            self.cache.forget(request.seq)
 
     def _advance(self, grants: tuple[Grant, ...], *, is_steady: bool = False, has_drafts: bool = False) -> None:
         """After a decode: count, tell the cache how far prompts are, and continue the answers of requests that caught
@@ -550,8 +558,8 @@ class Engine:
         if request.seq is not None:
             if error is None and request.scoring is None:
                 self._release(request)
-            elif self._leave_background(request):
-                self.cache.forget(request.seq)
+            else:
+                self._forget(request)
         self._answers.end(request)
         self._encodings.drop(request)
         self._speculation.end(request)
@@ -562,9 +570,8 @@ class Engine:
     def _preempt(self, request: Request) -> None:
         """Take a request off its slot. Its cells become a parked prefix, so its return costs a copy, not a prefill;
         but for a prompt whose scores are wanted, which is read anew."""
-        if request.is_scoring and self._leave_background(request):
-            assert request.seq is not None
-            self.cache.forget(request.seq)
+        if request.is_scoring:
+            self._forget(request)
             request.read_anew()
         else:
             self._release(request)

@@ -641,7 +641,7 @@ class FakeBackend:
                 raise ValueError(f"rows [{start}, {end}) of sequence {seq} are parts of chunks")
         return (self._slice(seq, start, end) for start, end in ranges)
 
-    def warm(self, seq: int, n_tokens: int, *, comes_home: bool = False) -> bool:
+    def warm(self, seq: int, n_tokens: int, *, moves: bool = False) -> bool:
         if not self.cuts_states:
             raise ValueError("the states of this model cannot be cut")
         self._check_seq(seq)

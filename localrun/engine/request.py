@@ -184,7 +184,7 @@ class Request:
     def read_anew(self) -> None:
         """As at the beginning, for what was computed is lost. What was said is not said again."""
         if self.is_scoring:
-            del self.tokens[1:]
+            self.tokens = self.tokens[:1]  # another list: the cache may still have a sequence with all of them
             self.n_prompt = 1
 
     @property

@@ -6,12 +6,16 @@ from random import Random
 
 import pytest
 
-from localrun.engine.cache import cells
+from localrun.engine import encoding
+from localrun.engine.cache import cells, copies
+from localrun.engine.fake_media import FakeProjector
 from localrun.engine.speculate.speculation import Speculation
-from localrun.wire import Finish, Lane
+from localrun.wire import Finish, Lane, Submit
 from tests.depth import DEPTH
-from tests.engine.harness import Harness, expected_output
+from tests.engine.harness import GREEDY, Harness, expected_output
 from tests.engine.speculate.drafters import any_rows
+from tests.engine.test_adapters import A, B
+from tests.engine.test_media import alone, asked, picture
 
 N_SLOTS, SHARE = 4, 128
 LONG = [97 + at % 20 for at in range(200)]
@@ -81,6 +85,32 @@ def test_an_answer_that_outgrows_its_stream_goes_on_in_the_pool():
     assert run.backend.n_rows_computed == 2 * 119 + 100 + 199, "and nothing is computed twice"
 
 
+def test_memory_for_an_answer_that_outgrows_its_stream_is_touched_before_it_moves(monkeypatch: pytest.MonkeyPatch):
+    """By a thread, and only where there is no more room for the next token does anybody wait for it."""
+    monkeypatch.setattr(copies, "QUICK_BYTES", 0)
+    run = harness(n_cells=N_SLOTS * 256)
+    asked_about: list[int] = []
+    warm, n_tries = run.backend.warm, 2
+
+    def watched(seq: int, n_tokens: int, *, moves: bool = False) -> bool:
+        if seq >= run.backend.n_seqs and moves:
+            asked_about.append(run.engine.cache.cells.span)
+            return len(asked_about) > n_tries
+        return warm(seq, n_tokens, moves=moves)
+
+    monkeypatch.setattr(run.backend, "warm", watched)
+    run.submit(9, LONG, n_predict=200)
+    run.run()
+    assert asked_about == [252, 253, 254]
+    assert run.tokens[9] == expected_output(LONG, 200)
+    run.engine.clear_cache(ram=True, disk=True)
+    n_tries = 100
+    run.submit(10, LONG, n_predict=200)
+    run.run()
+    assert asked_about[3:] == [252, 253, 254, 255]
+    assert run.tokens[10] == expected_output(LONG, 200)
+
+
 def test_an_answer_that_outgrows_its_stream_waits_for_the_batch_under_way():
     """At the end of its stream; the others go on."""
     run = harness(background_looks=10**6)
@@ -118,6 +148,23 @@ def test_a_stream_in_the_pool_has_a_step_between_any_two_batches():
     assert len(run.tokens[1]) >= n_batches - 1
     run.run()
     assert run.tokens[1] == expected_output(LONG, 100)
+
+
+def test_all_sets_of_adapters_in_the_pool_have_a_step_between_any_two_batches():
+    run = harness(background_looks=1, n_batch=16)
+    for request_id, adapter in enumerate((A, B)):
+        run.submit(request_id, LONG[:130], n_predict=100, adapters=[adapter])
+    while not all(run.tokens.get(request_id) for request_id in range(2)):
+        run.step()
+    before = [len(run.tokens[request_id]) for request_id in range(2)]
+    run.submit(2, LONG[::-1][:120], n_predict=4)
+    n_batches = 0
+    while not run.tokens.get(2):
+        was_busy = run.backend.worker.is_busy
+        run.step()
+        n_batches += run.backend.worker.is_busy and not was_busy
+    assert n_batches >= 7
+    assert min(len(run.tokens[request_id]) - before[request_id] for request_id in range(2)) >= n_batches - 1
 
 
 def test_the_next_turn_of_a_long_conversation_computes_what_is_new():
@@ -226,6 +273,128 @@ def test_a_lower_lane_gives_its_cells_in_the_pool():
     assert run.engine.totals.preemptions == 1, "the short one has cells of its own"
     assert run.tokens[1] == expected_output(first, 100)
     assert run.tokens[2] == expected_output(second, 10)
+
+
+def test_who_gives_its_cells_to_a_batch_is_not_held_by_it():
+    run = harness(n_batch=16, background_looks=1)
+    first, second = [97 + at % 19 for at in range(384)], [98 + at % 17 for at in range(127)]
+    run.submit(1, first, n_predict=100, lane=Lane.BATCH)
+    while not run.tokens.get(1):
+        run.step()
+    run.submit(2, second, n_predict=1, lane=Lane.INTERACTIVE)
+    run.run()
+    assert run.engine.totals.preemptions == 1
+    assert run.tokens[1] == expected_output(first, 100)
+    assert run.tokens[2] == expected_output(second, 1)
+
+
+@pytest.mark.parametrize("is_cancelled", [True, False])
+def test_scores_of_a_long_prompt_survive_that_it_leaves_the_pool_while_a_batch_is_computed(is_cancelled: bool):
+    run = harness(background_looks=10**6)
+    run.engine.submit(
+        Submit(id=1, sampling=GREEDY, n_predict=1, logprobs=True, scores_prompt=True, lane=Lane.BATCH), list(LONG)
+    )
+    for _ in range(4):
+        run.step()
+    run.submit(2, LONG[::-1], n_predict=4)
+    while not run.backend.worker.is_busy:
+        run.step()
+    assert request_of(run, 1).is_held
+    if is_cancelled:
+        run.engine.cancel(1)
+    else:
+        for request_id in range(10, 14):
+            run.submit(request_id, [request_id] * 5, n_predict=4, lane=Lane.INTERACTIVE)
+        run.step()
+        assert run.engine.totals.preemptions > 0
+    run.step()
+    run.backend.background_looks = run.backend.worker.n_looks_left = 1
+    run.run()
+    assert run.tokens[2] == expected_output(LONG[::-1], 4)
+    if is_cancelled:
+        return
+    assert run.finals[1].finish is Finish.LENGTH
+    said = [delta.scores for step in run.steps for delta in step.deltas if delta.id == 1 and delta.scores is not None]
+    assert [score.token for scores in said for score in scores.tokens] == LONG
+
+
+def test_nobody_loses_a_slot_for_one_that_has_no_room_in_the_pool():
+    run = harness()
+    first, second = [97 + at % 19 for at in range(300)], [98 + at % 17 for at in range(300)]
+    run.submit(1, first, n_predict=100, lane=Lane.INTERACTIVE)
+    while not run.tokens.get(1):
+        run.step()
+    for request_id in range(10, 13):
+        run.submit(request_id, [request_id] * 20, n_predict=100, lane=Lane.BATCH)
+    run.submit(2, second, n_predict=10, lane=Lane.INTERACTIVE)
+    run.run()
+    assert run.engine.totals.preemptions <= 1
+    assert run.tokens[2] == expected_output(second, 10)
+
+
+def test_a_lower_lane_gives_all_of_the_pool():
+    run = harness()
+    first, second = [97 + at % 19 for at in range(300)], [98 + at % 17 for at in range(490)]
+    run.submit(1, first, n_predict=100, lane=Lane.BATCH)
+    run.submit(5, [70] * 10, n_predict=110, lane=Lane.BATCH)
+    while not run.tokens.get(1):
+        run.step()
+    run.submit(2, second, n_predict=4, lane=Lane.INTERACTIVE)
+    while 2 not in run.finals:
+        run.step()
+    assert len(run.tokens[1]) < 30
+    assert run.tokens[2] == expected_output(second, 4)
+
+
+@pytest.mark.parametrize("n_tokens", [150, 100])
+def test_the_longest_request_has_its_turn_however_many_others_want_the_pool(n_tokens: int):
+    """Longer than a stream, or computed in the background until they have one."""
+    run = harness(n_batch=16)
+    longest, others = [97 + at % 19 for at in range(440)], 0
+    for at in range(4000):
+        if at == 20:
+            run.submit(1000, longest, n_predict=4)
+        known = [*run.engine.scheduler.running, *run.engine.scheduler.waiting]
+        if sum(request.id != 1000 for request in known) < 3:
+            others += 1
+            run.submit(others, [66 + others % 150] + [98 + at % 17 for at in range(n_tokens)], n_predict=20)
+        run.step()
+        if run.tokens.get(1000):
+            break
+    assert run.tokens[1000] == expected_output(longest, 4)[: len(run.tokens[1000])]
+    assert others < 20
+
+
+def test_one_at_the_end_of_its_stream_stays_held_when_a_batch_is_given_up():
+    run = harness(background_looks=10**6)
+    for request_id in range(2):
+        run.submit(request_id, [65 + request_id] * 20, n_predict=100)
+    run.submit(9, LONG[:60], n_predict=120)
+    while len(run.tokens.get(9, [])) < 40:
+        run.step()
+    run.submit(10, LONG, n_predict=4, lane=Lane.BATCH)
+    while not request_of(run, 9).is_held:
+        run.step()
+    run.submit(11, [66] * 5, n_predict=4, lane=Lane.INTERACTIVE)
+    run.step()
+    assert not run.backend.worker.is_busy, "for nobody but the one whose slot was taken"
+    assert request_of(run, 9).is_held
+    run.backend.background_looks = 1
+    run.run()
+    assert run.engine.totals.preemptions == 1
+    assert run.tokens[9] == expected_output(LONG[:60], 120)
+
+
+def test_a_picture_that_is_larger_than_a_stream_may_end_a_prompt(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(encoding, "POLL_S", 0.0)
+    run = Harness(
+        n_cells=256, n_slots=8, n_batch=64, is_split=True, n_background_seqs=8,
+        projector=FakeProjector(is_causal=False, has_ends=False),
+    )  # fmt: skip
+    prompt = asked("what is this?", picture("one", 8, 6))
+    run.submit(1, prompt, n_predict=8)
+    run.run()
+    assert run.tokens[1] == alone(run, prompt, 8)
 
 
 @pytest.mark.parametrize("ram_cache_bytes", [0, 1 << 20])

@@ -154,9 +154,9 @@ def test_a_stream_is_made_ready_while_the_last_batch_of_its_prompt_is_computed(m
     warmed = []
     warm = run.backend.warm
 
-    def note(seq: int, n_tokens: int, *, comes_home: bool = False) -> bool:
-        warmed.append((seq, n_tokens, comes_home))
-        return warm(seq, n_tokens, comes_home=comes_home)
+    def note(seq: int, n_tokens: int, *, moves: bool = False) -> bool:
+        warmed.append((seq, n_tokens, moves))
+        return warm(seq, n_tokens, moves=moves)
 
     monkeypatch.setattr(run.backend, "warm", note)
     run.submit(1, LONG, n_predict=4)

@@ -100,7 +100,25 @@ def test_keys_and_values_may_differ_in_width() -> None:
 
 
 def test_cells_come_in_steps_of_256() -> None:
-    assert estimate_8b(n_kv_cells=8193) == estimate_8b(n_kv_cells=8448)
+    one, other = (estimate(make_header(), n_kv_cells=n, n_slots=1, n_ubatch=512, kv_type="f16") for n in (8193, 8448))
+    assert one == other
+
+
+def test_every_stream_has_whole_steps_of_cells() -> None:
+    """And the pool beside them has as many."""
+    assert estimate_8b(n_kv_cells=8193) == estimate_8b(n_kv_cells=8 * 1280)
+
+
+@pytest.mark.parametrize(("n_kv_cells", "is_split"), [(8192, True), (8193, False)])
+def test_a_model_that_computes_long_contexts_differently_has_no_streams_then(n_kv_cells: int, is_split: bool) -> None:
+    header = make_header()
+    factors = TensorInfo("rope_factors_long.weight", (64,), "F32", 0, 256)
+    header = dataclasses.replace(
+        header,
+        metadata={**header.metadata, "llama.rope.scaling.original_context_length": 8192},
+        tensors=(*header.tensors, factors),
+    )
+    assert (estimate_8b(header, n_kv_cells).staging_bytes > 0) == is_split
 
 
 def test_the_total_is_the_sum_and_grows_with_cells() -> None:

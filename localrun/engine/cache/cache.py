@@ -221,7 +221,7 @@ class Cache:
         streams = sorted(seq for seq in self._free if not self._is_away(seq))
         streams += [seq for seq in self.tiers.parked if not self._is_away(seq)]
         for seq, n_tokens in zip(streams, lengths, strict=False):
-            self._backend.warm(seq, n_tokens, comes_home=True)
+            self._backend.warm(seq, n_tokens, moves=True)
 
     def next_stop(self, seq: int, n_computed: int) -> int | None:
         """The next position behind `n_computed` at which a step of this sequence must end; None if there is none."""
@@ -300,11 +300,16 @@ class Cache:
         self._move(seq, target)
         return target
 
-    def take_away(self, seq: int) -> int | None:
+    def take_away(self, seq: int, *, is_urgent: bool) -> int | None:
         """A request outgrows its stream. Returns the sequence in the pool in which it continues; None if there is no
-        room. Not while the background is busy."""
+        room, or unless it `is_urgent` if others would wait for memory. Not while the background is busy."""
         target = self._next_seq(is_away=True, spare=-1)
-        if target is None or not self.make_room(self.cells.length(seq) + 1, in_pool=True):
+        if target is None:
+            return None
+        n_tokens, n_most = self.cells.length(seq), self.cells.n_cells
+        if not (is_urgent or self._copies.is_quick(n_tokens) or self._backend.warm(target, n_most, moves=True)):
+            return None
+        if not self.make_room(n_tokens + 1, in_pool=True):
             return None
         self._vacate(target)
         self._move(seq, target)

@@ -63,6 +63,8 @@ _ROPE_SCALINGS = {
 STREAM_ROWS = 16
 # As many of the likeliest tokens of a row come from the device, where that is enough for its sampler.
 DEVICE_TOP_K = 64
+# The memory of a pool is touched in so many steps.
+_POOL_STEPS = 16
 # Calls something in another thread.
 Help = Callable[[Callable[[], Any]], Future[Any]]
 
@@ -302,9 +304,16 @@ class LlamaContext:
         return give_back(self._cells_memory)
 
     def untouched(self, seq: int, n_tokens: int) -> list[Memory]:
-        """The memory of the first cells of a stream, as far as nobody asked for it before. Whoever asks touches it."""
+        """The memory of the first cells of a stream, as far as nobody asked for it before. Whoever asks touches it. In
+        one pool these are the cells that its sequences may have now, and so many more: new ones take the lowest."""
         self._check_seq(seq)
-        if not self._cells_memory or self.n_streams == 1 or n_tokens <= self._n_touched[seq]:
+        if not self._cells_memory:
+            return []
+        if self.n_streams == 1:
+            n_held = sum(int(native.llama_memory_seq_pos_max(self._memory, one)) + 1 for one in range(self.n_seqs))
+            step = -(-self.n_cells // _POOL_STEPS)  # they grow meanwhile
+            seq, n_tokens = 0, min(self.n_cells, -(-(n_held + n_tokens) // step) * step)
+        if n_tokens <= self._n_touched[seq]:
             return []
         self._n_touched[seq] = n_tokens
         n_stream_cells = self.n_cells // self.n_streams

@@ -125,8 +125,7 @@ class LlamaBackend:
         # A GPU is given its graph, and waited for when somebody asks for logits.
         self.overlaps = self.mixes_rows
         self.meanwhile: Callable[[], None] = lambda: None
-        # Streams and their pool are contexts of different lengths, which such a model computes differently.
-        is_alike = not self._n_short or n_cells <= self._n_short
+        is_alike = self._computes_alike(n_cells)
         self.is_split = may_split and is_attention and is_alike and n_seqs > 1 and not self.mixes_rows
         self._layout: StateLayout | None = None
         self.worker: LlamaWorker | None = None
@@ -143,13 +142,13 @@ class LlamaBackend:
         has_snapshots = may_draft and self.memory_kind is MemoryKind.HYBRID
         self._n_snapshots = self._affordable_snapshots() if has_snapshots else 0
         self._open()
-        # Every stream is padded. One pool gets what all streams have, so that what fits the one mode fits the other.
-        self._n_cells = self.n_cells
         self._layout = self._probe_layout()
         self.cuts_states = is_attention and self._layout is not None
-        if self.is_split and not self.cuts_states:
+        # Every stream is padded, so all of them may be longer than was asked for.
+        if self.is_split and not (self.cuts_states and self._computes_alike(self.n_cells)):
             self.is_split = False
             self.rebuild()
+        self._n_cells = self.n_cells
         self.n_ctx = min(self.n_cells, self._n_ctx_most)
         self.model_size_bytes = int(native.llama_model_size(self._model))
         self.name = "llama.cpp " + ("GPU" if self.n_gpu_layers else "CPU")
@@ -368,9 +367,11 @@ class LlamaBackend:
         from_context.buffer.trim()
         return is_copied
 
-    def warm(self, seq: int, n_tokens: int, *, comes_home: bool = False) -> bool:
+    def warm(self, seq: int, n_tokens: int, *, moves: bool = False) -> bool:
         context, own_seq = self._place(seq)
-        through = self.worker.context if comes_home and self.worker is not None else context
+        through = context
+        if moves and self.worker is not None:
+            through = self.worker.context if context is self.main else self.main
         size = self._cut.size_bytes(n_tokens, n_streams=through.n_streams) + self._cut.head_bytes(context.n_streams)
         memory = [*context.untouched(own_seq, n_tokens), *through.buffer.untouched(size)]
         if memory:
@@ -421,6 +422,11 @@ class LlamaBackend:
         if 0 < self._n_window < min(n_cells, self._n_ctx_most):
             return MemoryKind.WINDOW
         return MemoryKind.ATTENTION
+
+    def _computes_alike(self, n_cells: int) -> bool:
+        """Whether streams and a pool of so many cells are computed alike: they are contexts of different lengths, in
+        which some models embed positions in different ways (`_original_context`)."""
+        return not self._n_short or n_cells <= self._n_short
 
     def _original_context(self, architecture: str) -> int:
         """Where a context for longer sequences takes other factors for its positions (LongRoPE)."""

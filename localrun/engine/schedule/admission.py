@@ -63,6 +63,8 @@ class Admission:
         self._target_itl_s = target_itl_s
         self._adapters = adapters
         self._passed_over: dict[Request, _Reason] = {}
+        # Whether a long request before those that are looked at waits until prompts leave the pool.
+        self._awaits_prompts = False
 
     def take(self, submit: Submit, prompt: Prompt, match: Callable[[Key], int], *, now_s: float) -> Request:
         """Take a new request, which waits from now on. Raises BadRequest, ContextExceeded or QueueFull if it may not.
@@ -97,6 +99,7 @@ class Admission:
         """Start waiting requests while slots and cells last, next first. A later one may take the slot that an earlier
         one was just given."""
         reasons, self._passed_over = self._passed_over, {}
+        self._awaits_prompts = lacks_cells = False
         if not self._scheduler.waiting:
             return
         for request in self._scheduler.next_up(now_s):
@@ -106,9 +109,12 @@ class Admission:
             if request.is_scoring and any(other.is_scoring for other in self._scheduler.running):
                 continue
             reason = reasons.get(request)
-            is_long = cache.outgrows(request.n_known, request.max_output - request.n_output)
-            if is_long and not self._could_make_way(request, cache, is_long):
-                continue  # those who need none of its cells go on
+            is_long = _is_long(request, cache)
+            # Those who need none of its cells go on, but no other long one overtakes it.
+            if is_long and (lacks_cells or not self._could_make_way(request, cache, is_long)):
+                self._awaits_prompts |= not lacks_cells and self._is_held_up_by_prompts(request, cache)
+                lacks_cells = True
+                continue
             if reason is None or not self._holds(reason, request, is_long):
                 reason = self._reason(request, cache, is_long)
             if reason is not None:
@@ -117,8 +123,6 @@ class Admission:
             is_next = self._make_way(request, cache, is_long) and cache.is_ready(request.key, is_long=is_long)
             lease = cache.acquire(request.key, request.chunk_table, is_long=is_long) if is_next else None
             if lease is None:
-                if is_long:
-                    continue
                 break  # later ones do not overtake it: it waits only for a copy
             is_first = not request.was_started
             self._scheduler.start(request, lease.seq, lease.n_cached, now_s)
@@ -153,41 +157,54 @@ class Admission:
         return is_same and leader.is_prefilling and leader.n_computed < reason.until
 
     def _awaits_batch(self, request: Request, n_matched: int, is_long: bool) -> bool:
-        """Whether it belongs in the background, whose sequences nobody may touch now."""
+        """Whether it belongs in the background, whose sequences nobody may touch now, or whose cells are another's."""
         n_new = request.last_start + 1 - n_matched
-        return self._background.is_busy and (is_long or self.goes_to_background(n_new, n_matched))
+        is_open = not self._background.is_busy and not self._awaits_prompts
+        return not is_open and (is_long or self.goes_to_background(n_new, n_matched))
 
     def _is_in_pool(self, request: Request) -> bool:
         """Whether it has a sequence beside the streams."""
         return request.seq is not None and request.seq >= self._backend.n_seqs
 
+    def _rivals(self, is_long: bool) -> list[Request]:
+        """The running requests that have cells where a new one wants some."""
+        running = self._scheduler.running
+        return list(filter(self._is_in_pool, running)) if is_long else running
+
     def _below(self, request: Request, is_long: bool) -> list[Request]:
-        """Whom a new request may take cells from, and a slot if it needs one."""
-        below = self._scheduler.outranked(request)
-        return list(filter(self._is_in_pool, below)) if is_long and self._scheduler.has_free_slot else below
+        """Whom a new request may take cells from, the first to go last."""
+        rivals = self._rivals(is_long)
+        return [other for other in self._scheduler.outranked(request) if other in rivals]
 
     def _could_make_way(self, request: Request, cache: Cache, is_long: bool) -> bool:
         below = self._below(request, is_long)
         n_most = sum(other.n_tokens + HEADROOM_CELLS for other in below)
-        is_all = len(below) == len(self._scheduler.running)
+        is_all = len(below) == len(self._rivals(is_long))
         return is_all or self._n_missing(request, cache, is_long) <= n_most
+
+    def _is_held_up_by_prompts(self, request: Request, cache: Cache) -> bool:
+        """Whether a long request would have room beside the long ones that run, but for prompts that leave soon. No
+        more of these begin then: there may always be some."""
+        stay = [other for other in self._rivals(is_long=True) if _is_long(other, cache)]
+        n_wanted = request.n_known + sum(other.n_known for other in stay) + HEADROOM_CELLS * (len(stay) + 1)
+        return not stay or n_wanted <= self._backend.n_cells
 
     def _make_way(self, request: Request, cache: Cache, is_long: bool) -> bool:
         """Whether there is a slot and cells for a new request; if need be, they are taken from lower lanes."""
         if not self._could_make_way(request, cache, is_long):
             return False
         below = self._below(request, is_long)
-        while not self._scheduler.has_free_slot or self._n_missing(request, cache, is_long) > 0:
+        while self._n_missing(request, cache, is_long) > 0:
             if not below:
                 return False
             self._preempt(below.pop())
+        if not self._scheduler.has_free_slot:
+            self._preempt(self._scheduler.outranked(request)[-1])
         return True
 
     def _n_missing(self, request: Request, cache: Cache, is_long: bool) -> int:
         """Cells that a new request lacks if every running stream is to keep some to continue; alone, it lacks none."""
-        running = self._scheduler.running
-        if is_long:
-            running = list(filter(self._is_in_pool, running))
+        running = self._rivals(is_long)
         if not running:
             return 0
         n_promised = HEADROOM_CELLS * (len(running) + 1)
@@ -195,3 +212,8 @@ class Admission:
             return request.n_known + n_promised - cache.n_obtainable(request.key, is_long=True)
         n_promised += sum(other.n_pending for other in running)
         return request.n_tokens + n_promised - cache.n_obtainable(request.key, is_long=False)
+
+
+def _is_long(request: Request, cache: Cache) -> bool:
+    """Whether it is longer than a stream, or soon will be, where there are streams."""
+    return cache.outgrows(request.n_known, request.max_output - request.n_output)

@@ -51,7 +51,8 @@ RowsOf = Callable[[Placed], NDArray[np.float32] | None]
 
 
 class Left(NamedTuple):
-    """What a request left behind: a sequence with `n_before` of its tokens, or `n_after` if the batch is computed."""
+    """What a request left behind: a sequence with `n_before` of its tokens, or `n_after` if the batch is computed, to
+    be kept. Both are 0 if nothing of it is."""
 
     seq: int
     n_before: int
@@ -249,8 +250,9 @@ class Background:
         """Whether the batch under way would be computed for nobody if this request left."""
         return self.is_busy and all(grant.request is request for grant in self._grants)
 
-    def drop(self, request: Request) -> bool:
-        """A request leaves. False if a batch is under way: until that is over its sequence must be left alone."""
+    def drop(self, request: Request, *, is_kept: bool = True) -> bool:
+        """A request leaves. False if a batch is under way: until that is over its sequence must be left alone. Then
+        what it holds `is_kept`, or not."""
         del self._requests[request]
         request.is_away = False
         if not self.is_busy:
@@ -259,13 +261,14 @@ class Background:
         n_before = request.n_computed
         n_after = n_before + sum(grant.n_tokens for grant in self._grants if grant.request is request)
         self._grants = tuple(grant for grant in self._grants if grant.request is not request)
-        self._left.append(Left(request.seq, n_before, n_after))
+        self._left.append(Left(request.seq, n_before, n_after) if is_kept else Left(request.seq, 0, 0))
         return False
 
-    def leave(self, request: Request) -> None:
+    def leave(self, request: Request, *, is_kept: bool = True) -> None:
         """A request that was not computed here leaves its sequence, which must be left alone: a batch is under way."""
         assert request.seq is not None
-        self._left.append(Left(request.seq, request.n_computed, request.n_computed))
+        n_tokens = request.n_computed if is_kept else 0
+        self._left.append(Left(request.seq, n_tokens, n_tokens))
 
     def wait(self, timeout_s: float) -> None:
         """Let it compute for so long at most, and never long."""

@@ -47,12 +47,12 @@ def model(tiny_gguf: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Pa
 
 
 class Work:
-    def __init__(self, model: Path, *, n_cells: int, disk: DiskTier | None = None) -> None:
+    def __init__(self, model: Path, *, n_cells: int, n_slots: int = 4, disk: DiskTier | None = None) -> None:
         self.backend = LlamaBackend(
-            str(model), n_cells=n_cells, n_seqs=4, n_spare_seqs=4, n_batch=256, n_threads=1, n_gpu_layers=0,
+            str(model), n_cells=n_cells, n_seqs=n_slots, n_spare_seqs=4, n_batch=256, n_threads=1, n_gpu_layers=0,
             kv_type="f16",
         )  # fmt: skip
-        self.engine = Engine(self.backend, Limits(4, 64, 0.0, 1 << 28), time.monotonic, disk)
+        self.engine = Engine(self.backend, Limits(n_slots, 64, 0.0, 1 << 28), time.monotonic, disk)
         self.said: list[int] = []
 
     def ask(self, tokens: list[int]) -> Delta:
@@ -96,3 +96,12 @@ def test_states_of_one_way_are_not_used_in_the_other(model: Path) -> None:
         again = Work(model, n_cells=n_cells, disk=disk)
         assert n_cached(again.ask(PROMPT[:600])) >= 500
         again.close()
+
+
+def test_there_are_no_streams_where_their_padding_makes_a_pool_as_long_as_that_the_other_way(model: Path) -> None:
+    work = Work(model, n_cells=ORIGINAL, n_slots=3)  # three streams of 512, and a pool of 1536
+    assert not work.backend.is_split
+    assert work.backend.worker is None
+    assert work.backend.n_cells == ORIGINAL
+    assert work.backend.realm == b"short factors"
+    work.close()
