@@ -155,7 +155,7 @@ def test_escape_that_comes_with_another_key_stops(tmp_path: Path) -> None:
         terminal.see("Enter asks")
         terminal.paste(f"SAY[[{'word ' * 2000}]]")
         terminal.press("Enter")
-        terminal.see("word word")
+        terminal.see("tok/s")  # the question has the same words
         terminal.press("Escape", "x")
         terminal.see("● stopped")
         terminal.see("│ x ")
