@@ -118,7 +118,7 @@ async def test_an_engine_forgets_what_it_keeps_on_disk_alone(running: Any, gener
         assert sum(folder.n_entries for folder in kv_folders.survey(kv)) >= before.disk_entries
         cleared = await runtime.cache.clear("alpha", ram=False, disk=True)
         assert cleared.ram_bytes == 0
-        assert cleared.disk_bytes >= before.disk_bytes
+        assert cleared.disk_bytes > 0  # a short last block may have given way to a longer one since
         (folder,) = kv_folders.survey(kv)
         assert folder.about is not None
         assert folder.about.model == "alpha"
