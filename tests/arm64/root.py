@@ -27,6 +27,7 @@ from types import ModuleType
 
 from localrun.bench import peer_build
 from localrun.errors import LocalrunError
+from tests.script_module import module_of
 
 REPOSITORY = Path(__file__).parents[2]
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "localrun-arm64")
@@ -160,12 +161,7 @@ def _compile() -> None:
 
 
 def native_wheel() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("native_wheel", REPOSITORY / "packaging/native_wheel.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return module_of(REPOSITORY / "packaging/native_wheel.py")
 
 
 def _install_libraries() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -14,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.says import says
+from tests.script_module import module_of
 
 SCRIPT = Path(__file__).parents[2] / "packaging" / "gpu_check.py"
 LINE = "NVIDIA GeForce RTX 4090, 560.35.03, 24564, 500, 8.9"
@@ -23,12 +23,7 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs programs 
 
 @pytest.fixture(scope="module")
 def gpu_check() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("gpu_check", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return module_of(SCRIPT)
 
 
 def run(folder: Path, *arguments: str) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
+from tests.script_module import module_of
+
 SCRIPT = Path(__file__).parents[2] / "packaging" / "measure_idle.py"
 
 
 @pytest.fixture
 def measure_idle() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("measure_idle", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return module_of(SCRIPT)
 
 
 def test_a_daemon_is_measured_and_ended(measure_idle, tmp_path: Path, monkeypatch, capsys):

@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import csv
 import hashlib
-import importlib.util
 import json
 import os
 import platform
@@ -27,6 +26,7 @@ import pytest
 from localrun.native_build.plan import VERSION
 from localrun.native_build.wheels import RECORD, BuildError
 from tests.packaging.machine import PACKAGING, ROOT
+from tests.script_module import module_of
 
 TINY = ROOT / "models" / "builtin" / "tiny.gguf"
 MB = 1_000_000
@@ -37,12 +37,7 @@ EMULATED = {"qemu64": "x64", "Nehalem": "sse42", "SandyBridge": "sandybridge", "
 
 @pytest.fixture(scope="module")
 def native_wheel() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("native_wheel", PACKAGING / "native_wheel.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return module_of(PACKAGING / "native_wheel.py")
 
 
 @pytest.fixture(scope="module")
