@@ -273,7 +273,7 @@ SPARE_SEQUENCES: Final = 64
 MAX_SEQUENCES: Final = 256
 # Rows of drafts in a step at most that have logits; as the engine has it.
 DRAFT_ROWS: Final = 64
-# Sequences at least of the pool beside the streams, and its spare one; as the engine has it.
+# Sequences at least of the pool beside the streams, besides its spare one; as the engine has it.
 POOLED_SEQUENCES: Final = 4
 # Rows of a draft model's step at most; as the engine has it.
 MOST_DRAFT_ROWS: Final = 512

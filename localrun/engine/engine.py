@@ -12,7 +12,6 @@ Does not: read or write pipes (`pipes.py`), choose tokens (`answers.py`), or dec
 
 from __future__ import annotations
 
-import logging
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -26,7 +25,7 @@ from localrun.engine.cache.tiers import Tiers
 from localrun.engine.encoding import ENCODED_PART, Encodings
 from localrun.engine.report import Beside, Report, at_once
 from localrun.engine.request import Placed, Prompt, Request
-from localrun.engine.schedule.admission import Admission
+from localrun.engine.schedule.admission import Admission, is_too_long
 from localrun.engine.schedule.background import BRING_HOME_S, Background, Done
 from localrun.engine.schedule.budget import TILE_ROWS, Budget, CostModel
 from localrun.engine.schedule.policy import LOWEST_RANK
@@ -34,8 +33,6 @@ from localrun.engine.schedule.scheduler import NOTHING, Grant, Rows, Scheduler, 
 from localrun.engine.speculate.speculation import Speculation
 from localrun.errors import EngineFailed, LocalrunError
 from localrun.wire import Finish, KvRun, Step, Submit
-
-log = logging.getLogger("localrun.engine")
 
 # After so many failed steps in a row the process gives up and lets the daemon replace it.
 MAX_FAILED_STEPS = 3
@@ -254,7 +251,7 @@ class Engine:
             plan = self.scheduler.plan(n_free=self.cache.n_free(in_pool=in_pool), left_s=left_s)
             if not self.scheduler.is_short(plan):
                 return plan
-            self._preempt(self.scheduler.victim(self._pooled if in_pool else ()))
+            self._preempt(self.scheduler.victim(self._admission.pooled if in_pool else ()))
 
     def _compute(self, plan: StepPlan, now_s: float, is_hurried: Callable[[], bool]) -> None:
         """One native decode, and what follows from it: a token for each request that caught up, and more for those
@@ -269,7 +266,7 @@ class Engine:
             seqs = self._decode_media(plan.grants[0]) if plan.is_media else self._decode(plan, is_hurried)
         except NoRoom as error:
             self._note_failure(error)
-            self._preempt(self.scheduler.victim(self._pooled if plan.is_long else ()))
+            self._preempt(self.scheduler.victim(self._admission.pooled if plan.is_long else ()))
             # Parked sequences take cells, too.
             n_free = self.cache.n_free(in_pool=plan.is_long)
             self.cache.make_room(n_free + plan.n_rows, in_pool=plan.is_long)
@@ -347,18 +344,13 @@ class Engine:
         n_free = self.cache.n_free(in_pool=plan.is_long)
         return self._speculation.extend(plan, n_free, lambda: self.scheduler.step_target_s)
 
-    @property
-    def _pooled(self) -> list[Request]:
-        """The running requests that have cells in the pool beside the streams."""
-        return [request for request in self.scheduler.running if request.is_long or request in self.background]
-
     def _move_long(self) -> None:
         """Requests that outgrow their streams go on in the pool. While it computes they wait for that at the very end,
         and where it has no room in the queue."""
         near_tokens, n_cells = self.cache.near_tokens, self.cache.cells.n_cells
         for request in [request for request in self.scheduler.running if len(request.tokens) > near_tokens]:
-            n_most = request.n_tokens + request.max_output - request.n_output
-            if request.is_long or request in self.background or n_most <= n_cells:
+            fits = request.n_tokens + request.n_left <= n_cells
+            if request.is_long or request in self.background or fits:
                 continue
             assert request.seq is not None
             is_busy = self.background.is_busy
@@ -378,11 +370,12 @@ class Engine:
         """Begin the background's next batch, and make room for it. Streams in the pool have a step before it, and none
         while it computes."""
         background, cache, running = self.background, self.cache, self.scheduler.running
+        admission = self._admission
         if any(request.is_long and request.company in self._owed and not request.sits_out for request in running):
             return
         n_rows = background.n_pending
-        while not cache.make_room(min(n_rows, TILE_ROWS), in_pool=True) and len(self._pooled) > 1:
-            self._preempt(self.scheduler.victim(self._pooled))
+        while not cache.make_room(min(n_rows, TILE_ROWS), in_pool=True) and len(admission.pooled) > 1:
+            self._preempt(self.scheduler.victim(admission.pooled))
             n_rows = background.n_pending
         cache.make_room(n_rows, in_pool=True)
         held = [request for request in running if request.is_long]
@@ -395,11 +388,7 @@ class Engine:
         if begun:
             for request in held:
                 request.is_held = True
-            cache.prepare_home(request.n_tokens for request in background.completes if not self._stays_in_pool(request))
-
-    def _stays_in_pool(self, request: Request) -> bool:
-        """Whether a request whose prompt was computed in the background is too long for a stream."""
-        return self.cache.outgrows(request.n_known, request.max_output - request.n_output)
+            cache.prepare_home(request.n_tokens for request in background.completes if not is_too_long(request, cache))
 
     def _renew(self) -> None:
         """New cells, for nobody runs."""
@@ -457,7 +446,7 @@ class Engine:
         for request, _, _ in batch.grants:
             if request.n_computed == request.last_start and self._leave_background(request):
                 assert request.seq is not None
-                if self._stays_in_pool(request):
+                if is_too_long(request, self.cache):
                     self.scheduler.enter_pool(request)
                 else:
                     self.scheduler.move(request, self.cache.bring_home(request.seq))

@@ -277,13 +277,12 @@ def kv_map(
     """Who holds which KV cells, as runs of used cells in order: for people, who see a map of them.
 
     In a pool a cell may belong to several sequences, so runs are cut where the holder or the sharing changes. The one
-    beside streams lies behind them. Streams
-    that decode together alternate cell by cell: a map of more than `MAX_RUNS` runs is drawn coarser, in parts inside of
-    which everybody's cells are put together. How many cells a request has stays exact, and where they lie is right but
-    for a part.
+    beside streams lies behind them. Streams that decode together alternate cell by cell: a map of more than `MAX_RUNS`
+    runs is drawn coarser, in parts inside of which everybody's cells are put together. How many cells a request has
+    stays exact, and where they lie is right but for a part.
 
-    `owners` names the request of each running sequence; of those that share cells, the
-    one with the highest sequence number is named."""
+    `owners` names the request of each running sequence; of those that share cells, the one with the highest sequence
+    number is named."""
     if isinstance(cells, StreamCells | StreamBooks):
         return _of_streams(cells, n_seqs, owners)
     requests = [KEPT, *owners.values()]

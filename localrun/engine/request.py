@@ -201,6 +201,11 @@ class Request:
         return len(self.tokens) - self.n_prompt
 
     @property
+    def n_left(self) -> int:
+        """Tokens that its limit leaves of its answer."""
+        return self.max_output - self.n_output
+
+    @property
     def n_pending(self) -> int:
         """Tokens that are known but not in KV cells yet. At least 1 while the request runs."""
         return len(self.tokens) - self.n_computed

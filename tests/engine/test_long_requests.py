@@ -19,6 +19,8 @@ from tests.engine.test_media import alone, asked, picture
 
 N_SLOTS, SHARE = 4, 128
 LONG = [97 + at % 20 for at in range(200)]
+# Two for which the pool has no room at once.
+FIRST, SECOND = [97 + at % 19 for at in range(300)], [98 + at % 17 for at in range(300)]
 
 
 def harness(**options: object) -> Harness:
@@ -42,6 +44,18 @@ def start_streams(run: Harness, count: int) -> None:
         run.step()
 
 
+def until_it_answers(run: Harness, request_id: int) -> None:
+    while not run.tokens.get(request_id):
+        run.step()
+
+
+def begin_first(run: Harness, *, lane: Lane = Lane.DEFAULT, with_a_short_one: bool = False) -> None:
+    run.submit(1, FIRST, n_predict=100, lane=lane)
+    if with_a_short_one:
+        run.submit(5, [70] * 10, n_predict=110, lane=lane)
+    until_it_answers(run, 1)
+
+
 def request_of(run: Harness, request_id: int):
     return next(request for request in run.engine.scheduler.running if request.id == request_id)
 
@@ -50,8 +64,7 @@ def test_a_prompt_that_is_longer_than_a_stream_moves_nobody():
     run = harness()
     start_streams(run, 3)
     run.submit(9, LONG, n_predict=100)
-    while not run.tokens.get(9):
-        run.step()
+    until_it_answers(run, 9)
     assert request_of(run, 9).seq >= run.backend.n_seqs
     assert [request_of(run, request_id).seq for request_id in range(3)] == [0, 1, 2]
     run.run()
@@ -64,8 +77,7 @@ def test_long_and_short_streams_have_steps_in_turn():
     run = harness()
     start_streams(run, 2)
     run.submit(9, LONG, n_predict=60)
-    while not run.tokens.get(9):
-        run.step()
+    until_it_answers(run, 9)
     before = {request_id: len(run.tokens[request_id]) for request_id in (0, 1, 9)}
     for _ in range(20):
         run.step()
@@ -134,8 +146,7 @@ def test_an_answer_that_outgrows_its_stream_waits_for_the_batch_under_way():
 def test_a_stream_in_the_pool_has_a_step_between_any_two_batches():
     run = harness(background_looks=1, n_batch=16)
     run.submit(1, LONG, n_predict=100)
-    while not run.tokens.get(1):
-        run.step()
+    until_it_answers(run, 1)
     run.submit(2, LONG[::-1], n_predict=4)
     n_batches = 0
     while not run.tokens.get(2):
@@ -203,8 +214,7 @@ def test_who_branches_off_a_long_conversation_shares_its_cells():
     run.run()
     other = [*LONG[:180], *[71] * 30]
     run.submit(2, other, n_predict=4)
-    while not run.tokens.get(2):
-        run.step()
+    until_it_answers(run, 2)
     assert run.finals.get(2) is None
     assert run.engine.cache.cells.n_shared == 180
     run.run()
@@ -230,8 +240,7 @@ def test_the_span_of_the_pool_shrinks_when_those_below_are_gone(monkeypatch: pyt
     run.submit(1, LONG, n_predict=5)
     run.run()
     run.submit(2, LONG[::-1], n_predict=100)
-    while not run.tokens.get(2):
-        run.step()
+    until_it_answers(run, 2)
     pool = run.engine.cache.cells.pool
     assert pool.span > 400
     run.engine.clear_cache(ram=True, disk=True)
@@ -242,11 +251,8 @@ def test_the_span_of_the_pool_shrinks_when_those_below_are_gone(monkeypatch: pyt
 
 def test_who_finds_no_room_in_the_pool_waits_and_the_short_ones_pass():
     run = harness()
-    first, second = [97 + at % 19 for at in range(300)], [98 + at % 17 for at in range(300)]
-    run.submit(1, first, n_predict=100)
-    while not run.tokens.get(1):
-        run.step()
-    run.submit(2, second, n_predict=10)
+    begin_first(run)
+    run.submit(2, SECOND, n_predict=10)
     run.submit(3, [70] * 10, n_predict=10)
     while 3 not in run.finals:
         run.step()
@@ -254,33 +260,28 @@ def test_who_finds_no_room_in_the_pool_waits_and_the_short_ones_pass():
     assert 1 not in run.finals
     run.run()
     assert run.engine.totals.preemptions == 0
-    assert run.tokens[1] == expected_output(first, 100)
-    assert run.tokens[2] == expected_output(second, 10)
+    assert run.tokens[1] == expected_output(FIRST, 100)
+    assert run.tokens[2] == expected_output(SECOND, 10)
 
 
 def test_a_lower_lane_gives_its_cells_in_the_pool():
     run = harness()
-    first, second = [97 + at % 19 for at in range(300)], [98 + at % 17 for at in range(300)]
-    run.submit(1, first, n_predict=100, lane=Lane.BATCH)
-    run.submit(5, [70] * 10, n_predict=110, lane=Lane.BATCH)
-    while not run.tokens.get(1):
-        run.step()
-    run.submit(2, second, n_predict=10, lane=Lane.INTERACTIVE)
+    begin_first(run, lane=Lane.BATCH, with_a_short_one=True)
+    run.submit(2, SECOND, n_predict=10, lane=Lane.INTERACTIVE)
     while 2 not in run.finals:
         run.step()
     assert 1 not in run.finals
     run.run()
     assert run.engine.totals.preemptions == 1, "the short one has cells of its own"
-    assert run.tokens[1] == expected_output(first, 100)
-    assert run.tokens[2] == expected_output(second, 10)
+    assert run.tokens[1] == expected_output(FIRST, 100)
+    assert run.tokens[2] == expected_output(SECOND, 10)
 
 
 def test_who_gives_its_cells_to_a_batch_is_not_held_by_it():
     run = harness(n_batch=16, background_looks=1)
     first, second = [97 + at % 19 for at in range(384)], [98 + at % 17 for at in range(127)]
     run.submit(1, first, n_predict=100, lane=Lane.BATCH)
-    while not run.tokens.get(1):
-        run.step()
+    until_it_answers(run, 1)
     run.submit(2, second, n_predict=1, lane=Lane.INTERACTIVE)
     run.run()
     assert run.engine.totals.preemptions == 1
@@ -320,25 +321,19 @@ def test_scores_of_a_long_prompt_survive_that_it_leaves_the_pool_while_a_batch_i
 
 def test_nobody_loses_a_slot_for_one_that_has_no_room_in_the_pool():
     run = harness()
-    first, second = [97 + at % 19 for at in range(300)], [98 + at % 17 for at in range(300)]
-    run.submit(1, first, n_predict=100, lane=Lane.INTERACTIVE)
-    while not run.tokens.get(1):
-        run.step()
+    begin_first(run, lane=Lane.INTERACTIVE)
     for request_id in range(10, 13):
         run.submit(request_id, [request_id] * 20, n_predict=100, lane=Lane.BATCH)
-    run.submit(2, second, n_predict=10, lane=Lane.INTERACTIVE)
+    run.submit(2, SECOND, n_predict=10, lane=Lane.INTERACTIVE)
     run.run()
     assert run.engine.totals.preemptions <= 1
-    assert run.tokens[2] == expected_output(second, 10)
+    assert run.tokens[2] == expected_output(SECOND, 10)
 
 
 def test_a_lower_lane_gives_all_of_the_pool():
     run = harness()
-    first, second = [97 + at % 19 for at in range(300)], [98 + at % 17 for at in range(490)]
-    run.submit(1, first, n_predict=100, lane=Lane.BATCH)
-    run.submit(5, [70] * 10, n_predict=110, lane=Lane.BATCH)
-    while not run.tokens.get(1):
-        run.step()
+    second = [98 + at % 17 for at in range(490)]
+    begin_first(run, lane=Lane.BATCH, with_a_short_one=True)
     run.submit(2, second, n_predict=4, lane=Lane.INTERACTIVE)
     while 2 not in run.finals:
         run.step()

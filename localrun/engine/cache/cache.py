@@ -296,7 +296,6 @@ class Cache:
         """The prompt of a background sequence is done. Returns the stream in which it continues."""
         target = self._next_seq(is_away=False, spare=-1)
         assert target is not None, "more requests than streams"
-        self._vacate(target)
         self._move(seq, target)
         return target
 
@@ -311,7 +310,6 @@ class Cache:
             return None
         if not self.make_room(n_tokens + 1, in_pool=True):
             return None
-        self._vacate(target)
         self._move(seq, target)
         return target
 
@@ -361,7 +359,6 @@ class Cache:
             is_warm = self._copies.is_quick(n_tokens) or self._backend.warm(hole, n_soon)
             if self._is_long_unsaved(hole) or not is_warm:
                 return None  # later: it would hold up everybody
-            self._vacate(hole)
             self._move(seq, hole)
             return seq, hole
         if isinstance(self._layout, OnePool) and self._layout.is_loose:
@@ -658,8 +655,9 @@ class Cache:
         self._free.add(seq)
 
     def _move(self, seq: int, target: int) -> None:
-        """Move a running sequence to an empty stream."""
+        """Move a running sequence to one that does not run."""
         assert isinstance(self._layout, Streams)
+        self._vacate(target)
         self._layout.move(seq, target)
         n_tokens = self.tiers.tree.length(seq)
         self._running[target], self._keys[target] = self._running.pop(seq), self._keys[seq]

@@ -57,7 +57,7 @@ T = TypeVar("T")
 
 log = logging.getLogger("localrun.llama")
 
-# Long prompts that are computed at once, in the background. More of them share one batch; each has a stream of cells.
+# Of the pool beside the streams at least, besides its spare one: so many prompts may be computed there at once.
 BACKGROUND_SEQUENCES = 4
 # Drafted tokens of all streams that a step verifies. A row of logits is 0.6 MB with 150,000 tokens.
 DRAFT_ROWS = 64

@@ -109,7 +109,7 @@ class Admission:
             if request.is_scoring and any(other.is_scoring for other in self._scheduler.running):
                 continue
             reason = reasons.get(request)
-            is_long = _is_long(request, cache)
+            is_long = is_too_long(request, cache)
             # Those who need none of its cells go on, but no other long one overtakes it.
             if is_long and (lacks_cells or not self._could_make_way(request, cache, is_long)):
                 self._awaits_prompts |= not lacks_cells and self._is_held_up_by_prompts(request, cache)
@@ -131,7 +131,7 @@ class Admission:
             )
             if lease.n_here < lease.n_cached:
                 request.n_computed, request.is_away = lease.n_here, True
-            if self._is_in_pool(request):
+            if lease.seq >= self._backend.n_seqs:
                 if lease.n_cached < request.last_start:
                     self._background.add(request)
                 else:
@@ -162,14 +162,15 @@ class Admission:
         is_open = not self._background.is_busy and not self._awaits_prompts
         return not is_open and (is_long or self.goes_to_background(n_new, n_matched))
 
-    def _is_in_pool(self, request: Request) -> bool:
-        """Whether it has a sequence beside the streams."""
-        return request.seq is not None and request.seq >= self._backend.n_seqs
+    @property
+    def pooled(self) -> list[Request]:
+        """The running requests that have cells in the pool beside the streams."""
+        n_streams = self._backend.n_seqs
+        return [request for request in self._scheduler.running if request.seq is not None and request.seq >= n_streams]
 
     def _rivals(self, is_long: bool) -> list[Request]:
         """The running requests that have cells where a new one wants some."""
-        running = self._scheduler.running
-        return list(filter(self._is_in_pool, running)) if is_long else running
+        return self.pooled if is_long else self._scheduler.running
 
     def _below(self, request: Request, is_long: bool) -> list[Request]:
         """Whom a new request may take cells from, the first to go last."""
@@ -185,7 +186,7 @@ class Admission:
     def _is_held_up_by_prompts(self, request: Request, cache: Cache) -> bool:
         """Whether a long request would have room beside the long ones that run, but for prompts that leave soon. No
         more of these begin then: there may always be some."""
-        stay = [other for other in self._rivals(is_long=True) if _is_long(other, cache)]
+        stay = [other for other in self.pooled if is_too_long(other, cache)]
         n_wanted = request.n_known + sum(other.n_known for other in stay) + HEADROOM_CELLS * (len(stay) + 1)
         return not stay or n_wanted <= self._backend.n_cells
 
@@ -214,6 +215,6 @@ class Admission:
         return request.n_tokens + n_promised - cache.n_obtainable(request.key, is_long=False)
 
 
-def _is_long(request: Request, cache: Cache) -> bool:
+def is_too_long(request: Request, cache: Cache) -> bool:
     """Whether it is longer than a stream, or soon will be, where there are streams."""
-    return cache.outgrows(request.n_known, request.max_output - request.n_output)
+    return cache.outgrows(request.n_known, request.n_left)

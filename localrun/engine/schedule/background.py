@@ -3,8 +3,8 @@
 Owner: the engine's main thread. The backend's `Worker`, which not every layout has, computes one batch at a time, in
 sequences numbered from `first_seq` on, and pauses while streams are decoded. It computes all but the last token of a
 prompt; that one's logits are wanted in a step. Requests that are too long for a stream have their steps in the same
-context, between two batches, which are short while there are such. Rows of media make a batch of their
-own, a chunk's or a part of it, in turn with those of text.
+context, between two batches, which are short while there are such. Rows of media make a batch of their own, a chunk's
+or a part of it, in turn with those of text.
 
 Invariant: while `is_busy`, nobody touches the background's sequences. Who leaves meanwhile leaves its sequence to the
 batch, and it comes back with that (`Done.left`).
@@ -90,7 +90,6 @@ class Background:
         self.seqs: list[int] = []  # of each row of the batch under way
         self._was_media = False
         self._depth = 0.0
-        self._n_targets = BATCH_TARGETS
 
     @property
     def _worker(self) -> Worker:
@@ -160,7 +159,6 @@ class Background:
         streams with this target have patience for, less if some of them wait for all of it; 0 or None: there are none
         in a hurry. They are prompts with the same adapters, and the sets of adapters take turns. Whether one was
         begun."""
-        self._n_targets = HELD_TARGETS if holds_streams else BATCH_TARGETS
         if self.is_busy or not self._requests:
             return False
         company = self._ring.order(dict.fromkeys(request.company for request in self._requests))[0]
@@ -170,7 +168,8 @@ class Background:
         seeing = [request for request in prompts if request.chunks and request.next_chunk is not None]
         if seeing:
             prompts = [request for request in prompts if request not in seeing]
-            if not (self._was_media and prompts) and self._begin_media(seeing, target_s, rows_of, most_rows):
+            is_media_due = not (self._was_media and prompts)
+            if is_media_due and self._begin_media(seeing, target_s, rows_of, most_rows, holds_streams=holds_streams):
                 return True
             if not prompts:
                 return False
@@ -180,7 +179,7 @@ class Background:
             for request in prompts
         ]
         is_lowest = all(want.rank == LOWEST_RANK for want in wants)
-        n_rows = self._n_rows(depth, target_s, most_s=LOWEST_BATCH_S if is_lowest else BATCH_S)
+        n_rows = self._n_rows(depth, target_s, holds_streams=holds_streams, is_lowest=is_lowest)
         given = deal(wants, min(n_rows, most_rows))
         grants = [Grant(request, n_rows) for request, n_rows in zip(prompts, given, strict=True) if n_rows]
         if not grants:
@@ -192,7 +191,9 @@ class Background:
         self._was_media = False
         return True
 
-    def _begin_media(self, seeing: list[Request], target_s: float | None, rows_of: RowsOf, most_rows: int) -> bool:
+    def _begin_media(
+        self, seeing: list[Request], target_s: float | None, rows_of: RowsOf, most_rows: int, *, holds_streams: bool
+    ) -> bool:
         """Begin a batch for the next chunk of one of these requests, if one of them is encoded."""
         ready = [request for request in seeing if (placed := request.next_chunk) and rows_of(placed) is not None]
         if not ready:
@@ -205,7 +206,7 @@ class Background:
         assert rows is not None
         n_rows, first = request.n_grantable, request.n_computed - placed.start
         if placed.chunk.is_causal:
-            n_rows = min(n_rows, most_rows, self._n_rows(request.n_computed, target_s))
+            n_rows = min(n_rows, most_rows, self._n_rows(request.n_computed, target_s, holds_streams=holds_streams))
         if n_rows > most_rows:
             return False
         self._worker.batch.realm = request.adapters.realm
@@ -278,16 +279,17 @@ class Background:
         """Seconds that computing `n_tokens` from position `start` on would take, in full batches."""
         return self._cost.recompute_s(start, n_tokens, n_rows=self._worker.batch.capacity)
 
-    def _n_rows(self, depth: float, target_s: float | None, *, most_s: float = BATCH_S) -> int:
+    def _n_rows(self, depth: float, target_s: float | None, *, holds_streams: bool, is_lowest: bool = False) -> int:
         capacity = self._worker.batch.capacity
         if not self._cost.has_seen(depth):
             return min(capacity, max(TILE_ROWS, 8 * untried_rows(depth) // TILE_ROWS * TILE_ROWS))
         if not self._cost.is_warm:
             return min(capacity, 8 * TILE_ROWS)
-        allowed_s = min(most_s, self._n_targets * target_s) if target_s else most_s
+        allowed_s = LOWEST_BATCH_S if is_lowest else BATCH_S
+        if target_s:
+            allowed_s = min(allowed_s, (HELD_TARGETS if holds_streams else BATCH_TARGETS) * target_s)
         n_rows = best_size(self._cost, capacity, depth, allowed_s)
-        nobody_waits = most_s == BATCH_S and self._n_targets == BATCH_TARGETS
-        return max(n_rows, min(LEAST_ROWS, capacity)) if nobody_waits else n_rows
+        return n_rows if holds_streams or is_lowest else max(n_rows, min(LEAST_ROWS, capacity))
 
     def _end(self, *, is_computed: bool, error: DecodeFailed | None = None) -> Done:
         done = Done(self._grants, tuple(self._left), self.seqs, self._worker.computed_s, is_computed, error)

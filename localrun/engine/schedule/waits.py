@@ -111,7 +111,7 @@ class Waits:
 
     def _rest(self, request: Request) -> float:
         """Tokens that an answer is expected to have left."""
-        n_left, hazard = request.max_output - request.n_output, self._hazard.value or 0.0
+        n_left, hazard = request.n_left, self._hazard.value or 0.0
         return -math.expm1(-hazard * n_left) / hazard if hazard > _LEAST_HAZARD else n_left
 
 

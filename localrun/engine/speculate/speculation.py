@@ -290,7 +290,7 @@ class Speculation:
             return _NOTHING
         drafting = self._draftings[request]
         # The last token of an answer is never a draft: the row before it has it.
-        n_most = min(most_each, request.max_output - request.n_output - 1)
+        n_most = min(most_each, request.n_left - 1)
         guess = drafting.guess(n_most)
         drafter = self._drafter(request)
         return guess if drafter is None else drafting.ask(drafter, guess, n_most)
