@@ -159,15 +159,17 @@ def unused_now(root: Path = Path("/"), *, n_looks: int = 3, pause_s: float = 0.0
 
     The most of some looks: whoever asked for something just now is still awake, and done a millisecond later.
     """
-    unused = -math.inf
+    unused, n_all = -math.inf, os.cpu_count() or 1
     for look in range(n_looks):
+        if unused == n_all:
+            break
         if look:
             time.sleep(pause_s)
         runnable = re.search(r"^procs_running (\d+)$", _text(root / "proc/stat") or "", re.MULTILINE)
         if runnable is None:
             return math.inf
         own = sum(_is_running(_text(path)) for path in (root / "proc/self/task").glob("*/stat"))
-        unused = max(unused, (os.cpu_count() or 1) - max(0, int(runnable[1]) - own))
+        unused = max(unused, n_all - max(0, int(runnable[1]) - own))
     return unused
 
 

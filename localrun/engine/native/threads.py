@@ -43,6 +43,8 @@ WINDOW_S = 0.2
 LOOK_EVERY_S = 0.5
 # After so long in which we computed nothing, what others used meanwhile says nothing about now.
 STALE_S = 1.0
+# Nor if we used less than so much of a processor: most of what others used was while we were not there.
+PRESENT = 0.75
 # A processor is to be had if less than so much of it is missing. The daemon and its clients need some; and a program
 # that computes all the time leaves 1.33 of two processors to two threads.
 SPARE = 0.6
@@ -243,7 +245,7 @@ class PromptThreads:
     """How many threads compute a batch of prompts, which is too long for trials: as many as there are processors to be
     had, which are those that this process used lately, and those that nobody used.
 
-    When nothing of ours computed lately, what can be run this very moment is counted, until there is something better.
+    When little of ours computed lately, what can be run this very moment is counted, until there is something better.
     Beside four busy processes on two processors, a prompt of 1,024 tokens was computed at 325 to 516 tokens/s by one
     thread, and at 143 to 284 by two.
 
@@ -262,10 +264,13 @@ class PromptThreads:
     def choose(self, most: int) -> int:
         """Threads for a batch of prompts, from 1 to `most`."""
         now = self._read()
-        if now.at_s - self._computed_at_s > STALE_S:
-            self._n_available, self._before, self._is_guess = self._n_free(), now, True
-        else:
-            self._look(now)
+        is_stale = now.at_s - self._computed_at_s > STALE_S
+        if is_stale or now.own_s - self._before.own_s < PRESENT * (now.at_s - self._before.at_s):
+            n_free = self._n_free()
+            if is_stale or n_free < math.inf:
+                self._n_available, self._before, self._is_guess = n_free, now, True
+                return self.limit(most)
+        self._look(now)
         return self.limit(most)
 
     def limit(self, most: int) -> int:

@@ -20,6 +20,8 @@ from localrun.wire import Submit
 # Cells that every running stream must still be able to take before another request may start. A new request that only
 # just fits would be preempted a few steps later.
 HEADROOM_CELLS = 32
+# Where there are no streams, whoever comes next may have to wait for so many times the usual target.
+ALONE = 3
 
 
 class Admitted(NamedTuple):
@@ -85,15 +87,15 @@ class Admission:
 
     def goes_to_background(self, n_new: int, depth: int) -> bool:
         """Whether a prompt with `n_new` tokens to compute, from `depth` on, is computed in the background. Without
-        streams, nobody is held up by the last few tokens of a long prompt, and they are done sooner without two
-        copies."""
+        streams, nobody is held up by a few tokens or by the last ones of a long prompt, and they are done sooner
+        without two copies and a step for the last token."""
         if not self._background.is_there:
             return False
         target_s = self._scheduler.target_s
-        at_depth = depth if target_s is not None else 0
-        return self._background.takes(
-            n_new, self._scheduler.budget.direct_tokens(target_s or self._target_itl_s, at_depth)
-        )
+        budget = self._scheduler.budget
+        if target_s is None:
+            return self._background.takes(n_new, budget.direct_tokens(ALONE * self._target_itl_s))
+        return self._background.takes(n_new, budget.direct_tokens(target_s or self._target_itl_s, depth))
 
     def start(self, cache: Cache, now_s: float) -> Iterator[Admitted]:
         """Start waiting requests while slots and cells last, next first. A later one may take the slot that an earlier

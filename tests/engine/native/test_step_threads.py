@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable
 from itertools import pairwise
@@ -280,6 +281,15 @@ def test_after_a_pause_what_others_do_at_this_moment_counts():
     assert prompts.choose() == 1
 
 
+def test_what_others_did_while_we_did_little_does_not_count():
+    prompts = Prompts(2)
+    assert prompts.compute(0.35, own=0.5, others=1.0) == 2, "short requests of ours and of another server in turn"
+    prompts.n_free = 1.0
+    assert prompts.compute(0.35, own=0.5, others=1.0) == 1, "it computes at this moment"
+    prompts.n_free = math.inf
+    assert prompts.compute(0.35, own=0.5, others=1.0) == 1, "the system does not tell"
+
+
 def test_what_others_did_beside_streams_counts_for_the_prompt_that_comes_then():
     prompts = Prompts(2)
     for _ in range(20):
@@ -300,7 +310,9 @@ def test_what_was_busy_for_a_moment_when_streams_began_is_soon_forgotten():
 
 
 def test_there_is_always_a_thread():
-    assert Prompts(2).compute(1.0, own=0.2, others=1.8) == 1
+    prompts = Prompts(2)
+    prompts.n_free = -3.0
+    assert prompts.compute(1.0, own=0.2, others=1.8) == 1
 
 
 def test_a_moment_says_nothing():
