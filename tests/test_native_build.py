@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -391,7 +392,8 @@ class FakePip:
             for name in ("llama_cpp/lib/libllama.so", "lib/libllama.so", "include/llama.h"):
                 archive.writestr(name, content)
             archive.writestr("llama_cpp/__init__.py", "")
-            archive.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: llama_cpp_python\nVersion: {VERSION}\n")
+            about = f"Metadata-Version: 2.1\nName: llama_cpp_python\nVersion: {VERSION}\n"
+            archive.writestr(f"{info}/METADATA", about + "Requires-Dist: numpy\nRequires-Dist: diskcache>=5.6.1\n")
             archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
             archive.writestr(f"{info}/RECORD", "")
         return path
@@ -425,6 +427,12 @@ def test_a_wheel_is_used_again_only_for_what_it_was_made_of(tmp_path: Path, pip:
     assert compiled_wheel(plan_of(), machine(tmp_path, TERM="dumb"), sys.executable).parent.name
     compiled_wheel(plan_of(), here, sys.executable, anew=True)
     assert pip.n_built >= len(others) + 2, "asked for anew, it is compiled again"
+
+
+def test_a_wheel_asks_for_no_package_that_is_never_imported(tmp_path: Path, pip: FakePip):
+    with zipfile.ZipFile(compiled_wheel(plan_of(), machine(tmp_path), sys.executable)) as made:
+        about = made.read(f"llama_cpp_python-{VERSION}.dist-info/METADATA").decode()
+    assert re.findall(r"Requires-Dist: (\w+)", about) == ["numpy"]
 
 
 def test_what_is_kept_is_bounded_and_the_least_used_goes_first(tmp_path: Path, pip: FakePip):

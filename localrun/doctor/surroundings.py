@@ -6,6 +6,7 @@ Does not: connect to anything.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import os
 import platform
@@ -68,6 +69,8 @@ def check_packages(
         yield fail("packages", f"{name} is {found}; this version needs {wanted}", pip(f"{name}=={wanted}"))
     if not wrong:
         yield ok("packages", "the versions that this release needs")
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        yield ok("packages", f"diskcache {installed('diskcache')} (CVE-2025-69872) is here, but localrun never uses it")
 
 
 def own_requirements() -> Sequence[str]:

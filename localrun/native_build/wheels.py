@@ -34,6 +34,10 @@ RECORD = "llama_cpp/build.json"
 N_KEPT_WHEELS = 4
 
 
+# llama-cpp-python's own cache of prompts, which localrun has none of, unpickles files with it (CVE-2025-69872).
+_UNUSED = re.compile(rb"(?m)^Requires-Dist: diskcache\b.*\n")
+
+
 class BuildError(Exception):
     """One line: what is wrong, and what to type."""
 
@@ -41,7 +45,8 @@ class BuildError(Exception):
 def rewrite_wheel(
     source: Path, folder: Path, *, keep: Callable[[str], bool], add: Mapping[str, bytes], tag: str = ""
 ) -> Path:
-    """A copy of a wheel with some of its files and some more, perhaps for another platform. Returns its path.
+    """A copy of a wheel with some of its files and some more, perhaps for another platform, which does not ask for
+    packages that localrun does not use. Returns its path.
 
     RECORD is made anew. The copy has its final name only when it is whole.
     """
@@ -56,6 +61,8 @@ def rewrite_wheel(
         for info, data in files:
             if tag and info.filename == record.replace("RECORD", "WHEEL"):
                 data = re.sub(rb"(?m)^Tag: .*$", b"Tag: " + tag.encode(), data)
+            if info.filename == record.replace("RECORD", "METADATA"):
+                data = _UNUSED.sub(b"", data)
             new.writestr(info, data, zipfile.ZIP_DEFLATED)
             digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
             lines.append((info.filename, f"sha256={digest}", len(data)))

@@ -52,7 +52,7 @@ def test_pinned_packages_are_compared():
     required = ["llama-cpp-python==0.3.36", "numpy>=1.26", "textual==8.2.8; extra == 'dev'", "gone==1"]
 
     def installed(name: str) -> str:
-        if name == "gone":
+        if name in ("gone", "diskcache"):
             raise importlib.metadata.PackageNotFoundError(name)
         return "0.3.35+cu124"
 
@@ -62,6 +62,7 @@ def test_pinned_packages_are_compared():
     assert len(wrong) == 2
     assert wrong[0].remedy == f"{sys.executable} -m pip install llama-cpp-python==0.3.36"
     assert levels(check_packages(["llama-cpp-python==0.3.35"], installed)) == [OK]
+    assert any(says(each.text, "diskcache", "5.6.3", "never") for each in check_packages([], lambda name: "5.6.3"))
 
 
 # --- the machine -----------------------------------------------------------------------------------------------------
