@@ -180,6 +180,7 @@ class Background:
         ]
         is_lowest = all(want.rank == LOWEST_RANK for want in wants)
         n_rows = self._n_rows(depth, target_s, holds_streams=holds_streams, is_lowest=is_lowest)
+        n_rows = _with_the_rest(n_rows, sum(want.n_rows for want in wants), self._worker.batch.capacity)
         given = deal(wants, min(n_rows, most_rows))
         grants = [Grant(request, n_rows) for request, n_rows in zip(prompts, given, strict=True) if n_rows]
         if not grants:
@@ -295,3 +296,11 @@ class Background:
         done = Done(self._grants, tuple(self._left), self.seqs, self._worker.computed_s, is_computed, error)
         self._grants, self._left, self.seqs = (), [], []
         return done
+
+
+def _with_the_rest(n_rows: int, n_all: int, capacity: int) -> int:
+    """Rows of a batch that leaves no less than a tile, or nothing, of so many: llama.cpp's flash attention computes
+    fewer rows one by one. Behind 4,096 tokens of a 135M model 63 rows took 0.75 s, and 64 took 0.49 s."""
+    if n_rows <= TILE_ROWS or not 0 < n_all - n_rows < TILE_ROWS:
+        return n_rows
+    return n_all if n_all <= capacity else n_rows - TILE_ROWS

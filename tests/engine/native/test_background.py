@@ -179,9 +179,9 @@ def unlimited(cost: CostModel) -> Background:
     return Background(lambda: worker, cost)
 
 
-def n_rows_of(background: Background, depth: int, target_s: float | None) -> int:
-    """The rows that a long prompt gets in a batch behind `depth` tokens."""
-    prompt = [70] * (depth + 10_000)
+def n_rows_of(background: Background, depth: int, target_s: float | None, *, n_new: int = 10_000) -> int:
+    """The rows that a prompt with so many more tokens than its last gets in a batch behind `depth` tokens."""
+    prompt = [70] * (depth + n_new + 1)
     request = Request(0, prompt, len(prompt), 1, None, TextStream(()))
     request.seq, request.n_computed = 0, depth
     background.add(request)
@@ -221,6 +221,17 @@ def test_a_batch_takes_what_it_computes_in_its_time():
     for _ in range(30):
         machine.observe(rows, 0, 2.0)
     assert machine.rows(None) < rows
+
+
+@pytest.mark.parametrize("n_more", [0, 1, 63, 64])
+def test_the_rest_of_a_prompt_is_at_least_a_tile_or_is_computed_with_what_is_before_it(n_more: int):
+    """Kernels compute fewer rows than a tile one by one."""
+    slow, quick = Machine(), Machine(row_s=0.0001)
+    rows = slow.rows(None)
+    assert quick.rows(None) == 1024, "all that a batch holds"
+    assert n_rows_of(slow.background, 0, None, n_new=rows + n_more) == (rows + n_more if n_more < TILE_ROWS else rows)
+    taken = n_rows_of(quick.background, 0, None, n_new=1024 + n_more)
+    assert taken == (1024 if n_more in (0, TILE_ROWS) else 1024 - TILE_ROWS)
 
 
 def test_beside_streams_in_a_hurry_it_takes_less_at_once():
