@@ -140,9 +140,6 @@ ENGINE_ROOMS = {
     "embedding": (
         "backend",
         "encoding",
-        "fake",
-        "fake_media",
-        "fake_tokens",
         "pipes",
         "request",
         "sample.media",
@@ -150,8 +147,8 @@ ENGINE_ROOMS = {
     ),
 }
 NOT_PURE = {
-    *("adapters", "answers", "encoding", "engine", "process", "pipes", "fake", "fake_engine", "fake_media", "tools"),
-    *("embedding.engine", "embedding.fake", "embedding.process", "native.adapters"),
+    *("adapters", "answers", "encoding", "engine", "process", "pipes", "tools"),
+    *("embedding.engine", "embedding.process", "native.adapters"),
     *(
         "sample.grammars",
         "sample.grammar_library",
@@ -313,7 +310,7 @@ def test_only_the_modules_for_grammars_import_llguidance():
     assert loading == {
         f"localrun.engine.sample.{name}" for name in ("gbnf", "grammar_library", "vocabulary", "weakening")
     }
-    assert "llguidance" not in loaded_after("import localrun.engine.process, localrun.engine.fake, localrun.server.app")
+    assert "llguidance" not in loaded_after("import localrun.engine.process, localrun.server.app")
 
 
 def test_only_one_module_imports_mcp_and_only_when_a_server_is_started():
@@ -375,7 +372,7 @@ def test_help_is_not_kept_waiting_by_heavy_imports():
     assert not loaded & {"numpy", "gguf", "textual", "starlette", "uvicorn", "httpx2", "llama_cpp", "jinja2"}
 
 
-def test_the_loop_and_the_fake_run_without_native_libraries():
-    loaded = loaded_after("import localrun.engine.process, localrun.engine.fake, localrun.engine.engine")
+def test_the_loop_and_the_fakes_run_without_native_libraries():
+    loaded = loaded_after("import tests.fakes.process, localrun.engine.engine")
     assert "localrun" in loaded
     assert "llama_cpp" not in loaded

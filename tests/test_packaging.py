@@ -49,7 +49,8 @@ def test_the_recipe_the_corpus_and_the_tests_are_in_no_wheel():
     recipe = {path.name for path in (ROOT / "packaging" / "tiny").rglob("*.py")} - {"__init__.py"}
     assert {"train.py", "held_out.py", "conversation.py"} <= recipe
     assert not [path for path in files if path.startswith("localrun/models/") and Path(path).name in recipe]
-    assert not [path for path in files if "test" in Path(path).name or "synthesize_embedding" in path]
+    assert not [path for path in files if "test" in Path(path).name or "fake" in path]
+    assert not [path for path in files if path.endswith(".py") and "FAKE" in files[path].read_text(encoding="utf-8")]
 
 
 def test_everything_that_is_imported_at_run_time_is_in_the_wheel():

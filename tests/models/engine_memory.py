@@ -87,9 +87,9 @@ CASES = (
 WITH_ALL_CELLS = """
 import sys
 from localrun.engine.native.context import LlamaContext
-from localrun.engine.process import main
+from localrun.engine.process import LLAMA, main
 LlamaContext.give_back_cells = lambda context: 0
-sys.exit(main([]))
+sys.exit(main(LLAMA))
 """
 
 

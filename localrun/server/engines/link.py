@@ -21,7 +21,7 @@ import signal
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from localrun import framing, library_problems, wire
@@ -62,9 +62,8 @@ class Sink(Protocol):
     def on_engine_gone(self, error: LocalrunError, *, is_blamed: bool, is_alone: bool) -> bool: ...
 
 
-def engine_command(*, fake: bool) -> list[str]:
-    """The argv of an engine. `-P` keeps modules lying in the current folder from being imported."""
-    return [sys.executable, "-P", "-m", "localrun.engine.process", *(["--fake"] if fake else [])]
+# The argv of an engine. `-P` keeps modules lying in the current folder from being imported.
+ENGINE_COMMAND = (sys.executable, "-P", "-m", "localrun.engine.process")
 
 
 class EngineLink:
@@ -77,7 +76,7 @@ class EngineLink:
         self,
         *,
         model: str,
-        command: list[str],
+        command: Sequence[str],
         on_step: Callable[[EngineLink, wire.Step], None],
         on_end: Callable[[EngineLink], None],
         on_answered: Callable[[EngineLink], None] = lambda link: None,

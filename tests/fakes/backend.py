@@ -11,11 +11,9 @@ error. Of adapters whose path ends with "broken" there is nothing to load.
 With a `memory_kind` other than attention a sequence is whole or nothing: no part of it can be shared, and none taken
 off but for rows of the last step.
 
-With a `FakeProjector` (`fake_media.py`) it takes media, whose rows are hashed with their positions, too.
+With a `FakeProjector` (`media.py`) it takes media, whose rows are hashed with their positions, too.
 
-The vocabulary is that of `fake_tokens.py`. In the environment, LOCALRUN_FAKE_STEP_MS makes every step last so long,
-LOCALRUN_FAKE_ENDLESS=1 leaves the ends out, and LOCALRUN_FAKE_SCRIPTS=1 lets a prompt say what the reply is
-(`fake_tokens.scripted_token`).
+The vocabulary is that of `tokens.py`. What the environment says is in `serve.py`.
 """
 
 from __future__ import annotations
@@ -48,8 +46,13 @@ from localrun.engine.backend import (
     State,
     first_undoable,
 )
-from localrun.engine.fake_media import N_EMBD, FakeProjector, contents_of
-from localrun.engine.fake_tokens import (
+from localrun.engine.sample.constraint import DEAD_END, Constraint
+from localrun.engine.sample.draws import bits_at
+from localrun.engine.speculate.choice import MOST_DRAFTS
+from localrun.errors import BadModelFile
+from localrun.wire import Adapter, Sampling, TokenLogprob
+from tests.fakes.media import N_EMBD, FakeProjector, contents_of
+from tests.fakes.tokens import (
     CONTROL,
     CONTROL_NAMES,
     IM_END,
@@ -60,11 +63,6 @@ from localrun.engine.fake_tokens import (
     scripted_token,
     tokenize,
 )
-from localrun.engine.sample.constraint import DEAD_END, Constraint
-from localrun.engine.sample.draws import bits_at
-from localrun.engine.speculate.choice import MOST_DRAFTS
-from localrun.errors import BadModelFile
-from localrun.wire import Adapter, Sampling, TokenLogprob
 
 # What a row is said to take in the background.
 _ROW_S = 1e-4

@@ -1,7 +1,7 @@
 """A deterministic embedder without weights: a vector is a hash of a token and of what its sequence had before it.
 
 So a mix-up of sequences, a lost piece or a wrong position changes the result, and a test sees it. A score is made of
-the same hash, between 0 and 1. The vocabulary is that of `engine.fake`: bytes and two control tokens, which also stand
+the same hash, between 0 and 1. The vocabulary is that of `tokens.py`: bytes and two control tokens, which also stand
 around every text.
 """
 
@@ -15,12 +15,12 @@ import numpy as np
 
 from localrun.engine.backend import Batch, MediaChunk, MediaRows
 from localrun.engine.embedding.inputs import FloatVector, PairFormat
-from localrun.engine.fake import FakeBackend
-from localrun.engine.fake_media import N_EMBD as N_INPUT
-from localrun.engine.fake_media import FakeProjector, contents_of
-from localrun.engine.fake_tokens import CONTROL, IM_END, IM_START
 from localrun.errors import NotSupported
 from localrun.wire import Pooling
+from tests.fakes.backend import FakeBackend
+from tests.fakes.media import N_EMBD as N_INPUT
+from tests.fakes.media import FakeProjector, contents_of
+from tests.fakes.tokens import CONTROL, IM_END, IM_START
 
 N_EMBD = 8
 

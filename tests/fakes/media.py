@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localrun.engine.backend import MediaChunk
-from localrun.engine.fake_tokens import tokenize
 from localrun.wire import MediaKind, Segment
+from tests.fakes.tokens import tokenize
 
 N_EMBD = 4
 # A picture is a grid of patches of so many pixels, and of this many patches a side at most.
