@@ -22,8 +22,8 @@ N_PROMPT, N_OUTPUT = 512, 96
 
 def measure(model: str) -> dict[str, float]:
     """Tokens per second of each workload, with the library that this process has loaded."""
+    from bench.bare_loop import decode_rate
     from localrun.engine.native.llama import LlamaBackend
-    from localrun.engine.tools.bare_loop import decode_rate
     from localrun.processors import usable
 
     backend = LlamaBackend(

@@ -42,7 +42,7 @@ CONFIG, CPU_FEATURES, ERRORS, FILE_STAMP, KERNELS, KV_FOLDERS, LIBRARY_PROBLEMS,
 PRIORITY, PRIVATE_FILE, PROCESSES, SNAPSHOT, THREAD_CHOICE, VISIBLE, WIRE, WORKER_LIMITS = _SOME
 # Headers of sound files, for the daemon and its clients.
 SOUND_HEADERS = "localrun.sound_headers"
-KERNEL_PROBE = "localrun.kernel_probe"
+PROBE = "localrun.probe"
 PROCESSORS = "localrun.processors"
 NATIVE_BUILD = "localrun.native_build"
 FRAMING = "localrun.framing"
@@ -99,10 +99,10 @@ ALLOWED = {
     "localrun.service": (CONFIG, ERRORS, OLLAMA_ENVIRONMENT, PRIVATE_FILE, PROCESSES, VISIBLE),
     OLLAMA_ENVIRONMENT: (CONFIG,),
     "localrun.doctor": (
-        *(CONFIG, ERRORS, KERNEL_PROBE, KERNELS, KV_FOLDERS, LIBRARY_PROBLEMS, PROCESSES, PROCESSORS, THREAD_CHOICE),
+        *(CONFIG, ERRORS, PROBE, KERNELS, KV_FOLDERS, LIBRARY_PROBLEMS, PROCESSES, PROCESSORS, THREAD_CHOICE),
         *("localrun.models", CPU_FEATURES, NATIVE_BUILD),
     ),
-    KERNEL_PROBE: (CONFIG, KERNELS, PRIORITY, PROCESSES, "localrun.models"),
+    PROBE: (CONFIG, KERNELS, PRIORITY, PROCESSES, "localrun.models"),
     "localrun.framing": (WIRE,),
     PROCESSORS: (CPU_FEATURES,),
     # Before anything is installed: what it imports needs the standard library alone, too.
@@ -119,7 +119,6 @@ ALLOWED_LAZILY = {
         "localrun.doctor",
         "localrun.models.catalog",
         "localrun.models.storage",
-        "localrun.models.synthesis.synthesize",
         "localrun.server.app",
         "localrun.service",
         "localrun.tui.app",
@@ -323,7 +322,7 @@ def test_only_one_module_imports_mcp_and_only_when_a_server_is_started():
 
 def test_only_the_entry_points_open_the_real_backend():
     users = {found.importer for found in imports() if found.name == "localrun.engine.native.llama"}
-    entries = ("process", "tools.bare_loop", "tools.thread_rates")
+    entries = ("process", "tools.thread_rates")
     assert users == {f"localrun.engine.{name}" for name in entries}
 
 

@@ -53,8 +53,6 @@ def test_text_of_programs_is_utf_8_and_never_an_error() -> None:
 
 # Programs that a person starts in a terminal of theirs, and what never runs on Windows.
 SEEN = {
-    ("localrun.bench.ceiling", "run"),
-    ("localrun.bench.peer_build", "Popen"),
     ("localrun.bench.servers", "Popen"),
     ("localrun.bench.tune", "Popen"),
     ("localrun.kernels", "run"),

@@ -1,4 +1,4 @@
-"""`localrun bench`: measure localrun, or any server with OpenAI's API; `bench peer` compares it with llama-server."""
+"""`localrun bench`: measure localrun, or any server with OpenAI's API."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import dataclasses
 import functools
 import math
 import signal
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from localrun import __version__, config, errors
+from localrun import __version__, errors
 from localrun.cli import exits
 from localrun.cli.arguments import NumberList, with_settings
 from localrun.cli.daemon import base_url, daemon_version
@@ -24,14 +23,10 @@ from localrun.cli.text import progress, say
 from localrun.config import Settings
 
 if TYPE_CHECKING:
-    from localrun.bench.compare import Run
     from localrun.bench.metrics import CurvePoint
-    from localrun.bench.peer import PeerComparison
     from localrun.bench.results import RunResult, Workload
     from localrun.bench.roofline import Roofline
     from localrun.bench.session import Session
-
-_EXISTING = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
 class _Positive(click.FloatRange):
@@ -54,11 +49,11 @@ class _NewFile(click.Path):
         return path
 
 
-_POSITIVE = _Positive(min=0, min_open=True)
+POSITIVE = _Positive(min=0, min_open=True)
 _FILE = _NewFile(dir_okay=False, path_type=Path)
 
 
-def _chosen(names: Sequence[str]) -> list[Workload]:
+def chosen_workloads(names: Sequence[str]) -> list[Workload]:
     """The workloads of these names, or all of them. Raises click.UsageError."""
     from localrun.bench.workloads import WORKLOADS
 
@@ -104,7 +99,7 @@ def with_reporting(function: Callable[..., int]) -> Callable[..., int]:
     )
     @click.option("--watts", type=float, help="Power that this machine draws; needs --price-per-kwh.")
     @click.option("--price-per-kwh", type=float, help="Price of a kilowatt-hour.")
-    @click.option("--bandwidth", type=_POSITIVE, metavar="GB/S",
+    @click.option("--bandwidth", type=POSITIVE, metavar="GB/S",
                   help="Bandwidth of the memory that holds the model. Default: main memory, measured.")  # fmt: skip
     @click.option("--json", "json_path", type=_FILE, help="Write everything to this file, with every request.")
     @click.option("--plot", "plot_path", type=_FILE, help="Draw the decode curve and the latencies as a PNG.")
@@ -130,137 +125,18 @@ def with_reporting(function: Callable[..., int]) -> Callable[..., int]:
     return with_options
 
 
-_STREAMS = (
+STREAMS = (
     "decode, edit, list, json, prose: numbers of streams. Default: doubling until the knee for decode, and 1, 2, 4 and "
     "8 for the others."
 )
 
 
-# --- bench peer ---
-
-
-def _words(_context: click.Context, _parameter: click.Parameter, value: str | None) -> list[str]:
-    return [word.strip() for word in value.split(",") if word.strip()] if value else []
-
-
-def _latency(_context: click.Context, _parameter: click.Parameter, value: str) -> str:
-    try:
-        config.latency_target_s(value)
-    except config.ConfigError as error:
-        raise click.BadParameter(str(error)) from None
-    return value
-
-
-@click.command("peer")
-@click.option("--workloads", callback=_words, metavar="NAME,NAME,...", help="Workloads to run. Default: all.")
-@click.option("--rounds", type=click.IntRange(min=1), default=5, show_default=True, help="Runs of each workload.")
-@click.option("--model", type=_EXISTING, help="A GGUF. Default: a random 135M Q4_0 model.")
-@click.option("--slots", type=click.IntRange(1, 256), default=8, show_default=True, help="Slots of both servers.")
-@click.option("--kv-cells", type=click.IntRange(min=256), default=32768, show_default=True,
-              help="KV cells of both servers.")  # fmt: skip
-@click.option("--threads", type=click.IntRange(min=1), help="Threads of both servers. Default: one per fast core.")
-@click.option("--latency", callback=_latency, default="balanced", show_default=True, metavar="MODE",
-              help="Latency mode of localrun.")  # fmt: skip
-@click.option("--streams", type=NumberList(), default=(), help=_STREAMS)
-@click.option("--seconds", type=_POSITIVE, default=20.0, show_default=True,
-              help="Duration of the workloads that have one.")  # fmt: skip
-@click.option("--rate", type=_POSITIVE, default=1.0, show_default=True,
-              help="chat: requests per second.")  # fmt: skip
-@click.option("--seed", type=int, help="Seed of prompts and arrivals. Default: a new one.")
-@click.option(
-    "--fresh", is_flag=True, help="Start each server afresh for every run, alone and with no files from earlier runs."
-)
-@click.option(
-    "--spec-default", "peer_drafts", is_flag=True, help="Also measure llama-server with its flag of this name."
-)
-@click.option("--server", "binary", type=_EXISTING, help="An existing llama-server. Default: build one.")
-@click.option("--require", multiple=True, metavar="WORKLOAD:METRIC<=RATIO",
-              help="Fail unless the median ratio meets this limit (<= or >=). Repeatable.")  # fmt: skip
-@with_reporting
-def peer_command(
-    workloads: list[str], rounds: int, model: Path | None, slots: int, kv_cells: int, threads: int | None,
-    latency: str, streams: tuple[int, ...], seconds: float, rate: float, seed: int | None, fresh: bool,
-    peer_drafts: bool, binary: Path | None, require: tuple[str, ...], reporting: Reporting,
-) -> int:  # fmt: skip
-    """Compare localrun with llama-server on this machine: same model, slots, KV cells and threads.
-
-    llama-server is built once from the llama.cpp source that llama-cpp-python ships, so that both have the same
-    kernels; this needs cmake and a C++ compiler. It runs with split and with unified KV, and each metric is compared
-    with the better of the two. Runs alternate; ratios are localrun / llama-server, taken within the same round.
-    """
-    from localrun.bench.compare import parse_threshold
-    from localrun.bench.peer import Schedule, compare_with_peer
-    from localrun.bench.peer_build import build_folder, build_llama_server
-    from localrun.bench.results import Options
-    from localrun.bench.roofline import roofline
-    from localrun.bench.servers import ServerFlags, model_or_random
-    from localrun.bench.session import random_seed
-    from localrun.bench.workloads.workload import INTERRUPTED
-    from localrun.processors import usable
-
-    chosen = _chosen(workloads)
-    thresholds = [parse_threshold(text) for text in require]
-    # Servers must be ended on the way out, which the default action would not do.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    binary = (binary or build_llama_server(build_folder(), say)).absolute()
-    n_threads = threads or usable().usual_threads
-    with tempfile.TemporaryDirectory(prefix="localrun-bench-") as folder:
-        if model is None:
-            progress("writing a random 135M Q4_0 model")
-        path = model_or_random(model, Path(folder))
-        flags = ServerFlags(model=path.absolute(), slots=slots, kv_cells=kv_cells, threads=n_threads, latency=latency)
-        limit = roofline(path, n_threads, reporting.bandwidth_bytes_per_s)
-        options = Options(
-            seed=random_seed() if seed is None else seed, streams=streams, slots=slots, kv_cells=kv_cells,
-            # llama-server with split KV gives each slot its part, and ours stops where the model's training did.
-            context_tokens=min(kv_cells // slots, limit.header.n_ctx_train), seconds=seconds, rate_per_s=rate,
-        )  # fmt: skip
-        progress(f"memory bandwidth {limit.bandwidth_bytes_per_s / 1e9:.1f} GB/s, seed {options.seed}")
-        schedule = Schedule(workloads=chosen, n_rounds=rounds, options=options, is_fresh=fresh, peer_drafts=peer_drafts)
-        outcome = compare_with_peer(
-            binary, flags, schedule, Path(folder), thresholds=thresholds, roofline=limit, on_run=_show_run
-        )
-    say("\n".join(_report(outcome, reporting)))
-    reporting.write(outcome, outcome.curves, [run.result for run in outcome.runs])
-    if outcome.problem == INTERRUPTED:
-        return exits.INTERRUPTED
-    if outcome.problem:
-        raise errors.LocalrunError(f"ended early; the runs above are complete: {outcome.problem}")
-    return exits.OK if all(verdict.is_met for verdict in outcome.verdicts) else exits.ERROR
-
-
-def _report(outcome: PeerComparison, reporting: Reporting) -> list[str]:
-    from localrun.bench.report import comparison_tables, note_lines, verdict_lines
-    from localrun.bench.workloads import WORKLOADS
-
-    lines = comparison_tables(outcome.comparisons, WORKLOADS, outcome.contenders)
-    lines += reporting.curve_lines(outcome.curves)
-    lines += note_lines(run.result for run in outcome.runs)
-    return lines + verdict_lines(outcome.verdicts)
-
-
-def _show_run(run: Run) -> None:
-    from localrun.bench.report import shown
-    from localrun.bench.workloads import WORKLOADS
-
-    result = run.result
-    names = WORKLOADS[result.workload].shown(result.metrics)[:4]
-    numbers = ", ".join(f"{name} {shown(name, result.metrics[name])}" for name in names)
-    note = f" ({result.note})" if result.note else ""
-    progress(f"round {run.round_index + 1} {result.workload}, {result.target.name}: {numbers}{note}")
-
-
-# --- bench ---
-
-
 class _BenchCommand(click.Command):
-    """Its words are workloads, except `peer`, `tiers` and `tune` as the first, which are commands of their own."""
+    """Its words are workloads, except `tiers` and `tune` as the first, which are commands of their own."""
 
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
     ) -> click.Context:
-        if args[:1] == ["peer"]:
-            return peer_command.make_context(f"{info_name} peer", args[1:], parent=parent, **extra)
         if args[:1] == ["tune"]:
             from localrun.cli.bench_tune import tune_command
 
@@ -280,15 +156,15 @@ class _BenchCommand(click.Command):
 @click.option(
     "--rounds", type=click.IntRange(min=1), default=1, show_default=True, help="How many times to run everything."
 )
-@click.option("--streams", type=NumberList(), help=_STREAMS)
-@click.option("--seconds", type=_POSITIVE, metavar="N",
+@click.option("--streams", type=NumberList(), help=STREAMS)
+@click.option("--seconds", type=POSITIVE, metavar="N",
               help="Duration of chat, of fairness, and of the second part of overload. Default: 20.")  # fmt: skip
-@click.option("--rate", "rate_per_s", type=_POSITIVE, metavar="N", help="chat: requests per second. Default: 1.")
-@click.option("--burstiness", type=_POSITIVE, metavar="N",
+@click.option("--rate", "rate_per_s", type=POSITIVE, metavar="N", help="chat: requests per second. Default: 1.")
+@click.option("--burstiness", type=POSITIVE, metavar="N",
               help="chat: 1 (the default) is a Poisson process; lower is burstier, higher more regular.")  # fmt: skip
-@click.option("--ttft-limit", "ttft_limit_s", type=_POSITIVE, metavar="SECONDS",
+@click.option("--ttft-limit", "ttft_limit_s", type=POSITIVE, metavar="SECONDS",
               help="chat: longest good time to first token. Default: 2.")  # fmt: skip
-@click.option("--itl-limit", "itl_limit_s", type=_POSITIVE, metavar="SECONDS",
+@click.option("--itl-limit", "itl_limit_s", type=POSITIVE, metavar="SECONDS",
               help="chat: longest good time per token. Default: 0.2.")  # fmt: skip
 @click.option(
     "--latency", metavar="MODE", help="Latency to ask localrun for: interactive, balanced, throughput, or milliseconds."
@@ -299,7 +175,7 @@ class _BenchCommand(click.Command):
               help="KV cells of the server. Default: what localrun reports, or 32768.")  # fmt: skip
 @click.option("--context", "context_tokens", type=click.IntRange(min=256), metavar="TOKENS",
               help="Longest request the server accepts. Default: 4096, or less if localrun reports less.")  # fmt: skip
-@click.option("--timeout", "request_timeout_s", type=_POSITIVE, metavar="SECONDS",
+@click.option("--timeout", "request_timeout_s", type=POSITIVE, metavar="SECONDS",
               help="Give up on a request after this. Default: 600.")  # fmt: skip
 @click.option("--seed", type=int, help="Seed of prompts and arrivals. Default: a new one, so that nothing is cached.")
 @click.option("--verbose", is_flag=True, help="Show every metric.")
@@ -312,8 +188,8 @@ def bench_command(
     """Measure a server with the given WORKLOADs, or with all of them.
 
     The server is the one at --url, which can be any server with OpenAI's API; otherwise the running daemon; otherwise a
-    temporary daemon with files of its own. The running daemon is measured with the built-in model `tiny`, a temporary
-    one with a random model of 135M parameters in Q4_0, unless --model is given. Prompts are random tokens.
+    temporary daemon with files of its own. The model is the built-in one, `tiny`, unless --model is given. Prompts are
+    random tokens.
 
     \b
     decode     short prompts at rising concurrency, until the knee
@@ -333,14 +209,13 @@ def bench_command(
 
     The exit code is 1 if a request of a workload other than overload did not complete.
 
-    `localrun bench peer` runs them against localrun and llama-server in turn; `localrun bench tune` finds the best
-    number of threads; `localrun bench tiers` shows what a tier saves.
+    `localrun bench tune` finds the best number of threads; `localrun bench tiers` shows what a tier saves.
     """
     from localrun.bench.metrics import decode_curves
     from localrun.bench.report import table
     from localrun.bench.workloads import WORKLOADS
 
-    chosen = _chosen(names)
+    chosen = chosen_workloads(names)
     results: list[RunResult] = []
     is_whole = False
     with ExitStack() as stack:
@@ -384,10 +259,10 @@ def _session(
     if url is None and (settings.port == 0 or daemon_version(settings) is None):
         # As Ctrl-C, so that the daemon is ended on the way out.
         signal.signal(signal.SIGTERM, signal.default_int_handler)
-        progress("starting a temporary daemon" + ("" if model else ", with a random 135M Q4_0 model"))
+        progress("starting a temporary daemon")
         server = stack.enter_context(
             own_server(
-                Path(model) if model else None, slots=options.slots, kv_cells=options.kv_cells,
+                Path(model or BUILT_IN), slots=options.slots, kv_cells=options.kv_cells,
                 threads=settings.threads, latency=options.latency or settings.latency,
             )
         )  # fmt: skip

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @click.command("tune")
-@click.argument("model", required=False)
+@click.argument("model")
 @click.option("--threads", "counts", type=NumberList(), default=(), metavar="N,N,...",
               help="Numbers to try. Default: chosen by the available processors.")  # fmt: skip
 @click.option(
@@ -30,30 +29,26 @@ if TYPE_CHECKING:
 )
 @click.option("--dry-run", is_flag=True, help="Do not save the result.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
-def tune_command(model: str | None, counts: tuple[int, ...], rounds: int, dry_run: bool, as_json: bool) -> int:
+def tune_command(model: str, counts: tuple[int, ...], rounds: int, dry_run: bool, as_json: bool) -> int:
     """Measure how many threads are best for MODEL, and save the result for the engines that load it.
 
     MODEL is a name or the path of a GGUF. Each number of threads computes a prompt of 512 tokens and 1, 4 and 8
-    streams, on the CPU. Without MODEL, a random 135M Q4_0 model is measured and nothing is saved.
+    streams, on the CPU.
 
     An engine tries some numbers by itself when it is idle after its first load; this is more thorough. Run it under the
     limits (container, affinity) that the daemon has, because the result holds for these. Nothing is saved while other
     programs use the processors.
     """
-    from localrun.bench.servers import model_or_random
     from localrun.bench.tune import counts_to_try, find_model, tune
     from localrun.processors import usable
 
     settings = config.load({})
     processors = usable()
-    with tempfile.TemporaryDirectory(prefix="localrun-bench-") as folder:
-        if model is None:
-            progress("writing a random 135M Q4_0 model")
-        found = find_model(model or str(model_or_random(None, Path(folder))), settings)
-        tuning = tune(found, processors, counts or counts_to_try(processors), rounds=rounds, on_measured=_show)
+    found = find_model(model, settings)
+    tuning = tune(found, processors, counts or counts_to_try(processors), rounds=rounds, on_measured=_show)
     kept_at = config.folders().cache / thread_choice.FILE_NAME
     before = thread_choice.find(kept_at, processors.identity, tuning.build, tuning.shape)
-    is_kept = not dry_run and model is not None and not tuning.is_disturbed
+    is_kept = not dry_run and not tuning.is_disturbed
     if is_kept:
         tuning.keep(kept_at, time.time())
     if as_json:

@@ -11,9 +11,9 @@ from localrun.engine.cache.disk_files import library_build
 from localrun.engine.native.library import library_folder
 from localrun.errors import EngineFailed
 from localrun.models.storage.model import Model
-from localrun.models.synthesis.synthesize import synthesize
 from localrun.processors import Processors
 from localrun.thread_choice import Shape, Threads
+from tests.support.synthesis.synthesize import synthesize
 
 HERE = Processors(name="made", n_machine=2, n_allowed=2, performance_cores=2)
 

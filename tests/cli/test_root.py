@@ -82,7 +82,6 @@ def test_every_command_has_help(name, capsys):
         (["stop", "tiny", "--daemon"], "--daemon"),
         (["run", "tiny", "hi", "--option", "warmth=1"], "temperature"),
         (["run", "tiny", "hi", "--option", "seed=x"], "whole number"),
-        (["dev", "synth", "no-such-shape", "Q4_0", "/nowhere/x.gguf"], "shape"),
     ],
 )
 def test_wrong_use_is_one_line_and_code_2(arguments, words, capsys, environment):

@@ -25,9 +25,9 @@ from localrun.doctor.llama_build import (
     rebuild,
 )
 from localrun.engine.tools.build_report import cpu_features
-from localrun.kernel_probe import ProbeTooSlow
 from localrun.kernels import Fault, Verdict
 from localrun.native_build.plan import Plan
+from localrun.probe.kernel_probe import ProbeTooSlow
 from tests.says import says
 
 

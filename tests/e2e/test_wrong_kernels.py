@@ -14,9 +14,9 @@ import pytest
 
 from localrun import kernels
 from localrun.kernels import Verdict
-from localrun.models.synthesis.synthesize import synthesize
 from tests.broken_kernels import broken_q4_k
 from tests.daemon import Daemon, running_daemon
+from tests.support.synthesis.synthesize import synthesize
 
 
 @pytest.fixture(scope="module")

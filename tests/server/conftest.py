@@ -14,11 +14,11 @@ import pytest
 from localrun import wire
 from localrun.config import Settings
 from localrun.models.storage.store import Store
-from localrun.models.synthesis.synthesize import synthesize
 from localrun.server.engines.supervisor import Supervisor
 from localrun.server.jobs.job import Ask, Job
 from localrun.server.runtime import Runtime
 from tests.fakes import ENGINE
+from tests.support.synthesis.synthesize import synthesize
 
 Running = Callable[..., AbstractAsyncContextManager[Runtime]]
 Submit = Callable[..., Awaitable[None]]

@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 import pytest
 
-from localrun.bench.compare import Run
-from localrun.bench.peer import Schedule, alternate
+from bench.compare import Run
+from bench.peer import Schedule, alternate
 from localrun.bench.results import Options, RunResult, Target, Workload
 from localrun.bench.workloads.workload import INTERRUPTED
 from localrun.errors import LocalrunError

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from localrun.bench.compare import Run, Spread, Threshold, Verdict, compare, judge, parse_threshold
+from bench.compare import Run, Spread, Threshold, Verdict, compare, judge, parse_threshold
 from localrun.bench.results import RunResult, Target
 from localrun.errors import BadRequest
 

@@ -22,12 +22,13 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
+from bench.compare import Comparison, Run, Threshold, Verdict, compare, judge
+from bench.servers import peer_server
 from localrun import __version__
-from localrun.bench.compare import Comparison, Run, Threshold, Verdict, compare, judge
 from localrun.bench.metrics import CurvePoint, decode_curves
 from localrun.bench.results import Metrics, Options, RunResult, Target, Workload
 from localrun.bench.roofline import Roofline
-from localrun.bench.servers import NAME, ServerFlags, local_server, peer_server
+from localrun.bench.servers import NAME, ServerFlags, local_server
 from localrun.bench.workloads.workload import INTERRUPTED
 from localrun.errors import LocalrunError
 from localrun.processors import usable

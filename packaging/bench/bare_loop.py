@@ -1,6 +1,6 @@
 """The ceiling: decode and greedy sampling in a bare loop over the backend, with nothing around it.
 
-`python -m localrun.engine.tools.bare_loop MODEL --streams 8` prints one JSON line. No scheduler, pipe, HTTP or text:
+`python -m bench.bare_loop MODEL --streams 8` prints one JSON line. No scheduler, pipe, HTTP or text:
 what the daemon reaches, client included, is compared with this number on the same file and the same threads.
 """
 
@@ -18,7 +18,7 @@ from localrun.wire import Sampling
 
 
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m localrun.engine.tools.bare_loop", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m bench.bare_loop", description=__doc__)
     parser.add_argument("model")
     parser.add_argument("--streams", type=int, default=1)
     parser.add_argument("--prompt-tokens", type=int, default=50)

@@ -6,8 +6,8 @@ import msgspec
 import numpy as np
 import pytest
 
+from bench import bare_loop
 from localrun.engine.native.llama import LlamaBackend
-from localrun.engine.tools import bare_loop
 
 
 def test_every_round_is_a_line_with_its_rate(tiny_gguf: Path, capfdbinary: pytest.CaptureFixture[bytes]):

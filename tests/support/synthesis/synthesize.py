@@ -1,9 +1,8 @@
-"""Writes random-weight GGUF files of real models' shapes, for tests and benchmarks; and the smallest ones that take
-every kernel a real model would, for the probe of the native library (`localrun.kernel_probe`).
+"""Writes random-weight GGUF files of real models' shapes, for tests and benchmarks:
+`python -m tests.support.synthesis.synthesize SHAPE TYPE OUT`.
 
 The files load in llama.cpp like any other: a working byte-level BPE tokenizer, control tokens, a ChatML template, the
-real model's dimensions and context length. Their text is nonsense. The same arguments give the same bytes. The files
-for the probe have no vocabulary; all matrices of one have one type, so that what goes wrong has one name.
+real model's dimensions and context length. Their text is nonsense. The same arguments give the same bytes.
 
 Memory stays below about 300 MiB for any shape: tensors are streamed from small pools of random blocks, which are tiled
 (see `random_blocks`). The file appears under its name only when it is whole.
@@ -14,8 +13,7 @@ Does not: make mixtures of experts, encoders or projectors; only the architectur
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from dataclasses import replace
+import sys
 from pathlib import Path
 from typing import BinaryIO
 
@@ -26,9 +24,8 @@ import numpy as np
 from numpy.random import default_rng
 
 from localrun.errors import BadRequest
-from localrun.models.gguf.ggml_types import by_name
-from localrun.models.synthesis.random_blocks import BlockPool
-from localrun.models.synthesis.synthetic_tokenizer import (
+from localrun.probe.random_blocks import BlockPool
+from tests.support.synthesis.synthetic_tokenizer import (
     CHAT_TEMPLATE,
     CONTROL_TOKENS,
     END_OF_TEXT,
@@ -36,12 +33,12 @@ from localrun.models.synthesis.synthetic_tokenizer import (
     Vocabulary,
     make_vocabulary,
 )
-from localrun.models.synthesis.tensor_plan import SHAPES, TYPES, Recurrence, Shape, TensorPlan, plan_tensors
+from tests.support.synthesis.tensor_plan import SHAPES, TYPES, Shape, TensorPlan, plan_tensors
 
 _ALIGNMENT = 32
 
 
-def synthesize(shape: str, type: str, out: Path, seed: int = 0) -> None:  # noqa: A002 - the CLI's word for it
+def synthesize(shape: str, type: str, out: Path, seed: int = 0) -> None:  # noqa: A002 - the field's word for it
     """Write a model of `shape` (a key of `SHAPES`) and `type` (a key of `TYPES`) to `out`, replacing what is there.
 
     Raises BadRequest for an unknown shape or type, and OSError when the disk refuses.
@@ -177,48 +174,5 @@ def _pad(file: BinaryIO) -> None:
     file.write(bytes(-file.tell() % _ALIGNMENT))
 
 
-# What published files are made of, the mixes and gpt-oss's included, and whatever else has quick kernels somewhere.
-WEIGHT_TYPES = ("F16", "Q4_0", "Q4_1", "Q8_0", "Q2_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4")
-
-_LLAMA = Shape(
-    name="probe-llama", n_layers=1, n_embd=256, n_heads=4, n_heads_kv=2, head_dim=64, n_ff=256, n_vocab=512,
-    n_ctx_train=256, rope_freq_base=10_000.0, tied=True,
-)  # fmt: skip
-# By kind of memory (`memory.memory_kind`), in the order in which they are probed. Hybrids differ in what their
-# other layers are.
-PROBE_SHAPES: dict[str, tuple[Shape, ...]] = {
-    "attention": (_LLAMA,),
-    "window": (
-        replace(_LLAMA, name="probe-gemma3", architecture="gemma3", n_layers=2, attention_every=6, n_window=32),
-    ),
-    "recurrent": (
-        replace(
-            _LLAMA, name="probe-mamba", architecture="mamba", attention_every=0, n_heads=0, n_heads_kv=0, head_dim=0,
-            n_ff=0, recurrence=Recurrence(n_conv=4, n_state=16, n_inner=512, n_rank=16),
-        ),
-    ),
-    "hybrid": (
-        replace(
-            _LLAMA, name="probe-qwen35", architecture="qwen35", n_layers=2, attention_every=2,
-            recurrence=Recurrence(n_conv=4, n_state=64, n_inner=256, n_rank=4, n_groups=2),
-        ),
-        replace(
-            _LLAMA, name="probe-lfm2", architecture="lfm2", n_layers=2, attention_every=2,
-            recurrence=Recurrence(n_conv=3),
-        ),
-    ),
-}  # fmt: skip
-
-
-def write_probe_models(folder: Path) -> Iterator[tuple[str, str, Path]]:
-    """Writes them all to a folder, one by one: weight type, kind of memory, and the file."""
-    for kind, shapes in PROBE_SHAPES.items():
-        for weight_type in WEIGHT_TYPES:
-            for shape in shapes:
-                path = folder / f"{shape.name}-{weight_type}.gguf"
-                plans = [
-                    replace(plan, type=by_name(weight_type)) if plan.type.name == "F16" else plan
-                    for plan in plan_tensors(shape, "F16")
-                ]
-                write_model(path, shape, plans, weight_type, None, seed=0)
-                yield weight_type, kind, path
+if __name__ == "__main__":
+    synthesize(sys.argv[1], sys.argv[2], Path(sys.argv[3]))

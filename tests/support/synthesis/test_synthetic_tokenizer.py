@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from localrun.models.synthesis.synthetic_tokenizer import (
+from tests.support.synthesis.synthetic_tokenizer import (
     COMMON_WORDS,
     byte_alphabet,
     filler_words,

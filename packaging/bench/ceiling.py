@@ -1,6 +1,6 @@
-"""How much of the bare loop's decode rate a client gets: `python -m localrun.bench.ceiling` (also `make bench`).
+"""How much of the bare loop's decode rate a client gets: `python -m bench.ceiling` (also `make bench`).
 
-For each number of streams it alternates, round by round, the bare loop (`localrun.engine.tools.bare_loop`, which has no
+For each number of streams it alternates, round by round, the bare loop (`bench.bare_loop`, which has no
 scheduler, pipe, HTTP or text) and real clients of a real daemon, on the same GGUF, threads and KV cells, greedy and
 without end tokens. Rates are compared inside one run because machines are noisy. Both measure from the first token to
 the last: C * (n - 1) tokens over the time between the first token of any stream and the last of any.
@@ -18,7 +18,8 @@ from pathlib import Path
 
 import msgspec
 
-from localrun.bench.servers import ServerFlags, local_server, model_or_random
+from bench.servers import model_or_random
+from localrun.bench.servers import ServerFlags, local_server
 from localrun.bench.streams import stream_all
 
 N_PROMPT = 50
@@ -38,7 +39,7 @@ class Row(msgspec.Struct):
 
 
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m localrun.bench.ceiling", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m bench.ceiling", description=__doc__)
     parser.add_argument("--model", type=Path, help="a GGUF; without it a random 135M Q4_0 model is written first")
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 4, 8])
     parser.add_argument("--rounds", type=int, default=5)
@@ -81,7 +82,7 @@ def _compare(base_url: str, model: Path, n_streams: int, rounds: int, n_output: 
 
 
 def _bare_rate(model: Path, n_streams: int, n_output: int) -> float:
-    command = [sys.executable, "-m", "localrun.engine.tools.bare_loop", str(model), "--streams", str(n_streams)]
+    command = [sys.executable, "-m", "bench.bare_loop", str(model), "--streams", str(n_streams)]
     command += ["--prompt-tokens", str(N_PROMPT), "--output-tokens", str(n_output), "--kv-cells", str(KV_CELLS)]
     output = subprocess.run(command, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL).stdout
     return float(msgspec.json.decode(output)["decode_tokens_per_s"])

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from localrun.bench import peer_build
-from localrun.bench.peer_build import build_folder, build_llama_server, percent_done, run_logged
+from bench import peer_build
+from bench.peer_build import build_folder, build_llama_server, percent_done, run_logged
 from localrun.errors import LocalrunError
 from localrun.native_build.plan import Plan
 

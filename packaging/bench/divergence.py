@@ -1,4 +1,4 @@
-"""How often a greedy answer differs when others run beside it: `python -m localrun.bench.divergence`.
+"""How often a greedy answer differs when others run beside it: `python -m bench.divergence`.
 
 The engine gives every request the same tokens in any company, but kernels add numbers in another order for another
 batch shape, and where two tokens are nearly equally likely the last bit decides. This asks every prompt alone, then
@@ -53,7 +53,7 @@ async def _answer(client: Client, model: str, prompt: str) -> str:
 
 
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m localrun.bench.divergence", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m bench.divergence", description=__doc__)
     parser.add_argument("--model", default="tiny")
     parser.add_argument("--prompts", type=int, default=80)
     args = parser.parse_args(argv)

@@ -13,8 +13,8 @@ import pytest
 from localrun.errors import BadRequest
 from localrun.models.gguf.reader import read_header
 from localrun.models.memory import MAX_SEQUENCES, SPARE_SEQUENCES, estimate
-from localrun.models.synthesis.synthesize import TYPES, synthesize
-from localrun.models.synthesis.tensor_plan import SHAPES, plan_tensors
+from tests.support.synthesis.synthesize import TYPES, synthesize
+from tests.support.synthesis.tensor_plan import SHAPES, plan_tensors
 
 PROBE = Path(__file__).parents[1] / "llama_probe.py"
 CHAT = "<|im_start|>user\nTell me about the moon and the sea.<|im_end|>\n<|im_start|>assistant\n"
@@ -80,7 +80,7 @@ def test_the_135m_shape_runs_in_llama(file_type: str, tmp_path: Path) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="peak memory is read from /proc")
 def test_a_large_shape_is_written_in_little_memory(tmp_path: Path) -> None:
     script = (
-        "import sys; from pathlib import Path; from localrun.models.synthesis.synthesize import synthesize;"
+        "import sys; from pathlib import Path; from tests.support.synthesis.synthesize import synthesize;"
         "synthesize('0.5b', 'Q4_0', Path(sys.argv[1]));"
         "print(Path('/proc/self/status').read_text().split('VmHWM:')[1].split()[0])"
     )
@@ -143,7 +143,7 @@ def test_a_failed_write_leaves_the_old_file_and_no_rest(tmp_path: Path, monkeypa
     def fail(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("localrun.models.synthesis.synthesize.BlockPool", fail)
+    monkeypatch.setattr("tests.support.synthesis.synthesize.BlockPool", fail)
     with pytest.raises(OSError, match="No space left"):
         synthesize("tiny", "Q4_0", path)
     assert [file.name for file in tmp_path.iterdir()] == ["model.gguf"]
