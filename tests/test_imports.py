@@ -267,6 +267,37 @@ def test_no_modules_import_each_other_in_a_ring():
     TopologicalSorter(below).prepare()  # raises CycleError, which names the ring
 
 
+# Folders import those on lower floors alone, also in functions and for the type checker. A folder that holds others is
+# on none: its own modules are both what those stand on and what puts them together.
+FLOORS = (
+    "access bench.workloads engine.cache engine.sample models.builtin models.gguf native_build server.structured",
+    "engine.schedule models.storage probe service tools",
+    "engine.embedding engine.speculate models.download server.engines tui.widgets",
+    "doctor engine.native models.sources server.jobs tui.screens",
+    "cli engine.tools server.http",
+    "server.metering server.native server.templates server.web",
+    "server.parsing",
+    "server.prompting",
+    "server.anthropic server.embedding server.media server.ollama server.openai.responses",
+    "server.batches server.llama_server server.lm_studio",
+    "server.openapi",
+)
+
+
+def test_folders_stand_on_floors():
+    floors = {f"localrun.{folder}": floor for floor, names in enumerate(FLOORS) for folder in names.split()}
+    folder_of = {
+        module: module if path.name == "__init__.py" else module.rpartition(".")[0]
+        for module, path in modules().items()
+    }
+    folders = set(folder_of.values())
+    holding = {folder for folder in folders if any(is_within(other, folder) for other in folders - {folder})}
+    assert folders - holding == set(floors)
+    arrows = {(folder_of[found.importer], folder_of[found.name]) for found in imports() if found.name in folder_of}
+    inside = [arrow for arrow in arrows if arrow[0] != arrow[1] and not holding & set(arrow)]
+    assert [arrow for arrow in inside if floors[arrow[0]] <= floors[arrow[1]]] == []
+
+
 def test_every_module_is_looked_at():
     assert len(modules()) > 60
     assert {"localrun.engine.engine", "localrun.models.storage.store", "localrun.tui.app", "localrun.wire"} <= set(

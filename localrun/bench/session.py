@@ -3,7 +3,7 @@
 Runs in the main thread: each run has an event loop of its own, and Ctrl-C ends the run that is going, whose finished
 requests still count.
 
-Does not: compare servers (`compare.py`), or print.
+Does not: compare servers, or print.
 """
 
 from __future__ import annotations

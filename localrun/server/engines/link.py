@@ -22,7 +22,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from localrun import framing, library_problems, wire
 from localrun.errors import BadModelFile, EngineDied, EngineFailed, LocalrunError, TooLarge, Unavailable, by_code
@@ -30,9 +30,6 @@ from localrun.processes import end_in_words, is_crash, signal_of
 from localrun.server.engines import machine
 from localrun.server.engines.child import EngineChild
 from localrun.snapshot import KvRunRow
-
-if TYPE_CHECKING:
-    from localrun.server.jobs.record import RequestRecord
 
 KEPT_LINES = 20
 # A step on a device that takes longer is at something else: its driver compiles kernels when they are first used.
@@ -103,8 +100,8 @@ class EngineLink:
         self._n_oom_kills: int | None = None
         self._ids = itertools.count(1)
         self._opened: asyncio.Future[wire.Ready] | None = None
-        # What ran in each slot, runs there or ran there last.
-        self.last_in_slot: dict[int, RequestRecord] = {}
+        # The record of the request that runs in each slot, or ran there last.
+        self.last_in_slot: dict[int, Any] = {}
         self._sinks: dict[int, Sink] = {}
         self._counts: dict[int, asyncio.Future[wire.Counted]] = {}
         self._clearings: dict[int, asyncio.Future[wire.Cleared]] = {}

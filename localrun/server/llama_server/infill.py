@@ -15,10 +15,9 @@ from msgspec import Meta
 from localrun.errors import BadRequest
 from localrun.server import tiers
 from localrun.server.embedding.bodies import MediaInput
-from localrun.server.http import fields
+from localrun.server.http import fields, streaming
 from localrun.server.http.exchange import Exchange
 from localrun.server.http.fields import SamplingFields, ask_of, defaults_of
-from localrun.server.jobs import streaming
 from localrun.server.llama_server.completion import MAX_FIELDS, CompletionAnswer, with_defaults
 from localrun.server.openai.answer import naming
 from localrun.server.prompting.infill import infill

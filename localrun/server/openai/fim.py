@@ -11,9 +11,9 @@ from contextlib import AsyncExitStack
 import msgspec
 
 from localrun.server import tiers
+from localrun.server.http import streaming
 from localrun.server.http.exchange import Exchange
 from localrun.server.http.fields import ask_of, defaults_of
-from localrun.server.jobs import streaming
 from localrun.server.openai.answer import Answer, ChatChunks
 from localrun.server.openai.completions import FimBody
 from localrun.server.parsing.pieces import PlainParser, Reply

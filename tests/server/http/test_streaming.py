@@ -10,9 +10,9 @@ import pytest
 from starlette.types import Message
 
 from localrun.errors import Cancelled, EngineDied, LocalrunError
+from localrun.server.http import streaming
 from localrun.server.http.exchange import Exchange
 from localrun.server.http.failures import Shape
-from localrun.server.jobs import streaming
 from localrun.server.jobs.buffer import DeltaBuffer
 from localrun.server.jobs.job import Job
 from localrun.wire import Delta, Finish, Phase
