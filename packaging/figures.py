@@ -375,7 +375,7 @@ def main(arguments: list[str]) -> int:
     before = kept() if KEPT.is_file() else Figures("this machine", [])
     measured = before.measured
     if args.files:
-        from localrun.processors import usable
+        from localrun.hardware.processors import usable
 
         here = usable()
         measured = [condensed(msgspec.json.decode(file.read_bytes()), here.name) for file in args.files]

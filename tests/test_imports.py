@@ -18,32 +18,16 @@ FOLDERS = {"localrun": ROOT / "localrun", "localrun.models": ROOT / "models", "l
 
 # Nothing of ours, whoever imports them.
 LEAVES = (
-    *(
-        "localrun.config",
-        "localrun.cpu_features",
-        "localrun.errors",
-        "localrun.file_stamp",
-        "localrun.kernels",
-        "localrun.kv_folders",
-        "localrun.library_problems",
-    ),
-    *(
-        "localrun.priority",
-        "localrun.private_file",
-        "localrun.processes",
-        "localrun.snapshot",
-        "localrun.thread_choice",
-        "localrun.visible",
-        "localrun.wire",
-        "localrun.worker_limits",
-    ),
+    *("localrun.config", "localrun.errors", "localrun.file_stamp", "localrun.kv_folders", "localrun.private_file"),
+    *("localrun.processes", "localrun.snapshot", "localrun.visible", "localrun.wire", "localrun.worker_limits"),
 )
-CONFIG, CPU_FEATURES, ERRORS, FILE_STAMP, KERNELS, KV_FOLDERS, LIBRARY_PROBLEMS, *_SOME = LEAVES
-PRIORITY, PRIVATE_FILE, PROCESSES, SNAPSHOT, THREAD_CHOICE, VISIBLE, WIRE, WORKER_LIMITS = _SOME
+CONFIG, ERRORS, FILE_STAMP, KV_FOLDERS, PRIVATE_FILE, PROCESSES, SNAPSHOT, VISIBLE, WIRE, WORKER_LIMITS = LEAVES
+# Processors, the build of llama.cpp, and what was found out about both.
+HARDWARE = "localrun.hardware"
+CPU_FEATURES = "localrun.hardware.cpu_features"
 # Headers of sound files, for the daemon and its clients.
 SOUND_HEADERS = "localrun.sound_headers"
 PROBE = "localrun.probe"
-PROCESSORS = "localrun.processors"
 NATIVE_BUILD = "localrun.native_build"
 FRAMING = "localrun.framing"
 ATTACHMENTS = "localrun.attachments"
@@ -57,13 +41,10 @@ TOOLS = "localrun.tools"
 
 # A package may import itself and these; a name stands for everything below it.
 ALLOWED = {
-    "localrun.engine": (
-        *(CONFIG, ERRORS, FILE_STAMP, FRAMING, KV_FOLDERS, LIBRARY_PROBLEMS, PRIORITY, PROCESSES, PROCESSORS),
-        *(THREAD_CHOICE, WIRE, WORKER_LIMITS),
-    ),
+    "localrun.engine": (*(CONFIG, ERRORS, FILE_STAMP, FRAMING, HARDWARE, KV_FOLDERS, PROCESSES, WIRE, WORKER_LIMITS),),
     "localrun.server": (
-        *(CONFIG, ERRORS, FILE_STAMP, FRAMING, KERNELS, KV_FOLDERS, LAST_MODEL, LIBRARY_PROBLEMS, SNAPSHOT),
-        *(SOUND_HEADERS, THREAD_CHOICE, VISIBLE, WIRE, ACCESS, OLLAMA_ENVIRONMENT, PROCESSES, WORKER_LIMITS),
+        *(CONFIG, ERRORS, FILE_STAMP, FRAMING, HARDWARE, KV_FOLDERS, LAST_MODEL, SNAPSHOT),
+        *(SOUND_HEADERS, VISIBLE, WIRE, ACCESS, OLLAMA_ENVIRONMENT, PROCESSES, WORKER_LIMITS),
         "localrun.models",
     ),
     ACCESS: (CONFIG, ERRORS, PRIVATE_FILE, WIRE),
@@ -82,29 +63,19 @@ ALLOWED = {
         VISIBLE,
     ),
     "localrun.cli": (
-        *(ACCESS, ATTACHMENTS, CLIENT, CONFIG, ERRORS, KV_FOLDERS, LAST_MODEL, OLLAMA_ENVIRONMENT, PROCESSES),
-        *(PROCESSORS, SNAPSHOT, THREAD_CHOICE, TOOLS, VISIBLE, WIRE),
+        *(ACCESS, ATTACHMENTS, CLIENT, CONFIG, ERRORS, HARDWARE, KV_FOLDERS, LAST_MODEL, OLLAMA_ENVIRONMENT),
+        *(PROCESSES, SNAPSHOT, TOOLS, VISIBLE, WIRE),
     ),
-    "localrun.bench": (
-        ACCESS,
-        CLIENT,
-        CONFIG,
-        ERRORS,
-        PROCESSORS,
-        SNAPSHOT,
-        THREAD_CHOICE,
-        "localrun.models",
-        NATIVE_BUILD,
-    ),
+    "localrun.bench": (ACCESS, CLIENT, CONFIG, ERRORS, HARDWARE, SNAPSHOT, "localrun.models"),
     "localrun.service": (CONFIG, ERRORS, OLLAMA_ENVIRONMENT, PRIVATE_FILE, PROCESSES, VISIBLE),
     OLLAMA_ENVIRONMENT: (CONFIG,),
     "localrun.doctor": (
-        *(CONFIG, ERRORS, PROBE, KERNELS, KV_FOLDERS, LIBRARY_PROBLEMS, PROCESSES, PROCESSORS, THREAD_CHOICE),
-        *("localrun.models", CPU_FEATURES, NATIVE_BUILD),
+        *(CONFIG, ERRORS, HARDWARE, KV_FOLDERS, NATIVE_BUILD, PROBE, PROCESSES),
+        "localrun.models",
     ),
-    PROBE: (CONFIG, KERNELS, PRIORITY, PROCESSES, "localrun.models"),
+    PROBE: (CONFIG, HARDWARE, PROCESSES, "localrun.models"),
     "localrun.framing": (WIRE,),
-    PROCESSORS: (CPU_FEATURES,),
+    HARDWARE: (),
     # Before anything is installed: what it imports needs the standard library alone, too.
     NATIVE_BUILD: (CPU_FEATURES,),
     ATTACHMENTS: (ERRORS, SOUND_HEADERS),
@@ -270,11 +241,11 @@ def test_no_modules_import_each_other_in_a_ring():
 # Folders import those on lower floors alone, also in functions and for the type checker. A folder that holds others is
 # on none: its own modules are both what those stand on and what puts them together.
 FLOORS = (
-    "access bench.workloads engine.cache engine.sample models.builtin models.gguf native_build server.structured",
-    "engine.schedule models.storage probe service tools",
+    "access bench.workloads engine.cache engine.sample hardware models.builtin models.gguf server.structured",
+    "engine.schedule models.storage native_build probe service tools",
     "engine.embedding engine.speculate models.download server.engines tui.widgets",
     "doctor engine.native models.sources server.jobs tui.screens",
-    "cli engine.tools server.http",
+    "cli.bench cli.share engine.tools server.http",
     "server.metering server.native server.templates server.web",
     "server.parsing",
     "server.prompting",

@@ -55,8 +55,8 @@ def test_text_of_programs_is_utf_8_and_never_an_error() -> None:
 SEEN = {
     ("localrun.bench.servers", "Popen"),
     ("localrun.bench.tune", "Popen"),
-    ("localrun.kernels", "run"),
-    ("localrun.processors", "run"),
+    ("localrun.hardware.kernels", "run"),
+    ("localrun.hardware.processors", "run"),
     ("localrun.service.manager", "run"),
     ("localrun.tools.guard", "Popen"),
     ("localrun.tui.files", "run"),

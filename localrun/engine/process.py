@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from localrun import framing, processors, thread_choice, wire
+from localrun import framing, wire
 from localrun.engine import pipes
 from localrun.engine.backend import MAX_SEQUENCES, AdapterSet, Backend
 from localrun.engine.cache.disk import open_disk
@@ -37,7 +37,8 @@ from localrun.engine.speculate.draft_models import DraftModels
 from localrun.engine.speculate.drafter import Drafter
 from localrun.engine.speculate.speculation import Speculation
 from localrun.errors import EngineFailed, LocalrunError, QueueFull
-from localrun.thread_choice import Threads
+from localrun.hardware import processors, thread_choice
+from localrun.hardware.thread_choice import Threads
 
 log = logging.getLogger("localrun.engine")
 

@@ -29,11 +29,11 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from localrun import config, kernels
-from localrun.kernels import Fault, Verdict
-from localrun.priority import step_back
+from localrun import config
+from localrun.hardware import kernels
+from localrun.hardware.kernels import Fault, Verdict
 from localrun.probe.probe_models import write_probe_models
-from localrun.processes import run_text, signal_of
+from localrun.processes import run_text, signal_of, step_back
 
 TOLERANCE = 0.1
 # The whole takes less than two seconds on two cores; a machine may be busy, and old.

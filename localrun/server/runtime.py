@@ -20,9 +20,10 @@ import sqlite3
 from collections.abc import Sequence
 from pathlib import Path
 
-from localrun import kernels, kv_folders, thread_choice
+from localrun import kv_folders
 from localrun.config import Settings, folders, model_dirs, models_folder
 from localrun.errors import BadRequest, LocalrunError, ModelNotFound, Unavailable
+from localrun.hardware import kernels, thread_choice
 from localrun.last_model import remember_model
 from localrun.models.name import split_adapters
 from localrun.models.storage import hub_cache, other_programs

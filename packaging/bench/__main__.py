@@ -24,9 +24,9 @@ from localrun.bench.workloads import WORKLOADS
 from localrun.bench.workloads.workload import INTERRUPTED
 from localrun.cli import exits
 from localrun.cli.arguments import NumberList
-from localrun.cli.bench import POSITIVE, STREAMS, Reporting, chosen_workloads, with_reporting
+from localrun.cli.bench.command import POSITIVE, STREAMS, Reporting, chosen_workloads, with_reporting
 from localrun.cli.text import progress, say
-from localrun.processors import usable
+from localrun.hardware.processors import usable
 
 _EXISTING = click.Path(exists=True, dir_okay=False, path_type=Path)
 

@@ -13,7 +13,7 @@ import time
 import msgspec
 
 from localrun.engine.native.llama import LlamaBackend
-from localrun.processors import usable
+from localrun.hardware.processors import usable
 from localrun.wire import Sampling
 
 

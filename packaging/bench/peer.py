@@ -31,7 +31,7 @@ from localrun.bench.roofline import Roofline
 from localrun.bench.servers import NAME, ServerFlags, local_server
 from localrun.bench.workloads.workload import INTERRUPTED
 from localrun.errors import LocalrunError
-from localrun.processors import usable
+from localrun.hardware.processors import usable
 
 RSS = "rss_bytes"
 MEMORY = "memory"

@@ -13,8 +13,7 @@ import pytest
 
 from localrun import __version__, errors
 from localrun.cli import exits
-from localrun.cli.examples import EXAMPLES
-from localrun.cli.root import COMMANDS, GROUPS, cli, run
+from localrun.cli.root import COMMANDS, EXAMPLES, GROUPS, cli, run
 from tests.says import says
 
 

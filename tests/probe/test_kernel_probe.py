@@ -11,8 +11,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from localrun import kernels
-from localrun.kernels import Fault, Verdict
+from localrun.hardware import kernels
+from localrun.hardware.kernels import Fault, Verdict
 from localrun.models.gguf.reader import read_header
 from localrun.models.memory import memory_kind
 from localrun.probe.kernel_probe import COMMAND, ProbeFailed, probe, probe_and_keep

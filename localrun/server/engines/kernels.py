@@ -1,6 +1,6 @@
 """Decides which models load without the quick kernels, and has the kernels probed when nobody waits.
 
-Runs in the daemon's event loop. The rule is that of `localrun.kernels.Verdict`. It is read anew for every load, in a
+Runs in the daemon's event loop. The rule is that of `hardware.kernels.Verdict`. It is read anew for every load, in a
 thread and in a millisecond, so a library that was replaced or probed by somebody else meanwhile is noticed.
 
 As long as nothing is known models load with all kernels: the first answer waits for nothing. The link answers a crash
@@ -23,8 +23,8 @@ from pathlib import Path
 
 import msgspec
 
-from localrun import kernels
-from localrun.kernels import Pair, Verdict
+from localrun.hardware import kernels
+from localrun.hardware.kernels import Pair, Verdict
 from localrun.models.gguf.header import Header
 from localrun.models.memory import memory_kind
 from localrun.processes import HIDDEN

@@ -24,8 +24,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from localrun import framing, library_problems, wire
+from localrun import framing, wire
 from localrun.errors import BadModelFile, EngineDied, EngineFailed, LocalrunError, TooLarge, Unavailable, by_code
+from localrun.hardware import library_problems
 from localrun.processes import end_in_words, is_crash, signal_of
 from localrun.server.engines import machine
 from localrun.server.engines.child import EngineChild

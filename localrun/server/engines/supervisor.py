@@ -37,7 +37,7 @@ from localrun.errors import (
     Unavailable,
     by_code,
 )
-from localrun.kernels import Verdict
+from localrun.hardware.kernels import Verdict
 from localrun.models import adapters
 from localrun.models.adapters import Adapted, Wanted
 from localrun.models.name import split_adapters

@@ -29,7 +29,7 @@ from typing import NamedTuple
 import msgspec
 import psutil
 
-from localrun.cpu_features import cpu_facts, cpu_name
+from localrun.hardware.cpu_features import cpu_facts, cpu_name
 
 # A core that has less than this part of the best one's capacity is one to save power: 0.25 to 0.52 is usual for these,
 # 0.83 and more for the middle ones of three kinds.

@@ -138,11 +138,11 @@ class _BenchCommand(click.Command):
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
     ) -> click.Context:
         if args[:1] == ["tune"]:
-            from localrun.cli.bench_tune import tune_command
+            from localrun.cli.bench.tune import tune_command
 
             return tune_command.make_context(f"{info_name} tune", args[1:], parent=parent, **extra)
         if args[:1] == ["tiers"]:
-            from localrun.cli.bench_tiers import tiers_command
+            from localrun.cli.bench.tiers import tiers_command
 
             return tiers_command.make_context(f"{info_name} tiers", args[1:], parent=parent, **extra)
         return super().make_context(info_name, args, parent=parent, **extra)
@@ -287,7 +287,7 @@ def _limit(session: Session, settings: Settings, reporting: Reporting) -> Roofli
     given."""
     from localrun.bench.roofline import roofline
     from localrun.bench.session import holds_of
-    from localrun.processors import usable
+    from localrun.hardware.processors import usable
 
     target = session.target
     path = Path(target.model)

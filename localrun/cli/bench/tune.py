@@ -8,16 +8,17 @@ from typing import TYPE_CHECKING
 
 import click
 
-from localrun import config, thread_choice
+from localrun import config
 from localrun.cli import exits
 from localrun.cli.arguments import NumberList
 from localrun.cli.text import columns, print_json, progress
 from localrun.config import Settings
+from localrun.hardware import thread_choice
 from localrun.visible import visible
 
 if TYPE_CHECKING:
     from localrun.bench.tune import Measured, Tuning
-    from localrun.processors import Processors
+    from localrun.hardware.processors import Processors
 
 
 @click.command("tune")
@@ -40,7 +41,7 @@ def tune_command(model: str, counts: tuple[int, ...], rounds: int, dry_run: bool
     programs use the processors.
     """
     from localrun.bench.tune import counts_to_try, find_model, tune
-    from localrun.processors import usable
+    from localrun.hardware.processors import usable
 
     settings = config.load({})
     processors = usable()
