@@ -68,6 +68,15 @@ def signal_of(returncode: int | None) -> int | None:
     return _STATUSES.get(returncode)
 
 
+def signal_name(returncode: int | None) -> str:
+    """Of `signal_of`, such as SIGSEGV; empty if nothing of the kind."""
+    number = signal_of(returncode)
+    try:
+        return "" if number is None else signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
 def is_crash(returncode: int | None) -> bool:
     """Whether native code failed, and nobody else ended the process."""
     return signal_of(returncode) in _CRASHES
@@ -77,11 +86,7 @@ def end_in_words(returncode: int | None) -> str:
     """How a process ended, for a message: the signal by its name, or the exit status."""
     if returncode is None:
         return "did not report how it ended"
-    number = signal_of(returncode)
-    try:
-        name = "" if number is None else signal.Signals(number).name
-    except ValueError:
-        name = f"signal {number}"
+    name = signal_name(returncode)
     if returncode < 0:
         return f"was killed by {name}"
     status = f"0x{returncode:08X}" if returncode >= 1 << 30 else str(returncode)

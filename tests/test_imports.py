@@ -75,7 +75,7 @@ ALLOWED = {
     ),
     PROBE: (CONFIG, HARDWARE, PROCESSES, "localrun.models"),
     "localrun.framing": (WIRE,),
-    HARDWARE: (),
+    HARDWARE: (PRIVATE_FILE,),
     # Before anything is installed: what it imports needs the standard library alone, too.
     NATIVE_BUILD: (CPU_FEATURES,),
     ATTACHMENTS: (ERRORS, SOUND_HEADERS),

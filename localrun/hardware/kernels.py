@@ -18,7 +18,6 @@ import hashlib
 import importlib.util
 import os
 import platform
-import secrets
 import subprocess
 import sys
 from collections.abc import Collection
@@ -27,6 +26,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
+
+from localrun import private_file
 
 # Raised when the probe looks at more, or judges otherwise: what was kept before is then as none.
 VERSION = 2
@@ -127,15 +128,7 @@ def keep(verdicts: Path, pair: Pair, verdict: Verdict) -> None:
     path = verdicts / pair.file_name
     if (found := _read(path)) is not None and found.version > VERSION:
         raise FileExistsError(f"{path} was written by a newer localrun and stays")
-    verdicts.mkdir(parents=True, exist_ok=True)
-    temporary = verdicts / f".{os.getpid()}-{secrets.token_hex(4)}.tmp"
-    try:
-        temporary.write_bytes(msgspec.json.format(msgspec.json.encode(verdict)) + b"\n")
-        temporary.replace(path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise
+    private_file.replace(path, msgspec.json.format(msgspec.json.encode(verdict)) + b"\n")
 
 
 def present_pair(library: Path | None = None) -> Pair | None:

@@ -11,13 +11,13 @@ Does not: measure.
 
 from __future__ import annotations
 
-import contextlib
-import os
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
+
+from localrun import private_file
 
 FILE_NAME = "threads.json"
 # More threads, or other kinds of them, must gain so much; measuring is not more exact than that.
@@ -108,15 +108,7 @@ def keep(path: Path, kept: Kept) -> None:
     if _is_newer(path):
         raise FileExistsError(f"{path} was written by a newer localrun and stays")
     others = [other for other in read(path) if not other.holds_for(kept.processors, kept.build, kept.shape)]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_bytes(msgspec.json.format(msgspec.json.encode([*others, kept][-MAX_ENTRIES:])) + b"\n")
-        temporary.replace(path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise
+    private_file.replace(path, msgspec.json.format(msgspec.json.encode([*others, kept][-MAX_ENTRIES:])) + b"\n")
 
 
 def _is_newer(path: Path) -> bool:

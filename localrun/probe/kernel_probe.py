@@ -33,7 +33,7 @@ from localrun import config
 from localrun.hardware import kernels
 from localrun.hardware.kernels import Fault, Verdict
 from localrun.probe.probe_models import write_probe_models
-from localrun.processes import run_text, signal_of, step_back
+from localrun.processes import run_text, signal_name, step_back
 
 TOLERANCE = 0.1
 # The whole takes less than two seconds on two cores; a machine may be busy, and old.
@@ -163,10 +163,7 @@ def probe_and_keep(verdicts: Path, command: Sequence[str] = COMMAND, *, anew: bo
 
 
 def _end_in_words(returncode: int) -> str:
-    try:
-        return signal.Signals(signal_of(returncode) or 0).name
-    except ValueError:
-        return f"status {returncode}"
+    return signal_name(returncode) or f"status {returncode}"
 
 
 def _last_line(text: str) -> str:

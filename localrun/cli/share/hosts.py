@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ssl
-import sys
 
 import click
 
@@ -11,7 +10,7 @@ from localrun import config, errors
 from localrun.access import certificate, trust
 from localrun.access.trust import Endpoint, TrustedHosts
 from localrun.cli.arguments import parted, port_of
-from localrun.cli.text import columns, say, tell
+from localrun.cli.text import columns, progress, say, tell
 
 _HEADER = ("HOST", "ADDRESSES", "TRUSTED", "SHA-256 FINGERPRINT")
 _PORT_HELP = f"Port of the daemon.  [default: {config.DEFAULT_PORT}, or what a .local name announces]"
@@ -67,7 +66,7 @@ def trust_host(host: str, port: int | None, expected: str | None) -> None:
     shown = trust.shown_certificate(where)
     seen = certificate.fingerprint(ssl.PEM_cert_to_DER_cert(shown))
     if expected is None:
-        say(f"The SHA-256 fingerprint of {where.name} is\n  {seen}", stream=sys.stderr)
+        progress(f"The SHA-256 fingerprint of {where.name} is\n  {seen}")
         click.confirm("Is it the one that `localrun serve` shows there? Trust it", abort=True, err=True)
     elif _plain(expected) != _plain(seen):
         raise errors.UntrustedCertificate(

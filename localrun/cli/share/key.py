@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import getpass
 import json
-import sys
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -37,7 +36,7 @@ from localrun.access.keys import (
 )
 from localrun.cli.arguments import with_settings
 from localrun.cli.daemon import ask, require_daemon
-from localrun.cli.text import print_json, say, size, table
+from localrun.cli.text import print_json, progress, say, size, table
 from localrun.config import Settings
 from localrun.wire import Lane
 
@@ -259,7 +258,7 @@ def _show(new: NewKey, as_json: bool) -> None:
     if as_json:
         print(json.dumps({**_as_json(new.key, time.time()), "key": new.text}))
         return
-    say(f"The key of {new.key.name}, which is shown this once:", stream=sys.stderr)
+    progress(f"The key of {new.key.name}, which is shown this once:")
     print(new.text)
 
 

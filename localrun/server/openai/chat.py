@@ -269,7 +269,7 @@ Body = TypeVar("Body", bound=SamplingFields)
 async def with_model(runtime: Runtime, exchange: Exchange, body: Body, question: Question) -> tuple[Body, ChatAsk]:
     """The body with the model that answers, where it names none or a tier, and the conversation for that one."""
     if runtime.must_name(getattr(body, "model", None)):
-        body = await named(runtime, exchange, body)
+        body = await named(runtime, exchange, body, fills_in=question.fills_in)
     return await tiers.routed(runtime, exchange, body, question) if runtime.settings.tiers else (body, question.ask)
 
 
