@@ -15,7 +15,7 @@ define INSTALL
 	@touch $@
 endef
 
-.PHONY: run test duration test-fast test-deep test-emulated test-arm64 test-stall test-clients test-real soak lint types smoke generate constraints bench native-wheel gpu-check clean
+.PHONY: run test duration test-fast test-deep test-emulated test-arm64 test-stall test-clients test-real soak lint types smoke generate constraints bench bench-peer native-wheel gpu-check clean
 
 # A terminal gets the TUI; without one, a prompt goes through the daemon and the reply is printed with its rate.
 run: $(RUN_STAMP)
@@ -74,12 +74,12 @@ lint: $(STAMP)
 	$(BIN)/ruff format --check .
 
 # models/ and tui/ are localrun.models and localrun.tui; a folder of links shows the type checker that shape. The recipe
-# of the built-in model is a package of its own.
+# of the built-in model and the developers' bench are packages of their own.
 types: $(STAMP)
 	@rm -rf build/types && mkdir -p build/types/localrun
 	@ln -s $(CURDIR)/localrun/* $(CURDIR)/models $(CURDIR)/tui build/types/localrun/
-	@ln -s $(CURDIR)/packaging/tiny build/types/tiny
-	MYPYPATH=build/types $(BIN)/mypy -p localrun -p tiny
+	@ln -s $(CURDIR)/packaging/tiny $(CURDIR)/packaging/bench $(CURDIR)/tests build/types/
+	MYPYPATH=build/types $(BIN)/mypy -p localrun -p tiny -p bench
 
 # llama.cpp is compiled here once, some minutes on two cores, and the wheel kept for other checkouts and environments.
 $(RUN_STAMP): pyproject.toml packaging/constraints.txt $(wildcard localrun/native_build/*.py)
@@ -104,7 +104,11 @@ constraints: $(STAMP)
 
 # Needs a quiet machine and about five minutes.
 bench: $(STAMP)
-	$(BIN)/python -m localrun.bench.ceiling
+	PYTHONPATH=packaging $(BIN)/python -m bench.ceiling
+
+# localrun against llama-server, which is built first, once; more in localrun/bench/README.md.
+bench-peer: $(STAMP)
+	PYTHONPATH=packaging $(BIN)/python -m bench $(ARGS)
 
 # llama.cpp for all processors of this architecture in one wheel; see packaging/README.md.
 native-wheel:

@@ -1,4 +1,5 @@
-"""How other programs are started, and how they ended: whatever differs from system to system.
+"""How other programs are started, how they ended, and how one steps back behind others: whatever differs from system to
+system.
 
 On Windows a program that is started by one without a console gets a window of its own, unless it is told otherwise;
 the daemon has none, so whoever starts something passes `HIDDEN` (or is a command in somebody's terminal).
@@ -6,11 +7,14 @@ the daemon has none, so whoever starts something passes `HIDDEN` (or is a comman
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
 import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 # Keyword arguments for whatever starts a process that nobody looks at, and for one that outlives whoever starts it.
@@ -64,6 +68,15 @@ def signal_of(returncode: int | None) -> int | None:
     return _STATUSES.get(returncode)
 
 
+def signal_name(returncode: int | None) -> str:
+    """Of `signal_of`, such as SIGSEGV; empty if nothing of the kind."""
+    number = signal_of(returncode)
+    try:
+        return "" if number is None else signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
 def is_crash(returncode: int | None) -> bool:
     """Whether native code failed, and nobody else ended the process."""
     return signal_of(returncode) in _CRASHES
@@ -73,11 +86,7 @@ def end_in_words(returncode: int | None) -> str:
     """How a process ended, for a message: the signal by its name, or the exit status."""
     if returncode is None:
         return "did not report how it ended"
-    number = signal_of(returncode)
-    try:
-        name = "" if number is None else signal.Signals(number).name
-    except ValueError:
-        name = f"signal {number}"
+    name = signal_name(returncode)
     if returncode < 0:
         return f"was killed by {name}"
     status = f"0x{returncode:08X}" if returncode >= 1 << 30 else str(returncode)
@@ -92,3 +101,24 @@ def last_words(said: str) -> str:
     """What follows that: the last line of its stderr that says something; empty where none does."""
     lines = [line for line in said.splitlines() if line and not _FRAME.match(line)]
     return f"; its last words: {lines[-1][:200]}" if lines else ""
+
+
+def step_back(niceness: int, *, proc: Path = Path("/proc")) -> None:
+    """Raise this process's niceness, from 0 to 19, for itself and what it starts. What the system refuses is left.
+
+    A process that was started in a session of its own, as the daemon's children are, is in a scheduling group of its
+    own on Linux desktops (`sched_autogroup_enabled`): groups share the processors alike, and niceness counts only
+    inside of one. A probe of the kernels at niceness 19 halved the engine beside it until its group stepped back, too.
+    Only leaders of sessions step back as a group.
+    """
+    import psutil  # here, because commands of a terminal do without it
+
+    process = psutil.Process()
+    with contextlib.suppress(OSError, psutil.Error):
+        if sys.platform == "win32":
+            process.nice(psutil.IDLE_PRIORITY_CLASS)
+            return
+        process.nice(niceness)
+    if sys.platform == "linux" and os.getsid(0) == os.getpid():
+        with contextlib.suppress(OSError):
+            (proc / "self" / "autogroup").write_text(str(niceness), "ascii")

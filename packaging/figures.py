@@ -1,6 +1,6 @@
 """The comparison with llama-server: one file of measured figures, and the tables and sentences that pages make of it.
 
-    localrun bench peer --workloads decode --streams 1,4,8 --json decode.json      measures; as often as needed
+    PYTHONPATH=packaging python -m bench --workloads decode --streams 1,4,8 --json decode.json    measures
     python packaging/figures.py decode.json stall.json ... --machine "..."         condenses, and writes the pages
 
 `localrun/bench/figures.json` is what is kept: per file its date, its options and the ratios that a table shows. The
@@ -58,7 +58,7 @@ class Drafts(msgspec.Struct, frozen=True):
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
-    """One file of `bench peer`. `ratios` by `workload:metric`, `drafts` by `workload:c<streams>`."""
+    """One file of `python -m bench`. `ratios` by `workload:metric`, `drafts` by `workload:c<streams>`."""
 
     date: str
     processor: str
@@ -168,7 +168,7 @@ SENTENCES = (
 
 
 def condensed(peer: dict[str, Any], processor: str) -> Measured:
-    """What is kept of the JSON of `localrun bench peer`. `processor` counts where the file does not name its own."""
+    """What is kept of the JSON of `python -m bench`. `processor` counts where the file does not name its own."""
     flags, shown = peer["flags"], {row.metric for row in ROWS}
     ratios = {}
     for each in peer["comparisons"]:
@@ -368,14 +368,14 @@ def kept() -> Figures:
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python packaging/figures.py", description=__doc__)
     parser.add_argument(
-        "files", nargs="*", type=Path, help="what `localrun bench peer --json` wrote; replaces what is kept"
+        "files", nargs="*", type=Path, help="what `python -m bench --json` wrote; replaces what is kept"
     )
     parser.add_argument("--machine", help="on what this was measured, in words; default: as before")
     args = parser.parse_args(arguments)
     before = kept() if KEPT.is_file() else Figures("this machine", [])
     measured = before.measured
     if args.files:
-        from localrun.processors import usable
+        from localrun.hardware.processors import usable
 
         here = usable()
         measured = [condensed(msgspec.json.decode(file.read_bytes()), here.name) for file in args.files]

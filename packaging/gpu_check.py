@@ -117,7 +117,8 @@ class UsedMemory(threading.Thread):
 def bench(shape: str, card: Card, bandwidth: float, streams: tuple[int, ...], workloads: tuple[str, ...]) -> Any:
     """One model through `localrun bench`. The entry of the model in the JSON; its `problems` are empty when all is
     well."""
-    from localrun.models.synthesis.synthesize import synthesize
+    sys.path.insert(0, str(ROOT))
+    from tests.support.synthesis.synthesize import synthesize
 
     with tempfile.TemporaryDirectory(prefix="localrun-gpu-check-") as folder:
         model, report = Path(folder, f"{shape}-q4_k.gguf"), Path(folder, "bench.json")

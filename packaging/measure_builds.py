@@ -22,9 +22,9 @@ N_PROMPT, N_OUTPUT = 512, 96
 
 def measure(model: str) -> dict[str, float]:
     """Tokens per second of each workload, with the library that this process has loaded."""
+    from bench.bare_loop import decode_rate
     from localrun.engine.native.llama import LlamaBackend
-    from localrun.engine.tools.bare_loop import decode_rate
-    from localrun.processors import usable
+    from localrun.hardware.processors import usable
 
     backend = LlamaBackend(
         model, n_cells=4096, n_seqs=max(STREAMS), n_batch=N_PROMPT, n_threads=usable().usual_threads, n_gpu_layers=0,

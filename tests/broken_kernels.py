@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from localrun import kernels
+from localrun.hardware import kernels
 
 # For many rows and for one. x86 since AVX2 and Arm with int8 matrices use them.
 _FUNCTIONS = ("ggml_gemm_q4_K_8x8_q8_K", "ggml_gemv_q4_K_8x8_q8_K")

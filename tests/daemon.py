@@ -19,6 +19,8 @@ from typing import Any
 
 import httpx2
 
+from tests.fakes import SERVE
+
 START_TIMEOUT_S = 120.0
 N_CTX = 2048
 
@@ -73,11 +75,11 @@ def running_daemon(
         own["HF_HOME"] = str(Path(home) / "huggingface")
         own |= {"HOME": home, "USERPROFILE": home, "OLLAMA_MODELS": str(Path(home) / "ollama")}
         # Two tests run at a time, and threads of two engines would wait for each other's processors.
-        own |= {"LOCALRUN_FAKE_ENGINE": "1"} if fake else {"LOCALRUN_THREADS": "1"}
+        own |= {} if fake else {"LOCALRUN_THREADS": "1"}
         log = Path(home) / "log.txt"
         with log.open("w") as log_file:
             process = subprocess.Popen(
-                [*within, sys.executable, "-m", "localrun", "serve", "--port", "0", *arguments],
+                [*within, *(SERVE if fake else (sys.executable, "-m", "localrun", "serve")), "--port", "0", *arguments],
                 env=inherited | own | environment, stdout=subprocess.PIPE, stderr=log_file, text=True,
             )  # fmt: skip
         assert process.stdout is not None

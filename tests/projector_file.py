@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import gguf
 import numpy as np
 
-from localrun.models.synthesis.synthetic_tokenizer import Vocabulary
+from tests.support.synthesis.synthetic_tokenizer import Vocabulary
 
 Shape = tuple[int, ...]
 

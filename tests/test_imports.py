@@ -18,32 +18,16 @@ FOLDERS = {"localrun": ROOT / "localrun", "localrun.models": ROOT / "models", "l
 
 # Nothing of ours, whoever imports them.
 LEAVES = (
-    *(
-        "localrun.config",
-        "localrun.cpu_features",
-        "localrun.errors",
-        "localrun.file_stamp",
-        "localrun.kernels",
-        "localrun.kv_folders",
-        "localrun.library_problems",
-    ),
-    *(
-        "localrun.priority",
-        "localrun.private_file",
-        "localrun.processes",
-        "localrun.snapshot",
-        "localrun.thread_choice",
-        "localrun.visible",
-        "localrun.wire",
-        "localrun.worker_limits",
-    ),
+    *("localrun.config", "localrun.errors", "localrun.file_stamp", "localrun.kv_folders", "localrun.private_file"),
+    *("localrun.processes", "localrun.snapshot", "localrun.visible", "localrun.wire", "localrun.worker_limits"),
 )
-CONFIG, CPU_FEATURES, ERRORS, FILE_STAMP, KERNELS, KV_FOLDERS, LIBRARY_PROBLEMS, *_SOME = LEAVES
-PRIORITY, PRIVATE_FILE, PROCESSES, SNAPSHOT, THREAD_CHOICE, VISIBLE, WIRE, WORKER_LIMITS = _SOME
+CONFIG, ERRORS, FILE_STAMP, KV_FOLDERS, PRIVATE_FILE, PROCESSES, SNAPSHOT, VISIBLE, WIRE, WORKER_LIMITS = LEAVES
+# Processors, the build of llama.cpp, and what was found out about both.
+HARDWARE = "localrun.hardware"
+CPU_FEATURES = "localrun.hardware.cpu_features"
 # Headers of sound files, for the daemon and its clients.
 SOUND_HEADERS = "localrun.sound_headers"
-KERNEL_PROBE = "localrun.kernel_probe"
-PROCESSORS = "localrun.processors"
+PROBE = "localrun.probe"
 NATIVE_BUILD = "localrun.native_build"
 FRAMING = "localrun.framing"
 ATTACHMENTS = "localrun.attachments"
@@ -57,13 +41,10 @@ TOOLS = "localrun.tools"
 
 # A package may import itself and these; a name stands for everything below it.
 ALLOWED = {
-    "localrun.engine": (
-        *(CONFIG, ERRORS, FILE_STAMP, FRAMING, KV_FOLDERS, LIBRARY_PROBLEMS, PRIORITY, PROCESSES, PROCESSORS),
-        *(THREAD_CHOICE, WIRE, WORKER_LIMITS),
-    ),
+    "localrun.engine": (*(CONFIG, ERRORS, FILE_STAMP, FRAMING, HARDWARE, KV_FOLDERS, PROCESSES, WIRE, WORKER_LIMITS),),
     "localrun.server": (
-        *(CONFIG, ERRORS, FILE_STAMP, FRAMING, KERNELS, KV_FOLDERS, LAST_MODEL, LIBRARY_PROBLEMS, SNAPSHOT),
-        *(SOUND_HEADERS, THREAD_CHOICE, VISIBLE, WIRE, ACCESS, OLLAMA_ENVIRONMENT, PROCESSES, WORKER_LIMITS),
+        *(CONFIG, ERRORS, FILE_STAMP, FRAMING, HARDWARE, KV_FOLDERS, LAST_MODEL, SNAPSHOT),
+        *(SOUND_HEADERS, VISIBLE, WIRE, ACCESS, OLLAMA_ENVIRONMENT, PROCESSES, WORKER_LIMITS),
         "localrun.models",
     ),
     ACCESS: (CONFIG, ERRORS, PRIVATE_FILE, WIRE),
@@ -82,29 +63,19 @@ ALLOWED = {
         VISIBLE,
     ),
     "localrun.cli": (
-        *(ACCESS, ATTACHMENTS, CLIENT, CONFIG, ERRORS, KV_FOLDERS, LAST_MODEL, OLLAMA_ENVIRONMENT, PROCESSES),
-        *(PROCESSORS, SNAPSHOT, THREAD_CHOICE, TOOLS, VISIBLE, WIRE),
+        *(ACCESS, ATTACHMENTS, CLIENT, CONFIG, ERRORS, HARDWARE, KV_FOLDERS, LAST_MODEL, OLLAMA_ENVIRONMENT),
+        *(PROCESSES, SNAPSHOT, TOOLS, VISIBLE, WIRE),
     ),
-    "localrun.bench": (
-        ACCESS,
-        CLIENT,
-        CONFIG,
-        ERRORS,
-        PROCESSORS,
-        SNAPSHOT,
-        THREAD_CHOICE,
-        "localrun.models",
-        NATIVE_BUILD,
-    ),
+    "localrun.bench": (ACCESS, CLIENT, CONFIG, ERRORS, HARDWARE, SNAPSHOT, "localrun.models"),
     "localrun.service": (CONFIG, ERRORS, OLLAMA_ENVIRONMENT, PRIVATE_FILE, PROCESSES, VISIBLE),
     OLLAMA_ENVIRONMENT: (CONFIG,),
     "localrun.doctor": (
-        *(CONFIG, ERRORS, KERNEL_PROBE, KERNELS, KV_FOLDERS, LIBRARY_PROBLEMS, PROCESSES, PROCESSORS, THREAD_CHOICE),
-        *("localrun.models", CPU_FEATURES, NATIVE_BUILD),
+        *(CONFIG, ERRORS, HARDWARE, KV_FOLDERS, NATIVE_BUILD, PROBE, PROCESSES),
+        "localrun.models",
     ),
-    KERNEL_PROBE: (CONFIG, KERNELS, PRIORITY, PROCESSES, "localrun.models"),
+    PROBE: (CONFIG, HARDWARE, PROCESSES, "localrun.models"),
     "localrun.framing": (WIRE,),
-    PROCESSORS: (CPU_FEATURES,),
+    HARDWARE: (PRIVATE_FILE,),
     # Before anything is installed: what it imports needs the standard library alone, too.
     NATIVE_BUILD: (CPU_FEATURES,),
     ATTACHMENTS: (ERRORS, SOUND_HEADERS),
@@ -119,7 +90,6 @@ ALLOWED_LAZILY = {
         "localrun.doctor",
         "localrun.models.catalog",
         "localrun.models.storage",
-        "localrun.models.synthesis.synthesize",
         "localrun.server.app",
         "localrun.service",
         "localrun.tui.app",
@@ -140,9 +110,6 @@ ENGINE_ROOMS = {
     "embedding": (
         "backend",
         "encoding",
-        "fake",
-        "fake_media",
-        "fake_tokens",
         "pipes",
         "request",
         "sample.media",
@@ -150,8 +117,8 @@ ENGINE_ROOMS = {
     ),
 }
 NOT_PURE = {
-    *("adapters", "answers", "encoding", "engine", "process", "pipes", "fake", "fake_engine", "fake_media", "tools"),
-    *("embedding.engine", "embedding.fake", "embedding.process", "native.adapters"),
+    *("adapters", "answers", "encoding", "engine", "process", "pipes", "tools"),
+    *("embedding.engine", "embedding.process", "native.adapters"),
     *(
         "sample.grammars",
         "sample.grammar_library",
@@ -271,6 +238,37 @@ def test_no_modules_import_each_other_in_a_ring():
     TopologicalSorter(below).prepare()  # raises CycleError, which names the ring
 
 
+# Folders import those on lower floors alone, also in functions and for the type checker. A folder that holds others is
+# on none: its own modules are both what those stand on and what puts them together.
+FLOORS = (
+    "access bench.workloads engine.cache engine.sample hardware models.builtin models.gguf server.structured",
+    "engine.schedule models.storage native_build probe service tools",
+    "engine.embedding engine.speculate models.download server.engines tui.widgets",
+    "doctor engine.native models.sources server.jobs tui.screens",
+    "cli.bench cli.share engine.tools server.http",
+    "server.metering server.native server.templates server.web",
+    "server.parsing",
+    "server.prompting",
+    "server.anthropic server.embedding server.media server.ollama server.openai.responses",
+    "server.batches server.llama_server server.lm_studio",
+    "server.openapi",
+)
+
+
+def test_folders_stand_on_floors():
+    floors = {f"localrun.{folder}": floor for floor, names in enumerate(FLOORS) for folder in names.split()}
+    folder_of = {
+        module: module if path.name == "__init__.py" else module.rpartition(".")[0]
+        for module, path in modules().items()
+    }
+    folders = set(folder_of.values())
+    holding = {folder for folder in folders if any(is_within(other, folder) for other in folders - {folder})}
+    assert folders - holding == set(floors)
+    arrows = {(folder_of[found.importer], folder_of[found.name]) for found in imports() if found.name in folder_of}
+    inside = [arrow for arrow in arrows if arrow[0] != arrow[1] and not holding & set(arrow)]
+    assert [arrow for arrow in inside if floors[arrow[0]] <= floors[arrow[1]]] == []
+
+
 def test_every_module_is_looked_at():
     assert len(modules()) > 60
     assert {"localrun.engine.engine", "localrun.models.storage.store", "localrun.tui.app", "localrun.wire"} <= set(
@@ -313,7 +311,7 @@ def test_only_the_modules_for_grammars_import_llguidance():
     assert loading == {
         f"localrun.engine.sample.{name}" for name in ("gbnf", "grammar_library", "vocabulary", "weakening")
     }
-    assert "llguidance" not in loaded_after("import localrun.engine.process, localrun.engine.fake, localrun.server.app")
+    assert "llguidance" not in loaded_after("import localrun.engine.process, localrun.server.app")
 
 
 def test_only_one_module_imports_mcp_and_only_when_a_server_is_started():
@@ -326,7 +324,7 @@ def test_only_one_module_imports_mcp_and_only_when_a_server_is_started():
 
 def test_only_the_entry_points_open_the_real_backend():
     users = {found.importer for found in imports() if found.name == "localrun.engine.native.llama"}
-    entries = ("process", "tools.bare_loop", "tools.thread_rates")
+    entries = ("process", "tools.thread_rates")
     assert users == {f"localrun.engine.{name}" for name in entries}
 
 
@@ -375,7 +373,7 @@ def test_help_is_not_kept_waiting_by_heavy_imports():
     assert not loaded & {"numpy", "gguf", "textual", "starlette", "uvicorn", "httpx2", "llama_cpp", "jinja2"}
 
 
-def test_the_loop_and_the_fake_run_without_native_libraries():
-    loaded = loaded_after("import localrun.engine.process, localrun.engine.fake, localrun.engine.engine")
+def test_the_loop_and_the_fakes_run_without_native_libraries():
+    loaded = loaded_after("import tests.fakes.process, localrun.engine.engine")
     assert "localrun" in loaded
     assert "llama_cpp" not in loaded

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from localrun import kernels
-from localrun.kernels import Crash, Fault, Pair, Verdict
+from localrun.hardware import kernels
+from localrun.hardware.kernels import Crash, Fault, Pair, Verdict
 
 PAIR = Pair("1" * 16, "2" * 16)
 FAULTY = Verdict(

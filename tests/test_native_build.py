@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from localrun import config
-from localrun.cpu_features import ARM, cpu_facts
+from localrun.hardware.cpu_features import ARM, cpu_facts
 from localrun.native_build import machine as build_machine
 from localrun.native_build import wheels
 from localrun.native_build.compiler import Compiler

@@ -189,7 +189,7 @@ def test_a_daemon_takes_them_and_says_so_once(tmp_path: Path):
 
 
 def test_a_daemon_that_others_could_reach_does_not_start(tmp_path: Path):
-    environ = {"LOCALRUN_HOME": str(tmp_path), "OLLAMA_HOST": "0.0.0.0", "PATH": "", "LOCALRUN_FAKE_ENGINE": "1"}
+    environ = {"LOCALRUN_HOME": str(tmp_path), "OLLAMA_HOST": "0.0.0.0", "PATH": ""}
     command = [sys.executable, "-m", "localrun", "serve", "--port", "0"]
     done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120)
     assert done.returncode == 2

@@ -11,7 +11,7 @@ import pytest
 SHOW = """
 import os, sys
 from pathlib import Path
-from localrun.priority import step_back
+from localrun.processes import step_back
 step_back(7)
 group = Path("/proc/self/autogroup")
 print(os.nice(0), group.read_text() if group.exists() else "")

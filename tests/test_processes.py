@@ -53,12 +53,10 @@ def test_text_of_programs_is_utf_8_and_never_an_error() -> None:
 
 # Programs that a person starts in a terminal of theirs, and what never runs on Windows.
 SEEN = {
-    ("localrun.bench.ceiling", "run"),
-    ("localrun.bench.peer_build", "Popen"),
     ("localrun.bench.servers", "Popen"),
     ("localrun.bench.tune", "Popen"),
-    ("localrun.kernels", "run"),
-    ("localrun.processors", "run"),
+    ("localrun.hardware.kernels", "run"),
+    ("localrun.hardware.processors", "run"),
     ("localrun.service.manager", "run"),
     ("localrun.tools.guard", "Popen"),
     ("localrun.tui.files", "run"),

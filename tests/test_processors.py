@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from localrun.processors import (
+from localrun.hardware.processors import (
     Processors,
     counted_processors,
     elsewhere,
@@ -302,7 +302,9 @@ def test_this_machine_has_something():
 @pytest.mark.skipif(shutil.which("taskset") is None, reason="needs taskset")
 def test_a_process_that_is_bound_to_one_processor_uses_one_thread():
     first = str(min(os.sched_getaffinity(0)))
-    program = "from localrun.processors import usable; found = usable(); print(found.usual_threads, found.numbers)"
+    program = (
+        "from localrun.hardware.processors import usable; found = usable(); print(found.usual_threads, found.numbers)"
+    )
     command = ["taskset", "-c", first, sys.executable, "-c", program]
     said = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
     assert said[0] == "1"

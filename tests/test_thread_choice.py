@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from localrun import thread_choice
-from localrun.thread_choice import Kept, Shape, Threads, best, find, is_steady, keep, read
+from localrun.hardware import thread_choice
+from localrun.hardware.thread_choice import Kept, Shape, Threads, best, find, is_steady, keep, read
 
 SHAPE = Shape(30, 77_000_000)
 

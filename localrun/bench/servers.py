@@ -1,8 +1,8 @@
 """A server under measurement, as a child process: started, waited for, warmed up, restarted, weighed, ended.
 
-`local_server` is our side of a comparison, `peer_server` llama-server with the flags that say the same. A restart
-keeps the port, and whatever the server keeps on disk. A server counts as started when `/health` answers 200 and one
-short completion has been made, so that neither loading nor the first step is part of what is measured later.
+`local_server` is a daemon of ours. A restart keeps the port, and whatever the server keeps on disk. A server counts as
+started when `/health` answers 200 and one short completion has been made, so that neither loading nor the first step is
+part of what is measured later.
 
 Does not: measure anything but resident memory.
 """
@@ -28,13 +28,8 @@ import psutil
 
 from localrun.bench.results import Target
 from localrun.errors import LocalrunError
-from localrun.models.synthesis.synthesize import synthesize
 
 NAME = "localrun"
-SPLIT_NAME = "llama-server"
-UNIFIED_NAME = "llama-server -kvu"
-# llama-server's flag for drafts from what it has read and written.
-SPECULATION = "--spec-default"
 
 START_TIMEOUT_S = 300.0
 STOP_TIMEOUT_S = 30.0
@@ -44,8 +39,7 @@ WARM_UP_TOKENS = 16
 
 
 class ServerFlags(msgspec.Struct, frozen=True, kw_only=True):
-    """What both sides of a comparison are started with. `model` is an absolute path; `latency` is a mode of ours that
-    llama-server has no counterpart of."""
+    """What a server is started with. `model` is an absolute path or a name; `latency` is a mode of ours."""
 
     model: Path
     slots: int
@@ -221,15 +215,6 @@ def _family(pid: int) -> list[psutil.Process]:
         return []
 
 
-def model_or_random(model: Path | None, folder: Path) -> Path:
-    """The model; without one, a GGUF in `folder` with the size and speed of a 135M in Q4_0, whose text is noise."""
-    if model is not None:
-        return model
-    path = folder / "135m-q4_0.gguf"
-    synthesize("135m", "Q4_0", path)
-    return path
-
-
 def local_server(flags: ServerFlags, folder: Path) -> ServerProcess:
     """A daemon on a free port; not started yet.
 
@@ -246,24 +231,3 @@ def local_server(flags: ServerFlags, folder: Path) -> ServerProcess:
     return ServerProcess(
         NAME, command, str(flags.model), folder / "localrun.log", environ=environ, files=home, can_switch=True
     )
-
-
-def peer_server(
-    binary: Path, flags: ServerFlags, log_folder: Path, *, is_unified: bool, drafts: bool = False
-) -> ServerProcess:
-    """A llama-server on a free port; not started yet.
-
-    Its default for everything else stands: flash attention, batch sizes, prompt cache in RAM. Slots are stated, so its
-    KV is split among them unless `is_unified`, and both are worth measuring: neither is better at everything. It
-    speculates only where it `drafts`, and then in the way that it calls the default.
-    """
-    command = [str(binary), "--model", str(flags.model), "--host", "127.0.0.1", "--no-ui", "--offline"]
-    command += ["--parallel", str(flags.slots), "--ctx-size", str(flags.kv_cells)]
-    command += ["--threads", str(flags.threads), "--threads-batch", str(flags.threads)]
-    command += ["--kv-unified" if is_unified else "--no-kv-unified"]
-    name = UNIFIED_NAME if is_unified else SPLIT_NAME
-    if drafts:
-        command.append(SPECULATION)
-        name = f"{name} {SPECULATION}"
-    log_name = f"llama-server-{'unified' if is_unified else 'split'}{'-drafts' if drafts else ''}.log"
-    return ServerProcess(name, command, str(flags.model), log_folder / log_name)

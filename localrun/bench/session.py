@@ -3,7 +3,7 @@
 Runs in the main thread: each run has an event loop of its own, and Ctrl-C ends the run that is going, whose finished
 requests still count.
 
-Does not: compare servers (`compare.py`), or print.
+Does not: compare servers, or print.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import msgspec
 
 from localrun.access import trust
 from localrun.bench.results import Options, RunResult, Target, Workload
-from localrun.bench.servers import ServerFlags, ServerProcess, local_server, model_or_random
+from localrun.bench.servers import ServerFlags, ServerProcess, local_server
 from localrun.bench.workloads.workload import INTERRUPTED
 from localrun.errors import BadRequest, DaemonUnreachable
 from localrun.snapshot import EngineRow
@@ -148,10 +148,9 @@ class Session:
 
 
 @contextmanager
-def own_server(model: Path | None, *, slots: int, kv_cells: int, threads: int, latency: str) -> Iterator[ServerProcess]:
-    """A daemon of our own with a temporary home; the model as `model_or_random` has it."""
+def own_server(model: Path, *, slots: int, kv_cells: int, threads: int, latency: str) -> Iterator[ServerProcess]:
+    """A daemon of our own with a temporary home."""
     with tempfile.TemporaryDirectory(prefix="localrun-bench-") as folder:
-        path = model_or_random(model, Path(folder))
-        flags = ServerFlags(model=path, slots=slots, kv_cells=kv_cells, threads=threads, latency=latency)
+        flags = ServerFlags(model=model, slots=slots, kv_cells=kv_cells, threads=threads, latency=latency)
         with local_server(flags, Path(folder)) as server:
             yield server

@@ -1,7 +1,7 @@
 """What `localrun bench tune` measures: a model with each number of threads that may suit it, and which is best.
 
 The measuring is an engine's (`localrun.engine.tools.thread_rates`, a process of its own), the rule the one that engines
-use (`localrun.thread_choice`). Does not: print, or keep anything unless told to.
+use (`localrun.hardware.thread_choice`). Does not: print, or keep anything unless told to.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from pathlib import Path
 
 import msgspec
 
-from localrun import thread_choice
 from localrun.config import Settings, folders, model_dirs, models_folder
 from localrun.errors import EngineFailed
+from localrun.hardware import thread_choice
+from localrun.hardware.processors import Processors
+from localrun.hardware.thread_choice import Kept, Shape, Threads
 from localrun.models.storage import other_programs
 from localrun.models.storage.model import Model
 from localrun.models.storage.store import Store
-from localrun.processors import Processors
-from localrun.thread_choice import Kept, Shape, Threads
 
 STREAMS = (1, 4, 8)
 # Parts of the usual number that are tried besides what an engine tries by itself.

@@ -14,7 +14,6 @@ import sys
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator
 from enum import StrEnum
-from types import TracebackType
 from typing import Any, Self, TextIO
 
 import msgspec
@@ -102,7 +101,7 @@ def _undisturbed(line: StatusLine | None) -> Iterator[None]:
 
     def stop() -> None:
         loop.remove_signal_handler(signal.SIGTSTP)
-        line.__exit__(None, None, None)
+        line.close()
         os.kill(os.getpid(), signal.SIGTSTP)
 
     loop = asyncio.get_running_loop()
@@ -298,9 +297,10 @@ class StatusLine:
             self._write(f"\n{_SAVE}\x1b[1;{size.lines - 1}r{_RESTORE}\x1b[1A")
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
         if self._size is not None:
             self._write(f"{_SAVE}\x1b[{self._size.lines};1H\x1b[2K\x1b[r{_RESTORE}")
             self._size = None
@@ -310,7 +310,7 @@ class StatusLine:
         if self._size is None:
             return
         if _size_of(self._terminal) != self._size:
-            self.__exit__(None, None, None)
+            self.close()
             return
         shown = painted(text[: self._size.columns - 1], Look.HEADING, self._terminal)
         row = f"\x1b[{self._size.lines};1H\x1b[2K{shown}"

@@ -24,7 +24,7 @@ from localrun import errors
 from localrun.cli import exits
 from localrun.cli.arguments import with_settings
 from localrun.cli.daemon import ask, ensure_daemon
-from localrun.cli.text import ago, duration, for_stdout, obeys_sequences, print_json, say, table
+from localrun.cli.text import ago, duration, for_stdout, obeys_sequences, print_json, progress, say, table
 from localrun.client import Client
 from localrun.config import Settings
 from localrun.visible import visible, visible_json
@@ -90,7 +90,7 @@ def run_command(file: Path, waits: bool, window: str, out: Path | None, settings
         return asyncio.run(work(ensure_daemon(settings)))
     except KeyboardInterrupt:
         if batch_id:
-            say(f"the batch goes on; `localrun batch results {batch_id}` waits for it", stream=sys.stderr)
+            progress(f"the batch goes on; `localrun batch results {batch_id}` waits for it")
         raise
 
 
@@ -171,7 +171,7 @@ async def _finish(client: Client, batch_id: str, out: Path | None) -> int:
     if batch["status"] == "failed":
         for error in (batch["errors"] or {"data": []})["data"]:
             where = f"line {error['line']}: " if error["line"] else ""
-            say(f"{where}{error['message']}", stream=sys.stderr)
+            progress(f"{where}{error['message']}")
         raise errors.BadRequest(f"batch '{batch_id}' was not run, because its file has mistakes")
     await _write(client, batch, out)
     counts = batch["request_counts"]
@@ -267,7 +267,7 @@ class _Lines:
         shown = (self.meter.status, self.meter.percent // _STEP_PERCENT)
         if shown != self._shown:
             self._shown = shown
-            say(self.meter.line(), stream=sys.stderr)
+            progress(self.meter.line())
 
     def close(self) -> None:
         """Nothing is left to do."""

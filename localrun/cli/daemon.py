@@ -29,7 +29,7 @@ import msgspec
 
 from localrun import config, errors
 from localrun.cli import exits
-from localrun.cli.text import say
+from localrun.cli.text import progress
 from localrun.processes import DETACHED
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ def ensure_daemon(settings: config.Settings, *, quietly: bool = False) -> str:
                         is_own = _start(settings)
                         if is_own and not quietly:
                             said = f"started the daemon at {url} ({LIFE}){_others(settings)}"
-                            say(said, stream=sys.stderr)
+                            progress(said)
             return url
         except errors.Unavailable:
             if time.monotonic() > deadline_s:
@@ -220,7 +220,7 @@ def _connected_once_trusted(where: Endpoint) -> http.client.HTTPConnection:
         raise trust.untrusted(where)
     shown = trust.shown_certificate(where)
     seen = certificate.fingerprint(ssl.PEM_cert_to_DER_cert(shown))
-    say(f"The certificate of {where.name} is new here. Its SHA-256 fingerprint is\n  {seen}", stream=sys.stderr)
+    progress(f"The certificate of {where.name} is new here. Its SHA-256 fingerprint is\n  {seen}")
     if not click.confirm("Is it the one that `localrun serve` shows there? Trust it", err=True):
         raise trust.untrusted(where)
     hosts.trust(where, shown)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -60,26 +59,6 @@ def completion_command(context: click.Context, shell: str) -> None:
 @click.group("dev")
 def dev_command() -> None:
     """Tools for developing localrun."""
-
-
-@dev_command.command("synth")
-@click.argument("shape")
-@click.argument("type_name", metavar="TYPE")
-@click.argument("out", type=click.Path(dir_okay=False, path_type=Path))
-@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the weights.")
-def synth(shape: str, type_name: str, out: Path, seed: int) -> None:
-    """Write a GGUF with random weights to OUT, with the SHAPE of a real model and the quantization TYPE.
-
-    It loads and runs at the speed of the real model, but its text is noise. An unknown SHAPE or TYPE lists the known
-    ones.
-    """
-    from localrun.models.synthesis.synthesize import synthesize
-
-    try:
-        synthesize(shape, type_name, out, seed)
-    except errors.BadRequest as error:
-        raise click.UsageError(error.message) from None
-    say(f"wrote {out} ({out.stat().st_size} bytes)")
 
 
 @dev_command.command("next")

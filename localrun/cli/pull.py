@@ -18,7 +18,7 @@ import click
 from localrun.cli.arguments import complete_catalog, with_settings
 from localrun.cli.daemon import ask, ensure_daemon, for_daemon
 from localrun.cli.names import closest, next_step
-from localrun.cli.text import ago, duration, obeys_sequences, say, size, table, tell
+from localrun.cli.text import ago, duration, obeys_sequences, progress, say, size, table, tell
 from localrun.client import Client, PullPiece
 from localrun.config import Settings
 from localrun.errors import DownloadFailed, LocalrunError, ModelNotFound, by_code
@@ -58,7 +58,7 @@ def pull_command(model: str, insecure: bool, projector: str, settings: Settings)
     try:
         asyncio.run(_pull(url, name, insecure=insecure, projector=projector))
     except KeyboardInterrupt:
-        say(f"stopped; `localrun pull {model}` resumes the download", stream=sys.stderr)
+        progress(f"stopped; `localrun pull {model}` resumes the download")
         raise
     except LocalrunError as error:
         is_name = type(error) in (DownloadFailed, ModelNotFound)
@@ -88,7 +88,7 @@ async def _pull_missing(base_url: str, model: str) -> bool:
     async with Client(base_url) as client:
         if "/" not in model and not await client.catalog(model):
             return False
-    say(f"{model} is not installed; pulling it", stream=sys.stderr)
+    progress(f"{model} is not installed; pulling it")
     await _pull(base_url, model)
     return True
 
@@ -127,7 +127,7 @@ class _Lines:
             self._print(self._meter.line(now_s))
 
     def _print(self, text: str) -> None:
-        say(text, stream=sys.stderr)
+        progress(text)
 
 
 class _Bar(_Lines):

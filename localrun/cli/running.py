@@ -23,7 +23,7 @@ from localrun.cli.daemon import (
     starter,
     wait_until_gone,
 )
-from localrun.cli.text import duration, one_line, print_json, say, short_path, size, table, wrapped
+from localrun.cli.text import duration, one_line, print_json, progress, say, short_path, size, table, wrapped
 from localrun.client import Client
 from localrun.config import Settings, in_short
 from localrun.errors import LocalrunError
@@ -150,7 +150,7 @@ async def _record(base_url: str, path: Path) -> None:
         recorder = Recorder(path)
     except OSError as error:
         raise click.UsageError(f"cannot record to {path}: {error.strerror or error}") from error
-    say(f"recording to {path}; press Ctrl-C to stop", stream=sys.stderr)
+    progress(f"recording to {path}; press Ctrl-C to stop")
     try:
         async with Client(base_url) as client, aclosing(client.events()) as snapshots:
             async for snapshot in snapshots:
@@ -208,7 +208,7 @@ def logs_command(n_lines: int, follow: bool, settings: Settings) -> None:
     """
     path = log_path(settings)
     if not follow and daemon_version(settings) is None and path.is_file():
-        say(f"no daemon is running; the log of the last one is {path}", stream=sys.stderr)
+        progress(f"no daemon is running; the log of the last one is {path}")
         with path.open(encoding="utf-8", errors="replace") as file:
             print("".join(map(visible, deque(file, n_lines))), end="")
         return

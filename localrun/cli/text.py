@@ -44,14 +44,14 @@ def obeys_sequences(stream: TextIO) -> bool:
 _LABELS = {"error": Look.BAD, "warning": Look.DOUBTFUL, "not usable": Look.DOUBTFUL, "note": Look.HEADING}
 
 
-def say(text: str, *, stream: TextIO | None = None) -> None:
-    """Prose for a person on stdout or another stream."""
-    print(wrapped(text, stream=stream), file=stream or sys.stdout, flush=True)
+def say(text: str) -> None:
+    """Prose for a person on stdout."""
+    print(wrapped(text), flush=True)
 
 
 def progress(line: str) -> None:
-    """How far things are, on stderr."""
-    say(line, stream=sys.stderr)
+    """Prose on stderr: how far things are, and what is no part of the answer."""
+    print(wrapped(line, stream=sys.stderr), file=sys.stderr, flush=True)
 
 
 def tell(label: str, message: str) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
-from localrun import __version__, config, kernels, kv_folders, processors, thread_choice
+from localrun import __version__, config, kv_folders
 from localrun.doctor import surroundings
 from localrun.doctor.devices import check_devices
 from localrun.doctor.finding import Finding, fail, ok, warn
@@ -27,6 +27,7 @@ from localrun.doctor.surroundings import (
     check_threads,
     own_requirements,
 )
+from localrun.hardware import kernels, processors, thread_choice
 from localrun.models.storage import other_programs
 from localrun.models.storage.store import Store
 from localrun.native_build.machine import Machine

@@ -14,15 +14,15 @@ from pathlib import Path
 
 import msgspec
 
-from localrun import kernels
-from localrun.cpu_features import features, without_halves
 from localrun.doctor.finding import Finding, fail, ok, warn
-from localrun.kernel_probe import ProbeFailed, ProbeTooSlow, probe, probe_and_keep
-from localrun.kernels import Verdict
-from localrun.library_problems import OTHER_PROCESSOR, Problem, explain
+from localrun.hardware import kernels
+from localrun.hardware.cpu_features import features, without_halves
+from localrun.hardware.kernels import Verdict
+from localrun.hardware.library_problems import OTHER_PROCESSOR, Problem, explain
 from localrun.native_build.machine import Machine
 from localrun.native_build.plan import make_plan
 from localrun.native_build.wheels import installed
+from localrun.probe.kernel_probe import ProbeFailed, ProbeTooSlow, probe, probe_and_keep
 from localrun.processes import end_in_words, run_text, signal_of
 
 TIMEOUT_S = 60.0

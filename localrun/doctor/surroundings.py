@@ -20,9 +20,9 @@ from pathlib import Path
 import psutil
 
 from localrun.doctor.finding import Finding, fail, ok, size, warn
+from localrun.hardware.processors import Processors
+from localrun.hardware.thread_choice import Kept
 from localrun.models.download import proxies
-from localrun.processors import Processors
-from localrun.thread_choice import Kept
 
 # --- the interpreter, and whether the packages are the versions that this release needs ---
 

@@ -1,4 +1,4 @@
-"""What the engine needs from the thing that computes: `llama.LlamaBackend`, or `fake.FakeBackend` in tests.
+"""What the engine needs from the thing that computes: `llama.LlamaBackend`, or a fake in tests.
 
 A backend owns one context with one pool of KV cells. Sequences are small integers; a cell belongs to one or more
 sequences and stands at one position. All calls come from the engine's main thread, except `tokenize`, which only reads

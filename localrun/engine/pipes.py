@@ -24,8 +24,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, BinaryIO, Generic, Protocol, TypeVar
 
-from localrun import framing, library_problems, wire
+from localrun import framing, wire
 from localrun.errors import EngineFailed, LocalrunError, QueueFull
+from localrun.hardware import library_problems
 
 log = logging.getLogger("localrun.engine")
 

@@ -1,4 +1,4 @@
-"""Entry point of the engine process: `python -m localrun.engine.process [--fake]`.
+"""Entry point of the engine process: `python -m localrun.engine.process`.
 
 Its threads are those of `pipes.py`. ctypes releases the interpreter lock during native calls, so all of them work while
 a step computes; reading a vocabulary is safe beside one.
@@ -17,9 +17,9 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
-from localrun import framing, processors, thread_choice, wire
+from localrun import framing, wire
 from localrun.engine import pipes
 from localrun.engine.backend import MAX_SEQUENCES, AdapterSet, Backend
 from localrun.engine.cache.disk import open_disk
@@ -37,7 +37,8 @@ from localrun.engine.speculate.draft_models import DraftModels
 from localrun.engine.speculate.drafter import Drafter
 from localrun.engine.speculate.speculation import Speculation
 from localrun.errors import EngineFailed, LocalrunError, QueueFull
-from localrun.thread_choice import Threads
+from localrun.hardware import processors, thread_choice
+from localrun.hardware.thread_choice import Threads
 
 log = logging.getLogger("localrun.engine")
 
@@ -57,7 +58,20 @@ FLUSH_TIMEOUT_S = 2.0
 Inbox = EngineInbox[Engine]
 
 
-def main(argv: list[str]) -> int:
+class Make(NamedTuple):
+    """What makes the parts of an engine, as the frame `Open` wants them: here llama.cpp's, in tests others."""
+
+    # The backend, and what finds out how many threads are good for it if nobody knows.
+    backend: Callable[[wire.Open], tuple[Backend, ThreadTrial | None]]
+    # The models that draft, and the model's own heads.
+    drafters: Callable[[wire.Open, Backend], tuple[DraftModels | None, Callable[[], Drafter | None] | None]]
+    embedder: Callable[[wire.Open], Embedder]
+    # Names the build; what is kept on disk belongs to one.
+    build: Callable[[], str]
+    engine: type[Engine] = Engine
+
+
+def main(make: Make) -> int:
     """Exit code 0 after a clean end, 1 when the model could not be opened or the engine failed, 2 for a broken pipe
     protocol."""
     # Ctrl-C in a terminal goes to the whole group; the daemon decides when its engines end.
@@ -76,17 +90,16 @@ def main(argv: list[str]) -> int:
     if first.pooling is not None:
         from localrun.engine.embedding import process as embedding
 
-        return embedding.run(first, _fake_embedder if "--fake" in argv else _llama_embedder, frames_in, frames_out)
+        return embedding.run(first, make.embedder, frames_in, frames_out)
     started_at_s = time.monotonic()
     limits = Limits(first.n_slots, first.max_queue, first.target_itl_s, first.ram_cache_bytes)
     try:
-        backend, trial = (_fake_backend(first), None) if "--fake" in argv else _llama_backend(first)
+        backend, trial = make.backend(first)
         adapters = AdapterSet.of(first.adapters)
         for adapter in adapters.adapters:
             backend.load_adapter(adapter)
-        disk = open_disk(first, backend, _fake_build if "--fake" in argv else _llama_build)
-        kind = _fake_engine() if "--fake" in argv else Engine
-        drafts, heads = (None, None) if "--fake" in argv else _drafters(first, backend)
+        disk = open_disk(first, backend, make.build)
+        drafts, heads = make.drafters(first, backend)
         speculation = Speculation(
             backend,
             time.monotonic,
@@ -94,7 +107,7 @@ def main(argv: list[str]) -> int:
             drafter_of=drafts.drafter_for if drafts is not None else None,
             heads=heads,
         )
-        engine = kind(
+        engine = make.engine(
             backend,
             limits,
             time.monotonic,
@@ -231,35 +244,18 @@ def _private_pipes() -> tuple[BinaryIO, BinaryIO]:
     return os.fdopen(frames_in, "rb"), os.fdopen(frames_out, "wb")
 
 
-def _n_spare_sequences(opened: wire.Open) -> int:
+def n_spare_sequences(opened: wire.Open) -> int:
+    """Sequences beside those of the slots."""
     return min(MAX_SEQUENCES - opened.n_slots, SPARE_SEQUENCES)
 
 
-def _n_rows(opened: wire.Open) -> int:
+def n_rows(opened: wire.Open) -> int:
+    """Rows of a step, at most."""
     return max(opened.n_batch, opened.n_slots + SPARE_ROWS)
 
 
-def _fake_engine() -> type[Engine]:
-    from localrun.engine.fake_engine import FakeEngine
-
-    return FakeEngine
-
-
-def _fake_backend(opened: wire.Open) -> Backend:
-    from localrun.engine.fake import FakeBackend
-    from localrun.engine.fake_media import FakeProjector
-
-    return FakeBackend(
-        n_cells=opened.n_kv_cells,
-        n_seqs=opened.n_slots + _n_spare_sequences(opened),
-        n_batch=_n_rows(opened),
-        projector=FakeProjector() if opened.projector_path else None,
-    )
-
-
 def _llama_backend(opened: wire.Open) -> tuple[Backend, ThreadTrial | None]:
-    """The backend, and what finds out how many threads are good for it if nobody knows."""
-    # Imported late: loading the native library takes a while and the fake must run without it.
+    # Imported late: loading the native library takes a while, and who makes other parts does without it.
     from localrun.engine.native.context import Rope
     from localrun.engine.native.library import gpu_free_bytes
     from localrun.engine.native.llama import LlamaBackend
@@ -269,8 +265,8 @@ def _llama_backend(opened: wire.Open) -> tuple[Backend, ThreadTrial | None]:
         opened.model_path,
         n_cells=opened.n_kv_cells,
         n_seqs=opened.n_slots,
-        n_spare_seqs=_n_spare_sequences(opened),
-        n_batch=_n_rows(opened),
+        n_spare_seqs=n_spare_sequences(opened),
+        n_batch=n_rows(opened),
         n_threads=plan.start.most,
         n_gpu_layers=_gpu_layers(opened, gpu_free_bytes),
         kv_type=opened.kv_type,
@@ -303,7 +299,7 @@ def _llama_backend(opened: wire.Open) -> tuple[Backend, ThreadTrial | None]:
 
 
 def _drafters(opened: wire.Open, backend: Backend) -> tuple[DraftModels, Callable[[], Drafter | None]]:
-    """The models that draft, and the model's own heads: its draft model is loaded now, if it has one."""
+    """A draft model of its own is loaded now."""
     from localrun.engine.native.llama import LlamaBackend
 
     assert isinstance(backend, LlamaBackend)
@@ -318,17 +314,6 @@ def _drafters(opened: wire.Open, backend: Backend) -> tuple[DraftModels, Callabl
         except LocalrunError as error:
             log.warning("the model goes on without its draft model: %s", error)
     return drafts, lambda: backend.heads
-
-
-def _fake_embedder(opened: wire.Open) -> Embedder:
-    from localrun.engine.embedding.fake import FakeEmbedder
-    from localrun.engine.fake_media import FakeProjector
-
-    assert opened.pooling is not None
-    return FakeEmbedder(
-        pooling=opened.pooling, n_ctx=opened.n_kv_cells, n_rows=opened.n_batch,
-        projector=FakeProjector() if opened.projector_path else None,
-    )  # fmt: skip
 
 
 def _llama_embedder(opened: wire.Open) -> Embedder:
@@ -350,10 +335,6 @@ def _llama_embedder(opened: wire.Open) -> Embedder:
         n_ctx_most=opened.n_ctx,
         projector_path=opened.projector_path,
     )
-
-
-def _fake_build() -> str:
-    return "fake"
 
 
 def _llama_build() -> str:
@@ -404,5 +385,7 @@ def _ready(backend: Backend, opened: wire.Open, load_s: float) -> wire.Ready:
     )
 
 
+LLAMA = Make(_llama_backend, _drafters, _llama_embedder, _llama_build)
+
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main(LLAMA))

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from localrun.cpu_features import cpu_facts, cpu_name
+from localrun.hardware.cpu_features import cpu_facts, cpu_name
 
 
 def words(variable: str, text: str) -> list[str]:

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from localrun.cpu_features import Feature, features, without_halves
+from localrun.hardware.cpu_features import Feature, features, without_halves
 from localrun.native_build.compiler import LANGUAGE_SOURCE, NATIVE_SOURCE, VULKAN_SOURCE, Compiler, find_compiler
 from localrun.native_build.machine import DEVICES, Machine, ask, nvidia, run, tool, words
 

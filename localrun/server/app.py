@@ -141,7 +141,9 @@ def serve(settings: Settings, idle_exit_s: float | None = None) -> None:
     a certificate, PortBusy, and Unavailable when it cannot start; logging goes to stderr.
     """
     is_local = address_of(settings.host).is_loopback
-    certificate = None if is_local else _certificate(settings)
+    # The person's own is looked at even where nobody needs it: a wrong name is said at once.
+    own = certificates.of_files(settings.tls_cert, settings.tls_key) if settings.tls_cert or settings.tls_key else None
+    certificate = None if is_local else own or certificates.kept(folders().data, served(settings))
     listening = listen(settings.host, settings.port)
     _allow_descriptors()
     _give_memory_back()
@@ -314,8 +316,6 @@ class _Daemon(uvicorn.Server):
 
 def _check_files(settings: Settings) -> None:
     """Raises ConfigError for what cannot be used as the settings say; a folder of other programs may come later."""
-    if settings.tls_cert or settings.tls_key:
-        certificates.of_files(settings.tls_cert, settings.tls_key)
     others = [("model_dirs", folder) for folder in model_dirs(settings)]
     for field, folder in (("models_dir", models_folder(settings).absolute()), *others):
         there = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
@@ -328,13 +328,6 @@ def _check_files(settings: Settings) -> None:
             _log.warning("%s, which is not there; its models are listed as soon as it is", named)
         elif not os.access(there, os.W_OK):
             _log.warning("%s, which cannot be made: %s is read-only; no model can be pulled or created", named, there)
-
-
-def _certificate(settings: Settings) -> Certificate:
-    """The one for other machines. Raises ConfigError."""
-    if settings.tls_cert or settings.tls_key:
-        return certificates.of_files(settings.tls_cert, settings.tls_key)
-    return certificates.kept(folders().data, served(settings))
 
 
 def _make_local_key(runtime: Runtime, listening: Listening) -> None:

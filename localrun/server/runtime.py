@@ -16,21 +16,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import sqlite3
 from collections.abc import Sequence
 from pathlib import Path
 
-from localrun import kernels, kv_folders, thread_choice
+from localrun import kv_folders
 from localrun.config import Settings, folders, model_dirs, models_folder
 from localrun.errors import BadRequest, LocalrunError, ModelNotFound, Unavailable
+from localrun.hardware import kernels, thread_choice
 from localrun.last_model import remember_model
 from localrun.models.name import split_adapters
 from localrun.models.storage import hub_cache, other_programs
 from localrun.models.storage.store import Store
 from localrun.server.batches.offline import Offline
 from localrun.server.cache import Cache
-from localrun.server.engines.link import EngineLink, engine_command
+from localrun.server.engines.link import ENGINE_COMMAND, EngineLink
 from localrun.server.engines.resident import Use
 from localrun.server.engines.supervisor import Supervisor
 from localrun.server.http import hidden_paths
@@ -58,13 +58,15 @@ __all__ = ["Ask", "Job", "Runtime"]
 
 
 class Runtime:
-    """See the module. `fake_engines` (or LOCALRUN_FAKE_ENGINE=1) runs engines that need no weights, for tests."""
+    """See the module. `engine_command` runs engines that are not llama.cpp's: nothing is asked about its build."""
 
-    def __init__(self, settings: Settings, *, store: Store | None = None, fake_engines: bool = False) -> None:
-        fake = fake_engines or os.environ.get("LOCALRUN_FAKE_ENGINE") == "1"
+    def __init__(
+        self, settings: Settings, *, store: Store | None = None, engine_command: Sequence[str] = ENGINE_COMMAND
+    ) -> None:
+        is_llama = engine_command == ENGINE_COMMAND
         kv_folder = kv_folders.kv_folder(folders().cache)
         self.settings = settings
-        self.store = store if store is not None else _store(settings, fake=fake)
+        self.store = store if store is not None else _store(settings, is_llama=is_llama)
         self.quantizer = Quantizer(self.store, n_threads=settings.threads)
         self.renderer = TemplateRenderer(
             timeout_s=settings.template_timeout_s, output_bytes=settings.template_output_bytes
@@ -88,13 +90,13 @@ class Runtime:
         self.supervisor = Supervisor(
             settings,
             self.store,
-            command=engine_command(fake=fake),
+            command=engine_command,
             on_step=self.telemetry.engine_step,
             on_loaded=self._engine_loaded,
             on_ended=self.telemetry.engine_ended,
             kv_folder=kv_folder,
             threads_file=folders().cache / thread_choice.FILE_NAME,
-            kernels_folder=None if fake else kernels.folder(folders().cache),
+            kernels_folder=kernels.folder(folders().cache) if is_llama else None,
         )
         self.cache = Cache(settings, self.store, residents=self.supervisor.residents, folder=kv_folder)
         self.pulls = Pulls(
@@ -237,11 +239,11 @@ class Runtime:
         return self.supervisor.loaded()
 
 
-def _store(settings: Settings, *, fake: bool) -> Store:
+def _store(settings: Settings, *, is_llama: bool) -> Store:
     no_projectors = ""
     if settings.projectors == "off":
         no_projectors = "projectors are not used (the setting projectors is off)"
-    elif not fake and not kernels.has_media_library():
+    elif is_llama and not kernels.has_media_library():
         no_projectors = (
             "projectors cannot be used: llama.cpp was built without libmtmd (`localrun doctor` says what to do)"
         )

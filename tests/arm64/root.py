@@ -25,7 +25,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
-from localrun.bench import peer_build
+from bench import peer_build
 from localrun.errors import LocalrunError
 from tests.script_module import module_of
 

@@ -24,10 +24,11 @@ import pytest
 
 from localrun.models.gguf.reader import read_header
 from localrun.models.memory import copied_output_bytes
-from localrun.models.synthesis.synthesize import WEIGHT_TYPES, synthesize
+from localrun.probe.probe_models import WEIGHT_TYPES
 from tests.arm64 import root
 from tests.arm_machines import MACHINES, ArmMachine
 from tests.daemon import running_daemon
+from tests.support.synthesis.synthesize import synthesize
 
 TINY = root.REPOSITORY / "models/builtin/tiny.gguf"
 SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}, "s": {"enum": ["fox", "dog"]}},
@@ -76,7 +77,7 @@ def test_each_kind_of_processor_gets_its_module_and_the_same_tokens(tmp_path: Pa
 
 _PROBE = """
 import msgspec
-from localrun.kernel_probe import probe
+from localrun.probe.kernel_probe import probe
 print(msgspec.json.encode(probe(timeout_s=3000)).decode())
 """
 

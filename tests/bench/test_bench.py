@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from localrun.bench import divergence
 from localrun.bench.streams import stream_all
 from localrun.errors import DaemonUnreachable, LocalrunError
 from tests.daemon import Daemon, running_daemon
@@ -47,9 +46,3 @@ def test_a_refusal_is_an_error_with_the_server_s_reason(daemon: Daemon) -> None:
 def test_nobody_listening_is_said_so() -> None:
     with pytest.raises(DaemonUnreachable):
         asyncio.run(stream_all("http://127.0.0.1:9", "tiny", [[1, 2]], 4))
-
-
-def test_a_greedy_answer_is_the_same_alone_and_among_seven_others(daemon: Daemon) -> None:
-    asked = divergence.prompts(24)
-    assert len(set(asked)) == 24
-    assert asyncio.run(divergence.differing(daemon.url, "tiny", asked)) == []

@@ -10,7 +10,7 @@ from localrun.bench import roofline as roofline_module
 from localrun.bench.roofline import Roofline, StepBytes, decode_bound_tokens_per_s, roofline, step_bytes
 from localrun.models.gguf.header import Header, TensorInfo
 from localrun.models.gguf.reader import read_header
-from localrun.models.synthesis.synthesize import synthesize
+from tests.support.synthesis.synthesize import synthesize
 
 
 def test_every_thread_reads_every_byte_of_its_array(monkeypatch: pytest.MonkeyPatch):

@@ -11,12 +11,11 @@ import httpx2
 import psutil
 import pytest
 
-from localrun.bench.servers import ServerFlags, ServerProcess, local_server, peer_server
+from localrun.bench.servers import ServerFlags, ServerProcess, local_server
 from localrun.errors import LocalrunError
-from localrun.models.synthesis.synthesize import synthesize
+from tests.support.synthesis.synthesize import synthesize
 
 SCRIPT = Path(__file__).with_name("scripted_server.py")
-FLAGS = ServerFlags(model=Path("/models/some.gguf"), slots=8, kv_cells=32768, threads=2, latency="interactive")
 
 
 def scripted(folder: Path, **environ: str) -> ServerProcess:
@@ -103,41 +102,8 @@ def test_files_outlive_a_restart_until_they_are_forgotten(tmp_path: Path):
     assert not kept.parent.exists()
 
 
-def test_llama_server_gets_the_same_slots_cells_and_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    script = tmp_path / "llama-server"
-    script.write_text(f"#!{sys.executable}\n" + SCRIPT.read_text())
-    script.chmod(0o755)
-    monkeypatch.setenv("SCRIPT_CALLS", str(tmp_path / "calls"))
-    for is_unified in (False, True):
-        with peer_server(script, FLAGS, tmp_path, is_unified=is_unified) as server:
-            assert server.name == ("llama-server -kvu" if is_unified else "llama-server")
-    split, unified = (call["arguments"] for call in calls(tmp_path))
-    assert isinstance(split, list)
-    assert isinstance(unified, list)
-    expected = {"--model": "/models/some.gguf", "--host": "127.0.0.1", "--parallel": "8", "--ctx-size": "32768"}
-    for name, value in (expected | {"--threads": "2", "--threads-batch": "2"}).items():
-        assert split[split.index(name) + 1] == value
-    assert set(split) - set(unified) - {split[-1]} == {"--no-kv-unified"}
-    assert set(unified) - set(split) - {unified[-1]} == {"--kv-unified"}
-
-
-def test_llama_server_speculates_only_where_it_is_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    script = tmp_path / "llama-server"
-    script.write_text(f"#!{sys.executable}\n" + SCRIPT.read_text())
-    script.chmod(0o755)
-    monkeypatch.setenv("SCRIPT_CALLS", str(tmp_path / "calls"))
-    names = []
-    for drafts in (False, True):
-        with peer_server(script, FLAGS, tmp_path, is_unified=True, drafts=drafts) as server:
-            names.append(server.name)
-            assert not server.target.can_switch
-    assert names == ["llama-server -kvu", "llama-server -kvu --spec-default"]
-    assert ["--spec-default" in str(call["arguments"]) for call in calls(tmp_path)] == [False, True]
-
-
 def test_our_daemon_has_a_home_of_its_own_and_never_unloads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("LOCALRUN_HOME", "/somewhere/else")
-    monkeypatch.setenv("LOCALRUN_FAKE_ENGINE", "1")
     flags = ServerFlags(model=Path("tiny"), slots=3, kv_cells=1024, threads=1, latency="throughput")
     with local_server(flags, tmp_path) as server:
         assert server.target.can_switch

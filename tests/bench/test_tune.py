@@ -4,16 +4,16 @@ from pathlib import Path
 
 import pytest
 
-from localrun import thread_choice
 from localrun.bench.tune import STREAMS, Measured, Tuning, counts_to_try, find_model, tune
 from localrun.config import Settings
 from localrun.engine.cache.disk_files import library_build
 from localrun.engine.native.library import library_folder
 from localrun.errors import EngineFailed
+from localrun.hardware import thread_choice
+from localrun.hardware.processors import Processors
+from localrun.hardware.thread_choice import Shape, Threads
 from localrun.models.storage.model import Model
-from localrun.models.synthesis.synthesize import synthesize
-from localrun.processors import Processors
-from localrun.thread_choice import Shape, Threads
+from tests.support.synthesis.synthesize import synthesize
 
 HERE = Processors(name="made", n_machine=2, n_allowed=2, performance_cores=2)
 

@@ -10,8 +10,8 @@ import pytest
 from localrun.access.keys import KeyFile
 from localrun.cli import exits
 from localrun.cli.root import run
-from localrun.models.synthesis.synthesize import synthesize
 from tests.daemon import running_daemon
+from tests.support.synthesis.synthesize import synthesize
 
 SETTINGS = """
 [tiers.smart]

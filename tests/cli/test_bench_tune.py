@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from localrun import thread_choice
 from localrun.bench.tune import STREAMS, Measured, Tuning
 from localrun.cli import exits
 from localrun.cli.root import run
+from localrun.hardware import thread_choice
+from localrun.hardware.processors import Processors, usable
+from localrun.hardware.thread_choice import Shape, Threads
 from localrun.models.storage.model import Model
-from localrun.processors import Processors, usable
-from localrun.thread_choice import Shape, Threads
 
 ARGUMENTS = ["bench", "tune", "tiny", "--rounds", "1", "--threads", "1,2"]
 

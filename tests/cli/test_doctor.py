@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from localrun import __version__, config, kernels
+from localrun import __version__, config
 from localrun.cli import exits
-from localrun.kernels import Verdict
+from localrun.hardware import kernels
+from localrun.hardware.kernels import Verdict
 
 
 @pytest.fixture

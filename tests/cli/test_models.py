@@ -12,10 +12,10 @@ import pytest
 
 from localrun.cli import exits
 from localrun.config import in_short
-from localrun.models.synthesis.synthesize import synthesize
 from tests.cli.conftest import MODEL_ROW, SHOWN
 from tests.daemon import Daemon, running_daemon
 from tests.says import says
+from tests.support.synthesis.synthesize import synthesize
 
 
 def test_columns(localrun, daemon):

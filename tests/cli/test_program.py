@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from localrun import __version__
 from localrun.cli import exits
-from localrun.cli.root import cli, run
+from localrun.cli.root import cli
 
 
 def test_with_and_without_a_daemon(localrun, daemon):
@@ -63,18 +63,6 @@ def test_tab_in_bash_completes_commands_and_options(tmp_path: Path):
     environ = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
     ran = subprocess.run([BASH, "-c", asked], env=environ, capture_output=True, text=True, timeout=60)
     assert ran.stdout.splitlines() == ["completion", "--kv-cells", "fish"]
-
-
-def test_synth_writes_a_gguf(tmp_path: Path, capsys):
-    out = tmp_path / "model.gguf"
-    assert run(["dev", "synth", "tiny", "Q8_0", str(out)]) == exits.OK
-    assert out.read_bytes().startswith(b"GGUF")
-    assert str(out) in capsys.readouterr().out
-
-
-def test_synth_to_a_folder_that_does_not_exist(tmp_path: Path, capsys):
-    assert run(["dev", "synth", "tiny", "Q8_0", str(tmp_path / "no" / "x.gguf")]) == exits.ERROR
-    assert "No such file" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(BASH is None, reason="needs bash")

@@ -13,8 +13,7 @@ import pytest
 
 from localrun import __version__, errors
 from localrun.cli import exits
-from localrun.cli.examples import EXAMPLES
-from localrun.cli.root import COMMANDS, GROUPS, cli, run
+from localrun.cli.root import COMMANDS, EXAMPLES, GROUPS, cli, run
 from tests.says import says
 
 
@@ -82,7 +81,6 @@ def test_every_command_has_help(name, capsys):
         (["stop", "tiny", "--daemon"], "--daemon"),
         (["run", "tiny", "hi", "--option", "warmth=1"], "temperature"),
         (["run", "tiny", "hi", "--option", "seed=x"], "whole number"),
-        (["dev", "synth", "no-such-shape", "Q4_0", "/nowhere/x.gguf"], "shape"),
     ],
 )
 def test_wrong_use_is_one_line_and_code_2(arguments, words, capsys, environment):

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from localrun.cli import exits
-from localrun.models.synthesis.synthesize import synthesize
 from localrun.tui.recording import snapshots
 from tests.cli.conftest import ENGINE
 from tests.daemon import Daemon, running_daemon
+from tests.support.synthesis.synthesize import synthesize
 
 
 def test_columns(localrun, daemon):

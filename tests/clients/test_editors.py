@@ -17,6 +17,7 @@ import pytest
 
 from tests.clients.real_daemons import TOOL_TEMPLATE
 from tests.daemon import Daemon, calling_daemon
+from tests.fakes import ENGINE
 
 HEADERS = {"content-type": "application/json"}
 PARAMETERS = {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]}
@@ -60,7 +61,7 @@ def user(content: Any) -> list[dict[str, Any]]:
 
 
 def is_engine(process: psutil.Process) -> bool:
-    return "localrun.engine.process" in process.cmdline()
+    return ENGINE[-1] in process.cmdline()
 
 
 # --- what is listed and shown -----------------------------------------------------------------------------------------

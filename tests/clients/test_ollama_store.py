@@ -9,9 +9,9 @@ import ollama
 import pytest
 
 from localrun.models import builtin
-from localrun.models.synthesis.synthesize import synthesize
 from tests.daemon import Daemon
 from tests.lora_file import write_lora
+from tests.support.synthesis.synthesize import synthesize
 
 HELLO = [{"role": "user", "content": "Hello! Who are you?"}]
 GREEDY = {"temperature": 0, "num_predict": 8}

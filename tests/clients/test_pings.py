@@ -19,6 +19,7 @@ from localrun.config import Settings
 from localrun.server.app import build
 from localrun.server.http import exchange
 from localrun.server.runtime import Runtime
+from tests.fakes import ENGINE
 
 HELLO: Any = [{"role": "user", "content": "hello " * 60}]
 URL = "http://localhost"
@@ -48,7 +49,7 @@ class Daemon:
 @asynccontextmanager
 async def serving() -> AsyncIterator[Daemon]:
     settings = Settings(kv_cells=2048, slots=2, batch_tokens=32)
-    runtime = Runtime(settings, fake_engines=True)
+    runtime = Runtime(settings, engine_command=ENGINE)
     await runtime.start()
     try:
         yield Daemon(build(settings, runtime))

@@ -24,7 +24,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from localrun.bench import peer_build
+from bench import peer_build
 from localrun.errors import LocalrunError
 
 GROUPS = "LOCALRUN_TEST_GROUPS"

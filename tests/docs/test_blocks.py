@@ -23,7 +23,6 @@ import yaml
 from localrun import config
 from localrun.models import builtin, catalog, modelfile
 from localrun.models.name import ModelName
-from localrun.models.synthesis.synthesize import synthesize
 from localrun.tui import preferences
 from tests.daemon import Daemon, running_daemon
 from tests.engine.native.media import make_pair
@@ -31,6 +30,7 @@ from tests.hub.repository import Repository
 from tests.hub.server import Hub
 from tests.lora_file import write_lora
 from tests.server.media import making
+from tests.support.synthesis.synthesize import synthesize
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "localrun" / "docs"

@@ -10,7 +10,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from localrun import kernels
 from localrun.doctor import llama_build
 from localrun.doctor.finding import Finding, Level
 from localrun.doctor.llama_build import (
@@ -25,9 +24,10 @@ from localrun.doctor.llama_build import (
     rebuild,
 )
 from localrun.engine.tools.build_report import cpu_features
-from localrun.kernel_probe import ProbeTooSlow
-from localrun.kernels import Fault, Verdict
+from localrun.hardware import kernels
+from localrun.hardware.kernels import Fault, Verdict
 from localrun.native_build.plan import Plan
+from localrun.probe.kernel_probe import ProbeTooSlow
 from tests.says import says
 
 

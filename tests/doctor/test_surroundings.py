@@ -26,9 +26,9 @@ from localrun.doctor.surroundings import (
     existing,
     memory,
 )
+from localrun.hardware.processors import Processors
+from localrun.hardware.thread_choice import Kept, Shape, Threads
 from localrun.kv_folders import About
-from localrun.processors import Processors
-from localrun.thread_choice import Kept, Shape, Threads
 from tests.says import says
 
 OK, WARN, FAIL = Level.OK, Level.WARN, Level.FAIL

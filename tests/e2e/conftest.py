@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from localrun.models.synthesis.synthesize import synthesize
 from tests.daemon import Daemon, running_daemon
+from tests.support.synthesis.synthesize import synthesize
 
 
 @pytest.fixture(scope="session")

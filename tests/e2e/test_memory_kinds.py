@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from localrun.models.synthesis.synthesize import synthesize
 from tests.daemon import Daemon, running_daemon
+from tests.support.synthesis.synthesize import synthesize
 
 SHAPES = ("tiny-gemma3", "tiny-mamba", "tiny-qwen35", "tiny-lfm2")
 SYSTEM = {"role": "system", "content": "You are a careful assistant, and you answer in full sentences. " * 4}

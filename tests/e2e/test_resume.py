@@ -1,6 +1,6 @@
 """Engines that die under their streams: the clients see a pause, nothing twice, and nothing missing.
 
-The fake engines end themselves at a planned token (`localrun/engine/fake_engine.py`); the real ones are killed.
+The fake engines end themselves at a planned token (`tests/fakes/engine.py`); the real ones are killed.
 """
 
 from __future__ import annotations

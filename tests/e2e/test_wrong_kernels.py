@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from localrun import kernels
-from localrun.kernels import Verdict
-from localrun.models.synthesis.synthesize import synthesize
+from localrun.hardware import kernels
+from localrun.hardware.kernels import Verdict
 from tests.broken_kernels import broken_q4_k
 from tests.daemon import Daemon, running_daemon
+from tests.support.synthesis.synthesize import synthesize
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from hypothesis import settings
 
 from localrun.engine.native.library import native
 from localrun.engine.native.llama import LlamaBackend
-from localrun.models.synthesis.synthesize import synthesize
+from tests.support.synthesis.synthesize import synthesize
 
 # A busy machine may stop any example for a second; what is slow shows in the durations.
 settings.register_profile("no deadline", deadline=None)

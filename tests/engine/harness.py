@@ -11,9 +11,6 @@ from localrun.engine.backend import AdapterSet, Backend, MemoryKind
 from localrun.engine.cache.cells import PoolCells, StreamCells
 from localrun.engine.cache.disk_record import DiskTier
 from localrun.engine.engine import Engine, Limits
-from localrun.engine.fake import FakeBackend
-from localrun.engine.fake_media import FakeProjector, contents_of, fake_rows
-from localrun.engine.fake_tokens import IM_END, digest_after, next_token
 from localrun.engine.request import Placed, Prompt, Request
 from localrun.engine.sample.media import prompt_of
 from localrun.engine.speculate.speculation import Speculation
@@ -30,6 +27,9 @@ from localrun.wire import (
     Step,
     Submit,
 )
+from tests.fakes.backend import FakeBackend
+from tests.fakes.media import FakeProjector, contents_of, fake_rows
+from tests.fakes.tokens import IM_END, digest_after, next_token
 
 GREEDY = Sampling(temperature=0)
 

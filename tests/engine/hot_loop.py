@@ -19,9 +19,9 @@ from localrun import framing
 from localrun.engine import pipes
 from localrun.engine.backend import Sampler
 from localrun.engine.engine import Engine, Limits
-from localrun.engine.fake import FakeBackend
 from localrun.engine.report import Beside, at_once
 from localrun.wire import KvRun, Sampling, Submit
+from tests.fakes.backend import FakeBackend
 
 N_CELLS = 1 << 17
 N_STEPS, N_ROUNDS = 300, 5

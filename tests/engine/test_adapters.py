@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 
 from localrun.engine.adapters import MOST_LOADED
 from localrun.engine.backend import BASE, AdapterSet, MemoryKind
-from localrun.engine.fake import FakeBackend
-from localrun.engine.fake_media import PATCH_PIXELS, FakeProjector
 from localrun.engine.sample.media import prompt_of
 from localrun.errors import BadRequest
 from localrun.wire import Adapter, Finish, Lane, Media, MediaKind, Segment, Submit
 from tests.depth import DEPTH
 from tests.engine.harness import Harness, expected_media_output, expected_output
 from tests.engine.memory_disk import MemoryDisk
+from tests.fakes.backend import FakeBackend
+from tests.fakes.media import PATCH_PIXELS, FakeProjector
 
 
 def adapter(name: str, scale: float = 1.0) -> Adapter:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from localrun.engine.backend import DecodeFailed
-from localrun.engine.fake import FakeBackend, FakeWorker
 from localrun.engine.schedule.background import BRING_HOME_S
 from localrun.wire import Finish, Lane
 from tests.engine.harness import Harness, expected_output
+from tests.fakes.backend import FakeBackend, FakeWorker
 
 LONG = [97 + at % 20 for at in range(200)]
 

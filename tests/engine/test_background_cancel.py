@@ -11,11 +11,11 @@ import pytest
 
 from localrun.engine.backend import DecodeFailed
 from localrun.engine.engine import Engine, Limits
-from localrun.engine.fake import FakeBackend, FakeWorker
 from localrun.engine.native.llama import LlamaBackend
 from localrun.wire import Delta, Finish, Lane, Sampling, Submit
 from tests.engine.conftest import open_tiny
 from tests.engine.harness import Harness, expected_output
+from tests.fakes.backend import FakeBackend, FakeWorker
 
 ONE = [97 + at % 20 for at in range(200)]
 OTHER = ONE[::-1]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from localrun.engine.backend import DecodeFailed, NoRoom
-from localrun.engine.fake import FakeBackend
 from localrun.wire import Finish, Lane, Phase, Sampling
 from tests.engine.harness import Harness, expected_output
+from tests.fakes.backend import FakeBackend
 
 LONG = [ord("p")] * 150
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from localrun.engine.backend import DecodeFailed, NoRoom
-from localrun.engine.fake import FakeBackend
-from localrun.engine.fake_tokens import IM_END, next_token
 from localrun.wire import Sampling
 from tests.engine.harness import expected_output
+from tests.fakes.backend import FakeBackend
+from tests.fakes.tokens import IM_END, next_token
 
 
 def backend(n_cells: int = 32) -> FakeBackend:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from localrun.engine.fake_tokens import scripted_token
+from tests.fakes.tokens import scripted_token
 
 START, END = 256, 257
 

@@ -11,11 +11,11 @@ import pytest
 from localrun.engine.backend import GivenUp, MemoryKind
 from localrun.engine.native.llama import LlamaBackend
 from localrun.engine.pipes import Inbox
-from localrun.models.synthesis.synthesize import synthesize
 from localrun.wire import Lane
 from tests.engine.conftest import compute, n_held
 from tests.engine.harness import Harness
 from tests.engine.speculate.drafters import drafting
+from tests.support.synthesis.synthesize import synthesize
 
 GIVES_UP = (MemoryKind.ATTENTION, MemoryKind.WINDOW)
 PROMPTS = ["a line of a batch", "another line", "b" * 150, "a line of a batch that is longer than the first one"]

@@ -8,7 +8,6 @@ import pytest
 
 from localrun.engine import encoding
 from localrun.engine.cache import cells, copies
-from localrun.engine.fake_media import FakeProjector
 from localrun.engine.speculate.speculation import Speculation
 from localrun.wire import Finish, Lane, Submit
 from tests.depth import DEPTH
@@ -16,6 +15,7 @@ from tests.engine.harness import GREEDY, Harness, expected_output
 from tests.engine.speculate.drafters import any_rows
 from tests.engine.test_adapters import A, B
 from tests.engine.test_media import alone, asked, picture
+from tests.fakes.media import FakeProjector
 
 N_SLOTS, SHARE = 4, 128
 LONG = [97 + at % 20 for at in range(200)]

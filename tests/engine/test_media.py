@@ -10,8 +10,6 @@ from msgspec import structs
 
 from localrun.engine import encoding
 from localrun.engine.backend import DecodeFailed, MemoryKind
-from localrun.engine.fake import FakeBackend
-from localrun.engine.fake_media import PATCH_PIXELS, FakeProjector
 from localrun.engine.sample.media import count, prompt_of
 from localrun.engine.speculate.speculation import Speculation
 from localrun.errors import BadRequest
@@ -19,6 +17,8 @@ from localrun.wire import Count, Finish, Lane, Media, MediaKind, Resume, Samplin
 from tests.engine.harness import Harness, expected_media_output, expected_output
 from tests.engine.memory_disk import MemoryDisk
 from tests.engine.test_adapters import A, B
+from tests.fakes.backend import FakeBackend
+from tests.fakes.media import PATCH_PIXELS, FakeProjector
 
 
 @pytest.fixture(autouse=True)

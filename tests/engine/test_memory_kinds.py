@@ -18,9 +18,9 @@ from localrun.engine.cache.tree import Key
 from localrun.engine.engine import Engine, Limits
 from localrun.engine.native.library import native
 from localrun.engine.native.llama import LlamaBackend
-from localrun.models.synthesis.synthesize import synthesize
 from localrun.wire import Finish, Sampling, Submit, Usage
 from tests.engine.conftest import compute, n_held, saved_state
+from tests.support.synthesis.synthesize import synthesize
 
 KINDS = {
     "tiny-gemma3": MemoryKind.WINDOW,

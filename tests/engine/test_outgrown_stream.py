@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from localrun.engine.engine import Engine, Limits
-from localrun.engine.fake import FakeBackend
 from localrun.engine.native.llama import LlamaBackend
 from localrun.wire import Finish, Sampling, Submit
+from tests.fakes.backend import FakeBackend
 
 N_SLOTS, SHARE = 4, 256
 LONG = [97 + at % 20 for at in range(SHARE - 40)]

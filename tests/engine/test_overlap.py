@@ -11,10 +11,10 @@ import pytest
 
 from localrun import framing, wire
 from localrun.engine.engine import Engine, Limits
-from localrun.engine.fake import FakeBackend
 from localrun.engine.pipes import Inbox, Outbox, run_steps
 from localrun.wire import Sampling, Step, Submit
 from tests.engine.harness import expected_output
+from tests.fakes.backend import FakeBackend
 
 GREEDY = Sampling(temperature=0)
 

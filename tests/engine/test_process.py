@@ -19,7 +19,6 @@ from msgspec.structs import replace
 from localrun import framing, wire
 from localrun.engine import process
 from localrun.engine.engine import Engine, Limits
-from localrun.engine.fake import FakeBackend
 from localrun.engine.pipes import LONG_CHARACTERS, Inbox, Outbox, Tokenizing, run_steps
 from localrun.engine.process import spare_time
 from localrun.wire import (
@@ -39,6 +38,8 @@ from localrun.wire import (
 )  # fmt: skip
 from tests.engine.harness import Harness, expected_output
 from tests.engine.memory_disk import MemoryDisk
+from tests.fakes import ENGINE
+from tests.fakes.backend import FakeBackend
 
 OPEN = Open(
     model_path="none",
@@ -58,18 +59,20 @@ GREEDY = Sampling(temperature=0)
 # An engine whose main thread, or whose reader, meets a bug while it runs.
 BROKEN_STEP = """
 import sys
-from localrun.engine import engine, process
+from localrun.engine import engine
+from tests.fakes.process import main
 def step(self, is_hurried):
     raise RuntimeError("a bug in the step")
 engine.Engine.step = step
-sys.exit(process.main(["--fake"]))
+sys.exit(main())
 """
 BROKEN_READER = """
 import sys
 from localrun import wire
 from localrun.engine import process
+from tests.fakes.process import main
 process.take = lambda *arguments: 1 / 0
-sys.exit(process.main(["--fake"]))
+sys.exit(main())
 """
 
 
@@ -110,7 +113,7 @@ class Child:
 @contextmanager
 def child(*arguments: str, **environ: str) -> Iterator[Child]:
     running = subprocess.Popen(
-        [sys.executable, *(arguments or ("-m", "localrun.engine.process", "--fake"))],
+        [sys.executable, *arguments] if arguments else ENGINE,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -232,11 +235,11 @@ def test_a_bug_ends_the_process_with_an_error_and_a_traceback(program: str, trac
 
 def test_a_library_that_prints_breaks_no_frame():
     program = (
-        "import os, sys\nfrom localrun.engine import fake, process\n"
-        "class Loud(fake.FakeBackend):\n"
+        "import os, sys\nfrom tests.fakes import backend, process\n"
+        "class Loud(backend.FakeBackend):\n"
         "    def decode(self, n_rows):\n"
         "        print('noise'); os.write(1, b'more noise'); super().decode(n_rows)\n"
-        "fake.FakeBackend = Loud\nsys.exit(process.main(['--fake']))"
+        "process.FakeBackend = Loud\nsys.exit(process.main())"
     )
     with child("-c", program) as engine:
         engine.send(OPEN, submit(1))

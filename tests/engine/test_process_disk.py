@@ -14,7 +14,7 @@ from localrun import kv_folders
 from localrun.wire import ClearCache, Cleared, Open, Ready, Step, Usage
 from tests.engine.test_process import OPEN, PATIENCE_S, Child, child, submit
 
-FAKE = ("-m", "localrun.engine.process", "--fake")
+FAKE: tuple[str, ...] = ()
 REAL = ("-m", "localrun.engine.process")
 PROMPT = "The same long beginning of a conversation, again and again. " * 5
 N_PROMPT = len(PROMPT)

@@ -1,9 +1,9 @@
 from __future__ import annotations
 
-from localrun.engine.fake import FakeBackend
 from localrun.engine.request import Request
 from localrun.engine.sample.text import TextStream
 from localrun.wire import Phase, Sampling, Usage
+from tests.fakes.backend import FakeBackend
 
 
 def request(n_prompt: int = 4) -> Request:

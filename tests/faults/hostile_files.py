@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from localrun.models.gguf.reader import read_header
-from localrun.models.synthesis.synthesize import write_model
-from localrun.models.synthesis.synthetic_tokenizer import make_vocabulary
-from localrun.models.synthesis.tensor_plan import SHAPES, plan_tensors
+from tests.support.synthesis.synthesize import write_model
+from tests.support.synthesis.synthetic_tokenizer import make_vocabulary
+from tests.support.synthesis.tensor_plan import SHAPES, plan_tensors
 
 KINDS = ("tiny", "tiny-gemma3", "tiny-mamba", "tiny-qwen35", "tiny-lfm2")
 N_VOCAB = 320

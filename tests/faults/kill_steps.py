@@ -16,15 +16,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from localrun import kernels, kv_folders, private_file, thread_choice
-from localrun.kernels import Verdict
+from localrun import kv_folders, private_file
+from localrun.hardware import kernels, thread_choice
+from localrun.hardware.kernels import Verdict
+from localrun.hardware.thread_choice import Shape
 from localrun.models import naming
 from localrun.models.download import journal
 from localrun.models.download.journal import Journal, Range, Record
 from localrun.models.storage.blobs import BlobWriter, hash_file
 from localrun.models.storage.manifest import Place, Role, StoredFile
 from localrun.server import pulls
-from localrun.thread_choice import Shape
 from localrun.tui.history import open_history
 from tests.engine.disk_harness import record, scanned, tier
 from tests.faults import test_damaged_files as files

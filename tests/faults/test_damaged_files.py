@@ -19,10 +19,12 @@ from typing import Any, NamedTuple
 import msgspec
 import pytest
 
-from localrun import config, kernels, kv_folders, thread_choice
+from localrun import config, kv_folders
 from localrun.config import ConfigError
 from localrun.errors import BadModelFile, DownloadFailed
-from localrun.kernels import Pair, Verdict
+from localrun.hardware import kernels, thread_choice
+from localrun.hardware.kernels import Pair, Verdict
+from localrun.hardware.thread_choice import Kept, Shape, Threads
 from localrun.models import naming
 from localrun.models.download import journal
 from localrun.models.download.journal import Header, Journal, Range, Record
@@ -31,7 +33,6 @@ from localrun.models.storage.blobs import BlobWriter
 from localrun.models.storage.manifest import Manifest, Place, Role, Source, StoredFile
 from localrun.models.storage.store import Store
 from localrun.server import pulls
-from localrun.thread_choice import Kept, Shape, Threads
 from localrun.tui import preferences
 from localrun.tui.history import VERSION, HistoryUnavailable, open_history
 from tests.depth import DEPTH

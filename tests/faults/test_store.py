@@ -24,7 +24,6 @@ import pytest
 
 from localrun.config import in_short
 from localrun.models.storage import manifest
-from localrun.models.synthesis.synthesize import synthesize
 from tests.daemon import Daemon, running_daemon
 from tests.depth import DEPTH
 from tests.faults.injection import Injected
@@ -33,6 +32,7 @@ from tests.hub.repository import Repository
 from tests.hub.server import TOKEN, Hub
 from tests.models.handmade import VALID
 from tests.registry import Layer, Registry
+from tests.support.synthesis.synthesize import synthesize
 
 RESUMABLE = (".localrun-partial", ".localrun-journal", ".lock")
 REPO = "acme/Fox-GGUF"

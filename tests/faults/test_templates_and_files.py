@@ -19,7 +19,6 @@ import psutil
 import pytest
 
 from localrun.models.gguf.reader import read_header
-from localrun.models.synthesis.synthesize import synthesize
 from tests.daemon import Daemon, running_daemon
 from tests.depth import DEPTH
 from tests.faults import raw
@@ -43,6 +42,7 @@ from tests.models.handmade import (
     u64,
 )
 from tests.server.templates.test_worker import CHATML, GEMMA, LLAMA_3, MISTRAL
+from tests.support.synthesis.synthesize import synthesize
 
 MESSAGES = [{"role": "user", "content": "hello"}]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from localrun.models.synthesis.synthesize import synthesize
+from tests.support.synthesis.synthesize import synthesize
 
 
 @pytest.fixture(scope="session")

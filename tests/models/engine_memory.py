@@ -18,8 +18,8 @@ from typing import IO, NamedTuple
 from localrun import framing, wire
 from localrun.models.gguf.reader import read_header
 from localrun.models.memory import MemoryEstimate, estimate
-from localrun.models.synthesis.synthesize import synthesize
-from localrun.models.synthesis.tensor_plan import SHAPES, Recurrence, Shape
+from tests.support.synthesis.synthesize import synthesize
+from tests.support.synthesis.tensor_plan import SHAPES, Recurrence, Shape
 
 N_BATCH = 512
 SHORT_PROMPT_TOKENS = 20
@@ -87,9 +87,9 @@ CASES = (
 WITH_ALL_CELLS = """
 import sys
 from localrun.engine.native.context import LlamaContext
-from localrun.engine.process import main
+from localrun.engine.process import LLAMA, main
 LlamaContext.give_back_cells = lambda context: 0
-sys.exit(main([]))
+sys.exit(main(LLAMA))
 """
 
 

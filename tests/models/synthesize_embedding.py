@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from localrun.errors import BadRequest
-from localrun.models.synthesis.synthetic_tokenizer import COMMON_WORDS, CONTROL_TOKENS, END_OF_TEXT, make_vocabulary
+from tests.support.synthesis.synthetic_tokenizer import COMMON_WORDS, CONTROL_TOKENS, END_OF_TEXT, make_vocabulary
 
 __all__ = ["KINDS", "synthesize_embedding"]
 

@@ -27,10 +27,10 @@ from localrun.models.gguf.reader import MAX_TENSORS, read_header, read_named
 from localrun.models.name import AdaptedName, split_adapters
 from localrun.models.storage.manifest import Place
 from localrun.models.storage.store import Store
-from localrun.models.synthesis.synthesize import synthesize
 from tests.depth import DEPTH
 from tests.lora_file import RANK, write_lora, write_vector
 from tests.models.adapter_files import write_pair
+from tests.support.synthesis.synthesize import synthesize
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
 

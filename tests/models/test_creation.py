@@ -17,9 +17,9 @@ from localrun.models.gguf.reader import read_header
 from localrun.models.storage.blobs import BlobWriter
 from localrun.models.storage.manifest import Message, Place, Role
 from localrun.models.storage.store import Store
-from localrun.models.synthesis.synthesize import synthesize
 from tests.lora_file import write_lora
 from tests.models.test_shards import split_copy
+from tests.support.synthesis.synthesize import synthesize
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
 

@@ -29,9 +29,9 @@ from localrun.models.memory import (
     most_embedding_tokens,
     repacked_bytes,
 )
-from localrun.models.synthesis.synthesize import synthesize
 from tests.models.gguf.test_header import of_kind as bare_header
 from tests.models.synthesize_embedding import synthesize_embedding
+from tests.support.synthesis.synthesize import synthesize
 
 
 def make_header(**changed: Value) -> Header:

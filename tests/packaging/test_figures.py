@@ -22,7 +22,7 @@ def spread(median: float, lowest: float, highest: float, n_rounds: int = 3) -> d
 
 
 def peer(workload: str, metric: str, ratio: dict[str, Any] | None, *, latency: str = "balanced") -> dict[str, Any]:
-    """What `localrun bench peer --json` writes, as far as it is read here."""
+    """What `python -m bench --json` writes, as far as it is read here."""
     one = {
         "workload": workload, "metric": metric, "subject": spread(100, 90, 110), "opponent": "llama-server -kvu",
         "opponents": {"llama-server -kvu": spread(80, 70, 90), "llama-server": spread(50, 40, 60)}, "ratio": ratio,

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from localrun.engine.backend import DecodeFailed, MemoryKind, NoRoom
-from localrun.engine.fake import FakeBackend
 from localrun.wire import Finish
 from tests.depth import DEPTH
 from tests.engine.harness import Harness, expected_output
+from tests.fakes.backend import FakeBackend
 
 prompts = st.lists(st.sampled_from([b"system ", b"ab", b"z" * 40, b"q"]), min_size=1, max_size=5).map(
     lambda parts: list(b"".join(parts))

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from localrun.engine.backend import MemoryKind
-from localrun.engine.fake_tokens import IM_END
 from localrun.engine.schedule.policy import AGING_S, STARVED_S
 from localrun.wire import Finish, Lane
 from tests.depth import DEPTH
 from tests.engine.harness import Harness, expected_output
+from tests.fakes.tokens import IM_END
 
 # Few letters and few words make prompts that often share beginnings, and some are messages with an end.
 prompts = st.lists(

@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from localrun.engine import encoding
 from localrun.engine.backend import DecodeFailed, MemoryKind
 from localrun.engine.cache import cells, copies
-from localrun.engine.fake_media import PATCH_PIXELS, FakeProjector
 from localrun.engine.request import Prompt
 from localrun.engine.sample.media import prompt_of
 from localrun.engine.speculate.speculation import Speculation
@@ -26,6 +25,7 @@ from tests.depth import DEPTH
 from tests.engine.harness import Harness, expected_media_output
 from tests.engine.memory_disk import MemoryDisk
 from tests.engine.test_adapters import A, B
+from tests.fakes.media import PATCH_PIXELS, FakeProjector
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -21,12 +21,12 @@ import numpy as np
 import pytest
 
 from localrun.engine.backend import MemoryKind
-from localrun.engine.fake import FakeBackend
 from localrun.engine.native.llama import LlamaBackend
-from localrun.models.synthesis.synthesize import synthesize
 from localrun.wire import Finish, Lane
 from tests.engine.conftest import n_held
 from tests.engine.harness import Harness, n_seqs_away
+from tests.fakes.backend import FakeBackend
+from tests.support.synthesis.synthesize import synthesize
 
 TRACE_S = float(os.environ.get("LOCALRUN_TRACE_S", "12"))
 N_SLOTS, N_SPARE, N_BATCH = 3, 3, 64

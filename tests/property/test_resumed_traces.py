@@ -8,12 +8,12 @@ import math
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from localrun.engine.fake_tokens import CONTROL
 from localrun.engine.sample.text import TextStream
 from localrun.wire import Delta, Finish, Grammar, GrammarKind, Resume, Sampling, Submit
 from tests.depth import DEPTH
 from tests.engine.harness import Harness
 from tests.engine.speculate.drafters import drafting
+from tests.fakes.tokens import CONTROL
 
 samplings = st.builds(
     Sampling,

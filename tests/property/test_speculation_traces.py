@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from localrun.engine.backend import MemoryKind, NoRoom
-from localrun.engine.fake import FakeBackend
-from localrun.engine.fake_tokens import IM_END
 from localrun.wire import Finish, Lane, Sampling
 from tests.depth import DEPTH
 from tests.engine.harness import GREEDY, Harness, expected_output
 from tests.engine.speculate.drafters import drafting
+from tests.fakes.backend import FakeBackend
+from tests.fakes.tokens import IM_END
 
 prompts = st.lists(
     st.sampled_from([b"system ", b"ab", b"abc", b"user: ", b"z" * 40, b"message" * 6 + b"."]), min_size=1, max_size=5

@@ -11,9 +11,9 @@ import pytest
 from localrun.engine.backend import MemoryKind, State
 from localrun.engine.cache.disk_record import DiskRecord
 from localrun.engine.cache.tree import Key
-from localrun.engine.fake_tokens import IM_END
 from tests.engine.harness import Harness, expected_output
 from tests.engine.memory_disk import MemoryDisk
+from tests.fakes.tokens import IM_END
 
 N_CELLS = 512
 RAM_BYTES, DISK_BYTES = 3_000, 12_000

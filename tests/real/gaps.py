@@ -22,7 +22,7 @@ import numpy as np
 from localrun.engine.cache.tree import Key
 from localrun.engine.engine import Engine, Limits
 from localrun.engine.native.llama import LlamaBackend
-from localrun.thread_choice import Threads
+from localrun.hardware.thread_choice import Threads
 from localrun.wire import Sampling, Submit
 
 GREEDY = Sampling(temperature=0)

@@ -5,7 +5,7 @@
 The models and projectors are small and random, one of each kind of rows and of memory (`tests/engine/native/media.py`).
 llama-server answers each question once, with nothing kept. localrun answers it in split cells and in one pool: cold,
 again, and after a restart with what was on the disk; text, number of prompt tokens and log-probabilities must be the
-same. `localrun bench peer` builds a llama-server of the pinned llama.cpp, which is the one to compare with.
+same. `make bench-peer` builds a llama-server of the pinned llama.cpp, which is the one to compare with.
 
 A token in the middle of a character is in localrun's list of log-probabilities, as OpenAI has it (`bytes`).
 llama-server leaves it out and gives its bytes to the next one, so that is done here. Where an answer ends in the middle

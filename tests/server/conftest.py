@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -14,11 +14,11 @@ import pytest
 from localrun import wire
 from localrun.config import Settings
 from localrun.models.storage.store import Store
-from localrun.models.synthesis.synthesize import synthesize
-from localrun.server.engines.link import engine_command
 from localrun.server.engines.supervisor import Supervisor
 from localrun.server.jobs.job import Ask, Job
 from localrun.server.runtime import Runtime
+from tests.fakes import ENGINE
+from tests.support.synthesis.synthesize import synthesize
 
 Running = Callable[..., AbstractAsyncContextManager[Runtime]]
 Submit = Callable[..., Awaitable[None]]
@@ -64,12 +64,13 @@ def settings(models_dir: Path) -> Callable[..., Settings]:
 
 @pytest.fixture
 def running(settings: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch) -> Running:
-    """`async with running(slots=2, ...) as runtime`. `step_ms` slows the fake engines down."""
+    """`async with running(slots=2, ...) as runtime`. `step_ms` slows the fake engines down; `engine` is the argv of
+    others."""
 
     @asynccontextmanager
-    async def start(*, step_ms: float = 0, **changes: Any) -> AsyncIterator[Runtime]:
+    async def start(*, step_ms: float = 0, engine: Sequence[str] = ENGINE, **changes: Any) -> AsyncIterator[Runtime]:
         monkeypatch.setenv("LOCALRUN_FAKE_STEP_MS", str(step_ms))
-        runtime = Runtime(settings(**changes), fake_engines=True)
+        runtime = Runtime(settings(**changes), engine_command=tuple(engine))
         await runtime.start()
         try:
             yield runtime
@@ -122,7 +123,7 @@ def supervising(settings: Callable[..., Settings], models_dir: Path) -> Callable
     @asynccontextmanager
     async def start(*, script: str | Path | None = None, **changes: Any) -> Any:
         watch = Watch()
-        command = engine_command(fake=True)
+        command: Sequence[str] = ENGINE
         if script is not None:
             command = [sys.executable, str(script)] if isinstance(script, Path) else [sys.executable, SCRIPT, script]
         supervisor = Supervisor(

@@ -19,6 +19,7 @@ from localrun.errors import PortBusy
 from localrun.server import app
 from localrun.server.app import READY, STOPPING, ServiceNotify
 from tests.daemon import Daemon, running_daemon
+from tests.fakes import SERVE
 
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}]}
 SLOW = {"LOCALRUN_FAKE_STEP_MS": "20"}
@@ -207,10 +208,9 @@ def test_the_journal_gets_priorities_and_no_times(tmp_path: Path) -> None:
         status = os.fstat(journal.fileno())
         environment = {
             "JOURNAL_STREAM": f"{status.st_dev}:{status.st_ino}", "LOCALRUN_HOME": str(tmp_path),
-            "LOCALRUN_FAKE_ENGINE": "1",
         }  # fmt: skip
         daemon = subprocess.Popen(
-            [sys.executable, "-m", "localrun", "serve", "--port", "0"], env=os.environ | environment, text=True,
+            [*SERVE, "--port", "0"], env=os.environ | environment, text=True,
             stdout=subprocess.PIPE, stderr=journal,
         )  # fmt: skip
         assert daemon.stdout is not None

@@ -92,19 +92,6 @@ async def test_a_damaged_file_is_an_error_and_others_go_on(running: Any, generat
         assert (await generate(runtime, "alpha"))[-1].finish is wire.Finish.LENGTH
 
 
-async def test_the_environment_can_ask_for_fake_engines(
-    settings: Any, generate: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("LOCALRUN_FAKE_ENGINE", "1")
-    runtime = Runtime(settings())
-    await runtime.start()
-    try:
-        await generate(runtime)
-        assert runtime.supervisor.loaded()[0].backend == "fake"
-    finally:
-        await runtime.stop()
-
-
 ASKED = [{"role": "user", "content": "hello"}]
 
 

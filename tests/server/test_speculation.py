@@ -68,14 +68,13 @@ Serving = AbstractAsyncContextManager[Served]
 
 
 @pytest.fixture
-def serving(running: Any, settings: Any, models_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Serving:
+def serving(running: Any, settings: Any, models_dir: Path) -> Serving:
     command = [sys.executable, drafting_engine.__file__]
-    monkeypatch.setattr("localrun.server.runtime.engine_command", lambda *, fake: command)
     write_model(models_dir / "code.gguf")
 
     @asynccontextmanager
     async def start() -> AsyncIterator[Served]:
-        async with running() as runtime:
+        async with running(engine=command) as runtime:
             listener = socket.create_server(("127.0.0.1", 0))
             built = app.build(settings(), runtime)
             server = uvicorn.Server(uvicorn.Config(built, log_level="warning", lifespan="off"))

@@ -13,12 +13,12 @@ import pytest
 
 from localrun.access.keys import KeyFile
 from localrun.models.gguf.reader import read_header
-from localrun.models.synthesis.synthesize import synthesize
 from tests.daemon import N_CTX, Daemon, running_daemon
 from tests.projector_file import write_projector
 from tests.server.batches.batch_files import begun, chat_line, client_of, encoded, ended, lines_of
 from tests.server.media.making import png
 from tests.server.openai.test_fim_routes import write_model
+from tests.support.synthesis.synthesize import synthesize
 
 SETTINGS = """
 [tiers.smart]

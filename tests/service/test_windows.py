@@ -136,7 +136,7 @@ def test_what_is_missing_is_named(fakes, folders, make_plan):
 def test_it_is_the_daemon_with_the_files_environment_and_log(tmp_path: Path):
     log = tmp_path / "state" / "service.log"
     start = tmp_path / "start.json"
-    environment = {"LOCALRUN_HOME": str(tmp_path / "home"), "LOCALRUN_FAKE_ENGINE": "1", "LOCALRUN_PORT": "0"}
+    environment = {"LOCALRUN_HOME": str(tmp_path / "home"), "LOCALRUN_PORT": "0"}
     start.write_text(json.dumps({"arguments": ["serve"], "environment": environment, "log": str(log)}))
     clean = {name: value for name, value in os.environ.items() if not name.startswith("LOCALRUN_")}
     process = subprocess.Popen([sys.executable, "-P", "-m", "localrun.service.windows", str(start)], env=clean)

@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from localrun.models import builtin
-from localrun.models.synthesis.synthesize import synthesize
 from tests.daemon import Daemon, running_daemon
 from tests.faults.postcondition import unharmed
 from tests.hub.repository import Repository
 from tests.hub.server import Hub
 from tests.soak import load, watch
+from tests.support.synthesis.synthesize import synthesize
 
 N_CLIENTS = 5
 # Of the answers of a real model so many may differ in rounding from those that were computed alone.

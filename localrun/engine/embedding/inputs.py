@@ -41,7 +41,7 @@ class PairFormat(NamedTuple):
 
 
 class Embedder(Protocol):
-    """What the embedding engine needs from the thing that computes: `llama.LlamaEmbedder`, or `fake.FakeEmbedder`.
+    """What the embedding engine needs from the thing that computes: `embedder.LlamaEmbedder`, or a fake in tests.
 
     An embedder owns one context. A step fills the first rows of `batch`, computes them, and reads one vector for each
     sequence that had rows. Where `can_split`, a sequence may go on in the next step; else all of its rows must be in

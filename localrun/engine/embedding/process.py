@@ -22,7 +22,7 @@ from localrun.engine.embedding.inputs import Embedder, tokens_of
 from localrun.engine.encoding import ENCODED_PART
 from localrun.engine.pipes import Inbox, Tokenizing
 from localrun.errors import EngineFailed
-from localrun.priority import step_back
+from localrun.processes import step_back
 
 # Steps on the scale of `nice`: with 5 a stream of the same lane has about three quarters of a shared core.
 NICENESS = 5

@@ -50,7 +50,7 @@ from localrun.engine.native.threads import FewerThreads
 from localrun.engine.sample.constraint import DEAD_END, UNKNOWN
 from localrun.engine.speculate.choice import MOST_DRAFTS
 from localrun.errors import EngineFailed
-from localrun.thread_choice import Threads
+from localrun.hardware.thread_choice import Threads
 
 GGML_TYPES = {"f16": native.GGML_TYPE_F16, "q8_0": native.GGML_TYPE_Q8_0, "q4_0": native.GGML_TYPE_Q4_0}
 _ROPE_SCALINGS = {

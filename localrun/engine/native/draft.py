@@ -24,7 +24,7 @@ from localrun.engine.native.library import Threadpools, native
 from localrun.engine.native.model import load_model
 from localrun.engine.native.threads import FewerThreads, StepThreads
 from localrun.errors import BadModelFile
-from localrun.thread_choice import Threads
+from localrun.hardware.thread_choice import Threads
 
 # As llama.cpp has it: vocabularies of one family differ in how they are padded, and in their first, special tokens.
 MOST_PADDING = 128

@@ -21,7 +21,6 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from localrun import processors
 from localrun.engine.backend import (
     BASE,
     MAX_SEQUENCES,
@@ -50,7 +49,8 @@ from localrun.engine.native.threads import FewerThreads, Helpers, PromptThreads,
 from localrun.engine.native.worker import LlamaWorker, Turns
 from localrun.engine.sample import chain as stages
 from localrun.errors import EngineFailed, LocalrunError
-from localrun.thread_choice import Threads
+from localrun.hardware import processors
+from localrun.hardware.thread_choice import Threads
 from localrun.wire import Adapter, Sampling, TokenLogprob
 
 T = TypeVar("T")

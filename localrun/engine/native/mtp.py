@@ -33,7 +33,7 @@ from localrun.engine.native.library import native
 from localrun.engine.native.model import Tensors
 from localrun.engine.request import Request
 from localrun.engine.speculate.choice import MOST_DRAFTS
-from localrun.thread_choice import Threads
+from localrun.hardware.thread_choice import Threads
 from localrun.wire import DraftSource
 
 log = logging.getLogger("localrun.llama")

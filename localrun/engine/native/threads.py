@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from localrun.engine.backend import Batch
-from localrun.processors import Processors
-from localrun.thread_choice import MOST_OTHERS, Kept, Shape, Threads, best, find, is_steady
+from localrun.hardware.processors import Processors
+from localrun.hardware.thread_choice import MOST_OTHERS, Kept, Shape, Threads, best, find, is_steady
 from localrun.wire import Open
 
 # Steps of a trial, after one that finds the threads asleep.
@@ -395,10 +395,10 @@ class ThreadTrial:
     A trial starts when nothing was asked for `QUIET_S`, computes in a small context of its own, so that no sequence of
     the engine is touched, and is done in pieces of a few decodes. Between two of them whoever asks for something is
     served, and the trial goes on when the engine is idle again. All of it takes about `LIMIT_S` of computing, once for
-    a model on a machine: what it finds is kept (`localrun.thread_choice`).
+    a model on a machine: what it finds is kept (`localrun.hardware.thread_choice`).
 
     Owner: the engine's main thread. The clock is passed in.
-    Does not: choose (`thread_choice.best`), or know which numbers of threads there are to try (`localrun.processors`).
+    Does not: choose (`thread_choice.best`), or know which numbers of threads there are to try (`processors.py`).
 
     `open_context` makes what is computed in, and `use` takes the result; without one, because the
     model is too slow, the machine is busy or something failed, it is not called. `others_busy_s` is the processor time

@@ -122,7 +122,9 @@ class Admission:
             if reason is not None:
                 self._passed_over[request] = reason
                 continue
-            is_next = self._make_way(request, cache, is_long) and cache.is_ready(request.key, is_long=is_long)
+            could = is_long or self._could_make_way(request, cache, is_long)
+            is_next = could and self._make_way(request, cache, is_long)
+            is_next = is_next and cache.is_ready(request.key, is_long=is_long)
             lease = cache.acquire(request.key, request.chunk_table, is_long=is_long) if is_next else None
             if lease is None:
                 break  # later ones do not overtake it: it waits only for a copy
@@ -193,9 +195,8 @@ class Admission:
         return not stay or n_wanted <= self._backend.n_cells
 
     def _make_way(self, request: Request, cache: Cache, is_long: bool) -> bool:
-        """Whether there is a slot and cells for a new request; if need be, they are taken from lower lanes."""
-        if not self._could_make_way(request, cache, is_long):
-            return False
+        """Whether there is a slot and cells for a new request that could have them; if need be, they are taken from
+        lower lanes."""
         below = self._below(request, is_long)
         while self._n_missing(request, cache, is_long) > 0:
             if not below:

@@ -1,11 +1,11 @@
 """Computes small models with plain and with quick kernels, and says how far apart they are.
 
-`python -m localrun.engine.tools.probe N_THREADS`, started by `localrun.kernel_probe`. stdin has the path of a model
-file on each line. stdout has JSON lines, all with the `case`, which is the number of the file: `{"case": 3, "path":
-"plain"}` and `{"case": 3, "path": "quick"}` before each computation, then `{"case": 3, "difference": 0.0, "buffers":
-[...]}`; `{"case": 3, "signal": 11}` when it died, and `{"case": 3, "error": "..."}` when llama.cpp refused. Where a
-process can be forked cheaply each case is a child of its own; else a crash ends this process, and the last line says
-where it was.
+`python -m localrun.engine.tools.probe N_THREADS`, started by `localrun.probe.kernel_probe`. stdin has the path of a
+model file on each line. stdout has JSON lines, all with the `case`, which is the number of the file: `{"case": 3,
+"path": "plain"}` and `{"case": 3, "path": "quick"}` before each computation, then `{"case": 3, "difference": 0.0,
+"buffers": [...]}`; `{"case": 3, "signal": 11}` when it died, and `{"case": 3, "error": "..."}` when llama.cpp refused.
+Where a process can be forked cheaply each case is a child of its own; else a crash ends this process, and the last line
+says where it was.
 
 A prompt of 70 rows fills tiles of 32 and groups of four and leaves a rest of both; then come nine rows, and single ones
 as in decoding. `difference` is that of the row which differs most: its root mean square, over that of the plain logits.

@@ -20,8 +20,8 @@ from typing import TextIO
 
 from localrun.engine.native.library import last_problem, log_callback, native
 from localrun.engine.tools import own_stdout
-from localrun.priority import step_back
-from localrun.processors import usable
+from localrun.hardware.processors import usable
+from localrun.processes import step_back
 
 NICENESS = 10
 # The quantizer's own words for a tensor: "[  12/ 291]  blk.1.ffn_up.weight - [ 576, 1536, 1, 1], ...".

@@ -23,8 +23,8 @@ from localrun.engine.native.library import library_folder
 from localrun.engine.native.llama import LlamaBackend
 from localrun.engine.native.threads import step_s
 from localrun.errors import LocalrunError
-from localrun.processors import others_busy_s
-from localrun.thread_choice import Threads
+from localrun.hardware.processors import others_busy_s
+from localrun.hardware.thread_choice import Threads
 
 PROMPT_ROWS = 512
 # Of each measurement of streams: as many steps as fit, within bounds.

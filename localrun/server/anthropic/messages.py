@@ -18,10 +18,10 @@ from starlette.routing import Route
 from localrun.errors import Cancelled, ContextExceeded, EngineFailed
 from localrun.server.anthropic.body import CountBody, MessagesBody
 from localrun.server.anthropic.output import MESSAGE_STOP, PING, Fields, Output, encode, event
+from localrun.server.http import streaming
 from localrun.server.http.exchange import Exchange, route
 from localrun.server.http.fields import ask_of, defaults_of
 from localrun.server.http.loop_watch import apart
-from localrun.server.jobs import streaming
 from localrun.server.jobs.job import Job
 from localrun.server.openai.chat import with_model
 from localrun.server.parsing.pieces import Reply

@@ -28,8 +28,8 @@ from localrun.server.http.exchange import Exchange
 from localrun.server.http.failures import Headers
 from localrun.server.http.fields import ServiceFields, ask_of
 from localrun.server.jobs.job import Job
-from localrun.server.media.places import placed
 from localrun.server.prompting.ask import Attached, ChatAsk
+from localrun.server.prompting.places import placed
 from localrun.server.prompting.prepare import prepare
 from localrun.server.runtime import Runtime
 from localrun.wire import Finish, Media, Mixed, Segment, Vector

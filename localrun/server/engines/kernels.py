@@ -1,6 +1,6 @@
 """Decides which models load without the quick kernels, and has the kernels probed when nobody waits.
 
-Runs in the daemon's event loop. The rule is that of `localrun.kernels.Verdict`. It is read anew for every load, in a
+Runs in the daemon's event loop. The rule is that of `hardware.kernels.Verdict`. It is read anew for every load, in a
 thread and in a millisecond, so a library that was replaced or probed by somebody else meanwhile is noticed.
 
 As long as nothing is known models load with all kernels: the first answer waits for nothing. The link answers a crash
@@ -9,7 +9,7 @@ after `LONGEST_WAIT_S`. It takes two seconds of processor time at the lowest pri
 finds wrong concerns models that are loaded already, too: `on_found` is called, and the supervisor sees to them. What
 cannot be written to the cache folder counts until the daemon ends.
 
-Does not: compute (`localrun.kernel_probe`, a process), or start engines again (link.py).
+Does not: compute (`localrun.probe.kernel_probe`, a process), or start engines again (link.py).
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from pathlib import Path
 
 import msgspec
 
-from localrun import kernels
-from localrun.kernels import Pair, Verdict
+from localrun.hardware import kernels
+from localrun.hardware.kernels import Pair, Verdict
 from localrun.models.gguf.header import Header
 from localrun.models.memory import memory_kind
 from localrun.processes import HIDDEN
@@ -34,7 +34,7 @@ LOOK_EVERY_S = 0.5
 LONGEST_WAIT_S = 300.0
 # A probe that is told to go has so long to remove its files.
 LEAVE_S = 2.0
-PROBE_COMMAND = (sys.executable, "-P", "-m", "localrun.kernel_probe", "--polite")
+PROBE_COMMAND = (sys.executable, "-P", "-m", "localrun.probe.kernel_probe", "--polite")
 
 _log = logging.getLogger(__name__)
 

@@ -21,18 +21,16 @@ import signal
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
-from localrun import framing, library_problems, wire
+from localrun import framing, wire
 from localrun.errors import BadModelFile, EngineDied, EngineFailed, LocalrunError, TooLarge, Unavailable, by_code
+from localrun.hardware import library_problems
 from localrun.processes import end_in_words, is_crash, signal_of
 from localrun.server.engines import machine
 from localrun.server.engines.child import EngineChild
 from localrun.snapshot import KvRunRow
-
-if TYPE_CHECKING:
-    from localrun.server.jobs.record import RequestRecord
 
 KEPT_LINES = 20
 # A step on a device that takes longer is at something else: its driver compiles kernels when they are first used.
@@ -62,9 +60,8 @@ class Sink(Protocol):
     def on_engine_gone(self, error: LocalrunError, *, is_blamed: bool, is_alone: bool) -> bool: ...
 
 
-def engine_command(*, fake: bool) -> list[str]:
-    """The argv of an engine. `-P` keeps modules lying in the current folder from being imported."""
-    return [sys.executable, "-P", "-m", "localrun.engine.process", *(["--fake"] if fake else [])]
+# The argv of an engine. `-P` keeps modules lying in the current folder from being imported.
+ENGINE_COMMAND = (sys.executable, "-P", "-m", "localrun.engine.process")
 
 
 class EngineLink:
@@ -77,7 +74,7 @@ class EngineLink:
         self,
         *,
         model: str,
-        command: list[str],
+        command: Sequence[str],
         on_step: Callable[[EngineLink, wire.Step], None],
         on_end: Callable[[EngineLink], None],
         on_answered: Callable[[EngineLink], None] = lambda link: None,
@@ -104,8 +101,8 @@ class EngineLink:
         self._n_oom_kills: int | None = None
         self._ids = itertools.count(1)
         self._opened: asyncio.Future[wire.Ready] | None = None
-        # What ran in each slot, runs there or ran there last.
-        self.last_in_slot: dict[int, RequestRecord] = {}
+        # The record of the request that runs in each slot, or ran there last.
+        self.last_in_slot: dict[int, Any] = {}
         self._sinks: dict[int, Sink] = {}
         self._counts: dict[int, asyncio.Future[wire.Counted]] = {}
         self._clearings: dict[int, asyncio.Future[wire.Cleared]] = {}

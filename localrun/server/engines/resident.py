@@ -34,6 +34,9 @@ from localrun.server.engines.placement import Placement
 from localrun.snapshot import EngineRow
 from localrun.wire import Pooling
 
+# What a row says as the engine's last step said it.
+_AS_TOLD = frozenset(EngineRow.__struct_fields__) & frozenset(wire.StepStats.__struct_fields__)
+
 
 class Use(StrEnum):
     """What a model is loaded for. Any model that generates can be asked for embeddings, as with Ollama: they are the
@@ -279,19 +282,8 @@ class Resident:
             row.slots_busy = stats.n_running
             row.queued = stats.n_queued
         if stats is not None:
-            row.kv_cells_used = stats.kv_cells_used
-            row.kv_cells_shared = stats.kv_cells_shared
-            row.cached_sequences = stats.cached_sequences
-            row.ram_cache_bytes = stats.ram_cache_bytes
-            row.step_s = stats.step_s
-            row.preemptions_total = stats.preemptions_total
-            row.ram_entries = stats.ram_entries
-            row.disk_cache_bytes = stats.disk_cache_bytes
-            row.disk_entries = stats.disk_entries
-            row.prompt_tokens_total = stats.prompt_tokens_total
-            row.cached_tokens_total = stats.cached_tokens_total
-            row.ram_restored_tokens_total = stats.ram_restored_tokens_total
-            row.disk_restored_tokens_total = stats.disk_restored_tokens_total
+            for name in _AS_TOLD:
+                setattr(row, name, getattr(stats, name))
             row.kv_runs = self.link.kv_runs()
         return row
 

@@ -37,7 +37,7 @@ from localrun.errors import (
     Unavailable,
     by_code,
 )
-from localrun.kernels import Verdict
+from localrun.hardware.kernels import Verdict
 from localrun.models import adapters
 from localrun.models.adapters import Adapted, Wanted
 from localrun.models.name import split_adapters
@@ -47,7 +47,7 @@ from localrun.server.engines import machine
 from localrun.server.engines.drafts import Drafts, path_to_open
 from localrun.server.engines.faults import EARLY_S, MAX_KILLED_LOADS, Breaker, StallWatch
 from localrun.server.engines.kernels import Kernels, is_allowed
-from localrun.server.engines.link import EngineLink, engine_command
+from localrun.server.engines.link import ENGINE_COMMAND, EngineLink
 from localrun.server.engines.loads import Loads, grown, lacks_only_room, serves
 from localrun.server.engines.placement import Placement
 from localrun.server.engines.resident import EngineLease, Resident, ResidentState, Stamps, Use, on_wire, pooling_for
@@ -77,7 +77,7 @@ class Supervisor:
         settings: Settings,
         store: Store,
         *,
-        command: list[str] | None = None,
+        command: Sequence[str] = ENGINE_COMMAND,
         on_step: StepSeen,
         on_loaded: LinkSeen,
         on_ended: LinkSeen,
@@ -88,7 +88,7 @@ class Supervisor:
     ) -> None:
         self._settings = settings
         self._store = store
-        self._command = command or engine_command(fake=False)
+        self._command = command
         self._kv_folder = kv_folder
         self._threads_file = threads_file
         self._on_step = on_step

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import msgspec
 
 from localrun import wire
-from localrun.server.metering.windows import LatencyHistogram, RateWindow
+from localrun.server.jobs.windows import LatencyHistogram, RateWindow
 from localrun.snapshot import DraftRow, RequestRow, RequestState
 
 # Why an answer that is tool calls stopped, in OpenAI's words.

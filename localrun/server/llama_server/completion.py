@@ -23,18 +23,17 @@ from msgspec import Meta
 from localrun.errors import BadRequest
 from localrun.server import notices, tiers
 from localrun.server.embedding.bodies import MEDIA_PLACE, MediaInput
-from localrun.server.http import fields
+from localrun.server.http import fields, streaming
 from localrun.server.http.exchange import Exchange
 from localrun.server.http.fields import ModelDefaults, ask_of, defaults_of
 from localrun.server.http.loop_watch import apart
-from localrun.server.jobs import streaming
 from localrun.server.jobs.job import Job
 from localrun.server.llama_server.tokens import Mixed, segments_of
-from localrun.server.media.places import placed, shown
 from localrun.server.openai.answer import Fields, encode, ended, headers_of, naming, piece_text, timings_of
 from localrun.server.openai.bodies import MAX_ANSWERS, Choices, LimitFields
 from localrun.server.openai.running import Running, Wanted, timings_so_far
 from localrun.server.prompting.ask import Attachments
+from localrun.server.prompting.places import placed, shown
 from localrun.server.runtime import Runtime
 from localrun.server.unnamed import named
 from localrun.wire import ChosenLogprob, Delta, Finish, Sampling, Segment, Submit, TokenLogprob

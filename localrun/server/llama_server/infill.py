@@ -13,18 +13,16 @@ import msgspec
 from msgspec import Meta
 
 from localrun.errors import BadRequest
-from localrun.server import tiers
 from localrun.server.embedding.bodies import MediaInput
-from localrun.server.http import fields
+from localrun.server.http import fields, streaming
 from localrun.server.http.exchange import Exchange
 from localrun.server.http.fields import SamplingFields, ask_of, defaults_of
-from localrun.server.jobs import streaming
 from localrun.server.llama_server.completion import MAX_FIELDS, CompletionAnswer, with_defaults
 from localrun.server.openai.answer import naming
+from localrun.server.openai.chat import with_model
 from localrun.server.prompting.infill import infill
 from localrun.server.runtime import Runtime
 from localrun.server.tiers import Question
-from localrun.server.unnamed import named
 
 
 class ExtraFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,12 +68,9 @@ async def complete_infill(runtime: Runtime, exchange: Exchange) -> None:
     body = await exchange.read_json(InfillBody)
     before_cursor = body.before_cursor()
     async with exchange.while_connected(), AsyncExitStack() as stack:
-        if runtime.must_name(body.model):
-            body = await named(runtime, exchange, body, fills_in=True)
-        if runtime.settings.tiers:
-            others = "".join(file.filename + file.text for file in body.input_extra or ())
-            question = Question(prompts=[others + before_cursor + body.input_suffix], fills_in=True)
-            body, _ = await tiers.routed(runtime, exchange, body, question)
+        others = "".join(file.filename + file.text for file in body.input_extra or ())
+        question = Question(prompts=[others + before_cursor + body.input_suffix], fills_in=True)
+        body, _ = await with_model(runtime, exchange, body, question)
         model = body.model or ""
         jobs = await streaming.enter(runtime, stack, ask_of(exchange, model, body), n_jobs=1)
         segments = infill(

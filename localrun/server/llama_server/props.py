@@ -201,7 +201,7 @@ def _slots_of(resident: Resident, visitor: Visitor, runtime: Runtime) -> list[Ll
     link, speculates = resident.link, runtime.settings.speculation == "on"
     slots = []
     for place in range(link.ready.n_slots):
-        record = link.last_in_slot.get(place)
+        record: RequestRecord | None = link.last_in_slot.get(place)
         is_processing = record is not None and record.slot == place
         slot = LlamaSlot(
             id=place, n_ctx=link.ready.n_ctx, speculative=speculates, is_processing=is_processing, model=link.model

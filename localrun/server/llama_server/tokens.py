@@ -22,11 +22,11 @@ from localrun.server.http.exchange import Exchange, parameter
 from localrun.server.http.fields import ServiceFields, ask_of
 from localrun.server.http.loop_watch import apart
 from localrun.server.jobs.job import Job
-from localrun.server.media.places import shown
 from localrun.server.openai.answer import naming, piece_text
 from localrun.server.openai.chat import ChatBody
 from localrun.server.prompting.ask import ChatAsk
 from localrun.server.prompting.conversation import begun
+from localrun.server.prompting.places import shown
 from localrun.server.prompting.prepare import prepare, thinks_by_default
 from localrun.server.runtime import Runtime
 from localrun.server.unnamed import model_for

@@ -42,8 +42,8 @@ from localrun.server.http.account import CLIENT_GONE, Account
 from localrun.server.http.failures import Shape
 from localrun.server.jobs.record import CALLED, RequestRecord
 from localrun.server.jobs.registry import Registry
+from localrun.server.jobs.windows import LatencyWindow, RateWindow
 from localrun.server.metering.llama_server_names import LlamaServerNames, Totals
-from localrun.server.metering.windows import LatencyWindow, RateWindow
 from localrun.snapshot import Aggregate, BatchRow, EngineRow, RequestState, Snapshot
 
 RUNNING_STATES = (RequestState.PREFILL, RequestState.DECODE)

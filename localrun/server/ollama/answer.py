@@ -16,15 +16,15 @@ from typing import Any, NamedTuple
 import msgspec
 
 from localrun.errors import Cancelled
+from localrun.server.http import streaming
 from localrun.server.http.exchange import Exchange
 from localrun.server.http.failures import Headers
-from localrun.server.jobs import streaming
 from localrun.server.jobs.job import Job
 from localrun.server.jobs.record import RequestRecord
-from localrun.server.media.places import shown
 from localrun.server.ollama.bodies import Options, PromptFields
 from localrun.server.parsing.pieces import Call, CallArguments, CallStart, Content, Piece, ReplyParser, Thinking
 from localrun.server.prompting.fitting import Fitted, Tokens
+from localrun.server.prompting.places import shown
 from localrun.wire import ChosenLogprob, Delta, Finish, Segment, Submit, Usage
 
 _encode = msgspec.json.Encoder().encode

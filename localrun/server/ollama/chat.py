@@ -23,13 +23,13 @@ from localrun.server.http.exchange import Exchange
 from localrun.server.http.fields import ask_of, keep_alive_s
 from localrun.server.http.loop_watch import apart
 from localrun.server.jobs.job import Job
-from localrun.server.media.places import placed
 from localrun.server.ollama.answer import Kind, Lines, answer, metrics
 from localrun.server.ollama.bodies import ChatBody, GenerateBody, Options
 from localrun.server.prompting import fitting
 from localrun.server.prompting.ask import ChatAsk
 from localrun.server.prompting.conversation import begun
 from localrun.server.prompting.fitting import Fitted, Tokens
+from localrun.server.prompting.places import placed
 from localrun.server.prompting.prepare import prepare, thinks_by_default
 from localrun.server.runtime import Runtime
 from localrun.server.tiers import Question

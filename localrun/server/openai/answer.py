@@ -24,9 +24,9 @@ from msgspec import UNSET, UnsetType
 
 from localrun.errors import Cancelled, ContextExceeded, EngineFailed
 from localrun.server.build import build_name
+from localrun.server.http import streaming
 from localrun.server.http.exchange import Exchange
 from localrun.server.http.failures import Headers
-from localrun.server.jobs import streaming
 from localrun.server.jobs.job import Job
 from localrun.server.parsing.pieces import Call, CallArguments, CallStart, Content, Reply, Thinking
 from localrun.wire import ChosenLogprob, Delta, DraftSource, Finish, TokenLogprob, Usage

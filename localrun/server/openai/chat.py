@@ -15,11 +15,10 @@ from msgspec import Meta
 
 from localrun.errors import BadRequest
 from localrun.server import tiers
-from localrun.server.http import fields
+from localrun.server.http import fields, streaming
 from localrun.server.http.exchange import Exchange
 from localrun.server.http.fields import SamplingFields, ask_of, defaults_of
 from localrun.server.http.loop_watch import apart
-from localrun.server.jobs import streaming
 from localrun.server.jobs.job import Job
 from localrun.server.openai.answer import Answer, ChatChunks, naming
 from localrun.server.openai.bodies import ChatMessage, CommonFields, for_template, text_of
@@ -270,7 +269,7 @@ Body = TypeVar("Body", bound=SamplingFields)
 async def with_model(runtime: Runtime, exchange: Exchange, body: Body, question: Question) -> tuple[Body, ChatAsk]:
     """The body with the model that answers, where it names none or a tier, and the conversation for that one."""
     if runtime.must_name(getattr(body, "model", None)):
-        body = await named(runtime, exchange, body)
+        body = await named(runtime, exchange, body, fills_in=question.fills_in)
     return await tiers.routed(runtime, exchange, body, question) if runtime.settings.tiers else (body, question.ask)
 
 

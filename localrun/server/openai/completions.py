@@ -18,11 +18,10 @@ import msgspec
 
 from localrun.errors import BadRequest
 from localrun.server import tiers
-from localrun.server.http import fields
+from localrun.server.http import fields, streaming
 from localrun.server.http.exchange import Exchange
 from localrun.server.http.fields import MaxTokens, SamplingFields, ask_of, defaults_of
 from localrun.server.http.loop_watch import apart
-from localrun.server.jobs import streaming
 from localrun.server.jobs.job import Job
 from localrun.server.openai.answer import Answer, Chunks, Fields, piece_text
 from localrun.server.openai.bodies import MAX_ANSWERS, Choices, CommonFields

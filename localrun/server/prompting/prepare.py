@@ -30,7 +30,6 @@ from localrun.models.gguf.header import Header, special_token_text
 from localrun.server import notices
 from localrun.server.http.loop_watch import THREAD_BYTES, apart
 from localrun.server.jobs.job import Job
-from localrun.server.media.places import placed
 from localrun.server.parsing import formats
 from localrun.server.parsing.parser import CallFormat, ParserPlan, ThinkingTags
 from localrun.server.parsing.pieces import PlainParser, ReplyParser
@@ -38,6 +37,7 @@ from localrun.server.parsing.written import Written
 from localrun.server.prompting import constraint, conversation, probing
 from localrun.server.prompting.ask import ChatAsk, Message, Tool
 from localrun.server.prompting.conversation import STOP_AT_RESULT
+from localrun.server.prompting.places import placed
 from localrun.server.prompting.profile import REMEMBERED_TEMPLATES, Profile, profile_of
 from localrun.server.runtime import Runtime
 from localrun.server.templates.marks import any_of

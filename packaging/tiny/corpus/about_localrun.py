@@ -112,9 +112,6 @@ install localrun | set up localrun | get localrun
 see metrics | get metrics | use Prometheus | read the metrics | monitor with Prometheus
 = The daemon has Prometheus metrics at /metrics.
 
-make a test model | synthesize a model | create a random model | make a model with random weights
-= Type `localrun dev synth SHAPE TYPE OUT` to write a model with random weights.
-
 see tokens per second | see the speed | measure the speed | see how fast you are
 = Look at the footer of the chat: it shows live tokens per second.
 """

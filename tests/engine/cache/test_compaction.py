@@ -8,8 +8,8 @@ import pytest
 
 from localrun.engine.cache import cells as cells_module
 from localrun.engine.cache.cells import PoolCells
-from localrun.engine.fake import FakeBackend
 from tests.engine.harness import Harness, expected_output
+from tests.fakes.backend import FakeBackend
 
 
 @pytest.mark.parametrize("is_on_gpu", [False, True])

@@ -10,7 +10,7 @@ from localrun.engine.cache.cells import COMPACT_CELLS, COMPACT_RATIO, MOVE_TOKEN
 from localrun.engine.cache.copies import GAIN_TOKENS, PIECE_TOKENS
 from localrun.engine.cache.tiers import Tiers
 from localrun.engine.cache.tree import Key
-from localrun.engine.fake import FakeBackend
+from tests.fakes.backend import FakeBackend
 
 A, B, C = ([letter] * 60 for letter in b"abc")
 TAIL = list(b"and so on")

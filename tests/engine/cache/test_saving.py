@@ -8,8 +8,8 @@ from localrun.engine.cache.checkpoints import Checkpoints
 from localrun.engine.cache.copies import BLOCK_TOKENS, GAIN_TOKENS, PIECE_TOKENS, Copies
 from localrun.engine.cache.tiers import Tiers
 from localrun.engine.cache.tree import Key
-from localrun.engine.fake import FakeBackend
 from tests.engine.memory_disk import MemoryDisk
+from tests.fakes.backend import FakeBackend
 
 SYSTEM = [number % 251 for number in range(2 * BLOCK_TOKENS)]
 ONE, OTHER = [1] * 200, [2] * 200

@@ -10,13 +10,13 @@ from localrun.engine.cache.cache import Cache, Lease
 from localrun.engine.cache.copies import GAIN_TOKENS
 from localrun.engine.cache.tiers import Tiers
 from localrun.engine.cache.tree import Key
-from localrun.engine.fake import FakeBackend
 from localrun.engine.request import Request
 from localrun.engine.sample.text import TextStream
 from localrun.engine.schedule.background import Background
 from localrun.engine.schedule.budget import CostModel
 from localrun.wire import Sampling
 from tests.engine.harness import n_seqs_away
+from tests.fakes.backend import FakeBackend
 
 A, B, C, D = ([letter] * 60 for letter in b"abcd")
 TAIL = list(b"and so on")

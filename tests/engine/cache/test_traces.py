@@ -13,10 +13,10 @@ import pytest
 
 from localrun.engine.backend import MemoryKind
 from localrun.engine.cache import cache, copies
-from localrun.engine.fake import FakeBackend
-from localrun.engine.fake_tokens import IM_END
 from tests.engine.harness import Harness, expected_output
 from tests.engine.memory_disk import MemoryDisk
+from tests.fakes.backend import FakeBackend
+from tests.fakes.tokens import IM_END
 
 SHAPES: dict[str, dict[str, Any]] = {
     "one pool": {"n_cells": 400},

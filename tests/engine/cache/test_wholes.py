@@ -9,9 +9,9 @@ import pytest
 from localrun.engine.backend import MemoryKind, State
 from localrun.engine.cache.checkpoints import CHECKPOINT_GAP_TOKENS, KEPT_CHECKPOINTS
 from localrun.engine.cache.tree import Key
-from localrun.engine.fake import FakeBackend
-from localrun.engine.fake_tokens import IM_END
 from tests.engine.harness import Harness, expected_output
+from tests.fakes.backend import FakeBackend
+from tests.fakes.tokens import IM_END
 
 SYSTEM = [*b"a system message of some length, for all", IM_END]
 GAP = CHECKPOINT_GAP_TOKENS

@@ -7,9 +7,9 @@ import pytest
 
 from localrun.engine.backend import DecodeFailed, NoRoom
 from localrun.engine.embedding.engine import EmbeddingEngine, normalised
-from localrun.engine.embedding.fake import FakeEmbedder, token_vector
-from localrun.engine.fake_tokens import IM_END, IM_START
 from localrun.wire import Delta, Embed, Finish, Lane, Pooling, Step, Vector
+from tests.fakes.embedder import FakeEmbedder, token_vector
+from tests.fakes.tokens import IM_END, IM_START
 from tests.says import says
 
 

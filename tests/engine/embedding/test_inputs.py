@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from localrun.engine.embedding.fake import FakeEmbedder
 from localrun.engine.embedding.inputs import PairFormat, tokens_of
-from localrun.engine.fake_tokens import IM_END, IM_START
 from localrun.errors import BadRequest, ContextExceeded
 from localrun.wire import Pooling
+from tests.fakes.embedder import FakeEmbedder
+from tests.fakes.tokens import IM_END, IM_START
 
 
 def embedder(n_ctx: int = 40, template: str | None = None) -> FakeEmbedder:

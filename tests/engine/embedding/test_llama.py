@@ -14,9 +14,9 @@ import pytest
 
 from localrun.engine.embedding.engine import EmbeddingEngine
 from localrun.engine.native.embedder import LlamaEmbedder
-from localrun.models.synthesis.synthesize import synthesize
 from localrun.wire import Embed, Pooling
 from tests.models.synthesize_embedding import PAIR_TEMPLATE, synthesize_embedding
+from tests.support.synthesis.synthesize import synthesize
 
 TEXTS = (
     "hello", "the cat and the dog went home", "What is the time? 12:30!", "größe ☃ 日本語 😀", "a " * 90,

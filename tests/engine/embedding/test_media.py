@@ -9,10 +9,10 @@ import pytest
 
 from localrun.engine.backend import Batch, DecodeFailed, MediaChunk, NoRoom
 from localrun.engine.embedding.engine import EmbeddingEngine, normalised
-from localrun.engine.embedding.fake import FakeEmbedder, token_vector
-from localrun.engine.fake_media import FakeProjector, contents_of, fake_rows
-from localrun.engine.fake_tokens import IM_END, IM_START
 from localrun.wire import Delta, Embed, Finish, Media, MediaKind, Mixed, Pooling, Segment, Vector
+from tests.fakes.embedder import FakeEmbedder, token_vector
+from tests.fakes.media import FakeProjector, contents_of, fake_rows
+from tests.fakes.tokens import IM_END, IM_START
 from tests.says import says
 
 

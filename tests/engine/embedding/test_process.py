@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from localrun import framing, wire
-
-COMMAND = [sys.executable, "-P", "-m", "localrun.engine.process", "--fake"]
+from tests.fakes import ENGINE
 
 
 class Engine:
@@ -51,7 +49,7 @@ def opened(step_ms: int = 0, **changes: Any) -> Iterator[tuple[Engine, wire.Read
     }  # fmt: skip
     environment = {"LOCALRUN_FAKE_STEP_MS": str(step_ms), "PATH": ""}
     with subprocess.Popen(
-        COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment
+        ENGINE, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment
     ) as process:
         engine = Engine(process)
         too_late = threading.Timer(60, process.kill)

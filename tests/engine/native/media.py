@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 from localrun.engine.backend import MediaChunk, MediaRows
 from localrun.engine.native.library import mtmd, native
 from localrun.engine.native.llama import LlamaBackend
-from localrun.models.synthesis.synthesize import synthesize, write_model
-from localrun.models.synthesis.synthetic_tokenizer import make_vocabulary
-from localrun.models.synthesis.tensor_plan import SHAPES, plan_tensors
 from localrun.wire import Media, MediaKind, Segment
 from tests.projector_file import TILE_TOKENS, with_tokens, write_projector
+from tests.support.synthesis.synthesize import synthesize, write_model
+from tests.support.synthesis.synthetic_tokenizer import make_vocabulary
+from tests.support.synthesis.tensor_plan import SHAPES, plan_tensors
 
 Part = list[int] | MediaChunk
 

@@ -18,11 +18,11 @@ from localrun.engine.adapters import MOST_LOADED
 from localrun.engine.cache.disk_record import DiskTier
 from localrun.engine.engine import Engine, Limits
 from localrun.engine.native.llama import LlamaBackend
-from localrun.models.synthesis.synthesize import synthesize
 from localrun.wire import Adapter, Delta, Finish, Lane, Sampling, Submit
 from tests.engine.memory_disk import MemoryDisk
 from tests.engine.native.bare import bare
 from tests.lora_file import write_lora, write_vector
+from tests.support.synthesis.synthesize import synthesize
 
 SETS: tuple[dict[str, float], ...] = (
     {}, {"a": 1}, {"b": 1}, {"a": 1, "b": 1}, {"a": -1}, {"v": 1}, {"a": 1, "v": -0.5},

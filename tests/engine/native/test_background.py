@@ -8,12 +8,12 @@ from weakref import WeakKeyDictionary
 import pytest
 
 from localrun.engine.backend import AdapterSet, Batch, DecodeFailed, NoRoom
-from localrun.engine.fake import FakeBackend, FakeWorker
 from localrun.engine.request import Request
 from localrun.engine.sample.text import TextStream
 from localrun.engine.schedule.background import BATCH_S, Background
 from localrun.engine.schedule.budget import TILE_ROWS, CostModel
 from localrun.wire import Sampling
+from tests.fakes.backend import FakeBackend, FakeWorker
 
 N_SLOTS, N_PLACES = 4, 3
 PROMPT = [97 + at % 20 for at in range(200)]

@@ -17,14 +17,14 @@ import numpy as np
 import pytest
 
 from localrun.engine.backend import BASE, AdapterSet, DecodeFailed, MemoryKind, NoRoom, Worker
-from localrun.engine.fake import FakeBackend
 from localrun.engine.native.llama import LlamaBackend
 from localrun.errors import BadModelFile
-from localrun.models.synthesis.synthesize import synthesize
 from localrun.wire import Adapter, Sampling
 from tests.engine.conftest import n_held
 from tests.engine.harness import n_seqs_away
+from tests.fakes.backend import FakeBackend
 from tests.lora_file import write_vector
+from tests.support.synthesis.synthesize import synthesize
 
 N_SLOTS, N_SPARE, N_BATCH = 4, 2, 128
 REFUSALS = (ValueError, NoRoom, DecodeFailed, BadModelFile)

@@ -13,9 +13,9 @@ from localrun.engine.native.llama import DRAFT_ROWS, LlamaBackend
 from localrun.models import memory
 from localrun.models.fit import Gpu, Machine, Wish, choose
 from localrun.models.gguf.reader import read_header
-from localrun.models.synthesis.synthesize import write_model
-from localrun.models.synthesis.synthetic_tokenizer import make_vocabulary
-from localrun.models.synthesis.tensor_plan import SHAPES, plan_tensors
+from tests.support.synthesis.synthesize import write_model
+from tests.support.synthesis.synthetic_tokenizer import make_vocabulary
+from tests.support.synthesis.tensor_plan import SHAPES, plan_tensors
 
 MIB = 1 << 20
 N_CELLS = 2_048

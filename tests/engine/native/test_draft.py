@@ -17,11 +17,11 @@ from localrun.engine.sample.text import TextStream
 from localrun.engine.speculate.draft_model import DraftModel
 from localrun.engine.speculate.draft_models import DraftModels
 from localrun.errors import BadModelFile
-from localrun.models.synthesis.synthesize import synthesize, write_model
-from localrun.models.synthesis.synthetic_tokenizer import Vocabulary, make_vocabulary
-from localrun.models.synthesis.tensor_plan import SHAPES, plan_tensors
 from localrun.wire import Sampling
 from tests.engine.conftest import compute, open_tiny
+from tests.support.synthesis.synthesize import synthesize, write_model
+from tests.support.synthesis.synthetic_tokenizer import Vocabulary, make_vocabulary
+from tests.support.synthesis.tensor_plan import SHAPES, plan_tensors
 
 N_TOKENS = 60
 PATIENCE_S = 60.0

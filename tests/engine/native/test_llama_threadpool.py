@@ -11,7 +11,7 @@ import pytest
 
 from localrun.engine.native.library import native
 from localrun.engine.native.llama import LlamaBackend
-from localrun.thread_choice import Threads
+from localrun.hardware.thread_choice import Threads
 from tests.engine.conftest import compute, open_tiny
 
 PROMPT = [300 + at * 7 % 900 for at in range(100)]

@@ -29,13 +29,13 @@ from localrun.engine.request import Request
 from localrun.engine.speculate.choice import Choice, Limits, Stream
 from localrun.engine.speculate.costs import RowCosts
 from localrun.engine.speculate.speculation import Speculation
-from localrun.models.synthesis.synthesize import add_tokenizer, synthesize, write_model
-from localrun.models.synthesis.synthetic_tokenizer import make_vocabulary
-from localrun.models.synthesis.tensor_plan import SHAPES, plan_tensors
 from localrun.wire import DraftCounts, DraftSource, Sampling, Submit
 from tests.engine.conftest import saved_state
 from tests.engine.native.test_drafts import answers, check_alike
 from tests.engine.speculate.drafters import always
+from tests.support.synthesis.synthesize import add_tokenizer, synthesize, write_model
+from tests.support.synthesis.synthetic_tokenizer import make_vocabulary
+from tests.support.synthesis.tensor_plan import SHAPES, plan_tensors
 
 N_SEQS, N_BATCH, N_CELLS = 4, 64, 512
 SHAPE = SHAPES["tiny-qwen35-nextn"]

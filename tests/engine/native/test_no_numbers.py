@@ -11,9 +11,9 @@ import pytest
 
 from localrun.engine.engine import Engine, Limits
 from localrun.engine.native.llama import LlamaBackend
-from localrun.models.synthesis.synthesize import synthesize
 from localrun.wire import Adapter, Delta, Finish, Sampling, Submit
 from tests.lora_file import write_lora
+from tests.support.synthesis.synthesize import synthesize
 
 TOO_MUCH = 1e37
 LONG, SHORT = 700, 40

@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 
 from localrun.engine.backend import SNAPSHOTS, MemoryKind, NoRoom
-from localrun.engine.fake import FakeBackend
 from localrun.engine.native import llama
 from localrun.engine.native.library import native
 from localrun.engine.native.llama import LlamaBackend
 from localrun.models import memory
-from localrun.models.synthesis.synthesize import synthesize
 from tests.engine.conftest import compute, n_held, saved_state
+from tests.fakes.backend import FakeBackend
+from tests.support.synthesis.synthesize import synthesize
 
 HYBRIDS = ("tiny-qwen35", "tiny-lfm2")
 N_SEQS, N_BATCH, N_CELLS, N_WINDOW = 4, 32, 1024, 64

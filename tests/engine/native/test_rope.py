@@ -10,12 +10,12 @@ import pytest
 from msgspec.structs import replace
 
 from localrun.engine.cache.disk import open_disk
-from localrun.engine.fake import FakeBackend
 from localrun.engine.native.context import OWN_ROPE, Rope
 from localrun.engine.native.embedder import LlamaEmbedder
 from localrun.engine.native.llama import LlamaBackend
 from localrun.wire import Open, Pooling
 from tests.engine.conftest import compute
+from tests.fakes.backend import FakeBackend
 
 PROMPT = list(range(300, 320))
 SCALED = Rope(frequency_scale=0.5)

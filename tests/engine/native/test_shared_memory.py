@@ -17,12 +17,12 @@ import pytest
 from localrun.engine.backend import BASE, AdapterSet
 from localrun.engine.native.embedder import LlamaEmbedder
 from localrun.engine.native.llama import LlamaBackend
-from localrun.models.synthesis.synthesize import synthesize
 from localrun.wire import Pooling
 from tests.depth import DEPTH
 from tests.engine.native.test_llama_adapters import loaded, set_of
 from tests.lora_file import write_lora, write_vector
 from tests.models.synthesize_embedding import synthesize_embedding
+from tests.support.synthesis.synthesize import synthesize
 
 N_SEQS, N_CELLS, N_BATCH = 4, 1024, 64
 N_STEPS = 40 * DEPTH

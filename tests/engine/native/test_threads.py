@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from localrun import thread_choice
 from localrun.engine.backend import Batch, DecodeFailed
 from localrun.engine.native import threads
 from localrun.engine.native.llama import LlamaBackend
 from localrun.engine.native.threads import QUIET_S, ThreadTrial, plan_threads, step_s
-from localrun.processors import Processors
-from localrun.thread_choice import Kept, Shape, Threads
+from localrun.hardware import thread_choice
+from localrun.hardware.processors import Processors
+from localrun.hardware.thread_choice import Kept, Shape, Threads
 from localrun.wire import Ready
 from tests.engine.conftest import compute, open_tiny
 from tests.engine.test_process import OPEN, child, submit
@@ -282,10 +282,10 @@ def test_measuring_leaves_the_sequences_of_the_engine_alone(backend: LlamaBacken
 # An engine on a machine of two fast cores and a slow one.
 ON_A_HYBRID = """
 import sys
-from localrun import processors
+from localrun.hardware import processors
 from localrun.engine import process
 from localrun.engine.native import threads
-from localrun.processors import Processors
+from localrun.hardware.processors import Processors
 made = Processors(name="made", n_machine=3, n_allowed=3, performance_cores=1, efficiency_cores=1)
 processors.usable = lambda: made
 # Whoever else computes here now, and however slow that makes a round.

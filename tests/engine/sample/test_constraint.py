@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from localrun.engine.fake import FakeBackend
-from localrun.engine.fake_tokens import IM_END, IM_START
 from localrun.engine.sample import constraint as constraint_module
 from localrun.engine.sample.constraint import DEAD_END, LIMIT_S, SLOW_S, Constraint
 from localrun.engine.sample.vocabulary import GrammarVocabulary
 from localrun.wire import Grammar, GrammarKind
 from tests.engine.sample.compiling import compile_grammar
+from tests.fakes.backend import FakeBackend
+from tests.fakes.tokens import IM_END, IM_START
 
 VOCABULARY = GrammarVocabulary(FakeBackend(n_cells=8, n_seqs=1, n_batch=8))
 

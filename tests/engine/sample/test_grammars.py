@@ -12,7 +12,6 @@ from typing import Any
 import psutil
 import pytest
 
-from localrun.engine.fake_tokens import IM_END, IM_START
 from localrun.engine.sample import grammar_checker
 from localrun.engine.sample import grammars as grammar_queue
 from localrun.engine.sample import grammars as late_rows
@@ -20,6 +19,7 @@ from localrun.engine.sample.constraint import Constraint
 from localrun.engine.sample.grammar_checker import GrammarChecker
 from localrun.wire import Finish, Grammar, GrammarKind, Lane, Sampling
 from tests.engine.harness import Harness, expected_output
+from tests.fakes.tokens import IM_END, IM_START
 
 OBJECT = Grammar(GrammarKind.JSON_SCHEMA, '{"type":"object"}')
 DIGITS = Grammar(GrammarKind.REGEX, "[0-9]{30}")

@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import pytest
 
-from localrun.engine.fake import FakeBackend
-from localrun.engine.fake_tokens import IM_END, IM_START
 from localrun.engine.sample import text as prompt
 from localrun.errors import BadRequest
 from localrun.wire import Segment, Submit
+from tests.fakes.backend import FakeBackend
+from tests.fakes.tokens import IM_END, IM_START
 
 BACKEND = FakeBackend(n_cells=256, n_seqs=2, n_batch=64)
 

@@ -6,13 +6,13 @@ import math
 
 import pytest
 
-from localrun.engine.fake import FakeBackend
 from localrun.engine.request import Request
 from localrun.engine.sample.text import TextStream
 from localrun.engine.schedule.budget import Budget
 from localrun.engine.schedule.rounds import Rounds
 from localrun.engine.schedule.scheduler import Scheduler
 from localrun.wire import Sampling
+from tests.fakes.backend import FakeBackend
 
 NOW_S, STEP_S = 100.0, 0.01
 

@@ -2,11 +2,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from localrun.engine.fake import FakeBackend
 from localrun.engine.request import Request
 from localrun.engine.sample.text import TextStream
 from localrun.engine.schedule.policy import AGING_S, OUTPUT_WEIGHT, PREEMPTION_AGE_S, STARVED_S, Policy
 from localrun.wire import Lane, Sampling
+from tests.fakes.backend import FakeBackend
 
 BACKEND = FakeBackend(n_cells=256, n_seqs=4, n_batch=64)
 

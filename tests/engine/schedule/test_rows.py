@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from localrun.engine.backend import Batch
-from localrun.engine.fake import FakeBackend
 from localrun.engine.request import Request
 from localrun.engine.sample.text import TextStream
 from localrun.engine.schedule.scheduler import Grant, Rows, StepPlan, fill_batch
 from localrun.wire import Sampling
+from tests.fakes.backend import FakeBackend
 
 SAMPLER = FakeBackend(n_cells=256, n_seqs=2, n_batch=64).sampler(Sampling(), ignore_eos=True)
 

@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from localrun.engine.fake import FakeBackend
 from localrun.engine.request import Request
 from localrun.engine.sample.text import TextStream
 from localrun.engine.schedule.budget import Budget
 from localrun.engine.schedule.scheduler import QUEUE_NEWS_S, SHARED_PREFIX_TOKENS, Scheduler, StepPlan
 from localrun.errors import QueueFull
 from localrun.wire import Lane, Sampling
+from tests.fakes.backend import FakeBackend
 
 BACKEND = FakeBackend(n_cells=256, n_seqs=4, n_batch=64)
 LOTS = 1 << 20

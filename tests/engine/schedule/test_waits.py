@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 
 from localrun.engine.backend import MediaChunk
-from localrun.engine.fake import FakeBackend
 from localrun.engine.request import Placed, Request
 from localrun.engine.sample.text import TextStream
 from localrun.engine.schedule.waits import Waits
 from localrun.wire import Lane, Media, MediaKind, Sampling
 from tests.engine.harness import Harness
+from tests.fakes.backend import FakeBackend
 
 BACKEND = FakeBackend(n_cells=256, n_seqs=4, n_batch=64)
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from random import Random
 
-from localrun.engine.fake import FakeBackend
-from localrun.engine.fake_tokens import digest_after, next_token
 from localrun.engine.request import Request
 from localrun.engine.speculate.choice import Choice, Limits, Policy, Stream
 from localrun.engine.speculate.costs import RowCosts
 from localrun.engine.speculate.speculation import Speculation
 from localrun.wire import DraftSource
+from tests.fakes.backend import FakeBackend
+from tests.fakes.tokens import digest_after, next_token
 
 
 class Oracle:

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from localrun.engine.backend import DecodeFailed
-from localrun.engine.fake import FakeBackend
-from localrun.engine.fake_tokens import digest_after, next_token
 from localrun.engine.request import Request
 from localrun.engine.sample.text import TextStream
 from localrun.wire import Sampling
+from tests.fakes.backend import FakeBackend
+from tests.fakes.tokens import digest_after, next_token
 
 
 class FakeDraftContext:

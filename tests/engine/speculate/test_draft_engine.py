@@ -12,8 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from localrun.engine.engine import Engine, Limits
-from localrun.engine.fake import FakeBackend
-from localrun.engine.fake_tokens import digest_after, next_token
 from localrun.engine.speculate import choice
 from localrun.engine.speculate.choice import Choice, Stream
 from localrun.engine.speculate.costs import RowCosts
@@ -25,6 +23,8 @@ from tests.engine.conftest import open_tiny
 from tests.engine.harness import Harness
 from tests.engine.speculate.drafters import always
 from tests.engine.speculate.fake_draft import FakeDraftContext
+from tests.fakes.backend import FakeBackend
+from tests.fakes.tokens import digest_after, next_token
 
 N_TOKENS = 24
 # Of the draft model's tokens, where it is the model itself: batches of other sizes round otherwise.

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from localrun.engine.fake_tokens import IM_END
 from localrun.engine.request import Request
 from localrun.engine.speculate.draft_model import MOST_TOKENS, DraftModel
 from tests.engine.speculate.fake_draft import FakeDraftContext, expected, request_of
+from tests.fakes.tokens import IM_END
 
 
 class Clock:

@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from localrun.engine.fake import FakeBackend
 from localrun.engine.request import Request
 from localrun.engine.speculate.draft_models import DraftModels
 from localrun.errors import BadModelFile
 from localrun.wire import DraftSource
 from tests.engine.speculate.fake_draft import request_of
+from tests.fakes.backend import FakeBackend
 
 TIMEOUT_S = 60
 

@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from localrun.engine.fake import FakeBackend
 from localrun.engine.request import Request
 from localrun.engine.speculate.choice import BY_COST, Policy
 from localrun.engine.speculate.speculation import Speculation
 from localrun.wire import DraftSource
 from tests.engine.harness import Harness, expected_output
 from tests.engine.speculate.drafters import Oracle
+from tests.fakes.backend import FakeBackend
 
 STEP_S, ROW_S = 0.05, 0.005
 PROMPT = b"tell me a story"

@@ -19,9 +19,9 @@ from localrun.models.storage import other_programs
 from localrun.models.storage.manifest import Key
 from localrun.models.storage.model import Origin
 from localrun.models.storage.store import Store
-from localrun.models.synthesis.synthesize import synthesize
 from tests.models.handmade import ENTRIES, STRING, entry, file_bytes, text
 from tests.says import says
+from tests.support.synthesis.synthesize import synthesize
 
 
 class Ollama:

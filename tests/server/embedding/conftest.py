@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from localrun.models.synthesis.synthesize import synthesize
 from tests.daemon import Daemon, running_daemon
 from tests.models.synthesize_embedding import synthesize_embedding
+from tests.support.synthesis.synthesize import synthesize
 
 
 @pytest.fixture(scope="session")

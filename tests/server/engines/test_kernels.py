@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from localrun import kernels
-from localrun.kernels import Fault, Verdict
+from localrun.hardware import kernels
+from localrun.hardware.kernels import Fault, Verdict
 from localrun.models.gguf.reader import read_header
 from localrun.server.engines import kernels as of_daemon
 from localrun.server.engines.kernels import Kernels

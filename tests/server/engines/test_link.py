@@ -20,7 +20,8 @@ import uvloop
 from localrun import framing, wire
 from localrun.errors import BadModelFile, EngineDied, EngineFailed, LocalrunError, QueueFull, TooLarge, Unavailable
 from localrun.server.engines import machine
-from localrun.server.engines.link import EngineLink, engine_command
+from localrun.server.engines.link import EngineLink
+from tests.fakes import ENGINE
 
 SCRIPT = str(Path(__file__).parents[1] / "scripted_engine.py")
 OPEN = wire.Open(
@@ -56,7 +57,7 @@ class _Sink:
 
 
 def _link(script: str, ended: list[EngineLink] | None = None) -> EngineLink:
-    command = engine_command(fake=True) if script == "fake" else [sys.executable, SCRIPT, script]
+    command = ENGINE if script == "fake" else [sys.executable, SCRIPT, script]
     seen = ended if ended is not None else []
     return EngineLink(model="m", command=command, on_step=lambda link, step: None, on_end=seen.append)
 
@@ -273,23 +274,23 @@ def test_a_huge_log_line_is_cut(caplog: pytest.LogCaptureFixture) -> None:
 DAEMON = """
 import asyncio, sys, uvloop
 from localrun import wire
-from localrun.server.engines.link import EngineLink, engine_command
-from tests_open import OPEN
+from localrun.server.engines.link import EngineLink
+from tests_open import ENGINE, OPEN
 
 async def main():
-    links = [EngineLink(model=str(n), command=engine_command(fake=True), on_step=lambda *a: None, on_end=print) for n in range(2)]
+    links = [EngineLink(model=str(n), command=ENGINE, on_step=lambda *a: None, on_end=print) for n in range(2)]
     for link in links:
         await link.open(OPEN, 30)
     print(*[link.pid for link in links], flush=True)
     await asyncio.sleep(600)
 
 (uvloop if sys.argv[1] == "uvloop" else asyncio).run(main())
-"""  # noqa: E501
+"""
 
 
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
 def test_engines_end_when_the_daemon_is_killed(loop: str, tmp_path: Path) -> None:
-    (tmp_path / "tests_open.py").write_text(f"from localrun.wire import Open\nOPEN = {OPEN!r}\n")
+    (tmp_path / "tests_open.py").write_text(f"from localrun.wire import Open\nOPEN = {OPEN!r}\nENGINE = {ENGINE!r}\n")
     (tmp_path / "daemon.py").write_text(DAEMON)
 
     async def main() -> None:

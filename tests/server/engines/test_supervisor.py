@@ -336,7 +336,7 @@ async def test_a_model_that_cannot_load_does_not_disturb_another(supervising: An
 
 
 def test_the_engine_is_started_by_module_name() -> None:
-    assert supervisor_module.engine_command(fake=False)[-2:] == ["-m", "localrun.engine.process"]
+    assert supervisor_module.ENGINE_COMMAND[-2:] == ("-m", "localrun.engine.process")
 
 
 async def test_a_copy_shares_the_engine_and_keeps_its_own_parameters(supervising: Any, models_dir: Path) -> None:

@@ -189,11 +189,8 @@ async def test_without_resume_a_killed_engine_ends_its_jobs_at_once_and_others_g
         assert states == [RequestState.DONE, *[RequestState.FAILED] * 3]
 
 
-async def test_a_consumer_that_does_not_read_is_cancelled(
-    running: Any, submit: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("localrun.server.runtime.engine_command", lambda *, fake: [sys.executable, SCRIPT, "flood"])
-    async with running() as runtime:
+async def test_a_consumer_that_does_not_read_is_cancelled(running: Any, submit: Any) -> None:
+    async with running(engine=[sys.executable, SCRIPT, "flood"]) as runtime:
         async with runtime.job(ALPHA) as job:
             await submit(job)
             await until(lambda: job.record.is_ended)

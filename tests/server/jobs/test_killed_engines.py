@@ -84,9 +84,8 @@ async def test_kills_while_loading_lose_nothing(running: Any, submit: Any) -> No
 async def test_loads_that_are_always_killed_are_given_up(
     running: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("localrun.server.runtime.engine_command", lambda *, fake: [sys.executable, SCRIPT, "killed"])
     monkeypatch.setattr("localrun.server.engines.supervisor.MAX_KILLED_LOADS", 2)
-    async with running() as runtime:
+    async with running(engine=[sys.executable, SCRIPT, "killed"]) as runtime:
         with pytest.raises(EngineDied, match="SIGKILL while loading"):
             async with runtime.job(ALPHA):
                 pass

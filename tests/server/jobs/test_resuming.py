@@ -178,10 +178,6 @@ async def test_a_cancel_ends_the_wait_for_those_that_come_first(running: Any, su
         assert not isinstance(job.record.error, Cancelled)
 
 
-def scripted(monkeypatch: pytest.MonkeyPatch, script: str) -> None:
-    monkeypatch.setattr("localrun.server.runtime.engine_command", lambda *, fake: [sys.executable, SCRIPT, script])
-
-
 async def answers(runtime: Runtime, submit: Any, n_jobs: int) -> list[list[wire.Delta] | BaseException]:
     async def ask() -> list[wire.Delta]:
         async with runtime.job(ALPHA) as job:
@@ -193,10 +189,9 @@ async def answers(runtime: Runtime, submit: Any, n_jobs: int) -> list[list[wire.
 
 @pytest.mark.parametrize("script", ["quick-load", "quick-submit"])
 async def test_a_crash_before_the_first_answer_is_answered_without_the_quick_kernels(
-    running: Any, submit: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, script: str
+    running: Any, submit: Any, caplog: pytest.LogCaptureFixture, script: str
 ) -> None:
-    scripted(monkeypatch, script)
-    async with running() as runtime:
+    async with running(engine=[sys.executable, SCRIPT, script]) as runtime:
         for said in await answers(runtime, submit, 2):
             assert isinstance(said, list)
             assert sum(len(delta.tokens) for delta in said) == 2
@@ -205,11 +200,8 @@ async def test_a_crash_before_the_first_answer_is_answered_without_the_quick_ker
     assert caplog.text.count("once more without the quick kernels") == 1
 
 
-async def test_a_model_that_kills_every_engine_is_given_up(
-    running: Any, submit: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    scripted(monkeypatch, "always-submit")
-    async with running() as runtime:
+async def test_a_model_that_kills_every_engine_is_given_up(running: Any, submit: Any) -> None:
+    async with running(engine=[sys.executable, SCRIPT, "always-submit"]) as runtime:
         ends = await answers(runtime, submit, 2)
         assert all(isinstance(end, EngineDied) and "SIGILL" in end.message for end in ends)
         assert runtime.supervisor.residents() == []

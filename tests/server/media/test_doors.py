@@ -102,10 +102,9 @@ def serving(running: Any, monkeypatch: pytest.MonkeyPatch) -> Serving:
     @asynccontextmanager
     async def start(takes: str = "image,audio", **changes: Any) -> AsyncIterator[Served]:
         command = [sys.executable, seeing_engine.__file__, takes]
-        monkeypatch.setattr("localrun.server.runtime.engine_command", lambda *, fake: command)
         encoders = tuple(name for name, kind in (("vision", "image"), ("audio", "audio")) if kind in takes)
         monkeypatch.setattr(Model, "media", encoders)
-        async with running(**changes) as runtime:
+        async with running(engine=command, **changes) as runtime:
             transport = httpx2.ASGITransport(app=app.build(runtime.settings, runtime))
             async with httpx2.AsyncClient(transport=transport, base_url="http://localhost", timeout=60) as http:
                 yield Served(runtime, http)

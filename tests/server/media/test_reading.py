@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from localrun.errors import BadRequest, BadTemplate
 from localrun.server.media import reading
-from localrun.server.media.places import placed, shown
 from localrun.server.prompting.ask import MAX_MEDIA, Attachments, joined
+from localrun.server.prompting.places import placed, shown
 from localrun.wire import Media, MediaKind, Segment
 
 PICTURE, SOUND = Media(MediaKind.IMAGE, "/a", b"a"), Media(MediaKind.AUDIO, "/b", b"b")

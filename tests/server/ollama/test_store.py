@@ -22,7 +22,6 @@ from starlette.applications import Starlette
 
 from localrun.config import in_short
 from localrun.models.gguf.reader import read_header
-from localrun.models.synthesis.synthesize import synthesize
 from localrun.server.http.exchange import PIECE_BYTES
 from localrun.server.ollama import routes
 from localrun.server.ollama.store import RESERVE_BYTES, _exact
@@ -30,6 +29,7 @@ from tests.daemon import Daemon, running_daemon
 from tests.lora_file import write_lora
 from tests.models.handmade import VALID
 from tests.says import says
+from tests.support.synthesis.synthesize import synthesize
 
 
 @pytest.fixture(scope="module")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from localrun.engine.fake import FakeBackend
-from localrun.engine.fake_tokens import CONTROL
 from localrun.engine.sample.vocabulary import GrammarVocabulary
 from localrun.errors import BadRequest
 from localrun.server.structured import CallShape, calls, gbnf
 from localrun.wire import Grammar, GrammarKind
 from tests.engine.sample.compiling import compile_grammar
+from tests.fakes.backend import FakeBackend
+from tests.fakes.tokens import CONTROL
 
 BACKEND = FakeBackend(n_cells=8, n_seqs=1, n_batch=8)
 VOCABULARY = GrammarVocabulary(BACKEND)

@@ -20,11 +20,11 @@ from starlette.routing import Route
 
 from localrun.errors import LocalrunError, QueueFull
 from localrun.server import notices
+from localrun.server.http import streaming
 from localrun.server.http.exchange import Exchange, route
 from localrun.server.http.failures import Headers
 from localrun.server.http.fields import ask_of, defaults_of
 from localrun.server.http.loop_watch import apart
-from localrun.server.jobs import streaming
 from localrun.server.jobs.job import Job
 from localrun.server.openai.answer import Fields, encode, ended, headers_of, naming
 from localrun.server.openai.chat import InputTokens, think_of, with_model

@@ -1,0 +1,306 @@
+"""`localrun bench`: measure localrun, or any server with OpenAI's API."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import functools
+import math
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from localrun import __version__, errors
+from localrun.cli import exits
+from localrun.cli.arguments import NumberList, with_settings
+from localrun.cli.daemon import base_url, daemon_version
+from localrun.cli.text import progress, say
+from localrun.config import Settings
+
+if TYPE_CHECKING:
+    from localrun.bench.metrics import CurvePoint
+    from localrun.bench.results import RunResult, Workload
+    from localrun.bench.roofline import Roofline
+    from localrun.bench.session import Session
+
+
+class _Positive(click.FloatRange):
+    """A number above 0. FloatRange alone lets infinity and "not a number" pass, and a workload would not end."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        number: float = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value} is not a number that can be reached", param, ctx)
+        return number
+
+
+class _NewFile(click.Path):
+    """A file to write when everything is measured; that its folder is there is checked before."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        path = Path(str(super().convert(value, param, ctx)))
+        if not path.absolute().parent.is_dir():
+            self.fail(f"there is no folder '{path.absolute().parent}'", param, ctx)
+        return path
+
+
+POSITIVE = _Positive(min=0, min_open=True)
+_FILE = _NewFile(dir_okay=False, path_type=Path)
+
+
+def chosen_workloads(names: Sequence[str]) -> list[Workload]:
+    """The workloads of these names, or all of them. Raises click.UsageError."""
+    from localrun.bench.workloads import WORKLOADS
+
+    unknown = [name for name in names if name not in WORKLOADS]
+    if unknown:
+        raise click.UsageError(f"unknown workload {unknown[0]!r}; the workloads are {', '.join(WORKLOADS)}")
+    return [WORKLOADS[name] for name in names or WORKLOADS]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reporting:
+    """`hourly_price` is in the currency of whoever asked; `bandwidth_bytes_per_s` is None when it is to be measured."""
+
+    hourly_price: float | None
+    bandwidth_bytes_per_s: float | None
+    json_path: Path | None
+    plot_path: Path | None
+
+    def write(self, outcome: object, curves: Mapping[str, Sequence[CurvePoint]], results: list[RunResult]) -> None:
+        """The files that were asked for."""
+        if self.json_path is not None:
+            import msgspec
+
+            self.json_path.write_bytes(msgspec.json.encode(outcome, enc_hook=str))
+        if self.plot_path is not None:
+            from localrun.bench.plot import latency_ranges, plot
+
+            plot(self.plot_path, curves, latency_ranges(results))
+
+    def curve_lines(self, curves: Mapping[str, Sequence[CurvePoint]]) -> list[str]:
+        """The decode curves as tables and as a chart."""
+        from localrun.bench.report import curve_tables, decode_chart
+
+        return [*curve_tables(curves, self.hourly_price), *decode_chart(curves).splitlines()]
+
+
+def with_reporting(function: Callable[..., int]) -> Callable[..., int]:
+    """Give a command the options about what is done with the numbers, and its function the argument `reporting`. What
+    cannot work is said at once."""
+
+    @click.option(
+        "--price-per-hour", type=float, help="Price of this machine per hour, for the cost of a million tokens."
+    )
+    @click.option("--watts", type=float, help="Power that this machine draws; needs --price-per-kwh.")
+    @click.option("--price-per-kwh", type=float, help="Price of a kilowatt-hour.")
+    @click.option("--bandwidth", type=POSITIVE, metavar="GB/S",
+                  help="Bandwidth of the memory that holds the model. Default: main memory, measured.")  # fmt: skip
+    @click.option("--json", "json_path", type=_FILE, help="Write everything to this file, with every request.")
+    @click.option("--plot", "plot_path", type=_FILE, help="Draw the decode curve and the latencies as a PNG.")
+    @functools.wraps(function)
+    def with_options(
+        *arguments: Any, price_per_hour: float | None, watts: float | None, price_per_kwh: float | None,
+        bandwidth: float | None, json_path: Path | None, plot_path: Path | None, **options: Any,
+    ) -> int:  # fmt: skip
+        from localrun.bench.report import price_per_hour as hourly_price_of
+
+        if plot_path is not None:
+            from localrun.bench.plot import require_matplotlib
+
+            require_matplotlib()
+        reporting = Reporting(
+            hourly_price=hourly_price_of(price_per_hour=price_per_hour, watts=watts, price_per_kwh=price_per_kwh),
+            bandwidth_bytes_per_s=None if bandwidth is None else bandwidth * 1e9,
+            json_path=json_path,
+            plot_path=plot_path,
+        )
+        return function(*arguments, reporting=reporting, **options)
+
+    return with_options
+
+
+STREAMS = (
+    "decode, edit, list, json, prose: numbers of streams. Default: doubling until the knee for decode, and 1, 2, 4 and "
+    "8 for the others."
+)
+
+
+class _BenchCommand(click.Command):
+    """Its words are workloads, except `tiers` and `tune` as the first, which are commands of their own."""
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        if args[:1] == ["tune"]:
+            from localrun.cli.bench.tune import tune_command
+
+            return tune_command.make_context(f"{info_name} tune", args[1:], parent=parent, **extra)
+        if args[:1] == ["tiers"]:
+            from localrun.cli.bench.tiers import tiers_command
+
+            return tiers_command.make_context(f"{info_name} tiers", args[1:], parent=parent, **extra)
+        return super().make_context(info_name, args, parent=parent, **extra)
+
+
+# A None is not given: `results.Options` has the defaults, and a localrun daemon says what it holds.
+@click.command("bench", cls=_BenchCommand)
+@click.argument("names", nargs=-1, metavar="[WORKLOAD]...")
+@click.option("--url", help="The server to measure, such as http://127.0.0.1:8080.")
+@click.option("--model", help="The model to use: a name, or the path of a GGUF.")
+@click.option(
+    "--rounds", type=click.IntRange(min=1), default=1, show_default=True, help="How many times to run everything."
+)
+@click.option("--streams", type=NumberList(), help=STREAMS)
+@click.option("--seconds", type=POSITIVE, metavar="N",
+              help="Duration of chat, of fairness, and of the second part of overload. Default: 20.")  # fmt: skip
+@click.option("--rate", "rate_per_s", type=POSITIVE, metavar="N", help="chat: requests per second. Default: 1.")
+@click.option("--burstiness", type=POSITIVE, metavar="N",
+              help="chat: 1 (the default) is a Poisson process; lower is burstier, higher more regular.")  # fmt: skip
+@click.option("--ttft-limit", "ttft_limit_s", type=POSITIVE, metavar="SECONDS",
+              help="chat: longest good time to first token. Default: 2.")  # fmt: skip
+@click.option("--itl-limit", "itl_limit_s", type=POSITIVE, metavar="SECONDS",
+              help="chat: longest good time per token. Default: 0.2.")  # fmt: skip
+@click.option(
+    "--latency", metavar="MODE", help="Latency to ask localrun for: interactive, balanced, throughput, or milliseconds."
+)
+@click.option("--lane", type=click.Choice(["interactive", "default", "batch"]), help="Lane to ask localrun for.")
+@click.option("--slots", type=click.IntRange(1, 256), help="Slots of the server. Default: what localrun reports, or 8.")
+@click.option("--kv-cells", type=click.IntRange(min=256),
+              help="KV cells of the server. Default: what localrun reports, or 32768.")  # fmt: skip
+@click.option("--context", "context_tokens", type=click.IntRange(min=256), metavar="TOKENS",
+              help="Longest request the server accepts. Default: 4096, or less if localrun reports less.")  # fmt: skip
+@click.option("--timeout", "request_timeout_s", type=POSITIVE, metavar="SECONDS",
+              help="Give up on a request after this. Default: 600.")  # fmt: skip
+@click.option("--seed", type=int, help="Seed of prompts and arrivals. Default: a new one, so that nothing is cached.")
+@click.option("--verbose", is_flag=True, help="Show every metric.")
+@with_reporting
+@with_settings
+def bench_command(
+    names: tuple[str, ...], url: str | None, model: str | None, rounds: int, verbose: bool, reporting: Reporting,
+    settings: Settings, **given: Any,
+) -> int:  # fmt: skip
+    """Measure a server with the given WORKLOADs, or with all of them.
+
+    The server is the one at --url, which can be any server with OpenAI's API; otherwise the running daemon; otherwise a
+    temporary daemon with files of its own. The model is the built-in one, `tiny`, unless --model is given. Prompts are
+    random tokens.
+
+    \b
+    decode     short prompts at rising concurrency, until the knee
+    shared     8 requests at once with the same long system prompt
+    stall      a long prompt arrives while streams are running
+    outgrow    prompts that are longer than a slot's share of the cells
+    agent      one long conversation of many turns, then two at once
+    returning  conversations that together exceed the KV pool
+    restart    the same long prompt again, then after a server restart
+    chat       short chats that arrive independently; goodput
+    fairness   one client keeps the server full, another asks for little
+    overload   many requests at once, then arrivals at twice that rate
+    edit       a Python file with one name changed, with and without drafts
+    list       a list again, with and without drafts
+    json       records in the form of a schema, with and without drafts
+    prose      stories, where drafts must cost nothing
+
+    The exit code is 1 if a request of a workload other than overload did not complete.
+
+    `localrun bench tune` finds the best number of threads; `localrun bench tiers` shows what a tier saves.
+    """
+    from localrun.bench.metrics import decode_curves
+    from localrun.bench.report import table
+    from localrun.bench.workloads import WORKLOADS
+
+    chosen = chosen_workloads(names)
+    results: list[RunResult] = []
+    is_whole = False
+    with ExitStack() as stack:
+        session = _session(stack, url, model, settings, given)
+        limit = _limit(session, settings, reporting) if WORKLOADS["decode"] in chosen else None
+        target = session.target
+        progress(
+            f"{target.base_url}, model {target.model}, seed {session.options.seed}; Ctrl-C shows the results so far"
+        )
+        try:
+            is_whole = session.run(chosen, rounds, lambda result: _keep(results, result))
+        finally:
+            # Whatever ended it: measuring took time.
+            curves = decode_curves(results, None if limit is None else limit.bound_tokens_per_s)
+            say("\n".join([table(results, WORKLOADS, is_verbose=verbose), *reporting.curve_lines(curves)]))
+            reporting.write({"localrun": __version__, "curves": curves, "results": results}, curves, results)
+    if not is_whole:
+        return exits.INTERRUPTED
+    lost = dict.fromkeys(
+        result.workload
+        for result in results
+        if result.metrics["completion_ratio"] < 1 and not WORKLOADS[result.workload].overloads
+    )
+    if lost:
+        raise errors.LocalrunError(f"not all requests of {', '.join(lost)} completed; the times are of those that did")
+    return exits.OK
+
+
+def _session(
+    stack: ExitStack, url: str | None, model: str | None, settings: Settings, given: dict[str, Any]
+) -> Session:
+    """The server to measure, started if need be, and the options: given, or as the server says, or the defaults."""
+    import msgspec
+
+    from localrun.bench.results import Options, Target
+    from localrun.bench.session import BUILT_IN, Session, base_url_of, holds_of, model_of, own_server, random_seed
+    from localrun.bench.streams import Endpoint
+
+    options = Options(seed=random_seed())
+    options = dataclasses.replace(options, **{name: value for name, value in given.items() if value is not None})
+    if url is None and (settings.port == 0 or daemon_version(settings) is None):
+        # As Ctrl-C, so that the daemon is ended on the way out.
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        progress("starting a temporary daemon")
+        server = stack.enter_context(
+            own_server(
+                Path(model or BUILT_IN), slots=options.slots, kv_cells=options.kv_cells,
+                threads=settings.threads, latency=options.latency or settings.latency,
+            )
+        )  # fmt: skip
+        return Session(server.target, options, server)
+    base = base_url(settings) if url is None else base_url_of(url)
+    model = model or (BUILT_IN if url is None else model_of(base))
+    if model is None:
+        raise click.UsageError(f"{base} has several models, or does not list any; choose one with --model")
+    target = Target("localrun" if url is None else base, base, model)
+    asyncio.run(Endpoint(target, options).connect())  # loads the model
+    holds = holds_of(base, model)
+    if holds is not None:
+        target = msgspec.structs.replace(target, can_switch=True)
+        context_tokens = min(holds.context_tokens, options.context_tokens)
+        said: dict[str, Any] = {"slots": holds.slots, "kv_cells": holds.kv_cells, "context_tokens": context_tokens}
+        options = dataclasses.replace(options, **{name: size for name, size in said.items() if given[name] is None})
+    return Session(target, options)
+
+
+def _limit(session: Session, settings: Settings, reporting: Reporting) -> Roofline | None:
+    """The bound by memory bandwidth, where the model's file is here, and its memory is main memory or its bandwidth was
+    given."""
+    from localrun.bench.roofline import roofline
+    from localrun.bench.session import holds_of
+    from localrun.hardware.processors import usable
+
+    target = session.target
+    path = Path(target.model)
+    if not path.is_file():
+        return None
+    if reporting.bandwidth_bytes_per_s is None:
+        holds = holds_of(target.base_url, target.model)
+        if holds is None or not holds.backend.endswith("CPU"):
+            return None
+        progress("measuring the memory bandwidth")
+    return roofline(path, settings.threads or usable().usual_threads, reporting.bandwidth_bytes_per_s)
+
+
+def _keep(results: list[RunResult], result: RunResult) -> None:
+    results.append(result)
+    progress(f"{result.workload}: {result.note or 'done'}")

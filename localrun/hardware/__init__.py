@@ -1,0 +1,1 @@
+"""What this machine computes with: its processors, the build of llama.cpp, and what was found out about both."""

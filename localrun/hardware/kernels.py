@@ -1,0 +1,203 @@
+"""Which of the native library's quick kernels are right on this processor, as far as anybody knows.
+
+ggml copies weights into layouts of its own for the quickest kernels ("extra buffers": interleaved rows, AMX tiles).
+These depend on the processor and the compiler like nothing else, and some builds crash there or compute nonsense, while
+the plain kernels are right. A `Verdict` says what was found for one `Pair` of library and processor: by the probe
+(`localrun.probe`), and by engines that died and answered without extra buffers (`localrun.server.engines.link`).
+
+One file per pair in `<cache folder>/kernels/`. Any number of processes may read and write; a damaged, foreign or older
+file is as none, and of two writers the later one stays: what the other knew is found out again.
+
+Does not: load the library, or compute.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.util
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Collection
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from localrun import private_file
+
+# Raised when the probe looks at more, or judges otherwise: what was kept before is then as none.
+VERSION = 2
+FOLDER_NAME = "kernels"
+MAX_FILE_BYTES = 1024 * 1024
+MAX_CRASHES = 100
+# No extra buffers hold these: norms, biases and the like.
+_PLAIN_TYPES = frozenset({"F32", "F64", "I8", "I16", "I32", "I64"})
+# Of /proc/cpuinfo, on x86 and on Arm: who made the processor, and what it can do.
+_IDENTIFYING = frozenset(
+    {
+        *("vendor_id", "cpu family", "model", "model name", "stepping", "flags"),
+        *("CPU implementer", "CPU part", "CPU variant", "CPU revision", "Features"),
+    }
+)
+
+
+class Pair(NamedTuple):
+    """A library and a processor, each as a short digest of what tells it from others."""
+
+    library: str
+    processor: str
+
+    @property
+    def file_name(self) -> str:
+        return f"{self.library}-{self.processor}.json"
+
+
+class Fault(msgspec.Struct, frozen=True):
+    """The probe's: the quick kernels for this weight type fail in models with this kind of memory. `how` ends the
+    sentence "the kernels for ..."."""
+
+    weight_type: str
+    memory: str
+    how: str
+
+
+class Crash(msgspec.Struct, frozen=True):
+    """An engine's: it died as `how` says before its first token, and answered without extra buffers."""
+
+    weight_types: tuple[str, ...]
+    memory: str
+    how: str
+    model: str = ""
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of a pair. `quick_types` are the weight types that have quick kernels at all. `broken` says how the
+    plain kernels failed, in which case nothing can be run. Before the probe `is_probed` is false."""
+
+    version: int = VERSION
+    is_probed: bool = False
+    quick_types: tuple[str, ...] = ()
+    faults: tuple[Fault, ...] = ()
+    crashes: tuple[Crash, ...] = ()
+    broken: str = ""
+
+    def allows_quick(self, weight_types: Collection[str], memory: str) -> bool:
+        """Whether a model with weights of these types and this kind of memory may use the quick kernels."""
+        types = frozenset(weight_types) - _PLAIN_TYPES
+        if any(fault.memory == memory and fault.weight_type in types for fault in self.faults):
+            return False
+        # Which of its types an engine died of is not known, so only a model that has them all is sure to meet it again.
+        return not any(crash.memory == memory and types.issuperset(crash.weight_types) for crash in self.crashes)
+
+    def with_crash(self, weight_types: Collection[str], memory: str, how: str, model: str) -> Verdict:
+        """This verdict and one more crash, unless no weight of the model can have met a quick kernel."""
+        types = frozenset(weight_types) - _PLAIN_TYPES
+        if not types or (self.is_probed and types.isdisjoint(self.quick_types)):
+            return self
+        crash = Crash(tuple(sorted(types)), memory, how, model)
+        alike = (crash.weight_types, memory)
+        others = [known for known in self.crashes if (known.weight_types, known.memory) != alike]
+        return msgspec.structs.replace(self, crashes=(*others, crash)[-MAX_CRASHES:])
+
+
+def folder(cache_folder: Path) -> Path:
+    """Where verdicts are kept, given the cache folder of `config.folders`."""
+    return cache_folder / FOLDER_NAME
+
+
+def read(verdicts: Path, pair: Pair) -> Verdict:
+    """What is kept of a pair; an empty verdict if nothing is."""
+    found = _read(verdicts / pair.file_name)
+    return found if found is not None and found.version == VERSION else Verdict()
+
+
+def _read(path: Path) -> Verdict | None:
+    try:
+        with path.open("rb") as file:
+            return _decoder.decode(file.read(MAX_FILE_BYTES))
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        return None
+
+
+def keep(verdicts: Path, pair: Pair, verdict: Verdict) -> None:
+    """Keeps a verdict in place of what was kept. Raises OSError, also for one that a newer localrun has kept."""
+    path = verdicts / pair.file_name
+    if (found := _read(path)) is not None and found.version > VERSION:
+        raise FileExistsError(f"{path} was written by a newer localrun and stays")
+    private_file.replace(path, msgspec.json.format(msgspec.json.encode(verdict)) + b"\n")
+
+
+def present_pair(library: Path | None = None) -> Pair | None:
+    """The installed library on this processor; None without a library. `library` is the folder of its files.
+
+    Costs a millisecond: files count by name, size and time of change, as everywhere in localrun.
+    """
+    found = library or library_folder()
+    if found is None:
+        return None
+    try:
+        files = [
+            f"{file.name} {(status := file.stat()).st_size} {status.st_mtime_ns}" for file in sorted(found.iterdir())
+        ]
+    except OSError:
+        return None
+    return Pair(_digest(files), processor())
+
+
+def library_folder() -> Path | None:
+    """Where the native library lies, as its Python package looks for it; None where there is none. Imports nothing."""
+    named = os.environ.get("LLAMA_CPP_LIB_PATH")
+    if named:
+        return Path(named)
+    try:
+        found = importlib.util.find_spec("llama_cpp")
+    except (ImportError, ValueError):
+        return None
+    return Path(found.origin).parent / "lib" if found and found.origin else None
+
+
+def has_media_library() -> bool:
+    """Whether llama.cpp's library for images and audio (libmtmd) lies with the others. Loads nothing."""
+    folder = library_folder()
+    try:
+        return folder is not None and any("mtmd" in file.name for file in folder.iterdir())
+    except OSError:
+        return False
+
+
+@cache
+def processor() -> str:
+    """A digest of what this processor is and can do."""
+    return _digest([platform.machine(), *processor_lines(Path("/proc/cpuinfo"))])
+
+
+def processor_lines(cpuinfo: Path) -> list[str]:
+    """Of the first processor: the others are as good as the same, and there may be hundreds."""
+    lines = []
+    try:
+        with cpuinfo.open(encoding="utf-8", errors="replace") as file:
+            for line in file:
+                if not line.strip():
+                    break
+                if line.partition(":")[0].strip() in _IDENTIFYING:
+                    lines.append(line.strip())
+    except OSError:
+        pass
+    if lines:
+        return lines
+    if sys.platform == "darwin":
+        command = ["/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string"]
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
+            lines.append(subprocess.run(command, capture_output=True, encoding="utf-8", timeout=10, check=True).stdout)
+    return [platform.processor(), *lines]
+
+
+def _digest(lines: list[str]) -> str:
+    return hashlib.blake2b("\n".join(lines).encode(), digest_size=8).hexdigest()
+
+
+_decoder = msgspec.json.Decoder(Verdict)

@@ -1,0 +1,1 @@
+"""Model files with random weights. `synthesize.synthesize` is the way in."""
