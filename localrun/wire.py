@@ -255,7 +255,8 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
     be like. `draft_model_path` is a smaller model that drafts for this request instead of the engine's own. `adapters`
     None are those that the engine was opened with, and none of them is in effect for a request that names others. With
     `scores_prompt` the log-probabilities of the prompt's tokens are said as well, with `n_probs` alternatives.
-    Requests of different `namespace` share nothing that was computed.
+    Requests of different `namespace` share nothing that was computed; one without `caches` begins with nothing that is
+    cached, and nothing of it is kept.
     """
 
     id: int
@@ -280,6 +281,7 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
     draft_model_path: str = ""
     adapters: tuple[Adapter, ...] | None = None
     namespace: bytes = b""
+    caches: bool = True
     scores_prompt: bool = False
 
 

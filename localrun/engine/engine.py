@@ -545,7 +545,7 @@ class Engine:
         """The request's last delta. Its computed tokens stay as a prefix, unless the step that made them failed."""
         self._report.ended(request, finish, now_s, error)
         if request.seq is not None:
-            if error is None and request.scoring is None:
+            if error is None and not request.own_realm:
                 self._release(request)
             else:
                 self._forget(request)

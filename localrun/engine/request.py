@@ -8,7 +8,6 @@ Invariant: 0 <= n_computed <= n_tokens; `seq` is set exactly while the request r
 
 from __future__ import annotations
 
-import hashlib
 import math
 import secrets
 from collections.abc import Sequence
@@ -52,13 +51,11 @@ SCORED_ROWS = 32
 
 class Scoring:
     """A prompt whose log-probabilities are wanted. Every row of it has logits, so it is read in small parts: a request
-    knows what it has read, and to everybody else that is its prompt so far. What others computed of it has no logits,
-    and nothing of it is kept for others: `realm` is nobody else's. Of `tokens` the first `n_said` were said.
+    knows what it has read, and to everybody else that is its prompt so far. Of `tokens` the first `n_said` were said.
     """
 
-    def __init__(self, tokens: list[int], adapters: AdapterSet) -> None:
+    def __init__(self, tokens: list[int]) -> None:
         self.tokens = tokens
-        self.realm = hashlib.blake2b(adapters.realm + secrets.token_bytes(16), digest_size=REALM_BYTES).digest()
         self.n_said = 0
 
     @property
@@ -80,7 +77,7 @@ class Request:
     with, what it waited until then, how often and when it last gave up a slot. `drafts` is None for one that does not
     draft. Until it has `doubted_until` tokens in cells it is computed alone, for its logits, or those of others in the
     same call, were no numbers (`Engine._doubt`). `gave_way`: its rows were given up for somebody, and it had none
-    since.
+    since. With an `own_realm` it finds nothing that others computed, and nothing of it is kept for them.
     """
 
     id: int
@@ -104,6 +101,7 @@ class Request:
     constraint: Constraint | None = None
     drafts: Counts | None = None
     chunks: tuple[Placed, ...] = ()
+    own_realm: bytes = b""
     scoring: Scoring | None = None
 
     seq: int | None = None
@@ -154,8 +152,7 @@ class Request:
     def key(self) -> Key:
         """What the cache knows it by."""
         atoms = tuple((placed.start, placed.end) for placed in self.chunks)
-        realm = self.adapters.realm if self.scoring is None else self.scoring.realm
-        return Key(self.tokens, self.namespace + realm, atoms)
+        return Key(self.tokens, self.namespace + (self.own_realm or self.adapters.realm), atoms)
 
     @property
     def is_scoring(self) -> bool:
@@ -312,7 +309,9 @@ def new_request(
     resume = submit.resume or Resume()
     scoring = None
     if submit.scores_prompt and tokens and not chunks and not resume.output:
-        scoring, tokens = Scoring(tokens, own), tokens[:1]
+        scoring, tokens = Scoring(tokens), tokens[:1]
+    # What others computed of a prompt has no logits.
+    is_shared = submit.caches and scoring is None
     return Request(
         id=submit.id,
         tokens=[*tokens, *resume.output],
@@ -331,6 +330,7 @@ def new_request(
         adapters=own,
         namespace=submit.namespace,
         chunks=chunks,
+        own_realm=b"" if is_shared else secrets.token_bytes(REALM_BYTES),
         scoring=scoring,
         n_cached=resume.n_cached,
         started_at_s=resume.started_at_s,

@@ -27,7 +27,8 @@ TEXT: dict[str, dict[str, Any]] = {
 }
 # Base URLs as people set them.
 SPELLINGS = (
-    "/v1/chat/completions/", "//v1/chat/completions", "/v1/v1/chat/completions", "/chat/completions/",
+    "/v1/chat/completions/", "//v1/chat/completions", "/v1//chat/completions", "/v1/v1/chat/completions",
+    "/chat/completions/", "/v1/api/chat",
 )  # fmt: skip
 # Routes of OpenAI's, for base URLs that end before /v1.
 SHORT = {path: path.removeprefix("/v1") for path in ("/v1/chat/completions", "/v1/responses", "/v1/embeddings")}

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from itertools import chain
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -23,6 +22,7 @@ from numpy.typing import NDArray
 from localrun.engine.backend import Batch, MediaChunk, MediaRows, Projector
 from localrun.engine.request import Placed, check_chunks
 from localrun.engine.sample.media import has_media, joined, pieces_of
+from localrun.engine.sample.text import parts_of
 from localrun.errors import BadRequest, ContextExceeded, LocalrunError, by_code
 from localrun.wire import Mixed, Pooling, Segment
 
@@ -157,15 +157,16 @@ def located(message: str, where: str, fields: Iterable[str]) -> str:
 
 
 def _of_segments(embedder: Embedder, segments: tuple[Segment, ...], where: str) -> Tokens:
-    """A chat template may have written the affixes already. Nobody looks at a pixel."""
+    """A chat template, or whoever sends token ids, may have written the affixes already. Nobody looks at a pixel."""
     try:
         pieces = _pieces(embedder, segments)
     except LocalrunError as error:
         raise by_code(error.code, located(error.message, where, (one.field for one in segments))) from None
     (before, after), first, last = map(list, embedder.affixes), pieces[:1], pieces[-1:]
-    if first and isinstance(first[0], list) and first[0][: len(before)] == before:
+    begins, ends = ([bool(one.tokens) for one in some] for some in (segments[:1], segments[-1:]))
+    if any(begins) or (first and isinstance(first[0], list) and first[0][: len(before)] == before):
         before = []
-    if after and last and isinstance(last[0], list) and last[0][-len(after) :] == after:
+    if any(ends) or (after and last and isinstance(last[0], list) and last[0][-len(after) :] == after):
         after = []
     prompt = joined(embedder.projector, [before, *pieces, after], embedder.n_vocab, segments)
     check_chunks(prompt.chunks, embedder.batch.capacity, where)
@@ -182,8 +183,7 @@ def _of_segments(embedder: Embedder, segments: tuple[Segment, ...], where: str) 
 def _pieces(embedder: Embedder, segments: tuple[Segment, ...]) -> list[list[int] | MediaChunk]:
     if has_media(segments):
         return pieces_of(embedder.projector, segments)
-    parts = (embedder.tokenize(segment.text, parse_special=segment.trusted) for segment in segments)
-    return [[*chain.from_iterable(parts)]]
+    return [parts_of(embedder, segments)]
 
 
 def _of_ids(embedder: Embedder, ids: tuple[int, ...], where: str) -> Tokens:

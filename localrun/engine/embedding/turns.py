@@ -147,7 +147,8 @@ def _about_tokens(one: str | tuple[int, ...] | Mixed, n_query: int) -> int:
     if isinstance(one, Mixed):
         n_characters = sum(len(segment.text) for segment in one.segments)
         n_media = sum(segment.media is not None for segment in one.segments)
-        return n_characters // _CHARACTERS_PER_TOKEN + n_media * _TOKENS_PER_MEDIA
+        n_ids = sum(len(segment.tokens) for segment in one.segments)
+        return n_characters // _CHARACTERS_PER_TOKEN + n_media * _TOKENS_PER_MEDIA + n_ids
     return len(one) if isinstance(one, tuple) else (n_query + len(one)) // _CHARACTERS_PER_TOKEN
 
 

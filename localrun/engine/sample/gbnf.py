@@ -1,11 +1,8 @@
 """GBNF, llama.cpp's notation for grammars, as lark.
 
 The translation is the grammar library's, and pure Python: two thousand rules take it 3.4 s. It loses the brackets of a
-repetition that is repeated and the zeros of `\\u0041`, and refuses `{0}`; `plainer` writes them so that nothing is lost
-(llguidance 1.9.1).
-
-A rule of nothing but characters becomes a token, which takes as many as it can: of `n n` with `n ::= [0-9]+` the first
-takes all digits. Tokens are what makes long texts cheap.
+repetition that is repeated and the zeros of `\\u0041`, refuses `{0}`, and its `.` is no line break; `plainer` writes
+them so that nothing is lost (llguidance 1.9.1). Which rules are tokens is for `lexemes.py` to say.
 
 Owner: the grammar worker.
 """
@@ -14,8 +11,9 @@ from __future__ import annotations
 
 import re
 
-from llguidance.gbnf_to_lark import GbnfToLarkError, gbnf_to_lark
+from llguidance.gbnf_to_lark import GbnfToLarkError, GrammarParser, resolve
 
+from localrun.engine.sample.lexemes import split
 from localrun.errors import BadRequest
 
 # A text, a class, a comment, counts, a name, a bracket, or anything else.
@@ -24,14 +22,14 @@ _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|\[(?:[^\]\\]|\\.)*\]|#[^\n]*|\{[^}]*\}|[
 _OTHER_NAME = re.compile(r"start|\d.*")
 _ENDS_OF_REPETITIONS = ("*", "+", "?", "}")
 _REPETITION = re.compile(r"\s*[*+?{]")
+_ANY = "[\\x00-\U0010ffff]"
 _NEVER = re.compile(r"\{\s*0\s*(?:,\s*0\s*)?\}")
 _ESCAPE = re.compile(r"\\(?:u([0-9A-Fa-f]{4})|U([0-9A-Fa-f]{8})|.)", re.DOTALL)
 
 
 def plainer(text: str) -> str:
     """The same grammar: a repetition in brackets that are repeated is a rule of its own, and characters by their number
-    are themselves. Where one of the two repetitions is counted, that rule ends with an empty one that refers to itself:
-    so it is no token, and may end early. What is not balanced stays as it is, for the translator to refuse."""
+    are themselves. What is not balanced stays as it is, for the translator to refuse."""
     prefix = "repeated"
     while prefix in text:
         prefix += "-x"
@@ -45,10 +43,8 @@ def plainer(text: str) -> str:
             parts = open_groups.pop()
             group = "".join(parts)
             last = next((part for part in reversed(parts) if part.strip() and part[0] != "#"), "")
-            outer = _REPETITION.match(text, token.end())
-            if last[-1:] in _ENDS_OF_REPETITIONS and outer:
-                is_counted = "}" in (last[-1], text[outer.end() - 1].replace("{", "}"))
-                rules.append(f"\n{prefix}-{len(rules)} ::= ({group}){f' {prefix}' if is_counted else ''}")
+            if last[-1:] in _ENDS_OF_REPETITIONS and _REPETITION.match(text, token.end()):
+                rules.append(f"\n{prefix}-{len(rules)} ::= ({group})")
                 open_groups[-1].append(f"{prefix}-{len(rules) - 1}")
             else:
                 open_groups[-1].append(f"({group})")
@@ -58,10 +54,8 @@ def plainer(text: str) -> str:
                 parts.pop()
             parts[-1] = '""'
         else:
-            written = f"{prefix}-{found}" if _OTHER_NAME.fullmatch(found) else found
+            written = f"{prefix}-{found}" if _OTHER_NAME.fullmatch(found) else _ANY if found == "." else found
             open_groups[-1].append(_ESCAPE.sub(_as_itself, found) if found[0] in '"[' else written)
-    if any(rule.endswith(prefix) for rule in rules):
-        rules.append(f'\n{prefix} ::= "" | {prefix} ""')
     return "".join([*open_groups[0], *rules]) if len(open_groups) == 1 else text
 
 
@@ -79,7 +73,12 @@ def _as_itself(escape: re.Match[str]) -> str:
 def to_lark(text: str) -> str:
     """Raises BadRequest for a text that is no grammar."""
     try:
-        return gbnf_to_lark(plainer(text))
+        rules = GrammarParser().parse(plainer(text))
+        resolve(rules)
+        split(rules)
+        return "\n".join(
+            ["%llguidance {}", *(f"{rule.name}: {rule.alternatives.top_str()}" for rule in rules.values())]
+        )
     except GbnfToLarkError as error:
         raise BadRequest(f"the GBNF grammar is not valid: {error}") from error
     except RecursionError as error:

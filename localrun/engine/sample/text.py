@@ -4,10 +4,19 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Sequence
+from typing import Protocol
 
 from localrun.engine.backend import Backend
 from localrun.errors import BadRequest
 from localrun.wire import Segment, Submit
+
+
+class Vocabulary(Protocol):
+    """What makes tokens of texts: a `Backend`, or an embedder."""
+
+    n_vocab: int
+
+    def tokenize(self, text: str, *, parse_special: bool) -> list[int]: ...
 
 
 def tokens_of(backend: Backend, submit: Submit) -> list[int]:
@@ -24,15 +33,21 @@ def tokenize(backend: Backend, segments: Sequence[Segment], *, is_prompt: bool =
     To a prompt that begins with text the model's BOS token is put in front when the model wants one and the template
     did not write it.
     """
-    tokens: list[int] = []
-    for segment in segments:
-        if segment.tokens:
-            tokens += _checked(backend, segment.tokens)
-        else:
-            tokens += backend.tokenize(segment.text, parse_special=segment.trusted)
+    tokens = parts_of(backend, segments)
     begins_with_text = not (segments and segments[0].tokens)
     if is_prompt and begins_with_text and backend.bos_token is not None and lacks_bos(backend, tokens):
         tokens.insert(0, backend.bos_token)
+    return tokens
+
+
+def parts_of(vocabulary: Vocabulary, segments: Sequence[Segment]) -> list[int]:
+    """Token ids of a text, and nothing put around it. Raises BadRequest as `tokenize`."""
+    tokens: list[int] = []
+    for segment in segments:
+        if segment.tokens:
+            tokens += _checked(vocabulary, segment.tokens)
+        else:
+            tokens += vocabulary.tokenize(segment.text, parse_special=segment.trusted)
     return tokens
 
 
@@ -61,7 +76,7 @@ def pieces(backend: Backend, tokens: Sequence[int], most_bytes: int) -> tuple[by
 PIECE_OVERHEAD_BYTES = 8
 
 
-def _checked(backend: Backend, given: Sequence[int]) -> list[int]:
+def _checked(backend: Vocabulary, given: Sequence[int]) -> list[int]:
     tokens = list(given)
     # Not one by one: streams would be without the interpreter for as long as that takes.
     bad = next((end for end in (min(tokens), max(tokens)) if not 0 <= end < backend.n_vocab), None) if tokens else None

@@ -18,6 +18,7 @@ from localrun.errors import BadRequest
 from localrun.server.http import fields
 from localrun.server.openai.bodies import ChatMessage, for_template, part_text
 from localrun.server.prompting.ask import Attachments, ChatAsk
+from localrun.server.prompting.mixed import is_one
 
 MAX_INPUTS = 2048
 
@@ -60,8 +61,9 @@ class MediaInput(msgspec.Struct, frozen=True, kw_only=True):
 _Inputs = Annotated[list[str | MediaInput], Meta(max_length=MAX_INPUTS)]
 _Dimensions = Annotated[int, Meta(ge=1, le=fields.MAX_TOKENS)]
 
-Input = str | tuple[int, ...]
-_Input = str | list[str | fields.TokenId | list[fields.TokenId] | MediaInput] | MediaInput
+# A text, or token ids with or without texts between them.
+Input = str | tuple[int | str, ...]
+_Input = str | list[str | fields.TokenId | list[str | fields.TokenId] | MediaInput] | MediaInput
 
 
 class EmbeddingsBody(fields.ServiceFields, frozen=True, kw_only=True):
@@ -111,22 +113,22 @@ class EmbeddingsBody(fields.ServiceFields, frozen=True, kw_only=True):
 
     def inputs(self, media: Attachments) -> list[Input]:
         """Each as text or as token ids; what their objects show goes into `media`. Raises BadRequest for none, ids
-        beside texts, an empty one, and too many."""
-        asked = self.asked
+        beside other inputs, an empty one, and too many."""
+        asked = self.asked or []
         if isinstance(asked, str | MediaInput):
             inputs: list[Input] = [_text(asked, "input", media)]
-        elif asked and all(isinstance(item, int) for item in asked):
-            inputs = [tuple(item for item in asked if isinstance(item, int))]
+        elif is_one(asked):
+            inputs = [tuple(item for item in asked if isinstance(item, int | str))]
         else:
             inputs = [
                 tuple(item) if isinstance(item, list) else _text(item, f"input[{at}]", media)
-                for at, item in enumerate(asked or ())
-                if not isinstance(item, int)
+                for at, item in enumerate(asked)
+                if not isinstance(item, int) and not (isinstance(item, list) and item and not is_one(item))
             ]
-            if not inputs or len(inputs) != len(asked or ()):
+            if not inputs or len(inputs) != len(asked):
                 raise BadRequest(
-                    "input: must be a text, a list of token ids, or a list of these, not empty; an object with "
-                    "pictures or sound counts as a text",
+                    "input: must be a text, a list of token ids with or without texts between them, or a list of "
+                    "these, not empty; an object with pictures or sound counts as an input of its own",
                     field="input",
                 )
         if len(inputs) > MAX_INPUTS:

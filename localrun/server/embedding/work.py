@@ -29,6 +29,7 @@ from localrun.server.http.failures import Headers
 from localrun.server.http.fields import ServiceFields, ask_of
 from localrun.server.jobs.job import Job
 from localrun.server.prompting.ask import Attached, ChatAsk
+from localrun.server.prompting.mixed import segments_of
 from localrun.server.prompting.places import placed
 from localrun.server.prompting.prepare import prepare
 from localrun.server.runtime import Runtime
@@ -127,19 +128,23 @@ async def done(runtime: Runtime, exchange: Exchange, work: Work) -> AsyncIterato
         yield job, Results(vectors)
 
 
-async def _inputs(runtime: Runtime, job: Job, work: Work) -> Sequence[Input | Mixed]:
+async def _inputs(runtime: Runtime, job: Job, work: Work) -> Sequence[str | tuple[int, ...] | Mixed]:
     """As the engine takes them: a conversation by the model's template, and media in the places of their markers."""
     if work.chat is not None:
         return [Mixed((await prepare(runtime, job, work.chat)).segments)]
-    if not work.media:
-        return work.inputs
-    decoded = await runtime.media.attach(job, work.media)
-    return [_with_media(one, work.media, decoded) for one in work.inputs]
+    decoded = await runtime.media.attach(job, work.media) if work.media else {}
+    return [_in_segments(one, work.media, decoded, job.n_vocab) for one in work.inputs]
 
 
-def _with_media(one: Input, media: Sequence[Attached], decoded: Mapping[str, Media]) -> Input | Mixed:
-    own = [attached for attached in media if isinstance(one, str) and attached.marker in one]
-    return Mixed(placed([Segment(str(one))], own, decoded, ())) if own else one
+def _in_segments(
+    one: Input, media: Sequence[Attached], decoded: Mapping[str, Media], n_vocab: int
+) -> str | tuple[int, ...] | Mixed:
+    """An input of more than one kind in segments, others as they are."""
+    if isinstance(one, tuple):
+        ids = tuple(item for item in one if isinstance(item, int))
+        return ids if len(ids) == len(one) else Mixed(segments_of(one, n_vocab, field="input"))
+    own = [attached for attached in media if attached.marker in one]
+    return Mixed(placed([Segment(one)], own, decoded, ())) if own else one
 
 
 def headers(job: Job, results: Results) -> Headers:

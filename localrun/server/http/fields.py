@@ -199,6 +199,7 @@ class SamplingFields(Parameters, frozen=True, kw_only=True):
     frequency_penalty: _Penalty | None = None
     logit_bias: _LogitBias | None = None
     ignore_eos: bool | None = None
+    cache_prompt: bool | None = None
     top_k: TopK | None = None
     repetition_penalty: RepeatPenalty | None = None
     repeat_last_n: LastN | None = None

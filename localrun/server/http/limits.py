@@ -93,11 +93,11 @@ _OWN_HOSTS = frozenset(
 
 
 def _meant(path: str) -> str:
-    """The route's own path, for a base URL that ends in a slash, in `/v1` where the client adds that itself, or without
-    it where the client does not."""
-    if path.startswith("//"):
-        path = "/" + path.lstrip("/")
-    if path.startswith("/v1/v1/"):
+    """The route's own path, for a base URL that ends in a slash, in `/v1` where the client adds that itself or speaks
+    Ollama's API, or without it where the client does not."""
+    while "//" in path:
+        path = path.replace("//", "/")
+    if path.startswith(("/v1/v1/", "/v1/api/")):
         path = path[len("/v1") :]
     if path.endswith("/"):
         path = path.rstrip("/") or "/"

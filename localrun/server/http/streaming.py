@@ -55,6 +55,7 @@ async def plan(
         grammar=grammar,
         show_control=show_control,
         prediction=prediction,
+        caches=fields.cache_prompt is not False,
     )
 
 

@@ -2,9 +2,9 @@
 
 A prompt is a text, token ids, both in one list, or an object with pictures or sound (`MediaInput`); a list of these is
 as many prompts, whose answers come in a list. Where neither the request nor the model says how to sample,
-llama-server's defaults count. Some of its fields choose how it computes (`id_slot`, `cache_prompt`, `n_keep`, ...):
-they have no effect, since every prefix is shared by all slots and no context is shifted. Those that would change the
-answer and cannot be honoured are refused by name.
+llama-server's defaults count. Some of its fields choose how it computes (`id_slot`, `n_keep`, ...): they have no
+effect, since every prefix is shared by all slots and no context is shifted. Those that would change the answer and
+cannot be honoured are refused by name.
 
 `tokens_predicted` does not count the token that ends a generation, which llama-server counts.
 """
@@ -28,11 +28,12 @@ from localrun.server.http.exchange import Exchange
 from localrun.server.http.fields import ModelDefaults, ask_of, defaults_of
 from localrun.server.http.loop_watch import apart
 from localrun.server.jobs.job import Job
-from localrun.server.llama_server.tokens import Mixed, segments_of
+from localrun.server.llama_server.tokens import Mixed
 from localrun.server.openai.answer import Fields, encode, ended, headers_of, naming, piece_text, timings_of
 from localrun.server.openai.bodies import MAX_ANSWERS, Choices, LimitFields
 from localrun.server.openai.running import Running, Wanted, timings_so_far
 from localrun.server.prompting.ask import Attachments
+from localrun.server.prompting.mixed import is_one, segments_of
 from localrun.server.prompting.places import placed, shown
 from localrun.server.runtime import Runtime
 from localrun.server.unnamed import named
@@ -120,7 +121,7 @@ class LlamaCompletionBody(LimitFields, frozen=True, kw_only=True):
         """Each prompt. Raises BadRequest for none, for a list that is neither one prompt nor several, and for too
         many."""
         asked = self.prompt
-        if isinstance(asked, str | MediaInput) or _is_one(asked):
+        if isinstance(asked, str | MediaInput) or is_one(asked):
             prompts: list[Any] = [asked]
         else:
             prompts = list(asked)
@@ -143,12 +144,6 @@ class LlamaCompletionBody(LimitFields, frozen=True, kw_only=True):
         """Whether samplers are wanted in another order than theirs here."""
         wanted = self.wanted_samplers()
         return sorted(wanted, key=SAMPLERS.index) != wanted
-
-
-def _is_one(prompt: list[Any]) -> bool:
-    """Token ids, or texts and token ids."""
-    has_ids = any(isinstance(item, int) for item in prompt)
-    return has_ids and not any(isinstance(item, list) for item in prompt)
 
 
 async def complete(runtime: Runtime, exchange: Exchange) -> None:

@@ -26,11 +26,12 @@ from localrun.server.openai.answer import naming, piece_text
 from localrun.server.openai.chat import ChatBody
 from localrun.server.prompting.ask import ChatAsk
 from localrun.server.prompting.conversation import begun
+from localrun.server.prompting.mixed import segment_of, segments_of
 from localrun.server.prompting.places import shown
 from localrun.server.prompting.prepare import prepare, thinks_by_default
 from localrun.server.runtime import Runtime
 from localrun.server.unnamed import model_for
-from localrun.wire import MAX_COUNTED_TOKENS, Counted, Segment
+from localrun.wire import MAX_COUNTED_TOKENS, Counted
 
 # A text, or texts and token ids one after the other.
 Mixed = str | list[str | fields.TokenId]
@@ -183,29 +184,12 @@ async def apply_template(runtime: Runtime, exchange: Exchange) -> None:
         await exchange.answer_json(RenderedPrompt(prompt=shown(prepared.segments)[0]))
 
 
-def segments_of(content: Mixed, n_vocab: int, *, field: str, trusted: bool = True) -> tuple[Segment, ...]:
-    """A text, or texts with token ids between them. Raises BadRequest for an id outside the vocabulary."""
-    if isinstance(content, str):
-        return (Segment(content, trusted),)
-    segments: list[Segment] = []
-    ids: list[int] = []
-    for item in content:
-        if isinstance(item, int):
-            ids.append(item)
-            continue
-        if ids:
-            segments.append(_of_ids(ids, n_vocab, field))
-            ids = []
-        segments.append(Segment(item, trusted))
-    return (*segments, _of_ids(ids, n_vocab, field)) if ids else tuple(segments)
-
-
 async def text_of(job: Job, tokens: list[int], *, field: str) -> str:
     """The text that tokens stand for, control tokens by their names. Raises BadRequest, and what `tokenize` raises."""
     if not tokens:
         return ""
     with _naming(field):
-        counted = await job.tokenize([_of_ids(tokens, job.n_vocab, field)], is_prompt=False, wants_pieces=True)
+        counted = await job.tokenize([segment_of(tokens, job.n_vocab, field)], is_prompt=False, wants_pieces=True)
     return b"".join(counted.pieces).decode("utf-8", errors="replace")
 
 
@@ -245,12 +229,6 @@ async def _list_of(name: str, items: Sequence[Any], shown: Callable[[Any], objec
         written.append(msgspec.json.encode(part if shown is None else [shown(item) for item in part])[1:-1])
         await asyncio.sleep(0)
     return b'"%b":[%b]' % (name.encode("ascii"), b",".join(written))
-
-
-def _of_ids(tokens: list[int], n_vocab: int, field: str) -> Segment:
-    if max(tokens) >= n_vocab:
-        raise BadRequest(f"{field}: {max(tokens)} is not a token of this model, which has {n_vocab}", field=field)
-    return Segment("", tokens=tuple(tokens))
 
 
 def _piece(piece: bytes) -> str | list[int]:

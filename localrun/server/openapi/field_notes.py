@@ -63,6 +63,7 @@ _SAMPLING = {
     "(`sha256:...`) or the path of its file.",
     "LoraEntry.scale": "Its strength, from -100 to 100; 0 is without it.",
     "ignore_eos": "Whether to go on after the model's own end, up to the limit. For measurements.",
+    "cache_prompt": "False computes the whole prompt anew, and keeps nothing of the request in the cache.",
 }
 
 _TEXT = {
@@ -220,8 +221,8 @@ _OLLAMA = {
 _OTHERS = {
     "ResponsesBody.input": "A text, or items: messages, function calls and their outputs, reasoning, references.",
     "EmbedBody.input": "A text or up to 2,048. An object is a text with pictures or sound.",
-    "EmbeddingsBody.input": "A text, texts, token ids, or lists of them, up to 2,048. An object is a text with "
-    "pictures or sound.",
+    "EmbeddingsBody.input": "A text, texts, token ids (with texts between them), or lists of them, up to 2,048. An "
+    "object is a text with pictures or sound.",
     "EmbeddingsBody.messages": "One input, instead of `input`, which the model's chat template makes a text of.",
     "EmbeddingsBody.add_generation_prompt": "Whether the beginning of an answer follows the messages; false if not "
     "given.",

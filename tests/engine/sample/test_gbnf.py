@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import random
 
 import numpy as np
@@ -88,6 +89,14 @@ def test_llama_cpp_takes_what_its_grammar_let_through(backend: LlamaBackend, nam
         ("root ::= ([a-z]+){2}", {"ab": True, "abc": True, "a": False}),
         ('root ::= ("a"{2,3})+ "z"', {"aaaaz": True, "aaz": True, "az": False}),
         ('root ::= "b" "a"{0} "c"', {"bc": True, "bac": False}),
+        # Of a rule of characters as many as fit what follows.
+        ('root ::= word "ing"\nword ::= [a-z]+', {"singing": True, "sing": True, "ing": False, "sings": False}),
+        ("root ::= n n\nn ::= [0-9]+", {"12": True, "1234": True, "1": False}),
+        ('root ::= ("a" | "ab") "bc"', {"abc": True, "abbc": True, "ab": False}),
+        ('root ::= [a-z]* "zz" [a-z]', {"zzx": True, "zzxzzy": True, "azz": False, "zz": False}),
+        ('root ::= (n "\\n")+\nn ::= [0-9] ws\nws ::= [ \\n]*', {"1\n": True, "1 \n2\n\n": True, "1": False}),
+        ('root ::= line+\nline ::= [^\\n]* "\\n"?', {"ab": True, "a\nb\n": True, "": True}),
+        ('root ::= "a" . "b"', {"a\nb": True, "axb": True, "ab": False}),
     ],
 )
 def test_it_takes_what_llama_cpp_s_grammar_takes(backend: LlamaBackend, text: str, answers: dict[str, bool]):
@@ -97,3 +106,36 @@ def test_it_takes_what_llama_cpp_s_grammar_takes(backend: LlamaBackend, text: st
         assert is_accepted(backend, text, tokens) is is_taken
         after = matcher.deep_copy()
         assert (after.try_consume_tokens(tokens) == len(tokens) and after.is_accepting()) is is_taken, answer
+
+
+def random_grammar(picks: random.Random) -> str:
+    """Rules of few characters, so that their texts begin and end alike."""
+
+    def item(depth: int) -> str:
+        kind = picks.random()
+        if kind < 0.25:
+            return picks.choice(("x", "y", "z"))
+        if kind < 0.4 and depth:
+            return f"({' | '.join(sequence(depth - 1) for _ in range(2))}){picks.choice(('', '?', '+', '{1,2}'))}"
+        if kind < 0.6:
+            return picks.choice(("[a]", "[ab]", "[^a]")) + picks.choice(("", "*", "+", "{1,2}", "?"))
+        return f'"{picks.choice(("a", "b", "ab", "ba", "aab", "abb"))}"'
+
+    def sequence(depth: int) -> str:
+        return " ".join(item(depth) for _ in range(picks.randint(1, 3)))
+
+    x = f"[ab]{picks.choice('+*')} {picks.choice(('', '[a]', chr(34) + 'b' + chr(34)))}"
+    y = picks.choice(('"a"', '"a" | "ab"', "x [b]", '"b" x?'))
+    return f"root ::= {sequence(2)} | {sequence(1)}\nx ::= {x}\ny ::= {y}\nz ::= {sequence(0).replace('z', 'x')}"
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_random_grammars_mean_what_they_mean_to_llama_cpp(backend: LlamaBackend, seed: int):
+    text = random_grammar(random.Random(seed))
+    matcher = compile_grammar(Grammar(GrammarKind.GBNF, text), GrammarVocabulary(backend)).matcher
+    for length in range(1, 6):
+        for letters in itertools.product("ab", repeat=length):
+            tokens = [backend.tokenize(letter, parse_special=False)[0] for letter in letters]
+            after = matcher.deep_copy()
+            is_taken = after.try_consume_tokens(tokens) == len(tokens) and after.is_accepting()
+            assert is_taken is is_accepted(backend, text, tokens), (text, letters)

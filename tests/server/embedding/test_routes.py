@@ -44,14 +44,32 @@ def test_openai_s_shape(daemon: Daemon) -> None:
 def test_every_form_of_openai_s_input(daemon: Daemon) -> None:
     ids = [256, *b"one", 257]
     forms = ("one", ["one"], ids, [ids], ["one", ids], [ids, "one"])
+    # What stands around a text is put there where the input begins or ends with text.
+    forms += ([256, "one", 257], ["one", 257], [256, "o", *b"ne", 257], [[256, *b"on", "e"], "one"])
     vectors = [row["embedding"] for form in forms for row in openai(daemon, input=form)["data"]]
+    assert len(vectors) == 13
     assert all(vector == pytest.approx(vectors[0], abs=1e-6) for vector in vectors)
     both = openai(daemon, input=[ids, [*b"x"]])
     assert both["data"][0]["embedding"] == pytest.approx(vectors[0], abs=1e-6)
     assert both["usage"]["prompt_tokens"] == 6
 
 
-@pytest.mark.parametrize("wrong", ["", [], ["a", ""], [[]], [1, "a"], [-1], None, {"text": "a"}])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "",
+        [],
+        ["a", ""],
+        [[]],
+        [1, [5]],
+        [["a", "b"]],
+        [1, {"prompt_string": "a"}],
+        [1, "a", 999],
+        [-1],
+        None,
+        {"text": "a"},
+    ],
+)
 def test_openai_s_input_is_checked(daemon: Daemon, wrong: object) -> None:
     assert str(error(daemon, "/v1/embeddings", 400, input=wrong)["param"]).startswith("input")
 

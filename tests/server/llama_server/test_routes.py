@@ -149,6 +149,25 @@ def test_a_prompt_in_every_form(daemon: Daemon) -> None:
     assert refused(daemon, "/completion", prompt=[10**6]) == "prompt"
 
 
+def test_a_prompt_that_is_not_to_be_cached_has_nothing_of_the_cache_and_leaves_nothing(daemon: Daemon) -> None:
+    def n_cached(text: str, **fields: Any) -> int:
+        return int(ask(daemon, "/completion", prompt=text, n_predict=1, **fields)["timings"]["cache_n"])
+
+    kept, other = ("A tale of many words, which is long enough to be kept. " * 3, "Another one, just as long. " * 5)
+    assert n_cached(kept) == 0
+    assert n_cached(kept) > 16
+    assert n_cached(kept, cache_prompt=False) == 0
+    assert n_cached(kept, cache_prompt=True) > 16
+    assert n_cached(other, cache_prompt=False) == n_cached(other, cache_prompt=False) == n_cached(other) == 0
+    chat = {"model": "tiny", "messages": [{"role": "user", "content": kept}], "max_tokens": 1}
+    usages = [
+        daemon.post("/v1/chat/completions", chat | fields).json()["usage"]["prompt_tokens_details"]["cached_tokens"]
+        for fields in ({}, {}, {"cache_prompt": False})
+    ]
+    assert usages[1] > 16
+    assert usages[2] == 0
+
+
 def test_what_ends_an_answer(daemon: Daemon) -> None:
     text = ask(daemon, "/completion", prompt=PROMPT, **GREEDY)["content"]
     word = text.split()[2]
