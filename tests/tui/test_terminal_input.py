@@ -52,6 +52,13 @@ def test_a_key_that_is_bound_with_alt_stays_one(monkeypatch: pytest.MonkeyPatch)
     assert _keys("\x1bx") == ["alt+x"]
 
 
+@pytest.mark.parametrize(("sent", "keys"), [("\x1bb", ["escape", "b"]), ("\x1bf", ["escape", "f"])])
+def test_where_no_text_is_nothing_moves_by_words(monkeypatch: pytest.MonkeyPatch, sent: str, keys: list[str]) -> None:
+    monkeypatch.setattr(TerminalInput, "has_text", staticmethod(lambda: False))
+    assert _keys(sent) == keys
+    assert _keys("\x1b[1;5D", "\x1b\x7f") == ["ctrl+left", "ctrl+w"]
+
+
 PIECES = [*"a\x1b[201~\x11\x07\n;m日", "\x1b[106;5u", "\x1b[27;5;106~"]
 PASTED = st.lists(st.sampled_from(PIECES), max_size=12).map("".join).filter(lambda text: "\x1b[201~" not in text)
 
