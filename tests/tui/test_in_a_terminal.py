@@ -187,7 +187,7 @@ def test_ask_look_at_the_monitor_resize_and_leave(daemon: Daemon, tmp_path: Path
         terminal.see("^q Quit")
         terminal.press("F2")
         terminal.see("decode tok/s")
-        terminal.see("tui-")
+        terminal.see("this chat")
         terminal.press("F4")
         terminal.see("level debug and above")
         terminal.press("F1")
