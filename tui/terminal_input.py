@@ -17,6 +17,7 @@ from typing import ClassVar
 
 from textual import events
 from textual._xterm_parser import BRACKETED_PASTE_END, BRACKETED_PASTE_START, XTermParser
+from textual.keys import Keys
 from textual.message import Message
 
 _ESCAPE = "\x1b"
@@ -25,6 +26,8 @@ _WITH_ESCAPE = frozenset("\x7f\t\x1b")
 _MOVES = frozenset("bf")
 _BEGINNINGS = frozenset("[]OP_")
 _LINE_FEED = re.compile("\x1b\\[(?:106;5u|27;5;106~)")
+# What a terminal says of itself, late perhaps, to a program before this one.
+_REPORT = re.compile("\x1b\\[[?>=][0-9;]*[A-Za-z]")
 _LONGEST = len("\x1b[27;5;106~")
 LOST_AFTER_S = 5.0
 
@@ -65,6 +68,8 @@ class TerminalInput(XTermParser):
         return "".join(parts)
 
     def _sequence_to_key_events(self, sequence: str, alt: bool = False) -> Iterable[events.Key]:
+        if _REPORT.fullmatch(sequence):
+            return [events.Key(Keys.Ignore, None)]
         is_both = len(sequence) == 2 and sequence[0] == _ESCAPE and sequence[1] not in _WITH_ESCAPE
         is_both &= sequence[-1] not in _MOVES or not self.has_text()
         found = list(super()._sequence_to_key_events(sequence, alt))

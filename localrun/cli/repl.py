@@ -487,6 +487,9 @@ def _line_history() -> Iterator[None]:
         return
     if obeys_sequences(sys.stdout) and "libedit" not in (readline.__doc__ or ""):
         readline.parse_and_bind("set enable-bracketed-paste on")  # so that a paste of several lines is one message
+        readline.parse_and_bind(
+            r'"\e[": skip-csi-sequence'
+        )  # what terminals report late, and ends of pastes that were lost
     path = config.folders().state / "history"
     _make_private(path)
     readline.set_history_length(HISTORY_LINES)

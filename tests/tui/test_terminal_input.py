@@ -41,6 +41,8 @@ def _keys(*pieces: str) -> list[str]:
         ("\x1b[A", ["up"]),
         ("\x1b[1;3A", ["alt+up"]),
         ("\x1b[97;3u", ["alt+a"]),
+        ("\x1b[?61;6;7;22;52c\x1b[>0;276;0ck", ["k"]),
+        ("\x1b[201~k", ["k"]),
     ],
 )
 def test_escape_and_a_key_at_once_are_two_keys(sent: str, keys: list[str]) -> None:
