@@ -210,6 +210,8 @@ async def test_a_failed_request_says_why(desk: Any) -> None:
         await _open(desk, pilot)
         desk.daemon.publish(desk.row("req_1", "failed", error="the engine\x1b[2J ended"))
         await desk.see(pilot, "req_1 · the engine␛[2J ended")
+        await pilot.resize_terminal(40, 20)
+        await desk.see(pilot, "\n the engine␛[2J ended")
 
 
 async def test_columns_follow_the_width_of_the_terminal(desk: Any) -> None:
