@@ -63,7 +63,7 @@ async function loadModels() {
     capabilities = Object.fromEntries(usable.map((row) => [row.id, row.meta.capabilities]));
     sayOfModels(usable.length ? "" : "There is no model here that answers; pull one with `localrun pull NAME`.");
     if (JSON.stringify(capabilities) === before) return;  // the list may be open
-    model.replaceChildren(...usable.map((row) => element("option", { value: row.id, textContent: `${row.id} (${row.tier ? "tier" : sizeOf(row.meta.size)})` })));
+    model.replaceChildren(...usable.map((row) => element("option", { value: row.id, textContent: row.id + kindOf(row) })));
   } catch (error) {
     sayOfModels(`The models cannot be listed: ${error.message}`);
   }
@@ -71,7 +71,10 @@ async function loadModels() {
   chooseModel();
 }
 
-const sizeOf = (bytes) => bytes < 1e9 ? `${Math.ceil(bytes / 1e6)} MB` : `${(bytes / 1e9).toFixed(1)} GB`;
+function kindOf({ tier, meta: { size } }) {
+  if (tier || !size) return tier ? " (tier)" : "";
+  return size < 1e9 ? ` (${Math.ceil(size / 1e6)} MB)` : ` (${(size / 1e9).toFixed(1)} GB)`;
+}
 
 function sayOfModels(said) {
   if (said || $("notice").textContent === saidOfModels) notice(said);
