@@ -42,6 +42,7 @@ _DIGEST = re.compile(r"@?(sha256[:-][0-9A-Fa-f]{64})")
 _NOT_GGUF = (".safetensors", ".bin", ".pt", ".pth", ".onnx")
 _FIRST_BYTES = 64 * 1024
 _CONVERT = "convert it to GGUF first (llama.cpp's convert_hf_to_gguf.py does), or pull a GGUF of the model"
+_CONVERT_ADAPTER = "convert it to GGUF first (llama.cpp's convert_lora_to_gguf.py does)"
 
 
 @dataclass(frozen=True)
@@ -206,6 +207,8 @@ def _part(store: Store, text: str, folder: Path | None, what: str, field: str) -
     path = blob_path(store.folder, normal) if normal else path_of(text, folder)
     if path is None:
         raise NotFound(f"there is no file {text[:200]}", field=field)
+    if what == "adapter":
+        path = _one_file(path, field=field, way_out=_CONVERT_ADAPTER)
     if path.is_dir():
         raise BadRequest(f"the {what} {path} is a folder; name the GGUF file in it", field=field)
     if not path.is_file():
@@ -304,10 +307,10 @@ def _is_there(folder: Path, text: str) -> bool:
     return "/" in text and ":" not in text and (folder / text).is_file()
 
 
-def _one_file(path: Path) -> Path:
+def _one_file(path: Path, *, field: str = "from", way_out: str = _CONVERT) -> Path:
     """The file itself, or the only model in a folder."""
     if path.suffix.lower() in _NOT_GGUF:
-        raise BadRequest(f"{path} is not a GGUF file; {_CONVERT}", field="from")
+        raise BadRequest(f"{path} is not a GGUF file; {way_out}", field=field)
     if not path.is_dir():
         return path
     names = sorted(entry.name for entry in path.iterdir())
@@ -315,8 +318,8 @@ def _one_file(path: Path) -> Path:
     if len(models) == 1:
         return path / models[0]
     if models:
-        raise BadRequest(f"{path} has {len(models)} models ({', '.join(models[:4])}); name one", field="from")
-    raise BadRequest(f"{path} has no GGUF file; {_CONVERT}", field="from")
+        raise BadRequest(f"{path} has {len(models)} GGUF files ({', '.join(models[:4])}); name one", field=field)
+    raise BadRequest(f"{path} has no GGUF file; {way_out}", field=field)
 
 
 def _base_of_path(store: Store, path: Path) -> Base:

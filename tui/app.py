@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 
 from rich.console import RenderableType
 from textual import on
-from textual.app import App
+from textual.app import App, ScreenStackError
 from textual.binding import Binding, BindingType
 from textual.messages import InBandWindowResize
 
@@ -98,7 +98,7 @@ def own_app(
         chosen = chosen._replace(pictures=Pictures.KITTY)
     if chosen.pictures is Pictures.KITTY or kitty_graphics.is_named(os.environ):
         os.environ.setdefault("COLORTERM", "truecolor")  # SSH does not carry it
-    return LocalrunApp(
+    app = LocalrunApp(
         base_url,
         connect=connect,
         first=first,
@@ -109,6 +109,15 @@ def own_app(
         start_daemon=start_daemon,
         is_replay=is_replay,
     )
+    TerminalInput.has_text = staticmethod(lambda: _has_text(app))
+    return app
+
+
+def _has_text(app: App[Any]) -> bool:
+    """Whether the focus is in a box that is not empty."""
+    with suppress(ScreenStackError):
+        return bool(getattr(app.focused, "text", "") or getattr(app.focused, "value", ""))
+    return False
 
 
 def _history(path: Path | None) -> tuple[History, str | None]:

@@ -1,36 +1,42 @@
 """What the terminal sends, where textual reads it otherwise than a person means it.
 
 Escape and a key at once are two keys: over ssh and in tmux they often arrive together, which textual takes for Alt and
-the key, so that neither does anything. Alt with a key that is bound stays what it is, and so do Alt+B, Alt+F and
-Alt+Backspace, by which terminals of macOS move and delete words. An escape character in a paste is left out: textual
-would end the paste there, and take what follows for keys. A line feed that tmux wrote as a key with Ctrl is one again.
-A paste whose end was lost on the way ends after a while, as everything typed would belong to it.
+the key, so that neither does anything. Alt with a key that is bound stays what it is, and so do Alt+Backspace and,
+where there is text to move in, Alt+B and Alt+F, by which terminals of macOS delete and move by words. An escape
+character in a paste is left out: textual would end the paste there, and take what follows for keys. A line feed that
+tmux wrote as a key with Ctrl is one again. A paste whose end was lost on the way ends after a while, as everything
+typed would belong to it.
 """
 
 from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import ClassVar
 
 from textual import events
 from textual._xterm_parser import BRACKETED_PASTE_END, BRACKETED_PASTE_START, XTermParser
+from textual.keys import Keys
 from textual.message import Message
 
 _ESCAPE = "\x1b"
-# After an escape these move by words, delete one, or go back; the others begin sequences.
-_WITH_ESCAPE = frozenset("bf\x7f\t\x1b")
+# After an escape these delete a word or go back, or move by words; the others begin sequences.
+_WITH_ESCAPE = frozenset("\x7f\t\x1b")
+_MOVES = frozenset("bf")
 _BEGINNINGS = frozenset("[]OP_")
 _LINE_FEED = re.compile("\x1b\\[(?:106;5u|27;5;106~)")
+# What a terminal says of itself, late perhaps, to a program before this one.
+_REPORT = re.compile("\x1b\\[[?>=][0-9;]*[A-Za-z]")
 _LONGEST = len("\x1b[27;5;106~")
 LOST_AFTER_S = 5.0
 
 
 class TerminalInput(XTermParser):
-    """`alt_keys` are those with Alt that are bound."""
+    """`alt_keys` are those with Alt that are bound; `has_text` says whether the focus is in some."""
 
     alt_keys: ClassVar[frozenset[str]] = frozenset()
+    has_text: ClassVar[Callable[[], bool]] = staticmethod(lambda: True)
     _is_in_paste = False
     _held = ""  # of a paste: what may be the beginning of its end, or of a line feed
     _fed_s = 0.0
@@ -62,7 +68,10 @@ class TerminalInput(XTermParser):
         return "".join(parts)
 
     def _sequence_to_key_events(self, sequence: str, alt: bool = False) -> Iterable[events.Key]:
+        if _REPORT.fullmatch(sequence):
+            return [events.Key(Keys.Ignore, None)]
         is_both = len(sequence) == 2 and sequence[0] == _ESCAPE and sequence[1] not in _WITH_ESCAPE
+        is_both &= sequence[-1] not in _MOVES or not self.has_text()
         found = list(super()._sequence_to_key_events(sequence, alt))
         if (is_both and found) or (alt and sequence not in _BEGINNINGS and found[0].key not in self.alt_keys):
             found = [events.Key("escape", _ESCAPE), *super()._sequence_to_key_events(sequence[-1])]

@@ -40,12 +40,22 @@ def explained(error: errors.ModelNotFound, settings: Settings) -> errors.Localru
     alike, is_here = _alike(name, settings, only_here=only_here)
     if not alike and only_here:
         return error
-    library = f", and `localrun pull {name}` gets it if Ollama's library has it" if "/" not in name else ""
+    # `run` has asked the library.
+    is_asked = "/" in name or (context is not None and context.info_name == "run")
+    library = "" if is_asked else f", and `localrun pull {name}` gets it if Ollama's library has it"
     if not alike:
         search = f"`localrun list` shows what is here, `localrun search {name}` looks for it elsewhere{library}"
         return _not_found(f"model '{name}' not found; {search}")
     pull = "" if is_here else f" `localrun pull {alike}` downloads it{library}"
     return _not_found(f"model '{name}' not found; did you mean '{alike}'?{pull}")
+
+
+def guessed(error: errors.LocalrunError, name: str, settings: Settings) -> errors.LocalrunError:
+    """What became of a pull, with a name that is close to a short one that is not in the catalogue."""
+    if "/" in name or ask(base_url(settings), lambda client: client.catalog(name)):
+        return error
+    alike, _ = _alike(name, settings, only_here=False)
+    return errors.by_code(error.code, f"{error.message}; did you mean '{alike}'?") if alike else error
 
 
 async def next_step(client: Client, name: str) -> str:

@@ -17,11 +17,11 @@ import click
 
 from localrun.cli.arguments import complete_catalog, with_settings
 from localrun.cli.daemon import ask, ensure_daemon, for_daemon
-from localrun.cli.names import closest, next_step
+from localrun.cli.names import guessed, next_step
 from localrun.cli.text import ago, duration, obeys_sequences, progress, say, size, table, tell
 from localrun.client import Client, PullPiece
 from localrun.config import Settings
-from localrun.errors import DownloadFailed, LocalrunError, ModelNotFound, by_code
+from localrun.errors import DownloadFailed, ModelNotFound
 from localrun.visible import visible
 
 RATE_WINDOW_S = 8.0
@@ -60,36 +60,26 @@ def pull_command(model: str, insecure: bool, projector: str, settings: Settings)
     except KeyboardInterrupt:
         progress(f"stopped; `localrun pull {model}` resumes the download")
         raise
-    except LocalrunError as error:
-        is_name = type(error) in (DownloadFailed, ModelNotFound)
-        if is_name and (alike := asyncio.run(_meant(url, name))):
-            raise by_code(error.code, f"{error.message}; did you mean '{alike}'?") from None
-        raise
+    except (DownloadFailed, ModelNotFound) as error:
+        raise guessed(error, name, settings) from None
     say(f"{name} is ready; " + ask(url, lambda client: next_step(client, name)))
 
 
-async def _meant(url: str, name: str) -> str:
-    """The name of the catalogue that is close to a short one that it does not have."""
-    async with Client(url) as client:
-        if "/" in name or await client.catalog(name):
-            return ""
-        return closest(name, [entry["name"] for entry in await client.catalog()])
-
-
-def pull_missing(base_url: str, model: str) -> bool:
-    """Pull a model that the daemon does not have, if its name says where it comes from: the catalogue, or a source that
-    is named in it; adapters are left as they are. False for all other names. Raises what the pull raises."""
-    return asyncio.run(_pull_missing(base_url, model if os.path.isabs(model) else model.partition("+")[0]))
-
-
-async def _pull_missing(base_url: str, model: str) -> bool:
+def pull_missing(model: str, settings: Settings) -> bool:
+    """Pull a model that the daemon does not have; adapters are left as they are. False for a path, and for a bare name
+    that neither the catalogue nor Ollama's library has. Raises what the pull raises otherwise."""
     if os.path.isabs(model):
         return False
-    async with Client(base_url) as client:
-        if "/" not in model and not await client.catalog(model):
-            return False
-    progress(f"{model} is not installed; pulling it")
-    await _pull(base_url, model)
+    name = model.partition("+")[0]
+    progress(f"{name} is not installed; pulling it")
+    try:
+        asyncio.run(_pull(ensure_daemon(settings), name))
+    except DownloadFailed as error:
+        raise guessed(error, name, settings) from None
+    except ModelNotFound:
+        if "/" in name:
+            raise
+        return False
     return True
 
 

@@ -444,12 +444,19 @@ def _read_message() -> Question | str | None:
                     rest += "\n" + input("... ")
                 text = before + rest.rstrip().removesuffix(_QUOTES)
             if text.strip():
-                return text.strip() if is_command else Question(_BLANK_LINES.sub("", text).rstrip())
+                return text.strip() if is_command else Question(_BLANK_LINES.sub("", _once(text)).rstrip())
         except EOFError:
             print()
             return None
         except KeyboardInterrupt:
             print("\n(Ctrl-D or /bye quits)")
+
+
+def _once(text: str) -> str:
+    """A paste of lines that end in CR LF, each of which xterm, tmux and readline make two line ends of. That is seen by
+    its blank lines, which are three then: hardly any other text has no line without a blank one after it, and those."""
+    is_doubled = "\n" * 4 in text and all(len(run) % 2 == 0 for run in re.findall("\n+", text))
+    return text.replace("\n\n", "\n") if is_doubled else text
 
 
 def _is_command(text: str) -> bool:
@@ -480,6 +487,9 @@ def _line_history() -> Iterator[None]:
         return
     if obeys_sequences(sys.stdout) and "libedit" not in (readline.__doc__ or ""):
         readline.parse_and_bind("set enable-bracketed-paste on")  # so that a paste of several lines is one message
+        readline.parse_and_bind(
+            r'"\e[": skip-csi-sequence'
+        )  # what terminals report late, and ends of pastes that were lost
     path = config.folders().state / "history"
     _make_private(path)
     readline.set_history_length(HISTORY_LINES)

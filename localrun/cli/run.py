@@ -164,7 +164,7 @@ def _with_model(settings: Settings, session: Session, action: Callable[[], None]
     try:
         action()
     except ModelNotFound:
-        if not pull_missing(ensure_daemon(settings), session.model):
+        if not pull_missing(session.model, settings):
             raise
         action()
 

@@ -91,12 +91,13 @@ def in_folder(folder: Path) -> Sequence[tuple[Path, str]]:
     return [(folder / entry, _stem(entry)) for entry in models]
 
 
-def below_folder(folder: Path) -> Iterator[tuple[Path, str]]:
-    """As `in_folder`, sub-folders included, for a folder that another program fills. Parts of models are left out."""
+def below_folder(folder: Path, too_full: list[Path] | None = None) -> Iterator[tuple[Path, str]]:
+    """As `in_folder`, sub-folders included, for a folder that another program fills. Parts of models are left out. The
+    folder is added to `too_full` if it has more entries than are looked at."""
     waiting = [folder]
     seen: set[str] = set()
     n_left = MAX_ENTRIES
-    while waiting:
+    while waiting and n_left >= 0:
         current = waiting.pop(0)
         if (real := os.path.realpath(current)) in seen:
             continue  # links may go round in a circle
@@ -105,14 +106,16 @@ def below_folder(folder: Path) -> Iterator[tuple[Path, str]]:
             entries = sorted(os.scandir(current), key=lambda entry: entry.name)
         except OSError:
             continue
-        for entry in entries[: max(0, n_left)]:
-            n_left -= 1
+        for entry in entries[:n_left]:
             if entry.name.startswith("."):
                 continue
             if _is_folder(entry):
                 waiting.append(Path(entry.path))
             elif entry.name.lower().endswith(SUFFIX) and not is_part(entry.name):
                 yield Path(entry.path), _stem(entry.name)
+        n_left -= len(entries)
+    if n_left < 0 and too_full is not None:
+        too_full.append(folder)
 
 
 def problem_of_folder(folder: Path) -> str:

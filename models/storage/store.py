@@ -66,6 +66,10 @@ class _Projection(NamedTuple):
     problem: str = ""
 
 
+_TOO_FULL = (
+    f"only the first {model_files.MAX_ENTRIES:,} files and folders below it were looked at, so models may be missing; "
+    "name the models' own folder in model_dirs, or run a file by its path"
+)
 # What `Model.no_projector` may end with: the way to a projector.
 _BESIDE = "put its projector (mmproj) into the same folder, or name it in a Modelfile (a second FROM)"
 
@@ -349,9 +353,9 @@ class Store:
         for path, name in model_files.in_folder(self.folder):
             yield FoundFile(path, name, Origin.FOLDER)
 
-    def _foreign_files(self) -> Iterator[FoundFile]:
+    def _foreign_files(self, too_full: list[Path] | None = None) -> Iterator[FoundFile]:
         for folder, program in self._foreign:
-            for path, name in model_files.below_folder(folder):
+            for path, name in model_files.below_folder(folder, too_full):
                 yield FoundFile(path, name, Origin.FOREIGN, program)
 
     def survey(self) -> Iterator[Model | NamedAdapter | DamagedFile]:
@@ -371,7 +375,9 @@ class Store:
         unusable += self._survey_files(self._own_files(), survey.manifests, known)
         for store in self._ollama:
             unusable += self._survey_ollama(store, survey.manifests, known)
-        unusable += self._survey_files(self._foreign_files(), survey.manifests, known)
+        too_full: list[Path] = []
+        unusable += self._survey_files(self._foreign_files(too_full), survey.manifests, known)
+        unusable += [DamagedFile(folder, _TOO_FULL) for folder in too_full]
         for folder in self._model_dirs:
             problem = model_files.problem_of_folder(folder)
             if problem:

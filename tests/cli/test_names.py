@@ -22,11 +22,11 @@ def test_a_mistyped_model_is_guessed(localrun):
             assert ended.returncode == exits.MODEL_NOT_FOUND
             return ended.stderr
 
-        assert says(said("run", "tyni", "hi"), "model 'tyni' not found; did you mean 'tiny'?\n")
+        assert says(said("show", "tyni"), "model 'tyni' not found; did you mean 'tiny'?\n")
         assert says(said("show", "qwne3:0.6b"), "did you mean 'qwen3:0.6b'? `localrun pull qwen3:0.6b` downloads it")
         assert "qwen3" not in said("rm", "qwne3:0.6b"), "what is not here cannot be removed"
         assert says(said("show", "xyzzy"), "`localrun list`", "`localrun search xyzzy` looks for it")
-        assert "`localrun pull qwen2.5:0.5b` gets it if Ollama's library has it" in said("run", "qwen2.5:0.5b", "hi")
+        assert "`localrun pull qwen2.5:0.5b` gets it if Ollama's library has it" in said("show", "qwen2.5:0.5b")
         assert "`localrun pull" not in said("show", "me/xyzzy")
         assert says(said("show", "./none.gguf"), "there is no file ", "none.gguf\n")
 

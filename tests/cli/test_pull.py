@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from huggingface_hub import hf_hub_download
 
+from localrun.access import certificate
 from localrun.cli import exits
 from localrun.cli.pull import PullMeter
 from localrun.client import PullPiece
@@ -23,6 +24,7 @@ from localrun.models.gguf.reader import read_header
 from tests.daemon import Daemon, running_daemon
 from tests.hub.repository import Repository
 from tests.hub.server import Hub
+from tests.hub.socks import socks_proxy
 from tests.projector_file import write_projector
 from tests.registry import Layer, Registry
 
@@ -154,10 +156,28 @@ def test_a_catalogue_name_that_is_not_here_is_pulled_and_run(localrun, real_daem
     assert again.stderr.startswith("note: the answer is cut off")
 
 
-def test_a_name_from_nowhere_is_not_pulled(localrun, real_daemon: Daemon):
-    ended = localrun("run", "no-such-model", "hi", port=real_daemon.port)
-    assert ended.returncode == exits.MODEL_NOT_FOUND
-    assert "pulling" not in ended.stderr
+def test_run_gets_a_name_that_only_ollama_s_library_has(localrun, registry: Registry, tmp_path: Path):
+    registry.add("library/fox", Layer("model", GGUF))
+    own = certificate.kept(tmp_path, ["registry.ollama.ai"])
+    registry.socket = certificate.context(own).wrap_socket(registry.socket, server_side=True)
+    with socks_proxy() as proxy:
+        proxy.elsewhere["registry.ollama.ai"] = registry.server_address
+        with running_daemon(ALL_PROXY=f"socks5h://{proxy.address}", SSL_CERT_FILE=str(own.certificate)) as daemon:
+            ended = localrun("run", "fox", "hi", "--option", "num_predict=2", port=daemon.port)
+            assert (ended.returncode, ended.stdout != "") == (0, True), ended.stderr
+            slip = localrun("run", "fxo", "hi", port=daemon.port)
+    assert "/v2/library/fxo/manifests/latest" in registry.requests
+    assert slip.returncode == exits.MODEL_NOT_FOUND
+    assert slip.stderr.splitlines()[-1] == "error: model 'fxo' not found; did you mean 'fox'?"
+
+
+@pytest.mark.parametrize(("name", "guess"), [("no-such-model", ""), ("tyni", "; did you mean 'tiny'?")])
+def test_a_name_that_nobody_has_and_no_network(localrun, name: str, guess: str):
+    with running_daemon(HTTPS_PROXY="http://127.0.0.1:9") as daemon:
+        ended = localrun("run", name, "hi", port=daemon.port)
+    assert ended.returncode == exits.ERROR
+    assert ended.stderr.splitlines()[-1].startswith("error: registry.ollama.ai cannot be reached")
+    assert ended.stderr.endswith(f"pull again{guess}\n")
 
 
 def test_failures_are_one_line_and_a_code(localrun, real_daemon: Daemon, registry: Registry):

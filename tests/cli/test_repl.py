@@ -289,8 +289,17 @@ def test_a_paste_of_several_lines_is_one_message(conversation, daemon):
     pytest.importorskip("readline")
     pasted = "    def f():\n\t/bye\n\n  <b>last</b>"
     assert sent_by(conversation, daemon, f"\x1b[200~{pasted}\x1b[201~", "\n") == pasted
+    crlf = "def f():\r\n    return 1\r\n\r\nf()"
+    assert sent_by(conversation, daemon, f"\x1b[200~{crlf}\x1b[201~", "\n") == crlf.replace("\r", "")
+    paragraphs = "one\n\ntwo\n\nthree"
+    assert sent_by(conversation, daemon, f"\x1b[200~{paragraphs}\x1b[201~", "\n") == paragraphs
     pasted = '"""Docs."""\nimport x'
     assert sent_by(conversation, daemon, f"\x1b[200~{pasted}\x1b[201~", "\n") == pasted
+
+
+def test_late_reports_of_a_terminal_and_lost_ends_of_pastes_are_no_text(conversation, daemon):
+    pytest.importorskip("readline")
+    assert sent_by(conversation, daemon, "a \x1b[201~\x1b[?61;6;7;22;52cc\x1b[Db ", "\n") == "a b c"
 
 
 @pytest.mark.parametrize(

@@ -156,7 +156,7 @@ def test_the_commands_of_a_page_run(page: Path, reader: Reader, tmp_path: Path):
             timeout=240, check=False,
         )  # fmt: skip
         assert ran.returncode == 0, f"{text}\n{ran.stdout[-2000:]}\n{ran.stderr[-2000:]}"
-        assert '"error"' not in ran.stdout, ran.stdout
+        assert '"error":' not in ran.stdout, ran.stdout
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

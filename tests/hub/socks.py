@@ -20,7 +20,7 @@ class _Connection(socketserver.StreamRequestHandler):
         (port,) = struct.unpack("!H", self.rfile.read(2))
         assert isinstance(self.server, SocksProxy)
         self.server.targets.append((host, port))
-        with socket.create_connection((host, port), 10) as there:
+        with socket.create_connection(self.server.elsewhere.get(host, (host, port)), 10) as there:
             self.wfile.write(b"\x05\x00\x00\x01" + bytes(6))
             back = threading.Thread(target=_pass_on, args=(there, self.connection), daemon=True)
             back.start()
@@ -36,13 +36,14 @@ def _pass_on(source: socket.socket, target: socket.socket) -> None:
 
 
 class SocksProxy(socketserver.ThreadingTCPServer):
-    """`targets` are the hosts and ports that it was asked for."""
+    """`targets` are the hosts and ports that it was asked for; a host in `elsewhere` is played by another."""
 
     daemon_threads = True
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Connection)
         self.targets: list[tuple[str, int]] = []
+        self.elsewhere: dict[str, tuple[str, int]] = {}
 
     @property
     def address(self) -> str:

@@ -80,7 +80,7 @@ def test_a_folder_with_one_model(store: Store, tmp_path: Path, tiny_gguf: Path) 
         shutil.copyfile(tiny_gguf, folder / name)
     assert creation.base_of(store, "./folder", tmp_path).path == folder / "a.gguf"
     shutil.copyfile(tiny_gguf, folder / "b.gguf")
-    with pytest.raises(BadRequest, match=r"2 models \(a\.gguf, b\.gguf\)"):
+    with pytest.raises(BadRequest, match=r"2 GGUF files \(a\.gguf, b\.gguf\)"):
         creation.base_of(store, "./folder", tmp_path)
 
 
@@ -166,9 +166,14 @@ def test_adapters_must_be_for_the_model(store: Store, tmp_path: Path, tiny_gguf:
     ):
         with pytest.raises(BadModelFile, match=r"spoiled\.gguf has numbers that are none .*\.lora_b"):
             refused()
-    (tmp_path / "peft").mkdir()
-    with pytest.raises(BadRequest, match="peft is a folder; name the GGUF file in it"):
-        creation.adapter(store, base, "./peft", tmp_path)
+    peft = tmp_path / "peft"
+    peft.mkdir()
+    (peft / "adapter_model.safetensors").touch()
+    for text in ("./peft", "./peft/adapter_model.safetensors"):
+        with pytest.raises(BadRequest, match=r"GGUF file; convert it .*convert_lora_to_gguf\.py"):
+            creation.adapter(store, base, text, tmp_path)
+    shutil.copy(good, peft / "adapter.gguf")
+    assert creation.adapter(store, base, "./peft", tmp_path).path == str(peft / "adapter.gguf")
     with pytest.raises(BadModelFile, match="is no adapter but a model"):
         creation.adapter(store, base, str(tiny_gguf), None)
     with pytest.raises(NotFound):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import ssl
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -113,7 +114,8 @@ class _Handler(BaseHTTPRequestHandler):
         elif reference not in self.server.blobs:
             self._answer(404, b"{}")
         else:
-            location = f"http://localhost:{self.server.server_address[1]}/storage/{reference}"
+            scheme = "https" if isinstance(self.server.socket, ssl.SSLSocket) else "http"
+            location = f"{scheme}://localhost:{self.server.server_address[1]}/storage/{reference}"
             self._answer(307, b"", Location=location)
 
     def _blob(self, content: bytes) -> None:

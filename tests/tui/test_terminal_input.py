@@ -41,6 +41,8 @@ def _keys(*pieces: str) -> list[str]:
         ("\x1b[A", ["up"]),
         ("\x1b[1;3A", ["alt+up"]),
         ("\x1b[97;3u", ["alt+a"]),
+        ("\x1b[?61;6;7;22;52c\x1b[>0;276;0ck", ["k"]),
+        ("\x1b[201~k", ["k"]),
     ],
 )
 def test_escape_and_a_key_at_once_are_two_keys(sent: str, keys: list[str]) -> None:
@@ -50,6 +52,13 @@ def test_escape_and_a_key_at_once_are_two_keys(sent: str, keys: list[str]) -> No
 def test_a_key_that_is_bound_with_alt_stays_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TerminalInput, "alt_keys", frozenset({"alt+x"}))
     assert _keys("\x1bx") == ["alt+x"]
+
+
+@pytest.mark.parametrize(("sent", "keys"), [("\x1bb", ["escape", "b"]), ("\x1bf", ["escape", "f"])])
+def test_where_no_text_is_nothing_moves_by_words(monkeypatch: pytest.MonkeyPatch, sent: str, keys: list[str]) -> None:
+    monkeypatch.setattr(TerminalInput, "has_text", staticmethod(lambda: False))
+    assert _keys(sent) == keys
+    assert _keys("\x1b[1;5D", "\x1b\x7f") == ["ctrl+left", "ctrl+w"]
 
 
 PIECES = [*"a\x1b[201~\x11\x07\n;m日", "\x1b[106;5u", "\x1b[27;5;106~"]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from msgspec.structs import replace
 from rich.style import Style
 from textual import on
 from textual.app import ComposeResult
@@ -32,6 +33,8 @@ from localrun.tui.widgets.rate_graph import RateGraph
 from localrun.tui.widgets.tables import SORTS, BatchTable, EngineTable, RequestTable
 from localrun.tui.widgets.top_bar import Banner, TopBar
 from localrun.tui.widgets.vitals import RequestDetail, Throughput, Vitals
+
+_OWN = "this chat"  # what this program itself asks for
 
 
 class MonitorScreen(Screen[None]):
@@ -108,7 +111,9 @@ class MonitorScreen(Screen[None]):
     def _on_snapshot(self, snapshot: Snapshot) -> None:
         if not self.is_current or self._paused:
             return
-        self._shown = snapshot
+        own = self._session.client_name
+        rows = [replace(row, client=_OWN) if row.client == own else row for row in snapshot.requests]
+        self._shown = replace(snapshot, requests=rows)
         self._throughput.show(snapshot.aggregate)
         self._vitals.show(snapshot)
         self._graph.show()

@@ -32,7 +32,8 @@ class Completions(OptionList, can_focus=False):
 
     def _row(self, completion: Completion) -> Content:
         shown = line(completion.shown)
-        width = max(_SHOWN_WIDTH, self.app.size.width // 2 if not completion.what else _SHOWN_WIDTH)
+        half = self.app.size.width // 2
+        width = min(_SHOWN_WIDTH, half) if completion.what else max(_SHOWN_WIDTH, half)
         return Content.assemble(
             Content.styled(column(fit(shown, width), width), "bold $primary"),
             " ",

@@ -250,7 +250,7 @@ class RequestTable(LiveTable):
     COLUMNS: ClassVar[tuple[Column, ...]] = (
         Column("state", "state", 11, right=False, gap=1),
         Column("client", "client", 9, right=False, grows=2),
-        Column("api", "api", 12, right=False, from_width=115),
+        Column("api", "api", 12, right=False, grows=2, from_width=115),
         Column("model", "model", 7, right=False, grows=1, from_width=48),
         Column("lane", "lane", 11, right=False, from_width=126),
         Column("slot", "slot", 4, from_width=94),

@@ -155,6 +155,9 @@ _SEPARATOR = " · "
 _ID_WIDTH = 13
 
 
+_NARROW = 60  # where an error leaves no room for anything beside it
+
+
 class RequestDetail(Widget):
     """One line below the request table: what the table has no room for. `row` is the selected request; `settings` are
     the table's order and whether it is paused."""
@@ -163,6 +166,8 @@ class RequestDetail(Widget):
     settings: reactive[str] = reactive("")
 
     def render(self) -> Content:
+        if self.row is not None and self.row.error and self.size.width < _NARROW:
+            return Content(fit(line(self.row.error), self.size.width))
         room = self.size.width - len(self.settings) - 2
         left = "" if self.row is None else _fit_facts(_facts(self.row), room)
         space = " " * max(1, self.size.width - cell_len(left) - len(self.settings))

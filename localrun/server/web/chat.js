@@ -63,11 +63,17 @@ async function loadModels() {
     capabilities = Object.fromEntries(usable.map((row) => [row.id, row.meta.capabilities]));
     sayOfModels(usable.length ? "" : "There is no model here that answers; pull one with `localrun pull NAME`.");
     if (JSON.stringify(capabilities) === before) return;  // the list may be open
-    model.replaceChildren(...usable.map((row) => element("option", { value: row.id, textContent: row.tier ? `${row.id} (tier)` : row.id })));
+    model.replaceChildren(...usable.map((row) => element("option", { value: row.id, textContent: row.id + kindOf(row) })));
   } catch (error) {
     sayOfModels(`The models cannot be listed: ${error.message}`);
   }
+  $("docs").hidden = key !== null;  // a link sends no key
   chooseModel();
+}
+
+function kindOf({ tier, meta: { size } }) {
+  if (tier || !size) return tier ? " (tier)" : "";
+  return size < 1e9 ? ` (${Math.ceil(size / 1e6)} MB)` : ` (${(size / 1e9).toFixed(1)} GB)`;
 }
 
 function sayOfModels(said) {
@@ -203,10 +209,13 @@ function showPictures() {
 // --- the list of conversations ---
 
 function showList() {
+  document.title = chat.turns.length ? `${chats.titleOf(chat)} · localrun` : "localrun";
   if ($("chats").querySelector("input")) return;  // a name is being typed, after which the list is shown anew
   const known = chats.all();
   for (const one of open.values()) if (one.turns.length && !known.some(({ id }) => id === one.id)) known.unshift(one);  // no room
-  $("chats").replaceChildren(...known.map((one) => {
+  const sought = $("find").value.trim().toLowerCase();
+  const isFound = (one) => [chats.titleOf(one), ...one.nodes.map((turn) => turn.content)].some((said) => said.toLowerCase().includes(sought));
+  $("chats").replaceChildren(...known.filter(isFound).map((one) => {
     const isThis = one.id === chat.id;
     const title = button(chats.titleOf(one), chats.titleOf(one), () => { showChat(open.get(one.id) ?? one); closeList(); }, { className: "title" });
     if (isThis) title.ariaCurrent = "true";
@@ -282,12 +291,17 @@ const forServer = (turn) => ({
     : turn.content,
 });
 
-function numbersOf({ startedAt, firstAt, nTokens, perSecond }) {
+function numbersOf({ startedAt, firstAt, nTokens, perSecond, usage }) {
   const now = performance.now();
   if (!firstAt) return `waiting ${((now - startedAt) / 1000).toFixed(1)} s`;
   const seconds = (now - firstAt) / 1000;
   const rate = perSecond ?? (nTokens > 1 && seconds > 0 ? (nTokens - 1) / seconds : null);
-  return [...(rate ? [`${rate.toFixed(1)} tokens/s`] : []), `first token ${((firstAt - startedAt) / 1000).toFixed(2)} s`, `${nTokens} tokens`].join(" · ");
+  return [...(rate ? [`${rate.toFixed(1)} tokens/s`] : []), `first token ${((firstAt - startedAt) / 1000).toFixed(2)} s`, `${nTokens} tokens`, ...promptOf(usage)].join(" · ");
+}
+
+function promptOf(usage) {
+  const nCached = usage?.prompt_tokens_details?.cached_tokens;
+  return usage ? [`prompt ${usage.prompt_tokens}${nCached ? ` (${nCached} cached)` : ""}`] : [];
 }
 
 // Of the conversation as it is now; it goes on while others are looked at.
@@ -322,7 +336,9 @@ async function answer(asking) {
   while (nAsked >= MAX_ASKED && !run.signal.aborted) await new Promise((go) => { setTimeout(go, 100); });
   nAsked += 1;
   try {
-    const body = { model: asking.model, messages: asked, stream: true, stream_options: { include_usage: true }, ...asking.sampling };
+    const { think, ...sampling } = asking.sampling;
+    const body = { model: asking.model, messages: asked, stream: true, stream_options: { include_usage: true }, ...sampling };
+    if (think !== undefined) body.enable_thinking = think === 1;
     const response = await ask("/v1/chat/completions", {
       method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body), signal: run.signal,
     });
@@ -340,6 +356,7 @@ async function answer(asking) {
       }
       if (event.choices?.[0]?.finish_reason === "length") turn.problem = "The longest answer was reached.";
       if (event.usage) {
+        numbers.usage = event.usage;
         numbers.nTokens = event.usage.completion_tokens;
         numbers.perSecond = event.timings?.predicted_per_second ?? null;
       }
@@ -481,6 +498,7 @@ text.addEventListener("keydown", (event) => {
 document.addEventListener("keydown", (event) => {
   if (isComposing(event) || document.querySelector("dialog[open]")) return;
   if (event.key === "Escape") {
+    if (event.target === $("find") && $("find").value) { $("find").value = ""; showList(); return; }
     if (document.body.classList.contains("listed")) closeList();
     else if (editedAt !== null) stopEditing();
     else runs.get(chat.id)?.abort();
@@ -494,19 +512,20 @@ $("new").addEventListener("click", () => {
   if (chat.turns.length) showChat(chats.fresh(model.value));
   closeList();
 });
+$("find").addEventListener("input", showList);
 $("list").addEventListener("click", () => toggleList());
 $("shade").addEventListener("click", closeList);
 
 $("setup").addEventListener("click", () => {
   $("system").value = chat.system;
-  for (const field of $("settings").querySelectorAll("input")) field.value = chat.sampling[field.name] ?? "";
+  for (const field of $("settings").querySelectorAll("input, select")) field.value = chat.sampling[field.name] ?? "";
   $("settings").returnValue = "";
   $("settings").showModal();
 });
 $("settings").addEventListener("close", () => {
   if ($("settings").returnValue !== "use") return;
   chat.system = $("system").value.trim();
-  chat.sampling = Object.fromEntries([...$("settings").querySelectorAll("input")].filter((field) => field.value !== "").map((field) => [field.name, field.valueAsNumber]));
+  chat.sampling = Object.fromEntries([...$("settings").querySelectorAll("input, select")].filter((field) => field.value !== "").map((field) => [field.name, Number(field.value)]));
   if (chat.turns.length) save(chat);
   showRun();
 });

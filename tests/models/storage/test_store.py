@@ -14,6 +14,7 @@ import pytest
 from localrun.errors import BadModelFile, BadRequest, ModelNotFound
 from localrun.models import builtin, naming
 from localrun.models.gguf import reader
+from localrun.models.storage import model_files
 from localrun.models.storage.model import Origin
 from localrun.models.storage.store import DamagedFile, Store
 
@@ -220,6 +221,23 @@ def test_a_folder_of_the_setting_that_cannot_be_read_is_told(tmp_path: Path, mon
         DamagedFile(file, "the folder cannot be read: Not a directory"),
         DamagedFile(tmp_path / "nowhere", "the folder cannot be read: No such file or directory"),
     ]
+
+
+@pytest.mark.parametrize(("n_beside", "is_told"), [(3, False), (4, True)])
+def test_a_folder_with_more_than_is_looked_at_is_told(
+    tmp_path: Path, tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch, n_beside: int, is_told: bool
+):
+    monkeypatch.setattr(model_files, "MAX_ENTRIES", 5)
+    own = tmp_path / "own" / "below"
+    own.mkdir(parents=True)
+    put(tiny_gguf, own, "a.gguf")
+    for number in range(n_beside):
+        (own / f"note-{number}").touch()
+    store = Store(tmp_path / "models", model_dirs=[tmp_path / "own"])
+    assert [model.name for model in store.list()][1:] == ["a"]
+    assert [(file.path, "models may be missing" in file.problem) for file in store.damaged()] == (
+        [(tmp_path / "own", True)] if is_told else []
+    )
 
 
 def test_folders_of_the_hub_s_cache_and_of_types_are_looked_into(tmp_path: Path, tiny_gguf: Path):

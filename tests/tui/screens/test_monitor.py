@@ -55,10 +55,23 @@ async def test_every_column_of_a_request_in_a_wide_terminal(desk: Any) -> None:
         await desk.see(pilot, "aider")
         first, second = _table_lines(desk)
         assert first.split() == [
-            "decode", "aider", "v1/chat/com…", "tiny", "batch", "3", "2,345", "480", "40", "75%", "42.0", "39.5", "█",
+            "decode", "aider", "v1/chat/comp…", "tiny", "batch", "3", "2,345", "480", "40", "75%", "42.0", "39.5", "█",
             "310", "ms", "24", "ms", "1m", "05s",
         ]  # fmt: skip
         assert second.split()[:2] == ["prefill", "50%"]
+
+
+async def test_own_requests_have_a_name_and_routes_are_whole_where_there_is_room(desk: Any) -> None:
+    async with desk.open((200, 40)) as pilot:
+        await _open(desk, pilot)
+        api = "/v1/chat/completions"
+        own = desk.row("own", client=desk.daemon.name, api=api)
+        desk.daemon.publish(own, desk.row("b", client="tui-1", api=api))
+        await desk.see(pilot, "this chat")
+        assert sorted(line.split()[1:4] for line in _table_lines(desk)) == [
+            ["this", "chat", api[1:]],
+            ["tui-1", api[1:], "tiny"],
+        ]
 
 
 async def test_the_important_columns_fit_eighty(desk: Any) -> None:
@@ -197,6 +210,8 @@ async def test_a_failed_request_says_why(desk: Any) -> None:
         await _open(desk, pilot)
         desk.daemon.publish(desk.row("req_1", "failed", error="the engine\x1b[2J ended"))
         await desk.see(pilot, "req_1 · the engine␛[2J ended")
+        await pilot.resize_terminal(40, 20)
+        await desk.see(pilot, "\n the engine␛[2J ended")
 
 
 async def test_columns_follow_the_width_of_the_terminal(desk: Any) -> None:
