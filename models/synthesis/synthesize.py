@@ -71,6 +71,14 @@ def write_model(
         _write_tensors(file, plans, seed)
 
 
+def _write_reference(path: Path, shape: Shape, plans: list[TensorPlan]) -> None:
+    """The same weights as `write_model` writes for the probe, as F32."""
+    _write_header(path, shape, [replace(plan, type=by_name("F32")) for plan in plans], "F32", None)
+    with path.open("ab") as file:
+        _pad(file)
+        _write_tensors(file, plans, seed=0, as_f32=True)
+
+
 def _write_header(
     path: Path, shape: Shape, plans: list[TensorPlan], file_type: str, vocabulary: Vocabulary | None
 ) -> None:
@@ -156,7 +164,7 @@ def _add_recurrence(writer: gguf.GGUFWriter, shape: Shape) -> None:
         writer.add_full_attention_interval(shape.attention_every)
 
 
-def _write_tensors(file: BinaryIO, plans: list[TensorPlan], seed: int) -> None:
+def _write_tensors(file: BinaryIO, plans: list[TensorPlan], seed: int, *, as_f32: bool = False) -> None:
     rng = default_rng(seed)
     n_rows_max = max(plan.n_rows for plan in plans)
     pools: dict[tuple[str, int], BlockPool] = {}
@@ -169,7 +177,8 @@ def _write_tensors(file: BinaryIO, plans: list[TensorPlan], seed: int) -> None:
             if key not in pools:
                 pools[key] = BlockPool(plan.type, fan_in, n_rows_max, rng)
             for chunk in pools[key].chunks(plan.size_bytes):
-                file.write(chunk.data)
+                number = gguf.GGMLQuantizationType(plan.type.number)
+                file.write((gguf.quants.dequantize(chunk, number) if as_f32 else chunk).data)
         _pad(file)
 
 
@@ -210,8 +219,9 @@ PROBE_SHAPES: dict[str, tuple[Shape, ...]] = {
 }  # fmt: skip
 
 
-def write_probe_models(folder: Path) -> Iterator[tuple[str, str, Path]]:
-    """Writes them all to a folder, one by one: weight type, kind of memory, and the file."""
+def write_probe_models(folder: Path) -> Iterator[tuple[str, str, Path, Path | None]]:
+    """Writes them all to a folder, one by one: weight type, kind of memory, the file, and for the first kind of memory
+    one with the same weights as F32."""
     for kind, shapes in PROBE_SHAPES.items():
         for weight_type in WEIGHT_TYPES:
             for shape in shapes:
@@ -221,4 +231,7 @@ def write_probe_models(folder: Path) -> Iterator[tuple[str, str, Path]]:
                     for plan in plan_tensors(shape, "F16")
                 ]
                 write_model(path, shape, plans, weight_type, None, seed=0)
-                yield weight_type, kind, path
+                reference = folder / f"{shape.name}-{weight_type}-F32.gguf" if shape is _LLAMA else None
+                if reference:
+                    _write_reference(reference, shape, plans)
+                yield weight_type, kind, path, reference
