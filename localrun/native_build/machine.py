@@ -169,15 +169,23 @@ def ask(machine: Machine, program: str, *arguments: str) -> tuple[int, str, str]
 
 
 # The GPU in NVIDIA's boards, which older systems have no nvidia-smi for: its name and its generation.
-_TEGRA = {"tegra194": ("Xavier", "7.2"), "tegra234": ("Orin", "8.7"), "tegra264": ("Thor", "11.0")}
+_TEGRA = {
+    "tegra194": ("NVIDIA Xavier", "7.2"), "tegra234": ("NVIDIA Orin", "8.7"), "tegra264": ("NVIDIA Thor", "11.0"),
+}  # fmt: skip
+
+
+def tegra() -> tuple[str, str]:
+    """The name and generation of the GPU of NVIDIA's board that this is; empty if it is none."""
+    compatible = device_tree("compatible")
+    return next((known for chip, known in _TEGRA.items() if chip in compatible), ("", ""))
 
 
 def nvidia(machine: Machine, what: str) -> list[str]:
     status, text, _ = ask(machine, "nvidia-smi", f"--query-gpu={what}", "--format=csv,noheader")
     found = [] if status else sorted({line.strip() for line in text.splitlines() if line.strip()})
-    for chip, (name, generation) in _TEGRA.items() if not found or "[N/A]" in found else ():
-        if chip in device_tree("compatible"):
-            return [generation if what == "compute_cap" else f"NVIDIA {name}"]
+    name, generation = tegra()
+    if name and (not found or "[N/A]" in found):
+        return [generation if what == "compute_cap" else name]
     return found
 
 
