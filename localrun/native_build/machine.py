@@ -26,11 +26,13 @@ def words(variable: str, text: str) -> list[str]:
         raise ValueError(f"{variable} is {text!r}: {error}; close the quotation, or unset it") from None
 
 
-def run(command: Sequence[str], *, text: str = "", environ: Mapping[str, str] | None = None) -> tuple[int, str, str]:
+def run(
+    command: Sequence[str], *, text: str = "", environ: Mapping[str, str] | None = None, timeout_s: float = 60.0
+) -> tuple[int, str, str]:
     """Status, output and complaints of a short command; status 127 when it cannot be started."""
     try:
         ended = subprocess.run(
-            command, input=text, capture_output=True, text=True, errors="replace", timeout=60, check=False,
+            command, input=text, capture_output=True, text=True, errors="replace", timeout=timeout_s, check=False,
             env=None if environ is None else dict(environ),
         )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired) as error:
