@@ -34,6 +34,8 @@ LOAD = "Failed to load shared library '/x/libllama.so': "
          "built for x86_64", "use a Python"),
         (LOAD + "/x/libggml.so: wrong ELF class: ELFCLASS32", "another kind of processor", BUILD_ANEW),
         (LOAD + "/x/libllama.so: undefined symbol: ggml_new", "different versions", BUILD_ANEW),
+        (LOAD + "[WinError 193] %1 ist keine zulässige Win32-Anwendung", "another kind of processor", BUILD_ANEW),
+        (LOAD + "[WinError 127] Не найдена указанная процедура", "different versions", BUILD_ANEW),
         (LOAD + "something new", "something new", BUILD_ANEW),
     ],
 )  # fmt: skip

@@ -238,12 +238,29 @@ def test_what_an_older_compiler_does_not_know_is_said(tmp_path: Path):
     assert says(note, "without MATMUL_INT8", "g++ (Test) 12.2 does not know it", "GCC 10", "CXX=")
 
 
+def test_a_compiler_that_takes_the_flag_for_sve_without_its_header_builds_without(tmp_path: Path):
+    """As GCC 9."""
+    here = arm_machine(tmp_path, by_name("dgx-spark"), knows=("dotprod", "fp16", "sve"))
+    for name in ("cc", "c++"):
+        path = tmp_path / name
+        first, rest = path.read_text().split("\n", 1)
+        lacks = '[[ $* == *+sve* ]] && grep -qs arm_sve.h -- "${@: -1}" && { echo "no arm_sve.h" >&2; exit 1; }'
+        path.write_text(f"{first}\nPATH=/usr/bin:/bin\n{lacks}\n{rest}")
+    plan = make_plan(here)
+    assert "-DGGML_CPU_ARM_ARCH=armv8.2-a+dotprod+fp16" in plan.options
+    assert [note.split(",")[0] for note in plan.notes] == ["built without MATMUL_INT8", "built without SVE"]
+    assert "armv8.2_3" in make_portable_plan(here).unsound_modules
+
+
 @pytest.mark.parametrize(
     ("knows", "left_out"),
     [
         ((*_TAGS, "sve2", "sme"), []),
         ((*_TAGS, "sve2"), ["armv9.2_1", "armv9.2_2"]),
-        (("dotprod", "fp16"), ["armv8.6_0", "armv8.6_1", "armv8.6_2", "armv9.2_1", "armv9.2_2"]),
+        (
+            ("dotprod", "fp16"),
+            ["armv8.2_3", "armv8.6_0", "armv8.6_1", "armv8.6_2", "armv9.2_1", "armv9.2_2"],
+        ),
     ],
 )
 def test_the_wheel_for_all_is_without_modules_that_the_compiler_does_not_know(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import shutil
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -15,7 +14,7 @@ from localrun import __version__, config, kv_folders
 from localrun.doctor import surroundings
 from localrun.doctor.devices import check_devices
 from localrun.doctor.finding import Finding, fail, ok, warn
-from localrun.doctor.gpu import COMPILERS, cards, check_gpu
+from localrun.doctor.gpu import cards, check_gpu, compilers
 from localrun.doctor.llama_build import ask_build, check_build, check_cpu, check_kernels, check_media
 from localrun.doctor.stored_models import check_hub_cache, check_kv_cache, check_models
 from localrun.doctor.surroundings import (
@@ -90,8 +89,9 @@ def _build(seen: Seen, is_deep: bool, environ: Mapping[str, str]) -> Iterator[Fi
     if seen.settings.projectors == "on":
         yield check_media()
     yield from check_kernels(kernels.folder(config.folders(environ).cache), is_deep=is_deep)
-    yield check_cpu(report, Machine().cpu_flags, machine=platform.machine())
-    yield check_gpu(cards(), report, compilers=[name for name in COMPILERS if shutil.which(name)])
+    machine = Machine()
+    yield check_cpu(report, machine.cpu_flags, machine=platform.machine())
+    yield check_gpu(cards(), report, compilers=compilers(machine))
     yield from check_devices(report)
 
 

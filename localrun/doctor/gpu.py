@@ -1,7 +1,7 @@
 """Which GPUs this machine has, which of them the build can use, and the one command that closes the gap.
 
-`cards` asks the PCI bus where Linux shows it, NVIDIA's own tool, and the systems' listings. Does not: load a driver or
-library.
+`cards` asks the PCI bus where Linux shows it, NVIDIA's own tool, the firmware of NVIDIA's boards, and the systems'
+listings. Does not: load a driver or library.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import msgspec
 
 from localrun.doctor.finding import Finding, ok, size, warn
 from localrun.doctor.llama_build import BuildReport, rebuild
+from localrun.native_build.machine import Machine, tegra, tool
 from localrun.processes import SYSTEM_ENCODING, run_text
 
 TIMEOUT_S = 15.0
@@ -47,7 +48,7 @@ def cards(*, sys_folder: Path = Path("/sys"), system: str = sys.platform, machin
     if system == "darwin":
         is_apple = (machine or platform.machine()) == "arm64"
         return (Card(vendor=Vendor.APPLE, name="Apple GPU", driver="Metal"),) if is_apple else ()
-    nvidia = tuple(_from_nvidia_smi())
+    nvidia = tuple(_from_nvidia_smi()) or tuple(_from_board(sys_folder))
     others = _from_windows() if system == "win32" else _from_pci(sys_folder)
     return (*nvidia, *(card for card in others if not (nvidia and card.vendor is Vendor.NVIDIA)))
 
@@ -58,6 +59,14 @@ def _from_nvidia_smi() -> Iterator[Card]:
         name, _, driver = line.partition(",")
         if driver.strip():
             yield Card(vendor=Vendor.NVIDIA, name=name.strip(), driver=f"driver {driver.strip()}")
+
+
+def _from_board(sys_folder: Path) -> Iterator[Card]:
+    """NVIDIA's Jetson: its GPU is on no PCI bus, and older systems of it have no nvidia-smi."""
+    name, _ = tegra()
+    if name:
+        driver = "driver nvgpu" if (sys_folder / "module/nvgpu").exists() else ""
+        yield Card(vendor=Vendor.NVIDIA, name=name, driver=driver)
 
 
 def _from_pci(sys_folder: Path) -> Iterator[Card]:
@@ -100,11 +109,16 @@ def _lines(*command: str) -> list[str]:
 
 # The compilers that a build for a vendor's own interface needs, and what brings them.
 NVCC, HIPCC, GLSLC = "nvcc", "hipcc", "glslc"
-COMPILERS = (NVCC, HIPCC, GLSLC)
+_FOLDERS = {NVCC: ("CUDA_HOME", "/usr/local/cuda"), HIPCC: ("ROCM_PATH", "/opt/rocm"), GLSLC: ("VULKAN_SDK", "")}
+
+
+def compilers(machine: Machine) -> list[str]:
+    """Those that are installed, as a build will find them."""
+    return [name for name, (variable, folder) in _FOLDERS.items() if tool(machine, name, variable, folder)]
 
 
 def check_gpu(cards: Sequence[Card], report: BuildReport, *, compilers: Collection[str]) -> Finding:
-    """`compilers` are those of `COMPILERS` that are installed."""
+    """`compilers` are those that are installed."""
     if report.devices:
         devices = [
             f"{name}, {size(free_bytes)} of {size(total_bytes)} free"
@@ -146,6 +160,8 @@ def _build_remedy(vendor: Vendor, compilers: Collection[str]) -> str:
 
 
 def _driver_remedy(vendor: Vendor) -> str:
+    if vendor is Vendor.NVIDIA and any(tegra()):
+        return "install NVIDIA's JetPack, whose driver it is (nvgpu)"
     if vendor is Vendor.NVIDIA:
         return "install NVIDIA's own driver until nvidia-smi lists the card; in a container, pass it in (--gpus all)"
     return f"install the driver of {vendor} for this system, then run this again"
@@ -156,6 +172,8 @@ def _unseen_remedy(card: Card) -> str:
     if card.vendor is Vendor.APPLE:
         return "a Mac that is a virtual machine has no GPU for Metal: run localrun on the Mac itself"
     if card.vendor is Vendor.NVIDIA:
+        if any(tegra()):
+            return "look at CUDA_VISIBLE_DEVICES; in a container, pass it in (--runtime nvidia)"
         text = "look at CUDA_VISIBLE_DEVICES, update the driver if it is older than the CUDA of the build"
         return text + (", and where /dev/nvidia-uvm is missing: sudo nvidia-modprobe -u -c 0" if is_linux else "")
     if not is_linux:

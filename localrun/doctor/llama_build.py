@@ -174,8 +174,11 @@ def judge(verdict: Verdict) -> Iterator[Finding]:
         text = f"llama.cpp cannot compute on this processor: its kernels {verdict.broken}"
         yield fail(NAME, OTHER_PROCESSOR.text if "SIGILL" in verdict.broken else text, rebuild())
         return
+    if verdict.wrong:
+        text = f"llama.cpp computes {', '.join(verdict.wrong)} wrongly on this processor; such models are refused"
+        yield fail(NAME, text, rebuild())
     quick = ", ".join(verdict.quick_types)
-    if not verdict.faults and not verdict.crashes:
+    if not verdict.faults and not verdict.crashes and not verdict.wrong:
         which = (
             f"the quick kernels for {quick} agree with the plain ones" if quick else "there are no quick kernels here"
         )

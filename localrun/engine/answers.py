@@ -45,7 +45,9 @@ class Row(NamedTuple):
 
 def no_numbers(request: Request) -> NoNumbers:
     """Why a request ends whose logits are none."""
-    way_out = "with these adapters; give them less strength" if request.adapters.adapters else "for this prompt"
+    way_out = "for this prompt; on ARM --kv-type q8_0 may help, for sums of 16 bits are too small for some models"
+    if request.adapters.adapters:
+        way_out = "with these adapters; give them less strength"
     return NoNumbers(f"what the model computes are no numbers (NaN) {way_out}")
 
 

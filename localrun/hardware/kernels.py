@@ -30,7 +30,7 @@ import msgspec
 from localrun import private_file
 
 # Raised when the probe looks at more, or judges otherwise: what was kept before is then as none.
-VERSION = 2
+VERSION = 3
 FOLDER_NAME = "kernels"
 MAX_FILE_BYTES = 1024 * 1024
 MAX_CRASHES = 100
@@ -75,14 +75,16 @@ class Crash(msgspec.Struct, frozen=True):
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of a pair. `quick_types` are the weight types that have quick kernels at all. `broken` says how the
-    plain kernels failed, in which case nothing can be run. Before the probe `is_probed` is false."""
+    """What is known of a pair. `quick_types` are the weight types that have quick kernels at all, `wrong` those that no
+    kernel computes rightly. `broken` says how the plain kernels failed, in which case nothing can be run. Before the
+    probe `is_probed` is false."""
 
     version: int = VERSION
     is_probed: bool = False
     quick_types: tuple[str, ...] = ()
     faults: tuple[Fault, ...] = ()
     crashes: tuple[Crash, ...] = ()
+    wrong: tuple[str, ...] = ()
     broken: str = ""
 
     def allows_quick(self, weight_types: Collection[str], memory: str) -> bool:

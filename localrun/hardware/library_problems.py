@@ -93,8 +93,9 @@ _KNOWN: tuple[tuple[str, Callable[[re.Match[str]], Problem]], ...] = (
     (r"incompatible architecture \(have '(\w+)', need '(\w+)'",
      _always(r"this Python is built for \2, and llama.cpp for \1",
              f"use a Python for this machine's own processor, or rebuild it: {BUILD_ANEW}")),
-    (r"wrong ELF class|invalid ELF header|Exec format error|is not a valid Win32",
+    # Windows says it in the user's language; the number is the same.
+    (r"wrong ELF class|invalid ELF header|Exec format error|WinError 193\b",
      _always("this llama.cpp was built for another kind of processor, or its files are damaged")),
-    (r"undefined symbol: (\w+)|[Ss]ymbol not found: (\w+)",
+    (r"undefined symbol: (\w+)|[Ss]ymbol not found: (\w+)|WinError 127\b",
      _always("the files of llama.cpp come from different versions (a symbol is missing)")),
 )  # fmt: skip

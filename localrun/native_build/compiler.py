@@ -14,6 +14,9 @@ from pathlib import Path
 
 from localrun.native_build.machine import Machine, run, words
 
+# Of a small board that is busy: a compiler that is given up is taken for one that does not know what it was asked.
+TIMEOUT_S = 600.0
+
 # Uses what makes compilers and assemblers stumble that are older than the processor.
 NATIVE_SOURCE = """
 #include <stddef.h>
@@ -42,6 +45,10 @@ float16x8_t dot_16(float16x8_t sum, float16x8_t a, float16x8_t b) { return vfmaq
 #endif
 #ifdef __ARM_FEATURE_MATMUL_INT8
 int32x4_t dot_matrix(int32x4_t sum, int8x16_t a, int8x16_t b) { return vmmlaq_s32(sum, a, b); }
+#endif
+#ifdef __ARM_FEATURE_SVE
+#include <arm_sve.h>
+svint32_t dot_scalable(svint32_t sum, svint8_t a, svint8_t b) { return svdot_s32(sum, a, b); }
 #endif
 #endif
 float dot(const float * a, const float * b, size_t n) {
@@ -98,8 +105,9 @@ class Compiler:
     def output(self, source: str, *flags: str) -> str:
         """The preprocessor's output, or nothing."""
         status, text, _ = run(
-            [*self.command, *flags, "-E", "-x", self.language, "-"], text=source, environ=self.environ
-        )
+            [*self.command, *flags, "-E", "-x", self.language, "-"], text=source, environ=self.environ,
+            timeout_s=TIMEOUT_S,
+        )  # fmt: skip
         return "" if status else text
 
     def complaint(self, source: str, *flags: str, link: bool = False, out: str = "") -> str:
@@ -111,7 +119,7 @@ class Compiler:
             libraries = [flag for flag in flags if flag.startswith("-l")]
             others = [flag for flag in flags if not flag.startswith("-l")]
             command = [*self.command, *others, *([] if link else ["-c"]), *made, str(path), *libraries]
-            status, _, errors = run(command, environ=self.environ)
+            status, _, errors = run(command, environ=self.environ, timeout_s=TIMEOUT_S)
         lines = [line for line in errors.splitlines() if re.search(r"error|no such instruction", line, re.IGNORECASE)]
         said = (lines or errors.strip().splitlines() or [f"status {status}"])[0].strip()
         return re.sub(r"^\S*probe\.\w+:|^/tmp/\S+?:", "", said).strip() if status else ""

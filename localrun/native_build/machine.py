@@ -26,11 +26,13 @@ def words(variable: str, text: str) -> list[str]:
         raise ValueError(f"{variable} is {text!r}: {error}; close the quotation, or unset it") from None
 
 
-def run(command: Sequence[str], *, text: str = "", environ: Mapping[str, str] | None = None) -> tuple[int, str, str]:
+def run(
+    command: Sequence[str], *, text: str = "", environ: Mapping[str, str] | None = None, timeout_s: float = 60.0
+) -> tuple[int, str, str]:
     """Status, output and complaints of a short command; status 127 when it cannot be started."""
     try:
         ended = subprocess.run(
-            command, input=text, capture_output=True, text=True, errors="replace", timeout=60, check=False,
+            command, input=text, capture_output=True, text=True, errors="replace", timeout=timeout_s, check=False,
             env=None if environ is None else dict(environ),
         )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -169,15 +171,23 @@ def ask(machine: Machine, program: str, *arguments: str) -> tuple[int, str, str]
 
 
 # The GPU in NVIDIA's boards, which older systems have no nvidia-smi for: its name and its generation.
-_TEGRA = {"tegra194": ("Xavier", "7.2"), "tegra234": ("Orin", "8.7"), "tegra264": ("Thor", "11.0")}
+_TEGRA = {
+    "tegra194": ("NVIDIA Xavier", "7.2"), "tegra234": ("NVIDIA Orin", "8.7"), "tegra264": ("NVIDIA Thor", "11.0"),
+}  # fmt: skip
+
+
+def tegra() -> tuple[str, str]:
+    """The name and generation of the GPU of NVIDIA's board that this is; empty if it is none."""
+    compatible = device_tree("compatible")
+    return next((known for chip, known in _TEGRA.items() if chip in compatible), ("", ""))
 
 
 def nvidia(machine: Machine, what: str) -> list[str]:
     status, text, _ = ask(machine, "nvidia-smi", f"--query-gpu={what}", "--format=csv,noheader")
     found = [] if status else sorted({line.strip() for line in text.splitlines() if line.strip()})
-    for chip, (name, generation) in _TEGRA.items() if not found or "[N/A]" in found else ():
-        if chip in device_tree("compatible"):
-            return [generation if what == "compute_cap" else f"NVIDIA {name}"]
+    name, generation = tegra()
+    if name and (not found or "[N/A]" in found):
+        return [generation if what == "compute_cap" else name]
     return found
 
 

@@ -208,6 +208,7 @@ def _choose_options(plan: Plan, machine: Machine) -> None:
 
 # ggml's modules for ARM that older compilers cannot make, and what these stumble over.
 _NEW_MODULES = {
+    "armv8.2-a+sve": ("armv8.2_3",),
     "armv8.6-a+i8mm+sve2": ("armv8.6_0", "armv8.6_1", "armv8.6_2", "armv9.2_1", "armv9.2_2"),
     "armv9.2-a+sme": ("armv9.2_1", "armv9.2_2"),
 }
@@ -240,7 +241,7 @@ def _choose_flags(plan: Plan, machine: Machine, cc: Compiler, cxx: Compiler, *, 
                 )
     if is_portable:
         for arch, modules in _NEW_MODULES.items() if not machine.is_x86 else ():
-            if cxx.complaint("", f"-march={arch}"):
+            if cxx.complaint(NATIVE_SOURCE, f"-march={arch}"):
                 plan.unsound_modules |= dict.fromkeys(modules, f"{cxx.banner} does not know {arch}")
     elif option(machine.environ.get("CMAKE_ARGS", ""), "GGML_NATIVE").upper() not in ("OFF", "0", "NO", "FALSE"):
         _choose_native(plan, machine, cxx)

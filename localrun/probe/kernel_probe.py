@@ -8,7 +8,8 @@ behind it, so that one crash hides nothing.
 How far apart right kernels may be: both ways round activations to 8 bits, each in its own order, so that now and then
 one value falls on the other side of a step; kernels for other processors round whole rows instead of blocks. On AVX-512
 with interleaved rows most logits agreed to 3e-7 and the worst row to 1.6 % of its size. Logits of a kernel that gives
-zeros were 100 to 155 % apart. `TOLERANCE` lies between.
+zeros were 100 to 155 % apart. `TOLERANCE` lies between. Logits of right kernels were up to 6 % off those of the same
+weights as F32, since these round no activations; on ARM with vectors of 512 bits plain kernels were 220 % off and more.
 
 Does not: load the library into its own process, or decide what a model may use (`kernels.Verdict`).
 """
@@ -36,6 +37,7 @@ from localrun.probe.probe_models import write_probe_models
 from localrun.processes import run_text, signal_name, step_back
 
 TOLERANCE = 0.1
+MAX_ERROR = 0.3
 # The whole takes less than two seconds on two cores; a machine may be busy, and old.
 TIMEOUT_S = 120.0
 # More threads wait for each other at every barrier: beside a busy program two took more than 25 s, one has no barriers.
@@ -58,6 +60,8 @@ class Said(msgspec.Struct, frozen=True):
     case: int
     path: str = ""
     difference: float | None = None
+    plain_error: float = 0.0
+    quick_error: float = 0.0
     buffers: tuple[str, ...] = ()
     signal: int = 0
     error: str = ""
@@ -67,6 +71,11 @@ class Case(msgspec.Struct, frozen=True):
     weight_type: str
     memory: str
     path: Path
+    reference: Path | None = None
+
+    @property
+    def line(self) -> str:
+        return f"{self.path}\t{self.reference or ''}\n"
 
 
 def probe(command: Sequence[str] = COMMAND, *, timeout_s: float = TIMEOUT_S) -> Verdict:
@@ -91,6 +100,8 @@ class _Seen:
         self._n_tried = 0
         self._faults: dict[tuple[str, str], Fault] = {}
         self._quick_types: dict[str, None] = {}
+        self._doubted: set[str] = set()
+        self._wrong: list[str] = []
         self._broken = ""
 
     @property
@@ -102,13 +113,14 @@ class _Seen:
             is_probed=True,
             quick_types=tuple(self._quick_types),
             faults=tuple(self._faults.values()),
+            wrong=tuple(self._wrong),
             broken=self._broken,
         )
 
     def run(self, command: Sequence[str], timeout_s: float) -> None:
         """One process over the cases that are left, until its end. Raises ProbeFailed."""
         first = self._n_tried
-        paths = "".join(f"{case.path}\n" for case in self._cases[first:])
+        paths = "".join(case.line for case in self._cases[first:])
         try:
             ended = run_text(command, timeout_s, input=paths)
         except subprocess.TimeoutExpired:
@@ -135,7 +147,12 @@ class _Seen:
         elif said.difference is not None:
             if said.buffers:
                 self._quick_types[case.weight_type] = None
-            if not 0 <= said.difference <= TOLERANCE:
+            if not 0 <= said.plain_error <= MAX_ERROR:
+                self._doubted.add(case.weight_type)
+                if not (said.buffers and 0 <= said.quick_error <= MAX_ERROR):
+                    self._wrong.append(case.weight_type)
+            # Where the plain kernels are wrong, a difference says nothing of the quick ones.
+            if case.weight_type not in self._doubted and not 0 <= said.difference <= TOLERANCE:
                 off = f"{said.difference:.0%} off" if said.difference >= 0 else "not numbers"
                 self._failed(case, "quick", f"compute wrong logits ({off})")
 

@@ -134,15 +134,19 @@ PROBE_MODELS = (
 )  # fmt: skip
 
 
-def write_probe_models(folder: Path) -> Iterator[tuple[str, str, Path]]:
-    """Writes them all to a folder, one by one: weight type, kind of memory, and the file."""
+def write_probe_models(folder: Path) -> Iterator[tuple[str, str, Path, Path | None]]:
+    """Writes them all to a folder, one by one: weight type, kind of memory, the file, and for the first kind of memory
+    one with the same weights as F32."""
     for memory in dict.fromkeys(model.memory for model in PROBE_MODELS):
         for weight_type in WEIGHT_TYPES:
             for model in PROBE_MODELS:
                 if model.memory == memory:
                     path = folder / f"probe-{model.architecture}-{weight_type}.gguf"
                     _write(path, model, by_name(weight_type))
-                    yield weight_type, memory, path
+                    reference = path.with_stem(f"{path.stem}-F32") if model is PROBE_MODELS[0] else None
+                    if reference:
+                        _write(reference, model, by_name(weight_type), as_f32=True)
+                    yield weight_type, memory, path, reference
 
 
 def _tensors(model: _Model) -> list[_Tensor]:
@@ -154,7 +158,7 @@ def _tensors(model: _Model) -> list[_Tensor]:
     return tensors
 
 
-def _write(path: Path, model: _Model, weight_type: GgmlType) -> None:
+def _write(path: Path, model: _Model, weight_type: GgmlType, *, as_f32: bool = False) -> None:
     writer = gguf.GGUFWriter(path, model.architecture)
     writer.add_quantization_version(2)
     writer.add_block_count(len(model.layers))
@@ -173,8 +177,9 @@ def _write(path: Path, model: _Model, weight_type: GgmlType) -> None:
         for kind in (weight_type if tensor.is_matrix else by_name("F32"),)
     ]
     for tensor, kind, size_bytes in tensors:
-        number = gguf.GGMLQuantizationType(kind.number)
-        writer.add_tensor_info(tensor.name, tensor.shape[::-1], np.dtype(np.float32), size_bytes, raw_dtype=number)
+        number = gguf.GGMLQuantizationType.F32 if as_f32 else gguf.GGMLQuantizationType(kind.number)
+        n_bytes = 4 * math.prod(tensor.shape) if as_f32 else size_bytes
+        writer.add_tensor_info(tensor.name, tensor.shape[::-1], np.dtype(np.float32), n_bytes, raw_dtype=number)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
@@ -190,6 +195,7 @@ def _write(path: Path, model: _Model, weight_type: GgmlType) -> None:
                 key = (kind.name, tensor.shape[0])
                 if key not in pools:
                     pools[key] = BlockPool(kind, tensor.shape[0], 1024, rng)
+                number = gguf.GGMLQuantizationType(kind.number)
                 for chunk in pools[key].chunks(size_bytes):
-                    file.write(chunk.data)
+                    file.write((gguf.quants.dequantize(chunk, number) if as_f32 else chunk).data)
             file.write(bytes(-file.tell() % _ALIGNMENT))

@@ -179,7 +179,7 @@ class RepoCache:
         try:
             text = self.folder.joinpath("refs", *checked_path(revision)).read_text(encoding="ascii").strip()
         except (OSError, UnicodeDecodeError):
-            there = [path.name for path in self.folder.glob("snapshots/*")]
+            there = [path.name for path in self.folder.glob("snapshots/*") if _COMMIT.fullmatch(path.name)]
             text = there[0] if len(there) == 1 else ""
         return text if _COMMIT.fullmatch(text) else None
 
@@ -187,7 +187,8 @@ class RepoCache:
         """The files of a snapshot that are here, by path."""
         root = self.folder / "snapshots" / checked_commit(commit)
         for path in sorted(root.rglob("*")):
-            if path.is_file():
+            # Not what macOS keeps beside a file on a disk that is not its own.
+            if path.is_file() and not path.name.startswith("._"):
                 etag = path.resolve().name if path.is_symlink() else ""
                 yield CachedFile(path.relative_to(root).as_posix(), path.stat().st_size, etag)
 

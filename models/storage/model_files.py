@@ -87,7 +87,7 @@ def in_folder(folder: Path) -> Sequence[tuple[Path, str]]:
         entries = sorted(os.listdir(folder))
     except OSError:
         return ()
-    models = [entry for entry in entries if entry.lower().endswith(SUFFIX) and not is_part(entry)]
+    models = [entry for entry in entries if is_gguf(entry) and not is_part(entry)]
     return [(folder / entry, _stem(entry)) for entry in models]
 
 
@@ -111,7 +111,7 @@ def below_folder(folder: Path, too_full: list[Path] | None = None) -> Iterator[t
                 continue
             if _is_folder(entry):
                 waiting.append(Path(entry.path))
-            elif entry.name.lower().endswith(SUFFIX) and not is_part(entry.name):
+            elif is_gguf(entry.name) and not is_part(entry.name):
                 yield Path(entry.path), _stem(entry.name)
         n_left -= len(entries)
     if n_left < 0 and too_full is not None:
@@ -132,6 +132,11 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
         return entry.is_dir()
     except OSError:  # links that go round in a circle
         return False
+
+
+def is_gguf(name: str) -> bool:
+    """Not `._model.gguf`: on a disk that is not its own, macOS keeps what it knows of a file in one of such a name."""
+    return name.lower().endswith(SUFFIX) and not name.startswith(".")
 
 
 def is_part(name: str) -> bool:

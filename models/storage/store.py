@@ -260,7 +260,7 @@ class Store:
         names = None if listings is None else listings.get(folder)
         if names is None:
             try:
-                names = [name for name in os.listdir(folder) if name.lower().endswith(SUFFIX)]
+                names = list(filter(model_files.is_gguf, os.listdir(folder)))
             except OSError:
                 names = []
             if listings is not None:

@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from localrun.doctor.finding import Level
-from localrun.doctor.gpu import Card, Vendor, cards, check_gpu
+from localrun.doctor.gpu import Card, Vendor, cards, check_gpu, compilers
 from localrun.doctor.llama_build import BuildReport
+from localrun.native_build import machine as build_machine
+from localrun.native_build.machine import Machine
 from tests.says import says
 
 with_links = pytest.mark.skipif(sys.platform == "win32", reason="needs programs with a #! line, and links")
@@ -84,6 +86,32 @@ def test_macs_with_apples_processor_have_its_gpu():
 
 
 @with_links
+def test_nvidias_boards_are_known_by_their_firmware(
+    tmp_path: Path, tools: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build_machine, "device_tree", lambda _: "nvidia,p3737-0000+p3701-0000 nvidia,tegra234")
+    (without_driver,) = cards(sys_folder=tmp_path, system="linux")
+    assert without_driver == Card(vendor=Vendor.NVIDIA, name="NVIDIA Orin")
+    assert "JetPack" in check_gpu([without_driver], report(), compilers=[]).remedy
+    (tmp_path / "module/nvgpu").mkdir(parents=True)
+    (card,) = cards(sys_folder=tmp_path, system="linux")
+    assert card.driver == "driver nvgpu"
+    assert check_gpu([card], report(), compilers=["nvcc"]).remedy == f"{REBUILD} cuda"
+    unseen = check_gpu([card], report(backends=("CUDA", "CPU")), compilers=[]).remedy
+    assert "--runtime nvidia" in unseen
+    assert "nvidia-uvm" not in unseen
+    add_tool(tools, "nvidia-smi", "echo 'Orin (nvgpu), 540.4.0'")
+    assert [card.name for card in cards(sys_folder=tmp_path, system="linux")] == ["Orin (nvgpu)"]
+
+
+def test_a_toolkit_that_is_not_on_the_path_is_there_all_the_same(tmp_path: Path) -> None:
+    (tmp_path / "cuda/bin").mkdir(parents=True)
+    (tmp_path / "cuda/bin/nvcc").touch(mode=0o755)
+    nowhere = {"PATH": "", "ROCM_PATH": str(tmp_path), "VULKAN_SDK": str(tmp_path)}
+    assert compilers(Machine(environ=nowhere | {"CUDA_HOME": str(tmp_path / "cuda")})) == ["nvcc"]
+    assert compilers(Machine(environ=nowhere | {"CUDA_HOME": str(tmp_path)})) == []
+
+
 def test_no_bus_no_cards(tmp_path: Path):
     assert cards(sys_folder=tmp_path / "none", system="linux") == ()
 

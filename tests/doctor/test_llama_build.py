@@ -201,6 +201,13 @@ def test_a_library_that_computes_nothing_is_a_failure() -> None:
     assert "crash (SIGSEGV)" in line.text
 
 
+def test_types_that_all_kernels_compute_wrongly_are_a_failure() -> None:
+    (line,) = judge(Verdict(is_probed=True, quick_types=("Q4_0",), wrong=("Q4_K", "Q6_K")))
+    assert line.level is Level.FAIL
+    assert says(line.text, "Q4_K, Q6_K wrongly", "refused")
+    assert "native_build install --force" in line.remedy
+
+
 def test_it_is_probed_once_and_again_if_that_is_asked_for(tmp_path: Path) -> None:
     n_probes = 0
 

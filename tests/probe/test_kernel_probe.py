@@ -38,7 +38,7 @@ def with_broken(preload: str) -> Verdict:
 def test_a_broken_kernel_is_named_with_every_memory_and_no_other_type(tmp_path: Path) -> None:
     sound = probe()
     assert sound.is_probed
-    assert not sound.broken
+    assert (sound.broken, sound.wrong) == ("", ())
     if "Q4_K" not in sound.quick_types or any(fault.weight_type == "Q4_K" for fault in sound.faults):
         pytest.skip("this processor has no quick kernel for Q4_K, or a broken one")
     for signal_name in ("SIGSEGV", "SIGILL"):
@@ -56,12 +56,17 @@ def test_a_broken_kernel_is_named_with_every_memory_and_no_other_type(tmp_path: 
 def test_the_files_are_what_they_are_probed_for(tmp_path: Path) -> None:
     written = list(write_probe_models(tmp_path))
     assert len(written) == len(WEIGHT_TYPES) * len(PROBE_MODELS)
-    for weight_type, memory, path in written:
+    for weight_type, memory, path, reference in written:
         header = read_header(path)
         assert memory_kind(header) == memory
         matrices = [tensor for tensor in header.tensors if tensor.type_name != "F32"]
         assert {tensor.type_name for tensor in matrices} == {weight_type}
         assert all(tensor.shape[0] % 256 == 0 for tensor in matrices)
+        assert (reference is not None) == (memory == "attention")
+        if reference is not None:
+            tensors = read_header(reference).tensors
+            assert {tensor.type_name for tensor in tensors} == {"F32"}
+            assert [(each.name, each.shape) for each in tensors] == [(each.name, each.shape) for each in header.tensors]
 
 
 def test_the_program_keeps_its_verdict_and_what_engines_said(tmp_path: Path) -> None:
@@ -149,6 +154,28 @@ for case, path in enumerate(paths):
     assert verdict.broken == "crash (SIGILL)"
     assert {fault.how for fault in verdict.faults} == {"compute wrong logits (not numbers)"}
     assert "F16" not in {fault.weight_type for fault in verdict.faults}
+
+
+def test_plain_kernels_that_are_wrong_blame_no_quick_one_and_are_wrong_alone_without() -> None:
+    """As on ARM with vectors of 512 bits, where the plain kernels for two types compute nonsense."""
+    verdict = probe(
+        command("""
+for case, line in enumerate(paths):
+    path, _, reference = line.partition("\t")
+    say(case=case, path="plain")
+    say(case=case, path="quick")
+    is_wrong = any(name in path for name in ("Q4_K", "Q6_K", "Q5_K"))
+    errors = {"plain_error": -1.0 if "Q5_K" in path else 157.0 if is_wrong else 0.05,
+              "quick_error": 0.9 if "Q6_K" in path else 0.05} if reference else {}
+    quick = ["X"] if "Q4_K" in path or "Q6_K" in path else []
+    say(case=case, difference=1.5 if is_wrong else 0.0, buffers=quick, **errors)
+""")
+    )
+    assert verdict.faults == ()
+    assert set(verdict.quick_types) == {"Q4_K", "Q6_K"}
+    # Quick kernels make up for the first; the second's are wrong too, and the third has none.
+    assert set(verdict.wrong) == {"Q5_K", "Q6_K"}
+    assert verdict.allows_quick({"Q4_K"}, "attention")
 
 
 @pytest.mark.parametrize(

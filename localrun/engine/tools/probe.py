@@ -1,11 +1,12 @@
 """Computes small models with plain and with quick kernels, and says how far apart they are.
 
 `python -m localrun.engine.tools.probe N_THREADS`, started by `localrun.probe.kernel_probe`. stdin has the path of a
-model file on each line. stdout has JSON lines, all with the `case`, which is the number of the file: `{"case": 3,
-"path": "plain"}` and `{"case": 3, "path": "quick"}` before each computation, then `{"case": 3, "difference": 0.0,
-"buffers": [...]}`; `{"case": 3, "signal": 11}` when it died, and `{"case": 3, "error": "..."}` when llama.cpp refused.
-Where a process can be forked cheaply each case is a child of its own; else a crash ends this process, and the last line
-says where it was.
+model file on each line, and behind a tab that of a file with the same weights as F32, if there is one. stdout has JSON
+lines, all with the `case`, which is the number of the file: `{"case": 3, "path": "plain"}` and `{"case": 3, "path":
+"quick"}` before each computation, then `{"case": 3, "difference": 0.0, "buffers": [...]}`, with `plain_error` and
+`quick_error`, the differences from F32, where that is known; `{"case": 3, "signal": 11}` when it died, and `{"case": 3,
+"error": "..."}` when llama.cpp refused. Where a process can be forked cheaply each case is a child of its own; else a
+crash ends this process, and the last line says where it was.
 
 A prompt of 70 rows fills tiles of 32 and groups of four and leaves a rest of both; then come nine rows, and single ones
 as in decoding. `difference` is that of the row which differs most: its root mean square, over that of the plain logits.
@@ -44,13 +45,14 @@ def main(n_threads: int) -> int:
     """Exit code 0 when every case was tried."""
     lines = own_stdout()
     _leave_no_core()
-    for case, path in enumerate(sys.stdin.read().splitlines()):
+    for case, line in enumerate(sys.stdin.read().splitlines()):
+        path, _, reference = line.partition("\t")
         if not _CAN_FORK:
-            _try_case(case, path, n_threads, lines)
+            _try_case(case, path, reference, n_threads, lines)
             continue
         pid = os.fork()
         if pid == 0:
-            _try_case(case, path, n_threads, lines)
+            _try_case(case, path, reference, n_threads, lines)
             os._exit(0)
         _, status = os.waitpid(pid, 0)
         if os.WIFSIGNALED(status):
@@ -58,7 +60,7 @@ def main(n_threads: int) -> int:
     return 0
 
 
-def _try_case(case: int, path: str, n_threads: int, lines: TextIO) -> None:
+def _try_case(case: int, path: str, reference: str, n_threads: int, lines: TextIO) -> None:
     try:
         native.llama_log_set(_log_callback, None)
         native.llama_backend_init()
@@ -66,7 +68,11 @@ def _try_case(case: int, path: str, n_threads: int, lines: TextIO) -> None:
         plain, _ = _logits(path, n_threads, is_quick=False)
         _say(lines, case=case, path="quick")
         quick, buffers = _logits(path, n_threads, is_quick=True)
-        _say(lines, case=case, difference=difference(plain, quick), buffers=buffers)
+        errors = {}
+        if reference:
+            right, _ = _logits(reference, n_threads, is_quick=False)
+            errors = {"plain_error": difference(right, plain), "quick_error": difference(right, quick)}
+        _say(lines, case=case, difference=difference(plain, quick), buffers=buffers, **errors)
     except Exception as error:
         _say(lines, case=case, error=str(error))
 

@@ -31,6 +31,9 @@ _TENSOR = re.compile(rb"^\[\s*(\d+)/\s*(\d+)\]")
 def main(argv: list[str], lines: TextIO) -> int:
     """Exit code 0 when the target is complete, 1 when it is not. `lines` is where the parent listens."""
     source, target, file_type, n_threads = argv
+    source, target = os.path.abspath(source), os.path.abspath(target)
+    # llama.cpp opens what it writes by a name in the system's code page, which on Windows lacks most folders' letters.
+    os.chdir(os.path.dirname(target))
     threading.Thread(target=_leave_with_parent, daemon=True).start()
     step_back(NICENESS)
 
@@ -47,7 +50,7 @@ def main(argv: list[str], lines: TextIO) -> int:
     params = native.llama_model_quantize_default_params()
     params.ftype = int(file_type)
     params.nthread = int(n_threads) or usable().most_threads
-    if native.llama_model_quantize(os.fsencode(source), os.fsencode(target), params) != 0:
+    if native.llama_model_quantize(os.fsencode(source), os.fsencode(os.path.basename(target)), params) != 0:
         _say(lines, error=last_problem())
         return 1
     return 0

@@ -23,6 +23,7 @@ from pathlib import Path
 
 import msgspec
 
+from localrun.errors import EngineFailed
 from localrun.hardware import kernels
 from localrun.hardware.kernels import Pair, Verdict
 from localrun.models.gguf.header import Header
@@ -73,10 +74,16 @@ class Kernels:
                 await self._probing
 
     async def allow_quick(self, header: Header) -> bool:
-        """Whether a model may use the quick kernels, as far as anybody knows."""
+        """Whether a model may use the quick kernels, as far as anybody knows. Raises EngineFailed for a model that is
+        computed wrongly by all kernels."""
         if self._folder is None:
             return True
         verdict = await asyncio.to_thread(self._known, self._folder)
+        if wrong := wrong_types(verdict, header):
+            raise EngineFailed(
+                f"this build of llama.cpp computes {', '.join(wrong)} wrongly on this processor; `localrun doctor` "
+                "says how to rebuild it, or take a file of another quantization"
+            )
         return is_allowed(verdict, header)
 
     async def learn(self, header: Header, how: str, model: str) -> None:
@@ -120,7 +127,9 @@ class Kernels:
             _log.warning("the quick kernels for %s in %s models %s", fault.weight_type, fault.memory, fault.how)
         if verdict.broken:
             _log.error("llama.cpp cannot compute on this processor: its kernels %s", verdict.broken)
-        if verdict.faults:
+        if verdict.wrong:
+            _log.error("llama.cpp computes %s wrongly on this processor", ", ".join(verdict.wrong))
+        if verdict.faults or verdict.wrong:
             self._on_found(verdict)
 
     def _known(self, folder: Path) -> Verdict:
@@ -156,6 +165,11 @@ class Kernels:
 def is_allowed(verdict: Verdict, header: Header) -> bool:
     """Whether a verdict lets a model use the quick kernels."""
     return verdict.allows_quick({tensor.type_name for tensor in header.tensors}, memory_kind(header))
+
+
+def wrong_types(verdict: Verdict, header: Header) -> list[str]:
+    """The weight types of a model that no kernel computes rightly."""
+    return sorted({tensor.type_name for tensor in header.tensors}.intersection(verdict.wrong))
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:

@@ -46,7 +46,7 @@ from localrun.models.storage.store import Store
 from localrun.server.engines import machine
 from localrun.server.engines.drafts import Drafts, path_to_open
 from localrun.server.engines.faults import EARLY_S, MAX_KILLED_LOADS, Breaker, StallWatch
-from localrun.server.engines.kernels import Kernels, is_allowed
+from localrun.server.engines.kernels import Kernels, is_allowed, wrong_types
 from localrun.server.engines.link import ENGINE_COMMAND, EngineLink
 from localrun.server.engines.loads import Loads, grown, lacks_only_room, serves
 from localrun.server.engines.placement import Placement
@@ -567,7 +567,9 @@ class Supervisor:
     def _on_kernels_found(self, verdict: Verdict) -> None:
         """What runs with kernels that are wrong is loaded anew for the next request after it is idle."""
         for resident in self.residents():
-            if resident.is_quick and not all(is_allowed(verdict, header) for header in resident.headers):
+            headers = resident.headers
+            is_sound = all(is_allowed(verdict, header) for header in headers) or not resident.is_quick
+            if not is_sound or any(wrong_types(verdict, header) for header in headers):
                 resident.unload_when_idle = True
                 self._if_idle(resident)
 

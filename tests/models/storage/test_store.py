@@ -14,7 +14,7 @@ import pytest
 from localrun.errors import BadModelFile, BadRequest, ModelNotFound
 from localrun.models import builtin, naming
 from localrun.models.gguf import reader
-from localrun.models.storage import model_files
+from localrun.models.storage import hub_cache, model_files
 from localrun.models.storage.model import Origin
 from localrun.models.storage.store import DamagedFile, Store
 
@@ -110,6 +110,29 @@ def test_facts_about_a_model(models: Store, folder: Path, tiny_gguf: Path) -> No
     assert model.size_bytes == tiny_gguf.stat().st_size
     assert model.modified_at == datetime(2023, 11, 14, 22, 13, 20, tzinfo=UTC)
     assert (model.header.architecture, model.header.quantization) == ("llama", "Q4_0")
+
+
+def test_what_macos_keeps_beside_a_file_on_another_disk_is_no_model(
+    models: Store, folder: Path, tiny_gguf: Path, tmp_path: Path
+) -> None:
+    put(tiny_gguf, folder, "smol.gguf")
+    for name in ("._smol.gguf", "._mmproj-smol.gguf", "._other.gguf"):
+        (folder / name).write_bytes(b"\0\5\x16\7" + bytes(4092))
+    assert [model.name for model in models.list()] == ["tiny", "smol"]
+    assert models.damaged() == []
+    assert models.projector_beside(folder / "smol.gguf") is None
+    with pytest.raises(ModelNotFound):
+        models.resolve("other")
+
+    commit = "a" * 40
+    repository = hub_cache.RepoCache(tmp_path / "hub", "org/repo")
+    snapshots = repository.folder / "snapshots"
+    (snapshots / commit).mkdir(parents=True)
+    put(tiny_gguf, snapshots / commit, "smol.gguf")
+    for twin in (snapshots / f"._{commit}", snapshots / commit / "._smol.gguf"):
+        twin.write_bytes(b"\0\5\x16\7")
+    assert repository.commit_of("main") == commit, "the only one, in a cache without refs"
+    assert [file.path for file in repository.files(commit)] == ["smol.gguf"]
 
 
 def test_damaged_files_are_reported_and_hide_no_others(models: Store, folder: Path, tiny_gguf: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from localrun.errors import EngineFailed
 from localrun.hardware import kernels
 from localrun.hardware.kernels import Fault, Verdict
 from localrun.models.gguf.reader import read_header
@@ -141,6 +142,25 @@ async def test_what_an_engine_told_counts_for_the_next_load(tmp_path: Path, mode
     assert not kernels.read(tmp_path, pair).is_probed, "the probe is still to come"
 
 
+async def test_a_model_that_all_kernels_compute_wrongly_is_refused_by_name(
+    tmp_path: Path, models_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    header, found = read_header(models_dir / "alpha.gguf"), []
+    weight_type = min({tensor.type_name for tensor in header.tensors} - {"F32"})
+    wrong = Verdict(is_probed=True, wrong=(weight_type,))
+    folder = tmp_path / "kernels"
+    command = writing(folder, wrong, tmp_path / "mark")
+    watching = Kernels(folder, is_quiet=lambda: True, on_found=found.append, command=command)
+    assert await watching.allow_quick(header)
+    watching.start()
+    with caplog.at_level(logging.ERROR):
+        await until(lambda: bool(found))
+    assert f"computes {weight_type} wrongly" in caplog.text
+    with pytest.raises(EngineFailed, match=f"{weight_type} wrongly on this processor; `localrun doctor`"):
+        await watching.allow_quick(header)
+    await watching.stop()
+
+
 async def test_fake_engines_are_asked_nothing(models_dir: Path) -> None:
     knowing = Kernels(None, is_quiet=lambda: True, on_found=lambda verdict: None, command=["/none"])
     knowing.start()
@@ -148,12 +168,15 @@ async def test_fake_engines_are_asked_nothing(models_dir: Path) -> None:
     await knowing.stop()
 
 
-async def test_a_model_that_runs_with_wrong_kernels_is_unloaded_when_it_is_idle(supervising: Any) -> None:
+@pytest.mark.parametrize("verdict", [FAULTY, Verdict(is_probed=True, wrong=("Q4_0",))])
+async def test_a_model_that_runs_with_wrong_kernels_is_unloaded_when_it_is_idle(
+    supervising: Any, verdict: Verdict
+) -> None:
     async with supervising() as (supervisor, watch):
         busy = await supervisor.acquire("alpha", None)
         idle = await supervisor.acquire("beta", None)
         idle.release()
-        supervisor._on_kernels_found(FAULTY)
+        supervisor._on_kernels_found(verdict)
         await until(lambda: watch.ended == ["beta"])
         assert [row.model for row in supervisor.loaded()] == ["alpha"], "it still answers somebody"
         busy.release()
