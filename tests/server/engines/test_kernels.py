@@ -30,7 +30,7 @@ def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
 def writing(folder: Path, verdict: Verdict, mark: Path) -> list[str]:
     """A probe that comes to this verdict, keeps it if it can, says it, and leaves a mark."""
     program = (
-        "import contextlib, sys; from pathlib import Path; import msgspec; from localrun import kernels\n"
+        "import contextlib, sys; from pathlib import Path; import msgspec; from localrun.hardware import kernels\n"
         "verdict = msgspec.json.decode(sys.argv[2], type=kernels.Verdict)\n"
         "with contextlib.suppress(OSError):\n"
         "    kernels.keep(Path(sys.argv[1]), kernels.present_pair(), verdict)\n"
