@@ -25,11 +25,11 @@ from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
-from bench import peer_build
 from localrun.errors import LocalrunError
 from tests.script_module import module_of
 
 REPOSITORY = Path(__file__).parents[2]
+peer_build = module_of(REPOSITORY / "packaging" / "bench" / "peer_build.py")
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "localrun-arm64")
 ROOT = CACHE / "root"
 LIBRARIES = ROOT / "site/llama_cpp/lib"

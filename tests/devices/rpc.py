@@ -24,8 +24,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bench import peer_build
 from localrun.errors import LocalrunError
+from tests.script_module import module_of
+
+peer_build = module_of(Path(__file__).parents[2] / "packaging" / "bench" / "peer_build.py")
 
 GROUPS = "LOCALRUN_TEST_GROUPS"
 SITE = Path(__file__).parent / "site"
