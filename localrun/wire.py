@@ -357,6 +357,7 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
     load_s: float
     backend: str
     control_tokens: tuple[str, ...] = ()
+    eog_tokens: tuple[int, ...] = ()
     n_embd: int = 0
     media: tuple[MediaKind, ...] = ()
     audio_rate_hz: int = 0

@@ -113,6 +113,7 @@ ENGINE_ROOMS = {
         "pipes",
         "request",
         "sample.media",
+        "sample.text",
         "schedule.policy",
     ),
 }
@@ -309,7 +310,7 @@ def test_only_one_module_imports_llama_cpp():
 def test_only_the_modules_for_grammars_import_llguidance():
     loading = {found.importer for found in imports() if is_within(found.name, "llguidance") and not found.is_lazy}
     assert loading == {
-        f"localrun.engine.sample.{name}" for name in ("gbnf", "grammar_library", "vocabulary", "weakening")
+        f"localrun.engine.sample.{name}" for name in ("gbnf", "grammar_library", "lexemes", "vocabulary", "weakening")
     }
     assert "llguidance" not in loaded_after("import localrun.engine.process, localrun.server.app")
 

@@ -380,6 +380,7 @@ def _ready(backend: Backend, opened: wire.Open, load_s: float) -> wire.Ready:
         load_s=load_s,
         backend=backend.name,
         control_tokens=backend.control_tokens,
+        eog_tokens=tuple(sorted(backend.eog_tokens)),
         media=backend.projector.kinds if backend.projector is not None else (),
         audio_rate_hz=backend.projector.audio_rate_hz if backend.projector is not None else 0,
     )

@@ -28,7 +28,7 @@ TEXT: dict[str, dict[str, Any]] = {
 # Base URLs as people set them.
 SPELLINGS = (
     "/v1/chat/completions/", "//v1/chat/completions", "/v1//chat/completions", "/v1/v1/chat/completions",
-    "/chat/completions/", "/v1/api/chat",
+    "/chat/completions/",
 )  # fmt: skip
 # Routes of OpenAI's, for base URLs that end before /v1.
 SHORT = {path: path.removeprefix("/v1") for path in ("/v1/chat/completions", "/v1/responses", "/v1/embeddings")}
@@ -126,6 +126,7 @@ def test_several_and_none_loaded_says_which(folder: Path, tmp_path: Path) -> Non
 def test_a_base_url_may_end_in_a_slash_or_in_v1_twice(daemon: Daemon, path: str) -> None:
     assert answered(daemon, path, model="tiny", **TEXT["/v1/chat/completions"])["model"] == "tiny"
     assert daemon.http.get("/v1/models/").json() == daemon.http.get("/v1/models").json()
+    assert daemon.http.get("/v1/api/tags").json() == daemon.http.get("/api/tags").json()
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,8 @@ follows: of `word "ing"` a token `word` takes all letters, and the text never en
 grammar allows that another one begins is written in smaller pieces: a rule as a rule, a text as its characters. Tokens
 of one character are always right; longer ones make long texts cheap.
 
-The grammar is read as an automaton of its characters that forgets which rule it came from. So it finds more conflicts
-than there are, and none too few. Characters beyond ASCII count as one.
+The grammar is read as an automaton of its characters, which remembers two of the rules that it is in, and no more. So
+it finds more conflicts than there are, and none too few. Characters beyond ASCII count as one.
 Owner: the grammar worker. Pure.
 """
 
@@ -27,12 +27,14 @@ from llguidance.gbnf_to_lark import (
     RuleNode,
     RuleRefNode,
     SequenceNode,
-)  # fmt: skip
+)
 
 # Grammars with more characters, or more ways through them, are written as they are.
 _MAX_PLACES = 5000
-_MAX_PAIRS = 1_000_000
+_MAX_PAIRS = 60_000
 _MAX_ROUNDS = 50
+# Places in all automata that are made of a grammar, one after another.
+_MOST_READ = 4 * _MAX_PLACES
 
 _BEYOND_ASCII = 1 << 128
 _CHARACTER = re.compile(r"\\x[0-9A-Fa-f]{2}|\\.|.", re.DOTALL)
@@ -63,6 +65,7 @@ class _Automaton:
         self.tokens: list[ASTNode] = []
         self.owner: list[int] = []
         self._n_calls = n_calls
+        self._n_left = _MAX_PAIRS
         self._masks: list[int] = []
         # The places that may follow one, in the same token and behind it; of these whether only by endless loops.
         self._within: list[set[int]] = []
@@ -87,14 +90,11 @@ class _Automaton:
         Raises _TooLarge."""
         found: set[int] = set()
         masks = self._masks
-        n_left = _MAX_PAIRS
         seen = set[tuple[int, int]]()
         to_see: list[tuple[Collection[int], Collection[int]]] = [(self._start, self._start)]
         while to_see:
             some, others = to_see.pop()
-            n_left -= len(some) * len(others)
-            if n_left < 0:
-                raise _TooLarge
+            self._spend(len(some) * len(others))
             pairs = {(min(a, b), max(a, b)) for a in some for b in others if masks[a] & masks[b]}
             for one, other in pairs - seen:
                 for ends, goes_on in ((one, other), (other, one)):
@@ -107,6 +107,11 @@ class _Automaton:
         return found
 
     # --- inside --------------------------------------------------------------------------------------------------
+
+    def _spend(self, n_pairs: int) -> None:
+        self._n_left -= n_pairs
+        if self._n_left < 0:
+            raise _TooLarge
 
     def _mask(self, places: Iterable[int]) -> int:
         return reduce(int.__or__, (self._masks[place] for place in places), 0)
@@ -132,7 +137,11 @@ class _Automaton:
         if target is not None and token is not None:
             return self._part(target.alternatives, token, calls, is_counted=is_counted)
         if target is not None and not target.rule_is_terminal:
-            return self._parts.setdefault((target.name, (id(node), *calls)[: self._n_calls]), _NEVER)
+            key = target.name, (id(node), *calls)[: self._n_calls]
+            if key not in self._parts:
+                self._parts[key] = _NEVER
+                self._parts[key] = self._part(target.alternatives, None, key[1])
+            return self._parts[key]
         if token is not None:
             return self._characters(node, token, is_counted=is_counted)
         if (id(node), calls) not in self._leaves:
@@ -167,6 +176,7 @@ class _Automaton:
         return whole
 
     def _link(self, before: _Part, after: _Part, token: int | None, *, is_loop: bool = False) -> None:
+        self._spend(len(before.last) * len(after.first))
         for place in before.last:
             if token is not None:
                 self._within[place] |= after.first
@@ -180,7 +190,12 @@ def split(rules: dict[str, RuleNode]) -> None:
     """Write what must not be a token in smaller pieces. The rules are resolved; those of a grammar that is too large
     stay as they are. A rule stays a token for other tokens, and where there is no conflict."""
     as_rules: dict[str, RuleNode] = {}
-    while conflicts := _conflicts(rules):
+    n_left = _MOST_READ
+    while n_left > 0:
+        conflicts, n_places = _conflicts(rules)
+        if not conflicts:
+            return
+        n_left -= n_places
         for node in conflicts:
             if isinstance(node, RuleRefNode) and node.target is not None and node.target.rule_is_terminal:
                 name = node.target.name
@@ -192,14 +207,15 @@ def split(rules: dict[str, RuleNode]) -> None:
             rule.alternatives = _in_pieces(rule.alternatives, texts)
 
 
-def _conflicts(rules: Mapping[str, RuleNode]) -> list[ASTNode]:
+def _conflicts(rules: Mapping[str, RuleNode]) -> tuple[list[ASTNode], int]:
+    """Tokens to write in smaller pieces, and how many places were looked at for that."""
     for n_calls in (2, 0):
         try:
             automaton = _Automaton(rules, n_calls)
-            return [automaton.tokens[at] for at in automaton.conflicts()]
+            return [automaton.tokens[at] for at in automaton.conflicts()], len(automaton.owner)
         except (_TooLarge, RecursionError):
             pass
-    return []
+    return [], 0
 
 
 def _as_rule(rules: dict[str, RuleNode], token: RuleNode) -> RuleNode:

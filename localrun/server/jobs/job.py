@@ -154,6 +154,7 @@ class Job:
     n_vocab: int
     n_embd: int
     control_tokens: tuple[str, ...]
+    eog_tokens: tuple[int, ...]
     media_kinds: tuple[wire.MediaKind, ...]
     audio_rate_hz: int
     load_s: float
@@ -218,6 +219,7 @@ class Job:
         self.n_vocab = lease.link.ready.n_vocab
         self.n_embd = lease.link.ready.n_embd
         self.control_tokens = lease.link.ready.control_tokens
+        self.eog_tokens = lease.link.ready.eog_tokens
         self.media_kinds = lease.link.ready.media
         self.audio_rate_hz = lease.link.ready.audio_rate_hz
         self.record.loaded(lease.model.name, lease.link.model)

@@ -329,7 +329,10 @@ class CompletionAnswer:
             "tokens_predicted": usage.n_output,
             "tokens_evaluated": usage.n_prompt,
             "generation_settings": generation_settings(
-                self._plan, is_streamed=bool(self._body.stream), lora=self._body.lora or ()
+                self._plan,
+                is_streamed=bool(self._body.stream),
+                lora=self._body.lora or (),
+                banned=self._jobs[index].eog_tokens if self._plan.ignore_eos else (),
             ),
             "prompt": self._prompts[index],
             "has_new_line": record.has_new_line,
@@ -368,9 +371,12 @@ def picked(answer: Fields, wanted: list[str] | None) -> Fields:
     return picked
 
 
-def generation_settings(plan: Submit, *, is_streamed: bool = False, lora: Sequence[fields.LoraEntry] = ()) -> Fields:
+def generation_settings(
+    plan: Submit, *, is_streamed: bool = False, lora: Sequence[fields.LoraEntry] = (), banned: Sequence[int] = ()
+) -> Fields:
     """How an answer is sampled, by llama-server's names. Those that localrun does not have are at their defaults."""
     said = plan.sampling
+    biases = [*said.logit_bias, *((token, -math.inf) for token in banned)]
     return {
         "seed": _RANDOM_SEED if said.seed is None else said.seed,
         "temperature": said.temperature,
@@ -404,7 +410,7 @@ def generation_settings(plan: Submit, *, is_streamed: bool = False, lora: Sequen
         "n_discard": 0,
         "ignore_eos": plan.ignore_eos,
         "stream": is_streamed,
-        "logit_bias": [{"token": token, "bias": None if math.isinf(bias) else bias} for token, bias in said.logit_bias],
+        "logit_bias": [{"token": token, "bias": None if math.isinf(bias) else bias} for token, bias in biases],
         "n_probs": plan.n_probs,
         "min_keep": 0,
         "grammar": "" if plan.grammar is None else plan.grammar.text,

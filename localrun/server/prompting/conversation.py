@@ -379,20 +379,24 @@ def with_tools(
     return [{"role": "system", "content": text}, *messages]
 
 
-def described(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """The tool with a description and a type, empty if need be, on every parameter: some templates fail without."""
+def described(tool: Mapping[str, Any], *, has_types: bool = True) -> dict[str, Any]:
+    """The tool with a description on every parameter, empty if need be, and with a type unless it `has_types` only
+    where it says them: some templates fail without, and one of these with a type that it does not know."""
     function = dict(tool["function"])
-    function["parameters"] = _described(function["parameters"])
+    function["parameters"] = _described(function["parameters"], has_types=has_types)
     return {**tool, "function": function}
 
 
-def _described(schema: Any, depth: int = 0) -> Any:
+def _described(schema: Any, depth: int = 0, *, has_types: bool) -> Any:
     if not isinstance(schema, Mapping) or depth > 16:
         return schema
-    made = {"description": "", "type": _type_of(schema), **schema} if depth else dict(schema)
+    missing = {"description": ""} | ({"type": _type_of(schema)} if has_types else {})
+    made = missing | dict(schema) if depth else dict(schema)
     properties = made.get("properties")
     if isinstance(properties, Mapping):
-        made["properties"] = {name: _described(value, depth + 1) for name, value in properties.items()}
+        made["properties"] = {
+            name: _described(value, depth + 1, has_types=has_types) for name, value in properties.items()
+        }
     return made
 
 

@@ -19,6 +19,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from itertools import product
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -256,9 +257,10 @@ async def render_chat(runtime: Runtime, job: Job, ask: ChatAsk, template: str, p
             raise
         except BadRequest as refusal:
             # What some templates cannot do without: a list of tools, a description of everything, other arguments.
-            described = [conversation.described(tool) for tool in given or ()]
             other = await apart(conversation.with_other_arguments, made)
-            for again in (made,) if other is None else (made, other):
+            ways = product((True, False) if given else (True,), (made,) if other is None else (made, other))
+            for has_types, again in ways:
+                described = [conversation.described(tool, has_types=has_types) for tool in given or ()]
                 try:
                     return await render_template(
                         runtime, job, template, again, tools=described, variables=variables, adds_prompt=adds_prompt

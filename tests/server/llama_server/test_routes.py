@@ -205,6 +205,19 @@ def test_biases_of_tokens_and_of_texts(daemon: Daemon) -> None:
         assert refused(daemon, "/completion", prompt=PROMPT, logit_bias=bias) == "logit_bias", "texts count by tokens"
 
 
+def test_tokens_that_end_answers_are_banned_where_they_are_not_to_count(daemon: Daemon) -> None:
+    biases = [
+        ask(daemon, "/completion", prompt=PROMPT, n_predict=1, ignore_eos=wanted, logit_bias={"5": 1})[
+            "generation_settings"
+        ]["logit_bias"]
+        for wanted in (True, False)
+    ]
+    assert biases[1] == [{"token": 5, "bias": 1.0}]
+    assert biases[0][0] == biases[1][0]
+    assert len(biases[0]) > 1
+    assert all(entry["bias"] is None for entry in biases[0][1:])
+
+
 @pytest.mark.parametrize(
     ("path", "fields"),
     [

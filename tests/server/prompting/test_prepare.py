@@ -431,6 +431,17 @@ def test_parameters_without_a_type_have_one_for_a_template_that_looks_for_it(des
     assert "a:any b:integer c:string " in text(desk(looks, tools=(tool,)))
 
 
+def test_parameters_without_a_type_have_a_description_alone_where_the_template_reads_types_by_letters(desk: Desk):
+    spelled = (
+        "{% macro kind(p) %}{% if p.type == 'string' %}text{% elif p.type is iterable %}"
+        "{% for one in p.type %}{{ kind({'type': one}) }}{% endfor %}{% else %}any{% endif %}{% endmacro %}"
+        "{% for t in tools or [] %}{% for name, p in t.function.parameters.properties.items() %}"
+        "{{ name + ':' + kind(p) + p.description }} {% endfor %}{% endfor %}<tool_call> arguments" + TURNS
+    )
+    tool = Tool("f", "", {"type": "object", "properties": {"a": {"const": True}, "b": {"type": "string"}}})
+    assert "a: b:text " in text(desk(spelled, tools=(tool,)))
+
+
 def test_a_template_that_wants_roles_to_alternate_gets_that(desk: Desk):
     template = (
         "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
