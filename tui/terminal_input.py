@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import ClassVar
 
 from textual import events
@@ -36,7 +36,7 @@ class TerminalInput(XTermParser):
     """`alt_keys` are those with Alt that are bound; `has_text` says whether the focus is in some."""
 
     alt_keys: ClassVar[frozenset[str]] = frozenset()
-    has_text: ClassVar[Callable[[], bool]] = staticmethod(lambda: True)
+    has_text: ClassVar[staticmethod[[], bool]] = staticmethod(lambda: True)
     _is_in_paste = False
     _held = ""  # of a paste: what may be the beginning of its end, or of a line feed
     _fed_s = 0.0

@@ -45,7 +45,7 @@ LOG_TAIL_LINES = 5
 
 # owner/repo:file.gguf, perhaps after the hub's host: a file of a repository, not one of this machine.
 _FILE_OF_A_REPO = re.compile(
-    r"([\w./:@+=-]+\+)?(https://)?([\w.-]+/)?[\w-][\w.-]*/[\w-][\w.@-]*:[\w.-]+\.gguf", re.ASCII | re.IGNORECASE
+    r"([\w./:@+=-]+\+)?(https://)?([\w.-]+/)?[\w-][\w.-]*/[\w-][\w.@-]*:[^/\\:]+\.gguf", re.ASCII | re.IGNORECASE
 )
 
 T = TypeVar("T")

@@ -9,6 +9,7 @@ import contextlib
 import difflib
 import os
 import re
+import shlex
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -60,7 +61,7 @@ def guessed(error: errors.LocalrunError, name: str, settings: Settings) -> error
 
 async def next_step(client: Client, name: str) -> str:
     """What to do with a model that has just come, in one line."""
-    shown = await client.show(name)
+    shown, name = await client.show(name), shlex.quote(name)
     if "kind" in (shown.get("localrun") or {}):
         return f"use it with a model: `localrun run MODEL+{name}`"
     if "completion" in (shown.get("capabilities") or ()):

@@ -56,7 +56,8 @@ def translated(error: Exception, repo: str, revision: str, endpoint: str, *, has
     if isinstance(error, errors.RepositoryNotFoundError):
         way_out = "" if has_token else f"; if it is private, {_LOG_IN.format(endpoint=endpoint)}"
         token = " (or your token may not see it)" if has_token else ""
-        ollama = f"; if it is one of Ollama's models, ask for {OLLAMA_HOST}/{repo}"
+        owner, _, model = repo.partition("/")
+        ollama = f"; if it is one of Ollama's models, ask for {model if owner == 'ollama' else f'{OLLAMA_HOST}/{repo}'}"
         return NotFound(f"there is no repository '{repo}' at {host}{token}{way_out}{ollama}", field="model")
     if isinstance(error, errors.RevisionNotFoundError):
         return NotFound(f"'{repo}' has no branch, tag or commit '{revision}'", field="model")

@@ -9,7 +9,7 @@ Does not: read weights, or know names of models.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, MutableSequence, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
@@ -91,7 +91,7 @@ def in_folder(folder: Path) -> Sequence[tuple[Path, str]]:
     return [(folder / entry, _stem(entry)) for entry in models]
 
 
-def below_folder(folder: Path, too_full: list[Path] | None = None) -> Iterator[tuple[Path, str]]:
+def below_folder(folder: Path, too_full: MutableSequence[Path] | None = None) -> Iterator[tuple[Path, str]]:
     """As `in_folder`, sub-folders included, for a folder that another program fills. Parts of models are left out. The
     folder is added to `too_full` if it has more entries than are looked at."""
     waiting = [folder]

@@ -21,7 +21,7 @@ import dataclasses
 import os
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, MutableSequence, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -353,7 +353,7 @@ class Store:
         for path, name in model_files.in_folder(self.folder):
             yield FoundFile(path, name, Origin.FOLDER)
 
-    def _foreign_files(self, too_full: list[Path] | None = None) -> Iterator[FoundFile]:
+    def _foreign_files(self, too_full: MutableSequence[Path] | None = None) -> Iterator[FoundFile]:
         for folder, program in self._foreign:
             for path, name in model_files.below_folder(folder, too_full):
                 yield FoundFile(path, name, Origin.FOREIGN, program)

@@ -241,6 +241,7 @@ def test_a_file_of_a_repository_on_the_hub_is_no_path():
     for name in (
         "owner/repo:model-Q4_0.gguf",
         "hf.co/owner/repo@v1:m.gguf",
+        "owner/repo:My Model (v2) Q4_K_M.gguf",
         "https://huggingface.co/owner/repo:m.gguf",
     ):
         assert for_daemon(name) == name

@@ -35,7 +35,10 @@ GGUF = builtin.model_path().read_bytes() if builtin.model_path().is_file() else 
 
 @pytest.fixture(scope="module")
 def hub() -> Iterator[Hub]:
-    with Hub(Repository("unsloth/Qwen3-0.6B-GGUF", {"Qwen3-0.6B-Q4_K_M.gguf": GGUF})) as running:
+    with Hub(
+        Repository("unsloth/Qwen3-0.6B-GGUF", {"Qwen3-0.6B-Q4_K_M.gguf": GGUF}),
+        Repository("o/spaces-GGUF", {"My Model (v2) Q4_K_M.gguf": GGUF}),
+    ) as running:
         yield running
 
 
@@ -82,6 +85,12 @@ def test_a_pull_without_the_projector_and_then_with_it(
     assert "the projector sha256-" in localrun("show", name, "--fit", port=real_daemon.port).stdout
     refused = localrun("pull", name, "--projector", "F16", port=real_daemon.port)
     assert (refused.returncode, "projector: a model of a registry" in refused.stderr) == (1, True), refused.stderr
+
+
+def test_a_file_with_blanks_in_its_name(localrun, real_daemon: Daemon):
+    name = "o/spaces-GGUF:My Model (v2) Q4_K_M.gguf"
+    ended = localrun("pull", name, port=real_daemon.port)
+    assert ended.stdout == f"{name} is ready; chat with it: `localrun run '{name}'`\n", ended.stderr
 
 
 def test_an_interrupted_pull_says_how_to_go_on_and_does(localrun, environment, real_daemon: Daemon, registry: Registry):

@@ -228,10 +228,9 @@ class MachineSampler:
 
     def _take(self, pids: frozenset[int]) -> MachineSample:
         self.n_samples += 1
-        memory = psutil.virtual_memory()
         system = SystemRow(
             cpu_percent=psutil.cpu_percent(),
-            memory_total_bytes=memory.total,
+            memory_total_bytes=total_bytes(),
             memory_available_bytes=available_bytes(),
             daemon_rss_bytes=_rss(os.getpid()) or 0,
             cores=self._cores,

@@ -216,6 +216,9 @@ def test_a_private_or_missing_repository(hub):
         with pytest.raises(NotFound, match=f"'{repo}'.*private") as missing:
             planned(hub, repo=repo)
         assert missing.value.field == "model"
+    for repo, name in (("huihui_ai/x", "registry.ollama.ai/huihui_ai/x"), ("ollama/llama3.2", "llama3.2")):
+        with pytest.raises(NotFound, match=f"one of Ollama's models, ask for {name}$"):
+            planned(hub, repo=repo)
     assert pulled(replace(hub, token=TOKEN), repo=PRIVATE)[0].read_bytes() == Q4
 
 

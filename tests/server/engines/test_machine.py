@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import sys
@@ -24,6 +25,13 @@ def _cgroup(folder: Path, limit: str, current: int, stat: str = "") -> Path:
     (folder / "memory.current").write_text(f"{current}\n")
     (folder / "memory.stat").write_text(stat)
     return folder
+
+
+def test_what_is_shown_of_a_container_is_its_own_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for read in (machine.available_bytes, machine.total_bytes):
+        monkeypatch.setattr(read, "__defaults__", (_cgroup(tmp_path, "10000", 6000),))
+    shown = asyncio.run(machine.MachineSampler().sample([])).system
+    assert (shown.memory_total_bytes, shown.memory_available_bytes) == (10_000, 4_000)
 
 
 def test_without_a_limit_it_is_what_the_system_says(tmp_path: Path) -> None:
