@@ -192,10 +192,10 @@ def _write(path: Path, model: _Model, weight_type: GgmlType, *, as_f32: bool = F
             if tensor.fill is not None:
                 file.write(np.full(math.prod(tensor.shape), tensor.fill, dtype="<f4").tobytes())
             else:
-                key = (kind.name, tensor.shape[0])
-                if key not in pools:
-                    pools[key] = BlockPool(kind, tensor.shape[0], 1024, rng)
+                rows = (kind.name, tensor.shape[0])
+                if rows not in pools:
+                    pools[rows] = BlockPool(kind, tensor.shape[0], 1024, rng)
                 number = gguf.GGMLQuantizationType(kind.number)
-                for chunk in pools[key].chunks(size_bytes):
+                for chunk in pools[rows].chunks(size_bytes):
                     file.write((gguf.quants.dequantize(chunk, number) if as_f32 else chunk).data)
             file.write(bytes(-file.tell() % _ALIGNMENT))

@@ -51,13 +51,13 @@ def chosen(n_bytes: int) -> list[Case]:
 
 @pytest.fixture(scope="module")
 def daemon() -> Iterator[Daemon]:
-    with running_daemon(LOCALRUN_FAKE_STEP_MS="5", LOCALRUN_RESUME="off") as running:
+    with running_daemon("--keep-alive-s", "-1", LOCALRUN_FAKE_STEP_MS="5", LOCALRUN_RESUME="off") as running:
         yield running
 
 
 @pytest.fixture(scope="module")
 def real_daemon() -> Iterator[Daemon]:
-    with running_daemon("--resume", "off", fake=False) as running:
+    with running_daemon("--resume", "off", "--keep-alive-s", "-1", fake=False) as running:
         yield running
 
 

@@ -31,6 +31,7 @@ from localrun.models.storage.store import Store
 from localrun.server import tiers
 from localrun.server.http.access import Visitor
 from localrun.server.http.exchange import Exchange, decode_body
+from localrun.server.http.loop_watch import apart
 from localrun.server.ollama.bodies import Options
 from localrun.server.ollama.store import Status, knows_blob, send_statuses
 from localrun.server.prompting.ask import ChatAsk
@@ -220,7 +221,7 @@ async def create(runtime: Runtime, exchange: Exchange) -> None:
 
 async def _steps(runtime: Runtime, body: CreateBody, visitor: Visitor) -> AsyncGenerator[Status, None]:
     store = runtime.store
-    order = order_of(body)
+    order = await apart(order_of, body)
     tiers.check_allowed(runtime, visitor, order.name)
     tiers.check_free(runtime, order.name)
     if runtime.settings.tier(order.base) is not None:
