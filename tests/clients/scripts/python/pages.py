@@ -184,7 +184,10 @@ class Locator:
         return found[0]
 
     def click(self) -> None:
-        self.element().click()
+        element = self.element()
+        # WebKitGTK's driver leaves what a box within the page has scrolled away where it is.
+        self.page.focus().execute_script("arguments[0].scrollIntoView({block: 'nearest'})", element)
+        element.click()
 
     def texts(self) -> list[str]:
         found: list[str] = self.evaluate_all("(all) => all.map((one) => one.textContent)")
