@@ -144,7 +144,7 @@ _TIER_CHOICES = dict.fromkeys(("tools", "schema"), " or ".join(get_args(Size))) 
 
 class Tier(msgspec.Struct, frozen=True, kw_only=True):
     """A name that stands for two models, and the rules by which a request gets one of them. `TIER_HELP` has what the
-    fields mean, server/tiers.py the order of the rules. `name` and `file` are of the table itself."""
+    fields mean, server/routing.py the order of the rules. `name` and `file` are of the table itself."""
 
     name: str
     small: str
@@ -155,6 +155,10 @@ class Tier(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens_over: Positive | None = None
     unsure_below: LogProbability | None = None
     file: Path = Path("localrun.toml")
+
+    @property
+    def models(self) -> tuple[str, str]:
+        return self.small, self.large
 
     @property
     def source(self) -> str:

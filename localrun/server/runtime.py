@@ -18,34 +18,31 @@ import contextlib
 import logging
 import sqlite3
 from collections.abc import Sequence
-from pathlib import Path
 
 from localrun import kv_folders
 from localrun.config import Settings, folders, model_dirs, models_folder
-from localrun.errors import BadRequest, LocalrunError, ModelNotFound, Unavailable
+from localrun.errors import LocalrunError, ModelNotFound, Unavailable
 from localrun.hardware import kernels, thread_choice
 from localrun.last_model import remember_model
-from localrun.models.name import split_adapters
 from localrun.models.storage import hub_cache, other_programs
 from localrun.models.storage.store import Store
 from localrun.server.batches.offline import Offline
 from localrun.server.cache import Cache
 from localrun.server.engines.link import ENGINE_COMMAND, EngineLink
-from localrun.server.engines.resident import Use
 from localrun.server.engines.supervisor import Supervisor
 from localrun.server.http import hidden_paths
 from localrun.server.http.access import Access
 from localrun.server.http.loop_watch import LoopWatch
-from localrun.server.jobs.job import Ask, Job, Payer
+from localrun.server.jobs.job import Ask, Job
 from localrun.server.jobs.quarantine import Quarantine
 from localrun.server.jobs.registry import Registry
-from localrun.server.media.decoder import MediaDecoder, check_taken, kinds_of
+from localrun.server.media.decoder import MediaDecoder
 from localrun.server.media.fetching import Fetcher
 from localrun.server.metering.logs import LogFeed
 from localrun.server.metering.telemetry import Telemetry
-from localrun.server.prompting.ask import Attached
 from localrun.server.pulls import Pulls
 from localrun.server.quantizer import Quantizer
+from localrun.server.targets import Targets, last_loaded_file
 from localrun.server.templates.renderer import TemplateRenderer
 from localrun.snapshot import EngineRow
 
@@ -98,13 +95,14 @@ class Runtime:
             threads_file=folders().cache / thread_choice.FILE_NAME,
             kernels_folder=kernels.folder(folders().cache) if is_llama else None,
         )
+        self.targets = Targets(settings, self.store, self.supervisor.residents)
         self.cache = Cache(settings, self.store, residents=self.supervisor.residents, folder=kv_folder)
         self.pulls = Pulls(
             self.store, journal=folders().state / "pulls.json", rate_bytes_per_s=settings.pull_rate_bytes_per_s
         )
         self.shutdown_requested = asyncio.Event()
         self.offline = Offline(
-            folders().data / "batches", settings, models=self.store, supervisor=self.supervisor,
+            folders().data / "batches", settings, targets=self.targets, supervisor=self.supervisor,
             registry=self.registry, access=self.access,
             telemetry=self.telemetry, is_stopping=self.shutdown_requested.is_set,
         )  # fmt: skip
@@ -122,15 +120,11 @@ class Runtime:
 
     def job(self, ask: Ask) -> Job:
         """A new job, seen by the registry from now on. Enter it, or it stays there. Raises Unavailable at shutdown,
-        and BadRequest for the name of a tier: which model that is was to be found out before (tiers.py)."""
+        and BadRequest for the name of a tier: which model that is was to be found out before (routing.py)."""
         if self.shutdown_requested.is_set():
             raise Unavailable("localrun is shutting down")
-        self.check_is_model(ask.model, ask.payer)
-        if ask.draft and self.settings.tier(ask.draft) is not None:
-            raise BadRequest(
-                f"draft: '{ask.draft}' is a tier, and one model drafts; name that one, or leave draft out",
-                field="draft",
-            )
+        if self.settings.tiers:
+            self.targets.check_one(ask, ask.model, draft=ask.draft)
         resumes = self.settings.resume == "on"
         job = Job(
             self.registry.new_id(),
@@ -142,38 +136,6 @@ class Runtime:
         )
         self.registry.add(job)
         return job
-
-    def last_loaded_file(self, use: Use) -> Path:
-        """Where the name of the model is kept that was loaded last for this."""
-        return folders().state / f"last-loaded-{use}"
-
-    def must_name(self, asked: str | None) -> bool:
-        """Whether it is for `unnamed.py` to say which model that is."""
-        return not asked or bool(self.settings.default_model)
-
-    def check_is_model(self, name: str, payer: Payer | None) -> None:
-        """Raises BadRequest for the name of a tier, where a model's is wanted; ModelNotFound for somebody who may not
-        use both of its models, for it names them."""
-        tier = self.settings.tier(split_adapters(name).model) if self.settings.tiers else None
-        if tier is None:
-            return
-        if payer is not None and not all(map(payer.sees_model, (tier.small, tier.large))):
-            raise ModelNotFound(name[:200])
-        raise BadRequest(
-            f"'{tier.name}' is a tier, which only answers with text; here name a model, such as '{tier.small}' or "
-            f"'{tier.large}'",
-            field="model",
-        )
-
-    async def read_media(self, name: str, attached: Sequence[Attached]) -> None:
-        """Reads the pictures and sound of a request to this model, before it is loaded. Raises as `MediaDecoder.read`,
-        and BadRequest for what the model does not take."""
-        await self.media.read(attached)
-        try:
-            model = await asyncio.to_thread(self.store.resolve, split_adapters(name).model)
-        except LocalrunError:
-            return  # which loading it says as well
-        check_taken(model, kinds_of(model), attached)
 
     def request_shutdown(self) -> None:
         """Begins the end; returns at once. Safe to call again."""
@@ -210,7 +172,7 @@ class Runtime:
         resident = next(one for one in self.supervisor.residents() if one.link is link)
         # In a thread: a disk may take its time.
         asyncio.get_running_loop().run_in_executor(
-            None, remember_model, self.last_loaded_file(resident.use), resident.model.name
+            None, remember_model, last_loaded_file(resident.use), resident.model.name
         )
 
     async def metrics_page(self, accept: str) -> tuple[bytes, str]:

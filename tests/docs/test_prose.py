@@ -13,7 +13,7 @@ from localrun.access import keys
 from localrun.cli import daemon as background
 from localrun.engine.schedule import policy
 from localrun.models import fit
-from localrun.server import app, tiers
+from localrun.server import app, routing
 from localrun.server.batches import lines, offline, openai, runner
 from localrun.server.batches.files import MAX_FILE_BYTES
 from localrun.server.engines import room
@@ -130,7 +130,7 @@ SAID = {
         f"at most {fit.DEFAULT_POOL_CELLS:,} cells in all",
         f"| `q8_0` | {34 / 64:.2f} |",
         f"| `q4_0` | {18 / 64:.2f} |",
-        f"up to {tiers.PROBE_TOKENS} tokens that nobody sees",
+        f"up to {routing.PROBE_TOKENS} tokens that nobody sees",
         f"{lines.MAX_LINES:,} lines and {_mb(lines.MAX_INPUT_BYTES)}, one model; {_mb(MAX_FILE_BYTES)} for other files",
         f"{lines.MAX_REQUESTS:,} requests in one body",
         f"from `1s` to `{openai._LONGEST_S // 86_400}d`",

@@ -16,20 +16,19 @@ import msgspec
 from starlette.routing import Route
 
 from localrun.errors import Cancelled, ContextExceeded, EngineFailed
+from localrun.server import streaming
 from localrun.server.anthropic.body import CountBody, MessagesBody
 from localrun.server.anthropic.output import MESSAGE_STOP, PING, Fields, Output, encode, event
-from localrun.server.http import streaming
 from localrun.server.http.exchange import Exchange, route
-from localrun.server.http.fields import ask_of, defaults_of
+from localrun.server.http.fields import defaults_of
 from localrun.server.http.loop_watch import apart
 from localrun.server.jobs.job import Job
-from localrun.server.openai.chat import with_model
 from localrun.server.parsing.pieces import Reply
 from localrun.server.prompting.ask import ChatAsk
 from localrun.server.prompting.conversation import begun
 from localrun.server.prompting.prepare import Prepared, prepare
+from localrun.server.routing import Question
 from localrun.server.runtime import Runtime
-from localrun.server.tiers import Question
 from localrun.wire import Delta, Finish, Usage
 
 # The prompt's length, and that of the context.
@@ -62,11 +61,7 @@ async def count_tokens(runtime: Runtime, exchange: Exchange) -> None:
     ask = await apart(body.ask)
     async with exchange.while_connected(), AsyncExitStack() as stack:
         question = Question(ask=ask, effort=body.effort, may_probe=False)
-        body, ask = await with_model(runtime, exchange, body, question)
-        who = ask_of(exchange, body.model, body)
-        if ask.media:
-            await runtime.read_media(body.model, ask.media)
-        job = await stack.enter_async_context(runtime.job(who))
+        _, ask, [job] = await streaming.enter(runtime, exchange, stack, body, question)
         prepared = await prepared_of(runtime, job, ask)
         tokens = await job.count(prepared.segments)
         await exchange.answer_json(CountedTokens(input_tokens=len(tokens)))
@@ -78,11 +73,8 @@ async def create(runtime: Runtime, exchange: Exchange) -> None:
     body.check_supported()
     ask = await apart(body.ask)
     async with exchange.while_connected(), AsyncExitStack() as stack:
-        body, ask = await with_model(runtime, exchange, body, Question(ask=ask, effort=body.effort))
-        who = ask_of(exchange, body.model, body)
-        if ask.media:
-            await runtime.read_media(body.model, ask.media)
-        job = await stack.enter_async_context(runtime.job(who))
+        question = Question(ask=ask, effort=body.effort)
+        body, ask, [job] = await streaming.enter(runtime, exchange, stack, body, question)
         prepared = await prepared_of(runtime, job, ask)
         plan = await streaming.plan(
             body,

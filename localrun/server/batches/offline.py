@@ -26,7 +26,6 @@ from starlette.types import ASGIApp
 
 from localrun.config import Settings
 from localrun.errors import DiskFull, DiskRefused, LocalrunError, StorageExceeded, Unavailable
-from localrun.models import adapters
 from localrun.server.batches import lines
 from localrun.server.batches.files import Blobs
 from localrun.server.batches.lines import AskedMessage
@@ -35,11 +34,11 @@ from localrun.server.batches.store import Api, Batch, Line, Store, StoredFile, n
 from localrun.snapshot import BatchRow
 
 if TYPE_CHECKING:
-    from localrun.models.storage.store import Store as ModelStore
     from localrun.server.engines.supervisor import Supervisor
     from localrun.server.http.access import Access
     from localrun.server.jobs.registry import Registry
     from localrun.server.metering.telemetry import Telemetry
+    from localrun.server.targets import Targets
 
 WINDOW_S = 86_400.0
 # OpenAI's default for files with requests.
@@ -60,7 +59,7 @@ class Offline:
         folder: Path,
         settings: Settings,
         *,
-        models: ModelStore,
+        targets: Targets,
         supervisor: Supervisor,
         registry: Registry,
         access: Access,
@@ -70,7 +69,7 @@ class Offline:
         self.blobs = Blobs(folder / "blobs")
         self._folder = folder
         self._settings = settings
-        self._models = models
+        self._targets = targets
         self._supervisor = supervisor
         self._registry = registry
         self._access = access
@@ -157,8 +156,7 @@ class Offline:
         return Runner(
             ask=self.ask, database=self._database, blobs=self.blobs, endpoints=self._endpoints,
             supervisor=self._supervisor, registry=self._registry, access=self._access,
-            telemetry=self._telemetry, is_known=self._is_known,
-            models_of=self._models_of,
+            telemetry=self._telemetry, targets=self._targets,
             is_stopping=self._is_stopping, max_line_bytes=self._settings.max_body_bytes,
         )  # fmt: skip
 
@@ -200,17 +198,6 @@ class Offline:
                 self._folder.rename(aside)
                 return aside
         raise Unavailable(f"{self._folder} cannot be read; move it away, and its copies beside it")
-
-    def _models_of(self, name: str) -> tuple[str, ...]:
-        tier = self._settings.tier(name)
-        return (name,) if tier is None else (tier.small, tier.large)
-
-    def _is_known(self, model: str) -> bool:
-        try:
-            adapters.resolve(self._models, model)
-        except LocalrunError:
-            return False
-        return True
 
     # --- for the routes ------------------------------------------------------------------------------------------
 

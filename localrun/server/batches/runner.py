@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from localrun.server.engines.supervisor import Supervisor
     from localrun.server.jobs.registry import Registry
     from localrun.server.metering.telemetry import Telemetry
+    from localrun.server.targets import Targets
 
 TURN_S = 600.0
 QUIET_S = 60.0
@@ -165,9 +166,7 @@ class _Open:
 
 
 class Runner:
-    """See the module. `endpoints` are the routes that lines may name. `models_of` are the models that a name stands
-    for: of a tier the small one, which sees every request, and the large one. It stops starting lines when
-    `is_stopping`."""
+    """See the module. `endpoints` are the routes that lines may name. It stops starting lines when `is_stopping`."""
 
     def __init__(
         self,
@@ -180,8 +179,7 @@ class Runner:
         registry: Registry,
         access: Access,
         telemetry: Telemetry,
-        is_known: Callable[[str], bool],
-        models_of: Callable[[str], tuple[str, ...]],
+        targets: Targets,
         is_stopping: Callable[[], bool],
         max_line_bytes: int,
     ) -> None:
@@ -193,8 +191,7 @@ class Runner:
         self._registry = registry
         self._access = access
         self._telemetry = telemetry
-        self._is_known = is_known
-        self._models_of = models_of
+        self._targets = targets
         self._is_stopping = is_stopping
         self._max_line_bytes = max_line_bytes
         self._open: dict[int, _Open] = {}
@@ -310,7 +307,7 @@ class Runner:
             if n_running:  # of the model before
                 return _LOOK_S
             self._model, self._turn_began_s = model, time.monotonic()
-        models = self._models_of(model)
+        models = self._targets.names(model)
         n_slots = self._supervisor.slots_of(models[0])
         if n_slots and self._supervisor.n_wanting_room:
             self._give_up_lines(n_running)
@@ -436,7 +433,7 @@ class Runner:
                 self._blobs.path(batch.input_file_id),
                 batch.endpoint,
                 max_line_bytes=self._max_line_bytes,
-                lacks=lambda name: self._lacks(name, visitor),
+                lacks=lambda name: self._targets.missing(visitor, name),
             )
         except InvalidKey as error:
             checked = lines.Checked([], None, [lines.error_of(None, error.code, error.message)])
@@ -448,13 +445,6 @@ class Runner:
             self._telemetry.batch_ended("failed")
         else:
             await self._ask(lambda store: store.start(batch.seq, checked.lines, checked.model, time.time()))
-
-    def _lacks(self, name: str, visitor: Visitor) -> str | None:
-        """In a thread. The model that is missing for this name; who may not use a tier hears of none of its models."""
-        models = self._models_of(name)
-        if not all(map(visitor.sees_model, models)):
-            return name
-        return next((model for model in models if not self._is_known(model)), None)
 
     async def _end(self, one: _Open, ending: Ending) -> None:
         one.is_ending = True

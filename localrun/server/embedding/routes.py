@@ -23,11 +23,9 @@ from starlette.routing import Route
 from localrun.server.embedding import work
 from localrun.server.embedding.bodies import EmbedBody, EmbeddingsBody, LegacyEmbeddingsBody, RerankBody
 from localrun.server.embedding.work import Work, base64_json, lists_json, vector_values
-from localrun.server.engines.resident import Use
 from localrun.server.http.exchange import Exchange, route
 from localrun.server.prompting.ask import Attachments
 from localrun.server.runtime import Runtime
-from localrun.server.unnamed import named
 
 
 class EmbeddingUsage(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,7 +83,7 @@ class Ranking(msgspec.Struct, frozen=True, kw_only=True):
 
 async def embeddings(runtime: Runtime, exchange: Exchange) -> None:
     """The route's handler."""
-    body = await named(runtime, exchange, await exchange.read_json(EmbeddingsBody), Use.EMBED)
+    body = await exchange.read_json(EmbeddingsBody)
     is_base64 = body.is_base64
     async with work.done(runtime, exchange, _work(body)) as (job, results):
         if is_base64:
@@ -95,14 +93,14 @@ async def embeddings(runtime: Runtime, exchange: Exchange) -> None:
         rows = [b'{"object":"embedding","index":%d,"embedding":%b}' % (index, one) for index, one in enumerate(written)]
         usage = EmbeddingUsage(prompt_tokens=results.n_tokens, total_tokens=results.n_tokens)
         answer = b'{"object":"list","data":[%b],"model":%b,"usage":%b}' % (
-            b",".join(rows), msgspec.json.encode(body.model), msgspec.json.encode(usage),
+            b",".join(rows), msgspec.json.encode(job.ask.model), msgspec.json.encode(usage),
         )  # fmt: skip
         await exchange.answer(answer, headers=work.headers(job, results))
 
 
 async def embedding(runtime: Runtime, exchange: Exchange) -> None:
     """POST /embedding, in llama-server's form: a list of rows, each of which has a list of vectors."""
-    body = await named(runtime, exchange, await exchange.read_json(EmbeddingsBody), Use.EMBED)
+    body = await exchange.read_json(EmbeddingsBody)
     async with work.done(runtime, exchange, _work(body)) as (job, results):
         lists = await lists_json(results.vectors)
         rows = [b'{"index":%d,"embedding":[%b]}' % row for row in enumerate(lists)]
@@ -113,7 +111,6 @@ def _work(body: EmbeddingsBody) -> Work:
     media = Attachments()
     chat = body.chat(media)
     return Work(
-        model=body.model,
         inputs=body.inputs(media) if chat is None else (),
         media=media.all(),
         chat=chat,
@@ -130,12 +127,12 @@ async def embed(runtime: Runtime, exchange: Exchange) -> None:
     media = Attachments()
     inputs = body.inputs(media)
     wanted = Work(
-        model=body.model,
         inputs=inputs,
         media=media.all(),
         truncate=body.truncate is not False,
         dimensions=body.dimensions or 0,
         fields=body,
+        needs_name=True,
     )
     async with work.done(runtime, exchange, wanted) as (job, results):
         lists = await lists_json(results.vectors)
@@ -154,10 +151,10 @@ async def legacy_embeddings(runtime: Runtime, exchange: Exchange) -> None:
     """POST /api/embeddings."""
     body = await exchange.read_json(LegacyEmbeddingsBody)
     wanted = Work(
-        model=body.model,
         inputs=[body.prompt] if body.prompt else [],
         truncate=True,
         fields=body,
+        needs_name=True,
     )
     async with work.done(runtime, exchange, wanted) as (job, results):
         found = vector_values(results.vectors[0]) if results.vectors else []
@@ -166,10 +163,9 @@ async def legacy_embeddings(runtime: Runtime, exchange: Exchange) -> None:
 
 async def rerank(runtime: Runtime, exchange: Exchange) -> None:
     """The route's handler."""
-    body = await named(runtime, exchange, await exchange.read_json(RerankBody), Use.RERANK)
+    body = await exchange.read_json(RerankBody)
     texts = body.each()
     wanted = Work(
-        model=body.model,
         inputs=texts,
         query=body.query,
         truncate=body.truncate is not False,
@@ -196,7 +192,7 @@ async def rerank(runtime: Runtime, exchange: Exchange) -> None:
         answer = Ranking(
             id=job.id,
             object="list",
-            model=body.model,
+            model=job.ask.model,
             results=rows,
             usage=EmbeddingUsage(prompt_tokens=results.n_tokens, total_tokens=results.n_tokens),
             meta={"tokens": {"input_tokens": results.n_tokens}},

@@ -22,16 +22,18 @@ from typing import NamedTuple
 import msgspec
 
 from localrun.errors import BadRequest, Cancelled
+from localrun.server import streaming
 from localrun.server.embedding.bodies import Input
 from localrun.server.engines.resident import Use
 from localrun.server.http.exchange import Exchange
 from localrun.server.http.failures import Headers
-from localrun.server.http.fields import ServiceFields, ask_of
+from localrun.server.http.fields import ServiceFields
 from localrun.server.jobs.job import Job
 from localrun.server.prompting.ask import Attached, ChatAsk
 from localrun.server.prompting.mixed import segments_of
 from localrun.server.prompting.places import placed
 from localrun.server.prompting.prepare import prepare
+from localrun.server.routing import Question
 from localrun.server.runtime import Runtime
 from localrun.wire import Finish, Media, Mixed, Segment, Vector
 
@@ -70,9 +72,8 @@ async def lists_json(vectors: Sequence[Vector]) -> list[bytes]:
 @dataclass(frozen=True, kw_only=True)
 class Work:
     """What is wanted. With `query`, the inputs are documents to be scored. Markers in the inputs stand for `media`. A
-    `chat` is the only input."""
+    `chat` is the only input. `needs_name` is of APIs that have no requests without a model's name."""
 
-    model: str
     inputs: Sequence[Input] = ()
     media: Sequence[Attached] = ()
     chat: ChatAsk | None = None
@@ -80,6 +81,7 @@ class Work:
     truncate: bool = False
     dimensions: int = 0
     fields: ServiceFields
+    needs_name: bool = False
 
 
 class Results(NamedTuple):
@@ -105,12 +107,11 @@ async def done(runtime: Runtime, exchange: Exchange, work: Work) -> AsyncIterato
     take, ContextExceeded for an input that is too long, and what loading and the engine raise.
     """
     use = Use.EMBED if work.query is None else Use.RERANK
-    ask = ask_of(exchange, work.model, work.fields, use=use)
-    async with AsyncExitStack() as stack:
-        await stack.enter_async_context(exchange.while_connected())
-        if work.media:
-            await runtime.read_media(work.model, work.media)
-        job = await stack.enter_async_context(runtime.job(ask))
+    question = Question(ask=ChatAsk(messages=(), media=tuple(work.media)))
+    async with exchange.while_connected(), AsyncExitStack() as stack:
+        _, _, [job] = await streaming.enter(
+            runtime, exchange, stack, work.fields, question, use=use, needs_name=work.needs_name
+        )
         if work.dimensions > job.n_embd:
             raise BadRequest(
                 f"dimensions: the vectors of this model have {job.n_embd} numbers, {work.dimensions} is more; ask for "

@@ -116,7 +116,7 @@ class ClientGone(Exception):
 
 class Exchange:
     """See the module. `shape` is the family's; `visitor` asks; `started` is true once the status line is sent.
-    `more_headers` are for whatever answer there will be. `tier` is which model of a tier answers, and why (tiers.py);
+    `more_headers` are for whatever answer there will be. `tier` is which model of a tier answers, and why (routing.py);
     empty without one."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, shape: Shape) -> None:

@@ -58,7 +58,7 @@ MAX_TOKENS = 2**31 - 1
 MAX_CLIENT_CHARACTERS = 64
 MAX_DEADLINE_S = 86_400.0
 
-# A null is no name, as an empty one is; `unnamed.py` puts a name in its place before anything reads it.
+# A null is no name, as an empty one is; `targets.py` finds a name in its place before anything reads it.
 if TYPE_CHECKING:
     ModelName = str
 else:

@@ -21,22 +21,22 @@ import msgspec
 from msgspec import Meta
 
 from localrun.errors import BadRequest
-from localrun.server import notices, tiers
+from localrun.server import notices, streaming
 from localrun.server.embedding.bodies import MEDIA_PLACE, MediaInput
-from localrun.server.http import fields, streaming
+from localrun.server.http import fields
 from localrun.server.http.exchange import Exchange
-from localrun.server.http.fields import ModelDefaults, ask_of, defaults_of
+from localrun.server.http.fields import ModelDefaults, defaults_of
 from localrun.server.http.loop_watch import apart
 from localrun.server.jobs.job import Job
 from localrun.server.llama_server.tokens import Mixed
 from localrun.server.openai.answer import Fields, encode, ended, headers_of, naming, piece_text, timings_of
 from localrun.server.openai.bodies import MAX_ANSWERS, Choices, LimitFields
 from localrun.server.openai.running import Running, Wanted, timings_so_far
-from localrun.server.prompting.ask import Attachments
+from localrun.server.prompting.ask import Attachments, ChatAsk
 from localrun.server.prompting.mixed import is_one, segments_of
 from localrun.server.prompting.places import placed, shown
+from localrun.server.routing import Question
 from localrun.server.runtime import Runtime
-from localrun.server.unnamed import named
 from localrun.wire import ChosenLogprob, Delta, Finish, Sampling, Segment, Submit, TokenLogprob
 
 # One of the prompts of a request.
@@ -161,17 +161,9 @@ async def complete(runtime: Runtime, exchange: Exchange) -> None:
     prompts = [prompt for prompt in prompts for _ in range(body.n or 1)]
     grammar = await apart(body.answer_grammar)
     async with exchange.while_connected(), AsyncExitStack() as stack:
-        if runtime.must_name(body.model):
-            body = await named(runtime, exchange, body)
-        if runtime.settings.tiers:
-            body = await tiers.routed_prompts(
-                runtime, exchange, body, prompts, has_schema=grammar is not None, media=media.all()
-            )
-        model = body.model or ""
-        who = ask_of(exchange, model, body)
-        if media.all():
-            await runtime.read_media(model, media.all())
-        jobs = await streaming.enter(runtime, stack, who, n_jobs=len(prompts))
+        ask = ChatAsk(messages=(), media=media.all())
+        question = Question(ask=ask, prompts=prompts, is_raw=True, has_schema=grammar is not None)
+        body, _, jobs = await streaming.enter(runtime, exchange, stack, body, question, n_jobs=len(prompts))
         plan = await streaming.plan(
             body,
             jobs[0],
@@ -195,7 +187,7 @@ async def complete(runtime: Runtime, exchange: Exchange) -> None:
         if body.is_reordered():
             notices.note("samplers")
         with naming("prompt"):
-            await CompletionAnswer(model, body, jobs, plan, texts, is_list=len(prompts) > 1).send(exchange)
+            await CompletionAnswer(body, jobs, plan, texts, is_list=len(prompts) > 1).send(exchange)
 
 
 def with_defaults(defaults: ModelDefaults) -> ModelDefaults:
@@ -242,9 +234,8 @@ class CompletionAnswer:
     texts."""
 
     def __init__(
-        self, model: str, body: AnswerFields, jobs: Sequence[Job], plan: Submit, texts: list[str], *, is_list: bool
+        self, body: AnswerFields, jobs: Sequence[Job], plan: Submit, texts: list[str], *, is_list: bool
     ) -> None:
-        self._model = model
         self._body = body
         self._jobs = jobs
         self._plan = plan
@@ -325,7 +316,7 @@ class CompletionAnswer:
             "tokens": tokens,
             "id_slot": self._slot(index),
             "stop": True,
-            "model": self._model,
+            "model": self._jobs[index].ask.model,
             "tokens_predicted": usage.n_output,
             "tokens_evaluated": usage.n_prompt,
             "generation_settings": generation_settings(

@@ -1,6 +1,6 @@
 """POST /infill: filling in the middle as llama-server has it, with the answer of `/completion`.
 
-The editors' plugins for llama-server name no model, as a llama-server has one (`unnamed.py`). They ask for the fields
+The editors' plugins for llama-server name no model, as a llama-server has one (`targets.py`). They ask for the fields
 that they read (`response_fields`, with paths such as `timings/prompt_n`), and warm the cache up with `n_predict` 0.
 """
 
@@ -13,16 +13,16 @@ import msgspec
 from msgspec import Meta
 
 from localrun.errors import BadRequest
+from localrun.server import streaming
 from localrun.server.embedding.bodies import MediaInput
-from localrun.server.http import fields, streaming
+from localrun.server.http import fields
 from localrun.server.http.exchange import Exchange
-from localrun.server.http.fields import SamplingFields, ask_of, defaults_of
+from localrun.server.http.fields import SamplingFields, defaults_of
 from localrun.server.llama_server.completion import MAX_FIELDS, CompletionAnswer, with_defaults
 from localrun.server.openai.answer import naming
-from localrun.server.openai.chat import with_model
 from localrun.server.prompting.infill import infill
+from localrun.server.routing import Question
 from localrun.server.runtime import Runtime
-from localrun.server.tiers import Question
 
 
 class ExtraFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,10 +69,8 @@ async def complete_infill(runtime: Runtime, exchange: Exchange) -> None:
     before_cursor = body.before_cursor()
     async with exchange.while_connected(), AsyncExitStack() as stack:
         others = "".join(file.filename + file.text for file in body.input_extra or ())
-        question = Question(prompts=[others + before_cursor + body.input_suffix], fills_in=True)
-        body, _ = await with_model(runtime, exchange, body, question)
-        model = body.model or ""
-        jobs = await streaming.enter(runtime, stack, ask_of(exchange, model, body), n_jobs=1)
+        question = Question(prompts=[others + before_cursor], suffix=body.input_suffix, fills_in=True)
+        body, _, jobs = await streaming.enter(runtime, exchange, stack, body, question)
         segments = infill(
             jobs[0].model.header,
             before_cursor,
@@ -91,4 +89,4 @@ async def complete_infill(runtime: Runtime, exchange: Exchange) -> None:
         await jobs[0].submit(plan, segments=segments)
         prompt = "".join(segment.text for segment in segments)
         with naming("input_prefix"):
-            await CompletionAnswer(model, body, jobs, plan, [prompt], is_list=False).send(exchange)
+            await CompletionAnswer(body, jobs, plan, [prompt], is_list=False).send(exchange)

@@ -90,8 +90,7 @@ def llama_model(name: str, known: tuple[str, ...]) -> LlamaModel:
 async def load(runtime: Runtime, exchange: Exchange) -> None:
     """The route's handler. Answers when the model is there; raises what loading it raises."""
     name = (await exchange.read_json(NamedModel)).model
-    exchange.visitor.check_model(name)
-    runtime.check_is_model(name, exchange.visitor)
+    runtime.targets.check_one(exchange.visitor, name)
     header = (await asyncio.to_thread(runtime.store.resolve, split_adapters(name).model)).header
     use = Use.TEXT if header.generates else Use.RERANK if header.pooling == RANK else Use.EMBED
     async with exchange.while_connected(), runtime.job(ask_of(exchange, name, ServiceFields(), use=use)):
@@ -103,8 +102,7 @@ async def unload(runtime: Runtime, exchange: Exchange) -> None:
     """The route's handler. Answers when an idle model is gone; one in use goes when its requests have ended. Raises
     BadRequest for one that is not loaded."""
     name = (await exchange.read_json(NamedModel)).model
-    exchange.visitor.check_model(name)
-    runtime.check_is_model(name, exchange.visitor)
+    runtime.targets.check_one(exchange.visitor, name)
     exchange.visitor.check_change(f"unload {name}")
     if not await runtime.supervisor.unload(split_adapters(name).model):
         raise BadRequest(f"model: '{name}' is not loaded, so there is nothing to unload", field="model")

@@ -105,8 +105,7 @@ async def show_props(runtime: Runtime, exchange: Exchange) -> None:
     if not name:
         await exchange.answer_facts(_of_daemon(runtime, is_sleeping=not loaded))
         return
-    exchange.visitor.check_model(name)
-    runtime.check_is_model(name, exchange.visitor)
+    runtime.targets.check_one(exchange.visitor, name)
     found = await asyncio.to_thread(_of_model, runtime, name, await _with_its_files(runtime, name, loaded))
     if not exchange.visitor.is_admin:  # where files lie is nobody else's business
         found = msgspec.structs.replace(found, model_path=found.model_alias)

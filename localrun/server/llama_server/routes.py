@@ -1,7 +1,7 @@
 """llama-server's own routes, with its fields and the shapes of its answers.
 
 A llama-server has one model, and its clients name none. Here `model`, in the body or the query, chooses; without it
-`unnamed.py` does.
+`targets.py` does.
 """
 
 from __future__ import annotations

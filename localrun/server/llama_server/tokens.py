@@ -17,9 +17,10 @@ from msgspec import UNSET, Meta, UnsetType
 
 from localrun.errors import BadRequest
 from localrun.models.gguf.header import special_token_text
+from localrun.server import streaming
 from localrun.server.http import fields
 from localrun.server.http.exchange import Exchange, parameter
-from localrun.server.http.fields import ServiceFields, ask_of
+from localrun.server.http.fields import ServiceFields
 from localrun.server.http.loop_watch import apart
 from localrun.server.jobs.job import Job
 from localrun.server.openai.answer import naming, piece_text
@@ -29,8 +30,8 @@ from localrun.server.prompting.conversation import begun
 from localrun.server.prompting.mixed import segment_of, segments_of
 from localrun.server.prompting.places import shown
 from localrun.server.prompting.prepare import prepare, thinks_by_default
+from localrun.server.routing import NO_QUESTION, Question
 from localrun.server.runtime import Runtime
-from localrun.server.unnamed import model_for
 from localrun.wire import MAX_COUNTED_TOKENS, Counted
 
 # A text, or texts and token ids one after the other.
@@ -125,8 +126,8 @@ async def tokenize(runtime: Runtime, exchange: Exchange) -> None:
     """The route's handler."""
     body = await exchange.read_json(TokenizeBody)
     body.check_supported()
-    model = await model_for(runtime, exchange.visitor, body.model or "")
-    async with exchange.while_connected(), runtime.job(ask_of(exchange, model, body)) as job:
+    async with exchange.while_connected(), AsyncExitStack() as stack:
+        _, _, [job] = await streaming.enter(runtime, exchange, stack, body, NO_QUESTION, is_for_one=True)
         field, text = ("prompt", body.prompt or "") if body.is_vllms else ("content", body.content)
         segments = segments_of(text, job.n_vocab, field=field, trusted=body.parse_special)
         with _naming(field):
@@ -143,17 +144,16 @@ async def tokenize(runtime: Runtime, exchange: Exchange) -> None:
 async def detokenize(runtime: Runtime, exchange: Exchange) -> None:
     """The route's handler."""
     body = await exchange.read_json(DetokenizeBody)
-    model = await model_for(runtime, exchange.visitor, body.model or "")
-    async with exchange.while_connected(), runtime.job(ask_of(exchange, model, body)) as job:
+    async with exchange.while_connected(), AsyncExitStack() as stack:
+        _, _, [job] = await streaming.enter(runtime, exchange, stack, body, NO_QUESTION, is_for_one=True)
         text = await text_of(job, body.tokens or [], field="tokens")
         await exchange.answer_json(Detokenized(content=text, prompt=text))
 
 
 async def tokenizer_info(runtime: Runtime, exchange: Exchange) -> None:
     """The route's handler. Nothing is loaded."""
-    name = await model_for(runtime, exchange.visitor, parameter(exchange, "model"))
-    exchange.visitor.check_model(name)
-    runtime.check_is_model(name, exchange.visitor)
+    name = await runtime.targets.named(exchange.visitor, parameter(exchange, "model"))
+    runtime.targets.check_one(exchange.visitor, name)
     model = await asyncio.to_thread(runtime.store.resolve, name)
     header = model.header
     await exchange.answer_json(
@@ -172,12 +172,8 @@ async def apply_template(runtime: Runtime, exchange: Exchange) -> None:
     body = await exchange.read_json(TemplateBody)
     body.check_supported()
     ask = await apart(body.ask)
-    model = await model_for(runtime, exchange.visitor, body.model or "")
-    who = ask_of(exchange, model, body)
     async with exchange.while_connected(), AsyncExitStack() as stack:
-        if ask.media:
-            await runtime.read_media(model, ask.media)
-        job = await stack.enter_async_context(runtime.job(who))
+        _, _, [job] = await streaming.enter(runtime, exchange, stack, body, Question(ask=ask), is_for_one=True)
         ask = thinks_by_default(job, msgspec.structs.replace(ask, messages=begun(job.model, ask.messages)))
         with naming("messages"):
             prepared = await prepare(runtime, job, ask)

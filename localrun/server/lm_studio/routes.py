@@ -8,7 +8,6 @@ chunk. Models are told of from file headers, nothing is loaded.
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
 from typing import Annotated, Any, Literal, Self
 
 import msgspec
@@ -16,11 +15,7 @@ from msgspec import UNSET, Meta, UnsetType
 from starlette.routing import Route
 
 from localrun import __version__
-from localrun.config import Tier
-from localrun.errors import LocalrunError, told_of
-from localrun.models import adapters
-from localrun.models.storage.model import Model
-from localrun.server import tiers
+from localrun.errors import told_of
 from localrun.server.embedding.routes import embeddings
 from localrun.server.engines.resident import ResidentState
 from localrun.server.http import fields
@@ -30,6 +25,7 @@ from localrun.server.openai.chat import ChatBody, answer_chat
 from localrun.server.openai.completions import CompletionBody, answer_completion
 from localrun.server.prompting.profile import capabilities
 from localrun.server.runtime import Runtime
+from localrun.server.targets import Target
 from localrun.wire import Delta, Finish
 
 
@@ -185,34 +181,19 @@ async def _complete(runtime: Runtime, exchange: Exchange) -> None:
 
 
 async def _list_models(runtime: Runtime, exchange: Exchange) -> None:
-    rows = await asyncio.to_thread(_rows, runtime, _loaded(runtime))
-    data = [row for row in rows if tiers.is_seen(runtime, exchange.visitor, row.id)]
-    await exchange.answer_facts(LmStudioModels(data=data))
+    loaded = _loaded(runtime)
+
+    def rows() -> list[LmStudioModel]:
+        targets = runtime.targets.visible(exchange.visitor)
+        return [_row(target, loaded) for target in targets if not target.parent]
+
+    await exchange.answer_facts(LmStudioModels(data=await asyncio.to_thread(rows)))
 
 
 async def _one_model(runtime: Runtime, exchange: Exchange) -> None:
     name: str = exchange.scope["path_params"]["id"]
-    tiers.check_allowed(runtime, exchange.visitor, name)
-    tier, loaded = tiers.tier_of(runtime, name), _loaded(runtime)
-    if tier is not None:
-        await exchange.answer_facts(await asyncio.to_thread(_tier_row, runtime, tier, loaded))
-        return
-    found = await asyncio.to_thread(adapters.resolve, runtime.store, name)
-    await exchange.answer_facts(await asyncio.to_thread(_row, found.model, name, loaded))
-
-
-def _rows(runtime: Runtime, loaded: dict[str, int]) -> list[LmStudioModel]:
-    """In a thread. The models, and the tiers that can answer."""
-    rows = [_row(model, model.name, loaded) for model in runtime.store.list()]
-    for tier in runtime.settings.tiers:
-        with suppress(LocalrunError):
-            rows.append(_tier_row(runtime, tier, loaded))
-    return rows
-
-
-def _tier_row(runtime: Runtime, tier: Tier, loaded: dict[str, int]) -> LmStudioModel:
-    _, large = tiers.models_of(runtime, tier)
-    return _row(large, tier.name, loaded)
+    target = await asyncio.to_thread(runtime.targets.find, exchange.visitor, name)
+    await exchange.answer_facts(await asyncio.to_thread(_row, target, _loaded(runtime)))
 
 
 def _loaded(runtime: Runtime) -> dict[str, int]:
@@ -222,12 +203,12 @@ def _loaded(runtime: Runtime) -> dict[str, int]:
     return {one.model.name: one.link.ready.n_ctx for one in ready}
 
 
-def _row(model: Model, name: str, loaded: dict[str, int]) -> LmStudioModel:
+def _row(target: Target, loaded: dict[str, int]) -> LmStudioModel:
     """In a thread: `capabilities` reads the file."""
-    header, can = model.header, capabilities(model)
+    model, header, can = target.model, target.model.header, capabilities(target.model)
     owner, slash, _ = model.name.rpartition("/")
     return LmStudioModel(
-        id=name,
+        id=target.name,
         type="embeddings" if not header.generates else "vlm" if "vision" in can else "llm",
         publisher=owner.rpartition("/")[2] if slash else "localrun",
         arch=header.architecture,

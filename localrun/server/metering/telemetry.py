@@ -9,7 +9,7 @@ from the deltas that were handed to them; prompt and cached tokens count when a 
 page follows the Prometheus customs (base units, unit as suffix, `_total` on counters), and its label values are
 bounded: `model` is the name that a model was loaded under, also for requests by its other names, and never what a
 client made up; `api` is a route, and `family` a `failures.Shape` or "connection"; `outcome` is done, cancelled or
-failed; `reason` is why a request ended, a finish reason or an error's `code`, or of tiers one of the rules in tiers.py;
+failed; `reason` is why a request ended, a finish reason or an error's `code`, or of tiers a rule in routing.py;
 `kind` is no_numbers or unknown_token; `tier` is ram or disk; `source` is a `wire.DraftSource`; `key` is the name of an
 API key; `name` is a tier's in the settings file, `size` small or large. Nothing on it is per request, per client or per
 batch. What can be told beforehand is there with 0, since a rate does not see a series begin with 1; what is of a model

@@ -51,7 +51,6 @@ from localrun.models.projector_memory import projector_memory
 from localrun.models.sources import huggingface
 from localrun.models.sources.huggingface import HubHit
 from localrun.models.storage.model import Model
-from localrun.server import tiers
 from localrun.server.engines.drafts import own_draft, problem_of, speculates
 from localrun.server.engines.machine import answering_gpus
 from localrun.server.engines.placement import refusal, wish_of
@@ -224,9 +223,8 @@ async def _explained(runtime: Runtime, exchange: Exchange) -> FitAnswer:
     name = parameter(exchange, "model")
     if not name:
         raise BadRequest("model is missing: /localrun/v1/fit?model=NAME", field="model")
-    tiers.check_allowed(runtime, exchange.visitor, name)
-    tiers.check_free(runtime, name)
     visitor = exchange.visitor
+    runtime.targets.check_own(visitor, name)
     if drafter := parameter(exchange, "draft"):
         visitor.check_model(drafter)
     adapted = await asyncio.to_thread(adapters.resolve, runtime.store, name, settings=runtime.settings)

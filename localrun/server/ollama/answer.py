@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from localrun.errors import Cancelled
-from localrun.server.http import streaming
+from localrun.server import streaming
 from localrun.server.http.exchange import Exchange
 from localrun.server.http.failures import Headers
 from localrun.server.jobs.job import Job

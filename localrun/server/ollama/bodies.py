@@ -9,7 +9,7 @@ tell (does it think) is found out by the routes.
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 import msgspec
 from msgspec import Meta
@@ -139,7 +139,7 @@ class PromptFields(fields.ServiceFields, frozen=True, kw_only=True):
     debug_render_only: bool | None = msgspec.field(default=None, name="_debug_render_only")
 
     @property
-    def service(self) -> fields.ServiceFields:
+    def service(self) -> Self:
         """With what stands only among the options: some clients can send nothing else."""
         if self.options is None:
             return self

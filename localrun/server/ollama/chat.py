@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import AsyncExitStack
 
 import msgspec
 
 from localrun.errors import BadRequest
 from localrun.models.name import split_adapters
-from localrun.server import tiers
+from localrun.server import streaming
 from localrun.server.http.exchange import Exchange
 from localrun.server.http.fields import ask_of, keep_alive_s
 from localrun.server.http.loop_watch import apart
@@ -31,8 +32,8 @@ from localrun.server.prompting.conversation import begun
 from localrun.server.prompting.fitting import Fitted, Tokens
 from localrun.server.prompting.places import placed
 from localrun.server.prompting.prepare import prepare, thinks_by_default
+from localrun.server.routing import Question
 from localrun.server.runtime import Runtime
-from localrun.server.tiers import Question
 from localrun.wire import Segment, Usage
 
 
@@ -40,27 +41,22 @@ async def chat(runtime: Runtime, exchange: Exchange) -> None:
     """The route's handler."""
     body = await exchange.read_json(ChatBody)
     ask = await apart(body.ask)
-    async with exchange.while_connected():
+    async with exchange.while_connected(), AsyncExitStack() as stack:
         if not ask.messages:
             await load_or_unload(runtime, exchange, body, Lines(body.model, Kind.CHAT))
             return
-        if runtime.settings.tiers:
-            body, ask = await tiers.routed(
-                runtime, exchange, body, Question(ask=ask, effort=body.effort), load=body.load
-            )
-        who = ask_of(exchange, body.model, body.service, load=body.load)
-        lines = Lines(body.model, Kind.CHAT)
-        if ask.media:
-            await runtime.read_media(body.model, ask.media)
-        async with runtime.job(who) as job:
-            options = (body.options or Options()).over(job.model)
-            ask = msgspec.structs.replace(ask, messages=begun(job.model, ask.messages))
-            ask = thinks_by_default(job, ask)
-            may_cut = body.truncate is not False
-            fitted = await fitting.fit_chat(
-                runtime, job, ask, n_predict=options.n_predict, n_keep=options.n_keep, may_cut=may_cut
-            )
-            await answer(exchange, job, body, options, fitted, lines)
+        question = Question(ask=ask, effort=body.effort)
+        body, ask, [job] = await streaming.enter(
+            runtime, exchange, stack, body.service, question, load=body.load, needs_name=True
+        )
+        options = (body.options or Options()).over(job.model)
+        ask = msgspec.structs.replace(ask, messages=begun(job.model, ask.messages))
+        ask = thinks_by_default(job, ask)
+        may_cut = body.truncate is not False
+        fitted = await fitting.fit_chat(
+            runtime, job, ask, n_predict=options.n_predict, n_keep=options.n_keep, may_cut=may_cut
+        )
+        await answer(exchange, job, body, options, fitted, Lines(body.model, Kind.CHAT))
 
 
 async def generate(runtime: Runtime, exchange: Exchange) -> None:
@@ -69,36 +65,22 @@ async def generate(runtime: Runtime, exchange: Exchange) -> None:
     body.check_supported()
     # Refused before the model is loaded, as is all that can be.
     ask = await apart(body.ask)
-    async with exchange.while_connected():
+    async with exchange.while_connected(), AsyncExitStack() as stack:
         if not body.prompt and not body.suffix and not body.images:
             await load_or_unload(runtime, exchange, body, Lines(body.model, Kind.GENERATE))
             return
-        if runtime.settings.tiers:
-            question = _question(runtime, exchange, body, ask)
-            body, ask = await tiers.routed(runtime, exchange, body, question, load=body.load)
-        who = ask_of(exchange, body.model, body.service, load=body.load)
-        lines = Lines(body.model, Kind.GENERATE)
-        if ask.media:
-            await runtime.read_media(body.model, ask.media)
-        async with runtime.job(who) as job:
-            options = (body.options or Options()).over(job.model)
-            fitted = await _fitted(runtime, job, body, ask, options)
-            context = None if body.is_plain else fitted.tokens
-            await answer(exchange, job, body, options, fitted, lines, context=context)
-
-
-def _question(runtime: Runtime, exchange: Exchange, body: GenerateBody, ask: ChatAsk) -> Question:
-    """Raises BadRequest for token ids of an earlier answer: which model they are of nobody knows."""
-    tier = runtime.settings.tier(body.model)
-    if tier is not None and body.context:
-        tiers.check_allowed(runtime, exchange.visitor, body.model)
-        raise BadRequest(
-            f"context: '{tier.name}' is a tier, and token ids are those of one model; name the one that answered "
-            f"before, or use /api/chat",
-            field="context",
+        prompts, suffix = (body.prompt or "",), body.suffix or ""
+        question = Question(
+            ask=ask, prompts=prompts, suffix=suffix, context=bool(body.context), is_raw=body.is_plain,
+            effort=body.effort,
+        )  # fmt: skip
+        body, ask, [job] = await streaming.enter(
+            runtime, exchange, stack, body.service, question, load=body.load, needs_name=True
         )
-    prompts = (f"{body.prompt or ''}{body.suffix or ''}",)
-    return Question(ask=ask, prompts=prompts, is_raw=body.is_plain, effort=body.effort, fills_in=bool(body.suffix))
+        options = (body.options or Options()).over(job.model)
+        fitted = await _fitted(runtime, job, body, ask, options)
+        context = None if body.is_plain else fitted.tokens
+        await answer(exchange, job, body, options, fitted, Lines(body.model, Kind.GENERATE), context=context)
 
 
 async def _fitted(runtime: Runtime, job: Job, body: GenerateBody, ask: ChatAsk, options: Options) -> Fitted:
@@ -153,8 +135,7 @@ _NOTHING = Usage(n_prompt=0, n_cached=0, n_output=0, queued_s=0.0, prefill_s=0.0
 async def load_or_unload(runtime: Runtime, exchange: Exchange, body: ChatBody | GenerateBody, lines: Lines) -> None:
     """Loads the model and answers when it is there; with a `keep_alive` of 0 unloads it. Of a tier both, the small one
     last, so that it is there if there is room for one only. Raises what loading raises."""
-    tiers.check_allowed(runtime, exchange.visitor, body.model)
-    tier = tiers.tier_of(runtime, body.model)
+    tier = runtime.targets.tier(exchange.visitor, body.model)
     names = (body.model,) if tier is None else (tier.large, tier.small)
     asks = [ask_of(exchange, name, body.service, load=body.load) for name in names]
     if keep_alive_s(body.service.keep_alive) == 0:
@@ -164,7 +145,7 @@ async def load_or_unload(runtime: Runtime, exchange: Exchange, body: ChatBody | 
         await exchange.answer(lines.end("unload", metrics(_NOTHING, load_s=0.0, total_s=0.0)))
         return
     if tier is not None:
-        await asyncio.to_thread(tiers.models_of, runtime, tier)
+        await asyncio.to_thread(runtime.targets.models_of, tier)
     began_s, load_s = time.monotonic(), 0.0
     for ask in asks:
         async with runtime.job(ask) as job:

@@ -28,7 +28,6 @@ from localrun.models.creation import Base, Changes
 from localrun.models.fallback_template import by_marks, name_of
 from localrun.models.storage.manifest import Manifest, Message, StoredFile, check_digest
 from localrun.models.storage.store import Store
-from localrun.server import tiers
 from localrun.server.http.access import Visitor
 from localrun.server.http.exchange import Exchange, decode_body
 from localrun.server.http.loop_watch import apart
@@ -222,11 +221,9 @@ async def create(runtime: Runtime, exchange: Exchange) -> None:
 async def _steps(runtime: Runtime, body: CreateBody, visitor: Visitor) -> AsyncGenerator[Status, None]:
     store = runtime.store
     order = await apart(order_of, body)
-    tiers.check_allowed(runtime, visitor, order.name)
-    tiers.check_free(runtime, order.name)
+    runtime.targets.check_own(visitor, order.name)
     if runtime.settings.tier(order.base) is not None:
-        tiers.check_allowed(runtime, visitor, order.base)  # before anything that names its models
-        tiers.check_free(runtime, order.base, "from")
+        runtime.targets.check_own(visitor, order.base, "from")
     check_requires(order.requires)
     await asyncio.to_thread(naming.check_free, store, order.name)
     left_out, template = list(order.left_out), order.template

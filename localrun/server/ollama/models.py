@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from localrun.config import Settings, Tier
+from localrun.config import Settings
 from localrun.errors import BadModelFile, BadRequest, ModelNotFound, NotFound
 from localrun.models import adapters, memory, modelfile
 from localrun.models.adapters import Adapted
@@ -32,7 +32,6 @@ from localrun.models.storage.manifest import in_full
 from localrun.models.storage.model import Model, Origin, Part
 from localrun.models.storage.named_adapter import NamedAdapter
 from localrun.models.storage.store import DamagedFile, Store
-from localrun.server import tiers
 from localrun.server.engines.drafts import own_draft
 from localrun.server.http.access import Visitor
 from localrun.server.http.exchange import Exchange
@@ -173,7 +172,7 @@ def _tags(runtime: Runtime, loaded: dict[Files, str], visitor: Visitor) -> Tags:
     """In a thread: reads the folders, and new headers. What cannot be used comes with the reason."""
     rows, named, unusable = list[TagRow](), list[AdapterTag](), list[UnusableFile]()
     for found in runtime.store.survey():
-        if not isinstance(found, DamagedFile) and not tiers.is_seen(runtime, visitor, found.name):
+        if not isinstance(found, DamagedFile) and not runtime.targets.sees(visitor, found.name):
             continue
         if isinstance(found, NamedAdapter):
             named.append(tag_of(found, _source(found)))
@@ -187,20 +186,15 @@ def _tags(runtime: Runtime, loaded: dict[Files, str], visitor: Visitor) -> Tags:
             loaded_as = None if files is None else loaded.get(files)
             rows.append(_tags_row(found, is_loaded=loaded_as is not None, loaded_as=loaded_as or ""))
     for tier in runtime.settings.tiers:
-        if not tiers.is_seen(runtime, visitor, tier.name):
+        if not runtime.targets.sees(visitor, tier.name):
             continue
         try:
-            rows.append(_tier_row(runtime, tier))
+            row = _tags_row(runtime.targets.of_tier(tier).model, is_loaded=False)
+            name = in_full(tier.name)
+            rows.append(msgspec.structs.replace(row, name=name, model=name, size=0, source="tier", tier=tier.rules))
         except (BadModelFile, BadRequest, NotFound) as error:
             unusable.append(UnusableFile(path=tier.source, problem=error.message))
     return Tags(models=rows, adapters=named, unusable=unusable if visitor.is_admin else [])
-
-
-def _tier_row(runtime: Runtime, tier: Tier) -> TagRow:
-    _, large = tiers.models_of(runtime, tier)
-    row = _tags_row(large, is_loaded=False)
-    name = in_full(tier.name)
-    return msgspec.structs.replace(row, name=name, model=name, size=0, source="tier", tier=tier.rules)
 
 
 def _files(runtime: Runtime, model: Model) -> Files | None:
@@ -302,7 +296,6 @@ _FILLS_IN = "{#- .Suffix -#}"
 async def show(runtime: Runtime, exchange: Exchange) -> None:
     """The route's handler."""
     body = await exchange.read_json(ModelBody)
-    tiers.check_allowed(runtime, exchange.visitor, body.model_name)
     loaded = {row.model: row.n_ctx for row in runtime.supervisor.loaded() if row.n_ctx}
     answer = await asyncio.to_thread(_shown, runtime, body, loaded, exchange.visitor)
     await exchange.answer_facts(answer)
@@ -312,15 +305,11 @@ def _shown(runtime: Runtime, body: ModelBody, loaded: dict[str, int], visitor: V
     """In a thread: reads the store. Of `model+adapter` the model, with the adapter among its own. Who is no admin is
     told the model's name in place of its path, and of no draft model that the key may not use."""
     name = body.model_name
-    tier = tiers.tier_of(runtime, name)
-    if tier is not None:
-        tiers.models_of(runtime, tier)
-        name = tier.large
-    if not split_adapters(name).adapters:
+    if runtime.targets.tier(visitor, name) is None and not split_adapters(name).adapters:
         found = runtime.store.find(name)
         if isinstance(found, NamedAdapter):
             return _shown_adapter(found, visitor, is_verbose=bool(body.verbose))
-    adapted = adapters.resolve(runtime.store, name)
+    _, adapted, tier = runtime.targets.find(visitor, name)
     model = adapted.model
     header, said = model.header, model.manifest
     licence = _licence(model)

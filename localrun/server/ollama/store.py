@@ -29,7 +29,6 @@ from localrun.models.naming import Removed
 from localrun.models.storage.blobs import BlobWriter
 from localrun.models.storage.manifest import check_digest
 from localrun.models.storage.store import Store
-from localrun.server import tiers
 from localrun.server.engines import drafts
 from localrun.server.http.access import Visitor
 from localrun.server.http.exchange import Exchange
@@ -74,8 +73,7 @@ async def pull(runtime: Runtime, exchange: Exchange) -> None:
     """The route's handler."""
     body = await exchange.read_json(PullBody)
     name = body.model_name
-    tiers.check_allowed(runtime, exchange.visitor, name)
-    tiers.check_free(runtime, name)
+    runtime.targets.check_own(exchange.visitor, name)
     stream = body.stream is not False
     is_own = await asyncio.to_thread(_is_own, runtime.store, name)
     async with exchange.while_connected():
@@ -135,10 +133,8 @@ class DeletedModel(msgspec.Struct, frozen=True, kw_only=True):
 async def copy(runtime: Runtime, exchange: Exchange) -> None:
     """POST /api/copy: a second name for a model."""
     body = await exchange.read_json(CopyBody)
-    for name in (body.source, body.destination):
-        tiers.check_allowed(runtime, exchange.visitor, name)
-    tiers.check_free(runtime, body.source, "source")
-    tiers.check_free(runtime, body.destination, "destination")
+    runtime.targets.check_own(exchange.visitor, body.source, "source")
+    runtime.targets.check_own(exchange.visitor, body.destination, "destination")
     await asyncio.to_thread(naming.copy, runtime.store, body.source, body.destination)
     await exchange.answer(b"")
 
@@ -147,8 +143,7 @@ async def delete(runtime: Runtime, exchange: Exchange) -> None:
     """DELETE /api/delete."""
     body = await exchange.read_json(ModelBody)
     name = body.model_name
-    tiers.check_allowed(runtime, exchange.visitor, name)
-    tiers.check_free(runtime, name)
+    runtime.targets.check_own(exchange.visitor, name)
     await asyncio.to_thread(naming.check_removable, runtime.store, name)
     # A model whose file is damaged or gone is not loaded under this name, and may be removed all the same.
     with suppress(ModelNotFound, BadModelFile, BadRequest):

@@ -23,8 +23,8 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from localrun.errors import Cancelled, ContextExceeded, EngineFailed
+from localrun.server import streaming
 from localrun.server.build import build_name
-from localrun.server.http import streaming
 from localrun.server.http.exchange import Exchange
 from localrun.server.http.failures import Headers
 from localrun.server.jobs.job import Job

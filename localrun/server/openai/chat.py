@@ -8,16 +8,16 @@ this build does not do are refused with their name; the values that mean "nothin
 from __future__ import annotations
 
 from contextlib import AsyncExitStack
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
 from localrun.errors import BadRequest
-from localrun.server import tiers
-from localrun.server.http import fields, streaming
+from localrun.server import streaming
+from localrun.server.http import fields
 from localrun.server.http.exchange import Exchange
-from localrun.server.http.fields import SamplingFields, ask_of, defaults_of
+from localrun.server.http.fields import defaults_of
 from localrun.server.http.loop_watch import apart
 from localrun.server.jobs.job import Job
 from localrun.server.openai.answer import Answer, ChatChunks, naming
@@ -41,9 +41,8 @@ from localrun.server.prompting.ask import (
 )
 from localrun.server.prompting.conversation import begun
 from localrun.server.prompting.prepare import Prepared, prepare, thinks_by_default
+from localrun.server.routing import Question
 from localrun.server.runtime import Runtime
-from localrun.server.tiers import Question
-from localrun.server.unnamed import named
 
 _OWN_VARIABLES = frozenset(("messages", "tools", "add_generation_prompt"))
 
@@ -263,16 +262,6 @@ async def count_tokens(runtime: Runtime, exchange: Exchange) -> None:
         await exchange.answer_json(InputTokens(input_tokens=len(await job.count(prepared.segments))))
 
 
-Body = TypeVar("Body", bound=SamplingFields)
-
-
-async def with_model(runtime: Runtime, exchange: Exchange, body: Body, question: Question) -> tuple[Body, ChatAsk]:
-    """The body with the model that answers, where it names none or a tier, and the conversation for that one."""
-    if runtime.must_name(getattr(body, "model", None)):
-        body = await named(runtime, exchange, body, fills_in=question.fills_in)
-    return await tiers.routed(runtime, exchange, body, question) if runtime.settings.tiers else (body, question.ask)
-
-
 async def _prompt(
     runtime: Runtime,
     exchange: Exchange,
@@ -283,11 +272,8 @@ async def _prompt(
     may_probe: bool = True,
 ) -> tuple[ChatBody, list[Job], Prepared]:
     """The body with the model that answers, a job for each choice, and their prompt."""
-    body, ask = await with_model(runtime, exchange, body, Question(ask=ask, effort=body.effort, may_probe=may_probe))
-    who = ask_of(exchange, body.model, body)
-    if ask.media:
-        await runtime.read_media(body.model, ask.media)
-    jobs = await streaming.enter(runtime, stack, who, n_jobs=body.n_choices)
+    question = Question(ask=ask, effort=body.effort, may_probe=may_probe)
+    body, ask, jobs = await streaming.enter(runtime, exchange, stack, body, question, n_jobs=body.n_choices)
     messages = begun(jobs[0].model, ask.messages)
     whole = thinks_by_default(jobs[0], msgspec.structs.replace(ask, messages=messages))
     with naming("messages"):

@@ -17,18 +17,18 @@ from contextlib import AsyncExitStack
 import msgspec
 
 from localrun.errors import BadRequest
-from localrun.server import tiers
-from localrun.server.http import fields, streaming
+from localrun.server import streaming
+from localrun.server.http import fields
 from localrun.server.http.exchange import Exchange
-from localrun.server.http.fields import MaxTokens, SamplingFields, ask_of, defaults_of
+from localrun.server.http.fields import MaxTokens, SamplingFields, defaults_of
 from localrun.server.http.loop_watch import apart
 from localrun.server.jobs.job import Job
 from localrun.server.openai.answer import Answer, Chunks, Fields, piece_text
 from localrun.server.openai.bodies import MAX_ANSWERS, Choices, CommonFields
 from localrun.server.openai.running import Running
 from localrun.server.prompting.infill import infill
+from localrun.server.routing import Question
 from localrun.server.runtime import Runtime
-from localrun.server.unnamed import named
 from localrun.wire import ChosenLogprob, Delta, Segment, TokenLogprob
 
 Prompt = str | list[int]
@@ -214,13 +214,8 @@ async def answer_completion(
     prompts = [prompt for prompt in body.prompts() for _ in range(body.n_candidates)]
     grammar = await apart(body.answer_grammar)
     async with exchange.while_connected(), AsyncExitStack() as stack:
-        if runtime.must_name(body.model):
-            body = await named(runtime, exchange, body)
-        if runtime.settings.tiers:
-            has_schema, suffix = grammar is not None, body.suffix or ""
-            body = await tiers.routed_prompts(runtime, exchange, body, prompts, has_schema=has_schema, suffix=suffix)
-        who = ask_of(exchange, body.model, body)
-        jobs = await streaming.enter(runtime, stack, who, n_jobs=len(prompts))
+        question = Question(prompts=prompts, suffix=body.suffix or "", has_schema=grammar is not None)
+        body, _, jobs = await streaming.enter(runtime, exchange, stack, body, question, n_jobs=len(prompts))
         check_tokens(prompts, jobs[0].n_vocab)
         chooses = body.n_candidates > body.n_choices
         plan = await streaming.plan(

@@ -10,16 +10,15 @@ from contextlib import AsyncExitStack
 
 import msgspec
 
-from localrun.server.http import streaming
+from localrun.server import streaming
 from localrun.server.http.exchange import Exchange
-from localrun.server.http.fields import ask_of, defaults_of
+from localrun.server.http.fields import defaults_of
 from localrun.server.openai.answer import Answer, ChatChunks
-from localrun.server.openai.chat import with_model
 from localrun.server.openai.completions import FimBody
 from localrun.server.parsing.pieces import PlainParser, Reply
 from localrun.server.prompting.infill import infill
+from localrun.server.routing import Question
 from localrun.server.runtime import Runtime
-from localrun.server.tiers import Question
 
 
 async def complete_fim(runtime: Runtime, exchange: Exchange) -> None:
@@ -28,10 +27,8 @@ async def complete_fim(runtime: Runtime, exchange: Exchange) -> None:
     if body.seed is None and body.random_seed is not None:
         body = msgspec.structs.replace(body, seed=body.random_seed)
     async with exchange.while_connected(), AsyncExitStack() as stack:
-        question = Question(prompts=[body.prompt + (body.suffix or "")], fills_in=True)
-        body, _ = await with_model(runtime, exchange, body, question)
-        who = ask_of(exchange, body.model, body)
-        jobs = await streaming.enter(runtime, stack, who, n_jobs=1)
+        question = Question(prompts=[body.prompt], suffix=body.suffix or "", fills_in=True)
+        body, _, jobs = await streaming.enter(runtime, exchange, stack, body, question)
         segments = infill(jobs[0].model.header, body.prompt, body.suffix or "", field="model")
         plan = await streaming.plan(body, jobs[0], defaults_of(jobs[0].model), max_output=body.max_tokens)
         await jobs[0].submit(plan, segments=segments)

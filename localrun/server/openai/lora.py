@@ -41,8 +41,7 @@ async def list_adapters(runtime: Runtime, exchange: Exchange) -> None:
     """GET /lora-adapters."""
     visitor, model = exchange.visitor, parameter(exchange, "model")
     if model:
-        visitor.check_model(model)
-        runtime.check_is_model(model, visitor)
+        runtime.targets.check_one(visitor, model)
     rows = await asyncio.to_thread(_rows, runtime.store, model)
     rows = [row for row in rows if visitor.sees_model(row.name)]
     if not visitor.is_admin:  # where files lie is nobody else's business

@@ -6,7 +6,6 @@ Models are told of from file headers, nothing is loaded. The other routes' logic
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,11 +13,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 from starlette.routing import Route
 
-from localrun.config import Tier
-from localrun.errors import LocalrunError
-from localrun.models import adapters
-from localrun.models.storage.model import Model
-from localrun.server import tiers
+from localrun.server.http.access import Visitor
 from localrun.server.http.exchange import Exchange, route
 from localrun.server.llama_server.models import (
     LlamaArchitecture,
@@ -37,6 +32,7 @@ from localrun.server.openai.lora import change_adapters, list_adapters
 from localrun.server.openai.responses import create
 from localrun.server.prompting.profile import capabilities
 from localrun.server.runtime import Runtime
+from localrun.server.targets import Target
 
 
 class OpenAIModelMeta(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,8 +85,7 @@ def routes(runtime: Runtime) -> list[Route]:
 
 async def list_models(runtime: Runtime, exchange: Exchange) -> None:
     """GET /v1/models."""
-    rows = await asyncio.to_thread(_rows, runtime)
-    data = [row for row in rows if tiers.is_seen(runtime, exchange.visitor, row.id)]
+    data = await asyncio.to_thread(_rows, runtime, exchange.visitor)
     # Loaded ones first: clients of llama-server look at the first alone.
     also = [
         llama_model(row.id, row.meta.capabilities) for row in sorted(data, key=lambda row: row.status.value != "loaded")
@@ -101,37 +96,21 @@ async def list_models(runtime: Runtime, exchange: Exchange) -> None:
 async def one_model(runtime: Runtime, exchange: Exchange) -> None:
     """GET /v1/models/{id}."""
     name: str = exchange.scope["path_params"]["id"]
-    tiers.check_allowed(runtime, exchange.visitor, name)
-    tier = tiers.tier_of(runtime, name)
-    if tier is not None:
-        await exchange.answer_facts(await asyncio.to_thread(_tier_row, runtime, tier, statuses(runtime)))
-        return
-    found = await asyncio.to_thread(adapters.resolve, runtime.store, name)
-    parent = UNSET if found.adapters is None else found.model.name
-    await exchange.answer_facts(_row(found.model, name, statuses(runtime), parent))
+    target = await asyncio.to_thread(runtime.targets.find, exchange.visitor, name)
+    await exchange.answer_facts(await asyncio.to_thread(_row, target, statuses(runtime)))
 
 
-def _rows(runtime: Runtime) -> list[OpenAIModel]:
-    """In a thread. The models, the tiers that can answer, and those models with an adapter: one each, for more could
-    be in any number."""
-    alone, adapted = adapters.models_and_pairs(runtime.store)
+def _rows(runtime: Runtime, visitor: Visitor) -> list[OpenAIModel]:
+    """In a thread."""
     found = statuses(runtime)
-    rows = [_row(model, model.name, found) for model in alone]
-    for tier in runtime.settings.tiers:
-        with suppress(LocalrunError):
-            rows.append(_tier_row(runtime, tier, found))
-    return rows + [_row(model, f"{model.name}+{adapter.name}", found, model.name) for model, adapter in adapted]
+    return [_row(target, found) for target in runtime.targets.visible(visitor)]
 
 
-def _tier_row(runtime: Runtime, tier: Tier, found: dict[Path, Status]) -> OpenAIModel:
-    _, large = tiers.models_of(runtime, tier)
-    return msgspec.structs.replace(_row(large, tier.name, found), tier=tier.rules)
-
-
-def _row(model: Model, name: str, found: dict[Path, Status], parent: str | UnsetType = UNSET) -> OpenAIModel:
-    header = model.header
+def _row(target: Target, found: dict[Path, Status]) -> OpenAIModel:
+    """In a thread: reads the file."""
+    model, header = target.model, target.model.header
     return OpenAIModel(
-        id=name,
+        id=target.name,
         object="model",
         created=int(model.modified_at.timestamp()),
         owned_by="localrun",
@@ -144,5 +123,6 @@ def _row(model: Model, name: str, found: dict[Path, Status], parent: str | Unset
         ),
         status=status_of(model, found),
         architecture=architecture_of(model),
-        parent=parent,
+        parent=target.parent or UNSET,
+        tier=UNSET if target.tier is None else target.tier.rules,
     )

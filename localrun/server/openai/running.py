@@ -12,10 +12,10 @@ from typing import Protocol
 
 import msgspec
 
-from localrun.server.http.streaming import Writer
 from localrun.server.jobs.job import Job
 from localrun.server.jobs.record import RequestRecord
 from localrun.server.openai.answer import Fields, Timings, encode, timings_of
+from localrun.server.streaming import Writer
 from localrun.wire import Delta, Usage
 
 

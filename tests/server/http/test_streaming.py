@@ -10,7 +10,7 @@ import pytest
 from starlette.types import Message
 
 from localrun.errors import Cancelled, EngineDied, LocalrunError
-from localrun.server.http import streaming
+from localrun.server import streaming
 from localrun.server.http.exchange import Exchange
 from localrun.server.http.failures import Shape
 from localrun.server.jobs.buffer import DeltaBuffer

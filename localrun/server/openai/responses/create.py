@@ -19,15 +19,14 @@ import msgspec
 from starlette.routing import Route
 
 from localrun.errors import LocalrunError, QueueFull
-from localrun.server import notices
-from localrun.server.http import streaming
+from localrun.server import notices, streaming
 from localrun.server.http.exchange import Exchange, route
 from localrun.server.http.failures import Headers
-from localrun.server.http.fields import ask_of, defaults_of
+from localrun.server.http.fields import defaults_of
 from localrun.server.http.loop_watch import apart
 from localrun.server.jobs.job import Job
 from localrun.server.openai.answer import Fields, encode, ended, headers_of, naming
-from localrun.server.openai.chat import InputTokens, think_of, with_model
+from localrun.server.openai.chat import InputTokens, think_of
 from localrun.server.openai.responses import items as response_items
 from localrun.server.openai.responses.body import ResponsesBody
 from localrun.server.openai.responses.items import Item
@@ -40,8 +39,8 @@ from localrun.server.prompting import conversation as beginning
 from localrun.server.prompting.ask import Attachments, ChatAsk, choose_tools
 from localrun.server.prompting.fitting import Fitted, fit_chat
 from localrun.server.prompting.prepare import thinks_by_default
+from localrun.server.routing import Question
 from localrun.server.runtime import Runtime
-from localrun.server.tiers import Question
 from localrun.wire import Delta, Finish, Sampling, Usage
 
 
@@ -202,11 +201,8 @@ async def _fitted(
     may_probe: bool = True,
 ) -> tuple[ResponsesBody, Job, Fitted]:
     """The body with the model that answers, the job and its prompt."""
-    body, ask = await with_model(runtime, exchange, body, Question(ask=ask, effort=body.effort, may_probe=may_probe))
-    who = ask_of(exchange, body.model, body)
-    if ask.media:
-        await runtime.read_media(body.model, ask.media)
-    job = await stack.enter_async_context(runtime.job(who))
+    question = Question(ask=ask, effort=body.effort, may_probe=may_probe)
+    body, ask, [job] = await streaming.enter(runtime, exchange, stack, body, question)
     messages = beginning.begun(job.model, ask.messages)
     whole = thinks_by_default(job, msgspec.structs.replace(ask, messages=messages))
     n_predict, may_cut = body.max_output or -1, body.truncation == "auto"

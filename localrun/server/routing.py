@@ -1,4 +1,4 @@
-"""Tiers: names that stand for two models, and which of the two answers a request.
+"""Which of the two models of a tier answers a request.
 
 The rules, in this order; the first that says something counts:
 
@@ -37,17 +37,15 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from localrun.config import NOTHING_ASKED, LoadSettings, Size, Tier
-from localrun.errors import BadRequest, ModelNotFound, NotFound
-from localrun.models import adapters
+from localrun.config import LoadSettings, Size, Tier
+from localrun.errors import BadRequest
 from localrun.models.name import split_adapters
 from localrun.models.storage.model import Model
-from localrun.server.http.access import Visitor
 from localrun.server.http.exchange import Exchange
 from localrun.server.http.fields import SamplingFields, ServiceFields, ask_of
 from localrun.server.jobs.job import Job
 from localrun.server.media.decoder import check_taken, kinds_of
-from localrun.server.prompting.ask import Attached, ChatAsk
+from localrun.server.prompting.ask import ChatAsk
 from localrun.server.prompting.conversation import begun
 from localrun.server.prompting.prepare import prepare
 from localrun.server.prompting.profile import capabilities
@@ -67,16 +65,27 @@ Body = TypeVar("Body", bound=ServiceFields | SamplingFields)
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """What the rules look at. `ask` is the conversation; without one, or if it `is_raw`, `prompts` go to the model as
-    they are. With `fills_in`, only models that can fill in will do. `may_probe` is off where no answer is wanted."""
+    """What the rules look at. `ask` is the conversation; without one, or if it `is_raw`, `prompts`, each a
+    text or with token ids, and the `suffix` go to the model as they are. `context` says whether there are token ids of
+    an earlier answer. With `fills_in`, only models that can fill in will do. `may_probe` is off where no answer is
+    wanted."""
 
     ask: ChatAsk = NO_CONVERSATION
-    prompts: Sequence[str] = ()
+    prompts: Sequence[object] = ()
+    suffix: str = ""
+    context: bool = False
     is_raw: bool = False
     effort: str | None = None
     has_schema: bool = False
     fills_in: bool = False
     may_probe: bool = True
+
+    @property
+    def token_field(self) -> str:
+        """Where token ids are; empty without any."""
+        if self.context:
+            return "context"
+        return "" if all(isinstance(prompt, str) for prompt in self.prompts) else "prompt"
 
     @property
     def has_tools(self) -> bool:
@@ -87,6 +96,9 @@ class Question:
         return self.has_schema or self.ask.response_grammar is not None
 
 
+NO_QUESTION = Question()
+
+
 class Choice(NamedTuple):
     """Which model, by which rule; `facts` are what the rule went by."""
 
@@ -95,83 +107,30 @@ class Choice(NamedTuple):
     facts: tuple[tuple[str, str], ...] = ()
 
 
-def tier_of(runtime: Runtime, name: str) -> Tier | None:
-    """The tier that a request names. Raises BadRequest for one with adapters: they are made for one model."""
-    settings = runtime.settings
-    if not settings.tiers:
-        return None
-    tier = settings.tier(split_adapters(name).model)
-    if tier is not None and "+" in name:
-        raise BadRequest(
-            f"'{tier.name}' is a tier, and adapters are made for one model; name '{tier.small}' or '{tier.large}', or "
-            f"write the adapter into {tier.source}",
-            field="model",
-        )
-    return tier
-
-
-def models_of(runtime: Runtime, tier: Tier) -> tuple[Model, Model]:
-    """The small and the large one. In a thread: reads the store. Raises NotFound for one that is not here."""
-    return _model(runtime, tier, "small"), _model(runtime, tier, "large")
-
-
-def _model(runtime: Runtime, tier: Tier, size: Size) -> Model:
-    name = tier.small if size == "small" else tier.large
-    try:
-        return adapters.resolve(runtime.store, name).model
-    except ModelNotFound:
-        raise NotFound(
-            f"the {size} model of the tier '{tier.name}', '{name}', is not here; pull it with `localrun pull {name}`, "
-            f"or change `{size}` in {tier.source}",
-            field="model",
-        ) from None
-
-
-def is_seen(runtime: Runtime, visitor: Visitor, name: str) -> bool:
-    """Whether somebody may use the model, or both models of the tier, with this name."""
-    tier = runtime.settings.tier(split_adapters(name).model)
-    return all(map(visitor.sees_model, (name,) if tier is None else (tier.small, tier.large)))
-
-
-def check_allowed(runtime: Runtime, visitor: Visitor, name: str) -> None:
-    """Raises ModelNotFound for somebody who may not use the model, or one of the models of the tier, with this name."""
-    if not is_seen(runtime, visitor, name):
-        raise ModelNotFound(name[:200])
-
-
-def check_free(runtime: Runtime, name: str, field: str = "model") -> None:
-    """Raises BadRequest for a name that is a tier's, where a model's is wanted."""
-    tier = runtime.settings.tier(name)
-    if tier is not None:
-        raise BadRequest(
-            f"'{tier.name}' is a tier of {tier.file}; use the name of a model, such as '{tier.small}' or "
-            f"'{tier.large}', or remove the table [tiers.{tier.name}]",
-            field=field,
-        )
-
-
 async def routed(
-    runtime: Runtime, exchange: Exchange, body: Body, question: Question, *, load: LoadSettings = NOTHING_ASKED
-) -> tuple[Body, ChatAsk]:
-    """The body and the conversation as they go to a model: unchanged, unless the body names a tier. Then the body names
-    the model that answers, and the exchange's answer says why.
+    runtime: Runtime, exchange: Exchange, name: str, body: Body, question: Question, load: LoadSettings
+) -> tuple[str, Body, ChatAsk]:
+    """The name, the body and the conversation as they go to a model: unchanged, unless the name is a tier's. Then it is
+    that of the model that answers, in the body as well, and the exchange's answer says why.
 
     To be called while the client is watched. Raises what loading and preparing for the small model raise, and
     BadRequest for what only makes sense with one model.
     """
-    name = getattr(body, "model", None) or ""
-    if runtime.settings.tier(split_adapters(name).model) is not None:
-        check_allowed(runtime, exchange.visitor, name)  # before anything that names the two
-    tier = tier_of(runtime, name)
+    tier = runtime.targets.tier(exchange.visitor, name)
     if tier is None:
-        return body, question.ask
+        return name, body, question.ask
     if getattr(body, "lora", None):
         raise BadRequest(f"lora: '{tier.name}' is a tier, and adapters are made for one model; name that", field="lora")
-    visitor = exchange.visitor
-    visitor.begin(tier.small, Lane.DEFAULT)  # before anything is computed; the lane is for the jobs to find
+    if field := question.token_field:
+        raise BadRequest(
+            f"{field}: '{tier.name}' is a tier, and token ids are those of one model; send text, or name that model",
+            field=field,
+        )
+    # Before anything is computed; the lane is for the jobs to find.
+    exchange.visitor.begin(tier.small, Lane.DEFAULT)
     if question.ask.media:
         await runtime.media.read(question.ask.media)
-    small, large = await asyncio.to_thread(models_of, runtime, tier)
+    small, large = await asyncio.to_thread(runtime.targets.models_of, tier)
     choice = _by_fields(tier, question, small, large)
     if choice is None or choice.size == "small":
         choice = await _by_prompt(runtime, exchange, body, tier, question, small, choice, load)
@@ -187,33 +146,7 @@ async def routed(
     changes: dict[str, Any] = {"model": chosen}
     if choice.size == "small" and body.draft == split_adapters(tier.small).model:
         changes["draft"] = None  # it drafts for the large model
-    return msgspec.structs.replace(body, **changes), ask
-
-
-async def routed_prompts(
-    runtime: Runtime,
-    exchange: Exchange,
-    body: Body,
-    prompts: Sequence[object],
-    *,
-    has_schema: bool,
-    suffix: str = "",
-    media: tuple[Attached, ...] = (),
-) -> Body:
-    """`routed`, of a body whose prompts go to the model as they are. Raises BadRequest for one of token ids."""
-    name = getattr(body, "model", None) or ""
-    tier = runtime.settings.tier(name)
-    if tier is not None:
-        check_allowed(runtime, exchange.visitor, name)
-        if not all(isinstance(prompt, str) for prompt in prompts):
-            raise BadRequest(
-                f"prompt: '{tier.name}' is a tier, and token ids are those of one model; send text, or name that model",
-                field="prompt",
-            )
-    ask = ChatAsk(messages=(), media=media) if media else NO_CONVERSATION
-    texts = [f"{prompt}{suffix}" for prompt in prompts]
-    question = Question(ask=ask, prompts=texts, is_raw=True, has_schema=has_schema, fills_in=bool(suffix))
-    return (await routed(runtime, exchange, body, question))[0]
+    return chosen, msgspec.structs.replace(body, **changes), ask
 
 
 def _by_fields(tier: Tier, question: Question, small: Model, large: Model) -> Choice | None:
@@ -225,7 +158,7 @@ def _by_fields(tier: Tier, question: Question, small: Model, large: Model) -> Ch
         except BadRequest:
             return Choice("large", "media")
     can, large_can = capabilities(small), capabilities(large)
-    if question.fills_in and "insert" not in can:
+    if (question.fills_in or question.suffix) and "insert" not in can:
         return Choice("large", "fim")
     by_effort = tier.reasoning_effort.get(question.effort) if question.effort else None  # type: ignore[call-overload]
     if by_effort is not None:
@@ -285,7 +218,7 @@ async def _prompts(runtime: Runtime, job: Job, question: Question) -> tuple[list
     """As the small model would get them, without pictures and sound, and what besides ends its answer."""
     ask = question.ask
     if question.is_raw or ask is NO_CONVERSATION:
-        return [(Segment(prompt),) for prompt in question.prompts], ()
+        return [(Segment(f"{prompt}{question.suffix}"),) for prompt in question.prompts], ()
     # Grammars take time to make, and nothing of them is in the prompt. What this model cannot think, it is not asked.
     messages = begun(job.model, ask.messages)
     think = ask.think if "thinking" in capabilities(job.model) else None

@@ -11,22 +11,56 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack, aclosing
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
+import msgspec
+
+from localrun.config import NOTHING_ASKED, LoadSettings
 from localrun.errors import LocalrunError
+from localrun.server.engines.resident import Use
 from localrun.server.http.exchange import Exchange
 from localrun.server.http.failures import Headers
-from localrun.server.http.fields import ModelDefaults, SamplingFields, check_biases
-from localrun.server.jobs.job import Ask, Job
+from localrun.server.http.fields import ModelDefaults, SamplingFields, ask_of, check_biases
+from localrun.server.jobs.job import Job
+from localrun.server.media.decoder import check_taken, kinds_of
+from localrun.server.prompting.ask import ChatAsk
+from localrun.server.routing import Body, Question, routed
+from localrun.server.runtime import Runtime
 from localrun.wire import Delta, Grammar, Segment, Submit
 
-if TYPE_CHECKING:
-    from localrun.server.runtime import Runtime
 
+async def enter(
+    runtime: Runtime,
+    exchange: Exchange,
+    stack: AsyncExitStack,
+    body: Body,
+    question: Question,
+    *,
+    n_jobs: int = 1,
+    use: Use = Use.TEXT,
+    load: LoadSettings = NOTHING_ASKED,
+    needs_name: bool = False,
+    is_for_one: bool = False,
+) -> tuple[Body, ChatAsk, list[Job]]:
+    """The body with the model that answers, the conversation for that one, and `n_jobs` jobs, entered on `stack`: the
+    first waits for the model, the others find it loaded. What the model cannot take is refused before it is loaded.
 
-async def enter(runtime: Runtime, stack: AsyncExitStack, ask: Ask, *, n_jobs: int) -> list[Job]:
-    """`n_jobs` jobs, entered on `stack`: the first waits for the model, the others find it loaded."""
-    return [await stack.enter_async_context(runtime.job(ask)) for _ in range(n_jobs)]
+    To be called while the client is watched. `needs_name` is of APIs that have no requests without a model's name.
+    What `is_for_one` model no tier answers. Raises what `Targets`, `routed`, `ask_of`, `MediaDecoder.read` and
+    entering a job raise, and BadRequest for media that the model does not take.
+    """
+    name, ask = getattr(body, "model", None) or "", question.ask
+    if not needs_name and (not name or runtime.settings.default_model):
+        name = await runtime.targets.named(exchange.visitor, name, use, fills_in=question.fills_in)
+        body = msgspec.structs.replace(body, model=name)
+    if runtime.settings.tiers and use is Use.TEXT and not is_for_one:
+        name, body, ask = await routed(runtime, exchange, name, body, question, load)
+    who = ask_of(exchange, name, body, use=use, load=load)
+    if ask.media:
+        await runtime.media.read(ask.media)
+        if (model := await asyncio.to_thread(runtime.targets.here, name)) is not None:
+            check_taken(model, kinds_of(model), ask.media)
+    return body, ask, [await stack.enter_async_context(runtime.job(who)) for _ in range(n_jobs)]
 
 
 async def plan(
