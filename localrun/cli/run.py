@@ -163,8 +163,8 @@ def _with_model(settings: Settings, session: Session, action: Callable[[], None]
             signal.signal(number, lambda number, _: sys.exit(128 + number))
     try:
         action()
-    except ModelNotFound:
-        if not pull_missing(session.model, settings):
+    except ModelNotFound as error:  # with a reason, another program has it and says why it cannot be used
+        if error.reason or not pull_missing(session.model, settings):
             raise
         action()
 
