@@ -18,6 +18,7 @@ from localrun.config import Settings, Tier
 from localrun.models import builtin
 from localrun.server import app
 from localrun.server.runtime import Runtime
+from tests.fakes import ENGINE
 from tests.lora_file import write_lora
 from tests.server.media.making import png
 
@@ -306,7 +307,7 @@ async def answers(home: Path, operations: Iterable[str], kinds: Iterable[str], *
     keys = KeyFile(home / "data")
     of_admin = {"x-api-key": keys.create("admin", admin=True).text}
     of_key = {"x-api-key": keys.create("narrow", models=SEEN).text}
-    runtime = Runtime(Settings(slots=2, kv_cells=2048, max_models=8, tiers=TIERS, **settings), fake_engines=True)
+    runtime = Runtime(Settings(slots=2, kv_cells=2048, max_models=8, tiers=TIERS, **settings), engine_command=ENGINE)
     await runtime.start()
     found: dict[str, list[str]] = {}
     try:
