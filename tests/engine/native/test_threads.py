@@ -291,7 +291,7 @@ processors.usable = lambda: made
 # Whoever else computes here now, and however slow that makes a round.
 threads.is_steady, threads.MOST_OTHERS, threads.ROUND_LIMIT_S = lambda samples: True, 99, 1e9
 threads.MAX_ROUNDS = 2
-sys.exit(process.main([]))
+sys.exit(process.main(process.LLAMA))
 """
 
 
@@ -345,7 +345,7 @@ def test_an_engine_that_is_bound_to_one_processor_computes_with_one_thread(tiny_
 import os, sys
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 from localrun.engine import process
-sys.exit(process.main([]))
+sys.exit(process.main(process.LLAMA))
 """
     with child("-c", bound) as engine:
         engine.send(replace(SMALL, model_path=str(tiny_gguf)))

@@ -16,7 +16,7 @@ from localrun.models.memory import MAX_SEQUENCES, SPARE_SEQUENCES, estimate
 from tests.support.synthesis.synthesize import TYPES, synthesize
 from tests.support.synthesis.tensor_plan import SHAPES, plan_tensors
 
-PROBE = Path(__file__).parents[1] / "llama_probe.py"
+PROBE = Path(__file__).parents[2] / "models/llama_probe.py"
 CHAT = "<|im_start|>user\nTell me about the moon and the sea.<|im_end|>\n<|im_start|>assistant\n"
 TEXTS = (CHAT, "  two spaces,\n\ttabs, it's 1984; and 12.5 %", "größe ☃ 日本語 😀", "The quick brown fox")
 KINDS = ("tiny-gemma3", "tiny-mamba", "tiny-qwen35", "tiny-lfm2")
