@@ -132,7 +132,8 @@ def test_drafts_change_no_answer(shape, trace, seed, share_right):
         assert (final.finish, final.stop_text, final.error_code) == (was.finish, was.stop_text, was.error_code)
         assert (tokens, drafted.texts[request_id]) == (old, plain.texts[request_id])
         assert drafted.logprobs[request_id] == plain.logprobs[request_id]
-        assert final.mu == was.mu
+        if final.tokens and was.tokens:  # an end may come in a piece of its own
+            assert final.mu == was.mu
         assert all(0 <= count.n_accepted <= count.n_drafted for count in final.usage.drafts)
     service = drafted.engine.scheduler.policy
     assert not service.service("one"), "the service of clients who are gone"

@@ -92,11 +92,14 @@ _OWN_HOSTS = frozenset(
 )
 
 
+# With slashes too many. Those further on may be a model's name.
+_PREFIX = re.compile(r"/+(?:(v1|api)/+)?")
+
+
 def _meant(path: str) -> str:
     """The route's own path, for a base URL that ends in a slash, in `/v1` where the client adds that itself or speaks
     Ollama's API, or without it where the client does not."""
-    while "//" in path:
-        path = path.replace("//", "/")
+    path = _PREFIX.sub(lambda found: f"/{found[1]}/" if found[1] else "/", path)
     if path.startswith(("/v1/v1/", "/v1/api/")):
         path = path[len("/v1") :]
     if path.endswith("/"):
