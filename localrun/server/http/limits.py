@@ -99,7 +99,7 @@ _PREFIX = re.compile(r"/+(?:(v1|api)/+)?")
 def _meant(path: str) -> str:
     """The route's own path, for a base URL that ends in a slash, in `/v1` where the client adds that itself or speaks
     Ollama's API, or without it where the client does not."""
-    path = _PREFIX.sub(lambda found: f"/{found[1]}/" if found[1] else "/", path)
+    path = _PREFIX.sub(lambda found: f"/{found[1]}/" if found[1] else "/", path, count=1)
     if path.startswith(("/v1/v1/", "/v1/api/")):
         path = path[len("/v1") :]
     if path.endswith("/"):
