@@ -65,10 +65,9 @@ Body = TypeVar("Body", bound=ServiceFields | SamplingFields)
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """What the rules look at. `ask` is the conversation; without one, or if it `is_raw`, `prompts`, each a
-    text or with token ids, and the `suffix` go to the model as they are. `context` says whether there are token ids of
-    an earlier answer. With `fills_in`, only models that can fill in will do. `may_probe` is off where no answer is
-    wanted."""
+    """What the rules look at. `ask` is the conversation; without one, or if it `is_raw`, `prompts`, each a text or with
+    token ids, and the `suffix` go to the model as they are. `context` says whether there are token ids of an earlier
+    answer. With `fills_in`, only models that can fill in will do. `may_probe` is off where no answer is wanted."""
 
     ask: ChatAsk = NO_CONVERSATION
     prompts: Sequence[object] = ()

@@ -1,4 +1,4 @@
-"""The jobs behind one request, as many as it has answers, and the loop that every API's stream goes through.
+"""From a request's body to its jobs, as many as it has answers, and the loop that every API's stream goes through.
 
 Runs in the request's task. One job, the usual case, is iterated as it is; several (the answers to `n` and to several
 prompts) are waited for together. Whatever has come by the time that something is sent goes in one send.
