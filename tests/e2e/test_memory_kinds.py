@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from tests.daemon import Daemon, running_daemon
 from tests.support.synthesis.synthesize import synthesize
 
 SHAPES = ("tiny-gemma3", "tiny-mamba", "tiny-qwen35", "tiny-lfm2")
+# Of a log-probability: random weights have many close calls.
+ROUNDING = 0.05
 SYSTEM = {"role": "system", "content": "You are a careful assistant, and you answer in full sentences. " * 4}
 QUESTIONS = [{"role": "user", "content": f"Tell me about the {thing} and the sea. " * 4} for thing in
              ("moon", "wind")]  # fmt: skip
@@ -23,16 +26,36 @@ def kinds_daemon() -> Iterator[Daemon]:
         yield running
 
 
-def ask(daemon: Daemon, model: Path, messages: list[dict[str, Any]]) -> tuple[str, int, int]:
-    """The answer, the prompt's tokens, and how many of them were cached. Without drafts, whose rows round otherwise:
-    random weights have many close calls."""
+@dataclass(frozen=True)
+class Answer:
+    """Its text, the likeliest tokens at each of its positions, the prompt's tokens, and how many were cached."""
+
+    text: str
+    steps: list[dict[str, Any]]
+    n_prompt: int
+    n_cached: int
+
+    def check_equal(self, other: Answer) -> None:
+        """The same tokens, until two are equally likely but for rounding: rows are computed in other company."""
+        assert len(self.steps) == len(other.steps) or self.text != other.text
+        for one, another in zip(self.steps, other.steps, strict=False):
+            others = {tuple(step["bytes"]): step["logprob"] for step in another["top_logprobs"]}
+            logprob = others[tuple(one["bytes"])]
+            assert logprob == pytest.approx(one["logprob"], abs=ROUNDING)
+            if one["bytes"] != another["bytes"]:
+                assert another["logprob"] - logprob < ROUNDING
+                return
+
+
+def ask(daemon: Daemon, model: Path, messages: list[dict[str, Any]]) -> Answer:
+    """Without drafts, whose rows round otherwise."""
     answer = daemon.post(
-        "/v1/chat/completions", model=str(model), messages=messages, temperature=0, max_tokens=24, speculation=False
-    ).json()
-    usage = answer["usage"]
-    return answer["choices"][0]["message"]["content"], usage["prompt_tokens"], (
-        usage["prompt_tokens_details"]["cached_tokens"]
-    )  # fmt: skip
+        "/v1/chat/completions", model=str(model), messages=messages, temperature=0, max_tokens=24, speculation=False,
+        logprobs=True, top_logprobs=5,
+    ).json()  # fmt: skip
+    (choice,), usage = answer["choices"], answer["usage"]
+    n_cached = usage["prompt_tokens_details"]["cached_tokens"]
+    return Answer(choice["message"]["content"], choice["logprobs"]["content"], usage["prompt_tokens"], n_cached)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -41,13 +64,14 @@ def test_a_model_of_every_memory_kind_answers_remembers_and_is_shown(
 ) -> None:
     model = tmp_path / f"{shape}.gguf"
     synthesize(shape, "Q4_0", model)
-    first, n_prompt, n_cached = ask(kinds_daemon, model, [SYSTEM, QUESTIONS[0]])
-    assert n_cached == 0
-    again, _, n_cached = ask(kinds_daemon, model, [SYSTEM, QUESTIONS[0]])
-    assert (again, n_cached) == (first, n_prompt - 1)
-    other, n_prompt, n_cached = ask(kinds_daemon, model, [SYSTEM, QUESTIONS[1]])
-    assert other != first
-    assert n_prompt / 2 < n_cached < n_prompt - 1, "the system message is there, the question is not"
+    first = ask(kinds_daemon, model, [SYSTEM, QUESTIONS[0]])
+    assert first.n_cached == 0
+    again = ask(kinds_daemon, model, [SYSTEM, QUESTIONS[0]])
+    assert again.n_cached == first.n_prompt - 1
+    again.check_equal(first)
+    other = ask(kinds_daemon, model, [SYSTEM, QUESTIONS[1]])
+    assert other.text != first.text
+    assert other.n_prompt / 2 < other.n_cached < other.n_prompt - 1, "the system message is there, the question is not"
     shown = kinds_daemon.post("/api/show", model=str(model)).json()
     assert shown["model_info"]["general.architecture"] == shape.removeprefix("tiny-")
     (loaded,) = [entry for entry in kinds_daemon.http.get("/api/ps").json()["models"] if shape in entry["model"]]
@@ -63,6 +87,6 @@ def test_a_saved_state_survives_a_restart(tmp_path: Path) -> None:
         with running_daemon("--slots", "2", fake=False, LOCALRUN_HOME=str(tmp_path / "home")) as daemon:
             answers.append(ask(daemon, model, [SYSTEM, QUESTIONS[0]]))
             daemon.stop()
-    (first, n_prompt, before), (again, _, after) = answers
-    assert (before, after) == (0, n_prompt - 1)
-    assert first == again
+    first, again = answers
+    assert (first.n_cached, again.n_cached) == (0, first.n_prompt - 1)
+    again.check_equal(first)
