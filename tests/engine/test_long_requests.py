@@ -210,8 +210,8 @@ def test_drafts_are_verified_in_the_pool_too(seed: int):
 
 def test_who_branches_off_a_long_conversation_shares_its_cells():
     run = harness()
-    run.submit(1, LONG, n_predict=20)
-    run.run()
+    run.submit(1, LONG, n_predict=200)
+    until_it_answers(run, 1)
     other = [*LONG[:180], *[71] * 30]
     run.submit(2, other, n_predict=4)
     until_it_answers(run, 2)
@@ -219,6 +219,50 @@ def test_who_branches_off_a_long_conversation_shares_its_cells():
     assert run.engine.cache.cells.n_shared == 180
     run.run()
     assert run.tokens[2] == expected_output(other, 4)
+
+
+def test_a_long_conversation_leaves_the_pool_for_another_one_and_comes_back_without_computing():
+    run = harness()
+    pool = run.engine.cache.cells.pool
+    run.submit(1, LONG, n_predict=20)
+    run.run()
+    assert pool.n_used == 219, "nobody attends over it meanwhile"
+    other = [*LONG[:60], *[71] * 150]
+    run.submit(2, other, n_predict=20)
+    until_it_answers(run, 2)
+    assert pool.span == pool.n_used == len(other)
+    turn = [*LONG, *run.tokens[1], *[70] * 10]
+    run.run()
+    computed = run.backend.n_rows_computed
+    run.submit(3, turn, n_predict=1)
+    run.run()
+    assert run.tokens[3] == expected_output(turn, 1)
+    assert run.finals[3].usage.n_cached == 219
+    assert run.backend.n_rows_computed - computed == len(turn) - 219
+    assert run.finals[2].usage.n_cached == 60
+
+
+def test_on_a_gpu_long_conversations_stay_in_the_pool():
+    run = harness()
+    run.backend.n_gpu_layers = 1
+    run.submit(1, LONG, n_predict=20)
+    run.run()
+    run.submit(2, LONG[::-1], n_predict=4)
+    until_it_answers(run, 2)
+    assert run.engine.cache.cells.pool.n_used > 400
+
+
+def test_a_long_conversation_that_ends_leaves_the_pool_while_another_one_answers():
+    run = harness()
+    pool = run.engine.cache.cells.pool
+    run.submit(1, LONG, n_predict=20)
+    run.submit(2, LONG[::-1], n_predict=200)
+    while 1 not in run.finals:
+        run.step()
+    for _ in range(10):
+        run.step()
+    assert 2 not in run.finals
+    assert pool.n_used <= 200 + len(run.tokens[2])
 
 
 def test_a_short_request_takes_what_it_can_of_a_long_one():

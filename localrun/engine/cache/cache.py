@@ -11,7 +11,8 @@ hundredth of the time that computing it took. How a prompt begins depends on the
   moved into it.
 * Streams: a parked sequence is continued, a running one is copied. A request with many tokens to compute begins in the
   *pool* of the background, which nobody may touch while the background is busy, and moves to a stream when its prompt
-  is done. One that is longer than a stream stays in the pool, and one that outgrows its stream moves there.
+  is done. One that is longer than a stream stays in the pool, and one that outgrows its stream moves there. What is
+  parked there and saved leaves it for them: on a CPU attending over it costs more than bringing it back.
 * Wholes: a parked sequence is continued if the prompt starts with all of it; otherwise the longest checkpoint is
   restored (`checkpoints.py`). Saved sequences keep their cells only while nothing runs.
 
@@ -190,7 +191,11 @@ class Cache:
             self._vacate(seq)
         self._free.discard(seq)
         self._layout.set_chunks(seq, chunks)
+        if self._is_away(seq):
+            self._leave_pool(spare=found.seq)
         n_cached = found.n_cells if goes_on else self._fill(seq, key)
+        if self._is_away(seq):
+            self._leave_pool()  # whose cells were shared, too
         stops: list[int] = []
         if not self._layout.can_cut:
             n_common = key.floor(self.tiers.match(key, len(key.tokens) - 1).n_tokens)
@@ -310,6 +315,7 @@ class Cache:
             return None
         if not self.make_room(n_tokens + 1, in_pool=True):
             return None
+        self._leave_pool()
         self._move(seq, target)
         return target
 
@@ -326,8 +332,10 @@ class Cache:
             return
         if isinstance(self._layout, Streams) and seq < self._layout.n_main:
             self._begin_saving(seq)
-        else:
-            self._save_parked(seq, at_once=False, leaves=True)
+            return
+        self._save_parked(seq, at_once=False, leaves=True)
+        if any(map(self._is_away, self._running)):
+            self._leave_pool()
 
     def bring(self) -> tuple[int, int] | None:
         """Restore the next piece of a sequence. Returns the sequence and how many tokens it has now; that is final
@@ -558,11 +566,12 @@ class Cache:
 
     def _is_long_unsaved(self, seq: int) -> bool:
         """Whether much of a sequence would have to be saved before its cells are taken."""
-        if seq not in self.tiers.unsaved:
-            return False
+        return seq in self.tiers.unsaved and not self._copies.is_quick(self._n_unsaved(seq))
+
+    def _n_unsaved(self, seq: int) -> int:
+        """How many tokens of a parked sequence are in its cells alone."""
         n_tokens = self.cells.length(seq)
-        n_saved = self.tiers.match(self._keys[seq]._replace(atoms=()), n_tokens).saved().n_tokens
-        return not self._copies.is_quick(n_tokens - n_saved)
+        return n_tokens - self.tiers.match(self._keys[seq]._replace(atoms=()), n_tokens).saved().n_tokens
 
     def _due(self) -> int | None:
         """The sequence that `settle` takes next: the one parked first. None if it is not time yet."""
@@ -640,6 +649,16 @@ class Cache:
         self._save_parked(seq)
         if seq in self.tiers.parked:
             self._unpark(seq)
+
+    def _leave_pool(self, spare: int = -1) -> None:
+        """Parked sequences that are saved, but for `spare`, leave the pool beside the streams: whoever runs there
+        attends over their cells, too. A GPU does so quickly."""
+        if self._backend.n_gpu_layers:
+            return
+        parked = [seq for seq in self.tiers.parked if self._is_away(seq) and seq not in self.tiers.unsaved]
+        for seq in parked:
+            if seq != spare and not self._n_unsaved(seq):
+                self._unpark(seq)
 
     def _unpark(self, seq: int) -> None:
         self.tiers.unpark(seq)
