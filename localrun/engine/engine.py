@@ -23,6 +23,7 @@ from localrun.engine.cache.cache import Cache
 from localrun.engine.cache.disk_record import DiskTier
 from localrun.engine.cache.tiers import Tiers
 from localrun.engine.encoding import ENCODED_PART, Encodings
+from localrun.engine.pool import Pool
 from localrun.engine.report import Beside, Report, at_once
 from localrun.engine.request import Placed, Prompt, Request
 from localrun.engine.schedule.admission import Admission, is_too_long
@@ -101,6 +102,7 @@ class Engine:
         waits.is_encoded = self._encodings.has
         self._speculation = speculation or Speculation(backend, clock)
         self.totals.drafts = self._speculation.counts
+        self._pool = Pool(self.cache, self.scheduler, background, self._speculation, self._preempt)
 
     @property
     def is_idle(self) -> bool:
@@ -213,7 +215,8 @@ class Engine:
     def _admit(self, now_s: float) -> None:
         """Start requests, and move those that outgrow their cells; tidy these; begin the background's next batch."""
         if self._backend.is_split:
-            self._move_long()
+            self._pool.take_outgrown()
+            self._pool.arrange_guests()
         for request, is_first in self._admission.start(self.cache, now_s):
             self._report.started(request, is_first=is_first)
         self._tidy()
@@ -343,28 +346,6 @@ class Engine:
             return plan
         n_free = self.cache.n_free(in_pool=plan.is_long)
         return self._speculation.extend(plan, n_free, lambda: self.scheduler.step_target_s)
-
-    def _move_long(self) -> None:
-        """Requests that outgrow their streams go on in the pool. While it computes they wait for that at the very end,
-        and where it has no room in the queue."""
-        near_tokens, n_cells = self.cache.near_tokens, self.cache.cells.n_cells
-        for request in [request for request in self.scheduler.running if len(request.tokens) > near_tokens]:
-            fits = request.n_tokens + request.n_left <= n_cells
-            if request.is_long or request in self.background or fits:
-                continue
-            assert request.seq is not None
-            is_busy = self.background.is_busy
-            is_full = request.n_tokens > n_cells
-            seq = None if is_busy else self.cache.take_away(request.seq, is_urgent=is_full)
-            if seq is not None:
-                self._speculation.drop(request)
-                self.scheduler.move(request, seq)
-                self.scheduler.enter_pool(request)
-                request.is_held = False
-            elif is_full:
-                request.is_held = is_busy
-                if not is_busy:
-                    self._preempt(request)
 
     def _begin_batch(self) -> None:
         """Begin the background's next batch, and make room for it. Streams in the pool have a step before it, and none

@@ -60,13 +60,12 @@ def request_of(run: Harness, request_id: int):
     return next(request for request in run.engine.scheduler.running if request.id == request_id)
 
 
-def test_a_prompt_that_is_longer_than_a_stream_moves_nobody():
+def test_a_prompt_that_is_longer_than_a_stream_takes_nobodys_cells():
     run = harness()
     start_streams(run, 3)
     run.submit(9, LONG, n_predict=100)
     until_it_answers(run, 9)
     assert request_of(run, 9).seq >= run.backend.n_seqs
-    assert [request_of(run, request_id).seq for request_id in range(3)] == [0, 1, 2]
     run.run()
     assert run.engine.totals.preemptions == 0
     assert run.tokens[9] == expected_output(LONG, 100)

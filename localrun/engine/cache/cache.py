@@ -123,6 +123,12 @@ class Cache:
         """Whether `settle` has something to do."""
         return self._saving is not None or self._due() is not None
 
+    @property
+    def attend_s(self) -> float:
+        """Seconds that a row takes to attend over a cell."""
+        recompute_s = self.tiers.recompute_s
+        return (recompute_s(_DEPTH_TOKENS, 1) - recompute_s(0, 1)) / _DEPTH_TOKENS
+
     # --- what is cached ------------------------------------------------------------------------------------------
 
     def match(self, key: Key) -> int:
@@ -303,6 +309,15 @@ class Cache:
         assert target is not None, "more requests than streams"
         self._move(seq, target)
         return target
+
+    def come_home(self, seq: int) -> int | None:
+        """The same for a guest of the pool, whose answer goes on; None as long as others would feel it."""
+        target = self._next_seq(is_away=False, spare=-1)
+        if target is None or self._is_long_unsaved(target):
+            return None
+        n_tokens = self.cells.length(seq)
+        is_warm = self._copies.is_quick(n_tokens) or self._backend.warm(target, n_tokens, moves=True)
+        return self.bring_home(seq) if is_warm else None
 
     def take_away(self, seq: int, *, is_urgent: bool) -> int | None:
         """A request outgrows its stream. Returns the sequence in the pool in which it continues; None if there is no
@@ -585,9 +600,7 @@ class Cache:
             return seq if self.cells.n_free < self.cells.n_cells // SCARCE_PART else None
         if not self._running:
             return seq
-        recompute_s = self.tiers.recompute_s
-        attend_s = (recompute_s(_DEPTH_TOKENS, 1) - recompute_s(0, 1)) / _DEPTH_TOKENS
-        has_cost_s = (self.cells.n_placed - n_placed) * attend_s  # per token, as for the copies
+        has_cost_s = (self.cells.n_placed - n_placed) * self.attend_s  # per token, as for the copies
         return seq if has_cost_s >= self.tiers.copy_s_per_token else None
 
     def _begin_saving(self, seq: int) -> None:
@@ -652,12 +665,15 @@ class Cache:
 
     def _leave_pool(self, spare: int = -1) -> None:
         """Parked sequences that are saved, but for `spare`, leave the pool beside the streams: whoever runs there
-        attends over their cells, too. A GPU does so quickly."""
+        attends over their cells, too. Where no stream would wait for it, they are saved first. A GPU attends quickly.
+        """
         if self._backend.n_gpu_layers:
             return
-        parked = [seq for seq in self.tiers.parked if self._is_away(seq) and seq not in self.tiers.unsaved]
-        for seq in parked:
-            if seq != spare and not self._n_unsaved(seq):
+        has_streams = not all(map(self._is_away, self._running))
+        for seq in [seq for seq in self.tiers.parked if self._is_away(seq) and seq != spare]:
+            if not has_streams:
+                self._save_parked(seq)
+            if seq not in self.tiers.unsaved and not self._n_unsaved(seq):
                 self._unpark(seq)
 
     def _unpark(self, seq: int) -> None:

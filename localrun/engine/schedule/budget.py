@@ -135,7 +135,8 @@ _SLOWDOWN = 2.0
 class Budget:
     """Learns from `observe`, answers `prefill_rows`, `rows_until`, `direct_tokens` and `recompute_s`.
 
-    `mixes_rows`: prompt rows and streams' rows are computed together, and share `batch_rows`.
+    `mixes_rows`: prompt rows and streams' rows are computed together, and share `batch_rows`. `decode_s` is what a step
+    of streams alone takes lately, 0 before the first.
     """
 
     def __init__(self, *, batch_rows: int, mixes_rows: bool) -> None:
@@ -143,7 +144,7 @@ class Budget:
         self.mixes_rows = mixes_rows
         self._beside = CostModel()
         self._last_rows = 0
-        self._decode_s = 0.0
+        self.decode_s = 0.0
         self._shortest_s = math.inf  # of the steps that switched to other adapters, or somewhat longer
 
     @property
@@ -159,9 +160,9 @@ class Budget:
             self._shortest_s = min(step_s, self._shortest_s * _GROWTH)
         if n_prefill == 0:
             plain_s = max(0.0, step_s - self.switch_s) if switches else step_s
-            self._decode_s += _LATEST * (plain_s - self._decode_s) if self._decode_s else plain_s
+            self.decode_s += _LATEST * (plain_s - self.decode_s) if self.decode_s else plain_s
             return
-        prompts_s = max(0.0, step_s - (self._decode_s if n_decode else 0.0))
+        prompts_s = max(0.0, step_s - (self.decode_s if n_decode else 0.0))
         self._beside.observe(n_prefill, depth, prompts_s, switches=switches)
         self._last_rows = n_prefill
 
@@ -179,7 +180,7 @@ class Budget:
             return min(limit, TILE_ROWS)
         if n_decode == 0:
             return min(_efficient(self._beside, sizes(limit), depth, _NEARLY))
-        allowed_s = max(target_s - self._decode_s, (_SLOWDOWN - 1) * self._decode_s)
+        allowed_s = max(target_s - self.decode_s, (_SLOWDOWN - 1) * self.decode_s)
         return best_size(self._beside, min(limit, max(TILE_ROWS, 2 * self._last_rows)), depth, allowed_s)
 
     def rows_until(self, *, depth: float, left_s: float) -> int:

@@ -287,6 +287,11 @@ class Scheduler:
         with self._changing_company(request):
             request.is_long = True
 
+    def leave_pool(self, request: Request) -> None:
+        """A running request has its steps among the streams again."""
+        with self._changing_company(request):
+            request.is_long = False
+
     @contextmanager
     def _changing_company(self, request: Request) -> Generator[None]:
         self._companies[request.company] -= 1
@@ -469,7 +474,7 @@ class Scheduler:
     @property
     def target_s(self) -> float | None:
         """The inter-token time that streams want, in seconds; 0 if none has a target, None without streams."""
-        streams = [request for request in self.running if _is_stream(request)]
+        streams = [request for request in self.running if is_stream(request)]
         return _target_s(streams) if streams else None
 
     def due_in_s(self, now_s: float, *, most_s: float = math.inf) -> float:
@@ -512,7 +517,7 @@ class Scheduler:
         return dict.fromkeys(
             request.company
             for request in self.running
-            if _is_stream(request) or (self.budget.mixes_rows and not request.sits_out)
+            if is_stream(request) or (self.budget.mixes_rows and not request.sits_out)
         )
 
     def is_turn_near(self, now_s: float, within_s: float) -> bool:
@@ -534,7 +539,10 @@ class Scheduler:
         if n_prefill:
             self._prompts.took(company)
         if not has_drafts:  # such a step says little about others, for it gives more tokens and takes longer
-            self.budget.observe(n_decode=n_decode, n_prefill=n_prefill, depth=depth, step_s=step_s, switches=switches)
+            if not plan.is_long:
+                self.budget.observe(
+                    n_decode=n_decode, n_prefill=n_prefill, depth=depth, step_s=step_s, switches=switches
+                )
             if n_prefill:
                 self.waits.observe_step(n_decode=0, n_prefill=n_prefill, step_s=step_s)
             if n_decode and round_s is not None:
@@ -548,7 +556,7 @@ class Scheduler:
     def is_short(self, plan: StepPlan) -> bool:
         """Whether `plan` leaves out a stream, or everyone, for lack of cells."""
         here = [request for request in self.running if not request.sits_out]
-        n_decoding = sum(_is_stream(r) and r.company == plan.company for r in here)
+        n_decoding = sum(is_stream(r) and r.company == plan.company for r in here)
         if plan.n_prefill_rows and not plan.n_decode_rows:
             n_decoding = 0
         return plan.n_decode_rows < n_decoding or (plan.n_rows == 0 and bool(here))
@@ -585,7 +593,7 @@ def first_of(seeing: Iterable[Request]) -> Request:
     return min(seeing, key=lambda request: (request.rank, request.arrived_at_s, request.id))
 
 
-def _is_stream(request: Request) -> bool:
+def is_stream(request: Request) -> bool:
     """Whether it takes part in steps with its last token."""
     is_last = request.n_pending == 1 and not request.sits_out
     return is_last and not (request.chunks and request.next_chunk is not None)

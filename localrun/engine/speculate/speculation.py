@@ -271,6 +271,10 @@ class Speculation:
         self.drop(request)
         self._draftings.pop(request, None)
 
+    def has_drafter(self, request: Request) -> bool:
+        """Whether something that follows a request's sequence computes drafts for it."""
+        return request in self._draftings and self._drafter(request) is not None
+
     def _is_split(self, plan: StepPlan) -> bool:
         return self._backend.is_split and not plan.is_long
 

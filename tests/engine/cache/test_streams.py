@@ -396,8 +396,8 @@ def test_nobody_starts_in_the_background_while_it_computes():
 
 def test_while_the_background_computes_its_sequences_are_left_alone():
     bench = background_bench(n_slots=2)
-    parked = bench.park(LONG)
     busy = bench.acquire([*A, *A]).seq
+    parked = bench.park(LONG)
     assert parked != busy
     bench.begin()
     assert not bench.cache.can_settle
