@@ -110,6 +110,7 @@ ENGINE_ROOMS = {
     "embedding": (
         "backend",
         "encoding",
+        "inbox",
         "pipes",
         "request",
         "sample.media",
@@ -118,7 +119,7 @@ ENGINE_ROOMS = {
     ),
 }
 NOT_PURE = {
-    *("adapters", "answers", "encoding", "engine", "process", "pipes", "tools"),
+    *("adapters", "answers", "engine", "inbox", "pool", "process", "pipes", "tools"),
     *("embedding.engine", "embedding.process", "native.adapters"),
     *(
         "sample.grammars",

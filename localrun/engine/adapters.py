@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterator
-from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 
 from localrun.engine.backend import AdapterSet, Backend
 from localrun.engine.request import Request
@@ -24,14 +24,16 @@ log = logging.getLogger("localrun.engine")
 
 Loader = Executor
 MOST_LOADED = 8
-# How long to sleep when there is nothing else to do; a cancel may come in the meantime.
-_WAIT_S = 0.005
 
 
 class AdapterQueue:
-    """See the module. `own` are loaded already. The `loader` does one thing after another, or everything at once."""
+    """See the module. `own` are loaded already. The `loader` does one thing after another, or everything at once, and
+    what it has done `ring`s."""
 
-    def __init__(self, backend: Backend, own: AdapterSet, loader: Loader | None = None) -> None:
+    def __init__(
+        self, backend: Backend, own: AdapterSet, ring: Callable[[], None], loader: Loader | None = None
+    ) -> None:
+        self._ring = ring
         self._backend = backend
         self._own = {adapter.digest for adapter in own.adapters}
         self._loader = loader or ThreadPoolExecutor(1, "adapters")
@@ -72,6 +74,10 @@ class AdapterQueue:
                     self._lacks_room = True
                     break
 
+    @property
+    def is_loading(self) -> bool:
+        return self._loading is not None
+
     def drop(self, request: Request) -> None:
         """The request is over."""
         if request.awaits_adapters:
@@ -81,11 +87,6 @@ class AdapterQueue:
         for adapter in request.adapters.adapters:
             if adapter.digest in self._loaded:
                 self._users[adapter.digest] -= 1
-
-    def wait(self) -> None:
-        """Sleep a little, or until an adapter is loaded; not at all when nobody waits for one."""
-        if self._waiting and self._loading is not None:
-            wait([self._loading[1]], _WAIT_S)
 
     def close(self) -> None:
         """End the thread after what it is doing."""
@@ -122,6 +123,7 @@ class AdapterQueue:
                 return False
             del self._loaded[freed], self._users[freed]
         self._loading = adapter, self._loader.submit(self._load, adapter, freed)
+        self._loading[1].add_done_callback(lambda _: self._ring())
         return True
 
     def _load(self, adapter: Adapter, freed: bytes | None) -> None:

@@ -52,14 +52,15 @@ def no_numbers(request: Request) -> NoNumbers:
 
 
 class Answers:
-    """See the module. Whoever is told of an `Over` ends that request before asking for the next one."""
+    """See the module. Whoever is told of an `Over` ends that request before asking for the next one. What became ready
+    beside the steps `ring`s."""
 
-    def __init__(self, backend: Backend, report: Report, clock: Callable[[], float]) -> None:
+    def __init__(self, backend: Backend, report: Report, clock: Callable[[], float], ring: Callable[[], None]) -> None:
         self._backend = backend
         self._report = report
         self._clock = clock
-        self._grammars = GrammarQueue(backend, clock)
-        self._late = LateRows(backend)
+        self._grammars = GrammarQueue(backend, clock, ring)
+        self._late = LateRows(backend, ring)
 
     def begin(self, request: Request, submit: Submit) -> Over | None:
         """A new request; with a grammar it waits until that is compiled. What another engine said of its answer is not
@@ -133,13 +134,10 @@ class Answers:
             if over is not None:
                 yield over
 
-    def wait_for_grammar(self) -> None:
-        """Sleep a little, or until a grammar is compiled."""
-        self._grammars.wait()
-
-    def wait_for_token(self) -> None:
-        """Sleep a little, or until a token that takes long is there; not at all when there is none."""
-        self._late.wait()
+    @property
+    def is_waited_for(self) -> bool:
+        """Whether a grammar is being compiled, or a token drawn, beside the steps."""
+        return bool(self._grammars or self._late)
 
     def end(self, request: Request) -> None:
         """A request is over."""

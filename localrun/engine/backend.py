@@ -284,8 +284,8 @@ class Worker(Protocol):
         """Begin to compute rows of a chunk (`Backend.decode_media`), with the logits of the last one, instead of a
         batch."""
 
-    def is_over(self, timeout_s: float = 0.0) -> bool:
-        """Whether what was started is over, after waiting for that at most so long."""
+    def is_over(self) -> bool:
+        """Whether what was started is over."""
 
     def finish(self) -> None:
         """End what was started, once it is over. Raises NoRoom or DecodeFailed."""
@@ -365,6 +365,9 @@ class Backend(Protocol):
         """Compute the first `n_rows` of `batch`. Raises NoRoom or DecodeFailed, and ValueError if the rows are for
         other adapters than those in use. Once `gives_up` says so, GivenUp may be raised where that is possible: on a
         CPU, and of models without states."""
+
+    def tell(self, ring: Callable[[], None]) -> None:
+        """From now on `ring`, in any thread, when the worker's batch or an encoding is over."""
 
     def turn_to(self, *, pool: bool) -> None:
         """The steps from now on are computed in the pool, which must not be busy, or else in the streams. Logits are

@@ -11,7 +11,6 @@ Does not: end a request, or know which rows are in cells (`cache.py`).
 from __future__ import annotations
 
 import logging
-import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -27,8 +26,6 @@ from localrun.wire import MediaCounts, MediaKind
 
 log = logging.getLogger("localrun.engine")
 
-# Nobody is told when an encoding is over, so it is asked this often.
-POLL_S = 0.005
 # Of the memory for prefixes, a part is for encoded pictures and sound if the model takes any: one in so many bytes.
 ENCODED_PART = 4
 
@@ -143,11 +140,6 @@ class Encodings(Generic[R]):
             job.request = None
         if job.request is None and not self._wanted.get(job.placed.key):
             self._halt(job)
-
-    def wait(self, timeout_s: float) -> None:
-        """Let it compute for so long at most, and never long."""
-        if self._job is not None and not self._job.encoding.is_over:
-            time.sleep(min(timeout_s, POLL_S))
 
     def clear(self) -> None:
         """Forget all rows but those that somebody is about to compute."""

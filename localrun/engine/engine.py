@@ -12,6 +12,7 @@ Does not: read or write pipes (`pipes.py`), choose tokens (`answers.py`), or dec
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from localrun.engine.cache.cache import Cache
 from localrun.engine.cache.disk_record import DiskTier
 from localrun.engine.cache.tiers import Tiers
 from localrun.engine.encoding import ENCODED_PART, Encodings
+from localrun.engine.inbox import NAP_S, Inbox
 from localrun.engine.pool import Pool
 from localrun.engine.report import Beside, Report, at_once
 from localrun.engine.request import Placed, Prompt, Request
@@ -53,7 +55,8 @@ class Limits:
 
 class Engine:
     """See the module. `adapters` are for requests that name none, and the `loader` is where others are loaded; without
-    one that is a thread."""
+    one that is a thread. What is done beside the steps `ring`s, in any thread, and until then nothing may be worth a
+    step for `wait_s`; without a `ring` each step waits a little itself."""
 
     def __init__(
         self,
@@ -66,6 +69,7 @@ class Engine:
         speculation: Speculation | None = None,
         adapters: AdapterSet = BASE,
         loader: Loader | None = None,
+        ring: Callable[[], None] | None = None,
     ) -> None:
         if limits.n_slots > min(backend.batch.capacity, backend.n_seqs):
             raise ValueError(f"{limits.n_slots} slots need as many batch rows and sequences")
@@ -80,7 +84,13 @@ class Engine:
             lambda *tokens: (background if background.is_there else budget).recompute_s(*tokens),
         )
         self.scheduler = Scheduler(n_slots=limits.n_slots, max_queue=limits.max_queue, budget=budget)
-        self._adapters = AdapterQueue(backend, adapters, loader)
+        self._naps: Inbox[Engine] | None = None
+        if ring is None:
+            self._naps = Inbox()
+            ring = self._naps.ring
+        self.wait_s = 0.0
+        backend.tell(ring)
+        self._adapters = AdapterQueue(backend, adapters, ring, loader)
         self._admission = Admission(
             backend, self.scheduler, background, self._preempt, target_itl_s=limits.target_itl_s, adapters=adapters
         )
@@ -96,7 +106,7 @@ class Engine:
         # Whose streams in the pool, by their company, had no step since the background's last batch.
         self._owed: set[bytes] = set()
         self._is_checked = True
-        self._answers = Answers(backend, self._report, clock)
+        self._answers = Answers(backend, self._report, clock, ring)
         waits = self.scheduler.waits
         self._encodings: Encodings[Request] = Encodings(backend.projector, encoded_bytes, clock, waits.observe_encoding)
         waits.is_encoded = self._encodings.has
@@ -177,6 +187,9 @@ class Engine:
     def step(self, is_hurried: Callable[[], bool] = never) -> Step | None:
         """One round. Returns its news; None if there was nothing to do and nothing to report. What it computes for the
         lowest lane alone is given up when `is_hurried`."""
+        if self._naps is not None and self.wait_s:
+            self._naps.drain(self, min(self.wait_s, NAP_S))
+        self.wait_s = 0.0
         now_s = self._clock()
         self._collect(now_s)
         self._admit(now_s)
@@ -188,11 +201,13 @@ class Engine:
         self._compute(plan, now_s, is_hurried)
         if in_pool:
             self._backend.turn_to(pool=False)
+        if not plan.n_rows and self._is_waited_for:
+            self.wait_s = math.inf
         return self._report.take(self.cache, self.scheduler, self._encodings.counts, self._clock())
 
     def _collect(self, now_s: float) -> None:
         """Collect what became ready beside the steps: a batch of the background, rows of media, adapters, grammars,
-        tokens of slow grammars. With nothing else to do, wait a little for one."""
+        tokens of slow grammars."""
         background, scheduler = self.background, self.scheduler
         if background.is_over:
             is_near = bool(background.completes) and scheduler.is_turn_near(now_s, BRING_HOME_S)
@@ -202,11 +217,6 @@ class Engine:
                 self._take_batch(background.collect())
         for request, error in self._encodings.collect():
             self._end(request, Finish.ERROR, now_s, error)
-        if not scheduler.running and all(request.awaits_something for request in scheduler.waiting):
-            self._answers.wait_for_grammar()
-            self._adapters.wait()
-        if not background.is_busy and all(request.is_away for request in scheduler.running):
-            self._answers.wait_for_token()
         for request, error in self._adapters.collect():
             self._end(request, Finish.ERROR, now_s, error)
         for over in self._answers.collect(now_s):
@@ -226,18 +236,18 @@ class Engine:
 
     def _plan(self) -> StepPlan:
         """Decide who gets how many rows, within the free cells. Parked prefixes make room first, then, if need be,
-        victims. While it is the background's turn, or an encoding's, nobody gets rows and the engine waits for it."""
+        victims. While it is the background's turn, or an encoding's, nobody gets rows, and the next step waits."""
         background, encodings = self.background, self._encodings
         if background.is_busy:
             due_s = self.scheduler.due_in_s(self._clock())
             is_outranked = background.is_lowest and self.scheduler.has_higher_prompt
             if due_s > 0 and not (is_outranked or background.is_over or encodings.is_over):
-                background.wait(due_s)
+                self.wait_s = due_s
                 return NOTHING
         elif encodings.is_busy:
             due_s = self.scheduler.due_in_s(self._clock(), most_s=ENCODING_TURN_S)
             if due_s > 0 and not encodings.is_over:
-                encodings.wait(due_s)
+                self.wait_s = due_s
                 return NOTHING
         steady = self.scheduler.steady_plan()
         if steady is not None and self.cache.make_room(steady.n_rows, in_pool=steady.is_long):
@@ -294,6 +304,18 @@ class Engine:
         self._report.computed(plan, ended_s - began_s)
         self._speculation.computed(plan, ended_s)
         self.scheduler.observe(plan, depth=depth, step_s=ended_s - began_s, ended_at_s=ended_s)
+
+    @property
+    def _is_waited_for(self) -> bool:
+        """Whether there is nothing to do until something beside the steps is over, which then rings."""
+        scheduler, cache = self.scheduler, self.cache
+        is_under_way = self._answers.is_waited_for or self._adapters.is_loading
+        return (
+            is_under_way
+            and all(request.awaits_something for request in scheduler.waiting)
+            and all(request.is_away for request in scheduler.running)
+            and not (self.background.has_prompts or self.background.is_over or cache.coming or cache.can_settle)
+        )
 
     # --- the verbs' parts --------------------------------------------------------------------------------------
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import logging
 import os
-import queue
 import select
 import signal
 import sys
@@ -25,6 +24,7 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO, Generic, Protocol, TypeVar
 
 from localrun import framing, wire
+from localrun.engine.inbox import Inbox
 from localrun.errors import EngineFailed, LocalrunError, QueueFull
 from localrun.hardware import library_problems
 
@@ -35,8 +35,10 @@ class Steps(Protocol):
     """An engine, as the loop sees it.
 
     `may_hold`: what the last step said may wait for the next one, which calls what `overlap` was given while it
-    computes.
+    computes. `wait_s`: how long the next one has nothing to do, unless something comes or rings.
     """
+
+    wait_s: float
 
     @property
     def is_idle(self) -> bool: ...
@@ -51,53 +53,6 @@ class Steps(Protocol):
 
 
 E = TypeVar("E", bound=Steps)
-
-
-class Inbox(Generic[E]):
-    """Work from an engine's reader thread for its main thread.
-
-    A SimpleQueue, because a signal handler puts into it too: its `put` may interrupt itself, which a lock or an event
-    would not survive.
-
-    `E` is what the work is done on: the engine.
-    """
-
-    def __init__(self) -> None:
-        self._items: queue.SimpleQueue[Callable[[E], None] | None] = queue.SimpleQueue()
-        self.exit_code = 0
-        self._is_hurried = False
-
-    def put(self, item: Callable[[E], None], *, hurries: bool = False) -> None:
-        """More work. It `hurries` if a step may be given up for it."""
-        self._items.put(item)
-        if hurries:
-            self._is_hurried = True
-
-    def is_hurried(self) -> bool:
-        """Whether there may be work that hurries."""
-        return self._is_hurried
-
-    @property
-    def has_work(self) -> bool:
-        return not self._items.empty()
-
-    def leave(self, exit_code: int) -> None:
-        """Let the main loop end."""
-        self.exit_code = self.exit_code or exit_code
-        self._items.put(None)
-
-    def drain(self, engine: E, *, wait: bool, timeout_s: float | None = None) -> bool:
-        """Run everything that waits; first sleep until there is something, or for so long, if `wait`. False when it is
-        time to go."""
-        self._is_hurried = False
-        try:
-            while (item := self._items.get(wait, timeout_s)) is not None:
-                item(engine)
-                wait = False
-        except queue.Empty:
-            return True
-        return False
-
 
 # Windows has no pipes that refuse instead of waiting.
 _CAN_TRY = sys.platform != "win32"
@@ -344,10 +299,14 @@ def refuse(frames_out: BinaryIO, error: Exception) -> int:
 
 
 def serve(
-    engine: E, frames_in: BinaryIO, frames_out: BinaryIO, take: Take[E], spare_time: SpareTime | None = None
+    engine: E,
+    inbox: Inbox[E],
+    frames_in: BinaryIO,
+    frames_out: BinaryIO,
+    take: Take[E],
+    spare_time: SpareTime | None = None,
 ) -> int:
     """Runs until the end; `take` is called in the reader's thread. Returns the exit code."""
-    inbox: Inbox[E] = Inbox()
     outbox = Outbox(frames_out.fileno(), lambda error: _leave(inbox, error))
     signal.signal(signal.SIGTERM, lambda *_: inbox.leave(0))
     threading.Thread(target=_read, args=(frames_in, inbox, outbox, take), name="reader", daemon=True).start()
@@ -358,8 +317,8 @@ def serve(
 def run_steps(engine: E, inbox: Inbox[E], outbox: Outbox, spare_time: SpareTime | None = None) -> None:
     """The loop of the main thread: until the inbox says that it is time to go."""
     engine.overlap(outbox.send_held)
-    is_idle, pause_s = engine.is_idle, None
-    while inbox.drain(engine, wait=is_idle, timeout_s=pause_s):
+    wait_s = None if engine.is_idle else 0.0
+    while inbox.drain(engine, wait_s):
         step = engine.step(inbox.is_hurried)
         outbox.send_held()  # where nothing was computed
         if step is not None:
@@ -369,6 +328,7 @@ def run_steps(engine: E, inbox: Inbox[E], outbox: Outbox, spare_time: SpareTime 
                 outbox.put(step)
         is_idle = engine.is_idle
         pause_s = spare_time(is_idle) if spare_time is not None else None
+        wait_s = pause_s if is_idle else engine.wait_s
     outbox.send_held()
 
 

@@ -64,7 +64,7 @@ class Pool:
         long = [request for request in running if request.is_long]
         guests = [request for request in long if not is_too_long(request, self._cache)]
         hosts = [request for request in long if request not in guests and is_stream(request)]
-        n_free, n_cells = self._cache.n_free(in_pool=True), self._cache.cells.pool.n_cells
+        n_free, n_cells = self._cache.pool.n_free, self._cache.pool.n_cells
         if self._background.has_prompts or self._scheduler.waiting or not hosts or n_free < n_cells // SCARCE_PART:
             for guest in guests:
                 self._send_home(guest)
@@ -87,7 +87,7 @@ class Pool:
     def _pays(self, n_steps: int, n_rows: int, n_tokens: int) -> bool:
         """Whether a step of the streams takes longer than so many rows among the cells of the pool, by so much that the
         copies there and back are worth it."""
-        attend_s = n_rows * (self._cache.cells.pool.span + n_tokens) * self._cache.attend_s
+        attend_s = n_rows * (self._cache.pool.span + n_tokens) * self._cache.attend_s
         copy_s = 2 * n_tokens * self._cache.tiers.copy_s_per_token
         return n_steps * (self._scheduler.budget.decode_s - attend_s) > copy_s
 

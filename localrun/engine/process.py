@@ -26,9 +26,9 @@ from localrun.engine.cache.disk import open_disk
 from localrun.engine.cache.disk_files import library_build
 from localrun.engine.embedding.inputs import Embedder
 from localrun.engine.engine import Engine, Limits
+from localrun.engine.inbox import Inbox as EngineInbox
 from localrun.engine.native.threads import N_BATCH, N_CELLS, N_SEQS, ThreadTrial, plan_threads
 from localrun.engine.pipes import BROKEN_PIPE, Text, Tokenizing
-from localrun.engine.pipes import Inbox as EngineInbox
 from localrun.engine.request import Prompt
 from localrun.engine.sample import media
 from localrun.engine.sample.text import pieces
@@ -93,6 +93,7 @@ def main(make: Make) -> int:
         return embedding.run(first, make.embedder, frames_in, frames_out)
     started_at_s = time.monotonic()
     limits = Limits(first.n_slots, first.max_queue, first.target_itl_s, first.ram_cache_bytes)
+    inbox = Inbox()
     try:
         backend, trial = make.backend(first)
         adapters = AdapterSet.of(first.adapters)
@@ -115,6 +116,7 @@ def main(make: Make) -> int:
             beside=pipes.in_thread("map"),
             speculation=speculation,
             adapters=adapters,
+            ring=inbox.ring,
         )
     except Exception as error:
         return pipes.refuse(frames_out, error)
@@ -122,6 +124,7 @@ def main(make: Make) -> int:
     tokenizing, prompts = Tokenizing(max_texts=first.n_slots + first.max_queue), Prompts(backend)
     exit_code = pipes.serve(
         engine,
+        inbox,
         frames_in,
         frames_out,
         lambda message, inbox, outbox: take(message, prompts, tokenizing, inbox, outbox),

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from localrun.engine.backend import GivenUp, MemoryKind
+from localrun.engine.inbox import Inbox
 from localrun.engine.native.llama import LlamaBackend
-from localrun.engine.pipes import Inbox
 from localrun.wire import Lane
 from tests.engine.conftest import compute, n_held
 from tests.engine.harness import Harness
@@ -106,7 +106,7 @@ def test_only_what_came_since_the_inbox_was_emptied_hurries() -> None:
     assert not inbox.is_hurried()
     inbox.put(lambda said: said.append(2), hurries=True)
     assert inbox.is_hurried()
-    assert inbox.drain(done, wait=False)
+    assert inbox.drain(done)
     assert not inbox.is_hurried()
     assert done == [1, 2]
 

@@ -6,7 +6,6 @@ from random import Random
 
 import pytest
 
-from localrun.engine import encoding
 from localrun.engine.cache import cells, copies
 from localrun.engine.speculate.speculation import Speculation
 from localrun.wire import Finish, Lane, Submit
@@ -423,8 +422,7 @@ def test_one_at_the_end_of_its_stream_stays_held_when_a_batch_is_given_up():
     assert run.tokens[9] == expected_output(LONG[:60], 120)
 
 
-def test_a_picture_that_is_larger_than_a_stream_may_end_a_prompt(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(encoding, "POLL_S", 0.0)
+def test_a_picture_that_is_larger_than_a_stream_may_end_a_prompt():
     run = Harness(
         n_cells=256, n_slots=8, n_batch=64, is_split=True, n_background_seqs=8,
         projector=FakeProjector(is_causal=False, has_ends=False),

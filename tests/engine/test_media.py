@@ -8,7 +8,6 @@ import itertools
 import pytest
 from msgspec import structs
 
-from localrun.engine import encoding
 from localrun.engine.backend import DecodeFailed, MemoryKind
 from localrun.engine.sample.media import count, prompt_of
 from localrun.engine.speculate.speculation import Speculation
@@ -19,11 +18,6 @@ from tests.engine.memory_disk import MemoryDisk
 from tests.engine.test_adapters import A, B
 from tests.fakes.backend import FakeBackend
 from tests.fakes.media import PATCH_PIXELS, FakeProjector
-
-
-@pytest.fixture(autouse=True)
-def _no_naps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encoding, "POLL_S", 0.0)
 
 
 def picture(name: str, nx: int = 4, ny: int = 3) -> Segment:

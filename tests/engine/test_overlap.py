@@ -11,7 +11,8 @@ import pytest
 
 from localrun import framing, wire
 from localrun.engine.engine import Engine, Limits
-from localrun.engine.pipes import Inbox, Outbox, run_steps
+from localrun.engine.inbox import Inbox
+from localrun.engine.pipes import Outbox, run_steps
 from localrun.wire import Sampling, Step, Submit
 from tests.engine.harness import expected_output
 from tests.fakes.backend import FakeBackend
@@ -54,8 +55,8 @@ class Loop:
         self.backend = Overlapping()
         self.backend.overlaps = overlaps
         ticks = itertools.count()
-        self.engine = Engine(self.backend, Limits(2, 8, 0.0, 1 << 20), lambda: next(ticks) * 1e-3)
         self.inbox: Inbox[Engine] = Inbox()
+        self.engine = Engine(self.backend, Limits(2, 8, 0.0, 1 << 20), lambda: next(ticks) * 1e-3, ring=self.inbox.ring)
         self._reader, self._writer = os.pipe()
         self._outbox = Noted(self._writer, lambda error: None)
         self._outbox.events = self.backend.events

@@ -19,7 +19,8 @@ from msgspec.structs import replace
 from localrun import framing, wire
 from localrun.engine import process
 from localrun.engine.engine import Engine, Limits
-from localrun.engine.pipes import LONG_CHARACTERS, Inbox, Outbox, Tokenizing, run_steps
+from localrun.engine.inbox import Inbox
+from localrun.engine.pipes import LONG_CHARACTERS, Outbox, Tokenizing, run_steps
 from localrun.engine.process import spare_time
 from localrun.wire import (
     Cancel,
@@ -323,8 +324,8 @@ class Reader:
 
     def __init__(self, backend: FakeBackend) -> None:
         self.backend = backend
-        self.engine = Engine(backend, Limits(2, 8, 0.0, 0), time.monotonic)
         self.inbox, self.sent = process.Inbox(), Sent()
+        self.engine = Engine(backend, Limits(2, 8, 0.0, 0), time.monotonic, ring=self.inbox.ring)
         self.tokenizing, self.prompts = Tokenizing(max_texts=8), process.Prompts(backend)
 
     def take(self, *messages: wire.ToEngine) -> None:
@@ -334,7 +335,7 @@ class Reader:
     def finals(self, count: int) -> dict[int, wire.Delta]:
         found: dict[int, wire.Delta] = {}
         while len(found) < count:
-            assert self.inbox.drain(self.engine, wait=self.engine.is_idle, timeout_s=PATIENCE_S)
+            assert self.inbox.drain(self.engine, PATIENCE_S if self.engine.is_idle else self.engine.wait_s)
             step = self.engine.step()
             found.update({delta.id: delta for delta in (step.deltas if step else ()) if delta.finish})
         return found
@@ -497,14 +498,39 @@ def test_the_inbox_runs_everything_in_order_and_then_says_whether_to_go_on():
     inbox, ran = process.Inbox(), []
     inbox.put(lambda _: ran.append(1))
     inbox.put(lambda _: ran.append(2))
-    assert inbox.drain(engine, wait=True)
-    assert inbox.drain(engine, wait=False)
+    assert inbox.drain(engine, None)
+    assert inbox.drain(engine)
     inbox.put(lambda _: inbox.leave(2))
     inbox.put(lambda _: ran.append(3))
-    assert not inbox.drain(engine, wait=True)
+    assert not inbox.drain(engine, None)
     assert ran == [1, 2, 3]
     inbox.leave(0)
     assert inbox.exit_code == 2, "the first reason to leave is the one that counts"
+
+
+def test_who_rings_ends_a_wait():
+    engine = Engine(FakeBackend(n_cells=256, n_seqs=8, n_batch=64), Limits(2, 8, 0.0, 0), time.monotonic)
+    inbox = process.Inbox()
+    inbox.ring()
+    assert inbox.drain(engine, None)
+    assert not inbox.has_work
+
+
+def test_an_engine_that_waits_for_a_grammar_sleeps():
+    inbox, n_steps = process.Inbox(), 0
+    backend = FakeBackend(n_cells=256, n_seqs=8, n_batch=64)
+    engine = Engine(backend, Limits(2, 8, 0.0, 0), time.monotonic, ring=inbox.ring)
+    grammar = wire.Grammar(wire.GrammarKind.GBNF, 'root ::= "yes" | "no"')
+    engine.submit(wire.Submit(id=1, sampling=wire.Sampling(temperature=0), n_predict=5, grammar=grammar), [*b"hello"])
+    final = None
+    while final is None:
+        assert inbox.drain(engine, engine.wait_s)
+        step = engine.step()
+        n_steps += 1
+        final = next((delta for delta in (step.deltas if step else ()) if delta.finish), None)
+    assert final.error_message is None
+    assert n_steps < 20, "compiling takes some tenths of a second, and nobody looks every few milliseconds"
+    engine.close()
 
 
 def test_an_idle_engine_writes_what_a_slow_disk_could_not_take():

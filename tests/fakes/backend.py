@@ -218,8 +218,9 @@ class FakeWorker:
     def has_numbers(self, row: int) -> bool:
         return self._backend.has_numbers(row)
 
-    def is_over(self, timeout_s: float = 0.0) -> bool:
+    def is_over(self) -> bool:
         self.n_looks_left -= 1
+        self._backend.ring()  # or nobody would look again
         return self.n_looks_left <= 0
 
     def finish(self) -> None:
@@ -297,6 +298,7 @@ class FakeBackend:
         self._n_seqs_unified, self._n_slots = n_seqs, n_slots
         self._n_background_seqs = n_background_seqs
         self.background_looks = background_looks
+        self.ring: Callable[[], None] = lambda: None
         self._worker_class = worker or FakeWorker
         self._n_batch = n_batch
         self.n_ctx_train = n_ctx_train
@@ -375,6 +377,11 @@ class FakeBackend:
     @property
     def batch(self) -> Batch:
         return self.worker.batch if self._is_in_pool and self.worker is not None else self._batch
+
+    def tell(self, ring: Callable[[], None]) -> None:
+        self.ring = ring
+        if self.projector is not None:
+            self.projector.ring = ring
 
     def turn_to(self, *, pool: bool) -> None:
         if pool and (self.worker is None or self.worker.is_busy):

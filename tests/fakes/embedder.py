@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from zlib import crc32
 
 import numpy as np
@@ -65,6 +66,10 @@ class FakeEmbedder:
 
     def tokenize(self, text: str, *, parse_special: bool) -> list[int]:
         return self._tokenizer.tokenize(text, parse_special=parse_special)
+
+    def tell(self, ring: Callable[[], None]) -> None:
+        if self.projector is not None:
+            self.projector.ring = ring
 
     def compute(self, n_rows: int) -> None:
         seqs = self._begin(n_rows)

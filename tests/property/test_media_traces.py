@@ -14,7 +14,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from localrun.engine import encoding
 from localrun.engine.backend import DecodeFailed, MemoryKind
 from localrun.engine.cache import cells, copies
 from localrun.engine.request import Prompt
@@ -32,7 +31,6 @@ from tests.fakes.media import PATCH_PIXELS, FakeProjector
 def _small_pieces() -> Iterator[None]:
     """Chunks are longer than what is saved, restored and moved at once."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(encoding, "POLL_S", 0.0)
         patch.setattr(cells, "COMPACT_CELLS", 24)
         patch.setattr(cells, "MOVE_TOKENS", 24)
         patch.setattr(copies, "BLOCK_TOKENS", 24)

@@ -30,7 +30,7 @@ from typing import NamedTuple
 
 from localrun.engine.backend import Backend
 from localrun.engine.cache import copies
-from localrun.engine.cache.cells import Cells, Chunks, Layout, OnePool, Streams, Wholes
+from localrun.engine.cache.cells import Cells, Chunks, Layout, OnePool, PoolCells, Streams, Wholes
 from localrun.engine.cache.checkpoints import Checkpoints, next_stop
 from localrun.engine.cache.copies import Copies, Saving
 from localrun.engine.cache.tiers import Tiers
@@ -112,6 +112,11 @@ class Cache:
     @property
     def cells(self) -> Cells:
         return self._layout.cells
+
+    @property
+    def pool(self) -> PoolCells:
+        """The cells beside the streams; all cells where there are none."""
+        return self._layout.pool
 
     @property
     def n_cached_sequences(self) -> int:

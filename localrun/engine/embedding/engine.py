@@ -20,6 +20,7 @@ Does not: read or write pipes (`process.py`), tokenize (`inputs.py`), or normali
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Collection, Sequence
 from itertools import chain
 from typing import NamedTuple
@@ -30,7 +31,8 @@ from localrun.engine.backend import DecodeFailed, MediaRows, NoRoom, never
 from localrun.engine.embedding import inputs
 from localrun.engine.embedding.inputs import Embedder, FloatMatrix, FloatVector, Tokens
 from localrun.engine.embedding.turns import Current, Ticket, Turns
-from localrun.engine.encoding import POLL_S, Encodings
+from localrun.engine.encoding import Encodings
+from localrun.engine.inbox import NAP_S, Inbox
 from localrun.engine.request import Placed, refusal
 from localrun.errors import BadRequest, EngineFailed, LocalrunError, NoNumbers, by_code
 from localrun.wire import Delta, Embed, Finish, Phase, Pooling, Resume, Started, Step, StepStats, Vector
@@ -69,8 +71,20 @@ class EmbeddingEngine:
     may_hold = False
 
     def __init__(
-        self, embedder: Embedder, *, max_queue: int, clock: Callable[[], float], encoded_bytes: int = 0
+        self,
+        embedder: Embedder,
+        *,
+        max_queue: int,
+        clock: Callable[[], float],
+        encoded_bytes: int = 0,
+        ring: Callable[[], None] | None = None,
     ) -> None:
+        self._naps: Inbox[EmbeddingEngine] | None = None
+        if ring is None:
+            self._naps = Inbox()
+            ring = self._naps.ring
+        self.wait_s = 0.0
+        embedder.tell(ring)
         self._embedder = embedder
         self._clock = clock
         self._turns = Turns(max_tickets=max_queue)
@@ -140,6 +154,9 @@ class EmbeddingEngine:
 
     def step(self, is_hurried: Callable[[], bool] = never) -> Step | None:
         """Compute one step and return its news; None if there was neither anything to do nor to say."""
+        if self._naps is not None and self.wait_s:
+            self._naps.drain(self, min(self.wait_s, NAP_S))
+        self.wait_s = 0.0
         for ticket, error in self._encodings.collect():
             where, chunks = _where(ticket.embed, ticket.n_begun - 1), ticket.current.chunks if ticket.current else ()
             message = inputs.located(error.message, where, (placed.field for placed in chunks))
@@ -151,8 +168,8 @@ class EmbeddingEngine:
             self._encodings.want(self._wanted(now_s))
         if pieces:
             self._compute(pieces)
-        else:
-            self._encodings.wait(POLL_S)
+        elif self._encodings.is_busy and not self._encodings.is_over:
+            self.wait_s = self._encoder_until_s - now_s if is_encoders else math.inf
         return self._publish()
 
     def _wanted(self, now_s: float) -> list[tuple[Ticket, Placed]]:

@@ -13,7 +13,7 @@ Does not: decide whether cutting is allowed; the request says.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -74,6 +74,9 @@ class Embedder(Protocol):
     control_tokens: tuple[str, ...]
     affixes: tuple[tuple[int, ...], tuple[int, ...]]
     pair_format: PairFormat
+
+    def tell(self, ring: Callable[[], None]) -> None:
+        """From now on `ring`, in any thread, when an encoding is over."""
 
     @property
     def projector(self) -> Projector | None: ...

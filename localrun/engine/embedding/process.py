@@ -20,7 +20,8 @@ from localrun.engine import pipes
 from localrun.engine.embedding.engine import EmbeddingEngine
 from localrun.engine.embedding.inputs import Embedder, tokens_of
 from localrun.engine.encoding import ENCODED_PART
-from localrun.engine.pipes import Inbox, Tokenizing
+from localrun.engine.inbox import Inbox
+from localrun.engine.pipes import Tokenizing
 from localrun.errors import EngineFailed
 from localrun.processes import step_back
 
@@ -38,13 +39,19 @@ def run(
         embedder = new_embedder(opened)
     except Exception as error:
         return pipes.refuse(frames_out, error)
+    inbox: Inbox[EmbeddingEngine] = Inbox()
+    encoded_bytes = opened.ram_cache_bytes // ENCODED_PART
     engine = EmbeddingEngine(
-        embedder, max_queue=opened.max_queue, clock=time.monotonic, encoded_bytes=opened.ram_cache_bytes // ENCODED_PART
+        embedder, max_queue=opened.max_queue, clock=time.monotonic, encoded_bytes=encoded_bytes, ring=inbox.ring
     )
     pipes.send(frames_out, _ready(embedder, opened, time.monotonic() - began_s))
     tokenizing = Tokenizing(max_texts=opened.n_slots + opened.max_queue)
     exit_code = pipes.serve(
-        engine, frames_in, frames_out, lambda message, inbox, outbox: take(message, embedder, tokenizing, inbox, outbox)
+        engine,
+        inbox,
+        frames_in,
+        frames_out,
+        lambda message, inbox, outbox: take(message, embedder, tokenizing, inbox, outbox),
     )
     if exit_code == 0:
         engine.close()

@@ -11,6 +11,7 @@ Native code aborts the process on a bad integer, so everything is checked here f
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
@@ -96,6 +97,9 @@ class LlamaEmbedder:
         self.n_embd = int((native.llama_model_n_cls_out if is_reranker else native.llama_model_n_embd_out)(self._model))
         self.affixes = self._find_affixes()
         self.pair_format = self._find_pair_format()
+
+    def tell(self, ring: Callable[[], None]) -> None:
+        self._turns.ring = ring
 
     def compute(self, n_rows: int) -> None:
         batch = self.batch

@@ -185,6 +185,9 @@ class LlamaBackend:
         with self.turns.step():
             context.decode_media(part._replace(seq=seq))
 
+    def tell(self, ring: Callable[[], None]) -> None:
+        self.turns.ring = ring
+
     def turn_to(self, *, pool: bool) -> None:
         if pool and (self.worker is None or self.worker.is_busy):
             raise ValueError("there is no pool, or its context is computing")

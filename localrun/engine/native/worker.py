@@ -55,6 +55,7 @@ class Turns:
         self._holder: object = None
         self._is_beside = False  # a piece of a graph beside others is being computed
         self._n_steps = 0  # that wait
+        self.ring: Callable[[], None] = lambda: None  # is told when a thread's job is over
         self._line: deque[object] = deque()
 
     @contextmanager
@@ -219,6 +220,7 @@ class GraphThread:
                 self._error = self._error or error
             del job
             self._done.set()
+            self._turns.ring()
 
     def _between_pieces(self, _tensor: object, is_question: bool, _data: object) -> bool:
         """This thread, from native code: whether a piece ends with this node, and then, once it was computed."""

@@ -11,7 +11,7 @@ import threading
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -166,10 +166,6 @@ def _compile(compiling: Compiling, vocabulary: Future[GrammarVocabulary]) -> Non
     checker.give_back()
 
 
-# How long to sleep when there is nothing else to do; a cancel may come in the meantime.
-_WAIT_S = 0.005
-
-
 @dataclass
 class _Entry:
     request: Request
@@ -178,14 +174,15 @@ class _Entry:
 
 
 class GrammarQueue:
-    """Requests whose grammar is being compiled: they wait in the queue, and others pass them.
+    """Requests whose grammar is being compiled: they wait in the queue, and others pass them. What is compiled `ring`s.
 
     Owner: the engine's main thread.
     Does not: compile, or end a request.
     """
 
-    def __init__(self, backend: Backend, clock: Callable[[], float]) -> None:
+    def __init__(self, backend: Backend, clock: Callable[[], float], ring: Callable[[], None]) -> None:
         self._clock = clock
+        self._ring = ring
         self._eog_tokens = backend.eog_tokens
         self._compiler = GrammarCompiler(backend)
         self._entries: list[_Entry] = []
@@ -199,6 +196,7 @@ class GrammarQueue:
             request.awaits_grammar = True
             compiling = self._compiler.compile(submit.grammar, submit.client)
             self._entries.append(_Entry(request, submit, compiling))
+            compiling.future.add_done_callback(lambda _: self._ring())
 
     def collect(self) -> list[tuple[Request, LocalrunError | None, tuple[str, ...]]]:
         """Give compiled grammars to their requests. Returns those that have theirs now, or why they never will, and
@@ -214,11 +212,6 @@ class GrammarQueue:
         """The request is over."""
         for entry in [entry for entry in self._entries if entry.request is request]:
             self._leave(entry)
-
-    def wait(self) -> None:
-        """Sleep a little, or until a grammar is compiled; not at all when nobody waits for one."""
-        if self._entries:
-            wait([entry.compiling.future for entry in self._entries], _WAIT_S, FIRST_COMPLETED)
 
     def close(self) -> None:
         """End the threads."""
@@ -251,16 +244,17 @@ class GrammarQueue:
 class LateRows:
     """Draws the tokens of slow grammars, beside the steps instead of inside one.
 
-    Such a row is copied and sampled in a thread. Its request keeps its cells and takes no part in steps until its token
-    is there; the others go on. What is wanted of its log-probabilities is read from a copy as well.
+    Such a row is copied and sampled in a thread, which then `ring`s. Its request keeps its cells and takes no part in
+    steps until its token is there; the others go on. What is wanted of its log-probabilities is read from a copy, too.
 
     Owner: the engine's main thread; a request's sampler belongs to the thread until `collect` or `finish` gives it
     back.
     Does not: decide what is slow (`constraint.py`), or what follows from a token.
     """
 
-    def __init__(self, backend: Backend) -> None:
+    def __init__(self, backend: Backend, ring: Callable[[], None]) -> None:
         self._backend = backend
+        self._ring = ring
         self._threads: ThreadPoolExecutor | None = None
         self._late: dict[Request, tuple[Future[int], Logprobs | None]] = {}
 
@@ -271,9 +265,13 @@ class LateRows:
             return False
         self._threads = self._threads or ThreadPoolExecutor(_THREADS, "late")
         logprobs = None if request.n_probs is None else self._backend.hold_logprobs(row)
-        self._late[request] = self._threads.submit(request.sampler.hold(row)), logprobs
+        self._late[request] = token, logprobs = self._threads.submit(request.sampler.hold(row)), logprobs
+        token.add_done_callback(lambda _: self._ring())
         request.is_away = True
         return True
+
+    def __len__(self) -> int:
+        return len(self._late)
 
     def collect(self) -> list[tuple[Request, int, Logprobs | None]]:
         """The tokens that are there now, and their rows where log-probabilities are wanted."""
@@ -290,11 +288,6 @@ class LateRows:
         """A request ended: nobody wants its token, if it is late."""
         if request in self._late:
             self._finished(request)
-
-    def wait(self) -> None:
-        """Sleep a little, or until the first of them is there; not at all when nobody is late."""
-        if self._late:
-            wait([token for token, _ in self._late.values()], _WAIT_S, FIRST_COMPLETED)
 
     def close(self) -> None:
         """End the threads."""

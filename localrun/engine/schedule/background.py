@@ -27,8 +27,6 @@ from localrun.engine.schedule.policy import LOWEST_RANK, Want, deal
 from localrun.engine.schedule.rounds import Ring
 from localrun.engine.schedule.scheduler import Grant, fill_batch, first_of, without_numbers
 
-# Waiting for the background ends this soon, so that newcomers and cancels are not kept waiting.
-POLL_S = 0.02
 # Copying a long prompt's state to the main context takes about as long.
 BRING_HOME_S = 0.025
 # A batch takes about this long at most, so that a prompt that comes after it waits no longer; and so many latency
@@ -271,10 +269,6 @@ class Background:
         assert request.seq is not None
         n_tokens = request.n_computed if is_kept else 0
         self._left.append(Left(request.seq, n_tokens, n_tokens))
-
-    def wait(self, timeout_s: float) -> None:
-        """Let it compute for so long at most, and never long."""
-        self._worker.is_over(min(timeout_s, POLL_S))
 
     def recompute_s(self, start: int, n_tokens: int) -> float:
         """Seconds that computing `n_tokens` from position `start` on would take, in full batches."""

@@ -49,8 +49,8 @@ def worker_of(backend: LlamaBackend) -> LlamaWorker:
 
 
 def finish(backend: LlamaBackend) -> None:
-    while not worker_of(backend).is_over(0.5):
-        pass
+    while not worker_of(backend).is_over():
+        time.sleep(0.001)
     worker_of(backend).finish()
 
 

@@ -14,7 +14,6 @@ import pytest
 
 from localrun.engine.sample import grammar_checker
 from localrun.engine.sample import grammars as grammar_queue
-from localrun.engine.sample import grammars as late_rows
 from localrun.engine.sample.constraint import Constraint
 from localrun.engine.sample.grammar_checker import GrammarChecker
 from localrun.wire import Finish, Grammar, GrammarKind, Lane, Sampling
@@ -313,7 +312,6 @@ class HeldBack:
             compile_now(compiling, vocabulary)
 
         monkeypatch.setattr(grammar_queue, "_compile", compile_later)
-        monkeypatch.setattr(grammar_queue, "_WAIT_S", 0.0)
 
     def let_go(self, *texts: str) -> None:
         for text in texts:
@@ -382,7 +380,6 @@ class SlowGrammars:
 
         monkeypatch.setattr(Constraint, "choose", choose_slowly)
         monkeypatch.setattr(Constraint, "is_slow", True)
-        monkeypatch.setattr(late_rows, "_WAIT_S", 0.001)
 
 
 @pytest.mark.parametrize("n_probs", [None, 2])
