@@ -109,6 +109,7 @@ _TEXT = {
     "audio": "Refused: answers are text. What a model is to hear is an `input_audio` part of a message.",
     "prediction": "A text that much of the answer is expected to be like, such as the file that is to be edited: its "
     "tokens are drafts, so the answer comes faster where it repeats them.",
+    "verbose": "Whether the answer has the prompt that the model got, as `__verbose.prompt`; llama-server's.",
     "continue_final_message": "Whether the answer goes on where the last message, the assistant's, ends; vLLM's.",
     "add_generation_prompt": "False only together with `continue_final_message`, or where nothing is generated.",
     "chat_template_kwargs": "Variables for the model's chat template, such as `enable_thinking`. `messages`, `tools`, "
@@ -159,7 +160,7 @@ _TEXT = {
 
 _OLLAMA = {
     "name": "Older name of `model`.",
-    "verbose": "Whether the tensors are listed.",
+    "ModelBody.verbose": "Whether the tensors are listed.",
     "truncate": "False refuses what is too long, where otherwise a chat loses its oldest messages and a text its end.",
     "EmbeddingsBody.truncate": "True cuts the end of an input that is too long, which is an error otherwise.",
     "shift": "Has no effect: an answer ends where the context does.",

@@ -338,6 +338,19 @@ def test_a_template_is_applied_and_nothing_is_generated(daemon: Daemon) -> None:
     assert prompt == chat["_debug_info"]["rendered_template"]
 
 
+@pytest.mark.parametrize("fields", [{}, {"stream": True}, {"stream": True, "stream_options": {"include_usage": True}}])
+@pytest.mark.parametrize("n", [1, 2])
+def test_an_answer_has_the_prompt_that_the_model_got_where_it_is_wanted(
+    daemon: Daemon, fields: dict[str, Any], n: int
+) -> None:
+    body = {"messages": [{"role": "user", "content": "Hi"}], "n": n, "max_tokens": 3} | fields
+    prompt = ask(daemon, "/apply-template", messages=body["messages"])["prompt"]
+    for verbose, wanted in ((True, {"prompt": prompt}), (False, None)):
+        answer = daemon.post("/v1/chat/completions", model="tiny", verbose=verbose, **body)
+        chunks = [json.loads(line.removeprefix("data: ")) for line in answer.text.splitlines() if "{" in line]
+        assert [chunk["__verbose"] for chunk in chunks if "__verbose" in chunk][:1] == ([wanted] if wanted else [])
+
+
 def test_a_template_goes_on_with_the_assistant_and_leaves_the_opening_out(daemon: Daemon) -> None:
     asked = {"role": "user", "content": "hi"}
 
