@@ -109,13 +109,14 @@ class LimitFields(FormatFields, frozen=True, kw_only=True):
     """The most tokens of an answer, by each of its names; with -1 it ends when the model ends it."""
 
     max_completion_tokens: AnswerLimit | None = None
+    max_output_tokens: AnswerLimit | None = None
     max_tokens: AnswerLimit | None = None
     n_predict: AnswerLimit | None = None
 
     @property
     def max_output(self) -> int | None:
         """By the first name that is given."""
-        names = (self.max_completion_tokens, self.max_tokens, self.n_predict)
+        names = (self.max_completion_tokens, self.max_output_tokens, self.max_tokens, self.n_predict)
         return next((int(limit) for limit in names if limit is not None), None)
 
 

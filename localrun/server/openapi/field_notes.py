@@ -70,7 +70,7 @@ _TEXT = {
     "n": "How many answers. All share the computed prompt.",
     "max_tokens": "Most tokens to generate; without it, or with -1, until the model ends or the context is full.",
     "max_completion_tokens": "The newer name of `max_tokens`; counts if both are there.",
-    "max_output_tokens": "Most tokens to generate, thinking included.",
+    "max_output_tokens": "The name of `max_tokens` in responses; thinking counts.",
     "stream_options": "What else the stream tells.",
     "StreamOptions.include_usage": "Whether the last chunk has the usage.",
     "messages": "The conversation, oldest first. Pictures and sound stand among the parts of its content, with models "

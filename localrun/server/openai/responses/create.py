@@ -141,7 +141,11 @@ def _usage(usage: Usage, n_thinking: int) -> TokenUsage:
 
 
 def _format(body: ResponsesBody) -> Fields:
+    """Of what has the shape by its name in chats, as responses would have said it."""
     asked = body.text.format if body.text is not None else None
+    chats = body.response_format
+    if asked is None and chats is not None:
+        return _without_none(chats.json_schema or {}) | {"type": chats.type}
     return {"type": "text"} if asked is None else _without_none(asked)
 
 
