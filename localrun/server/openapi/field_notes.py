@@ -56,7 +56,7 @@ _SAMPLING = {
     "`xtc_threshold`; 0 is off.",
     "xtc_threshold": "The probability from which XTC leaves tokens out; above 0.5 it never does.",
     "seed": "Same seed, same prompt: same answer, but for rounding. -1 is random.",
-    "stop": "A text or up to 16, at which the answer ends; they are not part of it.",
+    "stop": "A text or up to 64, at which the answer ends; they are not part of it.",
     "lora": "Adapters for this request, up to 8: LoRA files and control vectors. They count over those in the model's "
     "name, and the model's own stay in effect unless they are listed with another scale.",
     "LoraEntry.id": "A place in `GET /lora-adapters`, as llama-server has it; or the adapter's name, its digest "
@@ -250,7 +250,7 @@ _OTHERS = {
     "does not think answers all the same, and the header `X-Localrun-Ignored` says so.",
     "output_config": "`effort` of the thinking, and `format` with a JSON schema.",
     "output_format": "Older place of `output_config.format`.",
-    "stop_sequences": "Up to 16 texts at which the answer ends.",
+    "stop_sequences": "Up to 64 texts at which the answer ends.",
     "MessagesBody.max_tokens": "Most tokens to generate; 0 reads the prompt into the cache and says nothing.",
     "MessagesBody.system": "A system prompt: a text, or blocks of text.",
     "CountBody.system": "A system prompt: a text, or blocks of text.",
