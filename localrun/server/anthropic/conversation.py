@@ -196,7 +196,7 @@ def _assistant(blocks: Sequence[Block], where: str, media: Attachments) -> list[
     summary: list[Message] = []
     texts: list[str] = []
     thoughts: list[str] = []
-    calls = []
+    calls: list[dict[str, Any]] = []
     for index, block in enumerate(blocks):
         at = f"{where}[{index}]"
         if block.type == "thinking":
