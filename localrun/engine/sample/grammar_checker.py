@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from typing import BinaryIO, ClassVar, cast
 
@@ -23,6 +24,8 @@ from localrun.wire import Grammar, GrammarCheck, GrammarChecked
 # Of the processor's time, which is what a worker limits itself to; where it cannot, or gets no processor, of the clock.
 COMPILE_LIMIT_S = 10
 _LONGEST_S = 60.0
+# By the clock: real schemas take some milliseconds, and a busy machine takes its time.
+SLOW_S = 1.0
 TOO_LARGE = "the grammar takes more memory, or is nested more deeply, than it may; make it smaller"
 _COMMAND = (sys.executable, "-P", "-m", "localrun.engine.sample.grammar_worker")
 _OVERRAN = -signal.SIGXCPU if sys.platform != "win32" else None
@@ -40,6 +43,13 @@ class GrammarChecker:
     def __init__(self) -> None:
         self._worker: subprocess.Popen[bytes] | None = None
         self._is_ready = False
+        self._asked_s: float | None = None
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether what is checked now takes long."""
+        asked_s = self._asked_s
+        return asked_s is not None and time.monotonic() - asked_s > SLOW_S
 
     @classmethod
     def borrowed(cls) -> GrammarChecker:
@@ -97,6 +107,7 @@ class GrammarChecker:
         try:
             if not self._is_ready:
                 self._is_ready = self._read(worker) is not None
+            self._asked_s = time.monotonic()
             worker.stdin.write(request)
             worker.stdin.flush()
             if (reply := self._read(worker)) is not None:
@@ -104,6 +115,7 @@ class GrammarChecker:
         except (OSError, framing.FrameError):
             pass
         finally:
+            self._asked_s = None
             was_late = timer.finished.is_set()
             timer.cancel()
         returncode = worker.wait()

@@ -38,13 +38,15 @@ _T = TypeVar("_T")
 
 @dataclass(eq=False)
 class Compiling:
-    """A grammar that is compiled for `client`, and for all who ask for the same one; `n_wanting` wait for it. It has
-    begun when it has a `checker`; `notices` say what was left out of it."""
+    """A grammar that is compiled for `client`, and for all who ask for the same one; `n_wanting` wait for it. It has a
+    `checker` while a thread has it, which gives it back if it is put off; `notices` say what was left out of it."""
 
     grammar: Grammar
     client: str
     n_wanting: int = 0
     checker: GrammarChecker | None = None
+    is_slow: bool = False
+    is_put_off: bool = False
     notices: tuple[str, ...] = ()
     future: Future[Compiled] = field(default_factory=Future)
 
@@ -54,8 +56,9 @@ class GrammarCompiler:
 
     A grammar is compiled once for all requests with the same kind and text, in one of two threads: first in a process
     of its own, which it may crash or hang (`grammar_checker.py`), and what has passed here, where the library works
-    without the interpreter's lock. Clients take turns, and each has one thread at most, so that who sends slow grammars
-    waits for those alone. What nobody wants any more is given up.
+    without the interpreter's lock. Clients take turns. One thread at most has a slow grammar, and what turns out to be
+    slow while there is one is put off, so nobody's quick grammars wait for slow ones. What nobody wants any more is
+    given up.
 
     Owner: the engine's main thread calls; the work is in the threads.
     Does not: wait for anybody.
@@ -66,8 +69,8 @@ class GrammarCompiler:
         self._threads: ThreadPoolExecutor | None = None
         self._vocabulary: Future[GrammarVocabulary] | None = None
         self._cache: OrderedDict[tuple[GrammarKind, str], Compiling] = OrderedDict()
-        # In order of coming; a client that had its turn goes behind all others.
-        self._lines: OrderedDict[str, deque[Compiling]] = OrderedDict()
+        # Of slow ones or not, and of each client, in order of coming; a line that had its turn goes behind all others.
+        self._lines: OrderedDict[tuple[bool, str], deque[Compiling]] = OrderedDict()
         self._running: list[Compiling] = []
 
     def compile(self, grammar: Grammar, client: str) -> Compiling:
@@ -78,7 +81,7 @@ class GrammarCompiler:
                 self._threads = ThreadPoolExecutor(_THREADS, "grammar")
                 self._vocabulary = self._submit(_read_vocabulary, self._backend)
             self._cache[key] = compiling = Compiling(grammar, client)
-            self._lines.setdefault(client, deque()).append(compiling)
+            self._put_in_line(compiling)
             settled = [key for key, each in self._cache.items() if each.future.done()]
             for key_of_old in settled[: max(0, len(self._cache) - _CACHED_GRAMMARS)]:
                 del self._cache[key_of_old]
@@ -94,29 +97,56 @@ class GrammarCompiler:
         if compiling.n_wanting or compiling.future.done():
             return
         del self._cache[compiling.grammar.kind, compiling.grammar.text]
-        if compiling.checker is not None:
-            compiling.checker.kill()
+        if compiling in self._running:
+            if (checker := compiling.checker) is not None:
+                checker.kill()
             return
-        self._lines[compiling.client].remove(compiling)
-        if not self._lines[compiling.client]:
-            del self._lines[compiling.client]
+        line = compiling.is_slow, compiling.client
+        self._lines[line].remove(compiling)
+        if not self._lines[line]:
+            del self._lines[line]
 
     def go_on(self) -> None:
         """Begins what there are threads for."""
-        self._running = [each for each in self._running if not each.future.done()]
+        self._running = [each for each in self._running if not each.future.done() and not self._is_back(each)]
+        for each in self._running:
+            checker = each.checker
+            if checker is not None and checker.is_slow and not each.is_slow and not each.is_put_off:
+                if self._has_slow:
+                    each.is_put_off = True
+                    checker.kill()
+                else:
+                    each.is_slow = True
         while len(self._running) < _THREADS:
-            busy = {each.client for each in self._running}
-            client = next((client for client in self._lines if client not in busy), None)
-            if client is None:
+            busy = {(each.is_slow, each.client) for each in self._running}
+            free = (line for line in self._lines if line not in busy and not (line[0] and self._has_slow))
+            key = next(free, None)
+            if key is None:
                 return
-            line = self._lines.pop(client)
+            line = self._lines.pop(key)
             compiling = line.popleft()
             if line:
-                self._lines[client] = line
+                self._lines[key] = line
             assert self._vocabulary is not None
             compiling.checker = GrammarChecker.borrowed()
             self._submit(_compile, compiling, self._vocabulary)
             self._running.append(compiling)
+
+    @property
+    def _has_slow(self) -> bool:
+        return any(each.is_slow for each in self._running)
+
+    def _is_back(self, compiling: Compiling) -> bool:
+        """Whether its thread gave it back, so that it is in line again, if anybody wants it."""
+        if compiling.checker is not None:
+            return False
+        compiling.is_slow, compiling.is_put_off = True, False
+        if compiling.n_wanting:
+            self._put_in_line(compiling)
+        return True
+
+    def _put_in_line(self, compiling: Compiling) -> None:
+        self._lines.setdefault((compiling.is_slow, compiling.client), deque()).append(compiling)
 
     def close(self) -> None:
         """End the threads; what is under way is given up."""
@@ -156,12 +186,15 @@ def _compile(compiling: Compiling, vocabulary: Future[GrammarVocabulary]) -> Non
             raise NobodyWaits
         checker.start()  # while the vocabulary is read
         grammar, names = compiling.grammar, vocabulary.result().names_in(compiling.grammar.text)
-        checked = checker.check(grammar, names, lambda: not compiling.n_wanting)
+        checked = checker.check(grammar, names, lambda: compiling.is_put_off or not compiling.n_wanting)
         assert checked.grammar is not None
         compiling.notices = checked.notices
         compiling.future.set_result(compile_grammar(checked.grammar, vocabulary.result()))
     except BaseException as error:
-        compiling.future.set_exception(error)
+        if isinstance(error, NobodyWaits) and compiling.n_wanting:
+            compiling.checker = None
+        else:
+            compiling.future.set_exception(error)
     # Only now: until the future is done whoever gives the grammar up kills the worker.
     checker.give_back()
 

@@ -130,9 +130,15 @@ def conversation_of(system: Content | None, messages: Sequence[AskedMessage], me
     told = system_text(system, "system")
     if told:
         result.append({"role": "system", "content": told})
-    for index, message in enumerate(messages):
+    begins = max((at for at, message in enumerate(messages) if _has_summary(message.content)), default=0)
+    for index, message in enumerate(messages[begins:], begins):
         result += _made(message, f"messages[{index}]", media)
     return result
+
+
+def _has_summary(content: Content) -> bool:
+    """Whether a service made a summary of all that comes before."""
+    return not isinstance(content, str) and any(block.type == "compaction" and block.content for block in content)
 
 
 def system_text(system: Content | None, where: str) -> str:
@@ -154,7 +160,7 @@ def _made(message: AskedMessage, where: str, media: Attachments) -> list[Message
     if isinstance(message.content, str):
         return [{"role": message.role, "content": message.content}]
     if message.role == "assistant":
-        return [_assistant(message.content, f"{where}.content", media)]
+        return _assistant(message.content, f"{where}.content", media)
     return _user(message.content, f"{where}.content", media)
 
 
@@ -186,15 +192,19 @@ def _user(blocks: Sequence[Block], where: str, media: Attachments) -> list[Messa
 _OF_SERVICE = ("server_tool_use", "mcp_tool_use", "_tool_result")
 
 
-def _assistant(blocks: Sequence[Block], where: str, media: Attachments) -> Message:
+def _assistant(blocks: Sequence[Block], where: str, media: Attachments) -> list[Message]:
+    summary: list[Message] = []
     texts: list[str] = []
     thoughts: list[str] = []
-    calls = []
+    calls: list[dict[str, Any]] = []
     for index, block in enumerate(blocks):
         at = f"{where}[{index}]"
         if block.type == "thinking":
             thoughts.append(required(block.thinking, f"{at}.thinking"))
-        elif block.type == "redacted_thinking":
+        elif block.type == "compaction" and block.content:
+            summary = [{"role": "user", "content": text_of(block.content, f"{at}.content")}]
+            texts, thoughts, calls = [], [], []
+        elif block.type in ("redacted_thinking", "compaction"):
             continue  # nobody but its maker can read it
         elif block.type == "tool_use":
             name = required(block.name, f"{at}.name")
@@ -203,4 +213,5 @@ def _assistant(blocks: Sequence[Block], where: str, media: Attachments) -> Messa
             notices.note(f"{at} ({block.type[:40]})")
         else:
             texts.append(block_text(block, at, media))
-    return assistant(joined_texts(texts), thinking=joined_texts(thoughts), calls=calls)
+    said = assistant(joined_texts(texts), thinking=joined_texts(thoughts), calls=calls)
+    return [*summary, said] if texts or thoughts or calls else summary or [said]

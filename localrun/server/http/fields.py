@@ -43,7 +43,8 @@ from localrun.server.http.exchange import Exchange
 from localrun.server.jobs.job import Ask
 from localrun.wire import Lane, Sampling
 
-MAX_STOPS = 16
+# Programs for stories stop at the name of each character.
+MAX_STOPS = 64
 MAX_LOGIT_BIASES = 1024
 MAX_BIASED_CHARACTERS = 1_000
 _TOKEN_ID = re.compile("-?[0-9]+")

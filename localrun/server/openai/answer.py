@@ -335,7 +335,7 @@ def _rate(n_tokens: int, seconds: float) -> float:
 
 class Answer:
     """One answer with a choice per job; `n_per_prompt` jobs in a row have the same prompt, which came as the body's
-    `prompt_field`."""
+    `prompt_field`. `told` stands beside the counts at the end."""
 
     def __init__(
         self,
@@ -346,6 +346,7 @@ class Answer:
         n_per_prompt: int,
         include_usage: bool,
         prompt_field: str,
+        told: Fields | None = None,
     ) -> None:
         self._exchange = exchange
         self.jobs = jobs
@@ -353,6 +354,7 @@ class Answer:
         self._n_per_prompt = n_per_prompt
         self._include_usage = include_usage
         self._prompt_field = prompt_field
+        self._told = told or {}
         self.usages: dict[int, Usage] = {}
         self._headers = headers_of(jobs)
 
@@ -417,11 +419,12 @@ class Answer:
         return {"usage": counts} | self.more()
 
     def more(self) -> Fields:
-        """What it has besides `usage`: timings. Of several answers at once they would mean nothing."""
+        """What it has besides `usage`. Timings of several answers at once would mean nothing."""
         if len(self.jobs) > 1:
-            return {}
+            return self._told
         record = self.jobs[0].record
-        return {"timings": timings_of(self.usages[0], n_drafted=record.n_drafted, n_accepted=record.n_accepted)}
+        timings = timings_of(self.usages[0], n_drafted=record.n_drafted, n_accepted=record.n_accepted)
+        return self._told | {"timings": timings}
 
 
 def ended(delta: Delta) -> tuple[Finish, Usage]:

@@ -44,7 +44,7 @@ class JsonSchema(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ResponseFormat(msgspec.Struct, frozen=True, kw_only=True):
-    """`response_format`. `schema` beside `json_object` is llama-server's."""
+    """`response_format`. `schema` beside `type` is llama-server's."""
 
     type: str = "text"
     json_schema: JsonSchema | None = None
@@ -86,8 +86,8 @@ def grammar_of_format(
         return structured.json_schema(asked.schema, field=f"{path[0]}.schema")
     if asked.type != "json_schema":
         raise BadRequest(f"{path[0]}.type: {asked.type[:40]!r} is not known; use {_KINDS}", field=f"{path[0]}.type")
-    described = asked.json_schema
-    if described is None or described.schema is msgspec.UNSET:
+    described = asked.json_schema or JsonSchema(schema=asked.schema)
+    if described.schema is msgspec.UNSET:
         field = ".".join(path)
         raise BadRequest(f"{field} is required; use json_object for any object", field=field)
     return structured.json_schema(described.schema, field=".".join(path), strict=described.strict or None)
@@ -109,13 +109,14 @@ class LimitFields(FormatFields, frozen=True, kw_only=True):
     """The most tokens of an answer, by each of its names; with -1 it ends when the model ends it."""
 
     max_completion_tokens: AnswerLimit | None = None
+    max_output_tokens: AnswerLimit | None = None
     max_tokens: AnswerLimit | None = None
     n_predict: AnswerLimit | None = None
 
     @property
     def max_output(self) -> int | None:
         """By the first name that is given."""
-        names = (self.max_completion_tokens, self.max_tokens, self.n_predict)
+        names = (self.max_completion_tokens, self.max_output_tokens, self.max_tokens, self.n_predict)
         return next((int(limit) for limit in names if limit is not None), None)
 
 

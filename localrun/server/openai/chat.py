@@ -40,6 +40,7 @@ from localrun.server.prompting.ask import (
     tools_of_functions,
 )
 from localrun.server.prompting.conversation import begun
+from localrun.server.prompting.places import shown
 from localrun.server.prompting.prepare import Prepared, prepare, thinks_by_default
 from localrun.server.routing import Question
 from localrun.server.runtime import Runtime
@@ -98,6 +99,7 @@ class ChatBody(CommonFields, frozen=True, kw_only=True):
     audio: Any = None
     prediction: Prediction | None = None
     # Not OpenAI's: vLLM's and llama-server's.
+    verbose: bool | None = None
     continue_final_message: bool | None = None
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -246,6 +248,7 @@ async def answer_chat(runtime: Runtime, exchange: Exchange, body: ChatBody, answ
             n_per_prompt=body.n_choices,
             include_usage=body.include_usage,
             prompt_field="messages",
+            told={"__verbose": {"prompt": shown(prepared.segments)[0]}} if body.verbose else {},
         )
         writer = Running(answer, jobs, body, chunks.going_on) if body.tells_while_running else None
         await answer.send(stream=bool(body.stream), writer=writer)

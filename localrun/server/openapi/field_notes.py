@@ -56,7 +56,7 @@ _SAMPLING = {
     "`xtc_threshold`; 0 is off.",
     "xtc_threshold": "The probability from which XTC leaves tokens out; above 0.5 it never does.",
     "seed": "Same seed, same prompt: same answer, but for rounding. -1 is random.",
-    "stop": "A text or up to 16, at which the answer ends; they are not part of it.",
+    "stop": "A text or up to 64, at which the answer ends; they are not part of it.",
     "lora": "Adapters for this request, up to 8: LoRA files and control vectors. They count over those in the model's "
     "name, and the model's own stay in effect unless they are listed with another scale.",
     "LoraEntry.id": "A place in `GET /lora-adapters`, as llama-server has it; or the adapter's name, its digest "
@@ -70,7 +70,7 @@ _TEXT = {
     "n": "How many answers. All share the computed prompt.",
     "max_tokens": "Most tokens to generate; without it, or with -1, until the model ends or the context is full.",
     "max_completion_tokens": "The newer name of `max_tokens`; counts if both are there.",
-    "max_output_tokens": "Most tokens to generate, thinking included.",
+    "max_output_tokens": "The name of `max_tokens` in responses; thinking counts.",
     "stream_options": "What else the stream tells.",
     "StreamOptions.include_usage": "Whether the last chunk has the usage.",
     "messages": "The conversation, oldest first. Pictures and sound stand among the parts of its content, with models "
@@ -109,6 +109,7 @@ _TEXT = {
     "audio": "Refused: answers are text. What a model is to hear is an `input_audio` part of a message.",
     "prediction": "A text that much of the answer is expected to be like, such as the file that is to be edited: its "
     "tokens are drafts, so the answer comes faster where it repeats them.",
+    "verbose": "Whether the answer has the prompt that the model got, as `__verbose.prompt`; llama-server's.",
     "continue_final_message": "Whether the answer goes on where the last message, the assistant's, ends; vLLM's.",
     "add_generation_prompt": "False only together with `continue_final_message`, or where nothing is generated.",
     "chat_template_kwargs": "Variables for the model's chat template, such as `enable_thinking`. `messages`, `tools`, "
@@ -159,7 +160,7 @@ _TEXT = {
 
 _OLLAMA = {
     "name": "Older name of `model`.",
-    "verbose": "Whether the tensors are listed.",
+    "ModelBody.verbose": "Whether the tensors are listed.",
     "truncate": "False refuses what is too long, where otherwise a chat loses its oldest messages and a text its end.",
     "EmbeddingsBody.truncate": "True cuts the end of an input that is too long, which is an error otherwise.",
     "shift": "Has no effect: an answer ends where the context does.",
@@ -249,7 +250,7 @@ _OTHERS = {
     "does not think answers all the same, and the header `X-Localrun-Ignored` says so.",
     "output_config": "`effort` of the thinking, and `format` with a JSON schema.",
     "output_format": "Older place of `output_config.format`.",
-    "stop_sequences": "Up to 16 texts at which the answer ends.",
+    "stop_sequences": "Up to 64 texts at which the answer ends.",
     "MessagesBody.max_tokens": "Most tokens to generate; 0 reads the prompt into the cache and says nothing.",
     "MessagesBody.system": "A system prompt: a text, or blocks of text.",
     "CountBody.system": "A system prompt: a text, or blocks of text.",

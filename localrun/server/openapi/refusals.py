@@ -115,7 +115,7 @@ REFUSALS = (
     _anthropic("`container_upload` blocks, and others that no model can read", "leave these blocks out",
                {"messages": [{"role": "user", "content": [{"type": "container_upload", "id": "x"}]}]},
                "messages[0].content[0].type"),
-    _anthropic("`stop_sequences` beyond 16", "send fewer", {"stop_sequences": [str(number) for number in range(17)]},
+    _anthropic("`stop_sequences` beyond 64", "send fewer", {"stop_sequences": [str(number) for number in range(65)]},
                "stop_sequences"),
     _anthropic("a schema of `output_config.format`, or of a tool that must be called, with a slip of a keyword",
                "the error names the keyword",

@@ -245,7 +245,8 @@ class NamedChoice(msgspec.Struct, frozen=True, kw_only=True):
     mode: Literal["auto", "required"] = "auto"
 
 
-Choice = Literal["auto", "none", "required"] | NamedChoice
+# `any` is Mistral's.
+Choice = Literal["auto", "none", "required", "any"] | NamedChoice
 ChatTools = Annotated[list[ChatTool], Meta(max_length=MAX_TOOLS)]
 Functions = Annotated[list[Function], Meta(max_length=MAX_TOOLS)]
 
@@ -302,9 +303,10 @@ def choose_tools(
     if choice is None:
         return tools, "auto"
     if isinstance(choice, str):
-        if choice == "required" and not tools:
-            raise BadRequest(f"{field}: 'required' needs tools; send some, or leave {field} out", field=field)
-        return tools, choice
+        wanted = "required" if choice == "any" else choice
+        if wanted == "required" and not tools:
+            raise BadRequest(f"{field}: '{choice}' needs tools; send some, or leave {field} out", field=field)
+        return tools, wanted
     if choice.type == "allowed_tools":
         return _allowed(choice, tools, field)
     name = choice.function.name if choice.function is not None else choice.name

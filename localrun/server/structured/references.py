@@ -34,7 +34,7 @@ def check_refs(root: Any, *, field: str) -> None:
         ref = node.get("$ref")
         if ref is None or ref in targets:
             continue
-        targets[ref] = target = _find(root, ref)
+        targets[ref] = target = find(root, ref)
         if not isinstance(target, bool) and id(target) not in places:
             raise BadRequest(
                 f'{field}: "$ref": {ref!r} leads nowhere; references begin with "#/" and stay inside the schema',
@@ -67,7 +67,7 @@ def check_refs(root: Any, *, field: str) -> None:
 def resolved(root: Any, schema: Any) -> Any:
     """What describes a value, where `schema` of a checked `root` is only a reference to it."""
     while isinstance(schema, dict) and schema.keys() == {"$ref"}:
-        schema = _find(root, schema["$ref"])
+        schema = find(root, schema["$ref"])
     return schema
 
 
@@ -82,11 +82,11 @@ def missing_targets(written: Any, root: Any) -> Iterator[tuple[str, Any]]:
         node = waiting.pop()
         ref = node.get("$ref", "")
         if ref not in names:
-            if not ref or _find(root, ref) is not _MISSING:
+            if not ref or find(root, ref) is not _MISSING:
                 continue
             if not ref.startswith("#/") and named is None:
                 named = _named(written)
-            target = _find(written, ref) if named is None or ref.startswith("#/") else named.get(ref, _MISSING)
+            target = find(written, ref) if named is None or ref.startswith("#/") else named.get(ref, _MISSING)
             if target is _MISSING:
                 continue
             names[ref] = name = f"elsewhere-{len(root.get('$defs', ()))}"
@@ -114,9 +114,9 @@ def inline_refs(root: Any) -> None:
         rest = {keyword: value for keyword, value in node.items() if keyword != "$ref"}
         if "$ref" not in node or not rest.keys() - {"$defs", "definitions"}:
             continue
-        ref, target = node["$ref"], _find(root, node["$ref"])
+        ref, target = node["$ref"], find(root, node["$ref"])
         while isinstance(target, dict) and target.keys() == {"$ref"}:
-            ref, target = target["$ref"], _find(root, target["$ref"])
+            ref, target = target["$ref"], find(root, target["$ref"])
         if not isinstance(target, dict):
             continue
         inlined = _by_reference(target, ref)
@@ -189,7 +189,7 @@ def _descend(
     return deepest, circle
 
 
-def _find(root: Any, ref: str) -> Any:
+def find(root: Any, ref: str) -> Any:
     """What a JSON pointer behind a `#` leads to."""
     if ref == "#":
         return root

@@ -98,6 +98,8 @@ def are_apart(one: Schema, other: Schema) -> bool:
 
 def named_by(schema: Schema, names: Any) -> Schema | None:
     """`schema` with `names`, its `propertyNames`, said in other words; None where there are none for it."""
+    if isinstance(names, dict):
+        names = {word: value for word, value in names.items() if word not in ("title", "description")}
     if names is True or names in ({}, {"type": "string"}):
         return schema
     if not isinstance(names, dict) or names.keys() - {"type", "pattern", "enum", "const"}:

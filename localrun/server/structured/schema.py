@@ -26,7 +26,7 @@ from localrun.errors import BadRequest
 from localrun.server import notices
 from localrun.server.structured import formats, rewriting
 from localrun.server.structured.alternatives import TYPES, close_objects, without_one_of
-from localrun.server.structured.references import NAMED_SCHEMAS, check_refs, inline_refs, missing_targets
+from localrun.server.structured.references import NAMED_SCHEMAS, check_refs, find, inline_refs, missing_targets
 from localrun.wire import STRICT_COMMENT
 
 MAX_DEPTH = 64
@@ -85,7 +85,7 @@ def checked(schema: Any, *, field: str, strict: bool = False) -> dict[str, Any]:
     `strict` refused. Raises BadRequest naming the path below `field`."""
     if not isinstance(schema, dict):
         raise BadRequest(f"{field} must be a JSON schema, which is an object", field=field)
-    walk = _Walk(field, strict=strict)
+    walk = _Walk(schema, field, strict=strict)
     root = walk.schema(schema, field, depth=0)
     # What references lead to may be written in words that are not kept, `oneOf` among them.
     for _ in range(2):
@@ -102,7 +102,8 @@ def checked(schema: Any, *, field: str, strict: bool = False) -> dict[str, Any]:
 class _Walk:
     """One pass over a schema."""
 
-    def __init__(self, field: str, *, strict: bool) -> None:
+    def __init__(self, written: Any, field: str, *, strict: bool) -> None:
+        self._written = written
         self._field = field
         self._is_strict = strict
         self._n_subschemas = 0
@@ -121,7 +122,10 @@ class _Walk:
             raise self._refusal(path, "must be a schema: an object, true or false")
         schema = rewriting.modern(schema)
         if "propertyNames" in schema:
-            named = rewriting.named_by(schema, schema["propertyNames"])
+            names = schema["propertyNames"]
+            if isinstance(names, dict) and isinstance(names.get("$ref"), str):
+                names = find(self._written, names["$ref"])
+            named = rewriting.named_by(schema, names)
             if named is not None:
                 schema = {keyword: value for keyword, value in named.items() if keyword != "propertyNames"}
         self._n_words += len(schema)

@@ -338,6 +338,38 @@ def test_a_client_s_slow_grammars_keep_only_itself_waiting(monkeypatch: pytest.M
     assert [len(harness.texts[number]) for number in range(6)] == [10 + number for number in range(6)]
 
 
+def endless(number: int) -> Grammar:
+    """More states than there is memory for, which it takes many seconds to fill."""
+    patterns = [{"pattern": f"(a|b){{{n}}}c"} for n in range(5, 35)]
+    return Grammar(GrammarKind.JSON_SCHEMA, json.dumps({"type": "string", "minLength": number, "allOf": patterns}))
+
+
+@pytest.mark.parametrize("client", ["greedy", "other"])
+def test_a_quick_grammar_waits_for_no_slow_one_of_its_own_client_neither(
+    monkeypatch: pytest.MonkeyPatch, client: str
+) -> None:
+    monkeypatch.setattr(grammar_checker, "SLOW_S", 0.2)
+    for limit in ("COMPILE_LIMIT_S", "_LONGEST_S"):  # none of them ends by itself
+        monkeypatch.setattr(grammar_checker, limit, 600)
+    harness = Harness(n_slots=8, n_cells=2048)
+    for number in range(4):
+        harness.submit(number, "p", grammar=endless(number), client="greedy")
+    for number in range(4, 8):
+        harness.submit(number, "p", grammar=digits(10 + number), n_predict=40, client=client)
+    while not all(number in harness.finals for number in range(4, 8)):
+        harness.step()
+    assert not harness.finals.keys() >= {0, 1, 2, 3}
+    for number in range(3):  # while they run, while they wait again, and while they are put off
+        harness.engine.cancel(number)
+        harness.step()
+    monkeypatch.setattr(grammar_checker, "SLOW_S", 0.0)  # from now on all are
+    harness.submit(8, "p", grammar=digits(30), n_predict=40, client="other")
+    worker_at_work(harness)
+    harness.engine.cancel(3)
+    harness.run(max_steps=50_000)
+    assert len(harness.texts[8]) == 30
+
+
 def test_a_grammar_that_nobody_waits_for_is_not_compiled(monkeypatch: pytest.MonkeyPatch):
     held = HeldBack(monkeypatch)
     harness = Harness(n_slots=8, n_cells=2048)

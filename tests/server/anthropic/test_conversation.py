@@ -48,6 +48,22 @@ def test_a_system_prompt_and_one_in_the_middle() -> None:
     assert conversation(*messages, system=[]) == expected[1:]
 
 
+@pytest.mark.parametrize("after", [[], [text("and then")]])
+def test_what_a_service_made_a_summary_of_is_left_to_it(after: list[dict[str, Any]]) -> None:
+    summary = {"type": "compaction", "content": "We built a shed."}
+    picture = {"type": "image", "source": {"type": "base64", "data": "no picture"}}
+    turns = [user([picture]), {"role": "assistant", "content": [text("a"), summary, *after]}, user("b")]
+    answered = [{"role": "assistant", "content": "and then"}] if after else []
+    made = [{"role": "user", "content": "We built a shed."}, *answered, {"role": "user", "content": "b"}]
+    assert conversation(*turns, system="S") == [{"role": "system", "content": "S"}, *made]
+    assert conversation({"role": "assistant", "content": [summary]}, *turns) == made
+
+
+def test_a_summary_that_is_none_takes_nothing_away() -> None:
+    turns = [user("a"), {"role": "assistant", "content": [{"type": "compaction", "content": None}, text("b")]}]
+    assert [message["content"] for message in conversation(*turns)] == ["a", "b"]
+
+
 def test_what_changes_with_every_request_is_no_part_of_the_prompt() -> None:
     def asked(nonce: str) -> list[dict[str, Any]]:
         header = f"x-anthropic-billing-header: cc_version=2.1; cch={nonce};"

@@ -338,6 +338,19 @@ def test_a_template_is_applied_and_nothing_is_generated(daemon: Daemon) -> None:
     assert prompt == chat["_debug_info"]["rendered_template"]
 
 
+@pytest.mark.parametrize("fields", [{}, {"stream": True}, {"stream": True, "stream_options": {"include_usage": True}}])
+@pytest.mark.parametrize("n", [1, 2])
+def test_an_answer_has_the_prompt_that_the_model_got_where_it_is_wanted(
+    daemon: Daemon, fields: dict[str, Any], n: int
+) -> None:
+    body = {"messages": [{"role": "user", "content": "Hi"}], "n": n, "max_tokens": 3} | fields
+    prompt = ask(daemon, "/apply-template", messages=body["messages"])["prompt"]
+    for verbose, wanted in ((True, {"prompt": prompt}), (False, None)):
+        answer = daemon.post("/v1/chat/completions", model="tiny", verbose=verbose, **body)
+        chunks = [json.loads(line.removeprefix("data: ")) for line in answer.text.splitlines() if "{" in line]
+        assert [chunk["__verbose"] for chunk in chunks if "__verbose" in chunk][:1] == ([wanted] if wanted else [])
+
+
 def test_a_template_goes_on_with_the_assistant_and_leaves_the_opening_out(daemon: Daemon) -> None:
     asked = {"role": "user", "content": "hi"}
 
@@ -353,8 +366,8 @@ def test_a_template_goes_on_with_the_assistant_and_leaves_the_opening_out(daemon
     assert applied(asked, begun, add_generation_prompt=True).count("assistant") == 2 * opened.count("assistant")
 
 
-@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens", "n_predict"])
-def test_the_limit_of_an_answer_has_three_names_on_every_route(daemon: Daemon, name: str) -> None:
+@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens", "max_output_tokens", "n_predict"])
+def test_the_limit_of_an_answer_has_four_names_on_every_route(daemon: Daemon, name: str) -> None:
     """One that is not known costs the whole context."""
     messages = [{"role": "user", "content": "hi"}]
     for limit in (1, 3):
@@ -363,6 +376,8 @@ def test_the_limit_of_an_answer_has_three_names_on_every_route(daemon: Daemon, n
             answer = ask(daemon, path, **prompt, **{name: limit}, ignore_eos=True)
             assert answer["usage"]["completion_tokens"] == limit
             assert answer["choices"][0]["finish_reason"] == "length"
+        answer = ask(daemon, "/v1/responses", input="hi", **{name: limit}, ignore_eos=True)
+        assert (answer["usage"]["output_tokens"], answer["max_output_tokens"]) == (limit, limit)
     assert ask(daemon, "/v1/chat/completions", messages=messages, **{name: -1})["choices"][0]["finish_reason"] == "stop"
     assert refused(daemon, "/completion", prompt=PROMPT, **{name: -2}) == name
 

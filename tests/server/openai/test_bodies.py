@@ -25,6 +25,7 @@ def grammar(**fields: Any) -> Grammar | None:
     [
         {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA, "strict": True}}},
         {"response_format": {"type": "json_object", "schema": SCHEMA}},
+        {"response_format": {"type": "json_schema", "schema": SCHEMA}},
         {"json_schema": SCHEMA},
     ],
 )

@@ -175,8 +175,9 @@ def test_logprobs_of_a_chat(daemon: Daemon) -> None:
 
 def test_stop_and_ignore_eos(daemon: Daemon) -> None:
     text = chat(daemon, max_tokens=60, ignore_eos=True).json()["choices"][0]["message"]["content"]
-    choice = chat(daemon, max_tokens=60, ignore_eos=True, stop=text[8:11]).json()["choices"][0]
-    assert (choice["message"]["content"], choice["finish_reason"]) == (text[: text.index(text[8:11])], "stop")
+    for stop in (text[8:11], [*(f"{number}:" for number in range(63)), text[8:11]]):
+        choice = chat(daemon, max_tokens=60, ignore_eos=True, stop=stop).json()["choices"][0]
+        assert (choice["message"]["content"], choice["finish_reason"]) == (text[: text.index(text[8:11])], "stop")
 
 
 OBJECT = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"], "additionalProperties": False}
@@ -369,7 +370,7 @@ def test_bad_requests(daemon: Daemon, path: str, content: bytes, status: int, co
         ({"max_tokens": -2}, "max_tokens"),
         ({"temperature": -1}, "temperature"),
         ({"top_p": "x"}, "top_p"),
-        ({"stop": ["x"] * 17}, "stop"),
+        ({"stop": ["x"] * 65}, "stop"),
         ({"logit_bias": {"9999": 1}}, "logit_bias"),
         ({"logit_bias": {"1": 1000}}, "logit_bias[...]"),
         ({"stream": 1}, "stream"),

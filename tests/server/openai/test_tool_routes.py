@@ -72,6 +72,7 @@ def check_arguments(text: str) -> None:
     ("choice", "names"),
     [
         ("required", {"look", "guess"}),
+        ("any", {"look", "guess"}),
         ({"type": "function", "function": {"name": "guess"}}, {"guess"}),
         (
             {

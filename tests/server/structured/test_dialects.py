@@ -74,6 +74,14 @@ MEANS: dict[str, tuple[Any, list[Any], list[Any]]] = {
         [{"x": 1}, {"x": 1, "y": 2}],
         [{"z": 1}],
     ),
+    "names of properties by a reference, as Pydantic writes a dictionary of an enumeration": (
+        {
+            "properties": {"a": {"type": "object", "propertyNames": {"$ref": "#/$defs/C"}}},
+            "$defs": {"C": {"enum": ["r", "g"], "title": "C", "type": "string", "description": "d"}},
+        },
+        [{"a": {"r": 1, "g": 2}}, {"a": {}}],
+        [{"a": {"b": 1}}],
+    ),
     "oneOf behind references": (
         {"oneOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}], "$defs": TAGGED},
         [{"k": "a"}, {"k": "b"}],
@@ -244,6 +252,8 @@ LEFT_OUT: list[tuple[Any, str]] = [
     ({"const": NUMBER}, "format.const"),
     ({"type": "integer", "enum": [1, NUMBER]}, "format.enum"),
     ({"type": "object", "propertyNames": {"minLength": 3}}, "format.propertyNames"),
+    ({"type": "object", "propertyNames": {"$ref": "#/$defs/none"}}, "format.propertyNames"),
+    ({"type": "object", "propertyNames": {"$ref": "#/propertyNames"}}, "format.propertyNames"),
     ({"type": "object", "propertyNames": {"enum": ["ab"], "pattern": "^b"}}, "format.propertyNames"),
     ({"type": "object", "properties": {"a": {}, "b": {}}, "minProperties": 1}, "format.minProperties"),
     ({"type": "integer", "minimum": 2**60}, "format.minimum"),

@@ -15,9 +15,8 @@ from msgspec import Meta
 
 from localrun.errors import BadRequest
 from localrun.server.http import fields
-from localrun.server.http.fields import AnswerLimit, SamplingFields
-from localrun.server.openai.bodies import JsonSchema, ResponseFormat, grammar_of_format
-from localrun.server.openai.chat import ChatReasoning
+from localrun.server.openai.bodies import JsonSchema, LimitFields, ResponseFormat, grammar_of_format
+from localrun.server.openai.chat import ChatReasoning, Effort
 from localrun.server.prompting.ask import MAX_MESSAGES, MAX_TOOLS, Choice
 from localrun.wire import Grammar
 
@@ -51,8 +50,8 @@ class Reasoning(ChatReasoning, frozen=True, kw_only=True):
     generate_summary: Literal["auto", "concise", "detailed"] | None = None
 
 
-class ResponsesBody(SamplingFields, frozen=True, kw_only=True):
-    """POST /v1/responses."""
+class ResponsesBody(LimitFields, frozen=True, kw_only=True):
+    """POST /v1/responses. What has another name in chats is taken by that name as well."""
 
     model: fields.ModelName = ""
     input: str | Annotated[list[dict[str, Any]], Meta(max_length=MAX_MESSAGES)]
@@ -65,9 +64,9 @@ class ResponsesBody(SamplingFields, frozen=True, kw_only=True):
     tools: Annotated[list[dict[str, Any]], Meta(max_length=MAX_TOOLS)] | None = None
     tool_choice: Choice | None = None
     parallel_tool_calls: bool | None = None
-    max_output_tokens: AnswerLimit | None = None
     text: TextConfig | None = None
     reasoning: Reasoning | None = None
+    reasoning_effort: Effort | None = None
     include: list[str] | None = None
     top_logprobs: fields.TopLogprobs | None = None
     metadata: _Metadata | None = None
@@ -82,10 +81,6 @@ class ResponsesBody(SamplingFields, frozen=True, kw_only=True):
         return self.store is not False
 
     @property
-    def max_output(self) -> int | None:
-        return None if self.max_output_tokens is None else int(self.max_output_tokens)
-
-    @property
     def wants_logprobs(self) -> bool:
         return LOGPROBS in (self.include or ()) or bool(self.top_logprobs)
 
@@ -96,7 +91,7 @@ class ResponsesBody(SamplingFields, frozen=True, kw_only=True):
 
     @property
     def effort(self) -> str | None:
-        return self.reasoning.effort if self.reasoning is not None else None
+        return (self.reasoning and self.reasoning.effort) or self.reasoning_effort
 
     def check_supported(self) -> None:
         """Raises BadRequest for what this build does not do."""
@@ -111,10 +106,11 @@ class ResponsesBody(SamplingFields, frozen=True, kw_only=True):
             raise BadRequest("prompt: stored prompts are not supported; send input and instructions", field="prompt")
 
     def answer_grammar(self) -> Grammar | None:
-        """Of `text.format`; None for free text. Raises BadRequest for what a grammar cannot hold an answer to."""
+        """Of `text.format`, and as in chats; None for free text. Raises BadRequest for what a grammar cannot hold an
+        answer to."""
         asked = self.text.format if self.text is not None else None
         if asked is None or asked.type == "text":
-            return None
+            return super().answer_grammar()
         described = JsonSchema(name=asked.name, schema=asked.schema, strict=asked.strict)
         wanted = ResponseFormat(type=asked.type, json_schema=described)
         return grammar_of_format(wanted, path=("text.format", "schema"))

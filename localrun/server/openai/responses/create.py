@@ -26,6 +26,7 @@ from localrun.server.http.fields import defaults_of
 from localrun.server.http.loop_watch import apart
 from localrun.server.jobs.job import Job
 from localrun.server.openai.answer import Fields, encode, ended, headers_of, naming
+from localrun.server.openai.bodies import JsonSchema
 from localrun.server.openai.chat import InputTokens, think_of
 from localrun.server.openai.responses import items as response_items
 from localrun.server.openai.responses.body import ResponsesBody
@@ -141,7 +142,11 @@ def _usage(usage: Usage, n_thinking: int) -> TokenUsage:
 
 
 def _format(body: ResponsesBody) -> Fields:
+    """Of what has the shape by its name in chats, as responses would have said it."""
     asked = body.text.format if body.text is not None else None
+    chats = body.response_format
+    if asked is None and chats is not None:
+        return _without_none(chats.json_schema or JsonSchema(schema=chats.schema)) | {"type": chats.type}
     return {"type": "text"} if asked is None else _without_none(asked)
 
 

@@ -207,7 +207,7 @@ def _outside(item: Item, where: str, names: dict[str, str], media: Attachments |
             "role": role_of(item["role"], where),
             "content": text_of(item["content"], f"{where}.content", media),
         }
-    output = item.get("output")
+    output = "" if item.get("output", "") is None else item.get("output")
     if item["type"] not in _RESULTS and not isinstance(output, str):
         output = json.dumps(item.get("output", item.get("tools")), ensure_ascii=False)
     if not isinstance(output, str | list) or (

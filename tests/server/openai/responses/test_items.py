@@ -152,6 +152,7 @@ FOREIGN: list[tuple[dict[str, Any], list[Any]]] = [
         [("mcp__wx__now", {})],
     ),
     ({"type": "custom_tool_call_output", "call_id": "c", "output": "done"}, ["done"]),
+    ({"type": "function_call_output", "call_id": "c", "output": None}, [""]),
     ({"type": "custom_tool_call_output", "call_id": "c", "output": [{"type": "input_text", "text": "done"}]}, ["done"]),
     ({"type": "local_shell_call_output", "call_id": "c", "output": "a.py"}, ["a.py"]),
     ({"type": "shell_call_output", "call_id": "c", "output": [{"stdout": "a.py"}]}, ['[{"stdout": "a.py"}]']),

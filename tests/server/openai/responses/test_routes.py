@@ -173,12 +173,21 @@ SCHEMA = {"type": "object", "properties": {"yes": {"type": "boolean"}}, "require
     "shape", [{"type": "json_object"}, {"type": "json_schema", "name": "x", "schema": SCHEMA, "strict": True}]
 )
 def test_text_of_a_shape(daemon: Daemon, shape: dict[str, Any]) -> None:
-    response = respond(daemon, text={"format": shape}, max_output_tokens=200)
-    assert response["text"] == {"format": shape}
-    parsed = json.loads(text_of(response))
-    assert isinstance(parsed, dict)
-    if shape["type"] == "json_schema":
-        assert isinstance(parsed["yes"], bool)
+    described = {name: value for name, value in shape.items() if name != "type"}
+    of_chats = {"type": shape["type"]} | ({"json_schema": described} if described else {})
+    for fields in ({"text": {"format": shape}}, {"response_format": of_chats}, {"response_format": shape}):
+        response = respond(daemon, **fields, max_output_tokens=200)
+        assert response["text"]["format"].items() <= shape.items()
+        parsed = json.loads(text_of(response))
+        assert isinstance(parsed, dict)
+        if shape["type"] == "json_schema":
+            assert isinstance(parsed["yes"], bool)
+
+
+def test_effort_by_its_name_in_chats(daemon: Daemon) -> None:
+    assert respond(daemon, reasoning_effort="low")["reasoning"]["effort"] == "low"
+    assert respond(daemon, reasoning_effort="low", reasoning={"effort": "high"})["reasoning"]["effort"] == "high"
+    assert respond(daemon, reasoning_effort="low", reasoning={})["reasoning"]["effort"] == "low"
 
 
 def test_tools_that_openai_runs_are_left_out(daemon: Daemon) -> None:
@@ -216,6 +225,7 @@ def test_an_empty_list_is_an_empty_message(daemon: Daemon) -> None:
         ({"max_output_tokens": -2}, "max_output_tokens"),
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema"),
         ({"text": {"format": {"type": "grammar"}}}, "text.format.type"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema.schema"),
         ({"reasoning": {"effort": "a lot"}}, "reasoning.effort"),
         ({"metadata": {str(n): "" for n in range(17)}}, "metadata"),
     ],
