@@ -522,8 +522,9 @@ _NATIVE = (
     Operation(method="GET", path="/docs/{name}", summary="A page of the documentation", answer=str,
               answer_content_type="text/html", parameters=(path_parameter("name", "As `/docs` lists them"),),
               errors=(404,)),
-    *(Operation(method="GET", path=f"/web/{name}", summary="A file of the chat page", answer=str,
-                answer_content_type=kind) for name, kind in FILES.items()),
+    *(Operation(method="GET", path=f"/web/{name}", summary="A file of the chat page",
+                answer=dict[str, Any] if kind.endswith("+json") else str, answer_content_type=kind)
+      for name, kind in FILES.items()),
 )  # fmt: skip
 
 OPERATIONS: tuple[Operation, ...] = tuple(
