@@ -224,16 +224,16 @@ class _Daemon(uvicorn.Server):
     def _is_called(self, name: str) -> None:
         """Another machine has this one's name."""
         self._app.serve_name(name)
-        print(f"other machines find this one as {name}, because another one has its name", flush=True)
+        _say(f"other machines find this one as {name}, because another one has its name")
 
     async def startup(self, sockets: list[Any] | None = None) -> None:
         keep_accepting(asyncio.get_running_loop())
         await super().startup(sockets)
         url = url_of(self._listening.local)
-        print(f"localrun is listening on {url}", flush=True)
+        _say(f"localrun is listening on {url}")
         if self._tls is not None and self.started:
             await self._listen_outside(self._tls)
-            print(self._invitation, flush=True)
+            _say(self._invitation)
             if self._announcement is not None:
                 self._announcement.start()
         # What is there now stays. The collector need not look through it whenever somebody sends many values.
@@ -312,6 +312,14 @@ class _Daemon(uvicorn.Server):
             await asyncio.sleep(remaining_s if remaining_s > 0 else _PULL_POLL_S)
         _log.info("idle for %g s", self._idle_exit_s)
         self._runtime.request_shutdown()
+
+
+def _say(text: str) -> None:
+    """To whom it concerns. A full disk, where the background's log is, ends no daemon."""
+    try:
+        print(text, flush=True)
+    except OSError:
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - what was not written would be again
 
 
 def _check_files(settings: Settings) -> None:
