@@ -42,7 +42,7 @@ from localrun.access import certificate as certificates
 from localrun.access import resolver
 from localrun.access.certificate import Certificate
 from localrun.access.discovery import Announcement
-from localrun.config import ConfigError, Settings, env_name, folders, model_dirs, models_folder
+from localrun.config import ConfigError, Settings, env_name, folders, model_dirs, models_folder, slips
 from localrun.errors import LocalrunError, MethodNotAllowed, NotFound, Unavailable
 from localrun.server import web
 from localrun.server.anthropic import messages
@@ -152,6 +152,8 @@ def serve(settings: Settings, idle_exit_s: float | None = None) -> None:
         told = ollama_environment.told(settings)
         if told:
             _log.info("%s", told)
+        for name, meant in slips().items():
+            _log.warning("%s is no setting; set %s if that is meant", name, meant)
         _check_files(settings)
         runtime = Runtime(settings)
         if not is_local and not runtime.access.has_usable_keys():
