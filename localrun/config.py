@@ -12,6 +12,7 @@ Does not: create folders, or read anything but the one TOML file.
 
 from __future__ import annotations
 
+import difflib
 import ipaddress
 import math
 import os
@@ -390,9 +391,20 @@ def model_dirs(settings: Settings) -> tuple[Path, ...]:
     return tuple(Path(text).expanduser().absolute() for text in texts)
 
 
+_OTHER_VARIABLES = ("LOCALRUN_HOME", "LOCALRUN_API_KEY", "LOCALRUN_DEBUG", "LOCALRUN_WHEELS")
+
+
 def env_name(field: str) -> str:
     """The environment variable of a field."""
     return _ENV_NAMES.get(field, f"LOCALRUN_{field.upper()}")
+
+
+def slips(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Variables that are no setting's, and the one that each seems to mean."""
+    known = {*map(env_name, FIELDS), *_OTHER_VARIABLES}
+    others = (name for name in environ if name.startswith("LOCALRUN_") and name not in known)
+    found = {name: difflib.get_close_matches(name, known, n=1, cutoff=0.85) for name in others}
+    return {name: alike[0] for name, alike in found.items() if alike}
 
 
 def load(

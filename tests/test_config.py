@@ -413,3 +413,9 @@ def test_a_table_means_a_model_by_the_name_that_lists_have(name: str, listed: st
     table = ModelTable(listed, LoadSettings(num_ctx=7))
     assert Settings(models=(table,)).of_model(name).num_ctx == 7
     assert Settings(models=(table,)).of_model("other:8b").num_ctx is None
+
+
+def test_a_variable_that_is_no_setting_is_known_by_the_one_that_it_seems_to_mean():
+    names = ("KEEP_ALIVE", "KV_TYPES", "HOME", "API_KEY", "PORT", "TEST_DEPTH", "FAKE_STEP_MS")
+    found = config.slips({f"LOCALRUN_{name}": "1" for name in names} | {"KEEP_ALIVE_S": "1"})
+    assert found == {"LOCALRUN_KEEP_ALIVE": "LOCALRUN_KEEP_ALIVE_S", "LOCALRUN_KV_TYPES": "LOCALRUN_KV_TYPE"}

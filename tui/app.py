@@ -22,6 +22,8 @@ from rich.console import RenderableType
 from textual import on
 from textual.app import App, ScreenStackError
 from textual.binding import Binding, BindingType
+from textual.events import Resize
+from textual.geometry import Size
 from textual.messages import InBandWindowResize
 
 from localrun.client import Client
@@ -51,6 +53,7 @@ _SIXTEEN_COLOURS_THEME = "ansi-dark"
 _START = "start"
 # A recording is played again when asked only.
 _NEVER = (1e9,)
+MIN_COLUMNS = 10
 
 
 def _connect(base_url: str, name: str) -> Daemon:
@@ -205,6 +208,17 @@ class LocalrunApp(App[None]):
             on_lost=self.session.lose,
             retry_delays_s=_NEVER if is_replay else retry_delays_s,
         )
+
+    @property
+    def size(self) -> Size:
+        """Of the screen, part of which a terminal of fewer columns shows: textual ends where a text has none."""
+        width, height = super().size
+        return Size(max(width, MIN_COLUMNS), height)
+
+    def _check_resize(self) -> None:
+        if self._resize_event is not None:
+            self._resize_event = Resize.from_dimensions(self.size, self._resize_event.pixel_size)
+        super()._check_resize()
 
     def _way_to_draw(self, pictures: Pictures) -> Draw | None:
         if pictures is Pictures.OFF:

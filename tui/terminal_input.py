@@ -4,8 +4,8 @@ Escape and a key at once are two keys: over ssh and in tmux they often arrive to
 the key, so that neither does anything. Alt with a key that is bound stays what it is, and so do Alt+Backspace and,
 where there is text to move in, Alt+B and Alt+F, by which terminals of macOS delete and move by words. An escape
 character in a paste is left out: textual would end the paste there, and take what follows for keys. A line feed that
-tmux wrote as a key with Ctrl is one again. A paste whose end was lost on the way ends after a while, as everything
-typed would belong to it.
+tmux wrote as a key with Ctrl is one again, and so is a line end that a terminal doubled. A paste whose end was lost on
+the way ends after a while, as everything typed would belong to it.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from textual import events
 from textual._xterm_parser import BRACKETED_PASTE_END, BRACKETED_PASTE_START, XTermParser
 from textual.keys import Keys
 from textual.message import Message
+
+from localrun.visible import with_lines_once
 
 _ESCAPE = "\x1b"
 # After an escape these delete a word or go back, or move by words; the others begin sequences.
@@ -45,7 +47,10 @@ class TerminalInput(XTermParser):
         self._fed_s = time.monotonic()
         plain = self._without_escapes(data)
         if plain or not data:
-            yield from super().feed(plain)
+            for message in super().feed(plain):
+                if isinstance(message, events.Paste) and "\n" not in message.text:
+                    message.text = with_lines_once(message.text.replace("\r", "\n"))
+                yield message
 
     def tick(self) -> Iterable[Message]:
         yield from super().tick()

@@ -27,7 +27,7 @@ from localrun.cli.tools import TerminalTools, answer_in_rounds
 from localrun.client import ChatPiece, Client
 from localrun.errors import BadRequest, DaemonUnreachable, LocalrunError, meant
 from localrun.last_model import kept_at, remember_model
-from localrun.visible import visible
+from localrun.visible import visible, with_lines_once
 
 HISTORY_LINES = 1000
 _QUOTES = '"""'
@@ -444,19 +444,12 @@ def _read_message() -> Question | str | None:
                     rest += "\n" + input("... ")
                 text = before + rest.rstrip().removesuffix(_QUOTES)
             if text.strip():
-                return text.strip() if is_command else Question(_BLANK_LINES.sub("", _once(text)).rstrip())
+                return text.strip() if is_command else Question(_BLANK_LINES.sub("", with_lines_once(text)).rstrip())
         except EOFError:
             print()
             return None
         except KeyboardInterrupt:
             print("\n(Ctrl-D or /bye quits)")
-
-
-def _once(text: str) -> str:
-    """A paste of lines that end in CR LF, each of which xterm, tmux and readline make two line ends of. That is seen by
-    its blank lines, which are three then: hardly any other text has no line without a blank one after it, and those."""
-    is_doubled = "\n" * 4 in text and all(len(run) % 2 == 0 for run in re.findall("\n+", text))
-    return text.replace("\n\n", "\n") if is_doubled else text
 
 
 def _is_command(text: str) -> bool:

@@ -306,7 +306,9 @@ def run(arguments: Sequence[str]) -> int:
             raise
         if isinstance(error, errors.LocalrunError):
             return _failed(error.message, exits.code_of(error))
-        from localrun.config import ConfigError
+        from pathlib import Path
+
+        from localrun.config import ConfigError, folders
 
         if isinstance(error, ConfigError):
             return _failed(str(error), exits.USAGE)
@@ -315,6 +317,8 @@ def run(arguments: Sequence[str]) -> int:
             if isinstance(full, errors.DiskFull):
                 return _failed(full.message, exits.ERROR)
             words = error.strerror or str(error)
+            if isinstance(full, errors.DiskRefused) and Path(str(error.filename)).is_relative_to(folders().state):
+                words += "; LOCALRUN_HOME can name a folder that can be written"
             return _failed(f"{error.filename}: {words}" if error.filename else words, exits.ERROR)
         return _failed(f"{type(error).__name__}: {error} (LOCALRUN_DEBUG=1 shows where)", exits.ERROR)
     return result if isinstance(result, int) else exits.OK

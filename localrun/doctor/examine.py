@@ -66,6 +66,8 @@ def _settings(seen: Seen, is_deep: bool, environ: Mapping[str, str]) -> Iterator
         yield ok(
             "settings", str(path) if path.is_file() else f"no file ({path}); defaults and environment variables apply"
         )
+    for name, meant in config.slips(environ).items():
+        yield warn("settings", f"{name} is no setting", f"set {meant} if that is meant")
 
 
 def _daemon(seen: Seen, is_deep: bool, environ: Mapping[str, str]) -> Iterator[Finding]:

@@ -42,7 +42,7 @@ from localrun.access import certificate as certificates
 from localrun.access import resolver
 from localrun.access.certificate import Certificate
 from localrun.access.discovery import Announcement
-from localrun.config import ConfigError, Settings, env_name, folders, model_dirs, models_folder
+from localrun.config import ConfigError, Settings, env_name, folders, model_dirs, models_folder, slips
 from localrun.errors import LocalrunError, MethodNotAllowed, NotFound, Unavailable
 from localrun.server import web
 from localrun.server.anthropic import messages
@@ -152,6 +152,8 @@ def serve(settings: Settings, idle_exit_s: float | None = None) -> None:
         told = ollama_environment.told(settings)
         if told:
             _log.info("%s", told)
+        for name, meant in slips().items():
+            _log.warning("%s is no setting; set %s if that is meant", name, meant)
         _check_files(settings)
         runtime = Runtime(settings)
         if not is_local and not runtime.access.has_usable_keys():
@@ -224,16 +226,16 @@ class _Daemon(uvicorn.Server):
     def _is_called(self, name: str) -> None:
         """Another machine has this one's name."""
         self._app.serve_name(name)
-        print(f"other machines find this one as {name}, because another one has its name", flush=True)
+        _say(f"other machines find this one as {name}, because another one has its name")
 
     async def startup(self, sockets: list[Any] | None = None) -> None:
         keep_accepting(asyncio.get_running_loop())
         await super().startup(sockets)
         url = url_of(self._listening.local)
-        print(f"localrun is listening on {url}", flush=True)
+        _say(f"localrun is listening on {url}")
         if self._tls is not None and self.started:
             await self._listen_outside(self._tls)
-            print(self._invitation, flush=True)
+            _say(self._invitation)
             if self._announcement is not None:
                 self._announcement.start()
         # What is there now stays. The collector need not look through it whenever somebody sends many values.
@@ -312,6 +314,14 @@ class _Daemon(uvicorn.Server):
             await asyncio.sleep(remaining_s if remaining_s > 0 else _PULL_POLL_S)
         _log.info("idle for %g s", self._idle_exit_s)
         self._runtime.request_shutdown()
+
+
+def _say(text: str) -> None:
+    """To whom it concerns. A full disk, where the background's log is, ends no daemon."""
+    try:
+        print(text, flush=True)
+    except OSError:
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - what was not written would be again
 
 
 def _check_files(settings: Settings) -> None:

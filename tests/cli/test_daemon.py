@@ -52,6 +52,18 @@ def test_a_daemon_is_found_by_its_version(daemon):
     assert ensure_daemon(settings) == require_daemon(settings) == f"http://127.0.0.1:{daemon.port}"
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs the device that is always full")
+def test_a_log_on_a_full_disk_ends_no_daemon(environment: dict[str, str]):
+    """Nor does it change how it ends."""
+    settings = config.Settings(port=_free_port())
+    command = [sys.executable, "-m", "localrun", "serve", "--port", str(settings.port), "--idle-exit", "5"]
+    with open("/dev/full", "ab") as log, subprocess.Popen(command, env=environment, stdout=log, stderr=log) as process:
+        while daemon_version(settings) is None:
+            assert process.poll() is None
+        process.terminate()
+        assert process.wait(60) == 0
+
+
 @pytest.mark.parametrize(("system", "is_mac"), [("darwin", True), ("linux", False)])
 def test_another_machine_that_no_way_leads_to(monkeypatch: pytest.MonkeyPatch, system: str, is_mac: bool):
     """As macOS says it of a network that this program may not use."""

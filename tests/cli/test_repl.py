@@ -289,8 +289,8 @@ def test_a_paste_of_several_lines_is_one_message(conversation, daemon):
     pytest.importorskip("readline")
     pasted = "    def f():\n\t/bye\n\n  <b>last</b>"
     assert sent_by(conversation, daemon, f"\x1b[200~{pasted}\x1b[201~", "\n") == pasted
-    crlf = "def f():\r\n    return 1\r\n\r\nf()"
-    assert sent_by(conversation, daemon, f"\x1b[200~{crlf}\x1b[201~", "\n") == crlf.replace("\r", "")
+    for crlf in ("def f():\r\n    return 1\r\n\r\nf()", "def f():\r\n    return 1\r\nf()", "a = [\r\n1\r\n]"):
+        assert sent_by(conversation, daemon, f"\x1b[200~{crlf}\x1b[201~", "\n") == crlf.replace("\r", "")
     paragraphs = "one\n\ntwo\n\nthree"
     assert sent_by(conversation, daemon, f"\x1b[200~{paragraphs}\x1b[201~", "\n") == paragraphs
     pasted = '"""Docs."""\nimport x'

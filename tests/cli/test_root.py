@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import shlex
 import subprocess
@@ -14,6 +15,7 @@ import pytest
 from localrun import __version__, errors
 from localrun.cli import exits
 from localrun.cli.root import COMMANDS, EXAMPLES, GROUPS, cli, run
+from localrun.config import folders
 from tests.says import says
 
 
@@ -123,6 +125,18 @@ def test_an_unforeseen_error_is_one_line_unless_debugging(capsys, environment, m
     monkeypatch.setenv("LOCALRUN_DEBUG", "1")
     with pytest.raises(RuntimeError):
         run(["ps"])
+
+
+def test_a_folder_that_cannot_be_written_can_be_another(capsys, environment, monkeypatch):
+    state = folders().state
+
+    def fail(settings: object) -> str:
+        raise OSError(errno.EROFS, "Read-only file system", str(state))
+
+    monkeypatch.setattr("localrun.cli.running.require_daemon", fail)
+    assert run(["ps"]) == exits.ERROR
+    wanted = f"error: {state}: Read-only file system; LOCALRUN_HOME can name a folder that can be written"
+    assert " ".join(capsys.readouterr().err.split()) == wanted
 
 
 @pytest.mark.parametrize(

@@ -144,3 +144,17 @@ async def test_ctrl_r_starts_a_daemon_that_has_ended_and_says_why_it_cannot(desk
         await pilot.press("ctrl+r")
         await desk.see(pilot, "● ready")
         assert desk.n_starts == 2
+
+
+@pytest.mark.parametrize("size", [(1, 1), (2, 40), (5, 3)])
+async def test_a_terminal_of_hardly_a_column_ends_nothing(desk: Any, size: tuple[int, int]) -> None:
+    """Panes are made so narrow for a moment."""
+    async with desk.open(size) as pilot:
+        for key in ("x", "f2", "f3", "escape", "f4", "f1", "ctrl+g", "escape"):
+            await pilot.press(key)
+        await pilot.resize_terminal(80, 24)
+        await pilot.pause()
+        assert desk.app.screen.size == (80, 24)
+        await pilot.resize_terminal(*size)
+        await pilot.pause()
+        assert desk.app.is_running

@@ -79,6 +79,21 @@ def test_a_paste_is_one_whatever_is_in_it_and_however_it_comes(before: str, past
     assert pastes == [pasted.replace("\x1b[106;5u", "\n").replace("\x1b[27;5;106~", "\n").replace("\x1b", "")]
 
 
+@pytest.mark.parametrize(
+    ("sent", "pasted"),
+    [
+        ("def f():\r\r    return 1\r\rf()\r\r", "def f():\n    return 1\nf()\n"),
+        ("a;\r\r\r\rb", "a;\n\nb"),
+        ("Dear Ann,\r\rone.\r\rTwo.", "Dear Ann,\n\none.\n\nTwo."),
+        ("if x:\r    y = 1\r\rz", "if x:\n    y = 1\n\nz"),
+    ],
+)
+def test_a_paste_of_doubled_line_ends_has_them_once(sent: str, pasted: str) -> None:
+    (paste,) = TerminalInput().feed(f"\x1b[200~{sent}\x1b[201~")
+    assert isinstance(paste, events.Paste)
+    assert paste.text == pasted
+
+
 def test_a_paste_whose_end_is_lost_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     parser = TerminalInput()
     assert list(parser.feed("\x1b[200~half\x1b[2")) == list(parser.tick()) == []

@@ -86,6 +86,7 @@ from localrun.server.openapi.answers import (
     Status,
 )
 from localrun.server.openapi.operation import NDJSON, SSE, Family, Operation, Parameter, Stream, path_parameter
+from localrun.server.web import FILES
 from localrun.snapshot import CacheCleared, CacheReport, LogLine, RequestRow, Snapshot, UsageReport
 
 _TINY = {"model": "tiny"}
@@ -521,14 +522,9 @@ _NATIVE = (
     Operation(method="GET", path="/docs/{name}", summary="A page of the documentation", answer=str,
               answer_content_type="text/html", parameters=(path_parameter("name", "As `/docs` lists them"),),
               errors=(404,)),
-    Operation(method="GET", path="/web/chat.css", summary="A file of the chat page", answer=str,
-              answer_content_type="text/css"),
-    Operation(method="GET", path="/web/chat.js", summary="A file of the chat page", answer=str,
-              answer_content_type="text/javascript"),
-    Operation(method="GET", path="/web/chats.js", summary="A file of the chat page", answer=str,
-              answer_content_type="text/javascript"),
-    Operation(method="GET", path="/web/markdown.js", summary="A file of the chat page", answer=str,
-              answer_content_type="text/javascript"),
+    *(Operation(method="GET", path=f"/web/{name}", summary="A file of the chat page",
+                answer=dict[str, Any] if kind.endswith("+json") else str, answer_content_type=kind)
+      for name, kind in FILES.items()),
 )  # fmt: skip
 
 OPERATIONS: tuple[Operation, ...] = tuple(

@@ -21,7 +21,7 @@ from localrun.server.runtime import Runtime
 
 _POLICY = (
     b"default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; "
-    b"base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    b"manifest-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 _SAFE: Headers = [
     (b"content-security-policy", _POLICY),
@@ -34,12 +34,16 @@ _SAFE: Headers = [
     (b"cache-control", b"no-cache"),
 ]
 _PAGE = "index.html"
-_TYPES = {
-    _PAGE: b"text/html; charset=utf-8",
-    "chat.css": b"text/css; charset=utf-8",
-    "chat.js": b"text/javascript; charset=utf-8",
-    "chats.js": b"text/javascript; charset=utf-8",
-    "markdown.js": b"text/javascript; charset=utf-8",
+_SCRIPT = "text/javascript"
+FILES = {
+    "chat.css": "text/css",
+    "chat.js": _SCRIPT,
+    "chats.js": _SCRIPT,
+    "icon.svg": "image/svg+xml",
+    "manifest.webmanifest": "application/manifest+json",
+    "markdown.js": _SCRIPT,
+    "models.js": _SCRIPT,
+    "server.js": _SCRIPT,
 }
 
 
@@ -59,7 +63,7 @@ async def send_page(exchange: Exchange) -> None:
 
 def routes(runtime: Runtime) -> list[Route]:
     """The files that the page is made of."""
-    return [route(f"/web/{name}", runtime, _file, methods=["GET"]) for name in _TYPES if name != _PAGE]
+    return [route(f"/web/{name}", runtime, _file, methods=["GET"]) for name in FILES]
 
 
 async def _file(_: Runtime, exchange: Exchange) -> None:
@@ -67,7 +71,8 @@ async def _file(_: Runtime, exchange: Exchange) -> None:
 
 
 async def _send(exchange: Exchange, name: str, more: Headers) -> None:
-    await exchange.answer(_content(name), headers=[(b"content-type", _TYPES[name]), *_SAFE, *more])
+    kind = f"{FILES.get(name, 'text/html')}; charset=utf-8"
+    await exchange.answer(_content(name), headers=[(b"content-type", kind.encode()), *_SAFE, *more])
 
 
 @cache

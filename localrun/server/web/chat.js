@@ -1,18 +1,19 @@
 // The chat page: models, conversations, and one answer at a time in each. Conversations are kept in this browser's
-// localStorage (`chats.js`; pictures are not), the API key in sessionStorage, which ends with the tab. The key goes to
-// no other place than the paths of this server that are named here.
+// localStorage (`chats.js`; pictures are not). What is asked of the server goes through `server.js`.
 import * as chats from "/web/chats.js";
-import { copyButton, element, show as showMarkdown } from "/web/markdown.js";
+import { button, copyButton, element, show as showMarkdown } from "/web/markdown.js";
+import { contextOf, listModels, sizeOf, takeModels } from "/web/models.js";
+import { hasKey, post } from "/web/server.js";
 
 const $ = (id) => document.getElementById(id);
 const { keep, kept } = chats;
 const log = $("log"), text = $("text"), model = $("model"), send = $("send");
-const BUILT_IN = "tiny", MODEL = "localrun.model", THEME = "localrun.theme", KEY = "localrun.key", DRAFT = "localrun.draft.", EDIT = "localrun.edit.";
+const BUILT_IN = "tiny", MODEL = "localrun.model", THEME = "localrun.theme", DRAFT = "localrun.draft.", EDIT = "localrun.edit.";
 const STOPPED = "Stopped.", MAX_PICTURE_BYTES = 10e6;
 const MAX_ASKED = 4;  // answers at a time: two of a browser's six connections are left to its other tabs
 const NARROW = matchMedia("(max-width: 50rem)");
 
-let capabilities = {}, pictures = [], key = kept("sessionStorage", KEY);
+let capabilities = {}, pictures = [];
 let chat = chats.fresh(""), editedAt = null;
 const runs = new Map();     // what ends the running answer of a conversation, by its id
 let nAsked = 0, saidOfModels = "";
@@ -21,59 +22,24 @@ const views = new Map();    // what shows a turn of this conversation
 
 // --- the server ---
 
-async function ask(path, options = {}) {
-  for (;;) {
-    const sent = key;
-    const headers = { "X-Localrun-Client": "web", ...options.headers, ...(sent ? { Authorization: `Bearer ${sent}` } : {}) };
-    const answer = await fetch(path, { ...options, headers, mode: "same-origin", credentials: "omit", cache: "no-store", redirect: "error" }).catch((error) => {
-      throw error instanceof TypeError ? new Error(`${location.host} does not answer; is the daemon running?`) : error;
-    });
-    if (answer.ok) return answer;
-    let said = "";
-    try { said = (await answer.json()).error?.message ?? ""; } catch { /* not JSON */ }
-    if (answer.status === 401 && (await askForKey(sent ? said : ""))) continue;
-    throw new Error(said || `the server answered ${answer.status}`);
-  }
-}
-
-// `problem` says what is wrong with the key that was sent.
-function askForKey(problem) {
-  const dialog = $("key"), field = $("key-text");
-  $("key-problem").textContent = problem;
-  field.value = "";
-  dialog.returnValue = "";
-  if (!dialog.open) dialog.showModal();
-  field.focus();
-  return new Promise((resolve) => {
-    dialog.addEventListener("close", () => {
-      const given = dialog.returnValue === "use" ? field.value.replace(/[\s\u200b-\u200f\ufeff]/g, "") : "";
-      setTimeout(() => { field.value = ""; });  // others may have asked meanwhile
-      if (/[^!-~]/.test(given)) { resolve(askForKey("A key has only letters without accents, digits and signs.")); return; }
-      if (given) keep("sessionStorage", KEY, key = given);
-      resolve(dialog.returnValue === "use" && key !== null);
-    }, { once: true });
-  });
-}
-
 async function loadModels() {
   try {
-    const { data } = await (await ask("/v1/models")).json();
-    const usable = data.filter((row) => row.meta.capabilities.includes("completion") && !row.parent);
+    const usable = await listModels();
     const before = JSON.stringify(capabilities);
     capabilities = Object.fromEntries(usable.map((row) => [row.id, row.meta.capabilities]));
-    sayOfModels(usable.length ? "" : "There is no model here that answers; pull one with `localrun pull NAME`.");
+    sayOfModels(usable.length ? "" : "There is no model here that answers; pull one under Models, or with `localrun pull NAME`.");
     if (JSON.stringify(capabilities) === before) return;  // the list may be open
     model.replaceChildren(...usable.map((row) => element("option", { value: row.id, textContent: row.id + kindOf(row) })));
   } catch (error) {
     sayOfModels(`The models cannot be listed: ${error.message}`);
   }
-  $("docs").hidden = key !== null;  // a link sends no key
+  $("docs").hidden = hasKey();  // a link sends no key
   chooseModel();
 }
 
 function kindOf({ tier, meta: { size } }) {
   if (tier || !size) return tier ? " (tier)" : "";
-  return size < 1e9 ? ` (${Math.ceil(size / 1e6)} MB)` : ` (${(size / 1e9).toFixed(1)} GB)`;
+  return ` (${sizeOf(size)})`;
 }
 
 function sayOfModels(said) {
@@ -100,12 +66,6 @@ function notice(said) {
   $("notice").textContent = said;
   $("notice").hidden = !said;
 }
-
-const button = (label, what, act, properties = {}) => {
-  const made = element("button", { type: "button", textContent: label, title: what, ariaLabel: what, ...properties });
-  made.addEventListener("click", act);
-  return made;
-};
 
 function show(turn) {
   log.querySelector(".greeting")?.remove();
@@ -215,19 +175,28 @@ function showList() {
   for (const one of open.values()) if (one.turns.length && !known.some(({ id }) => id === one.id)) known.unshift(one);  // no room
   const sought = $("find").value.trim().toLowerCase();
   const isFound = (one) => [chats.titleOf(one), ...one.nodes.map((turn) => turn.content)].some((said) => said.toLowerCase().includes(sought));
-  $("chats").replaceChildren(...known.filter(isFound).map((one) => {
-    const isThis = one.id === chat.id;
-    const title = button(chats.titleOf(one), chats.titleOf(one), () => { showChat(open.get(one.id) ?? one); closeList(); }, { className: "title" });
-    if (isThis) title.ariaCurrent = "true";
-    const row = element("li", {}, title);
-    if (isThis) row.append(element("div", { className: "acts" },
-      button("Rename", "Rename this conversation", () => rename(row, title)),
-      button("Markdown", "Export as Markdown", () => download(chats.asMarkdown(chat), "md", "text/markdown")),
-      button("JSON", "Export as JSON", () => download(chats.asJson(chat), "json", "application/json")),
-      button("Delete", "Delete this conversation", () => { if (confirm(`Delete "${chats.titleOf(chat)}"?`)) forget(chat.id); }),
-    ));
-    return row;
-  }));
+  const lists = new Map();
+  for (const one of known.filter(isFound)) {
+    const when = chats.whenOf(one);
+    if (!lists.has(when)) lists.set(when, element("ul", { ariaLabel: when }));
+    lists.get(when).append(rowOf(one));
+  }
+  $("chats").replaceChildren(...[...lists].flatMap(([when, list]) => [element("p", { textContent: when, ariaHidden: "true" }), list]));
+}
+
+function rowOf(one) {
+  const isThis = one.id === chat.id;
+  const title = button(chats.titleOf(one), chats.titleOf(one), () => { showChat(open.get(one.id) ?? one); closeList(); }, { className: "title" });
+  const row = element("li", {}, title);
+  if (!isThis) return row;
+  title.ariaCurrent = "true";
+  row.append(element("div", { className: "acts" },
+    button("Rename", "Rename this conversation", () => rename(row, title)),
+    button("Markdown", "Export as Markdown", () => download(chats.asMarkdown(chat), "md", "text/markdown")),
+    button("JSON", "Export as JSON", () => download(chats.asJson(chat), "json", "application/json")),
+    button("Delete", "Delete this conversation", () => { if (confirm(`Delete "${chats.titleOf(chat)}"?`)) forget(chat.id); }),
+  ));
+  return row;
 }
 
 function rename(row, title) {
@@ -291,17 +260,20 @@ const forServer = (turn) => ({
     : turn.content,
 });
 
-function numbersOf({ startedAt, firstAt, nTokens, perSecond, usage }) {
+function numbersOf({ startedAt, firstAt, nTokens, perSecond, usage, nContext }) {
   const now = performance.now();
   if (!firstAt) return `waiting ${((now - startedAt) / 1000).toFixed(1)} s`;
   const seconds = (now - firstAt) / 1000;
   const rate = perSecond ?? (nTokens > 1 && seconds > 0 ? (nTokens - 1) / seconds : null);
-  return [...(rate ? [`${rate.toFixed(1)} tokens/s`] : []), `first token ${((firstAt - startedAt) / 1000).toFixed(2)} s`, `${nTokens} tokens`, ...promptOf(usage)].join(" · ");
+  return [...(rate ? [`${rate.toFixed(1)} tokens/s`] : []), `first token ${((firstAt - startedAt) / 1000).toFixed(2)} s`, `${nTokens} tokens`, ...promptOf(usage, nContext)].join(" · ");
 }
 
-function promptOf(usage) {
+function promptOf(usage, nContext) {
   const nCached = usage?.prompt_tokens_details?.cached_tokens;
-  return usage ? [`prompt ${usage.prompt_tokens}${nCached ? ` (${nCached} cached)` : ""}`] : [];
+  return [
+    ...(usage ? [`prompt ${usage.prompt_tokens}${nCached ? ` (${nCached} cached)` : ""}`] : []),
+    ...(nContext ? [`${Math.ceil(100 * usage.total_tokens / nContext)}% of the context`] : []),
+  ];
 }
 
 // Of the conversation as it is now; it goes on while others are looked at.
@@ -339,9 +311,7 @@ async function answer(asking) {
     const { think, ...sampling } = asking.sampling;
     const body = { model: asking.model, messages: asked, stream: true, stream_options: { include_usage: true }, ...sampling };
     if (think !== undefined) body.enable_thinking = think === 1;
-    const response = await ask("/v1/chat/completions", {
-      method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body), signal: run.signal,
-    });
+    const response = await post("/v1/chat/completions", body, { signal: run.signal });
     if (asking.model !== BUILT_IN) keep("localStorage", MODEL, asking.model);
     for await (const event of events(response.body)) {
       if (event.error) throw new Error(event.error.message ?? "the answer broke off");
@@ -361,6 +331,7 @@ async function answer(asking) {
         numbers.perSecond = event.timings?.predicted_per_second ?? null;
       }
     }
+    if (numbers.usage) numbers.nContext = await contextOf(turn.model);
   } catch (error) {
     turn.problem = error.name === "AbortError" ? STOPPED : error.message;
   }
@@ -540,6 +511,7 @@ function setTheme(theme) {
   keep("localStorage", THEME, theme);
 }
 
+takeModels(loadModels, (name) => { model.value = name; model.dispatchEvent(new Event("change")); });
 model.addEventListener("change", () => {
   chat.model = model.value;
   if (chat.turns.length) save(chat);

@@ -57,6 +57,15 @@ export function all() {
   return names.map(idOf).filter((id) => id !== null).map(read).filter((chat) => chat).sort((one, other) => other.at - one.at);
 }
 
+// The heading that a conversation stands below in the list.
+export function whenOf({ at }) {
+  const midnight = (ms) => new Date(ms).setHours(0, 0, 0, 0);
+  const days = Math.round((midnight(Date.now()) - midnight(at)) / 864e5);
+  if (days < 2) return days < 1 ? "Today" : "Yesterday";
+  if (days < 8) return "Last 7 days";
+  return at ? new Date(at).toLocaleDateString("en", { month: "long", year: "numeric" }) : "Earlier";
+}
+
 export function write(chat) {
   chat.at = Date.now();
   const { nodes, ...rest } = chat, numbers = new Map(nodes.map((turn, number) => [turn, number]));

@@ -34,6 +34,12 @@ export function element(name, properties = {}, ...children) {
   return made;
 }
 
+export const button = (label, what, act, properties = {}) => {
+  const made = element("button", { type: "button", textContent: label, title: what, ariaLabel: what, ...properties });
+  made.addEventListener("click", act);
+  return made;
+};
+
 // Nodes that are what they were stay, with what is selected in them and the focus; so does the button of code that grows.
 export function show(parent, text, made = markdown(text)) {
   const wanted = [...made.childNodes];

@@ -594,6 +594,52 @@ def check_a_model_that_is_chosen_is_there_after_a_reload() -> None:
             expect(page.locator("#model")).to_have_value(name)
 
 
+def check_models_are_pulled_used_and_unloaded() -> None:
+    with chat_page() as page:
+        page.click("#pick")
+        expect(page.locator("#load")).to_contain_text("0 answering, 0 waiting")
+        expect(page.locator("#catalogue option[value='qwen3:8b']")).to_be_attached()
+        page.select_option("#catalogue", "qwen3:8b")
+        expect(page.locator("#pulled")).to_have_value("qwen3:8b")
+        page.fill("#pulled", "no/such/model/here")
+        page.press("#pulled", "Enter")
+        expect(page.locator("#models-problem")).to_contain_text("no/such/model/here")
+        page.fill("#pulled", "org/fox-GGUF")
+        page.press("#pulled", "Enter")
+        page.get_by_label("Use org/fox-GGUF").click()
+        expect(page.locator("#models")).to_be_hidden()
+        (name,) = page.evaluate("() => [document.getElementById('model').value]")
+        assert name.startswith("org/fox-GGUF"), name
+        ask(page, says("Hello."))
+        expect(page.locator(".assistant .numbers")).to_contain_text("1% of the context")
+        page.click("#pick")
+        expect(page.locator("#here")).to_contain_text("4,096 tokens · loaded, ")
+        page.get_by_label(f"Unload {name}").click()
+        expect(page.get_by_label(f"Unload {name}")).to_have_count(0)
+        page.evaluate(
+            "(model) => fetch('/api/delete', { method: 'DELETE', body: JSON.stringify({ model }) })"
+            ".then((answer) => answer.status)",
+            name,
+        )
+
+
+def check_conversations_stand_below_their_days() -> None:
+    days = {"today": 0, "yesterday": 1, "last week": 5, "long ago": 60}
+    with chat_page() as page:
+        page.evaluate(
+            """(days) => { for (const [name, n] of Object.entries(days)) localStorage.setItem("localrun.chat." + name,
+                JSON.stringify({ at: Date.now() - n * 864e5, turns: [{ role: "user", content: name }] })); }""",
+            days,
+        )
+        page.reload()
+        assert chats(page) == list(days)
+        *known, last = page.locator("#chats ul").evaluate_all("(all) => all.map((one) => one.ariaLabel)")
+        assert known == ["Today", "Yesterday", "Last 7 days"]
+        assert last == page.evaluate(
+            "() => new Date(Date.now() - 60 * 864e5).toLocaleDateString('en', { month: 'long', year: 'numeric' })"
+        )
+
+
 def check_error_is_shown() -> None:
     with chat_page() as page:
         page.evaluate("() => { document.getElementById('model').selectedOptions[0].value = 'nothing'; }")
@@ -922,11 +968,11 @@ def check_a_long_chat_is_printed_whole() -> None:
 
 
 def check_accessibility() -> None:
-    """No rule of axe is broken: empty, in a chat, while editing, in the settings; light and dark."""
+    """No rule of axe is broken: empty, in a chat, while editing, in the dialogs; light and dark."""
     axe = resources.files("axe_core_python").joinpath("axe.min.js").read_text(encoding="utf-8")
     with chat_page() as page:
         for theme in ("light", "dark"):
-            for step in ("empty", "chat", "editing", "settings"):
+            for step in ("empty", "chat", "editing", "settings", "models"):
                 if step == "chat":
                     keep(page, [{"role": "user", "content": "?"}, {"role": "assistant", "content": MARKDOWN}])
                 page.evaluate("(theme) => { document.documentElement.dataset.theme = theme; }", theme)
@@ -934,6 +980,10 @@ def check_accessibility() -> None:
                     page.locator(".user").get_by_text("Edit").click()
                 if step == "settings":
                     page.click("#setup")
+                if step == "models":
+                    page.keys("Escape")
+                    page.click("#pick")
+                    page.get_by_label("Use tiny").element()
                 page.focus().execute_script(axe)
                 found = page.evaluate(
                     "async () => (await axe.run()).violations.map((one) => [one.id, one.nodes[0].html])"
