@@ -129,6 +129,7 @@ class Runtime:
         job = Job(
             self.registry.new_id(),
             ask,
+            names=self.targets,
             lender=self.supervisor,
             observer=self.telemetry,
             quarantine=self.quarantine,

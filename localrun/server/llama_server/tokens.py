@@ -153,8 +153,7 @@ async def detokenize(runtime: Runtime, exchange: Exchange) -> None:
 async def tokenizer_info(runtime: Runtime, exchange: Exchange) -> None:
     """The route's handler. Nothing is loaded."""
     name = await runtime.targets.named(exchange.visitor, parameter(exchange, "model"))
-    runtime.targets.check_one(exchange.visitor, name)
-    model = await asyncio.to_thread(runtime.store.resolve, name)
+    model = await runtime.targets.one(exchange.visitor, name)
     header = model.header
     await exchange.answer_json(
         TokenizerInfo(

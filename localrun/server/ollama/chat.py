@@ -18,7 +18,6 @@ from contextlib import AsyncExitStack
 import msgspec
 
 from localrun.errors import BadRequest
-from localrun.models.name import split_adapters
 from localrun.server import streaming
 from localrun.server.http.exchange import Exchange
 from localrun.server.http.fields import ask_of, keep_alive_s
@@ -141,7 +140,7 @@ async def load_or_unload(runtime: Runtime, exchange: Exchange, body: ChatBody | 
     if keep_alive_s(body.service.keep_alive) == 0:
         for name in names:
             exchange.visitor.check_change(f"unload {name}")
-            await runtime.supervisor.unload(split_adapters(name).model)
+            await runtime.supervisor.unload(name)
         await exchange.answer(lines.end("unload", metrics(_NOTHING, load_s=0.0, total_s=0.0)))
         return
     if tier is not None:

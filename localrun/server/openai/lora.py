@@ -17,6 +17,7 @@ from contextlib import suppress
 import msgspec
 
 from localrun.errors import BadModelFile, Conflict, NotSupported
+from localrun.models.gguf.header import Header
 from localrun.models.storage.named_adapter import NamedAdapter
 from localrun.models.storage.store import Store
 from localrun.server.http.exchange import Exchange, parameter
@@ -40,9 +41,8 @@ class AdapterRow(msgspec.Struct, frozen=True, kw_only=True):
 async def list_adapters(runtime: Runtime, exchange: Exchange) -> None:
     """GET /lora-adapters."""
     visitor, model = exchange.visitor, parameter(exchange, "model")
-    if model:
-        runtime.targets.check_one(visitor, model)
-    rows = await asyncio.to_thread(_rows, runtime.store, model)
+    header = (await runtime.targets.one(visitor, model)).header if model else None
+    rows = await asyncio.to_thread(_rows, runtime.store, header)
     rows = [row for row in rows if visitor.sees_model(row.name)]
     if not visitor.is_admin:  # where files lie is nobody else's business
         rows = [msgspec.structs.replace(row, path=row.name) for row in rows]
@@ -59,9 +59,8 @@ async def change_adapters(_: Runtime, exchange: Exchange) -> None:
     )
 
 
-def _rows(store: Store, model: str) -> list[AdapterRow]:
+def _rows(store: Store, header: Header | None) -> list[AdapterRow]:
     """In a thread: hashes files whose digest is not known, once."""
-    header = store.resolve(model).header if model else None
     rows = []
     for place, adapter in enumerate(store.adapters()):
         if header is None or not adapter.misfit(header):
