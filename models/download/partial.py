@@ -29,7 +29,7 @@ import filelock
 from localrun.errors import DiskFull, DownloadFailed
 from localrun.models.download import journal
 from localrun.models.download.journal import Header, Journal, Range, RangeSet, Record
-from localrun.models.storage.atomic_file import sync_folder
+from localrun.stored import sync_folder
 
 _POLL_S = 0.2
 # Group-writable, as huggingface_hub makes its own: several users may share a cache.
