@@ -13,13 +13,12 @@ from collections.abc import Iterator
 from contextlib import AsyncExitStack, contextmanager
 
 import msgspec
-from starlette.routing import Route
 
 from localrun.errors import Cancelled, ContextExceeded, EngineFailed
 from localrun.server import streaming
 from localrun.server.anthropic.body import CountBody, MessagesBody
 from localrun.server.anthropic.output import MESSAGE_STOP, PING, Fields, Output, encode, event
-from localrun.server.http.exchange import Exchange, route
+from localrun.server.http.exchange import Exchange
 from localrun.server.http.fields import defaults_of
 from localrun.server.http.loop_watch import apart
 from localrun.server.jobs.job import Job
@@ -198,11 +197,3 @@ def counts(n_prompt: int, n_cached: int, n_output: int, n_thinking: int) -> Anth
         output_tokens=n_output,
         output_tokens_details={"thinking_tokens": min(n_thinking, n_output)},
     )
-
-
-def routes(runtime: Runtime) -> list[Route]:
-    """All routes of this family."""
-    return [
-        route("/v1/messages", runtime, create, methods=["POST"]),
-        route("/v1/messages/count_tokens", runtime, count_tokens, methods=["POST"]),
-    ]

@@ -18,12 +18,11 @@ import time
 from typing import Any, Literal
 
 import msgspec
-from starlette.routing import Route
 
 from localrun.server.embedding import work
 from localrun.server.embedding.bodies import EmbedBody, EmbeddingsBody, LegacyEmbeddingsBody, RerankBody
 from localrun.server.embedding.work import Work, base64_json, lists_json, vector_values
-from localrun.server.http.exchange import Exchange, route
+from localrun.server.http.exchange import Exchange
 from localrun.server.prompting.ask import Attachments
 from localrun.server.runtime import Runtime
 
@@ -198,17 +197,3 @@ async def rerank(runtime: Runtime, exchange: Exchange) -> None:
             meta={"tokens": {"input_tokens": results.n_tokens}},
         )
         await exchange.answer_json(answer, headers=work.headers(job, results))
-
-
-# llama.cpp's server answers on the first four, Cohere's clients ask the last.
-_RERANK_PATHS = ("/v1/rerank", "/v1/reranking", "/rerank", "/reranking", "/v2/rerank")
-
-
-def routes(runtime: Runtime) -> list[Route]:
-    return [
-        route("/v1/embeddings", runtime, embeddings, methods=["POST"]),
-        route("/embedding", runtime, embedding, methods=["POST"]),
-        route("/api/embed", runtime, embed, methods=["POST"]),
-        route("/api/embeddings", runtime, legacy_embeddings, methods=["POST"]),
-        *(route(path, runtime, rerank, methods=["POST"]) for path in _RERANK_PATHS),
-    ]

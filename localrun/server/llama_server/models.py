@@ -1,6 +1,6 @@
 """What llama-server says of its models in `/models`, and POST /models/load and /models/unload.
 
-`/models` is OpenAI's list (`openai/routes.py`); this is what llama-server's clients look for in it besides.
+`/models` is OpenAI's list (`openai/models.py`); this is what llama-server's clients look for in it besides.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""POST /v1/completions.
+"""POST /v1/completions, and Mistral's /v1/fim/completions. llama-server's `/infill` is in `llama_server/`.
 
 Prompts go to the model as they are, control tokens included; each of them, and each of its answers, is a job of its
 own. With `suffix` the model fills in between the two. A prompt longer than the context is refused with both numbers;
@@ -7,6 +7,9 @@ llama-server and Ollama (OpenAI stops at 16).
 
 With `echo` and `logprobs` the answer has the log-probabilities of the prompt as well, which evaluations read with
 `max_tokens` 0 or 1. Then every token of the prompt is computed, whatever the cache has.
+
+A request to fill in the middle is like one of completions, its answer like that of chat. A model without FIM tokens is
+refused, also when there is no suffix: an editor wants code that fits, not a chat model's continuation.
 """
 
 from __future__ import annotations
@@ -23,9 +26,10 @@ from localrun.server.http.exchange import Exchange
 from localrun.server.http.fields import MaxTokens, SamplingFields, defaults_of
 from localrun.server.http.loop_watch import apart
 from localrun.server.jobs.job import Job
-from localrun.server.openai.answer import Answer, Chunks, Fields, piece_text
+from localrun.server.openai.answer import Answer, ChatChunks, Chunks, Fields, piece_text
 from localrun.server.openai.bodies import MAX_ANSWERS, Choices, CommonFields
 from localrun.server.openai.running import Running
+from localrun.server.parsing.pieces import PlainParser, Reply
 from localrun.server.prompting.infill import infill
 from localrun.server.routing import Question
 from localrun.server.runtime import Runtime
@@ -280,3 +284,23 @@ def _segments(job: Job, prompt: Prompt, suffix: str | None) -> tuple[Segment, ..
     if suffix:
         return infill(job.model.header, prompt, suffix, field="suffix")
     return (Segment(prompt),)
+
+
+async def complete_fim(runtime: Runtime, exchange: Exchange) -> None:
+    """The route's handler."""
+    body = await exchange.read_json(FimBody)
+    if body.seed is None and body.random_seed is not None:
+        body = msgspec.structs.replace(body, seed=body.random_seed)
+    async with exchange.while_connected(), AsyncExitStack() as stack:
+        question = Question(prompts=[body.prompt], suffix=body.suffix or "", fills_in=True)
+        body, _, jobs = await streaming.enter(runtime, exchange, stack, body, question)
+        segments = infill(jobs[0].model.header, body.prompt, body.suffix or "", field="model")
+        plan = await streaming.plan(body, jobs[0], defaults_of(jobs[0].model), max_output=body.max_tokens)
+        await jobs[0].submit(plan, segments=segments)
+        chunks = ChatChunks(
+            request_id=streaming.answer_id(jobs),
+            model=body.model,
+            replies=[Reply(PlainParser())],
+        )
+        answer = Answer(exchange, jobs, chunks, n_per_prompt=1, include_usage=False, prompt_field="prompt")
+        await answer.send(stream=bool(body.stream))
