@@ -59,6 +59,7 @@ ALLOWED = {
         PROCESSES,
         SNAPSHOT,
         SOUND_HEADERS,
+        STORED,
         TOOLS,
         VISIBLE,
     ),

@@ -69,7 +69,7 @@ if sys.platform != "win32":
 # After the engines have ended every stream has its last event; this is only for those events to leave.
 _CLOSE_TIMEOUT_S = 5
 _BACKLOG = 512
-# Who says nothing in this time has no connection yet, and so does not count among them.
+# TLS handshakes end after this; until then they do not count as connections.
 _HANDSHAKE_TIMEOUT_S = 10
 # Systems begin with 1,024 descriptors, or with 256: less than connections, refused ones, engines and files take.
 _DESCRIPTORS = 4096
@@ -139,9 +139,7 @@ def serve(settings: Settings, idle_exit_s: float | None = None) -> None:
             app,
             loop="auto",
             http=partial(  # type: ignore[arg-type]
-                BoundedConnection,
-                deadline_s=settings.receive_deadline_s,
-                on_refused=runtime.telemetry.refused,
+                BoundedConnection, deadline_s=settings.receive_deadline_s, on_refused=runtime.telemetry.refused
             ),
             ws="none",
             lifespan="on",
@@ -196,7 +194,7 @@ class _Daemon(uvicorn.Server):
             self._announcement = Announcement(address_of(settings.host), port, found.fingerprint, self._is_called)
 
     def _is_called(self, name: str) -> None:
-        """Another machine has this one's name."""
+        """The announced name was taken; this is the new one."""
         self._app.serve_name(name)
         print(f"other machines find this one as {name}, because another one has its name", flush=True)
 

@@ -59,7 +59,7 @@ async def held(path: Path, *, is_kept: bool) -> AsyncIterator[None]:
 
 @contextlib.contextmanager
 def held_at_once(path: Path, *, is_kept: bool) -> Iterator[bool]:
-    """Holds the lock inside the block if it is free now; says whether it is. It is not where nothing may be written."""
+    """Holds the lock inside the block if it is free now; yields whether it was; False on read-only folders."""
     lock = filelock.FileLock(path, mode=_MODE, thread_local=False)
     try:
         lock.acquire(blocking=False)

@@ -124,7 +124,7 @@ class Visitor:
         return key.lane_of(lane)
 
     def settle(self, record: RequestRecord, *, counts_prompt: bool) -> None:
-        """An answer has ended, and nobody knows it yet. The prompt of several answers counts with the first."""
+        """Records an answer's usage before the client sees its end. The prompt of several answers counts once."""
         if self._usage is None:
             return
         was_refused = record.state is RequestState.FAILED and not record.n_computed
@@ -151,7 +151,7 @@ class Visitor:
         self._unpaid.clear()
 
     def forgive(self) -> None:
-        """Nothing came of the request, by no fault of the key's: it is as if it had not been there."""
+        """Undoes the charge of a request that failed for a reason on our side."""
         self._unpaid.clear()
         if self._is_taken and self.key is not None and self._quota is not None and self.key.limits:
             now_s = time.time()
@@ -313,7 +313,7 @@ class Access:
         )
 
     async def _find(self, text: str, *, is_local: bool) -> Visitor | str | None:
-        """Whose key it is, or why a key that is known opens nothing."""
+        """The visitor of a key, or why a known key is refused: expired or revoked. None for an unknown one."""
         if not text:
             return None
         if text.startswith(keys.LOCAL_PREFIX):

@@ -132,7 +132,7 @@ class Limits:
         self._last_end_s = time.monotonic()
 
     def serve_name(self, name: str) -> None:
-        """Other machines may call this one so, too."""
+        """Accepts `name` in the Host header of other machines."""
         self._served_names.add(name.lower())
 
     def idle_s(self) -> float:

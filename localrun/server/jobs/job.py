@@ -7,7 +7,7 @@ When its engine dies it goes on on another one: it gives the model back, borrows
 says why) and sends the same message with what was said so far (`record.py`). The consumer sees a pause.
 
 Invariants: a job ends exactly once; a consumer that falls too far behind is cancelled, so no slow client holds a slot;
-every way out (end, error, cancel, engine death, disconnect) frees the lease; what is delivered was never said before.
+every way out (end, error, cancel, engine death, disconnect) frees the lease; no token is delivered twice.
 
 Does not: render prompts, format answers, or decide when a model is unloaded (supervisor.py).
 """

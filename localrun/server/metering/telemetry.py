@@ -406,7 +406,7 @@ class Telemetry:
         self.metrics.probe_seconds.labels(name).inc(seconds)
 
     def batch_lines(self, outcome: str, n_lines: int) -> None:
-        """So many lines of a batch came to this."""
+        """Counts `n_lines` batch lines with this outcome."""
         self.metrics.batch_lines.labels(outcome).inc(n_lines)
 
     def batch_ended(self, status: str) -> None:

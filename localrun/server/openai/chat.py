@@ -194,7 +194,7 @@ class ChatBody(CommonFields, frozen=True, kw_only=True):
             return False
         field = f"messages[{len(self.messages) - 1}].prefix" if last.prefix else "continue_final_message"
         if last.role != "assistant":
-            raise BadRequest(f"{field}: the last message must be the assistant's, to be gone on with", field=field)
+            raise BadRequest(f"{field}: the last message must have the role assistant to be continued", field=field)
         if self.add_generation_prompt:
             raise BadRequest(
                 f"add_generation_prompt: not together with {field}, which adds none", field="add_generation_prompt"
@@ -213,7 +213,7 @@ async def chat(runtime: Runtime, exchange: Exchange) -> None:
 
 
 async def answer_chat(runtime: Runtime, exchange: Exchange, body: ChatBody, answer_type: type[Answer] = Answer) -> None:
-    """Also for those who have other fields besides."""
+    """Also used by routes whose bodies extend this one."""
     body.check_supported()
     ask = await apart(body.ask)
     prediction = body.prediction.text if body.prediction is not None else ""
@@ -263,13 +263,7 @@ async def count_tokens(runtime: Runtime, exchange: Exchange) -> None:
 
 
 async def _prompt(
-    runtime: Runtime,
-    exchange: Exchange,
-    stack: AsyncExitStack,
-    body: ChatBody,
-    ask: ChatAsk,
-    *,
-    may_probe: bool = True,
+    runtime: Runtime, exchange: Exchange, stack: AsyncExitStack, body: ChatBody, ask: ChatAsk, *, may_probe: bool = True
 ) -> tuple[ChatBody, list[Job], Prepared]:
     """The body with the model that answers, a job for each choice, and their prompt."""
     question = Question(ask=ask, effort=body.effort, may_probe=may_probe)

@@ -129,14 +129,7 @@ class CompletionChunks(Chunks):
     after_text = b""
     no_text = b'"text":""'
 
-    def __init__(
-        self,
-        *,
-        request_id: str,
-        model: str,
-        echoes: Sequence[str] = (),
-        shows_logprobs: bool = True,
-    ) -> None:
+    def __init__(self, *, request_id: str, model: str, echoes: Sequence[str] = (), shows_logprobs: bool = True) -> None:
         super().__init__(request_id=request_id, model=model)
         self._echoes = echoes
         self._shows_logprobs = shows_logprobs
@@ -213,7 +206,7 @@ async def complete(runtime: Runtime, exchange: Exchange) -> None:
 async def answer_completion(
     runtime: Runtime, exchange: Exchange, body: CompletionBody, answer_type: type[Answer] = Answer
 ) -> None:
-    """Also for those who have other fields besides."""
+    """Also used by routes whose bodies extend this one."""
     body.check_supported()
     prompts = [prompt for prompt in body.prompts() for _ in range(body.n_candidates)]
     grammar = await apart(body.answer_grammar)
@@ -297,10 +290,6 @@ async def complete_fim(runtime: Runtime, exchange: Exchange) -> None:
         segments = infill(jobs[0].model.header, body.prompt, body.suffix or "", field="model")
         plan = await streaming.plan(body, jobs[0], defaults_of(jobs[0].model), max_output=body.max_tokens)
         await jobs[0].submit(plan, segments=segments)
-        chunks = ChatChunks(
-            request_id=streaming.answer_id(jobs),
-            model=body.model,
-            replies=[Reply(PlainParser())],
-        )
+        chunks = ChatChunks(request_id=streaming.answer_id(jobs), model=body.model, replies=[Reply(PlainParser())])
         answer = Answer(exchange, jobs, chunks, n_per_prompt=1, include_usage=False, prompt_field="prompt")
         await answer.send(stream=bool(body.stream))
