@@ -127,8 +127,7 @@ def _make(certificate: Path, key: Path, names: Iterable[str]) -> None:
     )
     encoding = serialization.Encoding.PEM
     stored.replace(
-        key,
-        private.private_bytes(encoding, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()),
+        key, private.private_bytes(encoding, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
     )
     stored.replace(certificate, made.public_bytes(encoding))
 

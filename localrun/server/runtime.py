@@ -216,9 +216,4 @@ def _store(settings: Settings, *, is_llama: bool) -> Store:
         )
     folder, dirs = models_folder(settings), model_dirs(settings)
     hidden_paths.hide((folder, *dirs, hub_cache.folder()))
-    return Store(
-        folder,
-        model_dirs=dirs,
-        others=other_programs.found(folders().cache),
-        no_projectors=no_projectors,
-    )
+    return Store(folder, model_dirs=dirs, others=other_programs.found(folders().cache), no_projectors=no_projectors)

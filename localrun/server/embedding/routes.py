@@ -149,12 +149,7 @@ async def embed(runtime: Runtime, exchange: Exchange) -> None:
 async def legacy_embeddings(runtime: Runtime, exchange: Exchange) -> None:
     """POST /api/embeddings."""
     body = await exchange.read_json(LegacyEmbeddingsBody)
-    wanted = Work(
-        inputs=[body.prompt] if body.prompt else [],
-        truncate=True,
-        fields=body,
-        needs_name=True,
-    )
+    wanted = Work(inputs=[body.prompt] if body.prompt else [], truncate=True, fields=body, needs_name=True)
     async with work.done(runtime, exchange, wanted) as (job, results):
         found = vector_values(results.vectors[0]) if results.vectors else []
         await exchange.answer_json(LegacyEmbedding(embedding=found), headers=work.headers(job, results))
@@ -164,12 +159,7 @@ async def rerank(runtime: Runtime, exchange: Exchange) -> None:
     """The route's handler."""
     body = await exchange.read_json(RerankBody)
     texts = body.each()
-    wanted = Work(
-        inputs=texts,
-        query=body.query,
-        truncate=body.truncate is not False,
-        fields=body,
-    )
+    wanted = Work(inputs=texts, query=body.query, truncate=body.truncate is not False, fields=body)
     async with work.done(runtime, exchange, wanted) as (job, results):
         scores = [vector_values(vector)[0] for vector in results.vectors]
         best = sorted(range(len(scores)), key=lambda index: -scores[index])[: body.top_n]

@@ -80,11 +80,7 @@ def _types(operations: Sequence[Operation]) -> list[Any]:
 
 
 def _operation(operation: Operation, schema_of: dict[int, Json]) -> Json:
-    made: Json = {
-        "operationId": operation.id,
-        "tags": [operation.family.value],
-        "summary": operation.summary,
-    }
+    made: Json = {"operationId": operation.id, "tags": [operation.family.value], "summary": operation.summary}
     if operation.description:
         made["description"] = operation.description
     parameters = [
@@ -151,7 +147,7 @@ def _success(operation: Operation, schema_of: dict[int, Json]) -> Json:
             # OpenAPI 3.1 has no schema for one piece of a stream; 3.2 has a field for it.
             "x-item-schema": {
                 "anyOf": [schema_of[id(operation.stream.item)], schema_of[id(error_type(operation.path))]]
-            },
+            }
         }
     made: Json = {"description": "Done." if operation.stream is None else operation.stream.description}
     if content:

@@ -74,11 +74,7 @@ class KeptResponses:
     def add(self, response: Fields, input_: Sequence[Fields], owner: bytes = b"") -> None:
         """Keeps a finished response for `owner`, the namespace of whoever asked; older ones may go for it, and one that
         is too large is not kept."""
-        kept = Kept(
-            response,
-            tuple(input_),
-            _size_bytes(response) + _size_bytes(input_),
-        )
+        kept = Kept(response, tuple(input_), _size_bytes(response) + _size_bytes(input_))
         own = self._kept.setdefault(owner, OrderedDict())
         own[response["id"]] = kept
         self._size_bytes[owner] += kept.size_bytes
