@@ -55,7 +55,6 @@ async def prepared_of(runtime: Runtime, job: Job, ask: ChatAsk) -> Prepared:
 
 
 async def count_tokens(runtime: Runtime, exchange: Exchange) -> None:
-    """The route's handler."""
     body = await exchange.read_json(CountBody)
     ask = await apart(body.ask)
     async with exchange.while_connected(), AsyncExitStack() as stack:
@@ -67,7 +66,6 @@ async def count_tokens(runtime: Runtime, exchange: Exchange) -> None:
 
 
 async def create(runtime: Runtime, exchange: Exchange) -> None:
-    """The route's handler."""
     body = await exchange.read_json(MessagesBody)
     body.check_supported()
     ask = await apart(body.ask)

@@ -81,7 +81,6 @@ class Ranking(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def embeddings(runtime: Runtime, exchange: Exchange) -> None:
-    """The route's handler."""
     body = await exchange.read_json(EmbeddingsBody)
     is_base64 = body.is_base64
     async with work.done(runtime, exchange, _work(body)) as (job, results):
@@ -156,7 +155,6 @@ async def legacy_embeddings(runtime: Runtime, exchange: Exchange) -> None:
 
 
 async def rerank(runtime: Runtime, exchange: Exchange) -> None:
-    """The route's handler."""
     body = await exchange.read_json(RerankBody)
     texts = body.each()
     wanted = Work(inputs=texts, query=body.query, truncate=body.truncate is not False, fields=body)

@@ -147,7 +147,6 @@ class LlamaCompletionBody(LimitFields, frozen=True, kw_only=True):
 
 
 async def complete(runtime: Runtime, exchange: Exchange) -> None:
-    """The route's handler."""
     body = await exchange.read_json(LlamaCompletionBody)
     body.check_supported()
     media = Attachments()

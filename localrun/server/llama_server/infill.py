@@ -64,7 +64,6 @@ class InfillBody(SamplingFields, frozen=True, kw_only=True):
 
 
 async def complete_infill(runtime: Runtime, exchange: Exchange) -> None:
-    """The route's handler."""
     body = await exchange.read_json(InfillBody)
     before_cursor = body.before_cursor()
     async with exchange.while_connected(), AsyncExitStack() as stack:

@@ -98,7 +98,6 @@ class LlamaSlot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def show_props(runtime: Runtime, exchange: Exchange) -> None:
-    """The route's handler."""
     name = parameter(exchange, "model")
     loaded = _generating(runtime, exchange.visitor)
     if not name and len({resident.model.name for resident in loaded}) == 1:

@@ -123,7 +123,6 @@ class RenderedPrompt(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def tokenize(runtime: Runtime, exchange: Exchange) -> None:
-    """The route's handler."""
     body = await exchange.read_json(TokenizeBody)
     body.check_supported()
     async with exchange.while_connected(), AsyncExitStack() as stack:
@@ -142,7 +141,6 @@ async def tokenize(runtime: Runtime, exchange: Exchange) -> None:
 
 
 async def detokenize(runtime: Runtime, exchange: Exchange) -> None:
-    """The route's handler."""
     body = await exchange.read_json(DetokenizeBody)
     async with exchange.while_connected(), AsyncExitStack() as stack:
         _, _, [job] = await streaming.enter(runtime, exchange, stack, body, NO_QUESTION, is_for_one=True)

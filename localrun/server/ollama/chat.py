@@ -37,7 +37,6 @@ from localrun.wire import Segment, Usage
 
 
 async def chat(runtime: Runtime, exchange: Exchange) -> None:
-    """The route's handler."""
     body = await exchange.read_json(ChatBody)
     ask = await apart(body.ask)
     async with exchange.while_connected(), AsyncExitStack() as stack:
@@ -59,7 +58,6 @@ async def chat(runtime: Runtime, exchange: Exchange) -> None:
 
 
 async def generate(runtime: Runtime, exchange: Exchange) -> None:
-    """The route's handler."""
     body = await exchange.read_json(GenerateBody)
     body.check_supported()
     # Refused before the model is loaded, as is all that can be.

@@ -208,7 +208,6 @@ def think_of(effort: str | None) -> bool | str | None:
 
 
 async def chat(runtime: Runtime, exchange: Exchange) -> None:
-    """The route's handler."""
     await answer_chat(runtime, exchange, await exchange.read_json(ChatBody))
 
 

@@ -199,7 +199,6 @@ def _without_first(logprobs: Fields, is_prompt: bool) -> Fields:
 
 
 async def complete(runtime: Runtime, exchange: Exchange) -> None:
-    """The route's handler."""
     await answer_completion(runtime, exchange, await exchange.read_json(CompletionBody))
 
 
@@ -280,7 +279,6 @@ def _segments(job: Job, prompt: Prompt, suffix: str | None) -> tuple[Segment, ..
 
 
 async def complete_fim(runtime: Runtime, exchange: Exchange) -> None:
-    """The route's handler."""
     body = await exchange.read_json(FimBody)
     if body.seed is None and body.random_seed is not None:
         body = msgspec.structs.replace(body, seed=body.random_seed)

@@ -133,7 +133,7 @@ async def list_adapters(runtime: Runtime, exchange: Exchange) -> None:
     """GET /lora-adapters."""
     visitor, model = exchange.visitor, parameter(exchange, "model")
     header = (await runtime.targets.one(visitor, model)).header if model else None
-    rows = await asyncio.to_thread(_rows, runtime.store, header)
+    rows = await asyncio.to_thread(_adapter_rows, runtime.store, header)
     rows = [row for row in rows if visitor.sees_model(row.name)]
     if not visitor.is_admin:  # where files lie is nobody else's business
         rows = [msgspec.structs.replace(row, path=row.name) for row in rows]

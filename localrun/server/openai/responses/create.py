@@ -218,7 +218,6 @@ async def count(runtime: Runtime, exchange: Exchange) -> None:
 
 
 async def create(runtime: Runtime, exchange: Exchange) -> None:
-    """The route's handler."""
     body, (conversation, found, ask) = await _read_body(runtime, exchange)
     async with exchange.while_connected(), AsyncExitStack() as stack:
         body, job, fitted = await _fitted(runtime, exchange, stack, body, ask)
