@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import contextmanager
 
 import msgspec
 
@@ -19,7 +19,6 @@ from localrun.server import streaming
 from localrun.server.anthropic.body import CountBody, MessagesBody
 from localrun.server.anthropic.output import MESSAGE_STOP, PING, Fields, Output, encode, event
 from localrun.server.http.exchange import Exchange
-from localrun.server.http.fields import defaults_of
 from localrun.server.http.loop_watch import apart
 from localrun.server.jobs.job import Job
 from localrun.server.parsing.pieces import Reply
@@ -57,9 +56,8 @@ async def prepared_of(runtime: Runtime, job: Job, ask: ChatAsk) -> Prepared:
 async def count_tokens(runtime: Runtime, exchange: Exchange) -> None:
     body = await exchange.read_json(CountBody)
     ask = await apart(body.ask)
-    async with exchange.while_connected(), AsyncExitStack() as stack:
-        question = Question(ask=ask, effort=body.effort, may_probe=False)
-        _, ask, [job] = await streaming.enter(runtime, exchange, stack, body, question)
+    question = Question(ask=ask, effort=body.effort, may_probe=False)
+    async with streaming.entered(runtime, exchange, body, question) as (_, ask, [job]):
         prepared = await prepared_of(runtime, job, ask)
         tokens = await job.count(prepared.segments)
         await exchange.answer_json(CountedTokens(input_tokens=len(tokens)))
@@ -69,19 +67,10 @@ async def create(runtime: Runtime, exchange: Exchange) -> None:
     body = await exchange.read_json(MessagesBody)
     body.check_supported()
     ask = await apart(body.ask)
-    async with exchange.while_connected(), AsyncExitStack() as stack:
-        question = Question(ask=ask, effort=body.effort)
-        body, ask, [job] = await streaming.enter(runtime, exchange, stack, body, question)
+    question = Question(ask=ask, effort=body.effort)
+    async with streaming.entered(runtime, exchange, body, question) as (body, ask, [job]):
         prepared = await prepared_of(runtime, job, ask)
-        plan = await streaming.plan(
-            body,
-            job,
-            defaults_of(job.model),
-            max_output=body.max_tokens,
-            stop=(*body.stops, *prepared.stop),
-            grammar=prepared.grammar,
-            show_control=prepared.show_control,
-        )
+        plan = await streaming.plan(body, job, max_output=body.max_tokens, prepared=prepared, stop=body.stops)
         await job.submit(plan, segments=prepared.segments)
         message = _Message(exchange, job, body, Reply(prepared.new_parser()))
         with naming():

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from contextlib import AsyncExitStack
 
 import msgspec
 
@@ -39,14 +38,13 @@ from localrun.wire import Segment, Usage
 async def chat(runtime: Runtime, exchange: Exchange) -> None:
     body = await exchange.read_json(ChatBody)
     ask = await apart(body.ask)
-    async with exchange.while_connected(), AsyncExitStack() as stack:
-        if not ask.messages:
+    if not ask.messages:
+        async with exchange.while_connected():
             await load_or_unload(runtime, exchange, body, Lines(body.model, Kind.CHAT))
-            return
-        question = Question(ask=ask, effort=body.effort)
-        body, ask, [job] = await streaming.enter(
-            runtime, exchange, stack, body.service, question, load=body.load, needs_name=True
-        )
+        return
+    question = Question(ask=ask, effort=body.effort)
+    entered = streaming.entered(runtime, exchange, body.service, question, load=body.load, needs_name=True)
+    async with entered as (body, ask, [job]):
         options = (body.options or Options()).over(job.model)
         ask = msgspec.structs.replace(ask, messages=begun(job.model, ask.messages))
         ask = thinks_by_default(job, ask)
@@ -62,18 +60,16 @@ async def generate(runtime: Runtime, exchange: Exchange) -> None:
     body.check_supported()
     # Refused before the model is loaded, as is all that can be.
     ask = await apart(body.ask)
-    async with exchange.while_connected(), AsyncExitStack() as stack:
-        if not body.prompt and not body.suffix and not body.images:
+    if not body.prompt and not body.suffix and not body.images:
+        async with exchange.while_connected():
             await load_or_unload(runtime, exchange, body, Lines(body.model, Kind.GENERATE))
-            return
-        prompts, suffix = (body.prompt or "",), body.suffix or ""
-        question = Question(
-            ask=ask, prompts=prompts, suffix=suffix, context=bool(body.context), is_raw=body.is_plain,
-            effort=body.effort,
-        )  # fmt: skip
-        body, ask, [job] = await streaming.enter(
-            runtime, exchange, stack, body.service, question, load=body.load, needs_name=True
-        )
+        return
+    question = Question(
+        ask=ask, prompts=(body.prompt or "",), suffix=body.suffix or "", context=bool(body.context),
+        is_raw=body.is_plain, effort=body.effort,
+    )  # fmt: skip
+    entered = streaming.entered(runtime, exchange, body.service, question, load=body.load, needs_name=True)
+    async with entered as (body, ask, [job]):
         options = (body.options or Options()).over(job.model)
         fitted = await _fitted(runtime, job, body, ask, options)
         context = None if body.is_plain else fitted.tokens

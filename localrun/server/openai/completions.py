@@ -15,7 +15,6 @@ refused, also when there is no suffix: an editor wants code that fits, not a cha
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AsyncExitStack
 
 import msgspec
 
@@ -23,7 +22,7 @@ from localrun.errors import BadRequest
 from localrun.server import streaming
 from localrun.server.http import fields
 from localrun.server.http.exchange import Exchange
-from localrun.server.http.fields import MaxTokens, SamplingFields, defaults_of
+from localrun.server.http.fields import MaxTokens, SamplingFields
 from localrun.server.http.loop_watch import apart
 from localrun.server.jobs.job import Job
 from localrun.server.openai.answer import Answer, ChatChunks, Chunks, Fields, piece_text
@@ -209,15 +208,13 @@ async def answer_completion(
     body.check_supported()
     prompts = [prompt for prompt in body.prompts() for _ in range(body.n_candidates)]
     grammar = await apart(body.answer_grammar)
-    async with exchange.while_connected(), AsyncExitStack() as stack:
-        question = Question(prompts=prompts, suffix=body.suffix or "", has_schema=grammar is not None)
-        body, _, jobs = await streaming.enter(runtime, exchange, stack, body, question, n_jobs=len(prompts))
+    question = Question(prompts=prompts, suffix=body.suffix or "", has_schema=grammar is not None)
+    async with streaming.entered(runtime, exchange, body, question, n_jobs=len(prompts)) as (body, _, jobs):
         check_tokens(prompts, jobs[0].n_vocab)
         chooses = body.n_candidates > body.n_choices
         plan = await streaming.plan(
             body,
             jobs[0],
-            defaults_of(jobs[0].model),
             max_output=body.max_output,
             grammar=grammar,
             logprobs=body.logprobs is not None or chooses,
@@ -282,11 +279,10 @@ async def complete_fim(runtime: Runtime, exchange: Exchange) -> None:
     body = await exchange.read_json(FimBody)
     if body.seed is None and body.random_seed is not None:
         body = msgspec.structs.replace(body, seed=body.random_seed)
-    async with exchange.while_connected(), AsyncExitStack() as stack:
-        question = Question(prompts=[body.prompt], suffix=body.suffix or "", fills_in=True)
-        body, _, jobs = await streaming.enter(runtime, exchange, stack, body, question)
+    question = Question(prompts=[body.prompt], suffix=body.suffix or "", fills_in=True)
+    async with streaming.entered(runtime, exchange, body, question) as (body, _, jobs):
         segments = infill(jobs[0].model.header, body.prompt, body.suffix or "", field="model")
-        plan = await streaming.plan(body, jobs[0], defaults_of(jobs[0].model), max_output=body.max_tokens)
+        plan = await streaming.plan(body, jobs[0], max_output=body.max_tokens)
         await jobs[0].submit(plan, segments=segments)
         chunks = ChatChunks(request_id=streaming.answer_id(jobs), model=body.model, replies=[Reply(PlainParser())])
         answer = Answer(exchange, jobs, chunks, n_per_prompt=1, include_usage=False, prompt_field="prompt")

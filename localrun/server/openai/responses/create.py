@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -20,7 +19,6 @@ from localrun.errors import LocalrunError, QueueFull
 from localrun.server import notices, streaming
 from localrun.server.http.exchange import Exchange
 from localrun.server.http.failures import Headers
-from localrun.server.http.fields import defaults_of
 from localrun.server.http.loop_watch import apart
 from localrun.server.jobs.job import Job
 from localrun.server.openai.answer import Fields, encode, ended, headers_of, naming
@@ -189,48 +187,35 @@ async def _read_body(runtime: Runtime, exchange: Exchange) -> tuple[ResponsesBod
     return body, await apart(partial(_asked, body, before, partial(runtime.responses.item, owner=owner)))
 
 
-async def _fitted(
-    runtime: Runtime,
-    exchange: Exchange,
-    stack: AsyncExitStack,
-    body: ResponsesBody,
-    ask: ChatAsk,
-    *,
-    may_probe: bool = True,
-) -> tuple[ResponsesBody, Job, Fitted]:
-    """The body with the model that answers, the job and its prompt."""
-    question = Question(ask=ask, effort=body.effort, may_probe=may_probe)
-    body, ask, [job] = await streaming.enter(runtime, exchange, stack, body, question)
+async def _fitted(runtime: Runtime, job: Job, body: ResponsesBody, ask: ChatAsk) -> Fitted:
     messages = beginning.begun(job.model, ask.messages)
     whole = thinks_by_default(job, msgspec.structs.replace(ask, messages=messages))
     n_predict, may_cut = body.max_output or -1, body.truncation == "auto"
     with naming("input"):
-        return body, job, await fit_chat(runtime, job, whole, n_predict=n_predict, n_keep=-1, may_cut=may_cut)
+        return await fit_chat(runtime, job, whole, n_predict=n_predict, n_keep=-1, may_cut=may_cut)
 
 
 async def count(runtime: Runtime, exchange: Exchange) -> None:
     """POST /v1/responses/input_tokens: what the prompt of a response comes to."""
     body, asked = await _read_body(runtime, exchange)
-    async with exchange.while_connected(), AsyncExitStack() as stack:
-        _, job, fitted = await _fitted(runtime, exchange, stack, body, asked.ask, may_probe=False)
+    question = Question(ask=asked.ask, effort=body.effort, may_probe=False)
+    async with streaming.entered(runtime, exchange, body, question) as (body, ask, [job]):
+        fitted = await _fitted(runtime, job, body, ask)
         tokens = fitted.tokens if fitted.tokens is not None else await job.count(fitted.prepared.segments)
         await exchange.answer_json(InputTokens(input_tokens=len(tokens)))
 
 
 async def create(runtime: Runtime, exchange: Exchange) -> None:
     body, (conversation, found, ask) = await _read_body(runtime, exchange)
-    async with exchange.while_connected(), AsyncExitStack() as stack:
-        body, job, fitted = await _fitted(runtime, exchange, stack, body, ask)
+    question = Question(ask=ask, effort=body.effort)
+    async with streaming.entered(runtime, exchange, body, question) as (body, ask, [job]):
+        fitted = await _fitted(runtime, job, body, ask)
         prepared = fitted.prepared
-        defaults = defaults_of(job.model)
         plan = await streaming.plan(
             body,
             job,
-            defaults,
             max_output=body.max_output,
-            stop=prepared.stop,
-            grammar=prepared.grammar,
-            show_control=prepared.show_control,
+            prepared=prepared,
             logprobs=body.wants_logprobs,
             n_probs=body.top_logprobs or 0,
         )
