@@ -139,7 +139,10 @@ def serve(settings: Settings, idle_exit_s: float | None = None) -> None:
             app,
             loop="auto",
             http=partial(  # type: ignore[arg-type]
-                BoundedConnection, deadline_s=settings.receive_deadline_s, on_refused=runtime.telemetry.refused
+                BoundedConnection,
+                deadline_s=settings.receive_deadline_s,
+                on_refused=runtime.telemetry.refused,
+                find=table.find,
             ),
             ws="none",
             lifespan="on",

@@ -43,15 +43,12 @@ from localrun.server.http.account import ACCOUNT, Account
 from localrun.server.http.encoding import KNOWN, unpacked
 from localrun.server.http.exchange import id_header, new_id
 from localrun.server.http.loop_watch import LoopWatch
-from localrun.server.http.operation import Operation
+from localrun.server.http.operation import Find
 
 # Schemes that a page from the network cannot have: desktop applications and editor panels.
 _LOCAL_APP_ORIGIN = re.compile(r"(?:app|file|tauri|vscode-webview|vscode-file)://[^\s,]*", re.ASCII)
 _LOOPBACK_ORIGIN = re.compile(r"https?://(?:localhost|127\.0\.0\.1|\[::1\])(?::\d{1,5})?", re.ASCII | re.IGNORECASE)
 _HOST = re.compile(r"(?P<name>\[[0-9a-f:.]+\]|[^\[\]:]+)(?::\d{0,5})?", re.ASCII | re.IGNORECASE)
-# Bodies of these routes are files and no JSON, of these media types.
-_BLOBS = "/api/blobs/"
-_FORM = "/v1/files"
 # OpenAI's routes for those whose base URL ends before /v1, as llama-server serves them.
 ALIASES = {
     path: f"/v1{path}"
@@ -114,7 +111,7 @@ class Limits:
         access: Access | None = None,
         loop_watch: LoopWatch | None = None,
         on_ended: Ended = lambda scope, account, seconds: None,
-        find: Callable[[str, str], Operation | None] = lambda method, path: None,
+        find: Find = lambda method, path: None,
     ) -> None:
         self._app = app
         self._on_ended = on_ended
@@ -175,7 +172,7 @@ class Limits:
                 return
             if self._access is not None:
                 visitor = await self._access.admit(scope, right)
-            file_type = _file_type(scope["path"]) if scope["method"] == "POST" else ""
+            file_type = operation.body_content_type if operation is not None and operation.body is bytes else ""
             is_file = bool(file_type)
             has_body = self._check_body(scope, headers, origin, most_bytes, file_type=file_type)
             if is_file:
@@ -411,18 +408,6 @@ class _BodyGuard:
             await self._send({**message, "more_body": True})
             await _discard(self._receive)
             await self._send({"type": "http.response.body", "body": b"", "more_body": False})
-
-
-def is_upload(path: str) -> bool:
-    """Whether a body of this route is a file, which may be large and take its time."""
-    return bool(_file_type(path))
-
-
-def _file_type(path: str) -> str:
-    """The media type of a route's files; empty for routes that take JSON."""
-    if path == _FORM:
-        return "multipart/form-data"
-    return "application/octet-stream" if path.startswith(_BLOBS) else ""
 
 
 def _check_content_type(content_type: str | None, *, is_page: bool, file_type: str) -> None:

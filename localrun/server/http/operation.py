@@ -6,7 +6,7 @@ Pure data. `fields.py` reads the headers of requests. The operations themselves 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
@@ -60,8 +60,9 @@ class Stream:
 
 @dataclass(frozen=True)
 class Operation:
-    """`body` and `answer` are types that msgspec can describe. A route that can do both has `answer` and `stream`. No
-    pictures or sound can be in the body of one that `is_text`. With `has_slashes` the part of the path may have some.
+    """`body` and `answer` are types that msgspec can describe; `bytes` as a body is a file. A route that can do both
+    has `answer` and `stream`. No pictures or sound can be in the body of one that `is_text`. With `has_slashes` the
+    part of the path may have some.
 
     `errors` are the statuses that it may have besides those of every route. `serves` says that the request waits for a
     model, and so takes the headers of lanes and deadlines.
@@ -104,6 +105,10 @@ class Operation:
     def route(self, runtime: Runtime) -> Route:
         """GET includes HEAD."""
         return Route(self.pattern, Endpoint(runtime, self.handler, self.pattern), methods=[self.method])
+
+
+# The operation of a method and a path; None where no route answers.
+Find = Callable[[str, str], Operation | None]
 
 
 def path_parameter(name: str, description: str, **schema: Any) -> Parameter:

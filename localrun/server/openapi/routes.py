@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import msgspec
@@ -86,8 +86,9 @@ def routes(runtime: Runtime) -> list[Route]:
     return [one.route(runtime) for one in sorted(OPERATIONS, key=lambda one: not one.serves)]
 
 
+@lru_cache(256)
 def find(method: str, path: str) -> Operation | None:
-    """The operation that a request asks for; for HEAD where there is none that of GET."""
+    """The operation that a request asks for, which may be GET's for HEAD; None where no route answers."""
     found = _ALWAYS.get((method, path))
     if found is None:
         found = next((one for one, pattern in _OTHERS if one.method == method and pattern.match(path)), None)
