@@ -59,15 +59,17 @@ class LocalrunError(Exception):
     status: ClassVar[int] = 500
     code: ClassVar[str] = "internal"
 
+    def __init_subclass__(cls, *, status: int | None = None, code: str | None = None) -> None:
+        cls.status = cls.status if status is None else status
+        cls.code = cls.code if code is None else code
+
     def __init__(self, message: str, *, field: str | None = None) -> None:
         super().__init__(message)
         self.message = message
         self.field = field
 
 
-class BadRequest(LocalrunError):
-    status = 400
-    code = "bad_request"
+class BadRequest(LocalrunError, status=400, code="bad_request"): ...
 
 
 @contextmanager
@@ -82,10 +84,8 @@ def told_of(field: str, *, instead_of: str = "model") -> Iterator[None]:
         raise
 
 
-class ContextExceeded(BadRequest):
+class ContextExceeded(BadRequest, code="context_length_exceeded"):
     """The prompt does not fit the context. Both numbers are in the message and as attributes."""
-
-    code = "context_length_exceeded"
 
     def __init__(self, n_prompt: int, n_ctx: int) -> None:
         super().__init__(
@@ -107,39 +107,26 @@ class ContextExceeded(BadRequest):
         return error
 
 
-class BadTemplate(BadRequest):
+class BadTemplate(BadRequest, status=422, code="bad_template"):
     """The model's chat template failed, was refused by the sandbox, or went over its limits."""
 
-    status = 422
-    code = "bad_template"
+
+class Unauthorized(LocalrunError, status=401, code="unauthorized"): ...
 
 
-class Unauthorized(LocalrunError):
-    status = 401
-    code = "unauthorized"
-
-
-class InvalidKey(Unauthorized):
+class InvalidKey(Unauthorized, code="invalid_api_key"):
     """No API key, or one that opens nothing."""
 
-    code = "invalid_api_key"
+
+class Forbidden(LocalrunError, status=403, code="forbidden"): ...
 
 
-class Forbidden(LocalrunError):
-    status = 403
-    code = "forbidden"
+class NotFound(LocalrunError, status=404, code="not_found"): ...
 
 
-class NotFound(LocalrunError):
-    status = 404
-    code = "not_found"
-
-
-class ModelNotFound(NotFound):
+class ModelNotFound(NotFound, code="model_not_found"):
     """`name` is the one that was asked for; empty in one that travelled with other words than its own. `reason` says
     what keeps a model that is here in part from being used."""
-
-    code = "model_not_found"
 
     def __init__(self, name: str, reason: str = "") -> None:
         plainly = f"model '{name}' not found; `localrun list` shows what is here"
@@ -163,150 +150,99 @@ def meant(word: str, known: Iterable[str]) -> str:
     return f"did you mean '{spelt[alike[0]]}'?" if alike else ""
 
 
-class MethodNotAllowed(LocalrunError):
-    status = 405
-    code = "method_not_allowed"
+class MethodNotAllowed(LocalrunError, status=405, code="method_not_allowed"): ...
 
 
-class Conflict(LocalrunError):
-    status = 409
-    code = "conflict"
+class Conflict(LocalrunError, status=409, code="conflict"): ...
 
 
-class TooLarge(LocalrunError):
-    status = 413
-    code = "body_too_large"
+class TooLarge(LocalrunError, status=413, code="body_too_large"): ...
 
 
-class StorageExceeded(LocalrunError):
+class StorageExceeded(LocalrunError, status=413, code="storage_limit_exceeded"):
     """An API key keeps as many bytes of files and batches as it may. No status that clients try again by themselves."""
 
-    status = 413
-    code = "storage_limit_exceeded"
+
+class UnsupportedMediaType(LocalrunError, status=415, code="unsupported_media_type"): ...
 
 
-class UnsupportedMediaType(LocalrunError):
-    status = 415
-    code = "unsupported_media_type"
-
-
-class BadModelFile(LocalrunError):
+class BadModelFile(LocalrunError, status=422, code="bad_model_file"):
     """A GGUF that is damaged, truncated, hostile, or of a kind that llama.cpp cannot run."""
 
-    status = 422
-    code = "bad_model_file"
 
-
-class NoNumbers(BadModelFile):
+class NoNumbers(BadModelFile, code="no_numbers"):
     """What the model computes for a request are no numbers (NaN or infinite)."""
 
-    code = "no_numbers"
 
-
-class QueueFull(LocalrunError):
-    status = 429
-    code = "queue_full"
-
+class QueueFull(LocalrunError, status=429, code="queue_full"):
     def __init__(self, message: str, *, retry_after_s: float) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
 
 
-class RateLimited(QueueFull):
+class RateLimited(QueueFull, code="rate_limit_exceeded"):
     """An API key has used what it may for now. `kind` is what of: requests, tokens, prompt_tokens, output_tokens."""
-
-    code = "rate_limit_exceeded"
 
     def __init__(self, message: str, *, retry_after_s: float, kind: str = "requests") -> None:
         super().__init__(message, retry_after_s=retry_after_s)
         self.kind = kind
 
 
-class TooManyFailures(QueueFull):
+class TooManyFailures(QueueFull, code="too_many_failures"):
     """Somebody shows many wrong API keys."""
 
-    code = "too_many_failures"
+
+class Cancelled(LocalrunError, status=499, code="cancelled"): ...
 
 
-class Cancelled(LocalrunError):
-    status = 499
-    code = "cancelled"
-
-
-class EngineFailed(LocalrunError):
+class EngineFailed(LocalrunError, code="engine_failed"):
     """The engine could not load the model, or refused one request. Other requests go on."""
 
-    code = "engine_failed"
 
-
-class EngineDied(EngineFailed):
+class EngineDied(EngineFailed, code="engine_died"):
     """The engine process is gone. Its streams end with this; the next request starts a new one."""
 
-    code = "engine_died"
 
-
-class UnknownToken(EngineFailed):
+class UnknownToken(EngineFailed, code="unknown_token"):
     """llama.cpp chose a token for a request that the model does not have."""
 
-    code = "unknown_token"
 
-
-class NotSupported(LocalrunError):
+class NotSupported(LocalrunError, status=501, code="not_supported"):
     """A route of an API that this build does not serve yet."""
 
-    status = 501
-    code = "not_supported"
+
+class Unavailable(LocalrunError, status=503, code="unavailable"): ...
 
 
-class Unavailable(LocalrunError):
-    status = 503
-    code = "unavailable"
-
-
-class DeviceLost(Unavailable):
+class DeviceLost(Unavailable, code="device_lost"):
     """A GPU that was there, or that a driver announces, does not answer any more."""
 
-    code = "device_lost"
 
-
-class DownloadFailed(LocalrunError):
+class DownloadFailed(LocalrunError, status=502, code="download_failed"):
     """A file could not be fetched. What was transferred is kept; the next pull goes on from there."""
 
-    status = 502
-    code = "download_failed"
 
-
-class DigestMismatch(DownloadFailed):
+class DigestMismatch(DownloadFailed, code="digest_mismatch"):
     """Every byte came, and they are not those that the source promised. Nothing of them is kept."""
 
-    code = "digest_mismatch"
 
-
-class SourceChanged(DownloadFailed):
+class SourceChanged(DownloadFailed, code="source_changed"):
     """The file on the server is another than it was when the download was planned."""
 
-    code = "source_changed"
 
-
-class SourceRefused(DownloadFailed):
+class SourceRefused(DownloadFailed, code="source_refused"):
     """The server answered with a status that trying again does not change. `source_status` is its; 0 if not known."""
-
-    code = "source_refused"
 
     def __init__(self, message: str, *, source_status: int = 0) -> None:
         super().__init__(message)
         self.source_status = source_status
 
 
-class DiskFull(DownloadFailed):
-    status = 507
-    code = "disk_full"
+class DiskFull(DownloadFailed, status=507, code="disk_full"): ...
 
 
-class DiskRefused(LocalrunError):
+class DiskRefused(LocalrunError, code="disk_refused"):
     """The operating system refused to write, rename or delete a file of ours."""
-
-    code = "disk_refused"
 
 
 _REFUSALS = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO, errno.EFBIG})
@@ -322,31 +258,22 @@ def of_disk(error: OSError) -> LocalrunError | None:
     return DiskRefused(f"the disk refused {error.filename or 'to write'}: {error.strerror}; nothing was changed")
 
 
-class CannotFit(LocalrunError):
+class CannotFit(LocalrunError, status=507, code="cannot_fit"):
     """The estimate says that the model does not fit this machine's memory."""
 
-    status = 507
-    code = "cannot_fit"
+
+class PortBusy(LocalrunError, code="port_busy"): ...
 
 
-class PortBusy(LocalrunError):
-    code = "port_busy"
+class DaemonUnreachable(LocalrunError, code="daemon_unreachable"): ...
 
 
-class DaemonUnreachable(LocalrunError):
-    code = "daemon_unreachable"
-
-
-class UntrustedCertificate(DaemonUnreachable):
+class UntrustedCertificate(DaemonUnreachable, code="untrusted_certificate"):
     """Somebody answers, whose certificate nobody trusts."""
 
-    code = "untrusted_certificate"
 
-
-class ServiceFailed(LocalrunError):
+class ServiceFailed(LocalrunError, code="service_failed"):
     """The system's service manager refused a command."""
-
-    code = "service_failed"
 
 
 def kinds() -> list[type[LocalrunError]]:
@@ -354,14 +281,13 @@ def kinds() -> list[type[LocalrunError]]:
     found: list[type[LocalrunError]] = [LocalrunError]
     for kind in found:
         found += kind.__subclasses__()
-    return list({kind.code: kind for kind in found}.values())
+    return list({kind.code: kind for kind in reversed(found)}.values())
 
 
 def by_code(code: str, message: str, *, retry_after_s: float | None = None) -> LocalrunError:
     """The error that travelled as `code` and `message` over a pipe or over HTTP, as an exception again.
 
-    `retry_after_s` is a QueueFull's; one second if it did not travel along. Other classes with their own constructor
-    are rebuilt as the nearest base that takes a message alone.
+    `retry_after_s` is a QueueFull's; one second if it did not travel along.
     """
     if code == ContextExceeded.code:
         return ContextExceeded.again(message)
@@ -370,42 +296,4 @@ def by_code(code: str, message: str, *, retry_after_s: float | None = None) -> L
     for kind in (QueueFull, RateLimited, TooManyFailures):
         if code == kind.code:
             return kind(message, retry_after_s=1.0 if retry_after_s is None else retry_after_s)
-    for cls in _SIMPLE:
-        if cls.code == code:
-            return cls(message)
-    return LocalrunError(message)
-
-
-_SIMPLE: tuple[type[LocalrunError], ...] = (
-    BadRequest,
-    BadTemplate,
-    Unauthorized,
-    InvalidKey,
-    Forbidden,
-    NotFound,
-    MethodNotAllowed,
-    Conflict,
-    TooLarge,
-    StorageExceeded,
-    UnsupportedMediaType,
-    BadModelFile,
-    NoNumbers,
-    Cancelled,
-    EngineFailed,
-    EngineDied,
-    UnknownToken,
-    NotSupported,
-    Unavailable,
-    DeviceLost,
-    DownloadFailed,
-    DigestMismatch,
-    SourceChanged,
-    SourceRefused,
-    DiskFull,
-    DiskRefused,
-    CannotFit,
-    PortBusy,
-    DaemonUnreachable,
-    UntrustedCertificate,
-    ServiceFailed,
-)
+    return next((kind for kind in kinds() if kind.code == code), LocalrunError)(message)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
-from localrun import private_file
+from localrun import stored
 from localrun.config import folders
 from localrun.errors import LocalrunError
 
@@ -50,7 +50,7 @@ def remember_model(path: Path, name: str) -> None:
     """A disk that keeps nothing is no reason to lose an answer."""
     if name.removesuffix(":latest") != BUILT_IN and name != last_model(path):
         with suppress(OSError):
-            private_file.replace(path, name.encode())
+            stored.replace(path, name.encode())
 
 
 async def first_model(daemon: Models, last: str) -> str:

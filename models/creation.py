@@ -105,8 +105,7 @@ def base_of_files(store: Store, files: Mapping[str, str]) -> Base:
         raise BadRequest(f"files: no GGUF file among {shown}; {_CONVERT}", field="files")
     if len(models) > 1:
         raise BadRequest(
-            f"files: {len(models)} GGUF files ({', '.join(models[:4])}); a model is one of them",
-            field="files",
+            f"files: {len(models)} GGUF files ({', '.join(models[:4])}); a model is one of them", field="files"
         )
     base = base_of_blob(store, files[models[0]], models[0])
     extra = [projector(store, base, digest, None) for name, digest in files.items() if name != models[0]]

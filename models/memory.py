@@ -392,13 +392,7 @@ def layers_kv_bytes(header: Header, *, n_kv_cells: int, n_slots: int, n_ubatch: 
 
 
 def _pool(
-    header: Header,
-    memory: ModelMemory,
-    n_cells: int,
-    n_slots: int,
-    n_ubatch: int,
-    kv_type: GgmlType,
-    is_on_gpu: bool,
+    header: Header, memory: ModelMemory, n_cells: int, n_slots: int, n_ubatch: int, kv_type: GgmlType, is_on_gpu: bool
 ) -> MemoryEstimate:
     """One pool of cells. Where nothing can be shared there is a sequence per slot, and each costs a window or state."""
     n_sequences, n_window_cells = _sequences(memory, n_cells, n_slots, n_ubatch)

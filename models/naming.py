@@ -23,12 +23,13 @@ from typing import Any, NamedTuple, NoReturn
 
 import msgspec
 
+from localrun import stored
 from localrun.errors import BadModelFile, BadRequest, Conflict, ModelNotFound, told_of
 from localrun.models import builtin
 from localrun.models.download import stale
 from localrun.models.gguf.header import Header
 from localrun.models.name import Kind, ModelName, split_adapters
-from localrun.models.storage import atomic_file, manifest, model_files
+from localrun.models.storage import manifest, model_files
 from localrun.models.storage.manifest import Manifest, Place, Role, Source, StoredFile
 from localrun.models.storage.model import Model, Origin
 from localrun.models.storage.named_adapter import NamedAdapter
@@ -248,7 +249,7 @@ def _remove_file(store: Store, parsed: ModelName) -> Removed:
         with contextlib.suppress(FileNotFoundError):
             size_bytes += each.lstat().st_size
             each.unlink()
-    atomic_file.sync_folder(path.parent)
+    stored.sync_folder(path.parent)
     return Removed(size_bytes, paths, ())
 
 
@@ -337,9 +338,9 @@ def collect_garbage(
 
 
 def _temporary_files(store: Store) -> Iterator[Path]:
-    yield from atomic_file.stale(store.folder)
+    yield from stored.stale(store.folder)
     for folder in sorted((store.folder / manifest.FOLDER).glob("*/*/*/")):
-        yield from atomic_file.stale(folder)
+        yield from stored.stale(folder)
 
 
 def _remove_empty_folders(root: Path) -> None:

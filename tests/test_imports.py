@@ -18,10 +18,10 @@ FOLDERS = {"localrun": ROOT / "localrun", "localrun.models": ROOT / "models", "l
 
 # Nothing of ours, whoever imports them.
 LEAVES = (
-    *("localrun.config", "localrun.errors", "localrun.file_stamp", "localrun.kv_folders", "localrun.private_file"),
-    *("localrun.processes", "localrun.snapshot", "localrun.visible", "localrun.wire", "localrun.worker_limits"),
+    *("localrun.config", "localrun.errors", "localrun.file_stamp", "localrun.kv_folders", "localrun.processes"),
+    *("localrun.snapshot", "localrun.stored", "localrun.visible", "localrun.wire", "localrun.worker_limits"),
 )
-CONFIG, ERRORS, FILE_STAMP, KV_FOLDERS, PRIVATE_FILE, PROCESSES, SNAPSHOT, VISIBLE, WIRE, WORKER_LIMITS = LEAVES
+CONFIG, ERRORS, FILE_STAMP, KV_FOLDERS, PROCESSES, SNAPSHOT, STORED, VISIBLE, WIRE, WORKER_LIMITS = LEAVES
 # Processors, the build of llama.cpp, and what was found out about both.
 HARDWARE = "localrun.hardware"
 CPU_FEATURES = "localrun.hardware.cpu_features"
@@ -43,13 +43,13 @@ TOOLS = "localrun.tools"
 ALLOWED = {
     "localrun.engine": (*(CONFIG, ERRORS, FILE_STAMP, FRAMING, HARDWARE, KV_FOLDERS, PROCESSES, WIRE, WORKER_LIMITS),),
     "localrun.server": (
-        *(CONFIG, ERRORS, FILE_STAMP, FRAMING, HARDWARE, KV_FOLDERS, LAST_MODEL, SNAPSHOT),
+        *(CONFIG, ERRORS, FILE_STAMP, FRAMING, HARDWARE, KV_FOLDERS, LAST_MODEL, SNAPSHOT, STORED),
         *(SOUND_HEADERS, VISIBLE, WIRE, ACCESS, OLLAMA_ENVIRONMENT, PROCESSES, WORKER_LIMITS),
         "localrun.models",
     ),
-    ACCESS: (CONFIG, ERRORS, PRIVATE_FILE, WIRE),
-    "localrun.models": (CONFIG, ERRORS, FILE_STAMP),
-    TOOLS: (ATTACHMENTS, ERRORS, PRIVATE_FILE),
+    ACCESS: (CONFIG, ERRORS, STORED, WIRE),
+    "localrun.models": (CONFIG, ERRORS, FILE_STAMP, STORED),
+    TOOLS: (ATTACHMENTS, ERRORS, STORED),
     "localrun.tui": (
         ATTACHMENTS,
         CLIENT,
@@ -59,6 +59,7 @@ ALLOWED = {
         PROCESSES,
         SNAPSHOT,
         SOUND_HEADERS,
+        STORED,
         TOOLS,
         VISIBLE,
     ),
@@ -67,7 +68,7 @@ ALLOWED = {
         *(PROCESSES, SNAPSHOT, TOOLS, VISIBLE, WIRE),
     ),
     "localrun.bench": (ACCESS, CLIENT, CONFIG, ERRORS, HARDWARE, SNAPSHOT, "localrun.models"),
-    "localrun.service": (CONFIG, ERRORS, OLLAMA_ENVIRONMENT, PRIVATE_FILE, PROCESSES, VISIBLE),
+    "localrun.service": (CONFIG, ERRORS, OLLAMA_ENVIRONMENT, STORED, PROCESSES, VISIBLE),
     OLLAMA_ENVIRONMENT: (CONFIG,),
     "localrun.doctor": (
         *(CONFIG, ERRORS, HARDWARE, KV_FOLDERS, NATIVE_BUILD, PROBE, PROCESSES),
@@ -75,13 +76,13 @@ ALLOWED = {
     ),
     PROBE: (CONFIG, HARDWARE, PROCESSES, "localrun.models"),
     "localrun.framing": (WIRE,),
-    HARDWARE: (PRIVATE_FILE,),
+    HARDWARE: (STORED,),
     # Before anything is installed: what it imports needs the standard library alone, too.
     NATIVE_BUILD: (CPU_FEATURES,),
     ATTACHMENTS: (ERRORS, SOUND_HEADERS),
     SOUND_HEADERS: (),
     CLIENT: (ACCESS, *LEAVES),
-    LAST_MODEL: (CONFIG, ERRORS, PRIVATE_FILE),
+    LAST_MODEL: (CONFIG, ERRORS, STORED),
     "localrun.__main__": ("localrun.cli",),
 }
 # Only inside functions: a command that does not need them must not wait for them.
@@ -252,7 +253,7 @@ FLOORS = (
     "server.parsing",
     "server.prompting",
     "server.anthropic server.embedding server.media server.ollama server.openai.responses",
-    "server.batches server.llama_server server.lm_studio",
+    "server.batches server.llama_server",
     "server.openapi",
 )
 

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from localrun import stored
 from localrun.attachments import Attachment, Kind
 from localrun.sound_headers import seconds_of
 from localrun.tui import pictures
@@ -85,18 +86,13 @@ class MediaFiles:
             self._in_memory[sha256] = data
             return
         path = self._folder / sha256
-        part = self._folder / f"{sha256}.{os.getpid()}.part"
         try:
             if path.exists():
                 os.utime(path)
-                return
-            self._folder.mkdir(mode=0o700, exist_ok=True)
-            part.touch(mode=0o600)
-            part.write_bytes(data)
-            part.replace(path)
+            else:
+                stored.replace(path, data)
         except OSError:
             self._in_memory[sha256] = data
-            part.unlink(missing_ok=True)
             raise
 
     def get(self, sha256: str) -> bytes | None:

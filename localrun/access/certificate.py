@@ -18,7 +18,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import NamedTuple
 
-from localrun import private_file
+from localrun import stored
 from localrun.config import ConfigError
 
 _DAYS = 3650
@@ -126,11 +126,10 @@ def _make(certificate: Path, key: Path, names: Iterable[str]) -> None:
         .sign(private, hashes.SHA256())
     )
     encoding = serialization.Encoding.PEM
-    private_file.replace(
-        key,
-        private.private_bytes(encoding, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()),
+    stored.replace(
+        key, private.private_bytes(encoding, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
     )
-    private_file.replace(certificate, made.public_bytes(encoding))
+    stored.replace(certificate, made.public_bytes(encoding))
 
 
 def own_names() -> frozenset[str]:

@@ -30,7 +30,7 @@ from typing import Annotated, Final, Literal, TypeVar
 import msgspec
 from msgspec import Meta
 
-from localrun import private_file
+from localrun import stored
 from localrun.config import ConfigError, in_short
 from localrun.errors import Conflict, DiskFull, NotFound, of_disk
 from localrun.wire import Lane
@@ -284,10 +284,10 @@ class KeyFile:
 
     def _change(self, change: Callable[[list[Key]], T]) -> T:
         try:
-            with private_file.locked(self.path):
+            with stored.locked(self.path):
                 keys = self.read()
                 result = change(keys)
-                private_file.replace(self.path, msgspec.json.format(msgspec.json.encode(_File(keys=keys)), indent=1))
+                stored.write(self.path, _File(keys=keys))
         except TimeoutError as error:
             raise Conflict(str(error)) from None
         except OSError as error:
@@ -322,7 +322,7 @@ def local_key_path(state: Path, port: int) -> Path:
 def make_local_key(state: Path, port: int) -> str:
     """A new local key, in its file."""
     text = LOCAL_PREFIX + secrets.token_urlsafe(32)
-    private_file.replace(local_key_path(state, port), text.encode())
+    stored.replace(local_key_path(state, port), text.encode())
     return text
 
 

@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from localrun import private_file
+from localrun import stored
 from localrun.access import keys, resolver
 from localrun.access.certificate import fingerprint, own_names
 from localrun.config import DEFAULT_PORT, ConfigError, Folders, folders
@@ -138,13 +138,13 @@ class TrustedHosts:
     def trust(self, where: Endpoint, certificate: str) -> Host:
         """From now on this certificate, and no other one, counts there."""
         found = Host(certificate, fingerprint(ssl.PEM_cert_to_DER_cert(certificate)))
-        with private_file.locked(self.path):
+        with stored.locked(self.path):
             self._write(self.all() | {where.name: found})
         return found
 
     def forget(self, name: str) -> bool:
         """False when there was none by this host and port."""
-        with private_file.locked(self.path):
+        with stored.locked(self.path):
             hosts = self.all()
             if hosts.pop(name, None) is None:
                 return False
@@ -152,7 +152,7 @@ class TrustedHosts:
         return True
 
     def _write(self, hosts: dict[str, Host]) -> None:
-        private_file.replace(self.path, msgspec.json.format(msgspec.json.encode(_File(hosts=hosts)), indent=1))
+        stored.write(self.path, _File(hosts=hosts))
 
 
 def context_for(where: Endpoint) -> ssl.SSLContext:

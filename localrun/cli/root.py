@@ -58,10 +58,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "completion": ("program", "Print a shell completion script."),
         "version": ("program", "Print the versions of this program and of the daemon."),
     },
-    "": {
-        "push": ("models", "Explain how to share a model."),
-        "dev": ("program", "Tools for developing localrun."),
-    },
+    "": {"push": ("models", "Explain how to share a model."), "dev": ("program", "Tools for developing localrun.")},
 }
 COMMANDS = {name: said for group in GROUPS.values() for name, said in group.items()}
 
@@ -90,22 +87,10 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         'git diff | localrun run ./model.gguf "Explain this"',
         'localrun run "Why is the sky blue?"  # the last model',
     ),
-    "batch": (
-        "localrun batch run requests.jsonl --out answers.jsonl",
-        "localrun batch list",
-    ),
-    "search": (
-        "localrun search                   # the whole catalogue",
-        "localrun search coder 7b",
-    ),
-    "pull": (
-        "localrun pull qwen3.5:4b",
-        "localrun pull Qwen/Qwen3-8B-GGUF:Q4_K_M",
-    ),
-    "list": (
-        "localrun list",
-        "localrun list --json | jq -r '.[].name'",
-    ),
+    "batch": ("localrun batch run requests.jsonl --out answers.jsonl", "localrun batch list"),
+    "search": ("localrun search                   # the whole catalogue", "localrun search coder 7b"),
+    "pull": ("localrun pull qwen3.5:4b", "localrun pull Qwen/Qwen3-8B-GGUF:Q4_K_M"),
+    "list": ("localrun list", "localrun list --json | jq -r '.[].name'"),
     "show": (
         "localrun show tiny",
         "localrun show qwen3.5:4b --fit      # does it fit here?",
@@ -118,63 +103,23 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     ),
     "cp": ("localrun cp qwen3.5:4b gpt-4o",),
     "rm": ("localrun rm qwen3.5:4b mine",),
-    "gc": (
-        "localrun gc",
-        "localrun gc --all",
-    ),
-    "ps": (
-        "localrun ps",
-        "localrun ps --json",
-    ),
-    "stop": (
-        "localrun stop qwen3.5:4b",
-        "localrun stop --daemon",
-    ),
-    "logs": (
-        "localrun logs -n 200",
-        "localrun logs -f",
-    ),
-    "cache": (
-        "localrun cache",
-        "localrun cache clear --disk",
-    ),
+    "gc": ("localrun gc", "localrun gc --all"),
+    "ps": ("localrun ps", "localrun ps --json"),
+    "stop": ("localrun stop qwen3.5:4b", "localrun stop --daemon"),
+    "logs": ("localrun logs -n 200", "localrun logs -f"),
+    "cache": ("localrun cache", "localrun cache clear --disk"),
     "serve": (
         "localrun serve",
         "localrun serve --port 8080 --slots 4",
         "localrun serve --host 0.0.0.0       # for your network",
     ),
-    "service": (
-        "localrun service install",
-        "localrun service status",
-        "localrun service logs",
-    ),
-    "top": (
-        "localrun top",
-        "localrun top --once",
-        "localrun top --record monday.jsonl",
-    ),
-    "bench": (
-        "localrun bench decode --streams 1,4",
-        "localrun bench stall",
-    ),
-    "usage": (
-        "localrun usage --by model",
-        "localrun usage --by day --days 7",
-    ),
-    "key": (
-        "localrun key create --name laptop --rate 60/min",
-        "localrun key list",
-        "localrun key revoke laptop",
-    ),
-    "hosts": (
-        "localrun hosts",
-        "localrun hosts trust studio.local",
-        "localrun --host studio.local list",
-    ),
-    "doctor": (
-        "localrun doctor",
-        "localrun doctor --deep",
-    ),
+    "service": ("localrun service install", "localrun service status", "localrun service logs"),
+    "top": ("localrun top", "localrun top --once", "localrun top --record monday.jsonl"),
+    "bench": ("localrun bench decode --streams 1,4", "localrun bench stall"),
+    "usage": ("localrun usage --by model", "localrun usage --by day --days 7"),
+    "key": ("localrun key create --name laptop --rate 60/min", "localrun key list", "localrun key revoke laptop"),
+    "hosts": ("localrun hosts", "localrun hosts trust studio.local", "localrun --host studio.local list"),
+    "doctor": ("localrun doctor", "localrun doctor --deep"),
     "version": ("localrun version --json",),
 }
 

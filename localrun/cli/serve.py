@@ -10,6 +10,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type_hints
 
@@ -153,9 +154,28 @@ def uninstall() -> None:
 
 
 def _manager() -> Manager:
-    from localrun.service.choose import manager
+    return manager_of(config.folders(), home=Path.home(), environ=os.environ)
 
-    return manager(config.folders(), home=Path.home(), environ=os.environ)
+
+def manager_of(
+    folders: config.Folders, *, platform: str = sys.platform, home: Path, environ: Mapping[str, str]
+) -> Manager:
+    """The service manager of this system. Raises NotSupported on a system that has none of the three."""
+    if platform == "darwin":
+        from localrun.service.launchd import Launchd
+
+        return Launchd(home=home, log=folders.state / "service.log")
+    if platform == "win32":
+        from localrun.service.windows import TaskScheduler
+
+        return TaskScheduler(folders=folders, environ=environ)
+    if platform.startswith("linux"):
+        from localrun.service.systemd import Systemd
+
+        return Systemd(home=home, environ=environ)
+    raise errors.NotSupported(
+        f"localrun does not know the service manager of {platform}; start `localrun serve` by its own means"
+    )
 
 
 def _wait_for(settings: Settings) -> str:

@@ -27,12 +27,11 @@ from typing import NamedTuple
 
 import msgspec
 
-from localrun import private_file
+from localrun import stored
 
 # Raised when the probe looks at more, or judges otherwise: what was kept before is then as none.
 VERSION = 3
 FOLDER_NAME = "kernels"
-MAX_FILE_BYTES = 1024 * 1024
 MAX_CRASHES = 100
 # No extra buffers hold these: norms, biases and the like.
 _PLAIN_TYPES = frozenset({"F32", "F64", "I8", "I16", "I32", "I64"})
@@ -113,24 +112,16 @@ def folder(cache_folder: Path) -> Path:
 
 def read(verdicts: Path, pair: Pair) -> Verdict:
     """What is kept of a pair; an empty verdict if nothing is."""
-    found = _read(verdicts / pair.file_name)
+    found = stored.read(verdicts / pair.file_name, _decoder)
     return found if found is not None and found.version == VERSION else Verdict()
-
-
-def _read(path: Path) -> Verdict | None:
-    try:
-        with path.open("rb") as file:
-            return _decoder.decode(file.read(MAX_FILE_BYTES))
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
-        return None
 
 
 def keep(verdicts: Path, pair: Pair, verdict: Verdict) -> None:
     """Keeps a verdict in place of what was kept. Raises OSError, also for one that a newer localrun has kept."""
     path = verdicts / pair.file_name
-    if (found := _read(path)) is not None and found.version > VERSION:
+    if (found := stored.read(path, _decoder)) is not None and found.version > VERSION:
         raise FileExistsError(f"{path} was written by a newer localrun and stays")
-    private_file.replace(path, msgspec.json.format(msgspec.json.encode(verdict)) + b"\n")
+    stored.write(path, verdict)
 
 
 def present_pair(library: Path | None = None) -> Pair | None:

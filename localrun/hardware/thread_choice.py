@@ -17,7 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-from localrun import private_file
+from localrun import stored
 
 FILE_NAME = "threads.json"
 # More threads, or other kinds of them, must gain so much; measuring is not more exact than that.
@@ -28,7 +28,6 @@ LEAST_GAIN_ONCE = 0.10
 MOST_SPREAD = 1.3
 MOST_OTHERS = 0.15
 MAX_ENTRIES = 100
-MAX_FILE_BYTES = 1_000_000
 
 Samples = Mapping[int, Mapping[int, Sequence[float]]]
 
@@ -90,11 +89,7 @@ def is_steady(samples: Samples) -> bool:
 
 def read(path: Path) -> list[Kept]:
     """What is kept, oldest first; nothing of a file that is damaged or is not there."""
-    try:
-        with path.open("rb") as file:
-            return _entries.decode(file.read(MAX_FILE_BYTES))
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
-        return []
+    return stored.read(path, _entries) or []
 
 
 def find(path: Path, processors: str, build: str, shape: Shape) -> Threads | None:
@@ -105,20 +100,12 @@ def find(path: Path, processors: str, build: str, shape: Shape) -> Threads | Non
 
 def keep(path: Path, kept: Kept) -> None:
     """Add an entry, in place of an older one for the same. Raises OSError, also for a file of a newer localrun."""
-    if _is_newer(path):
+    found = stored.read(path, _anything)  # all of this version are lists
+    if isinstance(found, dict) and "version" in found:
         raise FileExistsError(f"{path} was written by a newer localrun and stays")
     others = [other for other in read(path) if not other.holds_for(kept.processors, kept.build, kept.shape)]
-    private_file.replace(path, msgspec.json.format(msgspec.json.encode([*others, kept][-MAX_ENTRIES:])) + b"\n")
-
-
-def _is_newer(path: Path) -> bool:
-    """Whether it is no list, as all of this version are, but something with a version."""
-    try:
-        with path.open("rb") as file:
-            found = msgspec.json.decode(file.read(MAX_FILE_BYTES))
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
-        return False
-    return isinstance(found, dict) and "version" in found
+    stored.write(path, [*others, kept][-MAX_ENTRIES:])
 
 
 _entries = msgspec.json.Decoder(list[Kept])
+_anything = msgspec.json.Decoder(object)

@@ -44,11 +44,6 @@ from localrun.access.certificate import Certificate
 from localrun.access.discovery import Announcement
 from localrun.config import ConfigError, Settings, env_name, folders, model_dirs, models_folder, slips
 from localrun.errors import LocalrunError, MethodNotAllowed, NotFound, Unavailable
-from localrun.server import web
-from localrun.server.anthropic import messages
-from localrun.server.batches import anthropic as message_batches
-from localrun.server.batches import openai as batches
-from localrun.server.embedding import routes as embedding
 from localrun.server.http import failures
 from localrun.server.http.account import ACCOUNT, Account
 from localrun.server.http.connection import (
@@ -63,15 +58,9 @@ from localrun.server.http.connection import (
 from localrun.server.http.exchange import id_header, new_id
 from localrun.server.http.limits import Limits
 from localrun.server.http.names import bracketed, is_wildcard, served
-from localrun.server.llama_server import routes as llama_server
-from localrun.server.lm_studio import routes as lm_studio
 from localrun.server.metering import request_log
 from localrun.server.metering.logs import LineFormatter, goes_to_journal
-from localrun.server.native import routes as native
-from localrun.server.native import usage
-from localrun.server.ollama import routes as ollama
-from localrun.server.openai import routes as openai
-from localrun.server.openapi import routes as openapi
+from localrun.server.openapi import routes as table
 from localrun.server.runtime import Runtime
 
 if sys.platform != "win32":
@@ -80,7 +69,7 @@ if sys.platform != "win32":
 # After the engines have ended every stream has its last event; this is only for those events to leave.
 _CLOSE_TIMEOUT_S = 5
 _BACKLOG = 512
-# Who says nothing in this time has no connection yet, and so does not count among them.
+# TLS handshakes end after this; until then they do not count as connections.
 _HANDSHAKE_TIMEOUT_S = 10
 # Systems begin with 1,024 descriptors, or with 256: less than connections, refused ones, engines and files take.
 _DESCRIPTORS = 4096
@@ -103,24 +92,9 @@ def build(settings: Settings, runtime: Runtime) -> Limits:
         finally:
             await runtime.stop()
 
-    computing = [*embedding.routes(runtime), *openai.routes(runtime), *messages.routes(runtime)]
-    runtime.offline.serve(computing)
-    app = Starlette(
-        routes=[
-            *computing,
-            *ollama.routes(runtime),
-            *llama_server.routes(runtime),
-            *lm_studio.routes(runtime),
-            *batches.routes(runtime),
-            *message_batches.routes(runtime),
-            *native.routes(runtime),
-            *usage.routes(runtime),
-            *openapi.routes(runtime),
-            *web.routes(runtime),
-        ],
-        lifespan=lifespan,
-        exception_handlers={HTTPException: _unrouted},
-    )
+    routes = table.routes(runtime)
+    runtime.offline.serve(routes)
+    app = Starlette(routes=routes, lifespan=lifespan, exception_handlers={HTTPException: _unrouted})
     app.router.redirect_slashes = False
 
     write = None if settings.request_log == "off" else request_log.writer(settings.request_log)
@@ -130,7 +104,7 @@ def build(settings: Settings, runtime: Runtime) -> Limits:
         if write is not None:
             write(scope, account, seconds)
 
-    return Limits(app, settings, runtime.access, runtime.loop_watch, ended)
+    return Limits(app, settings, runtime.access, runtime.loop_watch, ended, table.find)
 
 
 def serve(settings: Settings, idle_exit_s: float | None = None) -> None:
@@ -170,6 +144,7 @@ def serve(settings: Settings, idle_exit_s: float | None = None) -> None:
                 BoundedConnection,
                 deadline_s=settings.receive_deadline_s,
                 on_refused=runtime.telemetry.refused,
+                find=table.find,
             ),
             ws="none",
             lifespan="on",
@@ -224,7 +199,7 @@ class _Daemon(uvicorn.Server):
             self._announcement = Announcement(address_of(settings.host), port, found.fingerprint, self._is_called)
 
     def _is_called(self, name: str) -> None:
-        """Another machine has this one's name."""
+        """The announced name was taken; this is the new one."""
         self._app.serve_name(name)
         _say(f"other machines find this one as {name}, because another one has its name")
 

@@ -20,12 +20,13 @@ from typing import Any
 
 import msgspec
 
+from localrun import stored
 from localrun.errors import Cancelled, DownloadFailed, LocalrunError, NotFound, Unavailable
 from localrun.models import pull as model_pull
 from localrun.models.download.fetch import new_client
 from localrun.models.download.plan import FetchLimits, Item, RemotePlan
 from localrun.models.sources.huggingface import Hub
-from localrun.models.storage import atomic_file, manifest
+from localrun.models.storage import manifest
 from localrun.models.storage.manifest import Key
 from localrun.models.storage.store import Store
 from localrun.server.engines import machine
@@ -408,7 +409,6 @@ def _read(journal: Path) -> list[Wanted]:
 
 def _write(journal: Path, wanted: list[Wanted]) -> None:
     if wanted:
-        with atomic_file.replacing(journal) as file:
-            file.write(msgspec.json.encode(wanted))
+        stored.write(journal, wanted)
     else:
         journal.unlink(missing_ok=True)

@@ -20,9 +20,10 @@ from typing import NamedTuple
 
 import msgspec
 
+from localrun import stored
 from localrun.errors import BadModelFile, DiskFull, EngineFailed
 from localrun.models.gguf import reader
-from localrun.models.storage import atomic_file, blobs
+from localrun.models.storage import blobs
 from localrun.models.storage.manifest import Place, Role, StoredFile
 from localrun.models.storage.store import Store
 from localrun.processes import HIDDEN, end_in_words
@@ -63,7 +64,7 @@ class Quantizer:
         Raises DiskFull when `expected_bytes` are not free, BadModelFile when llama.cpp refuses the file.
         """
         async with self._turn:
-            with atomic_file.temporary(self._store.blobs.folder) as target:
+            with stored.temporary(self._store.blobs.folder) as target:
                 free_bytes = shutil.disk_usage(target.parent).free - RESERVE_BYTES
                 if free_bytes < expected_bytes:
                     raise DiskFull(

@@ -140,7 +140,7 @@ async def routed(
     exchange.more_headers.append((b"x-localrun-tier", f"{choice.size}; {why}".encode("ascii")))
     ask = question.ask
     if ask.think and question.effort in tier.reasoning_effort and "thinking" not in capabilities(model):
-        # The effort has done its work: it was the tier's to read, and this model knows none.
+        # The effort only chose the model, and the chosen one cannot think.
         ask = msgspec.structs.replace(ask, think=None)
     changes: dict[str, Any] = {"model": chosen}
     if choice.size == "small" and body.draft == split_adapters(tier.small).model:

@@ -40,6 +40,7 @@ from localrun.server.media.decoder import MediaDecoder
 from localrun.server.media.fetching import Fetcher
 from localrun.server.metering.logs import LogFeed
 from localrun.server.metering.telemetry import Telemetry
+from localrun.server.openai.responses.kept import KeptResponses
 from localrun.server.pulls import Pulls
 from localrun.server.quantizer import Quantizer
 from localrun.server.targets import Targets, last_loaded_file
@@ -95,6 +96,9 @@ class Runtime:
             threads_file=folders().cache / thread_choice.FILE_NAME,
             kernels_folder=kernels.folder(folders().cache) if is_llama else None,
         )
+        self.responses = KeptResponses()
+        # Asking the GPUs takes a process: one question at a time.
+        self.asks_gpus = asyncio.Lock()
         self.targets = Targets(settings, self.store, self.supervisor.residents)
         self.cache = Cache(settings, self.store, residents=self.supervisor.residents, folder=kv_folder)
         self.pulls = Pulls(
@@ -129,6 +133,7 @@ class Runtime:
         job = Job(
             self.registry.new_id(),
             ask,
+            names=self.targets,
             lender=self.supervisor,
             observer=self.telemetry,
             quarantine=self.quarantine,
@@ -211,9 +216,4 @@ def _store(settings: Settings, *, is_llama: bool) -> Store:
         )
     folder, dirs = models_folder(settings), model_dirs(settings)
     hidden_paths.hide((folder, *dirs, hub_cache.folder()))
-    return Store(
-        folder,
-        model_dirs=dirs,
-        others=other_programs.found(folders().cache),
-        no_projectors=no_projectors,
-    )
+    return Store(folder, model_dirs=dirs, others=other_programs.found(folders().cache), no_projectors=no_projectors)

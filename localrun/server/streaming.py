@@ -9,8 +9,8 @@ Does not: make prompts, know what an API's stream looks like (its writer does), 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import AsyncExitStack, aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from typing import Protocol
 
 import msgspec
@@ -20,19 +20,20 @@ from localrun.errors import LocalrunError
 from localrun.server.engines.resident import Use
 from localrun.server.http.exchange import Exchange
 from localrun.server.http.failures import Headers
-from localrun.server.http.fields import ModelDefaults, SamplingFields, ask_of, check_biases
+from localrun.server.http.fields import ModelDefaults, SamplingFields, ask_of, check_biases, defaults_of
 from localrun.server.jobs.job import Job
 from localrun.server.media.decoder import check_taken, kinds_of
 from localrun.server.prompting.ask import ChatAsk
+from localrun.server.prompting.prepare import Prepared
 from localrun.server.routing import Body, Question, routed
 from localrun.server.runtime import Runtime
 from localrun.wire import Delta, Grammar, Segment, Submit
 
 
-async def enter(
+@asynccontextmanager
+async def entered(
     runtime: Runtime,
     exchange: Exchange,
-    stack: AsyncExitStack,
     body: Body,
     question: Question,
     *,
@@ -41,43 +42,48 @@ async def enter(
     load: LoadSettings = NOTHING_ASKED,
     needs_name: bool = False,
     is_for_one: bool = False,
-) -> tuple[Body, ChatAsk, list[Job]]:
-    """The body with the model that answers, the conversation for that one, and `n_jobs` jobs, entered on `stack`: the
-    first waits for the model, the others find it loaded. What the model cannot take is refused before it is loaded.
+) -> AsyncIterator[tuple[Body, ChatAsk, list[Job]]]:
+    """While the client is there: the body with the model that answers, the conversation for that one, and `n_jobs`
+    jobs; the first waits for the model, the others find it loaded. What the model cannot take is refused before it is
+    loaded.
 
-    To be called while the client is watched. `needs_name` is of APIs that have no requests without a model's name.
-    What `is_for_one` model no tier answers. Raises what `Targets`, `routed`, `ask_of`, `MediaDecoder.read` and
-    entering a job raise, and BadRequest for media that the model does not take.
+    `needs_name` is of APIs that have no requests without a model's name. What `is_for_one` model no tier answers.
+    Raises what `Targets`, `routed`, `ask_of`, `MediaDecoder.read` and entering a job raise, and BadRequest for media
+    that the model does not take.
     """
-    name, ask = getattr(body, "model", None) or "", question.ask
-    if not needs_name and (not name or runtime.settings.default_model):
-        name = await runtime.targets.named(exchange.visitor, name, use, fills_in=question.fills_in)
-        body = msgspec.structs.replace(body, model=name)
-    if runtime.settings.tiers and use is Use.TEXT and not is_for_one:
-        name, body, ask = await routed(runtime, exchange, name, body, question, load)
-    who = ask_of(exchange, name, body, use=use, load=load)
-    if ask.media:
-        await runtime.media.read(ask.media)
-        if (model := await asyncio.to_thread(runtime.targets.here, name)) is not None:
-            check_taken(model, kinds_of(model), ask.media)
-    return body, ask, [await stack.enter_async_context(runtime.job(who)) for _ in range(n_jobs)]
+    async with exchange.while_connected(), AsyncExitStack() as stack:
+        name, ask = getattr(body, "model", None) or "", question.ask
+        if not needs_name and (not name or runtime.settings.default_model):
+            name = await runtime.targets.named(exchange.visitor, name, use, fills_in=question.fills_in)
+            body = msgspec.structs.replace(body, model=name)
+        if runtime.settings.tiers and use is Use.TEXT and not is_for_one:
+            name, body, ask = await routed(runtime, exchange, name, body, question, load)
+        who = ask_of(exchange, name, body, use=use, load=load)
+        if ask.media:
+            await runtime.media.read(ask.media)
+            if (model := await asyncio.to_thread(runtime.targets.here, name)) is not None:
+                check_taken(model, kinds_of(model), ask.media)
+        yield body, ask, [await stack.enter_async_context(runtime.job(who)) for _ in range(n_jobs)]
 
 
 async def plan(
     fields: SamplingFields,
     job: Job,
-    defaults: ModelDefaults,
     *,
     max_output: int | None,
+    prepared: Prepared | None = None,
+    defaults: ModelDefaults | None = None,
     stop: Sequence[str] = (),
     grammar: Grammar | None = None,
-    show_control: bool = False,
     logprobs: bool = False,
     n_probs: int = 0,
     prediction: str = "",
 ) -> Submit:
-    """What `fields` and the model's `defaults` say together, as a request without a prompt; `stop` goes besides what
-    they say. Raises BadRequest for what the model does not know."""
+    """What `fields`, `prepared` and the model's own parameters (or `defaults` for these) say together, as a request
+    without a prompt; `stop` goes besides what they say. Raises BadRequest for what the model does not know."""
+    defaults = defaults_of(job.model) if defaults is None else defaults
+    if prepared is not None:
+        stop, grammar = (*stop, *prepared.stop), prepared.grammar
     return Submit(
         id=0,
         sampling=fields.sampling(job.n_vocab, defaults, await _tokens_of(fields.biased_texts(), job)),
@@ -87,7 +93,7 @@ async def plan(
         logprobs=logprobs,
         n_probs=n_probs,
         grammar=grammar,
-        show_control=show_control,
+        show_control=prepared is not None and prepared.show_control,
         prediction=prediction,
         caches=fields.cache_prompt is not False,
     )

@@ -34,6 +34,7 @@ from localrun.models.name import split_adapters
 from localrun.models.storage.model import Model
 from localrun.models.storage.store import Store
 from localrun.server.engines.resident import Resident, ResidentState, Use, pooling_for
+from localrun.server.jobs.job import Ask
 from localrun.server.prompting.profile import capabilities
 
 # The names that OpenAI, Anthropic and Google give to their models.
@@ -86,14 +87,14 @@ class Targets:
 
     def sees(self, who: Asker, name: str) -> bool:
         """Whether somebody may use the model, or both models of the tier, with this name."""
-        tier = self._settings.tier(split_adapters(name).model)
+        tier = self._tier(name)
         return all(map(who.sees_model, (name,) if tier is None else tier.models))
 
     def tier(self, who: Asker, name: str) -> Tier | None:
         """The tier that has the name; None for a model's. Raises BadRequest for a tier with adapters: they are made for
         one model."""
         self._check_seen(who, name)
-        tier = self._settings.tier(split_adapters(name).model)
+        tier = self._tier(name)
         if tier is not None and "+" in name:
             raise BadRequest(
                 f"'{tier.name}' is a tier, and adapters are made for one model; name '{tier.small}' or "
@@ -106,7 +107,7 @@ class Targets:
         """Raises BadRequest for a tier's name, where one model is to answer, or to draft."""
         if not who.sees_model(name):
             raise ModelNotFound(name[:200])
-        tier = self._settings.tier(split_adapters(name).model) if self._settings.tiers else None
+        tier = self._tier(name)
         if tier is not None:
             self._check_seen(who, name)
             raise BadRequest(
@@ -130,6 +131,9 @@ class Targets:
                 field=field,
             )
 
+    def _tier(self, name: str) -> Tier | None:
+        return self._settings.tier(split_adapters(name).model) if self._settings.tiers else None
+
     def _check_seen(self, who: Asker, name: str) -> None:
         if not self.sees(who, name):
             raise ModelNotFound(name[:200])
@@ -140,6 +144,27 @@ class Targets:
         """Raises as `tier`, what `adapters.resolve` raises, and NotFound for a tier that lacks a model."""
         tier = self.tier(who, name)
         return Target(name, adapters.resolve(self._store, name)) if tier is None else self.of_tier(tier)
+
+    async def one(self, who: Asker, name: str) -> Model:
+        """A model by its own name. Raises as `check_one`, and what the store raises."""
+        self.check_one(who, name)
+        return await asyncio.to_thread(self._store.resolve, name)
+
+    async def adapted(self, ask: Ask) -> Adapted:
+        """The model to borrow, and the adapters that are to be in effect.
+
+        Raises what `adapters.resolve` raises for the names, and BadRequest for adapters where there is no text to
+        generate.
+        """
+        found = await asyncio.to_thread(
+            adapters.resolve, self._store, ask.model, ask.lora, settings=self._settings, sees=ask.sees_model
+        )
+        if found.adapters is not None and ask.use is not Use.TEXT:
+            raise BadRequest(
+                f"adapters are for requests that generate text; ask for '{found.model.name}' alone",
+                field="lora" if ask.lora else "model",
+            )
+        return found
 
     def visible(self, who: Asker) -> list[Target]:
         """All models that somebody may use, the tiers that can answer, and models with an adapter: one each, for more

@@ -11,7 +11,7 @@ import re
 import time
 from pathlib import Path
 
-from localrun import private_file
+from localrun import stored
 from localrun.errors import NotSupported, ServiceFailed
 from localrun.service.manager import Ran, ServiceState, remove_file, run_command, show_tail
 from localrun.service.plan import ServicePlan
@@ -64,7 +64,7 @@ class Launchd:
             raise NotSupported("launchctl is not installed; run `localrun serve` yourself")
         plan.log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._boot_out()
-        private_file.replace(self.path, agent(plan))
+        stored.replace(self.path, agent(plan))
         run_command("launchctl", "enable", f"{self._domain}/{LABEL}")
         ran = run_command("launchctl", "bootstrap", self._domain, str(self.path))
         if ran.status:

@@ -47,10 +47,7 @@ _PATHS = frozenset(
 # Secrets do not belong into a file that service managers show to whoever asks them: tokens, and addresses with a user's
 # name or password in them.
 _TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
-_ADDRESSES = (
-    *("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy"),
-    "HF_ENDPOINT",
-)
+_ADDRESSES = (*("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy"), "HF_ENDPOINT")
 
 
 class ServicePlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,10 +97,7 @@ def make_plan(
     written = [shell_folder / place for place in places]
     outermost = [path for path in dict.fromkeys(written) if not any(other in path.parents for other in written)]
     return ServicePlan(
-        command=tuple(command),
-        environment=environment,
-        log=folders.state / "service.log",
-        written=tuple(outermost),
+        command=tuple(command), environment=environment, log=folders.state / "service.log", written=tuple(outermost)
     )
 
 

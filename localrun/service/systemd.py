@@ -16,7 +16,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from localrun import private_file
+from localrun import stored
 from localrun.errors import NotSupported, ServiceFailed
 from localrun.service.manager import Ran, ServiceState, remove_file, run_command, show_command
 from localrun.service.plan import ServicePlan
@@ -118,7 +118,7 @@ class Systemd:
         self._require()
         for folder in plan.written:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        private_file.replace(self.path, unit(plan).encode())
+        stored.replace(self.path, unit(plan).encode())
         self._do("daemon-reload")
         # Forgets earlier failures, which would count towards the limit of starts.
         run_command("systemctl", "--user", "reset-failed", NAME)

@@ -22,7 +22,7 @@ from xml.sax.saxutils import escape
 
 import msgspec
 
-from localrun import private_file
+from localrun import stored
 from localrun.config import Folders
 from localrun.errors import NotSupported, ServiceFailed
 from localrun.service.manager import Ran, ServiceState, remove_file, run_command, show_tail
@@ -130,10 +130,10 @@ class TaskScheduler:
         self._require()
         if not self._user:
             raise NotSupported("USERNAME is not set, so the account whose logon starts the service is unknown; set it")
-        private_file.replace(self.path, start_file(plan))
+        stored.replace(self.path, start_file(plan))
         # The scheduler reads UTF-16, and copies what it reads.
         xml = task(plan, user=self._user, start_path=self.path)
-        private_file.replace(self._xml_path, xml.encode("utf-16"))
+        stored.replace(self._xml_path, xml.encode("utf-16"))
         try:
             run_command("schtasks", "/end", "/tn", NAME)
             self._do("/create", "/tn", NAME, "/xml", str(self._xml_path), "/f")

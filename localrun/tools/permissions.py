@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from localrun import private_file
+from localrun import stored
 
 # A window shows nothing new while it waits for another one.
 _LOCK_TIMEOUT_S = 2.0
@@ -39,6 +39,9 @@ class _File(msgspec.Struct, frozen=True):
     rules: list[_Entry] = []
 
 
+_decoder = msgspec.json.Decoder(_File)
+
+
 class Permissions:
     """`path` None keeps them in memory."""
 
@@ -58,9 +61,9 @@ class Permissions:
         if self._path is None:
             self._in_memory = self._with(server, tool, fingerprint, rule)
             return
-        with private_file.locked(self._path, timeout_s=_LOCK_TIMEOUT_S):
+        with stored.locked(self._path, timeout_s=_LOCK_TIMEOUT_S):
             entries = self._with(server, tool, fingerprint, rule)
-            private_file.replace(self._path, msgspec.json.format(msgspec.json.encode(_File(rules=entries))))
+            stored.write(self._path, _File(rules=entries))
 
     def _with(self, server: str, tool: str, fingerprint: str, rule: Rule | None) -> list[_Entry]:
         entries = [entry for entry in self._entries() if (entry.server, entry.tool) != (server, tool)]
@@ -69,7 +72,5 @@ class Permissions:
     def _entries(self) -> list[_Entry]:
         if self._path is None:
             return self._in_memory
-        try:
-            return msgspec.json.decode(self._path.read_bytes(), type=_File).rules
-        except (OSError, msgspec.DecodeError):
-            return []
+        found = stored.read(self._path, _decoder)
+        return [] if found is None else found.rules

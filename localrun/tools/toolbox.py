@@ -32,7 +32,6 @@ from localrun.tools.servers import Offered, Result, ServerFailed, Servers
 MAX_NAME_CHARS = 64
 # Rounds of calls for one question, before a person is asked whether to go on.
 MAX_ROUNDS = 10
-MAX_CALLS = 32
 _HASH_CHARS = 8
 
 

@@ -29,7 +29,7 @@ import filelock
 from localrun.errors import DiskFull, DownloadFailed
 from localrun.models.download import journal
 from localrun.models.download.journal import Header, Journal, Range, RangeSet, Record
-from localrun.models.storage.atomic_file import sync_folder
+from localrun.stored import sync_folder
 
 _POLL_S = 0.2
 # Group-writable, as huggingface_hub makes its own: several users may share a cache.
@@ -59,7 +59,7 @@ async def held(path: Path, *, is_kept: bool) -> AsyncIterator[None]:
 
 @contextlib.contextmanager
 def held_at_once(path: Path, *, is_kept: bool) -> Iterator[bool]:
-    """Holds the lock inside the block if it is free now; says whether it is. It is not where nothing may be written."""
+    """Holds the lock inside the block if it is free now; yields whether it was; False on read-only folders."""
     lock = filelock.FileLock(path, mode=_MODE, thread_local=False)
     try:
         lock.acquire(blocking=False)

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from localrun import stored
 from localrun.models.download.partial import (
     JOURNAL_SUFFIX,
     LOCK_SUFFIX,
@@ -23,7 +24,6 @@ from localrun.models.download.partial import (
     held_at_once,
     paths_of,
 )
-from localrun.models.storage import atomic_file
 
 _SUFFIXES = (PARTIAL_SUFFIX, JOURNAL_SUFFIX, LOCK_SUFFIX)
 # Where the shared Hugging Face cache has the locks of its files, relative to the cache.
@@ -47,7 +47,7 @@ def find(folders: Iterable[Path], *, now_s: float, min_age_s: float) -> Sequence
     found: dict[Path, Stale | None] = {}
     for folder in folders:
         for root, _, names in os.walk(folder):
-            for path in atomic_file.stale(Path(root)):
+            for path in stored.stale(Path(root)):
                 found[path] = Stale(path, (path,), allocated_bytes(path), 0.0)
             for name in names:
                 suffix = next((suffix for suffix in _SUFFIXES if name.endswith(suffix)), None)

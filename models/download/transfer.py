@@ -66,13 +66,7 @@ class Filling:
     """`report` is told how many bytes are there."""
 
     def __init__(
-        self,
-        item: Item,
-        partial: Partial,
-        link: Link,
-        shared: Shared,
-        *,
-        report: Callable[[int], None],
+        self, item: Item, partial: Partial, link: Link, shared: Shared, *, report: Callable[[int], None]
     ) -> None:
         self._item = item
         self._partial = partial

@@ -19,8 +19,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
+from localrun import stored
 from localrun.errors import BadRequest, Conflict
-from localrun.models.storage import atomic_file
 from localrun.models.storage.manifest import blob_path, check_digest
 
 _BLOB = re.compile(r"sha256-([0-9a-f]{64})")
@@ -107,7 +107,7 @@ class BlobWriter:
         self.n_bytes = 0
 
     def __enter__(self) -> BlobWriter:
-        self._temporary = self._exit.enter_context(atomic_file.temporary(self._blobs.folder))
+        self._temporary = self._exit.enter_context(stored.temporary(self._blobs.folder))
         self._file = self._exit.enter_context(self._temporary.open("xb"))
         return self
 
@@ -128,14 +128,14 @@ class BlobWriter:
         if expected_digest is not None and check_digest(expected_digest) != digest:
             raise BadRequest(f"the content has the digest {digest}, not {expected_digest}", field="digest")
         self._file.close()
-        atomic_file.publish(self._temporary, self._blobs.folder / digest.replace(":", "-"))
+        stored.publish(self._temporary, self._blobs.folder / digest.replace(":", "-"))
         return digest
 
 
 def adopt(blobs: Blobs, path: Path) -> str:
     """Hashes a finished temporary file in the blobs' folder and names it by its content. The digest."""
     digest = hash_file(path)
-    atomic_file.publish(path, blobs.folder / digest.replace(":", "-"))
+    stored.publish(path, blobs.folder / digest.replace(":", "-"))
     return digest
 
 

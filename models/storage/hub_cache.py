@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from localrun import stored
 from localrun.errors import DownloadFailed
-from localrun.models.storage import atomic_file
 
 
 def folder(environ: Mapping[str, str] = os.environ) -> Path:
@@ -148,7 +148,7 @@ class RepoCache:
         blob = self.blob(etag)
         if name.exists() and (not blob.exists() or name.samefile(blob)):
             return name
-        with atomic_file.temporary(name.parent) as temporary:
+        with stored.temporary(name.parent) as temporary:
             _point(temporary, blob)
             os.replace(temporary, name)
         return name
@@ -161,7 +161,7 @@ class RepoCache:
         with contextlib.suppress(OSError):
             if path.read_text(encoding="ascii") == commit:
                 return
-        with atomic_file.replacing(path) as file:
+        with stored.replacing(path) as file:
             file.write(commit.encode())
 
     def tag(self) -> None:

@@ -22,11 +22,11 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from localrun import stored
 from localrun.errors import BadModelFile, BadRequest
 from localrun.models import builtin
 from localrun.models.gguf.bounded_reader import open_regular
 from localrun.models.name import BUILT_IN, DEFAULT_TAG, HUB_HOST, OLLAMA_HOST, Kind, ModelName
-from localrun.models.storage import atomic_file
 
 FOLDER = "manifests"
 # Raised when an older program could not do with what is written: it says so then, and leaves the manifest alone.
@@ -229,7 +229,7 @@ def write(folder: Path, name: str, manifest: Manifest) -> Path:
     content = msgspec.json.format(msgspec.json.encode(manifest), indent=2)
     if len(content) > MAX_MANIFEST_BYTES:
         raise BadModelFile(f"the manifest of '{name}' has {len(content)} bytes; the limit is {MAX_MANIFEST_BYTES}")
-    with atomic_file.replacing(path) as file:
+    with stored.replacing(path) as file:
         file.write(content)
     return path
 
@@ -247,7 +247,7 @@ def remove(folder: Path, name: str) -> bool:
         path.unlink()
     except FileNotFoundError:
         return False
-    atomic_file.sync_folder(path.parent)
+    stored.sync_folder(path.parent)
     for parent in list(path.parents)[:3]:
         try:
             parent.rmdir()

@@ -431,12 +431,7 @@ class Store:
         return known[name].path if name in known else None
 
     def _surveyed(
-        self,
-        path: Path,
-        name: str,
-        origin: Origin,
-        program: str = "",
-        listings: Listings | None = None,
+        self, path: Path, name: str, origin: Origin, program: str = "", listings: Listings | None = None
     ) -> Model | NamedAdapter | DamagedFile | None:
         try:
             return self._load(path, name, origin, program, listings)
@@ -446,12 +441,7 @@ class Store:
     # --- loading -------------------------------------------------------------------------------------------------
 
     def _load(
-        self,
-        path: Path,
-        name: str,
-        origin: Origin,
-        program: str = "",
-        listings: Listings | None = None,
+        self, path: Path, name: str, origin: Origin, program: str = "", listings: Listings | None = None
     ) -> Model | NamedAdapter | None:
         """The model or adapter at `path`; None when there is no file. `listings` as in `projector_beside`. Raises
         BadModelFile."""

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from localrun import kv_folders, private_file
+from localrun import kv_folders, stored
 from localrun.hardware import kernels, thread_choice
 from localrun.hardware.kernels import Verdict
 from localrun.hardware.thread_choice import Shape
@@ -147,8 +147,8 @@ CHANGES = {
         lambda folder: tuple(wanted.model for wanted in pulls._read(folder / "pulls.json")),
     ),
     "private file": Change(
-        lambda folder: private_file.replace(folder / "unit", b"old"),
-        lambda folder, _: private_file.replace(folder / "unit", b"new"),
+        lambda folder: stored.replace(folder / "unit", b"old"),
+        lambda folder, _: stored.replace(folder / "unit", b"new"),
         lambda folder: (folder / "unit").read_bytes(),
     ),
 }

@@ -70,11 +70,9 @@ def text_of(answer: httpx2.Response) -> str:
 def test_fault_11_what_is_not_plain_json_is_refused(daemon: Daemon) -> None:
     filler = '"' + "x" * 300_000 + '"'  # large bodies are looked at in another way
     more = {
-        "unknown word": '"x": nothing', "cut": '"x": [1, 2', "a key twice": '"model": "tiny"', "not UTF-8": '"x": \xff',
-        "a key twice below": '"x": {"a": 1, "\\u0061": 2}',
+        "unknown word": '"x": nothing', "cut": '"x": [1, 2', "not UTF-8": '"x": \xff',
         "nested": '"x": ' + "[" * 10_000 + "]" * 10_000,
         "nested objects": '"x": ' + '{"a":' * 10_000 + "1" + "}" * 10_000,
-        "a large body with a key twice": f'"y": {filler}, "x": {{"a": 1, "a": 2}}',
         "a large nested body": f'"y": {filler}, "x": ' + "[" * 10_000 + "]" * 10_000,
     }  # fmt: skip
     with unharmed(daemon):

@@ -15,7 +15,7 @@ from pathlib import Path
 from localrun import wire
 from localrun.access.keys import REQUESTS, TOKENS, KeyFile, Limit
 from localrun.config import Settings
-from localrun.server.http.access import Access
+from localrun.server.http.access import Access, Right
 from localrun.server.http.failures import Shape
 from localrun.server.jobs.record import RequestRecord
 
@@ -48,7 +48,7 @@ async def one_round(access: Access, text: str) -> float:
     record.n_prompt, record.n_cached, record.n_output, record.engine = 100, 50, 20, "tiny"
     began_s = time.process_time()
     for _ in range(N_REQUESTS):
-        visitor = await access.admit(scope)
+        visitor = await access.admit(scope, Right.USE)
         if visitor is not None:
             visitor.begin("tiny", wire.Lane.DEFAULT)
             visitor.headers(Shape.OPENAI)

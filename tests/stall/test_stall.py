@@ -20,8 +20,8 @@ import msgspec
 import psutil
 import pytest
 
-from localrun.server.http.limits import MAX_TEXT_BYTES, TEXT_ROUTES
-from localrun.server.openapi.operations import OPERATIONS
+from localrun.server.http.limits import MAX_TEXT_BYTES
+from localrun.server.openapi.routes import OPERATIONS
 from tests.daemon import Daemon, running_daemon
 from tests.depth import DEPTH
 from tests.stall.operations import LEFT_OUT, OF_OTHERS, Case, cases
@@ -43,9 +43,8 @@ EVERY_LARGE = 50
 
 def chosen(n_bytes: int) -> list[Case]:
     every = EVERY_LARGE if n_bytes > 1_000_000 else EVERY
-    some = [
-        case for case in cases(n_bytes) if n_bytes <= MAX_TEXT_BYTES or case.operation.split()[1] not in TEXT_ROUTES
-    ]
+    of_text = {f"{one.method} {one.path}" for one in OPERATIONS if one.is_text}
+    some = [case for case in cases(n_bytes) if n_bytes <= MAX_TEXT_BYTES or case.operation not in of_text]
     return some[7 % every :: every]
 
 

@@ -17,11 +17,7 @@ from localrun.tui.slash import COMMANDS
 
 # Section of the table of keys, its title, and keys besides that cannot be changed.
 _SECTIONS: tuple[tuple[str, str, tuple[tuple[str, str], ...]], ...] = (
-    (
-        "app",
-        "Everywhere",
-        (("^\\", "all commands, themes among them"),),
-    ),
+    ("app", "Everywhere", (("^\\", "all commands, themes among them"),)),
     (
         "chat",
         "Chat",
@@ -62,9 +58,7 @@ class HelpScreen(Dialog[None]):
     # textual declares it as an instance variable
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (150, "-wide")]  # noqa: RUF012
 
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape,ctrl+g,f10,question_mark,q,enter", "dismiss", "Close"),
-    ]
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,ctrl+g,f10,question_mark,q,enter", "dismiss", "Close")]
 
     def __init__(self, keymap: Mapping[str, str]) -> None:
         super().__init__()

@@ -33,18 +33,7 @@ from localrun.errors import Cancelled, LocalrunError
 from localrun.snapshot import Snapshot
 from localrun.tools.inert import inert
 from localrun.tools.permissions import Rule
-from localrun.tools.toolbox import (
-    MAX_ROUNDS,
-    NOT_RUN,
-    REFUSED,
-    STOPPED,
-    Call,
-    Grant,
-    Outcome,
-    Tool,
-    Toolbox,
-    calls_of,
-)
+from localrun.tools.toolbox import MAX_ROUNDS, NOT_RUN, REFUSED, STOPPED, Call, Grant, Outcome, Tool, Toolbox, calls_of
 from localrun.tui.answer_progress import AnswerProgress
 from localrun.tui.conversation import Conversation
 from localrun.tui.files import Question

@@ -94,10 +94,7 @@ class AnswerMessage(Vertical, can_focus=True):
     `finish` once. `message` is set once it belongs to the chat.
     """
 
-    BINDINGS: ClassVar[list[BindingType]] = [
-        bind("message.code", "copy_code"),
-        bind("message.thinking", "unfold"),
-    ]
+    BINDINGS: ClassVar[list[BindingType]] = [bind("message.code", "copy_code"), bind("message.thinking", "unfold")]
 
     @dataclass
     class Wanted(Event):

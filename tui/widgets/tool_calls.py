@@ -119,10 +119,7 @@ class ToolCall(Vertical):
         self._choices = Choices(_GRANTS)
         parts = [
             VerticalScroll(Static(Content(arguments)), classes="arguments", can_focus=False),
-            Static(
-                Content(f"Its server says: {said}" if said else "Its server does not describe it."),
-                classes="said",
-            ),
+            Static(Content(f"Its server says: {said}" if said else "Its server does not describe it."), classes="said"),
             self._choices,
         ]
         self._question = Vertical(*parts, classes="question")

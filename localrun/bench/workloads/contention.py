@@ -122,8 +122,7 @@ async def _overload(endpoint: Endpoint, options: Options) -> Measured:
     records = await asyncio.gather(*(stream.task for stream in burst))
     metrics = _of_part("burst", records) | _shares(records, options.slots)
     measured = Measured(
-        metrics,
-        {"n_burst": len(clients), "n_clients": len(N_BY_CLIENT), "n_prompt": N_PROMPT, "n_output": N_OUTPUT},
+        metrics, {"n_burst": len(clients), "n_clients": len(N_BY_CLIENT), "n_prompt": N_PROMPT, "n_output": N_OUTPUT}
     )
     n_complete = sum(record.is_complete for record in records)
     if not n_complete:

@@ -88,8 +88,7 @@ def choice_of(choice: AskedChoice | None, tools: Sequence[Tool]) -> ToolChoice:
     if choice.name not in {tool.name for tool in tools}:
         listed = ", ".join(tool.name for tool in tools)[:200]
         raise BadRequest(
-            f"tool_choice.name: {choice.name[:128]!r} is not one of the tools ({listed})",
-            field="tool_choice.name",
+            f"tool_choice.name: {choice.name[:128]!r} is not one of the tools ({listed})", field="tool_choice.name"
         )
     return ("function", choice.name)
 

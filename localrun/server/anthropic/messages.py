@@ -10,17 +10,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import contextmanager
 
 import msgspec
-from starlette.routing import Route
 
 from localrun.errors import Cancelled, ContextExceeded, EngineFailed
 from localrun.server import streaming
 from localrun.server.anthropic.body import CountBody, MessagesBody
 from localrun.server.anthropic.output import MESSAGE_STOP, PING, Fields, Output, encode, event
-from localrun.server.http.exchange import Exchange, route
-from localrun.server.http.fields import defaults_of
+from localrun.server.http.exchange import Exchange
 from localrun.server.http.loop_watch import apart
 from localrun.server.jobs.job import Job
 from localrun.server.parsing.pieces import Reply
@@ -56,35 +54,23 @@ async def prepared_of(runtime: Runtime, job: Job, ask: ChatAsk) -> Prepared:
 
 
 async def count_tokens(runtime: Runtime, exchange: Exchange) -> None:
-    """The route's handler."""
     body = await exchange.read_json(CountBody)
     ask = await apart(body.ask)
-    async with exchange.while_connected(), AsyncExitStack() as stack:
-        question = Question(ask=ask, effort=body.effort, may_probe=False)
-        _, ask, [job] = await streaming.enter(runtime, exchange, stack, body, question)
+    question = Question(ask=ask, effort=body.effort, may_probe=False)
+    async with streaming.entered(runtime, exchange, body, question) as (_, ask, [job]):
         prepared = await prepared_of(runtime, job, ask)
         tokens = await job.count(prepared.segments)
         await exchange.answer_json(CountedTokens(input_tokens=len(tokens)))
 
 
 async def create(runtime: Runtime, exchange: Exchange) -> None:
-    """The route's handler."""
     body = await exchange.read_json(MessagesBody)
     body.check_supported()
     ask = await apart(body.ask)
-    async with exchange.while_connected(), AsyncExitStack() as stack:
-        question = Question(ask=ask, effort=body.effort)
-        body, ask, [job] = await streaming.enter(runtime, exchange, stack, body, question)
+    question = Question(ask=ask, effort=body.effort)
+    async with streaming.entered(runtime, exchange, body, question) as (body, ask, [job]):
         prepared = await prepared_of(runtime, job, ask)
-        plan = await streaming.plan(
-            body,
-            job,
-            defaults_of(job.model),
-            max_output=body.max_tokens,
-            stop=(*body.stops, *prepared.stop),
-            grammar=prepared.grammar,
-            show_control=prepared.show_control,
-        )
+        plan = await streaming.plan(body, job, max_output=body.max_tokens, prepared=prepared, stop=body.stops)
         await job.submit(plan, segments=prepared.segments)
         message = _Message(exchange, job, body, Reply(prepared.new_parser()))
         with naming():
@@ -198,11 +184,3 @@ def counts(n_prompt: int, n_cached: int, n_output: int, n_thinking: int) -> Anth
         output_tokens=n_output,
         output_tokens_details={"thinking_tokens": min(n_thinking, n_output)},
     )
-
-
-def routes(runtime: Runtime) -> list[Route]:
-    """All routes of this family."""
-    return [
-        route("/v1/messages", runtime, create, methods=["POST"]),
-        route("/v1/messages/count_tokens", runtime, count_tokens, methods=["POST"]),
-    ]

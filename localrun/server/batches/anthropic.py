@@ -11,13 +11,12 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
-from starlette.routing import Route
 
 from localrun.errors import BadRequest, NotFound
 from localrun.server.batches.lines import MAX_REQUESTS, AskedMessage
 from localrun.server.batches.openai import number_of
 from localrun.server.batches.store import Api, Batch
-from localrun.server.http.exchange import Exchange, parameter, route
+from localrun.server.http.exchange import Exchange, parameter
 from localrun.server.runtime import Runtime
 
 MAX_BATCHES = 1000
@@ -168,15 +167,3 @@ def _shown(batch: Batch, exchange: Exchange) -> MessageBatch:
 def _time(seconds: float) -> str:
     """RFC 3339."""
     return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
-
-
-def routes(runtime: Runtime) -> list[Route]:
-    """All routes of Anthropic's."""
-    return [
-        route("/v1/messages/batches", runtime, create, methods=["POST"]),
-        route("/v1/messages/batches", runtime, list_batches, methods=["GET"]),
-        route("/v1/messages/batches/{id}", runtime, one_batch, methods=["GET"]),
-        route("/v1/messages/batches/{id}", runtime, delete, methods=["DELETE"]),
-        route("/v1/messages/batches/{id}/results", runtime, results, methods=["GET"]),
-        route("/v1/messages/batches/{id}/cancel", runtime, cancel, methods=["POST"]),
-    ]

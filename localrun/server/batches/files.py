@@ -1,7 +1,7 @@
 """The contents of uploaded files and of batches' results: one blob each in a folder of the data folder, named by its
 id.
 
-A blob appears under its name whole or not at all (`atomic_file`), so one that is there was written to its end; who
+A blob appears under its name whole or not at all (`stored`), so one that is there was written to its end; who
 refers to it is in the store, and one that nobody refers to is from a write that was not finished. Uploads are
 `multipart/form-data`, parsed as they come: what is in memory is one piece, whatever the file's size.
 
@@ -21,8 +21,8 @@ from typing import BinaryIO
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
+from localrun import stored
 from localrun.errors import BadRequest, DiskFull, NotFound, TooLarge, UnsupportedMediaType
-from localrun.models.storage import atomic_file
 
 # As OpenAI has it.
 MAX_FILE_BYTES = 512 * 1024 * 1024
@@ -48,7 +48,7 @@ class Blobs:
     @contextmanager
     def writing(self, blob_id: str) -> Iterator[BinaryIO]:
         """A file to write, which is the blob when the block ends without an exception. Raises OSError."""
-        with atomic_file.replacing(self.path(blob_id)) as file:
+        with stored.replacing(self.path(blob_id)) as file:
             yield file
 
     def delete(self, blob_ids: Iterable[str]) -> None:
@@ -164,7 +164,7 @@ class Upload:
         if self._file is None:
             raise BadRequest("file is required: a part of the form named 'file', with a filename", field="file")
         self._file.close()
-        atomic_file.publish(self._path, self._blobs.path(self._blob_id))
+        stored.publish(self._path, self._blobs.path(self._blob_id))
 
     # --- told by the parser --------------------------------------------------------------------------------------
 
@@ -195,7 +195,7 @@ class Upload:
         else:
             name = options[b"filename"].decode(errors="replace").replace("\\", "/").rpartition("/")[2]
             self.filename = name[:_MAX_NAME_CHARACTERS] or "file"
-            self._path = self._stack.enter_context(atomic_file.temporary(self._blobs.folder))
+            self._path = self._stack.enter_context(stored.temporary(self._blobs.folder))
             self._file = self._path.open("xb")
 
     def _take_data(self, data: bytes, start: int, end: int) -> None:

@@ -217,11 +217,7 @@ def body_of(text: bytes, endpoint: str) -> bytes:
 
 def openai_line(line: Line, answered: Answered, batch_id: str) -> bytes:
     """The line of a computed request in the output file, or the error file."""
-    response = {
-        "status_code": answered.status,
-        "request_id": answered.request_id,
-        "body": msgspec.Raw(answered.body),
-    }
+    response = {"status_code": answered.status, "request_id": answered.request_id, "body": msgspec.Raw(answered.body)}
     return _encoded({
         "id": _request_id(batch_id, line.line), "custom_id": line.custom_id, "response": response, "error": None,
     })  # fmt: skip

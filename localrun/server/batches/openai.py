@@ -14,14 +14,13 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
-from starlette.routing import Route
 
 from localrun.errors import BadRequest
 from localrun.server.batches.files import MAX_FORM_BYTES, Upload
 from localrun.server.batches.lines import ENDPOINTS
 from localrun.server.batches.offline import INPUTS_KEPT_S
 from localrun.server.batches.store import Api, Batch, StoredFile, new_id
-from localrun.server.http.exchange import Exchange, parameter, route
+from localrun.server.http.exchange import Exchange, parameter
 from localrun.server.openai.responses.create import TokenUsage
 from localrun.server.runtime import Runtime
 
@@ -360,18 +359,3 @@ def number_of(exchange: Exchange, name: str, *, default: int, most: int) -> int:
     if not (text.isascii() and text.isdigit() and len(text) < 10) or not 1 <= int(text) <= most:
         raise BadRequest(f"{name}: {text[:40]!r} is not a number from 1 to {most}", field=name)
     return int(text)
-
-
-def routes(runtime: Runtime) -> list[Route]:
-    """All routes of OpenAI's."""
-    return [
-        route("/v1/files", runtime, upload, methods=["POST"]),
-        route("/v1/files", runtime, list_files, methods=["GET"]),
-        route("/v1/files/{id}", runtime, one_file, methods=["GET"]),
-        route("/v1/files/{id}", runtime, delete_file, methods=["DELETE"]),
-        route("/v1/files/{id}/content", runtime, file_content, methods=["GET"]),
-        route("/v1/batches", runtime, create, methods=["POST"]),
-        route("/v1/batches", runtime, list_batches, methods=["GET"]),
-        route("/v1/batches/{id}", runtime, one_batch, methods=["GET"]),
-        route("/v1/batches/{id}/cancel", runtime, cancel, methods=["POST"]),
-    ]

@@ -34,17 +34,7 @@ from localrun.errors import InvalidKey, LocalrunError, RateLimited, of_disk
 from localrun.server.batches import call, lines
 from localrun.server.batches.call import Answered
 from localrun.server.batches.files import Blobs
-from localrun.server.batches.store import (
-    Api,
-    Batch,
-    Ending,
-    Kind,
-    Line,
-    Store,
-    StoredFile,
-    new_id,
-    read_results,
-)
+from localrun.server.batches.store import Api, Batch, Ending, Kind, Line, Store, StoredFile, new_id, read_results
 from localrun.server.http.access import OWNER, Access, Visitor
 from localrun.snapshot import BatchRow
 
@@ -351,7 +341,7 @@ class Runner:
             one.work = self._spawn(one, self._end(one, Ending.COMPLETED))
 
     async def _run(self, one: _Open, line: Line) -> None:
-        """Its result is written down, or it is the next one again: then its key pays for nothing of it."""
+        """Stores the line's result. If it must run again, it is the next line, and its usage is not counted."""
         is_done, visitor = False, OWNER
         try:
             try:

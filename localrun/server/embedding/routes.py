@@ -18,12 +18,11 @@ import time
 from typing import Any, Literal
 
 import msgspec
-from starlette.routing import Route
 
 from localrun.server.embedding import work
 from localrun.server.embedding.bodies import EmbedBody, EmbeddingsBody, LegacyEmbeddingsBody, RerankBody
 from localrun.server.embedding.work import Work, base64_json, lists_json, vector_values
-from localrun.server.http.exchange import Exchange, route
+from localrun.server.http.exchange import Exchange
 from localrun.server.prompting.ask import Attachments
 from localrun.server.runtime import Runtime
 
@@ -82,7 +81,6 @@ class Ranking(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def embeddings(runtime: Runtime, exchange: Exchange) -> None:
-    """The route's handler."""
     body = await exchange.read_json(EmbeddingsBody)
     is_base64 = body.is_base64
     async with work.done(runtime, exchange, _work(body)) as (job, results):
@@ -150,27 +148,16 @@ async def embed(runtime: Runtime, exchange: Exchange) -> None:
 async def legacy_embeddings(runtime: Runtime, exchange: Exchange) -> None:
     """POST /api/embeddings."""
     body = await exchange.read_json(LegacyEmbeddingsBody)
-    wanted = Work(
-        inputs=[body.prompt] if body.prompt else [],
-        truncate=True,
-        fields=body,
-        needs_name=True,
-    )
+    wanted = Work(inputs=[body.prompt] if body.prompt else [], truncate=True, fields=body, needs_name=True)
     async with work.done(runtime, exchange, wanted) as (job, results):
         found = vector_values(results.vectors[0]) if results.vectors else []
         await exchange.answer_json(LegacyEmbedding(embedding=found), headers=work.headers(job, results))
 
 
 async def rerank(runtime: Runtime, exchange: Exchange) -> None:
-    """The route's handler."""
     body = await exchange.read_json(RerankBody)
     texts = body.each()
-    wanted = Work(
-        inputs=texts,
-        query=body.query,
-        truncate=body.truncate is not False,
-        fields=body,
-    )
+    wanted = Work(inputs=texts, query=body.query, truncate=body.truncate is not False, fields=body)
     async with work.done(runtime, exchange, wanted) as (job, results):
         scores = [vector_values(vector)[0] for vector in results.vectors]
         best = sorted(range(len(scores)), key=lambda index: -scores[index])[: body.top_n]
@@ -198,17 +185,3 @@ async def rerank(runtime: Runtime, exchange: Exchange) -> None:
             meta={"tokens": {"input_tokens": results.n_tokens}},
         )
         await exchange.answer_json(answer, headers=work.headers(job, results))
-
-
-# llama.cpp's server answers on the first four, Cohere's clients ask the last.
-_RERANK_PATHS = ("/v1/rerank", "/v1/reranking", "/rerank", "/reranking", "/v2/rerank")
-
-
-def routes(runtime: Runtime) -> list[Route]:
-    return [
-        route("/v1/embeddings", runtime, embeddings, methods=["POST"]),
-        route("/embedding", runtime, embedding, methods=["POST"]),
-        route("/api/embed", runtime, embed, methods=["POST"]),
-        route("/api/embeddings", runtime, legacy_embeddings, methods=["POST"]),
-        *(route(path, runtime, rerank, methods=["POST"]) for path in _RERANK_PATHS),
-    ]

@@ -15,7 +15,7 @@ import base64
 import sys
 from array import array
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -108,10 +108,8 @@ async def done(runtime: Runtime, exchange: Exchange, work: Work) -> AsyncIterato
     """
     use = Use.EMBED if work.query is None else Use.RERANK
     question = Question(ask=ChatAsk(messages=(), media=tuple(work.media)))
-    async with exchange.while_connected(), AsyncExitStack() as stack:
-        _, _, [job] = await streaming.enter(
-            runtime, exchange, stack, work.fields, question, use=use, needs_name=work.needs_name
-        )
+    entered = streaming.entered(runtime, exchange, work.fields, question, use=use, needs_name=work.needs_name)
+    async with entered as (_, _, [job]):
         if work.dimensions > job.n_embd:
             raise BadRequest(
                 f"dimensions: the vectors of this model have {job.n_embd} numbers, {work.dimensions} is more; ask for "

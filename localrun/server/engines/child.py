@@ -65,11 +65,7 @@ class EngineChild(asyncio.SubprocessProtocol):
     """See the module. `spawn` first; then `write`; `stop` at the end."""
 
     def __init__(
-        self,
-        *,
-        on_body: Callable[[bytes], None],
-        on_line: Callable[[str], None],
-        on_exit: Callable[[int | None], None],
+        self, *, on_body: Callable[[bytes], None], on_line: Callable[[str], None], on_exit: Callable[[int | None], None]
     ) -> None:
         self._on_body = on_body
         self._on_line = on_line

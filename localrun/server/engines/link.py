@@ -7,7 +7,7 @@ Invariants: request ids are never reused on a link; every sink gets a final delt
 moment, and which of them it may have died of.
 
 Jobs whose engine died come one at a time: each holds `turn` until it has got something new, and others wait for it.
-Should the engine die then, that one is to blame, and nobody else is. Nobody is when others ended the engine.
+If the engine dies during that turn, only that request is blamed. If something else ended the engine, none is.
 
 Does not: choose what to load or when (supervisor.py), or keep deltas (job.py).
 """

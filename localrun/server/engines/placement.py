@@ -141,12 +141,7 @@ def place_embeddings(model: Model, settings: Settings, available_bytes: int, *, 
         )._replace(adapter_bytes=model.adapter_bytes, projector_bytes=projector_bytes)
 
     placement = place(
-        name=model.name,
-        n_ctx_train=most,
-        n_slots=1,
-        kv_cells=0,
-        available_bytes=available_bytes,
-        estimate=estimate,
+        name=model.name, n_ctx_train=most, n_slots=1, kv_cells=0, available_bytes=available_bytes, estimate=estimate
     )
     # Rounded up to whole steps there; a model must not be sent more than it was trained for.
     return placement._replace(n_kv_cells=min(placement.n_kv_cells, most), projector_bytes=projector_bytes)

@@ -28,7 +28,6 @@ from localrun import wire
 from localrun.config import NOTHING_ASKED, LoadSettings, Settings
 from localrun.errors import (
     BadModelFile,
-    BadRequest,
     CannotFit,
     DeviceLost,
     LocalrunError,
@@ -39,7 +38,6 @@ from localrun.errors import (
 )
 from localrun.hardware.kernels import Verdict
 from localrun.models import adapters
-from localrun.models.adapters import Adapted, Wanted
 from localrun.models.name import split_adapters
 from localrun.models.storage.model import Evidence, Model, Part
 from localrun.models.storage.store import Store
@@ -145,23 +143,6 @@ class Supervisor:
         """A row for every engine that is loading, ready or stopping, in order of loading."""
         return [resident.row(self._settings.target_itl_s) for resident in self.residents()]
 
-    async def adapted(
-        self, name: str, lora: Sequence[Wanted], use: Use = Use.TEXT, sees: Callable[[str], bool] = lambda _: True
-    ) -> Adapted:
-        """The model of `model+a+b`, which is the name to borrow, and the adapters that are to be in effect. For who
-        asks there are only those that it `sees`.
-
-        Raises what `adapters.resolve` raises for the names, and BadRequest for adapters where there is no text to
-        generate.
-        """
-        found = await asyncio.to_thread(adapters.resolve, self._store, name, lora, settings=self._settings, sees=sees)
-        if found.adapters is not None and use is not Use.TEXT:
-            raise BadRequest(
-                f"adapters are for requests that generate text; ask for '{found.model.name}' alone",
-                field="lora" if lora else "model",
-            )
-        return found
-
     def asked(self, model: Model) -> LoadSettings:
         """The load settings of a request that says nothing itself. Raises BadModelFile."""
         return self._loads.asked(model, NOTHING_ASKED)
@@ -266,8 +247,9 @@ class Supervisor:
         """Unloads a model: now and waiting for it if it is idle, else when its requests have ended, unless another one
         begins before. Without `has_other_names` what was loaded under another name of the same files stays.
 
-        False when it is not loaded. Raises as `residents_of`.
+        A name with adapters is that of its model. False when it is not loaded. Raises as `residents_of`.
         """
+        name = split_adapters(name).model
         residents = await self.residents_of(name)
         if not has_other_names:
             own = self._found[name][1][0].name if name in self._found else name

@@ -29,6 +29,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -58,29 +59,21 @@ FAILURES = 10
 FAILURE_EVERY_S = 6.0
 MAX_ADDRESSES = 4096
 
-# Say that there is something here, and nothing more.
-_PUBLIC = frozenset({"/", "/health", "/v1/health"})
-# The page for browsers, which asks for a key itself.
-_PAGE = "/web/"
-# Show what everybody does.
-_OF_ADMINS = frozenset({"/localrun/v1/logs", "/metrics"})
-# End or forget what is everybody's.
-_CHANGES_OF_ADMINS = frozenset({("POST", "/localrun/v1/shutdown"), ("DELETE", "/localrun/v1/cache")})
-_CHANGES = frozenset(
-    {
-        *(("POST", f"/api/{act}") for act in ("pull", "create", "copy", "push")),
-        *(("DELETE", path) for path in ("/api/delete", "/localrun/v1/pulls")),
-        *(("POST", path) for path in ("/localrun/v1/gc", "/lora-adapters", "/v1/files")),
-    }
-)
-# Whatever is below these paths.
-_CHANGES_BELOW = (
-    ("POST", "/api/blobs/"),
-    *(("DELETE", path) for path in ("/v1/files/", "/v1/responses/", "/v1/messages/batches/")),
-)
-_CANCELS = "/localrun/v1/requests/"
-
 _log = logging.getLogger(__name__)
+
+
+class Right(Enum):
+    """Who may use a route. Acts from `CANCEL` on are written to the audit log."""
+
+    OPEN = "everybody: it says that there is something here, or is the page that asks for a key itself"
+    USE = "every key"
+    ADMIN = "admins: it shows what everybody does"
+    CANCEL = "every key, for its own requests"
+    CHANGE = "keys that are not read-only"
+    ADMIN_CHANGE = "admins that are not read-only: it ends or forgets what is everybody's"
+
+
+_AUDITED = (Right.CANCEL, Right.CHANGE, Right.ADMIN_CHANGE)
 
 
 class Visitor:
@@ -131,7 +124,7 @@ class Visitor:
         return key.lane_of(lane)
 
     def settle(self, record: RequestRecord, *, counts_prompt: bool) -> None:
-        """An answer has ended, and nobody knows it yet. The prompt of several answers counts with the first."""
+        """Records an answer's usage before the client sees its end. The prompt of several answers counts once."""
         if self._usage is None:
             return
         was_refused = record.state is RequestState.FAILED and not record.n_computed
@@ -158,7 +151,7 @@ class Visitor:
         self._unpaid.clear()
 
     def forgive(self) -> None:
-        """Nothing came of the request, by no fault of the key's: it is as if it had not been there."""
+        """Undoes the charge of a request that failed for a reason on our side."""
         self._unpaid.clear()
         if self._is_taken and self.key is not None and self._quota is not None and self.key.limits:
             now_s = time.time()
@@ -286,8 +279,9 @@ class Access:
 
     # --- who is it -----------------------------------------------------------------------------------------------
 
-    async def admit(self, scope: Scope) -> Visitor | None:
-        """Who sends this request; None where nobody needs to say so, and nothing is counted.
+    async def admit(self, scope: Scope, right: Right | None) -> Visitor | None:
+        """Who sends this request, to a route with this right or to none; None where nobody needs to say so, and nothing
+        is counted.
 
         Raises InvalidKey, TooManyFailures, and Forbidden for what this one may not do.
         """
@@ -295,16 +289,16 @@ class Access:
         is_local = is_loopback(scope)
         if is_local and not self._by_id:
             return Visitor(usage=self.usage, pays_later=True)  # nothing depends on it, so the answer does not wait
-        path: str = scope["path"]
-        if (path in _PUBLIC or path.startswith(_PAGE)) and scope["method"] in ("GET", "HEAD"):
+        if right is Right.OPEN:
             return None
+        path: str = scope["path"]
         text = _shown_key(scope["headers"])
         address = address_of(scope)
         found = await self._find(text, is_local=is_local)
         if found is None and is_local and not self._loopback_needs_key:
             found = Visitor(usage=self.usage)
         if isinstance(found, Visitor):
-            self._check_route(found, scope["method"], path)
+            _check_right(found, right, f"{scope['method']} {path}")
             return found
         wait_s, is_first = self._throttle.fail(address, time.monotonic())
         reason = found or ("no key" if not text else "unknown key")
@@ -319,7 +313,7 @@ class Access:
         )
 
     async def _find(self, text: str, *, is_local: bool) -> Visitor | str | None:
-        """Whose key it is, or why a key that is known opens nothing."""
+        """The visitor of a key, or why a known key is refused: expired or revoked. None for an unknown one."""
         if not text:
             return None
         if text.startswith(keys.LOCAL_PREFIX):
@@ -401,24 +395,12 @@ class Access:
 
     # --- what it may do ------------------------------------------------------------------------------------------
 
-    def _check_route(self, visitor: Visitor, method: str, path: str) -> None:
-        if visitor.key is None:
-            return
-        if path in _OF_ADMINS and not visitor.is_admin:
-            raise Forbidden(f"{path} shows what everybody does, and the key {visitor.name!r} is not an admin's")
-        if (method, path) in _CHANGES_OF_ADMINS and not (visitor.is_admin and visitor.may_change):
-            raise Forbidden(f"{method} {path} is for admins, and the key {visitor.name!r} is not an admin's")
-        if _is_change(method, path):
-            visitor.check_change(f"{method} {path}")
-
-    def auditing(self, visitor: Visitor, scope: Scope, send: Send) -> Send:
+    def auditing(self, visitor: Visitor, right: Right | None, scope: Scope, send: Send) -> Send:
         """`send`, noting the result of an act that changes something; for other requests, and without keys, `send`
         itself."""
-        method, path = scope["method"], scope["path"]
-        is_change = _is_change(method, path) or (method, path) in _CHANGES_OF_ADMINS
-        is_change = is_change or (method == "DELETE" and path.startswith(_CANCELS))
-        if not (is_change and self._by_id):
+        if right not in _AUDITED or not self._by_id:
             return send
+        method, path = scope["method"], scope["path"]
 
         async def noting(message: Any) -> None:
             if message["type"] == "http.response.start":
@@ -431,9 +413,15 @@ class Access:
         return noting
 
 
-def _is_change(method: str, path: str) -> bool:
-    is_below = any(method == change and path.startswith(folder) for change, folder in _CHANGES_BELOW)
-    return is_below or (method, path) in _CHANGES
+def _check_right(visitor: Visitor, right: Right | None, act: str) -> None:
+    if visitor.key is None:
+        return
+    if right is Right.ADMIN and not visitor.is_admin:
+        raise Forbidden(f"{act} shows what everybody does, and the key {visitor.name!r} is not an admin's")
+    if right is Right.ADMIN_CHANGE and not (visitor.is_admin and visitor.may_change):
+        raise Forbidden(f"{act} is for admins, and the key {visitor.name!r} is not an admin's")
+    if right is Right.CHANGE:
+        visitor.check_change(act)
 
 
 def _port_of(path: Path) -> int:

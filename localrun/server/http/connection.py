@@ -33,7 +33,7 @@ from uvicorn.server import ServerState
 
 from localrun.config import ConfigError
 from localrun.errors import PortBusy
-from localrun.server.http.limits import is_upload
+from localrun.server.http.operation import Find
 
 
 class Listening(NamedTuple):
@@ -221,10 +221,12 @@ class BoundedConnection(HttpToolsProtocol):
         *,
         deadline_s: float,
         on_refused: Callable[[int], None] = lambda status: None,
+        find: Find = lambda method, path: None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self._deadline_s = deadline_s
         self._on_refused = on_refused
+        self._find = find
         self._receiving: asyncio.TimerHandle | None = None
         self._stalled: asyncio.TimerHandle | None = None
         # True from the end of one request to the end of the next one's head; the head is held back until it is whole.
@@ -324,7 +326,8 @@ class BoundedConnection(HttpToolsProtocol):
             if self.scope["http_version"] == "1.0":
                 self.cycle.keep_alive = asks
                 self.cycle.__class__ = _UnchunkedCycle
-        self._is_upload = is_upload(self.scope["path"])
+        operation = self._find(self.scope["method"], self.scope["path"])
+        self._is_upload = operation is not None and operation.body is bytes
 
     def on_message_complete(self) -> None:
         self._head_open = True

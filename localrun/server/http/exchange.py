@@ -1,10 +1,10 @@
 """One HTTP request and its answer, as raw ASGI, and a route's handler as an app that serves one.
 
 A request's body is strict JSON for one struct per route, and JSON here is what the standard says and no more: no NaN or
-Infinity, no number that a double cannot hold, no duplicate keys (two parsers that pick different ones are a way past a
-check), no nesting beyond what the parser's stack holds. Half a surrogate pair, which is what JavaScript writes of a
-text that was cut inside an emoji, is read as U+FFFD. Unknown fields are ignored, since clients send fields of every
-server they know; known fields of the wrong type or out of range are refused with the field's name and its limit.
+Infinity, no number that a double cannot hold, no nesting beyond what the parser's stack holds. Nothing else parses a
+body, so of two equal keys the last one counts for every check. Half a surrogate pair, which is what JavaScript writes
+of a text that was cut inside an emoji, is read as U+FFFD. Unknown fields are ignored, since clients send fields of
+every server they know; known fields of the wrong type or out of range are refused with the field's name and its limit.
 
 Owner: the task that serves the request, in the daemon's event loop. A whole answer is two messages; a stream is one
 message per batch of tokens, without any layer in between.
@@ -19,18 +19,16 @@ Does not: know what an answer's bytes mean, know any API's fields, or bound a bo
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import re
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import parse_qs
 
 import msgspec
-from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
 from localrun.errors import BadRequest, LocalrunError, ModelNotFound, TooLarge, Unavailable
@@ -65,19 +63,9 @@ _PINGS = {
 }
 PING_AFTER_S = 10.0
 
-# From here on a body is decoded by pieces: its values may be so many that the event loop had better not wait for the
-# interpreter's lock.
-LARGE_BYTES = 256 * 1024
 # Of one body: lists, objects, numbers and texts. As many are made within a tenth of a second, while nothing else runs.
 MAX_VALUES = 200_000
-# The next key or brace of a JSON text, or the beginning of a long text, and what comes before: not more of it at
-# once than takes a millisecond.
-_TEXT = rb'(?:[^"\\]{1,256}+|\\.){0,16}+'
-_PART = re.compile(
-    rb'(?:[^"{}]{1,1024}+|"%(text)b"(?!\s*+:)){0,64}+(?:"(%(text)b)"\s*+:|([{}])|("))?+' % {b"text": _TEXT}
-)
 _MORE_TEXT = re.compile(rb'(?:[^"\\]{1,1024}+|\\.){0,64}+')
-_COLON = re.compile(rb"\s*+:")
 # An escape of half a surrogate pair, behind backslashes that stand for themselves.
 _HIGH, _LOW = (rb"\\u[dD][%b][0-9a-fA-F]{2}" % digits for digits in (b"89abAB", b"c-fC-F"))
 _HALF_PAIR = re.compile(
@@ -354,11 +342,6 @@ class Endpoint:
             await exchange.refuse(failures.unforeseen(error, f"{scope['method']} {exchange.path}"))
 
 
-def route(path: str, runtime: Runtime, handler: Handler, *, methods: Sequence[str]) -> Route:
-    """A starlette route to a handler. GET includes HEAD."""
-    return Route(path, Endpoint(runtime, handler, path), methods=list(methods))
-
-
 def parameter(exchange: Exchange, name: str) -> str:
     """The last value of a query parameter; empty without one."""
     query: dict[str, list[str]] = parse_qs(exchange.scope["query_string"].decode("latin-1"), keep_blank_values=True)
@@ -381,12 +364,8 @@ def decode_body(body: bytes, type_: type[Body], scope: Scope | None = None) -> B
             except msgspec.DecodeError:
                 body = _HALF_PAIR.sub(rb"\1\\ufffd", body)
                 value = msgspec.json.decode(body, type=type_)
-        if len(body) < LARGE_BYTES:
-            json.loads(body, object_pairs_hook=_refuse_duplicates)
-        else:
-            if not body.isascii():
-                body.decode()  # raises for what is no UTF-8
-            _walk(body)
+        if not body.isascii():
+            body.decode()  # raises for what is no UTF-8, also where nothing looks at it
     except msgspec.ValidationError as error:
         raise _out_of_shape(str(error)) from None
     except ValueError as error:  # msgspec.DecodeError, UnicodeDecodeError, an integer of thousands of digits
@@ -427,48 +406,6 @@ def _behind_text(text: bytes, at: int) -> int:
 
 def _n_values(text: bytes, start: int, end: int) -> int:
     return sum(text.count(each, start, end) for each in (b",", b"[", b"{"))
-
-
-def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> None:
-    """Keeps nothing: only the keys of one object matter here."""
-    keys = {key for key, _ in pairs}
-    if len(keys) == len(pairs):
-        return
-    seen: set[str] = set()
-    for key, _ in pairs:
-        if key in seen:
-            raise _twice(key)
-        seen.add(key)
-
-
-def _twice(key: str) -> BadRequest:
-    return BadRequest(f"the key {key[:80]!r} occurs twice in one object", field=key[:80])
-
-
-def _walk(text: bytes) -> None:
-    """As parsing `text`, which is JSON, with `_refuse_duplicates`, but never long without letting other threads run:
-    Python's parser holds them up until the last value, seconds for a large body of many."""
-    inside: list[set[str]] = []
-    at = 0
-    while at < len(text):
-        part = _PART.match(text, at)
-        assert part is not None
-        key, brace, quote = part.groups()
-        at = part.end()
-        if quote is not None:
-            behind = _behind_text(text, at)
-            colon = _COLON.match(text, behind)
-            key = text[at : behind - 1] if colon is not None else None
-            at = behind if colon is None else colon.end()
-        if brace == b"{":
-            inside.append(set())
-        elif brace == b"}":
-            inside.pop()
-        elif key is not None:
-            name = str(json.loads(b'"%b"' % key)) if b"\\" in key else key.decode()
-            if name in inside[-1]:
-                raise _twice(name)
-            inside[-1].add(name)
 
 
 def _out_of_shape(message: str) -> BadRequest:

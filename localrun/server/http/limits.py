@@ -43,22 +43,12 @@ from localrun.server.http.account import ACCOUNT, Account
 from localrun.server.http.encoding import KNOWN, unpacked
 from localrun.server.http.exchange import id_header, new_id
 from localrun.server.http.loop_watch import LoopWatch
+from localrun.server.http.operation import Find
 
 # Schemes that a page from the network cannot have: desktop applications and editor panels.
 _LOCAL_APP_ORIGIN = re.compile(r"(?:app|file|tauri|vscode-webview|vscode-file)://[^\s,]*", re.ASCII)
 _LOOPBACK_ORIGIN = re.compile(r"https?://(?:localhost|127\.0\.0\.1|\[::1\])(?::\d{1,5})?", re.ASCII | re.IGNORECASE)
 _HOST = re.compile(r"(?P<name>\[[0-9a-f:.]+\]|[^\[\]:]+)(?::\d{0,5})?", re.ASCII | re.IGNORECASE)
-# Bodies of these routes are files and no JSON, of these media types.
-_BLOBS = "/api/blobs/"
-_FORM = "/v1/files"
-# Routes that take text alone, all with a body but those of chats, of `/completion` and of embeddings.
-TEXT_ROUTES = frozenset(
-    {
-        *("/api/show", "/api/pull", "/api/push", "/api/copy", "/api/delete", "/api/embeddings"),
-        *("/v1/completions", "/v1/fim/completions", "/api/v0/completions", "/tokenize", "/detokenize"),
-        *("/v1/rerank", "/v1/reranking", "/rerank", "/reranking", "/v2/rerank", "/v1/batches", "/localrun/v1/gc"),
-    }
-)
 # OpenAI's routes for those whose base URL ends before /v1, as llama-server serves them.
 ALIASES = {
     path: f"/v1{path}"
@@ -121,9 +111,11 @@ class Limits:
         access: Access | None = None,
         loop_watch: LoopWatch | None = None,
         on_ended: Ended = lambda scope, account, seconds: None,
+        find: Find = lambda method, path: None,
     ) -> None:
         self._app = app
         self._on_ended = on_ended
+        self._find = find
         self._access = access
         self._loop_watch = loop_watch or LoopWatch()
         self._room = _BodyRoom(settings.max_body_bytes)
@@ -137,7 +129,7 @@ class Limits:
         self._last_end_s = time.monotonic()
 
     def serve_name(self, name: str) -> None:
-        """Other machines may call this one so, too."""
+        """Accepts `name` in the Host header of other machines."""
         self._served_names.add(name.lower())
 
     def idle_s(self) -> float:
@@ -166,6 +158,10 @@ class Limits:
         is_local = is_loopback(scope)
         origin: str | None = None
         visitor: Visitor | None = None
+        operation = self._find(scope["method"], scope["path"])
+        right = None if operation is None else operation.right
+        is_text = operation is not None and operation.is_text
+        most_bytes = min(self._room.each_bytes, MAX_TEXT_BYTES) if is_text else self._room.each_bytes
         try:
             host = self._check_host(headers, scope, is_local=is_local)
             origin = self._check_origin(headers, None if is_local else f"https://{host}")
@@ -175,10 +171,10 @@ class Limits:
                 await grant_preflight(send, origin, asked)
                 return
             if self._access is not None:
-                visitor = await self._access.admit(scope)
-            file_type = _file_type(scope["path"]) if scope["method"] == "POST" else ""
+                visitor = await self._access.admit(scope, right)
+            file_type = operation.body_content_type if operation is not None and operation.body is bytes else ""
             is_file = bool(file_type)
-            has_body = self._check_body(scope, headers, origin, file_type=file_type)
+            has_body = self._check_body(scope, headers, origin, most_bytes, file_type=file_type)
             if is_file:
                 self._check_uploads()
         except LocalrunError as error:
@@ -189,17 +185,19 @@ class Limits:
         if origin is not None:
             send = granting(send, origin)
         if self._access is None or visitor is None:
-            await self._serve(scope, receive, send, is_file=is_file, has_body=has_body)
+            await self._serve(scope, receive, send, most_bytes, is_file=is_file, has_body=has_body)
             return
         scope["localrun.visitor"] = visitor
-        send = self._access.auditing(visitor, scope, send)
+        send = self._access.auditing(visitor, right, scope, send)
         try:
-            await self._serve(scope, receive, send, is_file=is_file, has_body=has_body)
+            await self._serve(scope, receive, send, most_bytes, is_file=is_file, has_body=has_body)
         finally:
             visitor.leave()
             visitor.pay()
 
-    async def _serve(self, scope: Scope, receive: Receive, send: Send, *, is_file: bool, has_body: bool) -> None:
+    async def _serve(
+        self, scope: Scope, receive: Receive, send: Send, most_bytes: int, *, is_file: bool, has_body: bool
+    ) -> None:
         if is_file:
             self._n_uploads += 1
             try:
@@ -211,7 +209,7 @@ class Limits:
             await self._app(scope, receive, send)
             return
         encoding = _encoding(_Headers(scope["headers"]))
-        guard = _BodyGuard(receive, send, self._room, self._max_bytes(scope["path"]), encoding)
+        guard = _BodyGuard(receive, send, self._room, most_bytes, encoding)
         try:
             await self._app(scope, guard.receive, guard.send)
         finally:
@@ -259,7 +257,9 @@ class Limits:
             )
         return origin
 
-    def _check_body(self, scope: Scope, headers: _Headers, origin: str | None, *, file_type: str) -> bool:
+    def _check_body(
+        self, scope: Scope, headers: _Headers, origin: str | None, most_bytes: int, *, file_type: str
+    ) -> bool:
         """Whether there is one. An uploaded file is not buffered, and is as large as it is: the disk is its limit."""
         chunked = headers.one(b"transfer-encoding") is not None
         announced = headers.one(b"content-length") or "0"
@@ -268,8 +268,8 @@ class Limits:
         length = int(announced[:20])
         if not chunked and length == 0:
             return False
-        if length > self._max_bytes(scope["path"]) and not file_type:
-            raise _too_large(self._max_bytes(scope["path"]))
+        if length > most_bytes and not file_type:
+            raise _too_large(most_bytes)
         encoding = _encoding(headers)
         if encoding and (file_type or encoding not in KNOWN):
             known = "" if file_type else f", or as {', '.join(KNOWN[:-1])} or {KNOWN[-1]}"
@@ -280,9 +280,6 @@ class Limits:
             is_page = origin is not None or bool(headers.all(b"sec-fetch-site"))
             _check_content_type(headers.one(b"content-type"), is_page=is_page, file_type=file_type)
         return True
-
-    def _max_bytes(self, path: str) -> int:
-        return min(self._room.each_bytes, MAX_TEXT_BYTES) if path in TEXT_ROUTES else self._room.each_bytes
 
     def _check_uploads(self) -> None:
         """Raises QueueFull when no more files may be uploaded at once."""
@@ -411,18 +408,6 @@ class _BodyGuard:
             await self._send({**message, "more_body": True})
             await _discard(self._receive)
             await self._send({"type": "http.response.body", "body": b"", "more_body": False})
-
-
-def is_upload(path: str) -> bool:
-    """Whether a body of this route is a file, which may be large and take its time."""
-    return bool(_file_type(path))
-
-
-def _file_type(path: str) -> str:
-    """The media type of a route's files; empty for routes that take JSON."""
-    if path == _FORM:
-        return "multipart/form-data"
-    return "application/octet-stream" if path.startswith(_BLOBS) else ""
 
 
 def _check_content_type(content_type: str | None, *, is_page: bool, file_type: str) -> None:

@@ -7,7 +7,7 @@ When its engine dies it goes on on another one: it gives the model back, borrows
 says why) and sends the same message with what was said so far (`record.py`). The consumer sees a pause.
 
 Invariants: a job ends exactly once; a consumer that falls too far behind is cancelled, so no slow client holds a slot;
-every way out (end, error, cancel, engine death, disconnect) frees the lease; what is delivered was never said before.
+every way out (end, error, cancel, engine death, disconnect) frees the lease; no token is delivered twice.
 
 Does not: render prompts, format answers, or decide when a model is unloaded (supervisor.py).
 """
@@ -19,7 +19,7 @@ import contextlib
 import logging
 import secrets
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -94,14 +94,15 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     trace_id: str = ""
     records: list[RequestRecord] | None = None
 
-    @property
-    def may_have_adapters(self) -> bool:
-        """Whether it takes more than the model's name to know what is to be in effect."""
-        return bool(self.lora) or "+" in self.model
-
     def sees_model(self, name: str) -> bool:
         """Whether for who asks there is a model, or an adapter, of this name."""
         return self.payer is None or self.payer.sees_model(name)
+
+
+class Names(Protocol):
+    """Who knows what names stand for: the targets."""
+
+    async def adapted(self, ask: Ask) -> Adapted: ...
 
 
 class Lease(Protocol):
@@ -126,9 +127,6 @@ class Lease(Protocol):
 class Lender(Protocol):
     """Who gives leases: the supervisor."""
 
-    async def adapted(
-        self, name: str, lora: Sequence[Wanted], use: Use = ..., sees: Callable[[str], bool] = ...
-    ) -> Adapted: ...
     def lend(self, name: str, keep_alive_s: float | None, use: Use, load: LoadSettings) -> Lease | None: ...
     async def acquire(
         self, name: str, keep_alive_s: float | None, use: Use, load: LoadSettings, *, is_resumed: bool = False
@@ -164,6 +162,7 @@ class Job:
         job_id: str,
         ask: Ask,
         *,
+        names: Names,
         lender: Lender,
         observer: Observer,
         quarantine: Quarantine | None = None,
@@ -181,6 +180,7 @@ class Job:
         if ask.records is not None:
             ask.records.append(self.record)
         self._counts_prompt = True
+        self._names = names
         self._lender = lender
         self._observer = observer
         self._quarantine = Quarantine() if quarantine is None else quarantine
@@ -248,10 +248,9 @@ class Job:
 
     async def _acquire(self) -> Lease:
         ask = self.ask
-        if ask.may_have_adapters:
-            self._adapted = await self._lender.adapted(ask.model, ask.lora, ask.use, ask.sees_model)
-            self._model = self._adapted.model.name
-            self.record.adapters = self._adapted.shown
+        if ask.lora or "+" in ask.model:
+            self._adapted = await self._names.adapted(ask)
+            self._model, self.record.adapters = self._adapted.model.name, self._adapted.shown
         if not self._cancel_asked.is_set():
             lease = self._lender.lend(self._model, ask.keep_alive_s, ask.use, ask.load)
             if lease is not None:

@@ -288,7 +288,7 @@ class Transcript:
             delta.vectors = [self._numbered(vector) for vector in delta.vectors]
 
     def rest(self, request_id: int) -> wire.Submit | wire.Embed:
-        """What was asked, with what was said to it."""
+        """The original request with the tokens generated so far, for the next engine."""
         message, record = self._message, self._record
         assert message is not None
         resume = wire.Resume(

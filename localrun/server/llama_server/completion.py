@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from contextlib import AsyncExitStack, aclosing
+from contextlib import aclosing
 from itertools import islice
 from typing import Annotated, Any, Protocol
 
@@ -147,7 +147,6 @@ class LlamaCompletionBody(LimitFields, frozen=True, kw_only=True):
 
 
 async def complete(runtime: Runtime, exchange: Exchange) -> None:
-    """The route's handler."""
     body = await exchange.read_json(LlamaCompletionBody)
     body.check_supported()
     media = Attachments()
@@ -160,14 +159,13 @@ async def complete(runtime: Runtime, exchange: Exchange) -> None:
     ]
     prompts = [prompt for prompt in prompts for _ in range(body.n or 1)]
     grammar = await apart(body.answer_grammar)
-    async with exchange.while_connected(), AsyncExitStack() as stack:
-        ask = ChatAsk(messages=(), media=media.all())
-        question = Question(ask=ask, prompts=prompts, is_raw=True, has_schema=grammar is not None)
-        body, _, jobs = await streaming.enter(runtime, exchange, stack, body, question, n_jobs=len(prompts))
+    ask = ChatAsk(messages=(), media=media.all())
+    question = Question(ask=ask, prompts=prompts, is_raw=True, has_schema=grammar is not None)
+    async with streaming.entered(runtime, exchange, body, question, n_jobs=len(prompts)) as (body, _, jobs):
         plan = await streaming.plan(
             body,
             jobs[0],
-            with_defaults(defaults_of(jobs[0].model)),
+            defaults=with_defaults(defaults_of(jobs[0].model)),
             max_output=body.max_output,
             grammar=grammar,
             logprobs=bool(body.n_probs),

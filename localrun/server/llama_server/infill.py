@@ -6,7 +6,6 @@ that they read (`response_fields`, with paths such as `timings/prompt_n`), and w
 
 from __future__ import annotations
 
-from contextlib import AsyncExitStack
 from typing import Annotated
 
 import msgspec
@@ -64,13 +63,11 @@ class InfillBody(SamplingFields, frozen=True, kw_only=True):
 
 
 async def complete_infill(runtime: Runtime, exchange: Exchange) -> None:
-    """The route's handler."""
     body = await exchange.read_json(InfillBody)
     before_cursor = body.before_cursor()
-    async with exchange.while_connected(), AsyncExitStack() as stack:
-        others = "".join(file.filename + file.text for file in body.input_extra or ())
-        question = Question(prompts=[others + before_cursor], suffix=body.input_suffix, fills_in=True)
-        body, _, jobs = await streaming.enter(runtime, exchange, stack, body, question)
+    others = "".join(file.filename + file.text for file in body.input_extra or ())
+    question = Question(prompts=[others + before_cursor], suffix=body.input_suffix, fills_in=True)
+    async with streaming.entered(runtime, exchange, body, question) as (body, _, jobs):
         segments = infill(
             jobs[0].model.header,
             before_cursor,
@@ -81,7 +78,7 @@ async def complete_infill(runtime: Runtime, exchange: Exchange) -> None:
         plan = await streaming.plan(
             body,
             jobs[0],
-            with_defaults(defaults_of(jobs[0].model)),
+            defaults=with_defaults(defaults_of(jobs[0].model)),
             max_output=int(body.n_predict),
             logprobs=bool(body.n_probs),
             n_probs=body.n_probs or 0,

@@ -1,6 +1,6 @@
 """What llama-server says of its models in `/models`, and POST /models/load and /models/unload.
 
-`/models` is OpenAI's list (`openai/routes.py`); this is what llama-server's clients look for in it besides.
+`/models` is OpenAI's list (`openai/models.py`); this is what llama-server's clients look for in it besides.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import msgspec
 
 from localrun.errors import BadRequest
 from localrun.models.gguf.header import RANK
-from localrun.models.name import split_adapters
 from localrun.models.storage.model import Model
 from localrun.server.engines.resident import ResidentState, Use
 from localrun.server.http.exchange import Exchange
@@ -91,8 +90,10 @@ async def load(runtime: Runtime, exchange: Exchange) -> None:
     """The route's handler. Answers when the model is there; raises what loading it raises."""
     name = (await exchange.read_json(NamedModel)).model
     runtime.targets.check_one(exchange.visitor, name)
-    header = (await asyncio.to_thread(runtime.store.resolve, split_adapters(name).model)).header
-    use = Use.TEXT if header.generates else Use.RERANK if header.pooling == RANK else Use.EMBED
+    model = await asyncio.to_thread(runtime.targets.here, name)
+    use = Use.EMBED if model is not None and not model.header.generates else Use.TEXT
+    if model is not None and model.header.pooling == RANK:
+        use = Use.RERANK
     async with exchange.while_connected(), runtime.job(ask_of(exchange, name, ServiceFields(), use=use)):
         pass
     await exchange.answer_json(Done(success=True))
@@ -104,6 +105,6 @@ async def unload(runtime: Runtime, exchange: Exchange) -> None:
     name = (await exchange.read_json(NamedModel)).model
     runtime.targets.check_one(exchange.visitor, name)
     exchange.visitor.check_change(f"unload {name}")
-    if not await runtime.supervisor.unload(split_adapters(name).model):
+    if not await runtime.supervisor.unload(name):
         raise BadRequest(f"model: '{name}' is not loaded, so there is nothing to unload", field="model")
     await exchange.answer_json(Done(success=True))

@@ -16,6 +16,7 @@ from msgspec import UNSET, UnsetType
 
 from localrun.errors import BadModelFile, BadRequest, ModelNotFound, NotSupported, Unavailable
 from localrun.models.gguf.header import special_token_text
+from localrun.models.storage.model import Model
 from localrun.server.build import build_name
 from localrun.server.embedding.bodies import MEDIA_PLACE
 from localrun.server.engines.resident import Resident, ResidentState
@@ -97,7 +98,6 @@ class LlamaSlot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def show_props(runtime: Runtime, exchange: Exchange) -> None:
-    """The route's handler."""
     name = parameter(exchange, "model")
     loaded = _generating(runtime, exchange.visitor)
     if not name and len({resident.model.name for resident in loaded}) == 1:
@@ -105,8 +105,8 @@ async def show_props(runtime: Runtime, exchange: Exchange) -> None:
     if not name:
         await exchange.answer_facts(_of_daemon(runtime, is_sleeping=not loaded))
         return
-    runtime.targets.check_one(exchange.visitor, name)
-    found = await asyncio.to_thread(_of_model, runtime, name, await _with_its_files(runtime, name, loaded))
+    model = await runtime.targets.one(exchange.visitor, name)
+    found = await asyncio.to_thread(_of_model, runtime, name, model, await _with_its_files(runtime, name, loaded))
     if not exchange.visitor.is_admin:  # where files lie is nobody else's business
         found = msgspec.structs.replace(found, model_path=found.model_alias)
     await exchange.answer_facts(found)
@@ -164,9 +164,8 @@ def _of_daemon(runtime: Runtime, *, is_sleeping: bool) -> LlamaProps:
     )
 
 
-def _of_model(runtime: Runtime, name: str, loaded: list[Resident]) -> LlamaProps:
+def _of_model(runtime: Runtime, name: str, model: Model, loaded: list[Resident]) -> LlamaProps:
     """In a thread: reads the store. `loaded` have its files."""
-    model = runtime.store.resolve(name)
     header = model.header
     if not header.generates:
         raise BadRequest(f"model: '{name}' generates no text", field="model")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Annotated, Any
 
 import msgspec
@@ -123,11 +123,9 @@ class RenderedPrompt(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def tokenize(runtime: Runtime, exchange: Exchange) -> None:
-    """The route's handler."""
     body = await exchange.read_json(TokenizeBody)
     body.check_supported()
-    async with exchange.while_connected(), AsyncExitStack() as stack:
-        _, _, [job] = await streaming.enter(runtime, exchange, stack, body, NO_QUESTION, is_for_one=True)
+    async with streaming.entered(runtime, exchange, body, NO_QUESTION, is_for_one=True) as (_, _, [job]):
         field, text = ("prompt", body.prompt or "") if body.is_vllms else ("content", body.content)
         segments = segments_of(text, job.n_vocab, field=field, trusted=body.parse_special)
         with _naming(field):
@@ -142,10 +140,8 @@ async def tokenize(runtime: Runtime, exchange: Exchange) -> None:
 
 
 async def detokenize(runtime: Runtime, exchange: Exchange) -> None:
-    """The route's handler."""
     body = await exchange.read_json(DetokenizeBody)
-    async with exchange.while_connected(), AsyncExitStack() as stack:
-        _, _, [job] = await streaming.enter(runtime, exchange, stack, body, NO_QUESTION, is_for_one=True)
+    async with streaming.entered(runtime, exchange, body, NO_QUESTION, is_for_one=True) as (_, _, [job]):
         text = await text_of(job, body.tokens or [], field="tokens")
         await exchange.answer_json(Detokenized(content=text, prompt=text))
 
@@ -153,8 +149,7 @@ async def detokenize(runtime: Runtime, exchange: Exchange) -> None:
 async def tokenizer_info(runtime: Runtime, exchange: Exchange) -> None:
     """The route's handler. Nothing is loaded."""
     name = await runtime.targets.named(exchange.visitor, parameter(exchange, "model"))
-    runtime.targets.check_one(exchange.visitor, name)
-    model = await asyncio.to_thread(runtime.store.resolve, name)
+    model = await runtime.targets.one(exchange.visitor, name)
     header = model.header
     await exchange.answer_json(
         TokenizerInfo(
@@ -172,8 +167,7 @@ async def apply_template(runtime: Runtime, exchange: Exchange) -> None:
     body = await exchange.read_json(TemplateBody)
     body.check_supported()
     ask = await apart(body.ask)
-    async with exchange.while_connected(), AsyncExitStack() as stack:
-        _, _, [job] = await streaming.enter(runtime, exchange, stack, body, Question(ask=ask), is_for_one=True)
+    async with streaming.entered(runtime, exchange, body, Question(ask=ask), is_for_one=True) as (_, _, [job]):
         ask = thinks_by_default(job, msgspec.structs.replace(ask, messages=begun(job.model, ask.messages)))
         with naming("messages"):
             prepared = await prepare(runtime, job, ask)

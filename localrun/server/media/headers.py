@@ -3,17 +3,19 @@
 Whatever a client says about a file (a type, a name) does not count. Formats that models' programs take elsewhere and
 that are not decoded here are refused by their names, with the way out.
 
-Pure. Does not: decode (`worker.py` does, in a process of its own).
+Pure, and written for hostile files: every read is within the bytes, and every loop goes forward. Only headers are
+looked at; whether the rest is whole is found out by the worker that decodes it (`worker.py`, a process of its own).
 """
 
 from __future__ import annotations
 
 import re
+import struct
+from collections.abc import Callable
 from typing import NamedTuple
 
 from localrun import sound_headers
 from localrun.errors import BadRequest
-from localrun.server.media import pictures
 from localrun.sound_headers import UnknownCodecError, is_mp3_frame
 from localrun.wire import MediaKind
 
@@ -95,21 +97,99 @@ _TEXTS = ((re.compile(rb"<svg[\s>]"), "SVG"), (re.compile(rb"<html[\s>]|<!doctyp
 _NETPBM = re.compile(rb"P[1-7]\s")
 
 
+# Of JPEG: the markers that begin a frame (SOF), and those that have no length.
+_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+_ALONE = frozenset((0x00, 0x01, *range(0xD0, 0xD8)))
+_MARKER = re.compile(rb"\xff+([^\xff])", re.DOTALL)
+_MAX_MARKERS = 4096
+
+
+def _png(data: bytes) -> tuple[int, int]:
+    if data[12:16] != b"IHDR":
+        raise ValueError
+    width, height = struct.unpack_from(">II", data, 16)
+    return width, height
+
+
+def _gif(data: bytes) -> tuple[int, int]:
+    width, height = struct.unpack_from("<HH", data, 6)
+    return width, height
+
+
+def _bmp(data: bytes) -> tuple[int, int]:
+    (length,) = struct.unpack_from("<I", data, 14)
+    if length == 12:  # OS/2's, with 16 bits for each side
+        width, height = struct.unpack_from("<HH", data, 18)
+    else:
+        width, height = struct.unpack_from("<ii", data, 18)  # a negative height means top down
+    return width, abs(height)
+
+
+def _jpeg(data: bytes) -> tuple[int, int]:
+    at = 2
+    for _ in range(_MAX_MARKERS):
+        found = _MARKER.search(data, at)
+        if found is None:
+            raise ValueError
+        marker, at = found[1][0], found.end()
+        if marker in _FRAMES:
+            height, width = struct.unpack_from(">HH", data, at + 3)
+            return width, height
+        if marker in (0xD9, 0xDA):  # the picture itself, or its end, without a frame before
+            raise ValueError
+        if marker not in _ALONE:
+            (length,) = struct.unpack_from(">H", data, at)
+            at += max(2, length)
+    raise ValueError
+
+
+def _webp(data: bytes) -> tuple[int, int]:
+    kind = data[12:16]
+    if kind == b"VP8X":
+        return int.from_bytes(data[24:27], "little") + 1, int.from_bytes(data[27:30], "little") + 1
+    if kind == b"VP8L":
+        if data[20] != 0x2F:
+            raise ValueError
+        (bits,) = struct.unpack_from("<I", data, 21)
+        return (bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1
+    if kind != b"VP8 " or data[23:26] != b"\x9d\x01\x2a":
+        raise ValueError
+    width, height = struct.unpack_from("<HH", data, 26)
+    return width & 0x3FFF, height & 0x3FFF
+
+
+_SIZES: dict[str, Callable[[bytes], tuple[int, int]]] = {
+    "PNG": _png,
+    "JPEG": _jpeg,
+    "GIF": _gif,
+    "BMP": _bmp,
+    "WebP": _webp,
+}
+
+
+def _size_of(kind: str, data: bytes) -> tuple[int, int]:
+    """Width and height of a file that begins as one of `_SIZES`. Raises ValueError for a broken header."""
+    try:
+        return _SIZES[kind](data)
+    except (struct.error, IndexError, ValueError):
+        raise ValueError(f"a broken {kind} header") from None
+
+
 def look(data: bytes, field: str, wanted: MediaKind | None = None) -> Header:
     """What `data` is. Raises BadRequest naming `field` for what is no picture or sound, is not `wanted`, is broken or
     is beyond a limit."""
     if not data:
         raise BadRequest(f"{field}: an empty file; {_way_out(wanted)}", field=field)
     name = _format(data)
-    kind = MediaKind.IMAGE if name in pictures.FORMATS else MediaKind.AUDIO
-    if name not in pictures.FORMATS and name not in sound_headers.FORMATS:
+    kind = MediaKind.IMAGE if name in _SIZES else MediaKind.AUDIO
+    if name not in _SIZES and name not in sound_headers.FORMATS:
         found = f"{name} is not supported" if name else f"not {NAMES[wanted] if wanted else 'a picture or sound'}"
         raise BadRequest(f"{field}: {found}; {_way_out(wanted)}", field=field)
     if wanted is not None and kind is not wanted:
         raise BadRequest(f"{field}: {name}, where {NAMES[wanted]} belongs; {_way_out(wanted)}", field=field)
     try:
         if kind is MediaKind.IMAGE:
-            width, height = pictures.size_of(name, data)
+            width, height = _size_of(name, data)
             check_size(name, width, height, field)
             return Header(kind, name, width=width, height=height)
         return _sound(name, sound_headers.header_of(name, data), field)

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 import msgspec
 from prometheus_client import CollectorRegistry, Counter, Histogram, Info, ProcessCollector, disable_created_metrics
@@ -113,148 +113,108 @@ class Metrics:
         # A `_created` series beside every counter and histogram doubles the page and says nothing new.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = registry = CollectorRegistry()
-        model = ("model",)
-        self.ttft = Histogram(
-            "localrun_time_to_first_token_seconds",
-            "From a request's arrival, loading and queueing included, to its first token.",
-            model, buckets=TTFT_BUCKETS_S, registry=registry,
+
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"localrun_{name}", text, labels, registry=registry)
+
+        def histogram(name: str, text: str, buckets: Sequence[float], *labels: str) -> Histogram:
+            return Histogram(f"localrun_{name}", text, labels, buckets=buckets, registry=registry)
+
+        self.ttft = histogram(
+            "time_to_first_token_seconds", "From a request's arrival, loading and queueing included, to its first "
+            "token.", TTFT_BUCKETS_S, "model",
         )  # fmt: skip
-        self.itl = Histogram(
-            "localrun_inter_token_seconds", "Time between the tokens of a stream, one sample per token.",
-            model, buckets=ITL_BUCKETS_S, registry=registry,
-        )  # fmt: skip
-        self.queue = Histogram(
-            "localrun_queue_seconds", "From the engine's acceptance of a request to its first computed row.",
-            model, buckets=QUEUE_BUCKETS_S, registry=registry,
-        )  # fmt: skip
-        self.request = Histogram(
-            "localrun_request_seconds", "From a request's arrival to its end.",
-            ("model", "api"), buckets=REQUEST_BUCKETS_S, registry=registry,
-        )  # fmt: skip
-        self.prefill = Histogram(
-            "localrun_request_prefill_tokens", "Prompt tokens of a request that the cache did not have.",
-            model, buckets=PREFILL_BUCKETS_TOKENS, registry=registry,
-        )  # fmt: skip
-        self.prompt_length = Histogram(
-            "localrun_request_prompt_tokens", "Tokens of a request's prompt, cached ones included.",
-            model, buckets=LENGTH_BUCKETS_TOKENS, registry=registry,
-        )  # fmt: skip
-        self.output_length = Histogram(
-            "localrun_request_output_tokens", "Tokens of a request's answer.",
-            model, buckets=LENGTH_BUCKETS_TOKENS, registry=registry,
-        )  # fmt: skip
-        self.step = Histogram(
-            "localrun_step_seconds", "Duration of engine steps that computed something.",
-            model, buckets=ITL_BUCKETS_S, registry=registry,
-        )  # fmt: skip
-        self.load = Histogram(
-            "localrun_model_load_seconds", "Duration of model loads that succeeded.",
-            model, buckets=LOAD_BUCKETS_S, registry=registry,
-        )  # fmt: skip
-        self.requests = Counter(
-            "localrun_requests", "Requests that ended.", ("model", "api", "outcome"), registry=registry
+        self.itl = histogram(
+            "inter_token_seconds", "Time between the tokens of a stream, one sample per token.", ITL_BUCKETS_S, "model"
         )
-        self.ends = Counter(
-            "localrun_request_ends", "Requests that ended, by their finish reason or the code of their error.",
-            ("model", "reason"), registry=registry,
+        self.queue = histogram(
+            "queue_seconds", "From the engine's acceptance of a request to its first computed row.",
+            QUEUE_BUCKETS_S, "model",
         )  # fmt: skip
-        self.responses = Counter(
-            "localrun_http_responses",
-            f"Answers to HTTP requests, by API and status; {CLIENT_GONE} is a client that left before, the family "
-            f"{NO_FAMILY} what was refused before it was a request.",
-            ("family", "status"), registry=registry,
-        )  # fmt: skip
-        self.errors = Counter(
-            "localrun_errors", "Errors that clients were told of, also as the last event of a stream.",
-            ("code", "status"), registry=registry,
-        )  # fmt: skip
-        by_key = ("key",)
-        self.key_requests = Counter(
-            "localrun_key_requests", "Requests of an API key that ended.", by_key, registry=registry
+        self.request = histogram(
+            "request_seconds", "From a request's arrival to its end.", REQUEST_BUCKETS_S, "model", "api"
         )
-        self.key_prompt_tokens = Counter(
-            "localrun_key_prompt_tokens", "Prompt tokens of an API key's ended requests, cached ones included.",
-            by_key, registry=registry,
+        self.prefill = histogram(
+            "request_prefill_tokens", "Prompt tokens of a request that the cache did not have.",
+            PREFILL_BUCKETS_TOKENS, "model",
         )  # fmt: skip
-        self.key_output_tokens = Counter(
-            "localrun_key_output_tokens", "Tokens generated for an API key's ended requests.", by_key, registry=registry
+        self.prompt_length = histogram(
+            "request_prompt_tokens", "Tokens of a request's prompt, cached ones included.",
+            LENGTH_BUCKETS_TOKENS, "model",
+        )  # fmt: skip
+        self.output_length = histogram(
+            "request_output_tokens", "Tokens of a request's answer.", LENGTH_BUCKETS_TOKENS, "model"
         )
-        self.prompt_tokens = Counter(
-            "localrun_prompt_tokens", "Prompt tokens of ended requests, cached ones included.", model, registry=registry
+        self.step = histogram(
+            "step_seconds", "Duration of engine steps that computed something.", ITL_BUCKETS_S, "model"
         )
-        self.cached_tokens = Counter(
-            "localrun_cached_tokens", "Prompt tokens of ended requests that the cache had.", model, registry=registry
+        self.load = histogram("model_load_seconds", "Duration of model loads that succeeded.", LOAD_BUCKETS_S, "model")
+        self.requests = counter("requests", "Requests that ended.", "model", "api", "outcome")
+        self.ends = counter(
+            "request_ends", "Requests that ended, by their finish reason or the code of their error.", "model", "reason"
         )
-        self.restored_tokens = Counter(
-            "localrun_restored_tokens", "Prompt tokens whose saved state was copied back instead of computed, by tier.",
-            ("model", "tier"), registry=registry,
+        self.responses = counter(
+            "http_responses", f"Answers to HTTP requests, by API and status; {CLIENT_GONE} is a client that left "
+            f"before, the family {NO_FAMILY} what was refused before it was a request.", "family", "status",
         )  # fmt: skip
-        self.output_tokens = Counter("localrun_output_tokens", "Tokens generated.", model, registry=registry)
-        self.deaths = Counter(
-            "localrun_engine_deaths",
-            "Engine processes that ended without being asked to; the next request starts a new one.",
-            model, registry=registry,
-        )  # fmt: skip
-        self.unusable = Counter(
-            "localrun_unusable_results",
-            "Requests that ended because llama.cpp handed back what cannot be used: no_numbers or an unknown_token.",
-            ("model", "kind"), registry=registry,
-        )  # fmt: skip
-        self.resumed = Counter(
-            "localrun_requests_resumed", "Times that a request went on on another engine because its own had died.",
-            model, registry=registry,
-        )  # fmt: skip
-        by_source = ("model", "source")
-        self.drafts = Counter(
-            "localrun_drafts", "Drafts that were verified, by what made them.", by_source, registry=registry
+        self.errors = counter(
+            "errors", "Errors that clients were told of, also as the last event of a stream.", "code", "status"
         )
-        self.draft_tokens = Counter(
-            "localrun_draft_tokens", "Tokens of drafts that were verified.", by_source, registry=registry
+        self.key_requests = counter("key_requests", "Requests of an API key that ended.", "key")
+        self.key_prompt_tokens = counter(
+            "key_prompt_tokens", "Prompt tokens of an API key's ended requests, cached ones included.", "key"
         )
-        self.accepted_tokens = Counter(
-            "localrun_draft_tokens_accepted", "Tokens of drafts that became part of an answer.",
-            by_source, registry=registry,
-        )  # fmt: skip
-        self.draft_seconds = Counter(
-            "localrun_draft_seconds", "Time that making drafts took.", by_source, registry=registry
+        self.key_output_tokens = counter(
+            "key_output_tokens", "Tokens generated for an API key's ended requests.", "key"
         )
-        self.speedup = Histogram(
-            "localrun_request_speedup_ratio",
-            "How many times as fast answers with drafts were as without, by what their steps took.",
-            model, buckets=SPEEDUP_BUCKETS, registry=registry,
+        self.prompt_tokens = counter("prompt_tokens", "Prompt tokens of ended requests, cached ones included.", "model")
+        self.cached_tokens = counter("cached_tokens", "Prompt tokens of ended requests that the cache had.", "model")
+        self.restored_tokens = counter(
+            "restored_tokens", "Prompt tokens whose saved state was copied back instead of computed, by tier.",
+            "model", "tier",
         )  # fmt: skip
-        self.media_chunks = Counter(
-            "localrun_media_chunks", "Chunks of pictures and sound, by where their rows came from (encoded, kept).",
-            ("model", "rows"), registry=registry,
+        self.output_tokens = counter("output_tokens", "Tokens generated.", "model")
+        self.deaths = counter(
+            "engine_deaths", "Engine processes that ended without being asked to; the next request starts a new one.",
+            "model",
         )  # fmt: skip
-        self.media_tokens = Counter(
-            "localrun_media_tokens", "Prompt tokens of pictures and sound that were computed.", model, registry=registry
+        self.unusable = counter(
+            "unusable_results", "Requests that ended because llama.cpp handed back what cannot be used: no_numbers or "
+            "an unknown_token.", "model", "kind",
+        )  # fmt: skip
+        self.resumed = counter(
+            "requests_resumed", "Times that a request went on on another engine because its own had died.", "model"
         )
-        self.media_seconds = Counter(
-            "localrun_media_encode_seconds", "Time that encoding pictures and sound took, with pauses.",
-            model, registry=registry,
-        )  # fmt: skip
-        self.routed = Counter(
-            "localrun_tier_requests", "Requests to a tier, by the model that it chose and the rule that decided.",
-            ("name", "size", "reason"), registry=registry,
-        )  # fmt: skip
-        self.probe_tokens = Counter(
-            "localrun_tier_probe_tokens", "Tokens that small models of tiers generated to see how sure they are.",
-            ("name",), registry=registry,
-        )  # fmt: skip
-        self.probe_seconds = Counter(
-            "localrun_tier_probe_seconds",
-            "Time that small models of tiers took to show how sure they are.",
-            ("name",),
-            registry=registry,
+        self.drafts = counter("drafts", "Drafts that were verified, by what made them.", "model", "source")
+        self.draft_tokens = counter("draft_tokens", "Tokens of drafts that were verified.", "model", "source")
+        self.accepted_tokens = counter(
+            "draft_tokens_accepted", "Tokens of drafts that became part of an answer.", "model", "source"
         )
-        self.batch_lines = Counter(
-            "localrun_batch_lines", "Lines of batches that have a result, by what it is.", ("outcome",),
-            registry=registry,
+        self.draft_seconds = counter("draft_seconds", "Time that making drafts took.", "model", "source")
+        self.speedup = histogram(
+            "request_speedup_ratio", "How many times as fast answers with drafts were as without, by what their steps "
+            "took.", SPEEDUP_BUCKETS, "model",
         )  # fmt: skip
-        self.batches = Counter(
-            "localrun_batches_ended", "Batches that ended, by how they did.", ("status",), registry=registry
+        self.media_chunks = counter(
+            "media_chunks", "Chunks of pictures and sound, by where their rows came from (encoded, kept).",
+            "model", "rows",
+        )  # fmt: skip
+        self.media_tokens = counter("media_tokens", "Prompt tokens of pictures and sound that were computed.", "model")
+        self.media_seconds = counter(
+            "media_encode_seconds", "Time that encoding pictures and sound took, with pauses.", "model"
         )
+        self.routed = counter(
+            "tier_requests", "Requests to a tier, by the model that it chose and the rule that decided.",
+            "name", "size", "reason",
+        )  # fmt: skip
+        self.probe_tokens = counter(
+            "tier_probe_tokens", "Tokens that small models of tiers generated to see how sure they are.", "name"
+        )
+        self.probe_seconds = counter(
+            "tier_probe_seconds", "Time that small models of tiers took to show how sure they are.", "name"
+        )
+        self.batch_lines = counter("batch_lines", "Lines of batches that have a result, by what it is.", "outcome")
+        self.batches = counter("batches_ended", "Batches that ended, by how they did.", "status")
         build = Info("localrun_build", "What runs.", registry=registry)
         build.info(
             {"version": localrun.__version__, "llama_cpp": llama_cpp_version(), "python": platform.python_version()}
@@ -306,6 +266,19 @@ class Metrics:
         return encode(self.registry), content_type
 
 
+# The name of a gauge, what it says, and the field of an engine's row.
+_OF_ENGINES = (
+    ("slots", "Slots of the engine.", "slots"),
+    ("engine_memory_bytes", "Weights, KV cells and projectors of the engine, in memory or on a GPU.", "size_bytes"),
+    ("kv_cells", "KV cells, with those of the pool beside streams.", "kv_cells"),
+    ("kv_cells_used", "KV cells in use.", "kv_cells_used"),
+    ("ram_cache_bytes", "Memory taken by the saved state of idle prefixes.", "ram_cache_bytes"),
+    ("disk_cache_bytes", "Disk space taken by the saved state of idle prefixes.", "disk_cache_bytes"),
+    ("ram_cache_entries", "Saved segments of prefixes in memory.", "ram_entries"),
+    ("disk_cache_entries", "Saved segments of prefixes on disk.", "disk_entries"),
+)
+
+
 class _LiveCollector(Collector):
     """Gauges, made at each scrape, so that a step never touches them."""
 
@@ -330,42 +303,10 @@ class _LiveCollector(Collector):
         )
         yield _by_model("localrun_requests_running", "Requests in a slot.", {name: running[name] for name in names})
         yield _by_model(
-            "localrun_requests_queued",
-            "Requests waiting for a slot.",
-            {name: queued[name] for name in names},
+            "localrun_requests_queued", "Requests waiting for a slot.", {name: queued[name] for name in names}
         )
-        yield _by_model("localrun_slots", "Slots of the engine.", {row.model: row.slots for row in ready})
-        yield _by_model(
-            "localrun_engine_memory_bytes",
-            "Weights, KV cells and projectors of the engine, in memory or on a GPU.",
-            {row.model: row.size_bytes for row in ready},
-        )
-        yield _by_model(
-            "localrun_kv_cells",
-            "KV cells, with those of the pool beside streams.",
-            {row.model: row.kv_cells for row in ready},
-        )
-        yield _by_model("localrun_kv_cells_used", "KV cells in use.", {row.model: row.kv_cells_used for row in ready})
-        yield _by_model(
-            "localrun_ram_cache_bytes",
-            "Memory taken by the saved state of idle prefixes.",
-            {row.model: row.ram_cache_bytes for row in ready},
-        )
-        yield _by_model(
-            "localrun_disk_cache_bytes",
-            "Disk space taken by the saved state of idle prefixes.",
-            {row.model: row.disk_cache_bytes for row in ready},
-        )
-        yield _by_model(
-            "localrun_ram_cache_entries",
-            "Saved segments of prefixes in memory.",
-            {row.model: row.ram_entries for row in ready},
-        )
-        yield _by_model(
-            "localrun_disk_cache_entries",
-            "Saved segments of prefixes on disk.",
-            {row.model: row.disk_entries for row in ready},
-        )
+        for name, text, field in _OF_ENGINES:
+            yield _by_model(f"localrun_{name}", text, {row.model: getattr(row, field) for row in ready})
         batches = self._batch_rows()
         yield GaugeMetricFamily("localrun_batches", "Batches that have not ended.", value=len(batches))
         yield GaugeMetricFamily(
@@ -465,7 +406,7 @@ class Telemetry:
         self.metrics.probe_seconds.labels(name).inc(seconds)
 
     def batch_lines(self, outcome: str, n_lines: int) -> None:
-        """So many lines of a batch came to this."""
+        """Counts `n_lines` batch lines with this outcome."""
         self.metrics.batch_lines.labels(outcome).inc(n_lines)
 
     def batch_ended(self, status: str) -> None:

@@ -34,12 +34,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from functools import partial
 from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
-from starlette.routing import Route
 
 from localrun.errors import BadRequest, DownloadFailed, Forbidden, Unavailable
 from localrun.models import adapters, catalog, naming
@@ -55,7 +53,7 @@ from localrun.server.engines.drafts import own_draft, problem_of, speculates
 from localrun.server.engines.machine import answering_gpus
 from localrun.server.engines.placement import refusal, wish_of
 from localrun.server.engines.resident import Use, pooling_for
-from localrun.server.http.exchange import Exchange, decode_body, parameter, route
+from localrun.server.http.exchange import Exchange, decode_body, parameter
 from localrun.server.runtime import Runtime
 from localrun.snapshot import PullRow
 
@@ -124,24 +122,12 @@ class FitAnswer(msgspec.Struct, frozen=True, kw_only=True):
     problem: str | None
 
 
-def model_routes(runtime: Runtime) -> list[Route]:
-    """The routes, bound to a runtime."""
-    return [
-        route("/localrun/v1/pulls", runtime, _pulls, methods=["GET"]),
-        route("/localrun/v1/pulls", runtime, _cancel_pull, methods=["DELETE"]),
-        route("/localrun/v1/catalog", runtime, _catalog, methods=["GET"]),
-        route("/localrun/v1/search", runtime, _search, methods=["GET"]),
-        route("/localrun/v1/gc", runtime, _collect, methods=["POST"]),
-        route("/localrun/v1/fit", runtime, partial(_fit, asyncio.Lock()), methods=["GET"]),
-    ]
-
-
-async def _pulls(runtime: Runtime, exchange: Exchange) -> None:
+async def list_pulls(runtime: Runtime, exchange: Exchange) -> None:
     rows = [row for row in runtime.pulls.rows() if exchange.visitor.sees_model(row.model)]
     await exchange.answer_facts(Pulls(pulls=rows))
 
 
-async def _cancel_pull(runtime: Runtime, exchange: Exchange) -> None:
+async def cancel_pull(runtime: Runtime, exchange: Exchange) -> None:
     model = parameter(exchange, "model")
     if not model:
         raise BadRequest("model is required: DELETE /localrun/v1/pulls?model=NAME", field="model")
@@ -150,14 +136,14 @@ async def _cancel_pull(runtime: Runtime, exchange: Exchange) -> None:
     await exchange.answer_json(CancelledPull(model=model, cancelled=True))
 
 
-async def _catalog(_: Runtime, exchange: Exchange) -> None:
+async def list_catalog(_: Runtime, exchange: Exchange) -> None:
     model = parameter(exchange, "model")
     found = catalog.find(ModelName.parse(model)) if model else None
     entries = catalog.entries() if not model else () if found is None else (found.entry,)
     await exchange.answer_json(CatalogAnswer(models=list(entries)))
 
 
-async def _search(runtime: Runtime, exchange: Exchange) -> None:
+async def search_models(runtime: Runtime, exchange: Exchange) -> None:
     query = parameter(exchange, "query").strip()
     if len(query) > MAX_QUERY_CHARS:
         raise BadRequest(f"query has {len(query)} characters; the limit is {MAX_QUERY_CHARS}", field="query")
@@ -191,7 +177,7 @@ class GarbageBody(msgspec.Struct, frozen=True, kw_only=True):
     partial_min_age_s: Annotated[float, Meta(ge=0.0)] = naming.PARTIAL_MIN_AGE_S
 
 
-async def _collect(runtime: Runtime, exchange: Exchange) -> None:
+async def collect(runtime: Runtime, exchange: Exchange) -> None:
     body = decode_body(await exchange.read_body() or b"{}", GarbageBody)
     is_early = body.min_age_s < naming.MIN_AGE_S or body.partial_min_age_s < naming.PARTIAL_MIN_AGE_S
     if is_early and not exchange.visitor.is_admin:
@@ -212,10 +198,10 @@ async def _collect(runtime: Runtime, exchange: Exchange) -> None:
     )
 
 
-async def _fit(one_at_a_time: asyncio.Lock, runtime: Runtime, exchange: Exchange) -> None:
+async def explain_fit(runtime: Runtime, exchange: Exchange) -> None:
     """Asking the GPUs takes a process, so there is one such question at a time."""
     await exchange.read_body()
-    async with exchange.while_connected(), one_at_a_time:
+    async with exchange.while_connected(), runtime.asks_gpus:
         await exchange.answer_facts(await _explained(runtime, exchange))
 
 

@@ -10,6 +10,8 @@
     DELETE /localrun/v1/cache           CacheCleared: forgets it; ?model=NAME for one model, ?tier=ram or disk
     GET    /localrun/v1/logs?since=N    Server-Sent Events, `event: log`, one LogLine each: what is kept with a number
                                         above N, then what comes. `follow=0` ends after what is kept.
+    GET    /localrun/v1/usage           UsageReport: `by` key, day or model, of the last `days`. Who is no admin sees
+                                        the own key's; programs of this machine that send none are `local`
     POST   /localrun/v1/shutdown        asks the daemon to end: {"status": "stopping"}
     GET    /metrics                     Prometheus
 
@@ -21,20 +23,21 @@ Does not: check Host, Origin or content types (limits.py wraps all routes), or k
 from __future__ import annotations
 
 import asyncio
+import sqlite3
+import time
 from typing import Literal
 
 import msgspec
-from starlette.routing import Route
 
 import localrun
-from localrun.errors import BadRequest, Forbidden, Unavailable
+from localrun.access.usage import BY, day_of
+from localrun.errors import BadRequest, DiskRefused, Forbidden, Unavailable
 from localrun.server.http.access import Visitor
-from localrun.server.http.exchange import Exchange, parameter, route
+from localrun.server.http.exchange import Exchange, parameter
 from localrun.server.http.hidden_paths import without_paths_in
 from localrun.server.jobs.registry import unknown_request
-from localrun.server.native.models import model_routes
 from localrun.server.runtime import Runtime
-from localrun.snapshot import EngineRow, LogLine, RequestRow, Snapshot
+from localrun.snapshot import EngineRow, LogLine, RequestRow, Snapshot, UsageReport, UsageRow
 
 DEFAULT_HZ = 4.0
 MIN_HZ = 1.0
@@ -69,35 +72,17 @@ class CancelledRequest(msgspec.Struct, frozen=True, kw_only=True):
     cancelled: bool
 
 
-def routes(runtime: Runtime) -> list[Route]:
-    """The routes, bound to a runtime."""
-    return [
-        *(route(path, runtime, _health, methods=["GET"]) for path in ("/health", "/v1/health")),
-        route("/localrun/v1/snapshot", runtime, _snapshot, methods=["GET"]),
-        route("/localrun/v1/events", runtime, _events, methods=["GET"]),
-        route("/localrun/v1/requests", runtime, _list_requests, methods=["GET"]),
-        route("/localrun/v1/requests/{id}", runtime, _one_request, methods=["GET"]),
-        route("/localrun/v1/requests/{id}", runtime, _cancel_request, methods=["DELETE"]),
-        route("/localrun/v1/cache", runtime, _cache, methods=["GET"]),
-        route("/localrun/v1/cache", runtime, _clear_cache, methods=["DELETE"]),
-        route("/localrun/v1/shutdown", runtime, _shutdown, methods=["POST"]),
-        *model_routes(runtime),
-        route("/localrun/v1/logs", runtime, _logs, methods=["GET"]),
-        route("/metrics", runtime, _metrics, methods=["GET"]),
-    ]
-
-
-async def _health(runtime: Runtime, exchange: Exchange) -> None:
+async def health(runtime: Runtime, exchange: Exchange) -> None:
     if runtime.shutdown_requested.is_set():
         raise Unavailable("localrun is shutting down")
     await exchange.answer_json(Health(status="ok", version=localrun.__version__))
 
 
-async def _snapshot(runtime: Runtime, exchange: Exchange) -> None:
+async def snapshot(runtime: Runtime, exchange: Exchange) -> None:
     await exchange.answer_facts(shown_to(exchange.visitor, await runtime.telemetry.snapshot()))
 
 
-async def _events(runtime: Runtime, exchange: Exchange) -> None:
+async def events(runtime: Runtime, exchange: Exchange) -> None:
     """Snapshots until the client goes away or the daemon ends. One that reads slowly gets fewer, each current."""
     interval_s = 1 / _hz(exchange)
     await exchange.read_body()
@@ -114,16 +99,16 @@ async def _events(runtime: Runtime, exchange: Exchange) -> None:
         await exchange.close_stream()
 
 
-async def _list_requests(runtime: Runtime, exchange: Exchange) -> None:
+async def list_requests(runtime: Runtime, exchange: Exchange) -> None:
     rows = [row for row in runtime.registry.rows() if exchange.visitor.sees(row.key)]
     await exchange.answer_facts(Requests(requests=rows))
 
 
-async def _one_request(runtime: Runtime, exchange: Exchange) -> None:
+async def one_request(runtime: Runtime, exchange: Exchange) -> None:
     await exchange.answer_facts(_row(runtime, exchange))
 
 
-async def _cancel_request(runtime: Runtime, exchange: Exchange) -> None:
+async def cancel_request(runtime: Runtime, exchange: Exchange) -> None:
     job_id = _row(runtime, exchange, is_change=True).id
     runtime.registry.cancel_or_raise(job_id)
     await exchange.answer_json(CancelledRequest(id=job_id, cancelled=True))
@@ -163,7 +148,7 @@ def _engine_shown_to(visitor: Visitor, engine: EngineRow, own: set[str]) -> Engi
     return msgspec.structs.replace(engine, kv_runs=runs, load=visitor.load_shown(engine.load))
 
 
-async def _cache(runtime: Runtime, exchange: Exchange) -> None:
+async def cache(runtime: Runtime, exchange: Exchange) -> None:
     report = await runtime.cache.report()
     rows = [row for row in report.models if exchange.visitor.sees_model(row.model)]
     report = msgspec.structs.replace(
@@ -175,7 +160,7 @@ async def _cache(runtime: Runtime, exchange: Exchange) -> None:
     await exchange.answer_facts(report)
 
 
-async def _clear_cache(runtime: Runtime, exchange: Exchange) -> None:
+async def clear_cache(runtime: Runtime, exchange: Exchange) -> None:
     tier = parameter(exchange, "tier")
     if tier not in ("", "ram", "disk"):
         raise BadRequest(f"tier must be ram or disk, not {tier[:40]!r}; leave it out for both", field="tier")
@@ -183,12 +168,12 @@ async def _clear_cache(runtime: Runtime, exchange: Exchange) -> None:
     await exchange.answer_json(await runtime.cache.clear(model or None, ram=tier != "disk", disk=tier != "ram"))
 
 
-async def _shutdown(runtime: Runtime, exchange: Exchange) -> None:
+async def shutdown(runtime: Runtime, exchange: Exchange) -> None:
     await exchange.answer_json(Stopping(status="stopping"))
     runtime.request_shutdown()
 
 
-async def _metrics(runtime: Runtime, exchange: Exchange) -> None:
+async def metrics(runtime: Runtime, exchange: Exchange) -> None:
     page, content_type = await runtime.metrics_page(exchange.header(b"accept"))
     # The second one is llama-server's.
     started = str(int(runtime.telemetry.started_at_s)).encode("ascii")
@@ -224,7 +209,7 @@ _LINES_PER_WRITE = 100
 _encoder = msgspec.json.Encoder()
 
 
-async def _logs(runtime: Runtime, exchange: Exchange) -> None:
+async def logs(runtime: Runtime, exchange: Exchange) -> None:
     since, follow = parameter(exchange, "since") or "0", parameter(exchange, "follow") or "1"
     if not since.isascii() or not since.isdigit() or len(since) > 18:
         raise BadRequest(f"since: must be the number of a line, not {since[:40]!r}", field="since")
@@ -248,3 +233,31 @@ async def _logs(runtime: Runtime, exchange: Exchange) -> None:
 
 def _event(line: LogLine) -> bytes:
     return b"event: log\ndata: " + _encoder.encode(line) + b"\n\n"
+
+
+DEFAULT_DAYS = 30
+MAX_DAYS = 3660
+
+
+async def usage(runtime: Runtime, exchange: Exchange) -> None:
+    by = parameter(exchange, "by") or "key"
+    if by not in BY:
+        raise BadRequest(f"by must be one of {', '.join(BY)}, not {by[:40]!r}", field="by")
+    days = _days(exchange)
+    since = day_of(time.time() - (days - 1) * 86400)
+    visitor = exchange.visitor
+    key = None if visitor.is_admin else visitor.name
+    try:
+        totals = await asyncio.to_thread(runtime.access.usage.totals, by, since_day=since, key=key)
+    except sqlite3.Error as error:
+        raise DiskRefused(f"{runtime.access.usage.path} cannot be read: {error}") from None
+    rows = [UsageRow(**total._asdict()) for total in totals]
+    await exchange.answer_facts(UsageReport(by=by, since=since, rows=rows))
+
+
+def _days(exchange: Exchange) -> int:
+    text = parameter(exchange, "days") or str(DEFAULT_DAYS)
+    days = int(text) if text.isascii() and text.isdigit() and len(text) < 6 else 0
+    if not 1 <= days <= MAX_DAYS:
+        raise BadRequest(f"days must be a number from 1 to {MAX_DAYS}, not {text[:40]!r}", field="days")
+    return days

@@ -13,12 +13,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from contextlib import AsyncExitStack
 
 import msgspec
 
 from localrun.errors import BadRequest
-from localrun.models.name import split_adapters
 from localrun.server import streaming
 from localrun.server.http.exchange import Exchange
 from localrun.server.http.fields import ask_of, keep_alive_s
@@ -38,17 +36,15 @@ from localrun.wire import Segment, Usage
 
 
 async def chat(runtime: Runtime, exchange: Exchange) -> None:
-    """The route's handler."""
     body = await exchange.read_json(ChatBody)
     ask = await apart(body.ask)
-    async with exchange.while_connected(), AsyncExitStack() as stack:
-        if not ask.messages:
+    if not ask.messages:
+        async with exchange.while_connected():
             await load_or_unload(runtime, exchange, body, Lines(body.model, Kind.CHAT))
-            return
-        question = Question(ask=ask, effort=body.effort)
-        body, ask, [job] = await streaming.enter(
-            runtime, exchange, stack, body.service, question, load=body.load, needs_name=True
-        )
+        return
+    question = Question(ask=ask, effort=body.effort)
+    entered = streaming.entered(runtime, exchange, body.service, question, load=body.load, needs_name=True)
+    async with entered as (body, ask, [job]):
         options = (body.options or Options()).over(job.model)
         ask = msgspec.structs.replace(ask, messages=begun(job.model, ask.messages))
         ask = thinks_by_default(job, ask)
@@ -60,23 +56,20 @@ async def chat(runtime: Runtime, exchange: Exchange) -> None:
 
 
 async def generate(runtime: Runtime, exchange: Exchange) -> None:
-    """The route's handler."""
     body = await exchange.read_json(GenerateBody)
     body.check_supported()
     # Refused before the model is loaded, as is all that can be.
     ask = await apart(body.ask)
-    async with exchange.while_connected(), AsyncExitStack() as stack:
-        if not body.prompt and not body.suffix and not body.images:
+    if not body.prompt and not body.suffix and not body.images:
+        async with exchange.while_connected():
             await load_or_unload(runtime, exchange, body, Lines(body.model, Kind.GENERATE))
-            return
-        prompts, suffix = (body.prompt or "",), body.suffix or ""
-        question = Question(
-            ask=ask, prompts=prompts, suffix=suffix, context=bool(body.context), is_raw=body.is_plain,
-            effort=body.effort,
-        )  # fmt: skip
-        body, ask, [job] = await streaming.enter(
-            runtime, exchange, stack, body.service, question, load=body.load, needs_name=True
-        )
+        return
+    question = Question(
+        ask=ask, prompts=(body.prompt or "",), suffix=body.suffix or "", context=bool(body.context),
+        is_raw=body.is_plain, effort=body.effort,
+    )  # fmt: skip
+    entered = streaming.entered(runtime, exchange, body.service, question, load=body.load, needs_name=True)
+    async with entered as (body, ask, [job]):
         options = (body.options or Options()).over(job.model)
         fitted = await _fitted(runtime, job, body, ask, options)
         context = None if body.is_plain else fitted.tokens
@@ -141,7 +134,7 @@ async def load_or_unload(runtime: Runtime, exchange: Exchange, body: ChatBody | 
     if keep_alive_s(body.service.keep_alive) == 0:
         for name in names:
             exchange.visitor.check_change(f"unload {name}")
-            await runtime.supervisor.unload(split_adapters(name).model)
+            await runtime.supervisor.unload(name)
         await exchange.answer(lines.end("unload", metrics(_NOTHING, load_s=0.0, total_s=0.0)))
         return
     if tier is not None:

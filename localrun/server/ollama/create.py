@@ -212,7 +212,6 @@ _DIGEST = re.compile(r"@?(sha256[:-][0-9A-F]{64})", re.IGNORECASE)
 
 
 async def create(runtime: Runtime, exchange: Exchange) -> None:
-    """The route's handler."""
     body = await exchange.read_json(CreateBody)
     async with exchange.while_connected():
         await send_statuses(exchange, _steps(runtime, body, exchange.visitor), stream=body.stream is not False)

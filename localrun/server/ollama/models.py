@@ -294,7 +294,6 @@ _FILLS_IN = "{#- .Suffix -#}"
 
 
 async def show(runtime: Runtime, exchange: Exchange) -> None:
-    """The route's handler."""
     body = await exchange.read_json(ModelBody)
     loaded = {row.model: row.n_ctx for row in runtime.supervisor.loaded() if row.n_ctx}
     answer = await asyncio.to_thread(_shown, runtime, body, loaded, exchange.visitor)

@@ -9,18 +9,13 @@ Does not: hold any logic; each route's module does.
 from __future__ import annotations
 
 import msgspec
-from starlette.routing import Route
 
 from localrun import __version__
 from localrun.errors import NotSupported, Unauthorized
 from localrun.server import web
-from localrun.server.http.exchange import Exchange, route
+from localrun.server.http.exchange import Exchange
 from localrun.server.http.failures import Headers
-from localrun.server.ollama import models as ollama_models
-from localrun.server.ollama.chat import chat, generate
-from localrun.server.ollama.create import OLLAMA_API_LEVEL, create
-from localrun.server.ollama.models import show
-from localrun.server.ollama.store import blob, copy, delete, pull, push
+from localrun.server.ollama.create import OLLAMA_API_LEVEL
 from localrun.server.runtime import Runtime
 
 
@@ -44,30 +39,7 @@ class ServiceStatus(msgspec.Struct, frozen=True, kw_only=True):
     cloud: CloudStatus
 
 
-def routes(runtime: Runtime) -> list[Route]:
-    """All routes of this family."""
-    return [
-        route("/", runtime, _root, methods=["GET"]),
-        route("/api/version", runtime, _version, methods=["GET"]),
-        route("/api/tags", runtime, ollama_models.tags, methods=["GET"]),
-        route("/api/ps", runtime, ollama_models.ps, methods=["GET"]),
-        route("/api/show", runtime, show, methods=["POST"]),
-        route("/api/generate", runtime, generate, methods=["POST"]),
-        route("/api/chat", runtime, chat, methods=["POST"]),
-        route("/api/pull", runtime, pull, methods=["POST"]),
-        route("/api/create", runtime, create, methods=["POST"]),
-        route("/api/copy", runtime, copy, methods=["POST"]),
-        route("/api/delete", runtime, delete, methods=["DELETE"]),
-        route("/api/push", runtime, push, methods=["POST"]),
-        route("/api/blobs/{digest}", runtime, blob, methods=["HEAD", "POST"]),
-        route("/api/status", runtime, status, methods=["GET"]),
-        route("/api/me", runtime, me, methods=["POST"]),
-        route("/api/signout", runtime, sign_out, methods=["POST"]),
-        route("/api/experimental/{name}", runtime, experimental, methods=["GET", "POST"]),
-    ]
-
-
-async def _root(_: Runtime, exchange: Exchange) -> None:
+async def root(_: Runtime, exchange: Exchange) -> None:
     """By this text Ollama's clients know a server; a browser gets the chat page."""
     if web.wants_html(exchange.header(b"accept")):
         await web.send_page(exchange)
@@ -76,7 +48,7 @@ async def _root(_: Runtime, exchange: Exchange) -> None:
     await exchange.answer(b"Ollama is running", headers=plain)
 
 
-async def _version(_: Runtime, exchange: Exchange) -> None:
+async def version(_: Runtime, exchange: Exchange) -> None:
     await exchange.answer_json(OllamaVersion(version=OLLAMA_API_LEVEL, localrun=__version__))
 
 

@@ -70,7 +70,6 @@ class PullBody(ModelBody, frozen=True, kw_only=True):
 
 
 async def pull(runtime: Runtime, exchange: Exchange) -> None:
-    """The route's handler."""
     body = await exchange.read_json(PullBody)
     name = body.model_name
     runtime.targets.check_own(exchange.visitor, name)

@@ -146,14 +146,7 @@ class ChatChunks(Chunks):
     after_text = b"}"
     no_text = b'"delta":{}'
 
-    def __init__(
-        self,
-        *,
-        request_id: str,
-        model: str,
-        replies: Sequence[Reply],
-        uses_functions: bool = False,
-    ) -> None:
+    def __init__(self, *, request_id: str, model: str, replies: Sequence[Reply], uses_functions: bool = False) -> None:
         super().__init__(request_id=request_id, model=model)
         self._replies = replies
         self._uses_functions = uses_functions

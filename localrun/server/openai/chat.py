@@ -7,7 +7,6 @@ this build does not do are refused with their name; the values that mean "nothin
 
 from __future__ import annotations
 
-from contextlib import AsyncExitStack
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -17,7 +16,6 @@ from localrun.errors import BadRequest
 from localrun.server import streaming
 from localrun.server.http import fields
 from localrun.server.http.exchange import Exchange
-from localrun.server.http.fields import defaults_of
 from localrun.server.http.loop_watch import apart
 from localrun.server.jobs.job import Job
 from localrun.server.openai.answer import Answer, ChatChunks, naming
@@ -196,7 +194,7 @@ class ChatBody(CommonFields, frozen=True, kw_only=True):
             return False
         field = f"messages[{len(self.messages) - 1}].prefix" if last.prefix else "continue_final_message"
         if last.role != "assistant":
-            raise BadRequest(f"{field}: the last message must be the assistant's, to be gone on with", field=field)
+            raise BadRequest(f"{field}: the last message must have the role assistant to be continued", field=field)
         if self.add_generation_prompt:
             raise BadRequest(
                 f"add_generation_prompt: not together with {field}, which adds none", field="add_generation_prompt"
@@ -210,25 +208,22 @@ def think_of(effort: str | None) -> bool | str | None:
 
 
 async def chat(runtime: Runtime, exchange: Exchange) -> None:
-    """The route's handler."""
     await answer_chat(runtime, exchange, await exchange.read_json(ChatBody))
 
 
 async def answer_chat(runtime: Runtime, exchange: Exchange, body: ChatBody, answer_type: type[Answer] = Answer) -> None:
-    """Also for those who have other fields besides."""
+    """Also used by routes whose bodies extend this one."""
     body.check_supported()
     ask = await apart(body.ask)
     prediction = body.prediction.text if body.prediction is not None else ""
-    async with exchange.while_connected(), AsyncExitStack() as stack:
-        body, jobs, prepared = await _prompt(runtime, exchange, stack, body, ask)
+    question = Question(ask=ask, effort=body.effort)
+    async with streaming.entered(runtime, exchange, body, question, n_jobs=body.n_choices) as (body, ask, jobs):
+        prepared = await _prepared(runtime, jobs[0], ask)
         plan = await streaming.plan(
             body,
             jobs[0],
-            defaults_of(jobs[0].model),
             max_output=body.max_output,
-            stop=prepared.stop,
-            grammar=prepared.grammar,
-            show_control=prepared.show_control,
+            prepared=prepared,
             logprobs=bool(body.logprobs),
             n_probs=body.top_logprobs or 0,
             prediction=prediction,
@@ -259,25 +254,13 @@ async def count_tokens(runtime: Runtime, exchange: Exchange) -> None:
     body = await exchange.read_json(ChatBody)
     body.check_supported()
     ask = await apart(body.ask)
-    async with exchange.while_connected(), AsyncExitStack() as stack:
-        body = msgspec.structs.replace(body, n=1)
-        _, [job], prepared = await _prompt(runtime, exchange, stack, body, ask, may_probe=False)
+    question = Question(ask=ask, effort=body.effort, may_probe=False)
+    async with streaming.entered(runtime, exchange, body, question) as (_, ask, [job]):
+        prepared = await _prepared(runtime, job, ask)
         await exchange.answer_json(InputTokens(input_tokens=len(await job.count(prepared.segments))))
 
 
-async def _prompt(
-    runtime: Runtime,
-    exchange: Exchange,
-    stack: AsyncExitStack,
-    body: ChatBody,
-    ask: ChatAsk,
-    *,
-    may_probe: bool = True,
-) -> tuple[ChatBody, list[Job], Prepared]:
-    """The body with the model that answers, a job for each choice, and their prompt."""
-    question = Question(ask=ask, effort=body.effort, may_probe=may_probe)
-    body, ask, jobs = await streaming.enter(runtime, exchange, stack, body, question, n_jobs=body.n_choices)
-    messages = begun(jobs[0].model, ask.messages)
-    whole = thinks_by_default(jobs[0], msgspec.structs.replace(ask, messages=messages))
+async def _prepared(runtime: Runtime, job: Job, ask: ChatAsk) -> Prepared:
+    whole = thinks_by_default(job, msgspec.structs.replace(ask, messages=begun(job.model, ask.messages)))
     with naming("messages"):
-        return body, jobs, await prepare(runtime, jobs[0], whole)
+        return await prepare(runtime, job, whole)

@@ -1,4 +1,4 @@
-"""POST /v1/completions.
+"""POST /v1/completions, and Mistral's /v1/fim/completions. llama-server's `/infill` is in `llama_server/`.
 
 Prompts go to the model as they are, control tokens included; each of them, and each of its answers, is a job of its
 own. With `suffix` the model fills in between the two. A prompt longer than the context is refused with both numbers;
@@ -7,12 +7,14 @@ llama-server and Ollama (OpenAI stops at 16).
 
 With `echo` and `logprobs` the answer has the log-probabilities of the prompt as well, which evaluations read with
 `max_tokens` 0 or 1. Then every token of the prompt is computed, whatever the cache has.
+
+A request to fill in the middle is like one of completions, its answer like that of chat. A model without FIM tokens is
+refused, also when there is no suffix: an editor wants code that fits, not a chat model's continuation.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AsyncExitStack
 
 import msgspec
 
@@ -20,12 +22,13 @@ from localrun.errors import BadRequest
 from localrun.server import streaming
 from localrun.server.http import fields
 from localrun.server.http.exchange import Exchange
-from localrun.server.http.fields import MaxTokens, SamplingFields, defaults_of
+from localrun.server.http.fields import MaxTokens, SamplingFields
 from localrun.server.http.loop_watch import apart
 from localrun.server.jobs.job import Job
-from localrun.server.openai.answer import Answer, Chunks, Fields, piece_text
+from localrun.server.openai.answer import Answer, ChatChunks, Chunks, Fields, piece_text
 from localrun.server.openai.bodies import MAX_ANSWERS, Choices, CommonFields
 from localrun.server.openai.running import Running
+from localrun.server.parsing.pieces import PlainParser, Reply
 from localrun.server.prompting.infill import infill
 from localrun.server.routing import Question
 from localrun.server.runtime import Runtime
@@ -125,14 +128,7 @@ class CompletionChunks(Chunks):
     after_text = b""
     no_text = b'"text":""'
 
-    def __init__(
-        self,
-        *,
-        request_id: str,
-        model: str,
-        echoes: Sequence[str] = (),
-        shows_logprobs: bool = True,
-    ) -> None:
+    def __init__(self, *, request_id: str, model: str, echoes: Sequence[str] = (), shows_logprobs: bool = True) -> None:
         super().__init__(request_id=request_id, model=model)
         self._echoes = echoes
         self._shows_logprobs = shows_logprobs
@@ -202,26 +198,23 @@ def _without_first(logprobs: Fields, is_prompt: bool) -> Fields:
 
 
 async def complete(runtime: Runtime, exchange: Exchange) -> None:
-    """The route's handler."""
     await answer_completion(runtime, exchange, await exchange.read_json(CompletionBody))
 
 
 async def answer_completion(
     runtime: Runtime, exchange: Exchange, body: CompletionBody, answer_type: type[Answer] = Answer
 ) -> None:
-    """Also for those who have other fields besides."""
+    """Also used by routes whose bodies extend this one."""
     body.check_supported()
     prompts = [prompt for prompt in body.prompts() for _ in range(body.n_candidates)]
     grammar = await apart(body.answer_grammar)
-    async with exchange.while_connected(), AsyncExitStack() as stack:
-        question = Question(prompts=prompts, suffix=body.suffix or "", has_schema=grammar is not None)
-        body, _, jobs = await streaming.enter(runtime, exchange, stack, body, question, n_jobs=len(prompts))
+    question = Question(prompts=prompts, suffix=body.suffix or "", has_schema=grammar is not None)
+    async with streaming.entered(runtime, exchange, body, question, n_jobs=len(prompts)) as (body, _, jobs):
         check_tokens(prompts, jobs[0].n_vocab)
         chooses = body.n_candidates > body.n_choices
         plan = await streaming.plan(
             body,
             jobs[0],
-            defaults_of(jobs[0].model),
             max_output=body.max_output,
             grammar=grammar,
             logprobs=body.logprobs is not None or chooses,
@@ -280,3 +273,17 @@ def _segments(job: Job, prompt: Prompt, suffix: str | None) -> tuple[Segment, ..
     if suffix:
         return infill(job.model.header, prompt, suffix, field="suffix")
     return (Segment(prompt),)
+
+
+async def complete_fim(runtime: Runtime, exchange: Exchange) -> None:
+    body = await exchange.read_json(FimBody)
+    if body.seed is None and body.random_seed is not None:
+        body = msgspec.structs.replace(body, seed=body.random_seed)
+    question = Question(prompts=[body.prompt], suffix=body.suffix or "", fills_in=True)
+    async with streaming.entered(runtime, exchange, body, question) as (body, _, jobs):
+        segments = infill(jobs[0].model.header, body.prompt, body.suffix or "", field="model")
+        plan = await streaming.plan(body, jobs[0], max_output=body.max_tokens)
+        await jobs[0].submit(plan, segments=segments)
+        chunks = ChatChunks(request_id=streaming.answer_id(jobs), model=body.model, replies=[Reply(PlainParser())])
+        answer = Answer(exchange, jobs, chunks, n_per_prompt=1, include_usage=False, prompt_field="prompt")
+        await answer.send(stream=bool(body.stream))

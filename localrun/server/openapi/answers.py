@@ -14,8 +14,8 @@ from msgspec import UNSET, UnsetType
 from localrun.server.anthropic.messages import AnthropicUsage
 from localrun.server.embedding.routes import EmbeddingUsage
 from localrun.server.http.failures import Shape, shape_of
-from localrun.server.lm_studio.routes import AnswerModel, AnswerRuntime, AnswerStats
 from localrun.server.openai.answer import OpenAIUsage, Timings
+from localrun.server.openai.lm_studio import AnswerModel, AnswerRuntime, AnswerStats
 from localrun.server.openai.responses.create import TokenUsage
 from localrun.server.openai.running import PromptProgress
 

@@ -1,6 +1,6 @@
 """The OpenAPI 3.1 document of the whole server, made of the routes' body structs and of the operations.
 
-Pure: built once, when it is first asked for. A limit in a struct is a limit in the document; nothing is written twice.
+Pure. A limit in a struct is a limit in the document; nothing is written twice.
 
 Does not: know what a route does with a body.
 """
@@ -8,7 +8,7 @@ Does not: know what a route does with a body.
 from __future__ import annotations
 
 import re
-from functools import cache
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -16,11 +16,10 @@ import msgspec
 import localrun
 from localrun.config import Settings
 from localrun.errors import LocalrunError
-from localrun.server.http.limits import MAX_TEXT_BYTES, TEXT_ROUTES
+from localrun.server.http.limits import MAX_TEXT_BYTES
+from localrun.server.http.operation import ANSWER_HEADERS, JSON, REQUEST_HEADERS, Operation
 from localrun.server.openapi.answers import error_type
 from localrun.server.openapi.field_notes import note_of
-from localrun.server.openapi.operation import ANSWER_HEADERS, JSON, REQUEST_HEADERS, Operation
-from localrun.server.openapi.operations import OPERATIONS
 
 Json = dict[str, Any]
 
@@ -41,10 +40,9 @@ _WITH_BODY = (400, 413, 415)
 _WITH_MODEL = (404, 422, 429, 499, 500, 501, 503, 507)
 
 
-@cache
-def document() -> Json:
-    """The whole document. Not to be changed."""
-    types = _types()
+def document_of(operations: Sequence[Operation]) -> Json:
+    """The whole document."""
+    types = _types(operations)
     schemas, components = msgspec.json.schema_components(types, ref_template=_REF + "{name}")
     names = {name: _short(name) for name in components}
     schema_of = {id(type_): _renamed(schema, names) for type_, schema in zip(types, schemas, strict=True)}
@@ -52,7 +50,7 @@ def document() -> Json:
     for name, schema in shown.items():
         _describe(name, schema)
     paths: Json = {}
-    for operation in OPERATIONS:
+    for operation in operations:
         paths.setdefault(operation.path, {})[operation.method.lower()] = _operation(operation, schema_of)
     return {
         "openapi": "3.1.0",
@@ -63,7 +61,7 @@ def document() -> Json:
             "license": {"name": "MIT", "identifier": "MIT"},
         },
         "servers": [{"url": "/"}],
-        "tags": [{"name": family} for family in dict.fromkeys(operation.family.value for operation in OPERATIONS)],
+        "tags": [{"name": family} for family in dict.fromkeys(operation.family.value for operation in operations)],
         "paths": paths,
         # Nobody needs a key until there is one.
         "security": [*({name: list[str]()} for name in _KEYS), {}],
@@ -71,9 +69,9 @@ def document() -> Json:
     }
 
 
-def _types() -> list[Any]:
+def _types(operations: Sequence[Operation]) -> list[Any]:
     found: dict[int, Any] = {}
-    for operation in OPERATIONS:
+    for operation in operations:
         stream = operation.stream.item if operation.stream else None
         for type_ in (operation.body, operation.answer, stream, error_type(operation.path)):
             if type_ is not None:
@@ -82,11 +80,7 @@ def _types() -> list[Any]:
 
 
 def _operation(operation: Operation, schema_of: dict[int, Json]) -> Json:
-    made: Json = {
-        "operationId": operation.id,
-        "tags": [operation.family.value],
-        "summary": operation.summary,
-    }
+    made: Json = {"operationId": operation.id, "tags": [operation.family.value], "summary": operation.summary}
     if operation.description:
         made["description"] = operation.description
     parameters = [
@@ -110,7 +104,7 @@ def _operation(operation: Operation, schema_of: dict[int, Json]) -> Json:
 
 
 def _limit(operation: Operation) -> str:
-    if operation.path in TEXT_ROUTES:
+    if operation.is_text:
         return f"At most {MAX_TEXT_BYTES} bytes."
     return f"At most `max_body_bytes` of the settings, which is {Settings().max_body_bytes} unless it was changed."
 
@@ -153,7 +147,7 @@ def _success(operation: Operation, schema_of: dict[int, Json]) -> Json:
             # OpenAPI 3.1 has no schema for one piece of a stream; 3.2 has a field for it.
             "x-item-schema": {
                 "anyOf": [schema_of[id(operation.stream.item)], schema_of[id(error_type(operation.path))]]
-            },
+            }
         }
     made: Json = {"description": "Done." if operation.stream is None else operation.stream.description}
     if content:

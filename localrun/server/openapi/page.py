@@ -18,9 +18,9 @@ from importlib.resources.abc import Traversable
 from typing import Any, NamedTuple
 
 from localrun.errors import NotFound
-from localrun.server.openapi.document import Json, document
+from localrun.server.http.operation import JSON, Family
+from localrun.server.openapi.document import Json
 from localrun.server.openapi.field_notes import COMMON
-from localrun.server.openapi.operation import JSON, Family
 from localrun.server.openapi.refusals import REFUSALS
 
 # No script runs and nothing is loaded, whatever a page says.
@@ -178,10 +178,8 @@ BASE_URL = "{base-url}"
 _CODE = re.compile(r"`([^`]+)`")
 
 
-@cache
-def reference() -> str:
+def reference(described: Json) -> str:
     """The whole page, with BASE_URL in its examples."""
-    described = document()
     parts = [_head(described), *(_family(family, described) for family in Family), _shapes(described)]
     return page("localrun: API", "".join(parts))
 

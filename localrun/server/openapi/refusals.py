@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from localrun.server.openapi.operation import Family
+from localrun.server.http.operation import Family
 
 _MESSAGES = [{"role": "user", "content": "Hi"}]
 _CHAT = {"model": "tiny", "messages": _MESSAGES}

@@ -76,20 +76,12 @@ HERMES = CallFormat(
     "hermes",
     marks={"<tool_call>": json_calls.reader(("</tool_call>",), fences=True)},
     written=Written(
-        "<tool_call>",
-        NAMED_JSON,
-        "}",
-        lead="\n",
-        separator="\n</tool_call>\n<tool_call>\n",
-        closing="\n</tool_call>",
+        "<tool_call>", NAMED_JSON, "}", lead="\n", separator="\n</tool_call>\n<tool_call>\n", closing="\n</tool_call>"
     ),
 )
 HARMONY = CallFormat(
     "harmony",
-    written=Written(
-        "",
-        "<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>",
-    ),
+    written=Written("", "<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>"),
     whole=read_harmony,
     own_marks=(START, CHANNEL, MESSAGE, *ENDS),
     answers=("<|channel|>final<|message|>", "<|channel|>final <|constrain|>json<|message|>"),
@@ -110,10 +102,7 @@ GLIMMER = CallFormat(
     thoughts=" to=self<|message|>",
 )
 FUNCTIONARY = CallFormat(
-    "functionary",
-    written=Written("", "NAME\n", separator=PART),
-    whole=read_functionary,
-    own_marks=(PART,),
+    "functionary", written=Written("", "NAME\n", separator=PART), whole=read_functionary, own_marks=(PART,)
 )
 FUNCTIONARY_TAGS = CallFormat(
     "functionary-tags",
@@ -207,9 +196,7 @@ COMMAND_R = CallFormat(
     ),
 )
 GRANITE = CallFormat(
-    "granite",
-    marks={"<|tool_call|>": json_calls.reader(("<|/tool_call|>",))},
-    written=_list_after("<|tool_call|>"),
+    "granite", marks={"<|tool_call|>": json_calls.reader(("<|/tool_call|>",))}, written=_list_after("<|tool_call|>")
 )
 APERTUS = CallFormat(
     "apertus",

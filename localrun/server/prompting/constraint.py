@@ -109,12 +109,7 @@ def lazy_calls(
 
 
 def calls_or_answer(
-    written: Written,
-    tools: Sequence[Tool],
-    answer: Grammar,
-    *,
-    at_most: int | None,
-    control_tokens: Sequence[str] = (),
+    written: Written, tools: Sequence[Tool], answer: Grammar, *, at_most: int | None, control_tokens: Sequence[str] = ()
 ) -> Grammar:
     """Either calls or the answer, from the beginning of the reply. Raises BadRequest for an answer that is no JSON
     schema."""

@@ -436,12 +436,7 @@ def ended(
                 must_come=must_call,
                 control_tokens=control_tokens,
             )
-    return Ending(
-        segments,
-        grammar,
-        is_thinking=is_open,
-        calls_are_constrained=is_constrained,
-    )
+    return Ending(segments, grammar, is_thinking=is_open, calls_are_constrained=is_constrained)
 
 
 def _grammar(

@@ -302,11 +302,7 @@ def _answer_marks(thinking: list[str], tags: ThinkingTags | None, end: list[str]
         return frozenset()
     opening = "".join(thinking[thinking.index(_THOUGHT) + 1 : thinking.index(_ANSWER)]).strip()
     before_calls = _same_beginning(end, one[one.index(_ANSWER) + 1 :]) if _ANSWER in one else 0
-    marks = (
-        parts_of(opening.removeprefix(tags.closing)),
-        end[:before_calls],
-        end[before_calls:-1],
-    )
+    marks = (parts_of(opening.removeprefix(tags.closing)), end[:before_calls], end[before_calls:-1])
     return frozenset("".join(mark).strip() for mark in marks if any(part.isalpha() for part in mark))
 
 

@@ -39,10 +39,7 @@ class TemplateRenderer:
         self._timeout_s = timeout_s
         self._output_bytes = output_bytes
         self._worker = WorkerProcess(
-            "localrun.server.templates.worker",
-            framing.decode_from_renderer,
-            name="template",
-            timeout_s=timeout_s,
+            "localrun.server.templates.worker", framing.decode_from_renderer, name="template", timeout_s=timeout_s
         )
 
     @property

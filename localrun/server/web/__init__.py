@@ -13,9 +13,7 @@ from __future__ import annotations
 from functools import cache
 from importlib import resources
 
-from starlette.routing import Route
-
-from localrun.server.http.exchange import Exchange, route
+from localrun.server.http.exchange import Exchange
 from localrun.server.http.failures import Headers
 from localrun.server.runtime import Runtime
 
@@ -61,12 +59,7 @@ async def send_page(exchange: Exchange) -> None:
     await _send(exchange, _PAGE, [(b"vary", b"accept")])
 
 
-def routes(runtime: Runtime) -> list[Route]:
-    """The files that the page is made of."""
-    return [route(f"/web/{name}", runtime, _file, methods=["GET"]) for name in FILES]
-
-
-async def _file(_: Runtime, exchange: Exchange) -> None:
+async def file(_: Runtime, exchange: Exchange) -> None:
     await _send(exchange, exchange.path.rpartition("/")[2], [])
 
 

@@ -20,6 +20,7 @@ from localrun.config import ConfigError
 from localrun.errors import PortBusy
 from localrun.server.http import connection
 from localrun.server.http.connection import MAX_HEAD_BYTES, MAX_HEADER_FIELDS, BoundedConnection, bind, listen, url_of
+from localrun.server.openapi.routes import find
 
 DEADLINE_S = 0.3
 # How long a test waits for what must happen; far beyond the deadline, for a machine that does other things too.
@@ -46,7 +47,7 @@ async def serving(app: ASGIApp = echo, deadline_s: float = DEADLINE_S) -> AsyncI
     """A server on a free port."""
     config = uvicorn.Config(
         app, port=0, ws="none", lifespan="off", log_config=None, access_log=False, timeout_graceful_shutdown=1,
-        http=partial(BoundedConnection, deadline_s=deadline_s),  # type: ignore[arg-type]
+        http=partial(BoundedConnection, deadline_s=deadline_s, find=find),  # type: ignore[arg-type]
     )  # fmt: skip
     server = uvicorn.Server(config)
     server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign,assignment]

@@ -18,6 +18,7 @@ from localrun.server.http import failures
 from localrun.server.http.access import Visitor
 from localrun.server.http.exchange import id_header
 from localrun.server.http.limits import MAX_BODIES, MAX_UPLOADS, Limits
+from localrun.server.openapi.routes import find
 from tests.server.waiting import until
 
 JSON = [("content-type", "application/json")]
@@ -400,7 +401,7 @@ def test_files_uploaded_at_once_are_bounded_and_the_next_may_come_when_one_has_e
             await going_on.wait()
             await send({"type": "http.response.start", "status": 201, "headers": []})
 
-        limits = Limits(app, Settings(max_body_bytes=LIMIT_BYTES))
+        limits = Limits(app, Settings(max_body_bytes=LIMIT_BYTES), find=find)
 
         async def upload() -> Message:
             sent: list[Message] = []

@@ -13,11 +13,12 @@ from typing import Any, cast
 import msgspec
 import pytest
 from starlette.applications import Starlette
+from starlette.routing import Route
 from starlette.types import Message
 
 from localrun.config import Settings
 from localrun.errors import BadRequest
-from localrun.server.http.exchange import Endpoint, Exchange, route
+from localrun.server.http.exchange import Endpoint, Exchange
 from localrun.server.http.limits import Limits
 from localrun.server.http.loop_watch import OPERATION, STALL_S, THREAD_BYTES, LoopWatch, apart, held
 from localrun.server.runtime import Runtime
@@ -52,8 +53,8 @@ def test_a_route_is_named_by_its_template_and_not_by_what_a_client_wrote(caplog:
     runtime = NO_RUNTIME
     app = Starlette(
         routes=[
-            route("/slow/{name}", runtime, slow, methods=["GET"]),
-            route("/waits", runtime, waits, methods=["GET"]),
+            Route("/slow/{name}", Endpoint(runtime, slow, "/slow/{name}")),
+            Route("/waits", Endpoint(runtime, waits, "/waits")),
         ]
     )
     limits = Limits(app, Settings(), None, watch)

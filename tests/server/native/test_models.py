@@ -13,6 +13,7 @@ from starlette.applications import Starlette
 
 from localrun.server.engines import machine
 from localrun.server.native import models as fit
+from localrun.server.openapi.routes import routes
 from localrun.server.runtime import Runtime
 
 
@@ -21,7 +22,7 @@ def serving(running: Any) -> Callable[..., Any]:
     @asynccontextmanager
     async def start(**changes: Any) -> AsyncIterator[tuple[Runtime, httpx2.AsyncClient]]:
         async with running(**changes) as runtime:
-            transport = httpx2.ASGITransport(app=Starlette(routes=fit.model_routes(runtime)))
+            transport = httpx2.ASGITransport(app=Starlette(routes=routes(runtime)))
             async with httpx2.AsyncClient(base_url="http://localhost", transport=transport) as client:
                 yield runtime, client
 

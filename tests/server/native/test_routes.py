@@ -19,6 +19,7 @@ from starlette.applications import Starlette
 from localrun import __version__
 from localrun.server.jobs.job import Ask
 from localrun.server.native import routes as native
+from localrun.server.openapi.routes import routes
 from localrun.server.runtime import Runtime
 from localrun.snapshot import CacheReport, LogLine, RequestState, Snapshot
 
@@ -31,7 +32,7 @@ def serving(running: Any) -> Callable[..., Any]:
     async def start(**changes: Any) -> AsyncIterator[tuple[Runtime, httpx2.AsyncClient]]:
         async with running(**changes) as runtime:
             listener = socket.create_server(("127.0.0.1", 0))
-            app = Starlette(routes=native.routes(runtime))
+            app = Starlette(routes=routes(runtime))
             server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))
             task = asyncio.create_task(server.serve(sockets=[listener]))
             base_url = f"http://127.0.0.1:{listener.getsockname()[1]}"

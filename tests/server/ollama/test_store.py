@@ -23,8 +23,8 @@ from starlette.applications import Starlette
 from localrun.config import in_short
 from localrun.models.gguf.reader import read_header
 from localrun.server.http.exchange import PIECE_BYTES
-from localrun.server.ollama import routes
 from localrun.server.ollama.store import RESERVE_BYTES, _exact
+from localrun.server.openapi.routes import routes
 from tests.daemon import Daemon, running_daemon
 from tests.lora_file import write_lora
 from tests.models.handmade import VALID
@@ -505,7 +505,7 @@ async def test_the_reserve_is_kept_whether_or_not_the_length_is_announced(
         monkeypatch.setattr(shutil, "disk_usage", disk_usage)
         digest = hashlib.sha256(bytes(20 * PIECE_BYTES)).hexdigest()
         headers = {"content-length": str(20 * PIECE_BYTES)} if announced else {}
-        transport = httpx2.ASGITransport(app=Starlette(routes=routes.routes(runtime)))
+        transport = httpx2.ASGITransport(app=Starlette(routes=routes(runtime)))
         async with httpx2.AsyncClient(base_url="http://localhost", transport=transport) as client:
             answer = await client.post(f"/api/blobs/sha256:{digest}", content=pieces(), headers=headers)
         assert answer.status_code == 507

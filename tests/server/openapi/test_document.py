@@ -11,29 +11,16 @@ from typing import Any
 import msgspec
 import pytest
 from openapi_spec_validator import OpenAPIV31SpecValidator
+from starlette.routing import Match
 
 from localrun.config import Settings
 from localrun.server import app
 from localrun.server.http import fields
-from localrun.server.http.limits import _EXPOSED_HEADERS, MAX_TEXT_BYTES, TEXT_ROUTES
+from localrun.server.http.limits import _EXPOSED_HEADERS, MAX_TEXT_BYTES
+from localrun.server.http.operation import JSON, Operation
 from localrun.server.openapi import field_notes
-from localrun.server.openapi.document import OPERATIONS, document
-from localrun.server.openapi.operation import JSON
+from localrun.server.openapi.routes import OPERATIONS, document, find
 from localrun.server.runtime import Runtime
-
-
-def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> set[tuple[str, str]]:
-    """Methods and paths of the app's routes. HEAD beside GET is what GET is."""
-    monkeypatch.setenv("LOCALRUN_HOME", str(tmp_path))
-    settings = Settings(port=0)
-    monkeypatch.setattr(app, "Limits", lambda routed, *_: routed)
-    routed: Any = app.build(settings, Runtime(settings))
-    found = set()
-    for route in routed.routes:
-        path = re.sub(r":\w+}", "}", route.path)
-        methods = set(route.methods)
-        found |= {(method, path) for method in methods if method != "HEAD" or "GET" not in methods}
-    return found
 
 
 def bodies(operation: dict[str, Any]) -> list[dict[str, Any]]:
@@ -46,10 +33,27 @@ def test_it_is_valid():
     assert list(OpenAPIV31SpecValidator(document()).iter_errors()) == []
 
 
-def test_every_route_is_in_it_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_request_is_routed_to_the_operation_whose_rights_were_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("LOCALRUN_HOME", str(tmp_path))
+    monkeypatch.setattr(app, "Limits", lambda routed, *_: routed)
+    settings = Settings(port=0)
+    routed: Any = app.build(settings, Runtime(settings))
     described = {(method.upper(), path) for path, item in document()["paths"].items() for method in item}
-    assert described == served(tmp_path, monkeypatch)
-    assert len(described) == len(OPERATIONS)
+    assert described == {(one.method, one.path) for one in OPERATIONS}
+    assert len(routed.routes) == len(OPERATIONS)
+    for operation in OPERATIONS:
+        path = re.sub(r"{\w+}", "a/b" if operation.has_slashes else "a", operation.path)
+        for method in (operation.method, "HEAD") if operation.method == "GET" else (operation.method,):
+            scope = {"type": "http", "method": method, "path": path}
+            answering = next(route for route in routed.routes if route.matches(scope)[0] is Match.FULL)
+            assert answering.path == operation.pattern
+            assert find(method, path) is operation
+    assert find("GET", "/v1/nothing") is None
+
+
+def test_a_route_that_nobody_gave_a_right_does_not_start():
+    with pytest.raises(TypeError, match="summary"):
+        Operation("GET", "/v1/open", OPERATIONS[0].handler, "Who may is forgotten")  # type: ignore[call-arg, arg-type]
 
 
 def test_limits_come_from_the_structs():
@@ -61,14 +65,14 @@ def test_limits_come_from_the_structs():
 def test_the_limit_of_each_body_is_in_it():
     paths = document()["paths"]
     with_json = [one for one in OPERATIONS if one.body not in (None, bytes) and one.body_content_type == JSON]
-    assert {one.path for one in with_json} >= TEXT_ROUTES
+    assert [one for one in OPERATIONS if one.is_text and one not in with_json] == []
     for operation in with_json:
         said = paths[operation.path][operation.method.lower()]["requestBody"]["description"]
-        most = MAX_TEXT_BYTES if operation.path in TEXT_ROUTES else Settings().max_body_bytes
+        most = MAX_TEXT_BYTES if operation.is_text else Settings().max_body_bytes
         assert str(most) in said
         names = {field.encode_name for field in msgspec.inspect.type_info(operation.body).fields}
         # What may have pictures, sound, or other requests in it.
-        assert operation.path not in TEXT_ROUTES or not names & {"messages", "images", "requests"}
+        assert not operation.is_text or not names & {"messages", "images", "requests"}
 
 
 def test_structs_of_one_name_are_told_apart():
@@ -130,6 +134,6 @@ def test_keys_may_be_sent_in_both_ways_or_not_at_all():
 
 def test_a_process_that_knows_the_types_ends_well():
     """Freeing them is left to msgspec, which crashes in a part of all processes with some."""
-    program = "from localrun.server.openapi.document import document; document()"
+    program = "from localrun.server.openapi.routes import document; document()"
     for _ in range(10):
         assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

@@ -12,17 +12,17 @@ import pytest
 import localrun
 from localrun.errors import NotFound
 from localrun.server.openapi import page
-from localrun.server.openapi.document import OPERATIONS, document
 from localrun.server.openapi.page import pages, rendered
 from localrun.server.openapi.refusals import REFUSALS
+from localrun.server.openapi.routes import OPERATIONS, document, reference
 
 TABLES = Path(__file__).parents[3] / "localrun" / "server" / "README.md"
 _TAG = re.compile(r"<[^>]+>")
 
 
 def section(operation_id: str) -> str:
-    start = page.reference().index(f'<details id="{operation_id}">')
-    return page.reference()[start : page.reference().index("</details>", start)]
+    start = reference().index(f'<details id="{operation_id}">')
+    return reference()[start : reference().index("</details>", start)]
 
 
 def text_of(markup: str) -> str:
@@ -55,7 +55,7 @@ def test_limits_are_on_it():
 
 
 def test_everything_that_is_refused_is_on_it():
-    shown = text_of(page.reference())
+    shown = text_of(reference())
     for refusal in REFUSALS:
         assert refusal.what.replace("`", "") in shown
         assert refusal.why.replace("`", "") in shown
@@ -65,7 +65,7 @@ def test_everything_that_is_refused_is_on_it():
     ("heading", "listed"),
     [
         ("field | why", " ".join(refusal.what for refusal in REFUSALS)),
-        ("field | what happens", text_of(page.reference())),
+        ("field | what happens", text_of(reference())),
     ],
     ids=["refused", "ollama"],
 )
@@ -80,21 +80,21 @@ def test_the_tables_of_the_readme_are_on_it(heading: str, listed: str):
 
 
 def test_nothing_comes_from_elsewhere():
-    for document_ in (page.reference(), *(rendered(one.name) for one in pages())):
+    for document_ in (reference(), *(rendered(one.name) for one in pages())):
         assert "<script" not in document_
         assert not re.search(r"<(img|link|iframe|object)\b|\bsrc=|url\(|@import", document_)
-    for address in re.findall(r'href="([^"]*)"', page.reference()):
+    for address in re.findall(r'href="([^"]*)"', reference()):
         assert address.startswith(("#", "/docs", "/openapi.json"))
 
 
 def test_links_within_the_page_lead_somewhere():
-    shown = page.reference()
+    shown = reference()
     anchors = set(re.findall(r'id="([^"]+)"', shown))
     assert set(re.findall(r'href="#([^"]+)"', shown)) <= anchors
 
 
 def test_it_is_light_or_dark_as_the_reader_likes():
-    assert "color-scheme: light dark" in page.reference()
+    assert "color-scheme: light dark" in reference()
 
 
 class Balance(HTMLParser):
@@ -116,7 +116,7 @@ class Balance(HTMLParser):
 
 def test_every_tag_is_closed():
     parser = Balance()
-    parser.feed(page.reference())
+    parser.feed(reference())
     assert parser.open == []
 
 

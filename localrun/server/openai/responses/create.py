@@ -2,8 +2,7 @@
 took.
 
 A response is one answer to a conversation of items: those of the response it goes on with, then those of `input`.
-When it ends well, or at its limit, it is kept before its end is sent, so that who goes on at once finds it. There is
-one `KeptResponses` per daemon, made with its routes.
+When it ends well, or at its limit, it is kept before its end is sent, so that who goes on at once finds it.
 Does not: build the output items (`output.py`).
 """
 
@@ -11,18 +10,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import msgspec
-from starlette.routing import Route
 
 from localrun.errors import LocalrunError, QueueFull
 from localrun.server import notices, streaming
-from localrun.server.http.exchange import Exchange, route
+from localrun.server.http.exchange import Exchange
 from localrun.server.http.failures import Headers
-from localrun.server.http.fields import defaults_of
 from localrun.server.http.loop_watch import apart
 from localrun.server.jobs.job import Job
 from localrun.server.openai.answer import Fields, encode, ended, headers_of, naming
@@ -186,59 +182,45 @@ def _asked(body: ResponsesBody, before: Sequence[Item], find: Callable[[str], It
     return _Asked(conversation, found, ask)
 
 
-async def _read_body(kept: KeptResponses, exchange: Exchange) -> tuple[ResponsesBody, _Asked]:
+async def _read_body(runtime: Runtime, exchange: Exchange) -> tuple[ResponsesBody, _Asked]:
     body = await exchange.read_json(ResponsesBody)
     body.check_supported()
     owner = exchange.visitor.namespace
     before: tuple[Item, ...] = ()
     if body.previous_response_id is not None:
-        before = kept.get(body.previous_response_id, owner, field="previous_response_id").conversation
-    return body, await apart(partial(_asked, body, before, partial(kept.item, owner=owner)))
+        before = runtime.responses.get(body.previous_response_id, owner, field="previous_response_id").conversation
+    return body, await apart(partial(_asked, body, before, partial(runtime.responses.item, owner=owner)))
 
 
-async def _fitted(
-    runtime: Runtime,
-    exchange: Exchange,
-    stack: AsyncExitStack,
-    body: ResponsesBody,
-    ask: ChatAsk,
-    *,
-    may_probe: bool = True,
-) -> tuple[ResponsesBody, Job, Fitted]:
-    """The body with the model that answers, the job and its prompt."""
-    question = Question(ask=ask, effort=body.effort, may_probe=may_probe)
-    body, ask, [job] = await streaming.enter(runtime, exchange, stack, body, question)
+async def _fitted(runtime: Runtime, job: Job, body: ResponsesBody, ask: ChatAsk) -> Fitted:
     messages = beginning.begun(job.model, ask.messages)
     whole = thinks_by_default(job, msgspec.structs.replace(ask, messages=messages))
     n_predict, may_cut = body.max_output or -1, body.truncation == "auto"
     with naming("input"):
-        return body, job, await fit_chat(runtime, job, whole, n_predict=n_predict, n_keep=-1, may_cut=may_cut)
+        return await fit_chat(runtime, job, whole, n_predict=n_predict, n_keep=-1, may_cut=may_cut)
 
 
-async def count(kept: KeptResponses, runtime: Runtime, exchange: Exchange) -> None:
+async def count(runtime: Runtime, exchange: Exchange) -> None:
     """POST /v1/responses/input_tokens: what the prompt of a response comes to."""
-    body, asked = await _read_body(kept, exchange)
-    async with exchange.while_connected(), AsyncExitStack() as stack:
-        _, job, fitted = await _fitted(runtime, exchange, stack, body, asked.ask, may_probe=False)
+    body, asked = await _read_body(runtime, exchange)
+    question = Question(ask=asked.ask, effort=body.effort, may_probe=False)
+    async with streaming.entered(runtime, exchange, body, question) as (body, ask, [job]):
+        fitted = await _fitted(runtime, job, body, ask)
         tokens = fitted.tokens if fitted.tokens is not None else await job.count(fitted.prepared.segments)
         await exchange.answer_json(InputTokens(input_tokens=len(tokens)))
 
 
-async def create(kept: KeptResponses, runtime: Runtime, exchange: Exchange) -> None:
-    """The route's handler."""
-    body, (conversation, found, ask) = await _read_body(kept, exchange)
-    async with exchange.while_connected(), AsyncExitStack() as stack:
-        body, job, fitted = await _fitted(runtime, exchange, stack, body, ask)
+async def create(runtime: Runtime, exchange: Exchange) -> None:
+    body, (conversation, found, ask) = await _read_body(runtime, exchange)
+    question = Question(ask=ask, effort=body.effort)
+    async with streaming.entered(runtime, exchange, body, question) as (body, ask, [job]):
+        fitted = await _fitted(runtime, job, body, ask)
         prepared = fitted.prepared
-        defaults = defaults_of(job.model)
         plan = await streaming.plan(
             body,
             job,
-            defaults,
             max_output=body.max_output,
-            stop=prepared.stop,
-            grammar=prepared.grammar,
-            show_control=prepared.show_control,
+            prepared=prepared,
             logprobs=body.wants_logprobs,
             n_probs=body.top_logprobs or 0,
         )
@@ -250,7 +232,7 @@ async def create(kept: KeptResponses, runtime: Runtime, exchange: Exchange) -> N
             Reply(prepared.new_parser()),
             begun,
             summarizes=body.summarizes,
-            kept=kept if body.is_kept else None,
+            kept=runtime.responses if body.is_kept else None,
             conversation=conversation,
             clients=found.clients,
             headers=[*headers_of([job]), *fitted.headers],
@@ -335,31 +317,19 @@ class _Run:
         return self._events.event(kind, {"response": self._response})
 
 
-def response_routes(runtime: Runtime) -> list[Route]:
-    """All routes of responses."""
-    kept = KeptResponses()
-    return [
-        route("/v1/responses", runtime, partial(create, kept), methods=["POST"]),
-        route("/v1/responses/input_tokens", runtime, partial(count, kept), methods=["POST"]),
-        route("/v1/responses/{id}", runtime, partial(_read, kept), methods=["GET"]),
-        route("/v1/responses/{id}", runtime, partial(_delete, kept), methods=["DELETE"]),
-        route("/v1/responses/{id}/input_items", runtime, partial(_input_items, kept), methods=["GET"]),
-    ]
+async def read(runtime: Runtime, exchange: Exchange) -> None:
+    await exchange.answer(encode(runtime.responses.get(_id(exchange), exchange.visitor.namespace).response))
 
 
-async def _read(kept: KeptResponses, _: Runtime, exchange: Exchange) -> None:
-    await exchange.answer(encode(kept.get(_id(exchange), exchange.visitor.namespace).response))
-
-
-async def _delete(kept: KeptResponses, _: Runtime, exchange: Exchange) -> None:
+async def delete(runtime: Runtime, exchange: Exchange) -> None:
     response_id = _id(exchange)
-    kept.delete(response_id, exchange.visitor.namespace)
+    runtime.responses.delete(response_id, exchange.visitor.namespace)
     await exchange.answer(encode(ResponseDeleted(id=response_id, object="response", deleted=True)))
 
 
-async def _input_items(kept: KeptResponses, _: Runtime, exchange: Exchange) -> None:
+async def input_items(runtime: Runtime, exchange: Exchange) -> None:
     """The newest first, as OpenAI lists them; all of them."""
-    items = list(reversed(kept.get(_id(exchange), exchange.visitor.namespace).input))
+    items = list(reversed(runtime.responses.get(_id(exchange), exchange.visitor.namespace).input))
     ids = [item.get("id") for item in items]
     listed = ResponseItems(object="list", data=items, first_id=ids[0], last_id=ids[-1], has_more=False)
     await exchange.answer(encode(listed))

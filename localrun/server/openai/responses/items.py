@@ -203,10 +203,7 @@ def _reasoning_text(item: Item) -> str:
 def _outside(item: Item, where: str, names: dict[str, str], media: Attachments | None) -> Message:
     """A message that is not the assistant's."""
     if item["type"] == "message":
-        return {
-            "role": role_of(item["role"], where),
-            "content": text_of(item["content"], f"{where}.content", media),
-        }
+        return {"role": role_of(item["role"], where), "content": text_of(item["content"], f"{where}.content", media)}
     output = "" if item.get("output", "") is None else item.get("output")
     if item["type"] not in _RESULTS and not isinstance(output, str):
         output = json.dumps(item.get("output", item.get("tools")), ensure_ascii=False)

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import msgspec
 
 from localrun.errors import NotFound
-from localrun.server.openai.answer import Fields, encode
-from localrun.server.openai.responses.items import Item
+
+Fields = dict[str, Any]
 
 MAX_RESPONSES = 1000
 MAX_BYTES = 64 * 1024 * 1024
@@ -28,23 +29,24 @@ class Kept(msgspec.Struct, frozen=True):
     """`input` are all items before the answer, those of earlier responses included."""
 
     response: Fields
-    input: tuple[Item, ...]
+    input: tuple[Fields, ...]
     size_bytes: int
 
     @property
-    def conversation(self) -> tuple[Item, ...]:
+    def conversation(self) -> tuple[Fields, ...]:
         """What a response that follows begins with."""
         return (*self.input, *self.response["output"])
 
-    def named(self) -> Iterator[tuple[str, Item]]:
+    def named(self) -> Iterator[tuple[str, Fields]]:
         """The items of the conversation that have an id, with it."""
         for item in self.conversation:
             if isinstance(item_id := item.get("id"), str):
                 yield item_id, item
 
 
-def _size_bytes(encoded: bytes) -> int:
+def _size_bytes(kept: object) -> int:
     """About what it takes in memory: an empty list is two bytes as JSON, and sixty as an object."""
+    encoded = msgspec.json.encode(kept)
     return len(encoded) + 64 * sum(encoded.count(each) for each in (b",", b"[", b"{"))
 
 
@@ -64,15 +66,15 @@ class KeptResponses:
         self._kept: dict[bytes, OrderedDict[str, Kept]] = {}
         self._size_bytes: Counter[bytes] = Counter()
         # By its id: an item of each response that has it, the newest last.
-        self._items: dict[tuple[bytes, str], dict[str, Item]] = {}
+        self._items: dict[tuple[bytes, str], dict[str, Fields]] = {}
 
     def __len__(self) -> int:
         return sum(map(len, self._kept.values()))
 
-    def add(self, response: Fields, input_: Sequence[Item], owner: bytes = b"") -> None:
+    def add(self, response: Fields, input_: Sequence[Fields], owner: bytes = b"") -> None:
         """Keeps a finished response for `owner`, the namespace of whoever asked; older ones may go for it, and one that
         is too large is not kept."""
-        kept = Kept(response, tuple(input_), _size_bytes(encode(response)) + _size_bytes(encode(input_)))
+        kept = Kept(response, tuple(input_), _size_bytes(response) + _size_bytes(input_))
         own = self._kept.setdefault(owner, OrderedDict())
         own[response["id"]] = kept
         self._size_bytes[owner] += kept.size_bytes
@@ -102,7 +104,7 @@ class KeptResponses:
         self.get(response_id, owner)
         self._forget(response_id, owner)
 
-    def item(self, item_id: str, owner: bytes = b"") -> Item | None:
+    def item(self, item_id: str, owner: bytes = b"") -> Fields | None:
         """An item of a kept conversation, of the newest that has it."""
         having = self._items.get((owner, item_id))
         return None if having is None else next(reversed(having.values()))

@@ -178,12 +178,7 @@ _ENDS = {
 def _part(growing: _Growing) -> Fields:
     """The one part of a message or of reasoning, as far as it goes."""
     if growing.item["type"] == "message":
-        return {
-            "type": "output_text",
-            "text": growing.text,
-            "annotations": [],
-            "logprobs": list(growing.logprobs),
-        }
+        return {"type": "output_text", "text": growing.text, "annotations": [], "logprobs": list(growing.logprobs)}
     return {"type": "summary_text" if "summary_index" in growing.where else "reasoning_text", "text": growing.text}
 
 

@@ -1,4 +1,4 @@
-"""Files that are their owner's alone: whole or not at all, and one who changes them at a time."""
+"""Files appear whole or not at all; small ones are their owner's alone, and one changes them at a time."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import re
 import stat
+import subprocess
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from localrun import config, private_file
+from localrun import config, stored
 from localrun.access import certificate
 from localrun.access.keys import KeyFile
 from localrun.access.trust import Endpoint, TrustedHosts
@@ -31,12 +32,12 @@ def test_a_file_that_cannot_be_written_is_named_and_stays(tmp_path: Path) -> Non
     import resource
 
     path = tmp_path / "file"
-    private_file.replace(path, b"one")
+    stored.replace(path, b"one")
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (10, before[1]))
     try:
         with pytest.raises(OSError, match=re.escape(str(path))):
-            private_file.replace(path, b"two" * 10)
+            stored.replace(path, b"two" * 10)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert path.read_bytes() == b"one"
@@ -49,7 +50,7 @@ def test_nobody_else_can_read_it(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
         for content in (b"one", b"two"):
-            private_file.replace(path, content)
+            stored.replace(path, content)
             assert (path.read_bytes(), stat.S_IMODE(path.stat().st_mode)) == (content, 0o600)
     finally:
         os.umask(before)
@@ -61,8 +62,8 @@ def test_it_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: p
     calls: list[str] = []
     for name in ("fsync", "replace"):
         monkeypatch.setattr(os, name, _noting(name, getattr(os, name), calls))
-    private_file.replace(tmp_path / "file", b"new")
-    assert calls == ["fsync", "replace"]
+    stored.replace(tmp_path / "file", b"new")
+    assert calls[:2] == ["fsync", "replace"]
 
 
 def _noting(name: str, call: Callable[..., Any], calls: list[str]) -> Callable[..., Any]:
@@ -77,28 +78,28 @@ def test_what_cannot_be_written_leaves_the_old_one_and_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "file"
-    private_file.replace(path, b"old")
+    stored.replace(path, b"old")
     monkeypatch.setattr(os, "fsync", lambda descriptor: (_ for _ in ()).throw(OSError(28, "no space")))
     with pytest.raises(OSError, match="no space"):
-        private_file.replace(path, b"new")
+        stored.replace(path, b"new")
     assert path.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [path]
 
 
 def test_who_waits_too_long_is_told_for_what(tmp_path: Path) -> None:
     path = tmp_path / "keys.json"
-    with private_file.locked(path), pytest.raises(TimeoutError, match=r"keys\.json for 0 s; try again"):  # noqa: SIM117
-        with private_file.locked(path, timeout_s=0):
+    with stored.locked(path), pytest.raises(TimeoutError, match=r"keys\.json for 0 s; try again"):  # noqa: SIM117
+        with stored.locked(path, timeout_s=0):
             raise AssertionError
-    with private_file.locked(path, timeout_s=0):
+    with stored.locked(path, timeout_s=0):
         pass
 
 
 def test_a_key_file_that_somebody_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = KeyFile(tmp_path)
-    at_once = functools.partial(private_file.locked, timeout_s=0)
-    monkeypatch.setattr(private_file, "locked", at_once)
-    with private_file.locked(file.path), pytest.raises(Conflict, match="try again"):
+    at_once = functools.partial(stored.locked, timeout_s=0)
+    monkeypatch.setattr(stored, "locked", at_once)
+    with stored.locked(file.path), pytest.raises(Conflict, match="try again"):
         file.create("zed")
 
 
@@ -131,3 +132,32 @@ def test_machines_that_are_trusted_at_once_are_all_kept(tmp_path: Path, monkeypa
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda where: TrustedHosts(config.folders()).trust(where, shown), hosts))
     assert set(TrustedHosts().all()) == {where.name for where in hosts}
+
+
+def test_a_file_is_replaced_at_the_end(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "file"
+    with stored.replacing(path) as file:
+        file.write(b"one")
+        assert not path.exists()
+
+    def fail() -> None:
+        with stored.replacing(path) as file:
+            file.write(b"two")
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert path.read_bytes() == b"one"
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_only_what_a_dead_writer_left_is_stale(tmp_path: Path) -> None:
+    dead = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True)
+    left = tmp_path / f".{dead.stdout.strip()}-{'0' * 16}.localrun-temp"
+    forgotten = tmp_path / f".{os.getpid()}-{'1' * 16}.localrun-temp"
+    for path in (left, forgotten, tmp_path / "file", tmp_path / ".1-2.localrun-temp"):
+        path.touch()
+    with stored.temporary(tmp_path) as writing:
+        writing.touch()
+        assert set(stored.stale(tmp_path)) == {left, forgotten}
+    assert stored.stale(tmp_path / "nowhere") == ()

@@ -1,20 +1,27 @@
-"""OpenAI's API: `/v1/*`, and beside it llama-server's `/lora-adapters`; and its lists of models.
+"""The lists of models, and llama-server's `/lora-adapters`. Both tell of file headers, and load nothing.
 
-Models are told of from file headers, nothing is loaded. The other routes' logic is in modules of their own.
+The list of adapters has every one that has a name, for whatever model. An `id` is a place in it, in the order in which
+they came, so it stays as long as no older one goes; names and digests stay as they are. `?model=NAME` leaves those that
+fit one model, under the same ids. llama-server's POST sets scales that count for all who say nothing. Here nothing that
+one client asks for changes the answers of the others, so it is refused, with what to do instead.
 """
 
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
-from starlette.routing import Route
 
+from localrun.errors import BadModelFile, Conflict, NotSupported
+from localrun.models.gguf.header import Header
+from localrun.models.storage.named_adapter import NamedAdapter
+from localrun.models.storage.store import Store
 from localrun.server.http.access import Visitor
-from localrun.server.http.exchange import Exchange, route
+from localrun.server.http.exchange import Exchange, parameter
 from localrun.server.llama_server.models import (
     LlamaArchitecture,
     LlamaModel,
@@ -25,11 +32,6 @@ from localrun.server.llama_server.models import (
     status_of,
     statuses,
 )
-from localrun.server.openai.chat import chat, count_tokens
-from localrun.server.openai.completions import complete
-from localrun.server.openai.fim import complete_fim
-from localrun.server.openai.lora import change_adapters, list_adapters
-from localrun.server.openai.responses import create
 from localrun.server.prompting.profile import capabilities
 from localrun.server.runtime import Runtime
 from localrun.server.targets import Target
@@ -66,21 +68,6 @@ class OpenAIModels(msgspec.Struct, frozen=True, kw_only=True):
     object: Literal["list"]
     data: list[OpenAIModel]
     models: list[LlamaModel]
-
-
-def routes(runtime: Runtime) -> list[Route]:
-    """All routes of this family."""
-    return [
-        *(route(path, runtime, list_models, methods=["GET"]) for path in ("/v1/models", "/models")),
-        route("/v1/models/{id:path}", runtime, one_model, methods=["GET"]),
-        route("/v1/chat/completions", runtime, chat, methods=["POST"]),
-        route("/v1/chat/completions/input_tokens", runtime, count_tokens, methods=["POST"]),
-        route("/v1/completions", runtime, complete, methods=["POST"]),
-        route("/v1/fim/completions", runtime, complete_fim, methods=["POST"]),
-        route("/lora-adapters", runtime, list_adapters, methods=["GET"]),
-        route("/lora-adapters", runtime, change_adapters, methods=["POST"]),
-        *create.response_routes(runtime),
-    ]
 
 
 async def list_models(runtime: Runtime, exchange: Exchange) -> None:
@@ -126,3 +113,67 @@ def _row(target: Target, found: dict[Path, Status]) -> OpenAIModel:
         parent=target.parent or UNSET,
         tier=UNSET if target.tier is None else target.tier.rules,
     )
+
+
+class AdapterRow(msgspec.Struct, frozen=True, kw_only=True):
+    """An adapter. `scale` is 0: none is in effect unless it is asked for. The first five are llama-server's fields."""
+
+    id: int
+    path: str
+    scale: float
+    task_name: str
+    prompt_prefix: str
+    name: str
+    digest: str
+    kind: str
+    architecture: str
+
+
+async def list_adapters(runtime: Runtime, exchange: Exchange) -> None:
+    """GET /lora-adapters."""
+    visitor, model = exchange.visitor, parameter(exchange, "model")
+    header = (await runtime.targets.one(visitor, model)).header if model else None
+    rows = await asyncio.to_thread(_adapter_rows, runtime.store, header)
+    rows = [row for row in rows if visitor.sees_model(row.name)]
+    if not visitor.is_admin:  # where files lie is nobody else's business
+        rows = [msgspec.structs.replace(row, path=row.name) for row in rows]
+    await exchange.answer_facts(rows)
+
+
+async def change_adapters(_: Runtime, exchange: Exchange) -> None:
+    """POST /lora-adapters."""
+    await exchange.read_body()
+    raise NotSupported(
+        "scales for all requests are not supported, for they would change other clients' answers; say them in the "
+        "request, as lora or in the model's name (model+adapter=0.5), or create a model with the adapter (ADAPTER in a "
+        "Modelfile) and have clients name that"
+    )
+
+
+def _adapter_rows(store: Store, header: Header | None) -> list[AdapterRow]:
+    """In a thread: hashes files whose digest is not known, once."""
+    rows = []
+    for place, adapter in enumerate(store.adapters()):
+        if header is None or not adapter.misfit(header):
+            with suppress(BadModelFile, Conflict):  # gone, or written to, since it was listed
+                rows.append(_adapter_row(place, adapter))
+    return rows
+
+
+def _adapter_row(place: int, adapter: NamedAdapter) -> AdapterRow:
+    return AdapterRow(
+        id=place,
+        path=str(adapter.path),
+        scale=0.0,
+        task_name=_said(adapter, "adapter.lora.task_name"),
+        prompt_prefix=_said(adapter, "adapter.lora.prompt_prefix"),
+        name=adapter.name,
+        digest=f"sha256:{adapter.sha256}",
+        kind=adapter.facts.kind,
+        architecture=adapter.facts.architecture,
+    )
+
+
+def _said(adapter: NamedAdapter, key: str) -> str:
+    value = adapter.header.metadata.get(key)
+    return value if isinstance(value, str) else ""

@@ -12,14 +12,12 @@ from typing import Annotated, Any, Literal, Self
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
-from starlette.routing import Route
 
 from localrun import __version__
 from localrun.errors import told_of
-from localrun.server.embedding.routes import embeddings
 from localrun.server.engines.resident import ResidentState
 from localrun.server.http import fields
-from localrun.server.http.exchange import Exchange, route
+from localrun.server.http.exchange import Exchange
 from localrun.server.openai.answer import Answer, Fields
 from localrun.server.openai.chat import ChatBody, answer_chat
 from localrun.server.openai.completions import CompletionBody, answer_completion
@@ -157,30 +155,19 @@ class _Answer(Answer):
         )
 
 
-def routes(runtime: Runtime) -> list[Route]:
-    """All routes of this family."""
-    return [
-        route("/api/v0/models", runtime, _list_models, methods=["GET"]),
-        route("/api/v0/models/{id:path}", runtime, _one_model, methods=["GET"]),
-        route("/api/v0/chat/completions", runtime, _chat, methods=["POST"]),
-        route("/api/v0/completions", runtime, _complete, methods=["POST"]),
-        route("/api/v0/embeddings", runtime, embeddings, methods=["POST"]),
-    ]
-
-
-async def _chat(runtime: Runtime, exchange: Exchange) -> None:
+async def chat(runtime: Runtime, exchange: Exchange) -> None:
     body = await exchange.read_json(LmStudioChatBody)
     with told_of("draft_model" if body.draft is None else "draft", instead_of="draft"):
         await answer_chat(runtime, exchange, body.in_openais_words(), _Answer)
 
 
-async def _complete(runtime: Runtime, exchange: Exchange) -> None:
+async def complete(runtime: Runtime, exchange: Exchange) -> None:
     body = await exchange.read_json(LmStudioCompletionBody)
     with told_of("draft_model" if body.draft is None else "draft", instead_of="draft"):
         await answer_completion(runtime, exchange, body.in_openais_words(), _Answer)
 
 
-async def _list_models(runtime: Runtime, exchange: Exchange) -> None:
+async def list_models(runtime: Runtime, exchange: Exchange) -> None:
     loaded = _loaded(runtime)
 
     def rows() -> list[LmStudioModel]:
@@ -190,7 +177,7 @@ async def _list_models(runtime: Runtime, exchange: Exchange) -> None:
     await exchange.answer_facts(LmStudioModels(data=await asyncio.to_thread(rows)))
 
 
-async def _one_model(runtime: Runtime, exchange: Exchange) -> None:
+async def one_model(runtime: Runtime, exchange: Exchange) -> None:
     name: str = exchange.scope["path_params"]["id"]
     target = await asyncio.to_thread(runtime.targets.find, exchange.visitor, name)
     await exchange.answer_facts(await asyncio.to_thread(_row, target, _loaded(runtime)))

@@ -1,18 +1,25 @@
-"""One method of one path, as the document has it, and the headers of every route that waits for a model.
+"""One method of one path: who answers it, who may, and what the document tells of it; and the headers of every route
+that waits for a model.
 
-Pure data. `http/fields.py` reads the headers of requests.
-Does not: serve anything; a test compares the operations with the routes of the app.
+Pure data. `fields.py` reads the headers of requests. The operations themselves are in `openapi/operations.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import KW_ONLY, dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from starlette.routing import Route
+
+from localrun.server.http.access import Right
+from localrun.server.http.exchange import Endpoint, Handler
 from localrun.server.http.fields import MAX_CLIENT_CHARACTERS, MAX_DEADLINE_S
 from localrun.wire import Lane
+
+if TYPE_CHECKING:
+    from localrun.server.runtime import Runtime
 
 NDJSON = "application/x-ndjson"
 SSE = "text/event-stream"
@@ -51,9 +58,11 @@ class Stream:
     description: str
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Operation:
-    """`body` and `answer` are types that msgspec can describe. A route that can do both has `answer` and `stream`.
+    """`body` and `answer` are types that msgspec can describe; `bytes` as a body is a file. A route that can do both
+    has `answer` and `stream`. No pictures or sound can be in the body of one that `is_text`. With `has_slashes` the
+    part of the path may have some.
 
     `errors` are the statuses that it may have besides those of every route. `serves` says that the request waits for a
     model, and so takes the headers of lanes and deadlines.
@@ -61,12 +70,17 @@ class Operation:
 
     method: str
     path: str
+    handler: Handler
+    right: Right
     summary: str
+    _: KW_ONLY
     family: Family = Family.NATIVE
     description: str = ""
     parameters: tuple[Parameter, ...] = ()
     body: Any = None
     body_content_type: str = JSON
+    is_text: bool = False
+    has_slashes: bool = False
     is_body_required: bool = True
     answer: Any = None
     answer_content_type: str = JSON
@@ -82,6 +96,19 @@ class Operation:
         """Unique, and the anchor on the page."""
         words = [part for part in self.path.replace("{", "").replace("}", "").split("/") if part]
         return "-".join([self.method.lower(), *words]).replace(".", "-") or self.method.lower()
+
+    @property
+    def pattern(self) -> str:
+        """The path as the router has it."""
+        return self.path.replace("}", ":path}") if self.has_slashes else self.path
+
+    def route(self, runtime: Runtime) -> Route:
+        """GET includes HEAD."""
+        return Route(self.pattern, Endpoint(runtime, self.handler, self.pattern), methods=[self.method])
+
+
+# The operation of a method and a path; None where no route answers.
+Find = Callable[[str, str], Operation | None]
 
 
 def path_parameter(name: str, description: str, **schema: Any) -> Parameter:
