@@ -79,7 +79,7 @@ def ask(
 
     raw = [(name.encode(), value.encode("latin-1")) for name, value in (LOCAL if headers is None else headers)]
     scope: dict[str, Any] = {"type": "http", "method": method, "path": path, "headers": raw}
-    app = Limits(handler, settings or Settings(max_body_bytes=LIMIT_BYTES))
+    app = Limits(handler, settings or Settings(max_body_bytes=LIMIT_BYTES), find=find)
     asyncio.run(app(scope, receive, send))
     return Answer(sent)
 
