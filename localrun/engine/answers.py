@@ -135,6 +135,11 @@ class Answers:
                 yield over
 
     @property
+    def look_again_s(self) -> float:
+        """When to `collect`, though nothing rang."""
+        return self._grammars.look_again_s
+
+    @property
     def is_waited_for(self) -> bool:
         """Whether a grammar is being compiled, or a token drawn, beside the steps."""
         return bool(self._grammars or self._late)

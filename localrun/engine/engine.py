@@ -12,7 +12,6 @@ Does not: read or write pipes (`pipes.py`), choose tokens (`answers.py`), or dec
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -202,7 +201,7 @@ class Engine:
         if in_pool:
             self._backend.turn_to(pool=False)
         if not plan.n_rows and self._is_waited_for:
-            self.wait_s = math.inf
+            self.wait_s = self._answers.look_again_s
         return self._report.take(self.cache, self.scheduler, self._encodings.counts, self._clock())
 
     def _collect(self, now_s: float) -> None:

@@ -91,7 +91,7 @@ class GrammarChecker:
     def _discard(self) -> None:
         worker, self._worker = self._worker, None
         if worker is not None:
-            with worker, contextlib.suppress(OSError):  # what it never read
+            with contextlib.suppress(OSError), worker:  # closing writes what it never read
                 worker.kill()
 
     def _asked(self, request: bytes, is_left: Callable[[], bool]) -> GrammarChecked | None:

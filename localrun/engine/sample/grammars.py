@@ -30,6 +30,8 @@ _THREADS = 2
 _CACHED_GRAMMARS = 64
 # Long enough for those who wait for the interpreter's lock to get it.
 _PAUSE_S = 0.02
+# Nobody tells that a grammar has become a slow one.
+LOOK_S = 0.1
 # Twice what the worker has, which has compiled the same without overflowing it.
 _STACK_BYTES = 32 * 1024 * 1024
 
@@ -64,8 +66,9 @@ class GrammarCompiler:
     Does not: wait for anybody.
     """
 
-    def __init__(self, backend: Backend) -> None:
+    def __init__(self, backend: Backend, ring: Callable[[], None] = lambda: None) -> None:
         self._backend = backend
+        self._ring = ring
         self._threads: ThreadPoolExecutor | None = None
         self._vocabulary: Future[GrammarVocabulary] | None = None
         self._cache: OrderedDict[tuple[GrammarKind, str], Compiling] = OrderedDict()
@@ -129,8 +132,13 @@ class GrammarCompiler:
                 self._lines[key] = line
             assert self._vocabulary is not None
             compiling.checker = GrammarChecker.borrowed()
-            self._submit(_compile, compiling, self._vocabulary)
+            self._submit(_compile, compiling, self._vocabulary).add_done_callback(lambda _: self._ring())
             self._running.append(compiling)
+
+    @property
+    def has_line(self) -> bool:
+        """Whether some wait for a thread, and so for what turns out to be slow (`go_on`)."""
+        return bool(self._lines)
 
     @property
     def _has_slow(self) -> bool:
@@ -215,13 +223,17 @@ class GrammarQueue:
 
     def __init__(self, backend: Backend, clock: Callable[[], float], ring: Callable[[], None]) -> None:
         self._clock = clock
-        self._ring = ring
         self._eog_tokens = backend.eog_tokens
-        self._compiler = GrammarCompiler(backend)
+        self._compiler = GrammarCompiler(backend, ring)
         self._entries: list[_Entry] = []
 
     def __len__(self) -> int:
         return len(self._entries)
+
+    @property
+    def look_again_s(self) -> float:
+        """When to ask what became ready, though nothing rang."""
+        return LOOK_S if self._compiler.has_line else math.inf
 
     def add(self, request: Request, submit: Submit) -> None:
         """A new request, which waits for its grammar if it has one."""
@@ -229,7 +241,6 @@ class GrammarQueue:
             request.awaits_grammar = True
             compiling = self._compiler.compile(submit.grammar, submit.client)
             self._entries.append(_Entry(request, submit, compiling))
-            compiling.future.add_done_callback(lambda _: self._ring())
 
     def collect(self) -> list[tuple[Request, LocalrunError | None, tuple[str, ...]]]:
         """Give compiled grammars to their requests. Returns those that have theirs now, or why they never will, and

@@ -237,7 +237,7 @@ def test_a_grammar_that_takes_too_long_is_refused(monkeypatch: pytest.MonkeyPatc
     assert harness.finals[1].error_code == "bad_request"
     assert "takes more than 1 s to compile; make it smaller" in (harness.finals[1].error_message or "")
     assert harness.tokens[2] == expected_output(list(b"free"), 5)
-    assert len(harness.texts[3]) == 30
+    assert len(harness.texts[3]) == 30, harness.finals[3]
 
 
 def test_a_grammar_that_would_crash_its_compiler_fails_its_request_alone():
@@ -257,7 +257,7 @@ def test_what_nobody_wants_any_more_is_given_up_while_it_is_compiled():
     harness.engine.cancel(1)
     harness.submit(2, "after", grammar=DIGITS, n_predict=40, client="gone")
     harness.run(max_steps=20_000)
-    assert len(harness.texts[2]) == 30
+    assert len(harness.texts[2]) == 30, harness.finals[2]
     while worker.is_running() and worker.status() != psutil.STATUS_ZOMBIE:
         time.sleep(0.01)  # a thread ends it
 
@@ -270,7 +270,7 @@ def test_a_worker_that_somebody_ends_costs_nobody_an_answer(monkeypatch: pytest.
     worker_at_work(harness).kill()
     harness.submit(2, "other", grammar=DIGITS, n_predict=40)
     harness.run(max_steps=50_000)
-    assert len(harness.texts[2]) == 30
+    assert len(harness.texts[2]) == 30, harness.finals[2]
     assert harness.finals[1].error_message is None
     assert (harness.finals[1].finish, harness.texts[1][:9]) == (Finish.LENGTH, "xxxxxxxxx")
 
@@ -368,7 +368,7 @@ def test_a_quick_grammar_waits_for_no_slow_one_of_its_own_client_neither(
         harness.step()
     harness.engine.cancel(3)
     harness.run(max_steps=50_000)
-    assert len(harness.texts[8]) == 30
+    assert len(harness.texts[8]) == 30, harness.finals[8]
 
 
 def test_a_grammar_that_nobody_waits_for_is_not_compiled(monkeypatch: pytest.MonkeyPatch):
