@@ -23,7 +23,7 @@ from localrun.engine.cache.cache import Cache
 from localrun.engine.cache.disk_record import DiskTier
 from localrun.engine.cache.tiers import Tiers
 from localrun.engine.encoding import ENCODED_PART, Encodings
-from localrun.engine.inbox import NAP_S, Inbox
+from localrun.engine.inbox import Naps
 from localrun.engine.pool import Pool
 from localrun.engine.report import Beside, Report, at_once
 from localrun.engine.request import Placed, Prompt, Request
@@ -83,11 +83,8 @@ class Engine:
             lambda *tokens: (background if background.is_there else budget).recompute_s(*tokens),
         )
         self.scheduler = Scheduler(n_slots=limits.n_slots, max_queue=limits.max_queue, budget=budget)
-        self._naps: Inbox[Engine] | None = None
-        if ring is None:
-            self._naps = Inbox()
-            ring = self._naps.ring
-        self.wait_s = 0.0
+        self._naps, self.wait_s = Naps(ring), 0.0
+        ring = self._naps.ring
         backend.tell(ring)
         self._adapters = AdapterQueue(backend, adapters, ring, loader)
         self._admission = Admission(
@@ -186,8 +183,7 @@ class Engine:
     def step(self, is_hurried: Callable[[], bool] = never) -> Step | None:
         """One round. Returns its news; None if there was nothing to do and nothing to report. What it computes for the
         lowest lane alone is given up when `is_hurried`."""
-        if self._naps is not None and self.wait_s:
-            self._naps.drain(self, min(self.wait_s, NAP_S))
+        self._naps.take(self.wait_s)
         self.wait_s = 0.0
         now_s = self._clock()
         self._collect(now_s)

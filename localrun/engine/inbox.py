@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 E = TypeVar("E")
-# How long a step waits that nobody drains an inbox for.
+# How long a step waits itself, where nobody drains an inbox for it.
 NAP_S = 0.005
 
 
@@ -67,3 +67,19 @@ class Inbox(Generic[E]):
         except queue.Empty:
             return True
         return False
+
+
+class Naps:
+    """The waits of an engine: whoever gives a `ring` waits between the steps, else each step waits a little itself."""
+
+    def __init__(self, ring: Callable[[], None] | None) -> None:
+        self._inbox: Inbox[None] | None = None
+        if ring is None:
+            self._inbox = Inbox()
+            ring = self._inbox.ring
+        self.ring = ring
+
+    def take(self, wait_s: float) -> None:
+        """Before a step that has nothing to do for so long."""
+        if self._inbox is not None and wait_s:
+            self._inbox.drain(None, min(wait_s, NAP_S))

@@ -260,7 +260,7 @@ class Cache:
 
     def n_free(self, *, in_pool: bool = False) -> int:
         """Cells that are free now: of each stream, or in the pool."""
-        return self._layout.pool.n_free if in_pool and isinstance(self._layout, Streams) else self.cells.n_free
+        return (self.pool if in_pool else self.cells).n_free
 
     def grow(self, seq: int, n_tokens: int) -> None:
         """A running sequence now holds `n_tokens` of its tokens, which others may reuse."""

@@ -32,7 +32,7 @@ from localrun.engine.embedding import inputs
 from localrun.engine.embedding.inputs import Embedder, FloatMatrix, FloatVector, Tokens
 from localrun.engine.embedding.turns import Current, Ticket, Turns
 from localrun.engine.encoding import Encodings
-from localrun.engine.inbox import NAP_S, Inbox
+from localrun.engine.inbox import Naps
 from localrun.engine.request import Placed, refusal
 from localrun.errors import BadRequest, EngineFailed, LocalrunError, NoNumbers, by_code
 from localrun.wire import Delta, Embed, Finish, Phase, Pooling, Resume, Started, Step, StepStats, Vector
@@ -79,12 +79,8 @@ class EmbeddingEngine:
         encoded_bytes: int = 0,
         ring: Callable[[], None] | None = None,
     ) -> None:
-        self._naps: Inbox[EmbeddingEngine] | None = None
-        if ring is None:
-            self._naps = Inbox()
-            ring = self._naps.ring
-        self.wait_s = 0.0
-        embedder.tell(ring)
+        self._naps, self.wait_s = Naps(ring), 0.0
+        embedder.tell(self._naps.ring)
         self._embedder = embedder
         self._clock = clock
         self._turns = Turns(max_tickets=max_queue)
@@ -154,8 +150,7 @@ class EmbeddingEngine:
 
     def step(self, is_hurried: Callable[[], bool] = never) -> Step | None:
         """Compute one step and return its news; None if there was neither anything to do nor to say."""
-        if self._naps is not None and self.wait_s:
-            self._naps.drain(self, min(self.wait_s, NAP_S))
+        self._naps.take(self.wait_s)
         self.wait_s = 0.0
         for ticket, error in self._encodings.collect():
             where, chunks = _where(ticket.embed, ticket.n_begun - 1), ticket.current.chunks if ticket.current else ()
