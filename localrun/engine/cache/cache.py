@@ -230,7 +230,7 @@ class Cache:
             return False  # `settle` saves it
         is_shared = self._can_share(found.seq, seq) and found.n_cells >= found.n_saved
         n_copied = 0 if goes_on or is_shared else max(found.n_cells, found.n_saved)
-        return self._copies.is_quick(n_copied) or self._backend.warm(seq, n_copied)
+        return self._is_warm(seq, n_copied, n_copied)
 
     def prepare_home(self, lengths: Iterable[int]) -> None:
         """Prompts of so many tokens are about to leave the background for a stream each."""
@@ -321,8 +321,7 @@ class Cache:
         if target is None or self._is_long_unsaved(target):
             return None
         n_tokens = self.cells.length(seq)
-        is_warm = self._copies.is_quick(n_tokens) or self._backend.warm(target, n_tokens, moves=True)
-        return self.bring_home(seq) if is_warm else None
+        return self.bring_home(seq) if self._is_warm(target, n_tokens, n_tokens, moves=True) else None
 
     def take_away(self, seq: int, *, is_urgent: bool) -> int | None:
         """A request outgrows its stream. Returns the sequence in the pool in which it continues; None if there is no
@@ -331,7 +330,7 @@ class Cache:
         if target is None:
             return None
         n_tokens, n_most = self.cells.length(seq), self.cells.n_cells
-        if not (is_urgent or self._copies.is_quick(n_tokens) or self._backend.warm(target, n_most, moves=True)):
+        if not (is_urgent or self._is_warm(target, n_tokens, n_most, moves=True)):
             return None
         if not self.make_room(n_tokens + 1, in_pool=True):
             return None
@@ -384,8 +383,7 @@ class Cache:
             seq = max(running)
             n_tokens = self.cells.length(seq)
             n_soon = n_tokens + copies.BLOCK_TOKENS - n_tokens % copies.BLOCK_TOKENS  # it grows meanwhile
-            is_warm = self._copies.is_quick(n_tokens) or self._backend.warm(hole, n_soon)
-            if self._is_long_unsaved(hole) or not is_warm:
+            if self._is_long_unsaved(hole) or not self._is_warm(hole, n_tokens, n_soon):
                 return None  # later: it would hold up everybody
             self._move(seq, hole)
             return seq, hole
@@ -583,6 +581,11 @@ class Cache:
         for same in self.tiers.tree.grow(seq, self._keys[seq], n_tokens):
             if isinstance(self._layout, OnePool):
                 self._layout.same(same.seq, seq, same.start, same.end)
+
+    def _is_warm(self, target: int, n_tokens: int, n_most: int, *, moves: bool = False) -> bool:
+        """Whether so many tokens are copied to a sequence without a wait for memory, which has room for `n_most`. If
+        not, a thread sees to it."""
+        return self._copies.is_quick(n_tokens) or self._backend.warm(target, n_most, moves=moves)
 
     def _is_long_unsaved(self, seq: int) -> bool:
         """Whether much of a sequence would have to be saved before its cells are taken."""

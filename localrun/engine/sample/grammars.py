@@ -66,7 +66,7 @@ class GrammarCompiler:
     Does not: wait for anybody.
     """
 
-    def __init__(self, backend: Backend, ring: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, backend: Backend, ring: Callable[[], None]) -> None:
         self._backend = backend
         self._ring = ring
         self._threads: ThreadPoolExecutor | None = None

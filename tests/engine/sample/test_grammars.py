@@ -391,7 +391,7 @@ def test_an_engine_that_ends_loses_no_worker():
     """Nor one whose thread had not begun: of two threads one reads the vocabulary, and the first grammar has one."""
     workers = {GrammarChecker(), GrammarChecker()}
     GrammarChecker._idle += workers  # of which the last ones are borrowed first
-    compiler = grammar_queue.GrammarCompiler(Harness().backend)
+    compiler = grammar_queue.GrammarCompiler(Harness().backend, lambda: None)
     for client in ("one", "two"):
         compiler.leave(compiler.compile(Grammar(GrammarKind.REGEX, client), client))
     compiler.close()
