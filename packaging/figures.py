@@ -114,7 +114,7 @@ def _outgrow_rows() -> list[Row]:
                 ("wall until all are done", "wall_s"),
                 ("longest gap", "longest_gap_s"),
                 ("its ITL", "long_itl_p50_s"),
-                ("the streams' ITL afterwards", "after_itl_p50_s"),
+                ("the streams' ITL while it answers", "after_itl_p50_s"),
             ):
                 beside = f"outgrow, {n_long:,} tokens beside {n_streams} streams: {label}"
                 headline = f"a prompt beyond a slot's share ({n_long:,} tokens) beside {n_streams} streams: {label}"

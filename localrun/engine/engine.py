@@ -362,7 +362,7 @@ class Engine:
         if self._encodings.is_busy or background.is_busy or plan.grants[0].request.doubted_until:
             return plan
         n_free = self.cache.n_free(in_pool=plan.is_long)
-        return self._speculation.extend(plan, n_free, lambda: self.scheduler.step_target_s)
+        return self._speculation.extend(plan, n_free, lambda: self.scheduler.step_target_s, lambda: self.cache.attend_s)
 
     def _begin_batch(self) -> None:
         """Begin the background's next batch, and make room for it. Streams in the pool have a step before it, and none

@@ -60,7 +60,9 @@ async def arrive(
     n_early = sum(record.ended_at_s < end_s for record in records)
     note = f"{n_early} of the streams ended before the long prompt's first token" if n_early else ""
     during = [gap for record in records for gap in gaps_touching_s(_moments_s(record), start_s, end_s)]
-    after = [gap for record in records for gap in gaps_s([at_s for at_s in record.arrivals_s if at_s >= end_s])]
+    # While the newcomer answers: a server that stood still has more tokens left for when it is gone.
+    after_s = [[at_s for at_s in record.arrivals_s if end_s <= at_s <= long.ended_at_s] for record in records]
+    after = [gap for times_s in after_s for gap in gaps_s(times_s)]
     # The first pieces come while the other streams' prompts are still computed.
     steady = [[at_s for at_s in record.arrivals_s[N_UNSTEADY:] if at_s <= start_s] for record in records]
     before = [gap for times_s in steady for gap in gaps_s(times_s)]

@@ -25,8 +25,8 @@ from localrun.engine.speculate.costs import RowCosts
 LEAST_GAIN = 1.05
 # Nobody's tokens may come this many times as far apart because others have drafts, however much these gain.
 MOST_SLOWDOWN = 1.5
-# Nor may a step take this many times as long as a token may, however many it gives: a prompt that comes meanwhile waits
-# for its end, and text in bursts is hard to read along.
+# Nor may the step of a stream that is alone take this many times as long as a token may, however many it gives: a
+# prompt that comes meanwhile waits for its end, and text in bursts is hard to read along. Beside others: once as long.
 MOST_TARGETS = 4
 # Rows of all streams together, in one pool, and of a stream that is alone. Each size has to be tried before its cost is
 # known, so there are only as many as there is something to gain by.
@@ -182,7 +182,8 @@ def _judged(
     expected = [1 + sum(own[:n_rows]) for own, n_rows in zip(gains, way, strict=True)]
     slowdown = ratio / min(expected)
     token_s = max(limits.target_s, plain_s) if limits.target_s else math.inf
-    if slowdown > MOST_SLOWDOWN or plain_s * slowdown > token_s or plain_s * ratio > MOST_TARGETS * token_s:
+    most_s = MOST_TARGETS * token_s if n_streams == 1 else max(token_s, MOST_SLOWDOWN * plain_s)
+    if slowdown > MOST_SLOWDOWN or plain_s * slowdown > token_s or plain_s * ratio > most_s:
         return Choice(way, ratio, 0.0)
     return Choice(way, ratio, sum(expected))
 

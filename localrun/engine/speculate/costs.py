@@ -14,6 +14,7 @@ Does not: know whose rows they are, or decide (`choice.py`).
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from localrun.engine.schedule.budget import TILE_ROWS
 
@@ -91,10 +92,14 @@ class RowCosts:
         row_s = seconds / math.exp(self._log(n_rows))
         self._row_s = self._row_s + _LATEST * (row_s - self._row_s) if self._row_s else row_s
 
-    def heir(self) -> RowCosts:
-        """A table that begins with what this one knows, all of it seen once but the fewest rows."""
+    def heir(self, more_s: float = 0.0) -> RowCosts:
+        """A table that begins with what this one knows, all of it seen once but the fewest rows. There each row takes
+        `more_s` longer."""
         heir = RowCosts(has_tiles=self._has_tiles)
-        heir._logs, heir._row_s = dict(self._logs), self._row_s
+        heir._row_s = self._row_s + more_s if self._row_s else 0.0
+        heir._logs = dict(self._logs)
+        if heir._row_s:
+            heir._logs = {n: math.log((self.seconds(n) + n * more_s) / heir._row_s) for n in self._logs}
         heir._n_seen = {n_rows: min(n_seen, 1) for n_rows, n_seen in self._n_seen.items()}
         heir._n_seen |= dict.fromkeys([min(self._logs)] if self._logs else [], _FEW)
         heir._measured_at, heir._patience = dict.fromkeys(self._logs, 0), dict(self._patience)
@@ -174,18 +179,23 @@ class RowCosts:
 
 
 class DepthCosts:
-    """Tables by depth: fewer than 256 tokens, fewer than 512, 1,024, and so on. A new one begins as the nearest."""
+    """Tables by depth: fewer than 256 tokens, fewer than 512, 1,024, and so on. A new one begins as the nearest; if it
+    is deeper, with what its rows attend over more, or the first draft there would be far too long."""
 
     def __init__(self) -> None:
         self._by_depth: dict[bool, dict[int, RowCosts]] = {False: {}, True: {}}
 
-    def at(self, n_tokens: int, *, is_even: bool = False) -> RowCosts:
-        """Of streams with so many tokens each; with `is_even`, of several with equal numbers of rows, none
-        of which has a tile for itself."""
+    def at(self, n_tokens: int, *, is_even: bool = False, attend_s: Callable[[], float] = lambda: 0.0) -> RowCosts:
+        """Of rows that attend over so many tokens each, which takes `attend_s` a token; with `is_even`, of several
+        streams with equal numbers of rows, none of which has a tile for itself."""
         by_depth, kind = self._by_depth[is_even], (n_tokens // _SHALLOW_TOKENS).bit_length()
         costs = by_depth.get(kind)
         if costs is None:
             nearest = min(by_depth, key=lambda known: abs(known - kind), default=None)
-            costs = RowCosts(has_tiles=not is_even) if nearest is None else by_depth[nearest].heir()
+            if nearest is None:
+                costs = RowCosts(has_tiles=not is_even)
+            else:
+                n_deeper = (_SHALLOW_TOKENS << kind >> 1) - (_SHALLOW_TOKENS << nearest >> 1)
+                costs = by_depth[nearest].heir(max(0, n_deeper) * attend_s())
             by_depth[kind] = costs
         return costs

@@ -185,9 +185,12 @@ class Speculation:
             drafting = Drafting(request, prediction[: self._backend.n_ctx], self.counts)
             self._draftings[request], request.drafts = drafting, drafting.counts
 
-    def extend(self, plan: StepPlan, n_free: int, target_s: Callable[[], float]) -> StepPlan:
+    def extend(
+        self, plan: StepPlan, n_free: int, target_s: Callable[[], float], attend_s: Callable[[], float]
+    ) -> StepPlan:
         """A plan of streams alone with the drafts that are worth their rows, if any: as far as there are free cells, of
-        each stream or in the pool, and within the streams' latency target, in seconds, 0 for none."""
+        each stream or in the pool, and within the streams' latency target, in seconds, 0 for none. Attending over one
+        more token takes a row `attend_s`."""
         n_streams = len(plan.grants)
         promise, may_draw, n_tokens = 0.0, False, 0
         for request, _, _ in plan.grants:
@@ -196,7 +199,8 @@ class Speculation:
                 promise += self._draftings[request].promise()
                 may_draw = may_draw or self._drafter(request) is not None
         is_split, is_even = self._is_split(plan), self._is_even(plan)
-        costs = self._costs = self.costs.at(n_tokens // n_streams, is_even=is_even and n_streams > 1)
+        n_attended = n_tokens // n_streams if is_even else n_tokens
+        costs = self._costs = self.costs.at(n_attended, is_even=is_even and n_streams > 1, attend_s=attend_s)
         if not may_draw and not self._policy.may_pay(n_streams, promise, costs, is_even=is_even):
             return plan
         self._parts, self._ratio = {}, 1.0

@@ -111,6 +111,18 @@ def test_a_step_is_no_longer_than_a_few_tokens_may_take_however_many_it_gives():
     assert 0 < slow.seconds(1) * chosen.ratio <= MOST_TARGETS * 0.045
 
 
+def test_a_step_of_several_streams_is_no_longer_than_a_token_may_take():
+    slow = Costs(0.9, plain_s=0.02)
+    sure = [Stream(index, [0.999] * 15) for index in range(2)]
+    chosen = choose(sure, slow, limits(target_s=0.14))
+    assert chosen is not None
+    assert 0.07 < slow.seconds(2) * chosen.ratio <= 0.14
+    # Where even a plain step takes longer, it may take half as long again.
+    chosen = choose(sure, Costs(0.1, plain_s=0.2), limits(target_s=0.14))
+    assert chosen is not None
+    assert 1 < chosen.ratio <= MOST_SLOWDOWN
+
+
 def test_limits_are_kept():
     for most_rows, most_each in itertools.product((1, 3, 10), (1, 2, 15)):
         for is_even in (False, True):

@@ -129,6 +129,19 @@ def test_what_rows_cost_is_learned_anew_at_each_depth_beginning_with_what_is_kno
     assert depths.at(300).measured(8, 1) == pytest.approx(4.0, rel=0.1)
 
 
+def test_a_deeper_table_begins_with_what_its_rows_attend_over_more():
+    depths = DepthCosts()
+    learned([1, 16] * 8, costs=depths.at(100))
+    known = depths.at(100)
+    deep = depths.at(5000, attend_s=lambda: 1e-6)
+    more_s = (4096 - 128) * 1e-6  # from where one table begins to where the other one does
+    for n_rows in (1, 16):
+        assert deep.seconds(n_rows) == pytest.approx(known.seconds(n_rows) + n_rows * more_s)
+    assert deep.ratio(16, 1) > 1.5 * known.ratio(16, 1)
+    # Shallower again, rows are as cheap as they were.
+    assert depths.at(0).ratio(16, 1) == pytest.approx(known.ratio(16, 1))
+
+
 def drafting(costs: RowCosts, n_steps: int, seconds_of: dict[int, float], *, now_s: float = 50.0) -> list[int]:
     """The sizes of steps that are computed if sixteen rows are, whenever one row has not to be measured again."""
     sizes = []
