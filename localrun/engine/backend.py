@@ -407,6 +407,9 @@ class Backend(Protocol):
         """A request begins in this sequence: `sampler` chooses its tokens, and perhaps `logprobs` is asked about them.
         Logits that nobody will look at may stay where they were computed."""
 
+    def tile_waste(self, n_rows: int) -> float:
+        """How many times as much attention as they need is computed for so many rows of a prompt (`budget.py`)."""
+
     def has_numbers(self, row: int) -> bool:
         """Whether the logits of this row of the last decode are numbers. Weights and adapters may compute others (NaN,
         infinity), and then all later rows of the sequence have none either. Such cells can spoil those of others, also

@@ -74,7 +74,7 @@ class Engine:
             raise ValueError(f"{limits.n_slots} slots need as many batch rows and sequences")
         self._backend = backend
         self._clock = clock
-        self.background = background = Background(lambda: backend.worker, CostModel())
+        self.background = background = Background(lambda: backend.worker, CostModel(backend.tile_waste))
         budget = Budget(batch_rows=backend.batch.capacity, mixes_rows=backend.mixes_rows)
         encoded_bytes = limits.ram_cache_bytes // ENCODED_PART if backend.projector is not None else 0
         tiers = Tiers(

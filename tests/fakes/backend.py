@@ -471,6 +471,9 @@ class FakeBackend:
         self._n_undoable = self._undoable(Counter(seqs))
         self.n_rows_computed += len(seqs)
 
+    def tile_waste(self, n_rows: int) -> float:
+        return 1.0
+
     def has_numbers(self, row: int) -> bool:
         if row not in self.digests:
             raise ValueError(f"row {row} has no logits")

@@ -48,6 +48,7 @@ from localrun.engine.native.states import StateLayout
 from localrun.engine.native.threads import FewerThreads, Helpers, PromptThreads, StepThreads, Usage
 from localrun.engine.native.worker import LlamaWorker, Turns
 from localrun.engine.sample import chain as stages
+from localrun.engine.schedule.budget import tile_waste
 from localrun.errors import EngineFailed, LocalrunError
 from localrun.hardware import processors
 from localrun.hardware.thread_choice import Threads
@@ -173,6 +174,11 @@ class LlamaBackend:
         if self.overlaps:
             self.meanwhile()
             self.context.wait(n_rows)
+
+    def tile_waste(self, n_rows: int) -> float:
+        if self.n_gpu_layers or self._kv_type != "f16":  # of other types rows are computed one by one
+            return 1.0
+        return tile_waste(n_rows, int(native.llama_model_n_head(self._model)), self._threads.prompt)
 
     def set_chunks(self, seq: int, chunks: tuple[tuple[int, MediaChunk], ...]) -> None:
         context, seq = self._place(seq)

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from localrun.engine.backend import DecodeFailed, MediaRows, NoRoom, Worker
 from localrun.engine.request import Placed, Request
-from localrun.engine.schedule.budget import TILE_ROWS, CostModel, best_size, untried_rows
+from localrun.engine.schedule.budget import TILE_ROWS, CostModel, best_size, deep_size, untried_rows
 from localrun.engine.schedule.policy import LOWEST_RANK, Want, deal
 from localrun.engine.schedule.rounds import Ring
 from localrun.engine.schedule.scheduler import Grant, fill_batch, first_of, without_numbers
@@ -31,12 +31,9 @@ from localrun.engine.schedule.scheduler import Grant, fill_batch, first_of, with
 BRING_HOME_S = 0.025
 # A batch takes about this long at most, so that a prompt that comes after it waits no longer; and so many latency
 # targets, because the longer a batch takes, the longer its single operations, which nobody can interrupt. With a limit
-# of 1 s, batches deep in a prompt were so small that they took a fifth more.
+# of 1 s, batches deep in a prompt were so small that they took a fifth more. `deep_size` may take longer.
 BATCH_S = 2.0
 BATCH_TARGETS = 10
-# Fewer rows are less efficient by a third (with 9 heads two threads get unequal parts), so deep in a prompt, or on a
-# slow machine, a batch takes longer than that.
-LEAST_ROWS = 4 * TILE_ROWS
 # Where streams wait for the whole of it.
 HELD_TARGETS = 2
 # One for nobody but the lowest lane takes no longer than this: nobody of a higher lane waits longer for his place here.
@@ -284,7 +281,9 @@ class Background:
         if target_s:
             allowed_s = min(allowed_s, (HELD_TARGETS if holds_streams else BATCH_TARGETS) * target_s)
         n_rows = best_size(self._cost, capacity, depth, allowed_s)
-        return n_rows if holds_streams or is_lowest else max(n_rows, min(LEAST_ROWS, capacity))
+        if holds_streams or is_lowest:
+            return n_rows
+        return max(n_rows, deep_size(self._cost, capacity, is_alone=not target_s))
 
     def _end(self, *, is_computed: bool, error: DecodeFailed | None = None) -> Done:
         done = Done(self._grants, tuple(self._left), self.seqs, self._worker.computed_s, is_computed, error)

@@ -11,12 +11,16 @@ Does not: divide the rows among prompts (`policy.py`).
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
 
 # Kernels work on tiles of this many rows (`GGML_FA_TILE_Q` of llama.cpp, and powers of two of it elsewhere).
 TILE_ROWS = 64
+# Of a batch where any takes longer than it may: fewer rows read all weights for little work.
+DEEP_ROWS = 4 * TILE_ROWS
 # Less than a tile, for targets that a tile would miss. On any machine, prompts progress by at least the smallest.
 SMALL_ROWS = (16, 32, 48)
 # Where even these take too long, because their prompt is already deep.
@@ -32,11 +36,35 @@ _LEAST_S = 1e-6
 _LEAST_WEIGHTS = np.array([-np.inf, 0.0, 0.0, 0.0])
 
 
+@cache
+def tile_waste(n_rows: int, n_heads: int, n_threads: int) -> float:
+    """How many times as much attention a processor computes for a batch of one prompt as its rows need.
+
+    llama.cpp's flash attention (`ggml_compute_forward_flash_attn_ext_f16` of its CPU backend) divides the rows of all
+    heads into four chunks for each thread, and takes each head's part of a chunk in tiles, the last of which it fills
+    up: for 256 rows with 9 heads and 2 threads 1.11 times as much is computed, with 8 heads and 6 threads 1.72 times,
+    and for 384 rows with these no more than is needed.
+    """
+    if n_rows < TILE_ROWS:
+        return 1.0  # one by one
+    n_all = n_rows * n_heads
+    n_chunks = -(-n_all // -(-n_all // (4 * n_threads))) if n_threads > 1 else 1
+    chunk_rows = -(-n_all // max(n_chunks, n_threads))
+    n_tiles = 0
+    for begin in range(0, n_all, chunk_rows):
+        at, end = begin, min(begin + chunk_rows, n_all)
+        while at < end:
+            n_tiles += 1
+            at += min(TILE_ROWS, end - at, n_rows - at % n_rows)
+    return n_tiles * TILE_ROWS / n_all
+
+
 class CostModel:
     """How long prompt rows take to compute, learned at run time.
 
     The time of a batch is modelled as a + b * rows + c * rows * depth, where depth is how far into their prompts the
-    rows begin: attention costs more the longer the prompt before the rows is. A batch whose adapters are not those of
+    rows begin: attention costs more the longer the prompt before the rows is, and `waste(rows)` times as much as its
+    rows need (`tile_waste`). A batch whose adapters are not those of
     the batch before it `switches`, which costs s more. The four coefficients are learned online
     by recursive least squares, because they depend on this machine, this model and this moment. Forgetting is
     directional (Kulhavy, "Restricted exponential forgetting in real-time identification", Automatica 23, 1987): a batch
@@ -48,7 +76,8 @@ class CostModel:
 
     Learns from `observe`, answers `predict_s` once `is_warm`."""
 
-    def __init__(self) -> None:
+    def __init__(self, waste: Callable[[int], float] = lambda _n_rows: 1.0) -> None:
+        self.waste = waste
         self._weights = np.zeros(4)
         self._covariance = np.eye(4) * _PRIOR_VARIANCE
         self._factors: dict[int, float] = {}
@@ -74,17 +103,18 @@ class CostModel:
 
     def predict_s(self, n_rows: int, depth: float) -> float:
         """Seconds that `n_rows` from `depth` on are expected to take, without a switch; always positive."""
-        return max(_LEAST_S, float(_features(n_rows, depth) @ self._line())) * self._factors.get(n_rows, 1.0)
+        return max(_LEAST_S, float(self._features(n_rows, depth) @ self._line())) * self._factors.get(n_rows, 1.0)
 
     def efficiency(self, n_rows: int, depth: float) -> float:
         """The share of a batch's time that its rows would cost in any batch; the rest is the overhead of this batch
         size. Rows per second would not compare sizes fairly, because a larger batch reaches deeper."""
-        features = _features(n_rows, depth)
+        features = self._features(n_rows, depth)
+        features[2] /= self.waste(n_rows)
         return max(_LEAST_S, float(features[1:] @ self._line()[1:])) / self.predict_s(n_rows, depth)
 
     def observe(self, n_rows: int, depth: float, seconds: float, *, switches: bool = False) -> None:
         """`n_rows` rows from `depth` on took `seconds`."""
-        features = _features(n_rows, depth, switches)
+        features = self._features(n_rows, depth, switches)
         guess_s = float(features @ self._weights)
         direction = self._covariance @ features
         spread = float(features @ direction)
@@ -104,6 +134,12 @@ class CostModel:
             return n_tokens * 1e-3
         return n_tokens / n_rows * self.predict_s(n_rows, start + n_tokens / 2)
 
+    def _features(self, n_rows: int, depth: float, switches: bool = False) -> NDArray[np.float64]:
+        """All of the order of 1; otherwise the squares would be badly conditioned."""
+        tiles = n_rows / TILE_ROWS
+        attention = tiles * self.waste(n_rows) * (depth + n_rows / 2) / _DEPTH_UNIT
+        return np.array([1.0, tiles, attention, float(switches)])
+
     def _line(self) -> NDArray[np.float64]:
         """The coefficients. More rows, or deeper ones, never take less time. If all batches so far had one size, noise
         could say otherwise, and a larger batch would seem to cost nothing."""
@@ -115,12 +151,6 @@ def sizes(limit: int) -> list[int]:
     """Numbers of rows up to `limit` that suit the kernels; `limit` itself if it is less than all of them."""
     fitting = [*SMALL_ROWS, *range(TILE_ROWS, limit + 1, TILE_ROWS)]
     return [n_rows for n_rows in fitting if n_rows <= limit] or [limit]
-
-
-def _features(n_rows: int, depth: float, switches: bool = False) -> NDArray[np.float64]:
-    """All of the order of 1; otherwise the squares would be badly conditioned."""
-    tiles = n_rows / TILE_ROWS
-    return np.array([1.0, tiles, tiles * (depth + n_rows / 2) / _DEPTH_UNIT, float(switches)])
 
 
 # Sizes within this share of the best efficiency count as equally good. Beside streams the largest of them is taken. In
@@ -233,6 +263,17 @@ def best_size(model: CostModel, limit: int, depth: float, allowed_s: float) -> i
     fitting = sizes(limit)
     quick = [n_rows for n_rows in fitting if model.predict_s(n_rows, depth) <= allowed_s]
     return max(_efficient(model, quick, depth, _AS_GOOD)) if quick else min(fitting)
+
+
+def deep_size(model: CostModel, limit: int, *, is_alone: bool) -> int:
+    """The size for where no size is fast enough and the fewest rows would waste too much: that with the least waste of
+    `DEEP_ROWS` and less, or for prompts that nobody runs beside of `DEEP_ROWS` and more."""
+    among = [
+        n_rows for n_rows in sizes(limit) if (n_rows >= DEEP_ROWS if is_alone else TILE_ROWS < n_rows <= DEEP_ROWS)
+    ]
+    least = min(map(model.waste, among), default=1.0) / _AS_GOOD
+    good = [n_rows for n_rows in among if model.waste(n_rows) <= least] or [limit]
+    return min(good) if is_alone else max(good)
 
 
 def _efficient(model: CostModel, among: list[int], depth: float, part: float) -> list[int]:

@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from localrun.engine.schedule.budget import SMALL_ROWS, TILE_ROWS, Budget
+from localrun.engine.schedule.budget import SMALL_ROWS, TILE_ROWS, Budget, CostModel, best_size, deep_size, tile_waste
 
 
 class Machine:
@@ -186,3 +186,31 @@ def test_what_a_change_of_adapters_costs_is_learned_and_never_more_than_a_whole_
     assert budget.switch_s == pytest.approx(0.02, rel=0.1)
     budget.observe(n_decode=2, n_prefill=0, depth=0.0, step_s=0.015, switches=True)
     assert budget.switch_s == pytest.approx(0.015)
+
+
+@pytest.mark.parametrize(
+    ("n_rows", "n_heads", "n_threads", "waste"),
+    [
+        (512, 9, 2, 1.0),  # chunks of 576 rows: 9 tiles
+        (256, 9, 2, 40 / 36),  # chunks of 288 rows: 5 tiles instead of 4.5
+        (256, 8, 6, 55 / 32),
+        (384, 8, 6, 1.0),  # chunks of 128 rows
+        (256, 32, 8, 1.0),
+        (448, 12, 1, 1.0),  # one thread has one chunk
+        (16, 9, 2, 1.0),
+    ],
+)
+def test_tiles_that_are_not_full_are_computed_whole(n_rows: int, n_heads: int, n_threads: int, waste: float):
+    assert tile_waste(n_rows, n_heads, n_threads) == pytest.approx(waste)
+
+
+def test_a_batch_deep_in_a_prompt_has_the_rows_that_fill_their_tiles():
+    model = CostModel(lambda n_rows: tile_waste(n_rows, 8, 6))
+    for n_rows in (64, 192, 256, 384, 512) * 4:
+        for depth in (0, 4096):
+            attention_s = 4e-6 * n_rows * tile_waste(n_rows, 8, 6) * (depth + n_rows / 2) / 64
+            model.observe(n_rows, depth, 0.01 + 1e-4 * n_rows + attention_s)
+    assert best_size(model, 512, 4096, allowed_s=10.0) == 384
+    assert deep_size(model, 512, is_alone=True) == 384
+    assert deep_size(model, 512, is_alone=False) == 192
+    assert deep_size(CostModel(), 512, is_alone=True) == deep_size(CostModel(), 512, is_alone=False) == 256
