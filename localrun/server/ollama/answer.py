@@ -19,8 +19,8 @@ from localrun.errors import Cancelled
 from localrun.server import streaming
 from localrun.server.http.exchange import Exchange
 from localrun.server.http.failures import Headers
+from localrun.server.jobs.generation import Generation
 from localrun.server.jobs.job import Job
-from localrun.server.jobs.record import RequestRecord
 from localrun.server.ollama.bodies import Options, PromptFields
 from localrun.server.parsing.pieces import Call, CallArguments, CallStart, Content, Piece, ReplyParser, Thinking
 from localrun.server.prompting.fitting import Fitted, Tokens
@@ -105,7 +105,7 @@ def metrics(usage: Usage, *, load_s: float, total_s: float) -> dict[str, int]:
     }
 
 
-def draft_counts(record: RequestRecord) -> Fields:
+def draft_counts(record: Generation) -> Fields:
     """Not Ollama's: what came of drafting, where anything was drafted."""
     if not record.n_drafted:
         return {}
