@@ -166,9 +166,9 @@ class Open(msgspec.Struct, frozen=True, kw_only=True, tag="open"):
     With `pooling` the engine takes `Embed` and nothing generates; without, it takes `Submit`.
     `speculates` is whether requests draft that do not say so themselves, and `draft_model_path` a smaller model that
     drafts for them. `projector_path` is the file that makes rows of pictures or sound (mmproj).
-    One request may use as many tokens as the model was trained for, or `n_ctx` if that is more. The `rope_*` fields
-    and `yarn_orig_ctx` say how positions are embedded; 0 and "" are the model's own way. `later_shards` are the other
-    files of a model whose first one is `model_path`.
+    One request may use as many tokens as the model was trained for, or `n_ctx` if that is more. `rope` says how
+    positions are embedded (`native.context.Rope`); 0 and "" are the model's own way. `later_shards` are the other files
+    of a model whose first one is `model_path`.
     """
 
     model_path: str
@@ -196,16 +196,8 @@ class Open(msgspec.Struct, frozen=True, kw_only=True, tag="open"):
     draft_model_path: str = ""
     projector_path: str = ""
     n_ctx: int = 0
-    rope_frequency_base: float = 0.0
-    rope_frequency_scale: float = 0.0
-    rope_scaling: str = ""
-    yarn_orig_ctx: int = 0
+    rope: tuple[float, float, str, int] = (0.0, 0.0, "", 0)
     later_shards: tuple[str, ...] = ()
-
-    @property
-    def rope(self) -> tuple[float, float, str, int]:
-        """How positions are embedded: states with another one are worth nothing."""
-        return self.rope_frequency_base, self.rope_frequency_scale, self.rope_scaling, self.yarn_orig_ctx
 
 
 class DraftSource(StrEnum):

@@ -17,7 +17,7 @@ from localrun.access.keys import REQUESTS, TOKENS, KeyFile, Limit
 from localrun.config import Settings
 from localrun.server.http.access import Access, Right
 from localrun.server.http.failures import Shape
-from localrun.server.jobs.record import RequestRecord
+from localrun.server.jobs.generation import Generation
 
 N_REQUESTS = 2000
 N_ROUNDS = 7
@@ -44,7 +44,7 @@ async def one_round(access: Access, text: str) -> float:
         "type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": headers,
         "client": ("127.0.0.1", 1), "scheme": "http",
     }  # fmt: skip
-    record = RequestRecord("id", "/v1/chat/completions", "", wire.Lane.DEFAULT, "tiny", 0.0)
+    record = Generation("id", "/v1/chat/completions", "", wire.Lane.DEFAULT, "tiny", 0.0)
     record.n_prompt, record.n_cached, record.n_output, record.engine = 100, 50, 20, "tiny"
     began_s = time.process_time()
     for _ in range(N_REQUESTS):

@@ -14,14 +14,14 @@ from contextlib import contextmanager
 
 import msgspec
 
-from localrun.errors import Cancelled, ContextExceeded, EngineFailed
+from localrun.errors import ContextExceeded
 from localrun.server import streaming
 from localrun.server.anthropic.body import CountBody, MessagesBody
 from localrun.server.anthropic.output import MESSAGE_STOP, PING, Fields, Output, encode, event
 from localrun.server.http.exchange import Exchange
 from localrun.server.http.loop_watch import apart
 from localrun.server.jobs.job import Job
-from localrun.server.parsing.pieces import Reply
+from localrun.server.parsing.pieces import Reply, ended
 from localrun.server.prompting.ask import ChatAsk
 from localrun.server.prompting.conversation import begun
 from localrun.server.prompting.prepare import Prepared, prepare
@@ -136,20 +136,16 @@ class _Message:
 
     def _ended(self, delta: Delta) -> tuple[Fields, AnthropicUsage]:
         """Why it ended, and what it used. Raises Cancelled: any other reason would be a lie."""
-        if delta.finish is Finish.CANCELLED:
-            raise Cancelled("the request was cancelled")
-        if delta.usage is None:
-            raise EngineFailed("the engine ended a request without saying what it used")
-        used = delta.usage
+        finish, used = ended(delta)
         is_own_stop = delta.stop_text is not None and delta.stop_text in self._body.stops
         ending = {
-            "stop_reason": self._stop_reason(delta, used, is_own_stop=is_own_stop),
+            "stop_reason": self._stop_reason(finish, used, is_own_stop=is_own_stop),
             "stop_sequence": delta.stop_text if is_own_stop else None,
         }
         return ending, counts(used.n_prompt, used.n_cached, used.n_output, self._reply.n_thinking)
 
-    def _stop_reason(self, delta: Delta, used: Usage, *, is_own_stop: bool) -> str:
-        if delta.finish is Finish.LENGTH:
+    def _stop_reason(self, finish: Finish, used: Usage, *, is_own_stop: bool) -> str:
+        if finish is Finish.LENGTH:
             return "max_tokens" if used.n_output >= self._body.max_tokens else "model_context_window_exceeded"
         if is_own_stop:
             return "stop_sequence"

@@ -43,17 +43,24 @@ _SIGNALS_OF_OTHERS = frozenset({1, 2, 15})
 _log = logging.getLogger("localrun.engine")
 
 
+class Progress(Protocol):
+    """How far a request is. See `Generation`."""
+
+    has_shown: bool
+
+    @property
+    def has_begun(self) -> bool: ...
+    @property
+    def is_on_trial(self) -> bool: ...
+
+
 class Sink(Protocol):
     """Where a request's news go: its job, which people know as `id`."""
 
     id: str
 
     @property
-    def has_begun(self) -> bool: ...
-    @property
-    def has_shown(self) -> bool: ...
-    @property
-    def is_on_trial(self) -> bool: ...
+    def record(self) -> Progress: ...
 
     def on_started(self, started: wire.Started) -> None: ...
     def on_delta(self, delta: wire.Delta, sent_at_s: float) -> None: ...
@@ -339,7 +346,7 @@ class EngineLink:
             if not answer.done():
                 answer.set_exception(error)
         # Those that had begun come back first: while they are on trial nobody else is new.
-        sinks = sorted(self._sinks.values(), key=lambda sink: not sink.has_begun)
+        sinks = sorted(self._sinks.values(), key=lambda sink: not sink.record.has_begun)
         self._sinks.clear()
         blamed = [] if self.was_killed else _blamed(sinks)
         self.n_at_work = len(sinks) + len(self._counts)
@@ -386,9 +393,9 @@ def _frame(message: wire.Submit | wire.Embed | wire.Count) -> bytes:
 def _blamed(sinks: list[Sink]) -> list[Sink]:
     """Those of which an engine may have died: whoever was on trial, and others that had just begun then. Without a
     trial all that had begun, or else all."""
-    if any(sink.is_on_trial for sink in sinks):
-        return [sink for sink in sinks if sink.has_begun and not sink.has_shown]
-    return [sink for sink in sinks if sink.has_begun] or sinks
+    if any(sink.record.is_on_trial for sink in sinks):
+        return [sink for sink in sinks if sink.record.has_begun and not sink.record.has_shown]
+    return [sink for sink in sinks if sink.record.has_begun] or sinks
 
 
 def _is_answer(delta: wire.Delta) -> bool:

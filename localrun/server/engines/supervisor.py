@@ -508,6 +508,7 @@ class Supervisor:
 
     def _open_message(self, resident: Resident, placement: Placement, own: tuple[wire.Adapter, ...]) -> wire.Open:
         settings, load = resident.settings, resident.load
+        base, scale, scaling, yarn_orig_ctx = load.rope
         return wire.Open(
             model_path=str(path_to_open(resident.model, resident.key)),
             n_slots=placement.n_slots or settings.slots,
@@ -534,10 +535,7 @@ class Supervisor:
             draft_model_path=str(resident.draft.path) if resident.draft is not None else "",
             projector_path=str(resident.projector or ""),
             n_ctx=load.num_ctx or 0,
-            rope_frequency_base=load.rope_frequency_base or 0.0,
-            rope_frequency_scale=load.rope_frequency_scale or 0.0,
-            rope_scaling=load.rope_scaling or "",
-            yarn_orig_ctx=load.yarn_orig_ctx or 0,
+            rope=(base or 0.0, scale or 0.0, scaling or "", yarn_orig_ctx or 0),
             later_shards=tuple(map(str, resident.model.header.shard_paths[1:])),
         )
 

@@ -48,7 +48,7 @@ from localrun.snapshot import RequestState
 from localrun.wire import Lane
 
 if TYPE_CHECKING:
-    from localrun.server.jobs.record import RequestRecord
+    from localrun.server.jobs.generation import Generation
 
 # A key file that cannot be read is tried again.
 _LOOK_AGAIN_S = 1.0
@@ -123,7 +123,7 @@ class Visitor:
                 self._usage.write(key.id, quota.levels(), None, now_s)
         return key.lane_of(lane)
 
-    def settle(self, record: RequestRecord, *, counts_prompt: bool) -> None:
+    def settle(self, record: Generation, *, counts_prompt: bool) -> None:
         """Records an answer's usage before the client sees its end. The prompt of several answers counts once."""
         if self._usage is None:
             return

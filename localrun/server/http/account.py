@@ -13,7 +13,7 @@ import msgspec
 from localrun.errors import LocalrunError
 
 if TYPE_CHECKING:
-    from localrun.server.jobs.record import RequestRecord
+    from localrun.server.jobs.generation import Generation
 
 # Where it is found in a request's scope.
 ACCOUNT = "localrun.account"
@@ -29,4 +29,4 @@ class Account(msgspec.Struct, kw_only=True):
     status: int = 0
     error: type[LocalrunError] | None = None
     request_id: str = ""
-    records: list[RequestRecord] = []
+    records: list[Generation] = []

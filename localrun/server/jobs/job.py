@@ -1,10 +1,11 @@
 """One generation, as the API modules see it: `async with runtime.job(ask) as job: await job.submit(...)`, then iterate.
 
 Runs in the daemon's event loop. Entering loads the model or joins a running load; leaving gives the model back, and
-cancels what is unfinished. Between engine and consumer stands one bounded buffer (`buffer.py`).
+cancels what is unfinished. All that is known of it is its record (`generation.py`): the link puts in a step's delta by
+a plain call; the consumer is woken once, however many are there, and takes them without another task switch.
 
 When its engine dies it goes on on another one: it gives the model back, borrows it anew, waits for its turn (`link.py`
-says why) and sends the same message with what was said so far (`record.py`). The consumer sees a pause.
+says why) and sends the same message with what was said so far. The consumer sees a pause.
 
 Invariants: a job ends exactly once; a consumer that falls too far behind is cancelled, so no slow client holds a slot;
 every way out (end, error, cancel, engine death, disconnect) frees the lease; no token is delivered twice.
@@ -32,9 +33,8 @@ from localrun.models.adapters import Wanted
 from localrun.server import notices
 from localrun.server.engines.faults import DEATHS_TO_OPEN
 from localrun.server.engines.resident import Use
-from localrun.server.jobs.buffer import DeltaBuffer
+from localrun.server.jobs.generation import Generation
 from localrun.server.jobs.quarantine import Quarantine
-from localrun.server.jobs.record import RequestRecord, Transcript
 from localrun.snapshot import RequestState
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ _FINISHED_STATES = {
 class Payer(Protocol):
     """Who is told what a request used: the visitor whose key it came with, and which models that one may use."""
 
-    def settle(self, record: RequestRecord, *, counts_prompt: bool) -> None: ...
+    def settle(self, record: Generation, *, counts_prompt: bool) -> None: ...
     def sees_model(self, name: str) -> bool: ...
 
 
@@ -92,7 +92,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     tier: str = ""
     client_id: str = ""
     trace_id: str = ""
-    records: list[RequestRecord] | None = None
+    records: list[Generation] | None = None
 
     def sees_model(self, name: str) -> bool:
         """Whether for who asks there is a model, or an adapter, of this name."""
@@ -136,11 +136,11 @@ class Lender(Protocol):
 class Observer(Protocol):
     """Who is told what happens to requests: the telemetry."""
 
-    def tokens(self, record: RequestRecord, n_tokens: int, seconds_each: float | None, now_s: float) -> None: ...
-    def loaded(self, record: RequestRecord) -> None: ...
-    def resumed(self, record: RequestRecord) -> None: ...
-    def ended(self, record: RequestRecord) -> None: ...
-    def left(self, record: RequestRecord) -> None: ...
+    def tokens(self, record: Generation, n_tokens: int, seconds_each: float | None, now_s: float) -> None: ...
+    def loaded(self, record: Generation) -> None: ...
+    def resumed(self, record: Generation) -> None: ...
+    def ended(self, record: Generation) -> None: ...
+    def left(self, record: Generation) -> None: ...
 
 
 class Job:
@@ -174,7 +174,7 @@ class Job:
         self.load_s = 0.0
         self.media: dict[str, wire.Media] = {}
         self.held = contextlib.ExitStack()
-        self.record = RequestRecord(job_id, ask.api, ask.client, ask.lane, ask.model, self.arrived_at_s, key=ask.key)
+        self.record = Generation(job_id, ask.api, ask.client, ask.lane, ask.model, self.arrived_at_s, key=ask.key)
         self.record.tier = ask.tier
         self.record.client_id, self.record.trace_id = ask.client_id, ask.trace_id
         if ask.records is not None:
@@ -188,13 +188,10 @@ class Job:
         self._model = ask.model  # without adapters, once they are known
         self._adapted: Adapted | None = None
         self._cancel_asked = asyncio.Event()
-        self._deltas = DeltaBuffer()
+        self._wake: asyncio.Future[None] | None = None  # of the consumer that waits
         self._resumes = resumes
-        self._transcript = Transcript(self.record)
         self._is_with_engine = False
-        self._has_shown = False  # something new on this engine
-        self._shown = asyncio.Event()
-        self._n_deaths = 0  # since it last showed something
+        self._shown = asyncio.Event()  # as the record has it, or it will show no more
         self._resuming: asyncio.Task[None] | None = None
 
     @property
@@ -239,7 +236,7 @@ class Job:
             self._end(RequestState.DONE)  # it was there to load the model, or to count
         else:
             self._end(RequestState.CANCELLED)
-        self._deltas.clear()
+        self.record.forget_unread()
         self.held.close()
         if self._lease is not None:
             self._lease.release()
@@ -332,7 +329,7 @@ class Job:
             namespace=self.ask.namespace,
         )
         self._check_is_harmless(message)
-        self._transcript.ask(message)
+        self.record.ask(message)
         self._send(link, message)
 
     async def embed(
@@ -361,7 +358,7 @@ class Job:
             arrived_at_s=now_s,
         )
         self._check_is_harmless(message)
-        self._transcript.ask(message)
+        self.record.ask(message)
         self._send(link, message)
 
     def request_cancel(self) -> None:
@@ -374,25 +371,9 @@ class Job:
 
     # --- from the engine (the link calls these) ------------------------------------------------------------------
 
-    @property
-    def has_begun(self) -> bool:
-        """Whether it got a slot, on this engine or on one before."""
-        return self._transcript.has_begun
-
-    @property
-    def has_shown(self) -> bool:
-        """Whether it got something new from this engine."""
-        return self._has_shown
-
-    @property
-    def is_on_trial(self) -> bool:
-        """Whether an engine died under it and this one has not shown yet that it can go on."""
-        return self.record.resumed > 0 and self.has_begun and not self._has_shown
-
     def on_started(self, started: wire.Started) -> None:
-        self._transcript.start(started)
+        self.record.started(started)
         if not self.record.is_ended:
-            self.record.started(started)
             self._leased().link.last_in_slot[started.slot] = self.record
 
     def on_delta(self, delta: wire.Delta, sent_at_s: float) -> None:
@@ -400,19 +381,17 @@ class Job:
         if record.is_ended:
             return
         seconds_each = record.progress(delta, sent_at_s)
-        self._transcript.take(delta)
         if delta.tokens:
             self._observer.tokens(record, len(delta.tokens), seconds_each, sent_at_s)
-        if not self._has_shown and (delta.tokens or delta.vectors or delta.finish is not None):
-            self._has_shown, self._n_deaths = True, 0
+        if record.has_shown:
             self._shown.set()
         if delta.finish is not None:
             self._take_final(delta, sent_at_s)
-        elif not self._deltas.is_full:
-            self._deltas.put(delta)
+        elif not record.is_behind:
+            self._give(delta)
         else:
             self._cancel_in_engine()
-            self._deltas.clear()
+            record.forget_unread()
             self._fail(Cancelled("the client reads its answer too slowly; the request was cancelled"))
 
     def on_engine_gone(self, error: LocalrunError, *, is_blamed: bool, is_alone: bool) -> bool:
@@ -422,14 +401,14 @@ class Job:
         self._shown.set()
         if self.record.is_ended:
             return True
-        self._n_deaths += is_blamed
+        self.record.n_deaths += is_blamed
         if self._cancel_asked.is_set():
             self._take_cancelled()
         elif not self._resumes or not isinstance(error, EngineDied):
             self._fail(error)
-        elif is_alone and is_blamed and self._n_deaths >= MAX_DEATHS:
-            self._quarantine.put(self._kind(), self._transcript.message, self.id)
-            self._fail(_deadly(self.id, error, self._n_deaths))
+        elif is_alone and is_blamed and self.record.n_deaths >= MAX_DEATHS:
+            self._quarantine.put(self._kind(), self.record.message, self.id)
+            self._fail(_deadly(self.id, error, self.record.n_deaths))
         elif self.record.resumed >= MAX_RESUMPTIONS:
             self._fail(
                 EngineDied(f"{MAX_RESUMPTIONS} engines died under request '{self.id}'; at last: {error.message}")
@@ -448,7 +427,9 @@ class Job:
     async def __anext__(self) -> wire.Delta:
         """The next delta, the final one included. Raises what the engine refused with, EngineDied, or Cancelled for a
         consumer that was too slow."""
-        delta = await self._deltas.take()
+        while (delta := self.record.read()) is None:
+            self._wake = asyncio.get_running_loop().create_future()
+            await self._wake
         if delta.notices:
             notices.note(*delta.notices)
         return delta
@@ -456,7 +437,7 @@ class Job:
     @property
     def has_ready(self) -> bool:
         """True when the next iteration gives a delta without waiting, so that several can be sent as one."""
-        return len(self._deltas) > 0
+        return self.record.has_unread
 
     # --- inside --------------------------------------------------------------------------------------------------
 
@@ -486,8 +467,7 @@ class Job:
             cancelling.cancel()
 
     def _send(self, link: EngineLink, message: wire.Submit | wire.Embed) -> None:
-        self.record.engine_request_id = message.id
-        self._has_shown = False
+        self.record.sent(message.id)
         self._shown.clear()
         try:
             link.submit(message, self)
@@ -510,11 +490,11 @@ class Job:
                     self.record.resume()
                     self._observer.resumed(self.record)
                     _log.warning(
-                        "request %s resumes after %d tokens and %.2f s: %s", self.id, self._transcript.n_output,
+                        "request %s resumes after %d tokens and %.2f s: %s", self.id, self.record.n_output,
                         time.monotonic() - began_at_s, error.message.partition("; the next")[0],
                     )  # fmt: skip
-                    self._send(link, self._transcript.rest(link.next_id()))
-                    if self.has_begun:
+                    self._send(link, self.record.rest(link.next_id()))
+                    if self.record.has_begun:
                         await self._shown.wait()
                     return
         except Exception as failed:  # whatever it is, the consumer waits
@@ -572,16 +552,25 @@ class Job:
         self._end(
             _FINISHED_STATES[delta.finish], now_s, finish_reason=reason, error=delta.error_message, error_code=code
         )
-        self._deltas.put(delta)
+        self._give(delta)
 
     def _take_cancelled(self) -> None:
         """It was cancelled while it was with no engine."""
         now_s = time.monotonic()
-        self._take_final(self._transcript.cancelled(now_s), now_s)
+        self._take_final(self.record.cancelled(now_s), now_s)
 
     def _fail(self, error: Exception) -> None:
         self._end_by(error)
-        self._deltas.fail(error)
+        self.record.fail(error)
+        self._wake_consumer()
+
+    def _give(self, delta: wire.Delta) -> None:
+        self.record.keep(delta)
+        self._wake_consumer()
+
+    def _wake_consumer(self) -> None:
+        if self._wake is not None and not self._wake.done():
+            self._wake.set_result(None)
 
     def _end_by(self, error: BaseException) -> None:
         """A client that went away shows as CancelledError or OSError: that is a cancel, not a failure."""

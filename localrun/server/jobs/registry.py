@@ -16,8 +16,8 @@ from collections import Counter, deque
 
 from localrun import wire
 from localrun.errors import Conflict, NotFound
+from localrun.server.jobs.generation import Generation
 from localrun.server.jobs.job import Job
-from localrun.server.jobs.record import RequestRecord
 from localrun.snapshot import RequestRow, RequestState
 
 KEEP_ENDED_S = 60.0
@@ -39,7 +39,7 @@ class Registry:
         self._active: dict[str, Job] = {}
         self.idle = asyncio.Event()
         self.idle.set()
-        self._ended: deque[RequestRecord] = deque()
+        self._ended: deque[Generation] = deque()
         # Requests outside of the lane `batch`: how many are active, and when the last one ended.
         self._n_awaited = 0
         self._awaited_until_s = -math.inf
@@ -57,7 +57,7 @@ class Registry:
         self._n_awaited += job.record.lane is not wire.Lane.BATCH
         self.idle.clear()
 
-    def ended(self, record: RequestRecord) -> None:
+    def ended(self, record: Generation) -> None:
         """A job's record became final."""
         if self._active.pop(record.id, None) is not None:
             self._ended.append(record)
@@ -116,12 +116,12 @@ class Registry:
         """Active requests in one of these states, by the name that their engine was loaded under."""
         return Counter(job.record.engine for job in self._active.values() if job.record.state in states)
 
-    def _dispensable(self) -> RequestRecord:
+    def _dispensable(self) -> Generation:
         """The oldest of whoever has most: nobody's go for another's."""
         ((most, _),) = Counter(record.key for record in self._ended).most_common(1)
         return next(record for record in self._ended if record.key == most)
 
-    def _recent(self, now_s: float) -> list[RequestRecord]:
+    def _recent(self, now_s: float) -> list[Generation]:
         while self._ended and (self._ended[0].ended_at_s or 0.0) < now_s - KEEP_ENDED_S:
             self._ended.popleft()
         return list(self._ended)

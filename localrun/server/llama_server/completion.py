@@ -29,9 +29,10 @@ from localrun.server.http.fields import ModelDefaults, defaults_of
 from localrun.server.http.loop_watch import apart
 from localrun.server.jobs.job import Job
 from localrun.server.llama_server.tokens import Mixed
-from localrun.server.openai.answer import Fields, encode, ended, headers_of, naming, piece_text, timings_of
+from localrun.server.openai.answer import Fields, encode, headers_of, naming, piece_text, timings_of
 from localrun.server.openai.bodies import MAX_ANSWERS, Choices, LimitFields
 from localrun.server.openai.running import Running, Wanted, timings_so_far
+from localrun.server.parsing.pieces import ended
 from localrun.server.prompting.ask import Attachments, ChatAsk
 from localrun.server.prompting.mixed import is_one, segments_of
 from localrun.server.prompting.places import placed, shown

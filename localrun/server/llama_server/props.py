@@ -23,7 +23,7 @@ from localrun.server.engines.resident import Resident, ResidentState
 from localrun.server.http.access import Visitor
 from localrun.server.http.exchange import Exchange, parameter
 from localrun.server.http.fields import defaults_of, sampling, stop_strings
-from localrun.server.jobs.record import RequestRecord
+from localrun.server.jobs.generation import Generation
 from localrun.server.llama_server.completion import generation_settings, with_defaults
 from localrun.server.media.decoder import kinds_of
 from localrun.server.runtime import Runtime
@@ -199,7 +199,7 @@ def _slots_of(resident: Resident, visitor: Visitor, runtime: Runtime) -> list[Ll
     link, speculates = resident.link, runtime.settings.speculation == "on"
     slots = []
     for place in range(link.ready.n_slots):
-        record: RequestRecord | None = link.last_in_slot.get(place)
+        record: Generation | None = link.last_in_slot.get(place)
         is_processing = record is not None and record.slot == place
         slot = LlamaSlot(
             id=place, n_ctx=link.ready.n_ctx, speculative=speculates, is_processing=is_processing, model=link.model
@@ -213,7 +213,7 @@ def _slots_of(resident: Resident, visitor: Visitor, runtime: Runtime) -> list[Ll
 _ITS_OWN_TEXTS = ("stop", "grammar", "logit_bias", "dry_sequence_breakers")
 
 
-def _with_request(slot: LlamaSlot, record: RequestRecord) -> LlamaSlot:
+def _with_request(slot: LlamaSlot, record: Generation) -> LlamaSlot:
     row, asked = record.row(time.monotonic()), record.asked
     n_cached, n_predict = row.cached_tokens or 0, -1 if asked is None else asked.n_predict
     params = {} if asked is None else generation_settings(asked)

@@ -40,7 +40,7 @@ from localrun.server.engines.link import EngineLink
 from localrun.server.engines.machine import MachineSampler
 from localrun.server.http.account import CLIENT_GONE, Account
 from localrun.server.http.failures import Shape
-from localrun.server.jobs.record import CALLED, RequestRecord
+from localrun.server.jobs.generation import CALLED, Generation
 from localrun.server.jobs.registry import Registry
 from localrun.server.jobs.windows import LatencyWindow, RateWindow
 from localrun.server.metering.llama_server_names import LlamaServerNames, Totals
@@ -374,7 +374,7 @@ class Telemetry:
 
     # --- told by jobs and engines --------------------------------------------------------------------------------
 
-    def tokens(self, record: RequestRecord, n_tokens: int, seconds_each: float | None, now_s: float) -> None:
+    def tokens(self, record: Generation, n_tokens: int, seconds_each: float | None, now_s: float) -> None:
         """New tokens of a request; `seconds_each` is None for its first."""
         metrics = self.metrics.of(record.engine)
         self._totals.output_tokens_total += n_tokens
@@ -387,12 +387,12 @@ class Telemetry:
             self._ttft.add(now_s, record.ttft_s)
             metrics.ttft.observe(record.ttft_s)
 
-    def loaded(self, record: RequestRecord) -> None:
+    def loaded(self, record: Generation) -> None:
         """It has its model."""
         self.metrics.of(record.engine)
         self.metrics.expect(record.engine, record.api)
 
-    def resumed(self, record: RequestRecord) -> None:
+    def resumed(self, record: Generation) -> None:
         """Its engine died, and another one goes on."""
         self.metrics.of(record.engine).resumed.inc()
 
@@ -423,12 +423,12 @@ class Telemetry:
         if account.error is not None:
             self.metrics.errors.labels(account.error.code, str(account.error.status)).inc()
 
-    def left(self, record: RequestRecord) -> None:
+    def left(self, record: Generation) -> None:
         """Its answer is complete: only now is it known whether that was a call."""
         model = record.engine or self._loaded_as(record.model)
         self.metrics.ends.labels(model, record.error_code or record.finish_reason or NO_REASON).inc()
 
-    def ended(self, record: RequestRecord) -> None:
+    def ended(self, record: Generation) -> None:
         """A request's record became final. One that never reached a model has no part in the page's figures by model
         beyond its end, and is counted there without the name that it asked for if no model is loaded by it."""
         totals = self._totals

@@ -15,17 +15,16 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from localrun.errors import Cancelled
 from localrun.server import streaming
 from localrun.server.http.exchange import Exchange
 from localrun.server.http.failures import Headers
+from localrun.server.jobs.generation import Generation
 from localrun.server.jobs.job import Job
-from localrun.server.jobs.record import RequestRecord
 from localrun.server.ollama.bodies import Options, PromptFields
-from localrun.server.parsing.pieces import Call, CallArguments, CallStart, Content, Piece, ReplyParser, Thinking
+from localrun.server.parsing.pieces import Call, CallArguments, CallStart, Content, Piece, Reply, Thinking, ended
 from localrun.server.prompting.fitting import Fitted, Tokens
 from localrun.server.prompting.places import shown
-from localrun.wire import ChosenLogprob, Delta, Finish, Segment, Submit, Usage
+from localrun.wire import ChosenLogprob, Delta, Segment, Submit, Usage
 
 _encode = msgspec.json.Encoder().encode
 
@@ -105,7 +104,7 @@ def metrics(usage: Usage, *, load_s: float, total_s: float) -> dict[str, int]:
     }
 
 
-def draft_counts(record: RequestRecord) -> Fields:
+def draft_counts(record: Generation) -> Fields:
     """Not Ollama's: what came of drafting, where anything was drafted."""
     if not record.n_drafted:
         return {}
@@ -230,7 +229,7 @@ async def answer(
         show_control=prepared.show_control,
     )
     await fitted.submit(job, asked)
-    sender = _Answer(exchange, job, lines, prepared.new_parser(), context=context, headers=fitted.headers)
+    sender = _Answer(exchange, job, lines, Reply(prepared.new_parser()), context=context, headers=fitted.headers)
     if body.stream is not False:
         await sender.stream()
     else:
@@ -245,7 +244,7 @@ class _Answer:
         exchange: Exchange,
         job: Job,
         lines: Lines,
-        parser: ReplyParser,
+        reply: Reply,
         *,
         context: Tokens | None,
         headers: Headers,
@@ -253,7 +252,7 @@ class _Answer:
         self._exchange = exchange
         self._job = job
         self._lines = lines
-        self._parser = parser
+        self._reply = reply
         self._parts = Parts()
         self._context = context
         self._output_tokens: list[int] = []
@@ -282,12 +281,11 @@ class _Answer:
             logprobs += delta.logprobs or ()
             if delta.finish is None:
                 continue
-            if delta.finish is Finish.CANCELLED:
-                raise Cancelled("the request was cancelled")
+            finish, _ = ended(delta)
             fields = self._last_fields(delta)
             if logprobs:
                 fields["logprobs"] = [logprob_entry(chosen) for chosen in logprobs]
-            line = self._lines.end(delta.finish.value, fields, said=joined(parts))
+            line = self._lines.end(finish.value, fields, said=joined(parts))
             await self._exchange.answer(line, headers=self._headers)
 
     def _news(self, delta: Delta) -> list[bytes]:
@@ -304,11 +302,7 @@ class _Answer:
 
     def _take(self, delta: Delta) -> list[Said]:
         self._output_tokens += delta.tokens
-        pieces = self._parser.feed(delta.text) if delta.text else []
-        is_end = delta.finish is not None
-        if is_end:
-            pieces = [*pieces, *self._parser.finish(is_cut=delta.finish is Finish.LENGTH)]
-        return self._parts.take(pieces, is_end=is_end)
+        return self._parts.take(self._reply.take(delta), is_end=delta.finish is not None)
 
     def _last_fields(self, delta: Delta) -> Fields:
         if self._parts.n_calls:

@@ -22,13 +22,13 @@ from typing import Any, ClassVar
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from localrun.errors import Cancelled, ContextExceeded, EngineFailed
+from localrun.errors import ContextExceeded
 from localrun.server import streaming
 from localrun.server.build import build_name
 from localrun.server.http.exchange import Exchange
 from localrun.server.http.failures import Headers
 from localrun.server.jobs.job import Job
-from localrun.server.parsing.pieces import Call, CallArguments, CallStart, Content, Reply, Thinking
+from localrun.server.parsing.pieces import Call, CallArguments, CallStart, Content, Reply, Thinking, ended
 from localrun.wire import ChosenLogprob, Delta, DraftSource, Finish, TokenLogprob, Usage
 
 DONE = b"data: [DONE]\n\n"
@@ -418,15 +418,6 @@ class Answer:
         record = self.jobs[0].record
         timings = timings_of(self.usages[0], n_drafted=record.n_drafted, n_accepted=record.n_accepted)
         return self._told | {"timings": timings}
-
-
-def ended(delta: Delta) -> tuple[Finish, Usage]:
-    """How a final delta ended its job. Raises Cancelled: `stop` would be a lie; and EngineFailed without counts."""
-    if delta.finish is None or delta.finish is Finish.CANCELLED:
-        raise Cancelled("the request was cancelled")
-    if delta.usage is None:
-        raise EngineFailed("the engine ended a request without saying what it used")
-    return delta.finish, delta.usage
 
 
 def headers_of(jobs: Sequence[Job]) -> Headers:

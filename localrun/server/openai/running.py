@@ -12,8 +12,8 @@ from typing import Protocol
 
 import msgspec
 
+from localrun.server.jobs.generation import Generation
 from localrun.server.jobs.job import Job
-from localrun.server.jobs.record import RequestRecord
 from localrun.server.openai.answer import Fields, Timings, encode, timings_of
 from localrun.server.streaming import Writer
 from localrun.wire import Delta, Usage
@@ -98,7 +98,7 @@ class Running:
         return b"".join(chunks)
 
 
-def timings_so_far(record: RequestRecord, n_output: int, n_processed: int | None = None) -> Timings:
+def timings_so_far(record: Generation, n_output: int, n_processed: int | None = None) -> Timings:
     """As at the end, of an answer that has so many tokens, or whose prompt is computed up to there."""
     n_cached, started_s = record.n_cached or 0, record.started_at_s
     first_s, last_s = record.first_token_at_s, record.last_token_at_s

@@ -13,7 +13,8 @@ from typing import Protocol
 
 import msgspec
 
-from localrun.wire import ChosenLogprob, Delta, Finish
+from localrun.errors import Cancelled, EngineFailed
+from localrun.wire import ChosenLogprob, Delta, Finish, Usage
 
 
 class Content(msgspec.Struct, frozen=True):
@@ -158,3 +159,12 @@ class Reply:
             gathered.calls.append(Call(piece.id, piece.name))
         elif isinstance(piece, CallArguments):
             gathered.calls[piece.index].arguments.append(piece.text)
+
+
+def ended(delta: Delta) -> tuple[Finish, Usage]:
+    """How a final delta ended its job. Raises Cancelled: `stop` would be a lie; and EngineFailed without counts."""
+    if delta.finish is None or delta.finish is Finish.CANCELLED:
+        raise Cancelled("the request was cancelled")
+    if delta.usage is None:
+        raise EngineFailed("the engine ended a request without saying what it used")
+    return delta.finish, delta.usage

@@ -86,7 +86,7 @@ def test_vectors_depend_on_it_too(tiny_gguf: Path) -> None:
 
 
 @pytest.mark.parametrize("changes", [
-    {"rope_frequency_base": 1e6}, {"rope_frequency_scale": 0.5}, {"rope_scaling": "none"}, {"yarn_orig_ctx": 64},
+    *({"rope": rope} for rope in ((1e6, 0.0, "", 0), (0.0, 0.5, "", 0), (0.0, 0.0, "none", 0), (0.0, 0.0, "", 64))),
     {"kv_type": "q8_0"},
 ])  # fmt: skip
 def test_state_on_disk_belongs_to_it_too(tiny_gguf: Path, tmp_path: Path, changes: dict[str, Any]) -> None:

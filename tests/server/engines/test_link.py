@@ -35,6 +35,7 @@ class _Sink:
 
     def __init__(self, *, has_begun: bool = True, has_shown: bool = False, is_on_trial: bool = False) -> None:
         self.has_begun, self.has_shown, self.is_on_trial = has_begun, has_shown, is_on_trial
+        self.record = self
         self.is_blamed = self.is_alone = False
         self.deltas: list[wire.Delta] = []
         self.error: LocalrunError | None = None

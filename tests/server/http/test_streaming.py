@@ -13,7 +13,6 @@ from localrun.errors import Cancelled, EngineDied, LocalrunError
 from localrun.server import streaming
 from localrun.server.http.exchange import Exchange
 from localrun.server.http.failures import Shape
-from localrun.server.jobs.buffer import DeltaBuffer
 from localrun.server.jobs.job import Job
 from localrun.wire import Delta, Finish, Phase
 
@@ -22,20 +21,30 @@ class StubJob:
     """A job's iteration without a job."""
 
     def __init__(self) -> None:
-        self.buffer = DeltaBuffer()
+        self.news: asyncio.Queue[Delta | Exception] = asyncio.Queue()
+        self.is_over = False
 
     def put(self, text: str, finish: Finish | None = None) -> None:
-        self.buffer.put(Delta(1, Phase.DECODE, 1, 1, text, [1], None, finish))
+        self.news.put_nowait(Delta(1, Phase.DECODE, 1, 1, text, [1], None, finish))
+
+    def fail(self, error: Exception) -> None:
+        self.news.put_nowait(error)
 
     def __aiter__(self) -> StubJob:
         return self
 
     async def __anext__(self) -> Delta:
-        return await self.buffer.take()
+        if self.is_over:
+            raise StopAsyncIteration
+        news = await self.news.get()
+        if isinstance(news, Exception):
+            raise news
+        self.is_over = news.finish is not None
+        return news
 
     @property
     def has_ready(self) -> bool:
-        return len(self.buffer) > 0
+        return not self.news.empty()
 
 
 def jobs(count: int) -> tuple[list[StubJob], list[Job]]:
@@ -87,7 +96,7 @@ async def test_the_last_delta_of_a_batch_is_to_be_sent() -> None:
 async def test_one_failure_ends_all() -> None:
     stubs, both = jobs(3)
     stubs[0].put("a")
-    stubs[1].buffer.fail(EngineDied("gone"))
+    stubs[1].fail(EngineDied("gone"))
     with pytest.raises(EngineDied):
         async for _ in streaming.deltas(both):
             pass
@@ -180,7 +189,7 @@ async def test_a_stream_ends_when_all_its_jobs_have() -> None:
 
 async def test_a_refusal_before_the_first_delta_begins_no_stream() -> None:
     (stub,), one = jobs(1)
-    stub.buffer.fail(EngineDied("gone"))
+    stub.fail(EngineDied("gone"))
     assert [b"gone" in body for body in await sent_by(one)] == [True]
 
 

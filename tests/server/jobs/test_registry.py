@@ -11,8 +11,8 @@ import pytest
 from localrun import wire
 from localrun.errors import Conflict, NotFound
 from localrun.server.jobs import registry as registry_module
+from localrun.server.jobs.generation import Generation
 from localrun.server.jobs.job import Ask, Job
-from localrun.server.jobs.record import RequestRecord
 from localrun.server.jobs.registry import MAX_ENDED
 from localrun.snapshot import RequestState
 from tests.server.waiting import until
@@ -126,8 +126,8 @@ async def test_a_thousand_jobs_at_once_with_random_cancels_leave_nothing_behind(
         assert resident.link.stats.n_running == 0
 
 
-def _record() -> RequestRecord:
-    return RequestRecord("req_1", "/api/chat", "editor", wire.Lane.INTERACTIVE, "asked-name", 100.0)
+def _record() -> Generation:
+    return Generation("req_1", "/api/chat", "editor", wire.Lane.INTERACTIVE, "asked-name", 100.0)
 
 
 def _delta(n_output: int, n_tokens: int = 1, phase: wire.Phase = wire.Phase.DECODE) -> wire.Delta:

@@ -21,7 +21,7 @@ from localrun.server.http.exchange import Exchange
 from localrun.server.http.failures import Headers
 from localrun.server.http.loop_watch import apart
 from localrun.server.jobs.job import Job
-from localrun.server.openai.answer import Fields, encode, ended, headers_of, naming
+from localrun.server.openai.answer import Fields, encode, headers_of, naming
 from localrun.server.openai.bodies import JsonSchema
 from localrun.server.openai.chat import InputTokens, think_of
 from localrun.server.openai.responses import items as response_items
@@ -31,7 +31,7 @@ from localrun.server.openai.responses.kept import KeptResponses
 from localrun.server.openai.responses.output import Events, Output
 from localrun.server.openai.responses.tools import Client, Offered, offered
 from localrun.server.openai.running import Running
-from localrun.server.parsing.pieces import Reply
+from localrun.server.parsing.pieces import Reply, ended
 from localrun.server.prompting import conversation as beginning
 from localrun.server.prompting.ask import Attachments, ChatAsk, choose_tools
 from localrun.server.prompting.fitting import Fitted, fit_chat

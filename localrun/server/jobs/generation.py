@@ -1,21 +1,27 @@
-"""What is known of each request, while it lasts and afterwards; and what another engine needs to go on with it.
+"""What is known of one generation: what was asked, what came, and how far it is.
 
-Pure. Does not: know a job or an engine, or hold the text, which the client has.
+Pure. Does not: know a job or an engine, or wait for anything (`job.py` does).
 """
 
 from __future__ import annotations
 
 import itertools
+from collections import deque
 from collections.abc import Sequence
 
 import msgspec
 
 from localrun import wire
+from localrun.errors import by_code
 from localrun.server.jobs.windows import LatencyHistogram, RateWindow
 from localrun.snapshot import DraftRow, RequestRow, RequestState
 
 # Why an answer that is tool calls stopped, in OpenAI's words.
 CALLED = "tool_calls"
+# Deltas, and characters of them, that are kept for a client that does not read.
+MAX_UNREAD = 4096
+MAX_UNREAD_CHARS = 8 * 1024 * 1024
+
 _NUMBERS = itertools.count(1)
 _STATES = {
     wire.Phase.QUEUED: RequestState.QUEUED,
@@ -24,23 +30,23 @@ _STATES = {
 }
 
 
-class RequestRecord:
-    """What is known of one request: its state, its counts and its times.
+class Generation:
+    """One request: its state, its counts and its times; what the client has not read yet; and, until its end, what
+    another engine needs to go on with it.
 
-    Time is an argument. Owner: the job, which feeds it from arrival to end; the registry and the telemetry read
-    it.
+    Time is an argument. Owner: the job, which feeds it from arrival to end; the registry and the telemetry read it.
 
-    Invariants: the state only becomes final once, and nothing changes after that; `n_output` counts tokens that the
-    engine sampled, whether or not their text was already sent on. Token times are when the engine sent them: several
-    quick steps may be read from the pipe at once, which must not look like a fast model. `n_drafted` and `n_accepted`
-    count all engines that it ran on, though each counts from 0; `drafts` are the last one's, by their source.
-
-    Does not: talk to the engine, or hold the text.
+    Invariants: the state only becomes final once, and no count or time changes after that; `n_output` counts tokens
+    that the engine sampled, whether or not their text was already sent on. Token times are when the engine sent them:
+    several quick steps may be read from the pipe at once, which must not look like a fast model. `n_drafted` and
+    `n_accepted` count all engines that it ran on, though each counts from 0; `drafts` are the last one's, by their
+    source. Memory is bounded by the request, the context (a number for each token) and what a client may leave unread.
 
     `model` is the name asked for until the model is found, then its own name; `engine` is the name that its engine was
     loaded under, which is another one where names share files, empty before there is one. `key` is the name of the API
     key that it came with, empty for none. `number` counts the daemon's requests; `asked` is what it asked of the
-    engine, without its prompt.
+    engine, without its prompt. `has_shown` says that its present engine gave it something new, and `n_deaths` how many
+    may have died of it since one did.
     """
 
     def __init__(
@@ -85,6 +91,18 @@ class RequestRecord:
         self._n_first = 0
         self._rate = RateWindow()
         self._gaps = LatencyHistogram()
+        self.has_shown = False
+        self.n_deaths = 0
+        # For the next engine. Vectors are numbered as the inputs were first asked for.
+        self._message: wire.Submit | wire.Embed | None = None
+        self._output: list[int] = []
+        self._mu: float | None = None
+        self._vectors_of: Sequence[int] = ()  # the inputs that were asked for last
+        self._done: dict[int, int] = {}  # inputs with a vector, and their tokens
+        self._unread: deque[wire.Delta] = deque()
+        self._n_unread_chars = 0
+        self._failure: Exception | None = None
+        self._is_read = False
 
     @property
     def is_ended(self) -> bool:
@@ -99,11 +117,32 @@ class RequestRecord:
     def was_loaded(self) -> bool:
         return bool(self.engine)
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether it got a slot, on any engine."""
+        return self.started_at_s is not None
+
+    @property
+    def is_on_trial(self) -> bool:
+        """Whether an engine died under it and this one has not shown yet that it can go on."""
+        return self.resumed > 0 and self.has_begun and not self.has_shown
+
     def loaded(self, model: str, engine: str) -> None:
         """The model is there; the request is not with the engine yet."""
         self.model = model
         self.engine = engine
         self.state = RequestState.QUEUED
+
+    def ask(self, message: wire.Submit | wire.Embed) -> None:
+        """What the first engine is asked."""
+        self._message = message
+        if isinstance(message, wire.Embed):
+            self._vectors_of = range(len(message.inputs))
+
+    def sent(self, engine_request_id: int) -> None:
+        """An engine was asked."""
+        self.engine_request_id = engine_request_id
+        self.has_shown = False
 
     def resume(self) -> None:
         """Its engine died, and another one goes on."""
@@ -113,9 +152,12 @@ class RequestRecord:
         self.state = RequestState.QUEUED
 
     def started(self, started: wire.Started) -> None:
-        self.slot = self.last_slot = started.slot
+        """It got a slot; the first time counts. That is known even of one that ended: its engine may die of it yet."""
         if self.started_at_s is None:
             self.started_at_s = started.at_s
+        if self.is_ended:
+            return
+        self.slot = self.last_slot = started.slot
         self.n_prompt = started.n_prompt
         self.n_cached = started.n_cached
         self.n_computed = max(self.n_computed, started.n_cached)
@@ -133,8 +175,14 @@ class RequestRecord:
             self.state = _STATES.get(delta.phase, self.state)
             if delta.phase is wire.Phase.QUEUED:  # it gave its slot up and waits again
                 self.slot = None
+        if delta.tokens or delta.vectors or delta.finish is not None:
+            self.has_shown, self.n_deaths = True, 0
+        if delta.vectors:
+            delta.vectors = [self._numbered(vector) for vector in delta.vectors]
         if not delta.tokens:
             return None
+        self._output += delta.tokens
+        self._mu = delta.mu
         n_tokens, last_s = len(delta.tokens), self.last_token_at_s
         self.last_token_at_s = now_s
         if last_s is None:
@@ -174,6 +222,100 @@ class RequestRecord:
             self.drafts = drafts = self.usage.drafts
             self.speedup = self.usage.speedup if drafts else None
             self._count_drafts(sum(one.n_drafted for one in drafts), sum(one.n_accepted for one in drafts))
+        self._message, self._output = None, []
+
+    # --- what is not read yet ------------------------------------------------------------------------------------
+
+    @property
+    def has_unread(self) -> bool:
+        return bool(self._unread)
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether the client is too far behind to be kept more for."""
+        return len(self._unread) >= MAX_UNREAD or self._n_unread_chars >= MAX_UNREAD_CHARS
+
+    def keep(self, delta: wire.Delta) -> None:
+        """Keeps a delta until it is read."""
+        self._unread.append(delta)
+        self._n_unread_chars += len(delta.text)
+
+    def fail(self, error: Exception) -> None:
+        """After what is kept, `read` raises this."""
+        self._failure = error
+
+    def forget_unread(self) -> None:
+        self._unread.clear()
+        self._n_unread_chars = 0
+
+    def read(self) -> wire.Delta | None:
+        """The next delta, the final one included; None if it has not come yet.
+
+        Raises what a final delta reports as an error, what `fail` was given, and StopAsyncIteration after the end.
+        """
+        if not self._unread:
+            if self._failure is not None:
+                raise self._failure
+            if self._is_read:
+                raise StopAsyncIteration
+            return None
+        delta = self._unread.popleft()
+        self._n_unread_chars -= len(delta.text)
+        if delta.finish is not None:
+            self._is_read = True
+            if delta.finish is wire.Finish.ERROR:
+                message = delta.error_message or "the engine gave no reason"
+                raise by_code(delta.error_code or "", message, retry_after_s=delta.retry_after_s)
+        return delta
+
+    # --- for the next engine -------------------------------------------------------------------------------------
+
+    @property
+    def message(self) -> wire.Submit | wire.Embed:
+        """What was asked of the first engine."""
+        assert self._message is not None
+        return self._message
+
+    def rest(self, request_id: int) -> wire.Submit | wire.Embed:
+        """The original request with the tokens generated so far, for the next engine."""
+        message = self.message
+        resume = wire.Resume(
+            output=tuple(self._output),
+            n_cached=sum(self._done.values()) if isinstance(message, wire.Embed) else self.n_cached or 0,
+            started_at_s=self.started_at_s,
+            first_token_at_s=self.first_token_at_s,
+            last_token_at_s=self.last_token_at_s,
+            mu=self._mu,
+        )
+        if isinstance(message, wire.Submit):
+            return msgspec.structs.replace(message, id=request_id, resume=resume)
+        self._vectors_of = [index for index in range(len(message.inputs)) if index not in self._done]
+        left = tuple(message.inputs[index] for index in self._vectors_of)
+        return msgspec.structs.replace(message, id=request_id, inputs=left, resume=resume)
+
+    def cancelled(self, now_s: float) -> wire.Delta:
+        """The end of one that was cancelled while it was with no engine."""
+        asked_s = now_s if self._message is None else self._message.arrived_at_s
+        started_s = now_s if self.started_at_s is None else self.started_at_s
+        first_s = now_s if self.first_token_at_s is None else self.first_token_at_s
+        usage = wire.Usage(
+            n_prompt=self.n_prompt or 0,
+            n_cached=self.n_cached or 0,
+            n_output=self.n_output,
+            queued_s=max(0.0, started_s - asked_s),
+            prefill_s=max(0.0, first_s - started_s),
+            decode_s=max(0.0, (self.last_token_at_s or first_s) - first_s),
+        )
+        return wire.Delta(
+            id=0,
+            phase=wire.Phase.DONE,
+            n_computed=0,
+            n_output=self.n_output,
+            finish=wire.Finish.CANCELLED,
+            usage=usage,
+        )
+
+    # --- shown ---------------------------------------------------------------------------------------------------
 
     def row(
         self, now_s: float, *, queue_position: int | None = None, predicted_wait_s: float | None = None
@@ -219,6 +361,11 @@ class RequestRecord:
         self.n_drafted = max(self.n_drafted, n_drafted_before + n_drafted)
         self.n_accepted = max(self.n_accepted, n_accepted_before + n_accepted)
 
+    def _numbered(self, vector: wire.Vector) -> wire.Vector:
+        index = self._vectors_of[vector.index]
+        self._done[index] = vector.n_tokens
+        return msgspec.structs.replace(vector, index=index)
+
     def _average_per_s(self) -> float | None:
         """Output tokens after the first ones, over the time from those to the last."""
         if self.first_token_at_s is None or self.last_token_at_s is None:
@@ -235,102 +382,3 @@ def _draft_row(counts: wire.DraftCounts) -> DraftRow:
         accepted_tokens=counts.n_accepted,
         seconds=counts.seconds,
     )
-
-
-class Transcript:
-    """What was asked of an engine, and what it answered so far: all that another engine needs to go on. `record` is the
-    request's.
-
-    Owner: the job, from `ask` to its end. Bounded by the request and the context: a number for each token.
-    """
-
-    def __init__(self, record: RequestRecord) -> None:
-        self._record = record
-        self._message: wire.Submit | wire.Embed | None = None
-        self._output: list[int] = []
-        self._mu: float | None = None
-        self._started_at_s: float | None = None
-        self._vectors_of: Sequence[int] = ()  # the inputs that were asked for last
-        self._done: dict[int, int] = {}  # inputs with a vector, and their tokens
-
-    @property
-    def has_begun(self) -> bool:
-        """Whether it got a slot, on any engine."""
-        return self._started_at_s is not None
-
-    @property
-    def message(self) -> wire.Submit | wire.Embed:
-        """What was asked of the first engine."""
-        assert self._message is not None
-        return self._message
-
-    @property
-    def n_output(self) -> int:
-        return len(self._output)
-
-    def ask(self, message: wire.Submit | wire.Embed) -> None:
-        """The first message, to the first engine."""
-        self._message = message
-        if isinstance(message, wire.Embed):
-            self._vectors_of = range(len(message.inputs))
-
-    def start(self, started: wire.Started) -> None:
-        """It got a slot; the first time counts."""
-        if self._started_at_s is None:
-            self._started_at_s = started.at_s
-
-    def take(self, delta: wire.Delta) -> None:
-        """Takes an answer in, and numbers its vectors as the inputs were first asked for."""
-        if delta.tokens:
-            self._output += delta.tokens
-            self._mu = delta.mu
-        if delta.vectors:
-            delta.vectors = [self._numbered(vector) for vector in delta.vectors]
-
-    def rest(self, request_id: int) -> wire.Submit | wire.Embed:
-        """The original request with the tokens generated so far, for the next engine."""
-        message, record = self._message, self._record
-        assert message is not None
-        resume = wire.Resume(
-            output=tuple(self._output),
-            n_cached=sum(self._done.values()) if isinstance(message, wire.Embed) else record.n_cached or 0,
-            started_at_s=self._started_at_s,
-            first_token_at_s=record.first_token_at_s,
-            last_token_at_s=record.last_token_at_s,
-            mu=self._mu,
-        )
-        if isinstance(message, wire.Submit):
-            return msgspec.structs.replace(message, id=request_id, resume=resume)
-        self._vectors_of = [index for index in range(len(message.inputs)) if index not in self._done]
-        left = tuple(message.inputs[index] for index in self._vectors_of)
-        return msgspec.structs.replace(message, id=request_id, inputs=left, resume=resume)
-
-    def cancelled(self, now_s: float) -> wire.Delta:
-        """The end of one that was cancelled while it was with no engine."""
-        record, message = self._record, self._message
-        if message is None:
-            usage = wire.Usage(n_prompt=0, n_cached=0, n_output=0, queued_s=0.0, prefill_s=0.0, decode_s=0.0)
-        else:
-            started = self._started_at_s if self._started_at_s is not None else now_s
-            first = record.first_token_at_s if record.first_token_at_s is not None else now_s
-            usage = wire.Usage(
-                n_prompt=record.n_prompt or 0,
-                n_cached=record.n_cached or 0,
-                n_output=record.n_output,
-                queued_s=max(0.0, started - message.arrived_at_s),
-                prefill_s=max(0.0, first - started),
-                decode_s=max(0.0, (record.last_token_at_s or first) - first),
-            )
-        return wire.Delta(
-            id=0,
-            phase=wire.Phase.DONE,
-            n_computed=0,
-            n_output=record.n_output,
-            finish=wire.Finish.CANCELLED,
-            usage=usage,
-        )
-
-    def _numbered(self, vector: wire.Vector) -> wire.Vector:
-        index = self._vectors_of[vector.index]
-        self._done[index] = vector.n_tokens
-        return msgspec.structs.replace(vector, index=index)
