@@ -192,7 +192,7 @@ def shown_certificate(where: Endpoint) -> str:
     return ssl.DER_cert_to_PEM_cert(der)
 
 
-class _Encrypted(http.client.HTTPSConnection):
+class _TlsConnection(http.client.HTTPSConnection):
     """To a name that the system's resolver may not know."""
 
     def __init__(self, where: Endpoint, timeout_s: float) -> None:
@@ -213,7 +213,7 @@ class _Encrypted(http.client.HTTPSConnection):
 def http_connection(where: Endpoint, timeout_s: float) -> http.client.HTTPConnection:
     """For a few short questions, not connected yet."""
     if where.is_remote:
-        return _Encrypted(where, timeout_s)
+        return _TlsConnection(where, timeout_s)
     return http.client.HTTPConnection(where.host, where.port, timeout=timeout_s)
 
 

@@ -20,7 +20,7 @@ from typing import NamedTuple, Protocol
 
 from localrun.engine.backend import Batch
 from localrun.hardware.processors import Processors
-from localrun.hardware.thread_choice import MOST_OTHERS, Kept, Shape, Threads, best, find, is_steady
+from localrun.hardware.thread_choice import MOST_OTHERS, ModelShape, SavedChoice, Threads, best, find, is_steady
 from localrun.wire import Open
 
 # Steps of a trial, after one that finds the threads asleep.
@@ -325,7 +325,7 @@ class ThreadPlan:
 
     start: Threads
     candidates: tuple[int, ...] = ()
-    kept: Callable[[Threads, float], Kept] | None = None
+    kept: Callable[[Threads, float], SavedChoice] | None = None
 
 
 def plan_threads(opened: Open, usable: Processors, build: Callable[[], str]) -> ThreadPlan:
@@ -337,7 +337,7 @@ def plan_threads(opened: Open, usable: Processors, build: Callable[[], str]) -> 
     plan = ThreadPlan(Threads(n_usual, n_usual))
     if opened.n_threads or not opened.threads_file or not opened.weights_bytes:
         return plan
-    shape, library = Shape(opened.n_layers, opened.weights_bytes), build()
+    shape, library = ModelShape(opened.n_layers, opened.weights_bytes), build()
     if not opened.use_extra_bufts:
         library += ", plain kernels"
     kept = find(Path(opened.threads_file), usable.identity, library, shape)
@@ -347,8 +347,8 @@ def plan_threads(opened: Open, usable: Processors, build: Callable[[], str]) -> 
     if len(candidates) == 1:
         return plan
 
-    def entry(threads: Threads, at_s: float) -> Kept:
-        return Kept(
+    def entry(threads: Threads, at_s: float) -> SavedChoice:
+        return SavedChoice(
             processors=usable.identity, build=library, shape=shape, threads=threads, model=opened.model,
             n_tried=tuple(sorted(candidates)), at_s=at_s,
         )  # fmt: skip

@@ -25,7 +25,7 @@ from localrun import wire
 from localrun.config import LoadSettings, Settings
 from localrun.errors import BadRequest
 from localrun.file_stamp import FileStamp
-from localrun.models.adapters import Adapted, InEffect
+from localrun.models.adapters import AdaptedModel, InEffect
 from localrun.models.fit import gpu_share
 from localrun.models.gguf.header import RANK, RANKING_HEADS, Header
 from localrun.models.storage.model import Evidence, Model
@@ -363,7 +363,7 @@ class EngineLease:
         for a draft model that does not do."""
         return await self._speculation(self._resident, self.model, speculates, draft)
 
-    async def adapters(self, adapted: Adapted) -> tuple[wire.Adapter, ...] | None:
+    async def adapters(self, adapted: AdaptedModel) -> tuple[wire.Adapter, ...] | None:
         """`Submit.adapters` for a request. Raises CannotFit where there is no memory for them."""
         if adapted.adapters is None:
             return None
