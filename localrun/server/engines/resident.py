@@ -34,8 +34,8 @@ from localrun.server.engines.placement import Placement
 from localrun.snapshot import EngineRow
 from localrun.wire import Pooling
 
-# What a row says as the engine's last step said it.
-_AS_TOLD = frozenset(EngineRow.__struct_fields__) & frozenset(wire.StepStats.__struct_fields__)
+# Fields of a row that are copied from the engine's last step.
+_OF_STEP = frozenset(EngineRow.__struct_fields__) & frozenset(wire.StepStats.__struct_fields__)
 
 
 class Use(StrEnum):
@@ -282,7 +282,7 @@ class Resident:
             row.slots_busy = stats.n_running
             row.queued = stats.n_queued
         if stats is not None:
-            for name in _AS_TOLD:
+            for name in _OF_STEP:
                 setattr(row, name, getattr(stats, name))
             row.kv_runs = self.link.kv_runs()
         return row
