@@ -94,7 +94,7 @@ def opened(store: Store, settings: Settings, model: Model) -> Model:
                 check_finite(header)
                 _finite.add(header)
             if (sha256 := store.adapter_sha256(file)) in found:
-                raise BadModelFile("this adapter is there twice")
+                raise BadModelFile("this adapter appears twice")
         except LocalrunError as error:
             problem = error.message.removeprefix("adapters: ")
             raise BadModelFile(

@@ -463,7 +463,7 @@ class History:
         statements = {row[0] for row in self._db.execute("SELECT sql FROM sqlite_master")}
         found = self._db.execute("PRAGMA integrity_check(1)").fetchone()[0]
         if not statements.issuperset(SCHEMA) or found != "ok":
-            raise sqlite3.DatabaseError(found if found != "ok" else "its tables are others")
+            raise sqlite3.DatabaseError(found if found != "ok" else "its tables are not the expected ones")
 
 
 def _connected(path: Path) -> sqlite3.Connection:

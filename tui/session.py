@@ -203,7 +203,7 @@ class Pulls:
                 async for _ in pieces:
                     pass  # how far it is comes with the daemon's list, for all pulls alike
         except Cancelled:
-            problem = "cancelled; Enter goes on with it"
+            problem = "cancelled; Enter resumes it"
         except LocalrunError as error:
             problem = error.message
         finally:

@@ -81,7 +81,7 @@ async def show(
     if answer.was_prompt_cut:
         tell("note", "the prompt is longer than the context; only part of it was used")
     if answer.done_reason == "length":
-        tell("note", "the answer is cut off: it came to num_predict, or to the end of the context")
+        tell("note", "the answer is cut off: it reached num_predict or the end of the context")
     if answer.metrics is None:
         return
     if stats is Stats.VERBOSE:

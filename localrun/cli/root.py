@@ -24,7 +24,7 @@ from localrun.cli.text import TextStyle, painted, tell
 GROUPS: dict[str, dict[str, tuple[str, str]]] = {
     "Chat": {
         "run": ("run", "Chat with a model, or send it one prompt."),
-        "batch": ("batch", "Compute a file of requests beside other work."),
+        "batch": ("batch", "Run a file of requests in the background."),
     },
     "Models": {
         "search": ("pull", "Find models to pull."),

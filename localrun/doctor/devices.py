@@ -65,8 +65,8 @@ def check_devices(
 
 def _judged(said: DeviceLine) -> Finding:
     return fail(
-        NAME, f"{said.device} computes wrongly: {said.n_wrong} of {said.n_rows} tokens of streams at once are not "
-        f"those of the CPU", _WAY_OUT,
+        NAME, f"{said.device} computes wrong results: {said.n_wrong} of {said.n_rows} tokens of streams at once "
+        f"are not those of the CPU", _WAY_OUT,
     )  # fmt: skip
 
 

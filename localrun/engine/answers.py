@@ -48,7 +48,7 @@ def non_finite_error(request: Request) -> NoNumbers:
     way_out = "for this prompt; on ARM --kv-type q8_0 may help, for sums of 16 bits are too small for some models"
     if request.adapters.adapters:
         way_out = "with these adapters; give them less strength"
-    return NoNumbers(f"what the model computes are no numbers (NaN) {way_out}")
+    return NoNumbers(f"the model computes NaN instead of numbers {way_out}")
 
 
 class Answers:

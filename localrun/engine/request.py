@@ -280,7 +280,7 @@ def check(submit: Submit, prompt: Prompt, backend: Backend) -> None:
         raise BadRequest("the prompt is empty; send at least one token", field="prompt")
     output = submit.resume.output if submit.resume is not None else ()
     if output and not 0 <= min(output) <= max(output) < backend.n_vocab:
-        raise BadRequest("what the answer begins with has tokens that this model has not")
+        raise BadRequest("the beginning of the answer has tokens that this model does not have")
     if len(tokens) >= backend.n_ctx:
         raise ContextExceeded(len(tokens), backend.n_ctx)
     check_chunks(chunks, backend.batch.capacity)

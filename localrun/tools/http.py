@@ -29,7 +29,7 @@ def http_client(settings: ServerSettings) -> httpx2.AsyncClient:
 
 async def _bound(response: httpx2.Response) -> None:
     if response.headers.get("Content-Encoding", "identity") != "identity":
-        raise httpx2.StreamError("it compresses what it says, though it is asked not to")
+        raise httpx2.StreamError("it sends compressed answers although it was asked not to")
     if not response.headers.get("Content-Type", "").startswith("text/event-stream"):
         assert isinstance(response.stream, httpx2.AsyncByteStream)
         response.stream = _LimitedStream(response.stream)

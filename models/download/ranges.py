@@ -103,7 +103,9 @@ def answer_of(
         wait_s = retry_after_s(headers.get("retry-after"), now=now)
         raise PassingFailure(f"{host} answered {status}{_reason(headers)}", wait_s=wait_s)
     if status == 416:
-        raise SourceChanged(f"{name} is shorter on {host} than it was said to be; pull again to get the new version")
+        raise SourceChanged(
+            f"{name} is shorter on {host} than it was announced to be; pull again to get the new version"
+        )
     if status not in (200, 206):
         raise SourceRefused(f"{host} refused {name} with status {status}{_reason(headers)}", source_status=status)
     if headers.get("content-encoding", "identity").lower() != "identity":

@@ -59,7 +59,7 @@ def test_others_say_what_they_say_alone_beside_and_after(layout: str):
         harness.run()
         for culprit in (round_, round_ + 1):
             assert harness.finals[culprit].error_code == "no_numbers"
-            assert "no numbers" in (harness.finals[culprit].error_message or "")
+            assert "NaN" in (harness.finals[culprit].error_message or "")
         assert "--kv-type q8_0" in (harness.finals[round_].error_message or "")
         check_fine(harness, round_ + 2, prompt(4), 16, [])
         check_fine(harness, round_ + 3, prompt(5), 16, [FINE])

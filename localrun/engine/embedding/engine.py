@@ -401,7 +401,7 @@ class EmbeddingEngine:
         for piece in non_finite:
             if was_alone:
                 where = _where(piece.ticket.embed, piece.current.index)
-                problem = "the model computes numbers that are none (NaN or infinite) of it; its file may be damaged"
+                problem = "the model computes NaN or infinite numbers from it; its file may be damaged"
                 self._end(piece.ticket, Finish.ERROR, NoNumbers(f"{where}: {problem}"))
             else:
                 self._doubted.add((piece.ticket, piece.current.index))

@@ -296,12 +296,12 @@ class LlamaProjector:
         if chunk.ordinal == len(chunks) - 1 or self._thread.is_stopped:
             self._forget()
         if self._thread.is_stopped:
-            raise DecodeFailed("the encoding was given up", is_fatal=True)
+            raise DecodeFailed("the encoding was cancelled", is_fatal=True)
         # In cells that several sequences share, a row that is not a number would become everybody's.
         if code != 0:
             raise DecodeFailed(f"the projector failed (code {code}): {last_problem()}", is_fatal=False)
         if not np.isfinite(rows).all():
-            raise DecodeFailed("the projector makes values of it that are no numbers", is_fatal=False)
+            raise DecodeFailed("the projector computes NaN or infinite numbers from it", is_fatal=False)
         return rows
 
     def _prepare(self, media: Media) -> list[Any]:

@@ -85,7 +85,9 @@ def joined(
             tokens += _pseudo_tokens(key, piece.n_tokens)
         else:
             if piece and not 0 <= min(piece) <= max(piece) < n_vocab:
-                raise EngineFailed("the projector is not one for this model: it wants tokens that the model has not")
+                raise EngineFailed(
+                    "the projector is not one for this model: it needs tokens that the model does not have"
+                )
             tokens += piece
     return Prompt(tokens, tuple(chunks))
 
