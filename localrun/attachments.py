@@ -127,7 +127,7 @@ _TOKEN = re.compile(
 _ENDS = ".,;:!?)]}"
 
 
-class Found(NamedTuple):
+class PathsInText(NamedTuple):
     """What stands in a text: `paths` of files that exist, and `text` with names in their place."""
 
     text: str
@@ -146,7 +146,7 @@ def path_of(text: str) -> Path:
         return Path(text)
 
 
-def find(text: str) -> Found:
+def find(text: str) -> PathsInText:
     """Pictures and sounds whose paths stand in a question, as a dropped file's does: with a folder or in quotes, and
     with the ending of such a file. Their names stay in the text, unless there is no other text."""
     paths: list[Path] = []
@@ -162,7 +162,7 @@ def find(text: str) -> Found:
             paths.append(path)
     others.append(text[position:])
     is_only_paths = not "".join(others).strip()
-    return Found("" if is_only_paths else "".join([*pieces, others[-1]]), tuple(dict.fromkeys(paths)))
+    return PathsInText("" if is_only_paths else "".join([*pieces, others[-1]]), tuple(dict.fromkeys(paths)))
 
 
 def dropped(text: str) -> tuple[Path, ...]:

@@ -277,7 +277,7 @@ def _pattern_length(table: ModelTable) -> int:
 
 
 HELP: dict[str, str] = {
-    "host": "address the daemon listens on besides loopback; another one than a loopback address needs an API key "
+    "host": "address the daemon listens on besides loopback; one that is not a loopback address needs an API key "
     "(`localrun key create`) and gets TLS",
     "port": "TCP port; 0 picks a free one",
     "slots": "requests of one model that run at once, fewer if memory is short; others wait in the queue",
@@ -316,7 +316,7 @@ HELP: dict[str, str] = {
     "localrun's own commands have theirs",
     "key_storage_bytes": "disk space for the files and batches of each API key that has no limit of its own; 0 means "
     "no limit",
-    "host_names": "names besides this machine's own that other machines may call it by, separated by commas",
+    "host_names": "more names by which other machines may reach this one, separated by commas",
     "tls_cert": "file with the certificate and its chain (PEM); empty makes one that is kept in the data folder",
     "tls_key": "file with the certificate's private key (PEM)",
     "announce": "on or off: whether other machines find this one by mDNS",
@@ -553,7 +553,7 @@ def _check_texts(texts: tuple[str, ...]) -> None:
         if not name or _CONTROL.search(name):
             raise ConfigError(f"{_shown(name)} is empty or has a control character in it; use a name or a path")
         if name in names[:index]:
-            raise ConfigError(f"{_shown(name)} is there twice; leave one out")
+            raise ConfigError(f"{_shown(name)} appears twice; leave one out")
 
 
 def _shown(value: Any) -> str:

@@ -114,6 +114,9 @@ class EngineRow(msgspec.Struct, kw_only=True):
     of the `size_bytes` lie on GPUs. One that `is_preparing` takes seconds for a step, since the driver of its device
     compiles what that needs. `name` is the model's as lists have it.
 
+    A field that `wire.StepStats` has too is copied from the engine's last step by its name. `localrun ps` shows rows by
+    `cli/running.py`, the monitor by `tui/widgets/tables.py`, and `/metrics` by `ENGINE_GAUGES`.
+
     Totals count since it was loaded. `*_entries` are saved segments of prefixes; `disk_cache_bytes` is this model's
     part of what all models may use together. `cached_tokens_total` includes the two `*_restored_tokens_total`.
     `kv_runs` are the cells in use, up to a quarter of a second old; split streams lie one after the other, those of
@@ -156,6 +159,19 @@ class EngineRow(msgspec.Struct, kw_only=True):
     kv_runs: list[KvRunRow] = []
     kv_type: str = ""
     load: dict[str, str | int | float] = {}
+
+
+ENGINE_GAUGES = {
+    "slots": ("slots", "Slots of the engine."),
+    "engine_memory_bytes": ("size_bytes", "Weights, KV cells and projectors of the engine, in memory or on a GPU."),
+    "kv_cells": ("kv_cells", "KV cells, with those of the pool beside streams."),
+    "kv_cells_used": ("kv_cells_used", "KV cells in use."),
+    "ram_cache_bytes": ("ram_cache_bytes", "Memory taken by the saved state of idle prefixes."),
+    "disk_cache_bytes": ("disk_cache_bytes", "Disk space taken by the saved state of idle prefixes."),
+    "ram_cache_entries": ("ram_entries", "Saved segments of prefixes in memory."),
+    "disk_cache_entries": ("disk_entries", "Saved segments of prefixes on disk."),
+}
+"""Gauges of `/metrics`, by name without `localrun_`: the field of a model's `EngineRow`, and the help text."""
 
 
 class LogLine(msgspec.Struct):

@@ -483,7 +483,8 @@ class MediaCounts(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StepStats(msgspec.Struct, frozen=True, array_like=True):
-    """The engine's state after a step. Totals count since the engine started.
+    """The engine's state after a step, filled in by `Totals.stats` of `engine/report.py`. Totals count since the engine
+    started. What `snapshot.EngineRow` has by the same name is shown there.
 
     `ram_entries` and `disk_entries` are saved segments of prefixes. `ram_restored_tokens_total` and
     `disk_restored_tokens_total` are prompt tokens that were copied from there instead of being computed. `n_draft_rows`

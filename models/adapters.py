@@ -45,7 +45,7 @@ _finite: WeakSet[Header] = WeakSet()
 _DIGEST = re.compile(r"sha256:([0-9a-f]{64})", re.IGNORECASE)
 
 
-class Wanted(NamedTuple):
+class AdapterChoice(NamedTuple):
     """An adapter that a request lists; `field` names the entry in errors."""
 
     id: int | str
@@ -62,7 +62,7 @@ class InEffect(NamedTuple):
     scale: float
 
 
-class Adapted(NamedTuple):
+class AdaptedModel(NamedTuple):
     """`model` is the one without adapters. `adapters` are all that are to be in effect, its own among them; None where
     nothing was asked for, and it has what it was opened with. `named` are those that were asked for, and `shown` says
     so for people, as in a name: `style`, `terse=0.5`."""
@@ -94,7 +94,7 @@ def opened(store: Store, settings: Settings, model: Model) -> Model:
                 check_finite(header)
                 _finite.add(header)
             if (sha256 := store.adapter_sha256(file)) in found:
-                raise BadModelFile("this adapter is there twice")
+                raise BadModelFile("this adapter appears twice")
         except LocalrunError as error:
             problem = error.message.removeprefix("adapters: ")
             raise BadModelFile(
@@ -130,11 +130,11 @@ def evidence(store: Store, settings: Settings, model: Model) -> Evidence:
 def resolve(
     store: Store,
     name: str,
-    wanted: Sequence[Wanted] = (),
+    wanted: Sequence[AdapterChoice] = (),
     *,
     settings: Settings | None = None,
     sees: Callable[[str], bool] = lambda _: True,
-) -> Adapted:
+) -> AdaptedModel:
     """What `model+a+b=0.5` and a list of adapters mean together; with `settings` the model is `opened`. For who asks
     there are only those adapters that it `sees`, by their names.
 
@@ -146,7 +146,7 @@ def resolve(
     if settings is not None:
         model = opened(store, settings, model)
     if not asked.adapters and not wanted:
-        return Adapted(model)
+        return AdaptedModel(model)
     by_name = [(_adapter(store, text, "model", sees), scale, "model") for text, scale in asked.adapters]
     listed = [(_listed(store, each, sees), each.scale, each.field) for each in wanted]
     in_effect = {each.sha256: each for each in own(store, model)}
@@ -168,7 +168,7 @@ def resolve(
         )
     named = {adapter.sha256: (adapter, scale) for adapter, scale, _ in (*by_name, *listed)}
     shown = [adapter.name if scale == 1 else f"{adapter.name}={scale:g}" for adapter, scale in named.values()]
-    return Adapted(model, adapters, tuple(adapter for adapter, _ in named.values()), tuple(shown))
+    return AdaptedModel(model, adapters, tuple(adapter for adapter, _ in named.values()), tuple(shown))
 
 
 def models_and_pairs(store: Store) -> tuple[list[Model], list[tuple[Model, NamedAdapter]]]:
@@ -197,7 +197,7 @@ def _adapter(store: Store, name: str, field: str, sees: Callable[[str], bool]) -
     return store.adapter(name, field=field)
 
 
-def _listed(store: Store, wanted: Wanted, sees: Callable[[str], bool]) -> NamedAdapter:
+def _listed(store: Store, wanted: AdapterChoice, sees: Callable[[str], bool]) -> NamedAdapter:
     if isinstance(wanted.id, int):
         adapters = store.adapters()
         places = [place for place, adapter in enumerate(adapters) if sees(adapter.name)]

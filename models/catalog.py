@@ -39,7 +39,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
         return self.name.partition(":")[2]
 
 
-class Found(NamedTuple):
+class CatalogMatch(NamedTuple):
     """An entry that a name stands for, and the quantization that the name asks for (None: whatever fits)."""
 
     entry: Entry
@@ -97,22 +97,22 @@ def entries() -> tuple[Entry, ...]:
     return tuple(entry for entry, _ in _tagged())
 
 
-def find(name: ModelName) -> Found | None:
+def find(name: ModelName) -> CatalogMatch | None:
     """What a bare name stands for; None for other names and for bare names that the catalogue does not have."""
     if name.kind is not Kind.STORED or "/" in name.name:
         return None
     family, tag = name.name.lower(), (name.tag or DEFAULT_TAG).lower()
     of_family = [(entry, tags) for entry, tags in _tagged() if entry.family == family]
     if of_family and tag == DEFAULT_TAG:
-        return Found(of_family[0][0], None)
+        return CatalogMatch(of_family[0][0], None)
     for entry, tags in of_family:
         for known in tags:
             if tag == known:
-                return Found(entry, None)
+                return CatalogMatch(entry, None)
             # Other endings, such as `-instruct` or `-it-qat`, are other models: registries have them under these tags.
             before, ending, quant = tag.partition(known + "-")
             if ending and not before and quant_choice.is_quant(quant):
-                return Found(entry, quant.upper())
+                return CatalogMatch(entry, quant.upper())
     return None
 
 

@@ -134,7 +134,7 @@ def base_of_blob(store: Store, digest: str, name: str) -> Base:
 
 def adapter(store: Store, base: Base, text: str, folder: Path | None) -> StoredFile:
     """An adapter of a model, as `adapter_file` finds it. Raises BadModelFile also when it does not fit the
-    model, or has numbers that are none."""
+    model, or has NaN or infinite numbers."""
     file, header = adapter_file(store, text, folder)
     if problem := misfit(header, base.header):
         raise BadModelFile(f"{header.path.name} cannot be used with '{base.name}': it {problem}")
@@ -173,7 +173,7 @@ def adapter_file(store: Store, text: str, folder: Path | None) -> tuple[StoredFi
 
 def named_adapter(store: Store, text: str, folder: Path | None, *, licence_text: str | None, now: datetime) -> Manifest:
     """The manifest of an adapter that gets a name of its own. Raises what `adapter_file` raises, and BadModelFile for
-    numbers that are none."""
+    NaN or infinite numbers."""
     file, header = adapter_file(store, text, folder)
     check_finite(header)
     source = Source(kind="create", file=text[:MAX_NAME_CHARS] if file.place is Place.BLOB else str(header.path))

@@ -242,7 +242,7 @@ _AUTO_TYPES = ("f16", "q8_0")
 _Q8_BLOCK = 32
 
 
-class Wish(NamedTuple):
+class FitRequest(NamedTuple):
     """What a person asked for. `n_kv_cells` 0, `kv_type` auto and `n_gpu_layers` -1 leave it to the machine; `n_slots`
     is the most, `n_ctx` the least that one request must have room for, and `n_roomy_cells` are worth having if they
     fit. `adapter_bytes` are those of the LoRA files that come with the model, `projector` and `draft` are its projector
@@ -295,7 +295,7 @@ def wanted_cells(*, n_ctx_train: int, n_slots: int, kv_cells: int) -> int:
     return _whole_steps(kv_cells or min(n_ctx_train * n_slots, DEFAULT_POOL_CELLS))
 
 
-def choose(header: Header, machine: Machine, wish: Wish) -> Fit:
+def choose(header: Header, machine: Machine, wish: FitRequest) -> Fit:
     """The best way to open the model there, by the rule above."""
     opener = _Opener(header, machine, wish)
     fitting = [fit for setting in _comfortable(header, wish) if (fit := opener.best(setting)).fits]
@@ -315,7 +315,7 @@ def _n_gpu_layers(fit: Fit) -> int:
 class _Opener:
     """Tries settings on one machine."""
 
-    def __init__(self, header: Header, machine: Machine, wish: Wish) -> None:
+    def __init__(self, header: Header, machine: Machine, wish: FitRequest) -> None:
         self._header = header
         self._machine = machine
         self._wish = wish
@@ -398,7 +398,7 @@ class _Opener:
         return tuple(notes)
 
 
-def _comfortable(header: Header, wish: Wish) -> Iterator[_Setting]:
+def _comfortable(header: Header, wish: FitRequest) -> Iterator[_Setting]:
     """Steps 1 to 3 of the rule."""
     wanted, least = wish.wanted_cells(header), wish.least_cells(header, COMFORTABLE_CELLS)
     types = _kv_types(header, wish)
@@ -407,7 +407,7 @@ def _comfortable(header: Header, wish: Wish) -> Iterator[_Setting]:
             yield _Setting(wish.n_slots, n_cells, kv_type)
 
 
-def _tight(header: Header, wish: Wish) -> Iterator[_Setting]:
+def _tight(header: Header, wish: FitRequest) -> Iterator[_Setting]:
     """Step 4: at least one setting, the last of which is the smallest that there is."""
     types = _kv_types(header, wish)
     small_type = types[-1]
@@ -421,7 +421,7 @@ def _tight(header: Header, wish: Wish) -> Iterator[_Setting]:
         yield _Setting(n_slots, floor, small_type)
 
 
-def _kv_types(header: Header, wish: Wish) -> tuple[str, ...]:
+def _kv_types(header: Header, wish: FitRequest) -> tuple[str, ...]:
     """Types to try, best first. Rows of a quantized cache are whole blocks for every head."""
     if wish.kv_type != AUTO:
         return (wish.kv_type,)

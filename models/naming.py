@@ -37,7 +37,7 @@ from localrun.models.storage.other_programs import OLLAMA, name_in_ollama
 from localrun.models.storage.store import Store
 
 
-def point(store: Store, name: str, said: Manifest) -> Removed:
+def point(store: Store, name: str, said: Manifest) -> Removal:
     """Points `name` to what `said` describes; its own name becomes the canonical form of `name`.
 
     What the replaced model alone used is deleted and returned. Raises BadRequest for the name, Conflict when a file of
@@ -55,7 +55,7 @@ def point(store: Store, name: str, said: Manifest) -> Removed:
 
 def check_free(store: Store, name: str) -> None:
     """Raises Conflict when the name is that of a file of the models folder, and BadRequest when it is no name."""
-    manifest.Key.of(name)
+    manifest.ManifestKey.of(name)
     found = store.file_named(ModelName.parse(name))
     if found is not None and found.origin is Origin.FOLDER:
         raise Conflict(
@@ -64,7 +64,7 @@ def check_free(store: Store, name: str) -> None:
         )
 
 
-def copy(store: Store, source: str, destination: str) -> Removed:
+def copy(store: Store, source: str, destination: str) -> Removal:
     """A second name for a model or an adapter. The files are shared, not copied; the copy outlives the first name.
 
     Raises what the store raises for the source, and what `point` raises for the destination.
@@ -74,8 +74,10 @@ def copy(store: Store, source: str, destination: str) -> Removed:
             model = store.find(source)
         said = described(model)
         with told_of("destination"):
-            if model.manifest is not None and manifest.Key.of(destination) == manifest.Key.of(model.name):
-                return Removed(0, (), ())
+            if model.manifest is not None and manifest.ManifestKey.of(destination) == manifest.ManifestKey.of(
+                model.name
+            ):
+                return Removal(0, (), ())
             return point(store, destination, said)
 
 
@@ -109,22 +111,22 @@ def changed(said: Manifest, **fields: Any) -> Manifest:
     return msgspec.structs.replace(said, **fields)
 
 
-class Kept(NamedTuple):
+class KeptFile(NamedTuple):
     """A file that stays, and why."""
 
     path: Path
     reason: str
 
 
-class Removed(NamedTuple):
+class Removal(NamedTuple):
     """What a removal did. `freed_bytes` is the size of the files that are gone."""
 
     freed_bytes: int
     files: Sequence[Path]
-    kept: Sequence[Kept]
+    kept: Sequence[KeptFile]
 
 
-def remove(store: Store, name: str) -> Removed:
+def remove(store: Store, name: str) -> Removal:
     """Forgets a model and deletes the files that are its alone.
 
     Raises ModelNotFound; BadRequest for the built-in model, for a path and for a file in a folder that is not ours,
@@ -138,7 +140,7 @@ def remove(store: Store, name: str) -> Removed:
         except BadModelFile:
             # What it named is not known any more; what is left of it is garbage.
             manifest.remove(store.folder, name)
-            return Removed(0, (), ())
+            return Removal(0, (), ())
         if said is not None:
             manifest.remove(store.folder, name)
             return release(store, said.files)
@@ -163,7 +165,7 @@ def check_removable(store: Store, name: str) -> ModelName:
         raise BadRequest(
             f"'{name}' is a file that localrun only reads; delete it as you would any other file", field="model"
         )
-    if manifest.Key.of(parsed.text).path(store.folder).is_file():
+    if manifest.ManifestKey.of(parsed.text).path(store.folder).is_file():
         return parsed
     found = store.file_named(parsed)
     if found is None or found.origin is Origin.FOREIGN:
@@ -192,7 +194,7 @@ def check_removable(store: Store, name: str) -> ModelName:
     return parsed
 
 
-def release(store: Store, files: Iterable[StoredFile]) -> Removed:
+def release(store: Store, files: Iterable[StoredFile]) -> Removal:
     """Deletes those of `files` that no manifest names any more. To be called after the manifest that did is gone."""
     with store.changing:
         survey = manifest.read_all(store.folder)
@@ -202,19 +204,19 @@ def release(store: Store, files: Iterable[StoredFile]) -> Removed:
             path = store.path_of(file)
             reason = _why_kept(file, needed.get(_identity(file)), is_in_doubt=_is_in_doubt(store, survey))
             if reason:
-                kept.append(Kept(path, reason))
+                kept.append(KeptFile(path, reason))
                 continue
             try:
                 n_bytes = store.delete(file)
             except OSError as error:
-                kept.append(Kept(path, f"it cannot be deleted: {error.strerror or error}"))
+                kept.append(KeptFile(path, f"it cannot be deleted: {error.strerror or error}"))
                 continue
             if path.is_file():
-                kept.append(Kept(path, "it is being used to make another model"))
+                kept.append(KeptFile(path, "it is being used to make another model"))
             else:
                 freed_bytes += n_bytes
                 gone.append(path)
-        return Removed(freed_bytes, gone, kept)
+        return Removal(freed_bytes, gone, kept)
 
 
 def _is_in_doubt(store: Store, survey: manifest.Survey) -> bool:
@@ -239,7 +241,7 @@ def _why_kept(file: StoredFile, user: str | None, *, is_in_doubt: bool) -> str:
     return ""
 
 
-def _remove_file(store: Store, parsed: ModelName) -> Removed:
+def _remove_file(store: Store, parsed: ModelName) -> Removal:
     """Deletes a GGUF file of the models folder, a damaged one as well, and the projector that is its alone."""
     path = (store.file_named(parsed) or _not_found(parsed.text)).path
     paths = [*_files_of(store, path), *_own_projector(store, path)]
@@ -250,7 +252,7 @@ def _remove_file(store: Store, parsed: ModelName) -> Removed:
             size_bytes += each.lstat().st_size
             each.unlink()
     stored.sync_folder(path.parent)
-    return Removed(size_bytes, paths, ())
+    return Removal(size_bytes, paths, ())
 
 
 def _files_of(store: Store, path: Path) -> Sequence[Path]:
@@ -292,7 +294,7 @@ MIN_AGE_S = 3600.0
 PARTIAL_MIN_AGE_S = 14 * 24 * 3600.0
 
 
-class Collected(NamedTuple):
+class GarbageReport(NamedTuple):
     """What was deleted, and `kept_blobs`: unnamed blobs that were spared."""
 
     freed_bytes: int
@@ -302,7 +304,7 @@ class Collected(NamedTuple):
 
 def collect_garbage(
     store: Store, *, now_s: float, min_age_s: float = MIN_AGE_S, partial_min_age_s: float = PARTIAL_MIN_AGE_S
-) -> Collected:
+) -> GarbageReport:
     """Deletes the garbage. `now_s` is Unix time; unnamed blobs younger than `min_age_s` stay, and downloads of which
     the last byte came less than `partial_min_age_s` ago."""
     with store.changing:
@@ -334,7 +336,7 @@ def collect_garbage(
                     freed_bytes += n_bytes
                     files.append(blob.path)
         _remove_empty_folders(store.folder / manifest.FOLDER)
-        return Collected(freed_bytes, files, kept_blobs)
+        return GarbageReport(freed_bytes, files, kept_blobs)
 
 
 def _temporary_files(store: Store) -> Iterator[Path]:

@@ -34,7 +34,7 @@ from localrun.models.gguf.finite import check_finite
 from localrun.models.gguf.header import ADAPTERS, FileKind, Header, kind_of
 from localrun.models.gguf.reader import first_entries, read_header, read_named
 from localrun.models.name import DEFAULT_TAG, OLLAMA_HOST, Kind, ModelName
-from localrun.models.quant_choice import Choice, RemoteFile
+from localrun.models.quant_choice import QuantChoice, RemoteFile
 from localrun.models.sources import huggingface, ollama
 from localrun.models.sources.huggingface import Hub, HubName
 from localrun.models.sources.ollama import RegistryName
@@ -47,7 +47,7 @@ FIRST_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True, kw_only=True)
-class Means:
+class PullContext:
     """What a pull works with. `memory_bytes` is this machine's, for the choice among quantizations."""
 
     store: Store
@@ -74,7 +74,7 @@ class Observer(Protocol):
 
 
 async def pull(
-    name: str, *, means: Means, observer: Observer, is_insecure: bool = False, projector: str = ""
+    name: str, *, context: PullContext, observer: Observer, is_insecure: bool = False, projector: str = ""
 ) -> Manifest:
     """The manifest that `name` points to from now on. Files that are here already are not transferred again.
 
@@ -85,23 +85,23 @@ async def pull(
     and BadModelFile when what came is no model that can run: then the name means what it meant before.
     """
     check_name(name)
-    parsed = await asyncio.to_thread(means.store.meant, name)
+    parsed = await asyncio.to_thread(context.store.meant, name)
     name = parsed.text
-    await asyncio.to_thread(naming.check_free, means.store, name)
+    await asyncio.to_thread(naming.check_free, context.store, name)
     observer.status("pulling manifest")
-    plan = await _plan(parsed, means, is_insecure, projector)
+    plan = await _plan(parsed, context, is_insecure, projector)
     if plan.reason:
         observer.status(plan.reason)
     left_out = ""
     if plan.left_projector:
         left_out = f"{plan.left_projector} was left out as asked; `localrun pull {name}` gets it"
-    if problem := await _problem_of_projector(plan, means):
+    if problem := await _problem_of_projector(plan, context):
         plan, left_out = _without_projector(plan, problem, observer, is_wanted=bool(projector))
     observer.planned(plan)
-    await _check_loadable(plan, means)
-    files = await asyncio.to_thread(_owned, means.store, plan)
-    with means.store.held(files):
-        paths = await _fetch(plan, means, observer)
+    await _check_loadable(plan, context)
+    files = await asyncio.to_thread(_owned, context.store, plan)
+    with context.store.held(files):
+        paths = await _fetch(plan, context, observer)
         observer.status("verifying sha256 digest")
         header = await asyncio.to_thread(_check, plan, paths)
         unusable: list[StoredFile] = []
@@ -114,11 +114,11 @@ async def pull(
             files = tuple(file for file in files if file not in unusable)
         observer.status("writing manifest")
         said = _manifest(name, plan, files, left_out)
-        await asyncio.to_thread(naming.point, means.store, name, said)
+        await asyncio.to_thread(naming.point, context.store, name, said)
         if not said.is_adapter:
-            for note in await asyncio.to_thread(lambda: means.store.model_of(said).notes):
+            for note in await asyncio.to_thread(lambda: context.store.model_of(said).notes):
                 observer.status(note)
-    await asyncio.to_thread(naming.release, means.store, unusable)
+    await asyncio.to_thread(naming.release, context.store, unusable)
     observer.status("success")
     return said
 
@@ -132,14 +132,14 @@ def check_name(name: str) -> None:
         raise BadRequest(f"'{name}' is the built-in model; it is always here", field="model")
 
 
-async def _plan(name: ModelName, means: Means, is_insecure: bool, projector: str) -> RemotePlan:
+async def _plan(name: ModelName, context: PullContext, is_insecure: bool, projector: str) -> RemotePlan:
     """By the name's form: the catalogue, a repository on the hub, a registry; Ollama's for other bare names."""
     found = None if name.says_ollama else catalog.find(name)
     if found is not None:
-        return await _plan_of_repo(HubName(found.entry.repo), found.quant, means, projector)
+        return await _plan_of_repo(HubName(found.entry.repo), found.quant, context, projector)
     if name.is_hub:
         repo = HubName(name.repo, name.revision or huggingface.DEFAULT_REVISION)
-        return await _plan_of_repo(repo, name.tag, means, projector)
+        return await _plan_of_repo(repo, name.tag, context, projector)
     without_projector = projector.lower() == projector_choice.NONE
     if projector and not without_projector:
         raise BadRequest(
@@ -152,27 +152,27 @@ async def _plan(name: ModelName, means: Means, is_insecure: bool, projector: str
         owned = f"{ollama_manifest.DEFAULT_OWNER}/{name.name}"
         registry = RegistryName(OLLAMA_HOST, owned, name.tag or DEFAULT_TAG, is_insecure)
     return await ollama.plan(
-        registry, models_folder=means.store.folder, client=means.client, without_projector=without_projector
+        registry, models_folder=context.store.folder, client=context.client, without_projector=without_projector
     )
 
 
-async def _plan_of_repo(repo: HubName, tag: str | None, means: Means, projector: str) -> RemotePlan:
-    def choose(files: Sequence[RemoteFile]) -> Choice:
-        choice = quant_choice.choose(files, tag=tag, memory_bytes=means.memory_bytes, repo=repo.repo)
+async def _plan_of_repo(repo: HubName, tag: str | None, context: PullContext, projector: str) -> RemotePlan:
+    def choose(files: Sequence[RemoteFile]) -> QuantChoice:
+        choice = quant_choice.choose(files, tag=tag, memory_bytes=context.memory_bytes, repo=repo.repo)
         model = choice.files[0].path
         wanted = projector_choice.of_repository(model, files, wanted=projector)
         usual = wanted or projector_choice.of_repository(model, files)
         return choice._replace(projector=wanted, left_projector="" if wanted or usual is None else usual.path)
 
-    return await huggingface.plan(repo, hub=means.hub, choose=choose)
+    return await huggingface.plan(repo, hub=context.hub, choose=choose)
 
 
-async def _problem_of_projector(plan: RemotePlan, means: Means) -> str:
+async def _problem_of_projector(plan: RemotePlan, context: PullContext) -> str:
     """Why no engine here can use the plan's projector, by its first bytes; "" where these say nothing."""
     file = next((file for file in plan.files if file.stored.role is Role.PROJECTOR), None)
-    if file is None or not file.item.url or await asyncio.to_thread(means.store.path_of(file.stored).exists):
+    if file is None or not file.item.url or await asyncio.to_thread(context.store.path_of(file.stored).exists):
         return ""
-    metadata = first_entries(await first_bytes(file.item, FIRST_BYTES, client=means.client, limits=means.limits))
+    metadata = first_entries(await first_bytes(file.item, FIRST_BYTES, client=context.client, limits=context.limits))
     if not projectors.encoders(metadata):
         return ""
     problem = projectors.type_problem(metadata)
@@ -190,15 +190,15 @@ def _without_projector(
     return dataclasses.replace(plan, files=files), problem
 
 
-async def _check_loadable(plan: RemotePlan, means: Means) -> None:
+async def _check_loadable(plan: RemotePlan, context: PullContext) -> None:
     """Raises BadModelFile for a model that no engine here can load, by its first bytes and before the rest comes.
 
     Where these cannot be had, or say nothing, the transfer decides.
     """
     first = next((file for file in plan.files if file.stored.role is Role.MODEL), None)
-    if first is None or not first.item.url or await asyncio.to_thread(means.store.path_of(first.stored).exists):
+    if first is None or not first.item.url or await asyncio.to_thread(context.store.path_of(first.stored).exists):
         return
-    content = await first_bytes(first.item, FIRST_BYTES, client=means.client, limits=means.limits)
+    content = await first_bytes(first.item, FIRST_BYTES, client=context.client, limits=context.limits)
     entries = first_entries(content)
     if kind_of(entries) != FileKind.CONTROL_VECTOR and (problem := architectures.problem(entries)):
         raise BadModelFile(f"'{plan.repo}' {problem}; nothing was transferred. {_way_out(plan)}")
@@ -215,12 +215,12 @@ def _way_out(plan: RemotePlan) -> str:
     return f"Look for another GGUF of it (localrun search {family.removesuffix('-gguf')}), or update localrun"
 
 
-async def _fetch(plan: RemotePlan, means: Means, observer: Observer) -> Sequence[Path]:
+async def _fetch(plan: RemotePlan, context: PullContext, observer: Observer) -> Sequence[Path]:
     if plan.source.kind == "hub":
         return await huggingface.download(
-            plan, hub=means.hub, client=means.client, limits=means.limits, progress=observer
+            plan, hub=context.hub, client=context.client, limits=context.limits, progress=observer
         )
-    await fetch(plan.items, client=means.client, limits=means.limits, progress=observer)
+    await fetch(plan.items, client=context.client, limits=context.limits, progress=observer)
     return [item.target for item in plan.items]
 
 

@@ -98,7 +98,7 @@ class Candidate(NamedTuple):
         return self.quant or self.files[0].path
 
 
-class Choice(NamedTuple):
+class QuantChoice(NamedTuple):
     """What to fetch: the model, and its projector. `reason` is a sentence for a person; "" where the name left no
     choice. `left_projector` is the path of one that belongs to the model and is not wanted."""
 
@@ -149,7 +149,7 @@ def candidates(files: Iterable[RemoteFile], *, companions: bool = False) -> list
     return sorted(readable, key=lambda each: (each.may_draft, _rank(each.quant), *each.order))
 
 
-def choose(files: Sequence[RemoteFile], *, tag: str | None, memory_bytes: int, repo: str) -> Choice:
+def choose(files: Sequence[RemoteFile], *, tag: str | None, memory_bytes: int, repo: str) -> QuantChoice:
     """The files for `tag`: a quantization, a file's name, or None (also "latest") for the rule above.
 
     `memory_bytes` is what this machine has in all. Raises NotFound for a tag that the repository does not have, naming
@@ -169,7 +169,7 @@ def choose(files: Sequence[RemoteFile], *, tag: str | None, memory_bytes: int, r
         picked, reason = _by_memory([each for each in offered if each.may_draft == offered[0].may_draft], memory_bytes)
     else:
         picked, reason = _by_tag(offered, tag, repo), ""
-    return Choice(picked.quant, picked.files, reason)
+    return QuantChoice(picked.quant, picked.files, reason)
 
 
 def _why_none(repo: str, files: Sequence[RemoteFile]) -> str:

@@ -5,15 +5,15 @@ from pathlib import Path
 import pytest
 
 from localrun.hardware import thread_choice
-from localrun.hardware.thread_choice import Kept, Shape, Threads, best, find, is_steady, keep, read
+from localrun.hardware.thread_choice import ModelShape, SavedChoice, Threads, best, find, is_steady, keep, read
 
-SHAPE = Shape(30, 77_000_000)
+SHAPE = ModelShape(30, 77_000_000)
 
 
-def kept(decode: int = 8, *, build: str = "b", processors: str = "p", n_layers: int = 30) -> Kept:
-    return Kept(
-        processors=processors, build=build, shape=Shape(n_layers, SHAPE.weights_bytes), threads=Threads(decode, 16),
-        model="llama3.2", n_tried=(8, 16), at_s=1e9,
+def kept(decode: int = 8, *, build: str = "b", processors: str = "p", n_layers: int = 30) -> SavedChoice:
+    return SavedChoice(
+        processors=processors, build=build, shape=ModelShape(n_layers, SHAPE.weights_bytes),
+        threads=Threads(decode, 16), model="llama3.2", n_tried=(8, 16), at_s=1e9,
     )  # fmt: skip
 
 
@@ -62,7 +62,7 @@ def test_what_is_kept_is_found_for_its_like_alone(tmp_path: Path):
     assert find(path, "p", "b", SHAPE) == Threads(8, 16)
     assert find(path, "other", "b", SHAPE) is None
     assert find(path, "p", "other", SHAPE) is None
-    assert find(path, "p", "b", Shape(31, SHAPE.weights_bytes)) is None
+    assert find(path, "p", "b", ModelShape(31, SHAPE.weights_bytes)) is None
     assert [each.name for each in path.parent.iterdir()] == ["threads.json"]
 
 

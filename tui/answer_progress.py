@@ -18,7 +18,7 @@ FEWEST_TOKENS_FOR_A_RATE = 10
 
 
 @dataclass(frozen=True)
-class Fact:
+class StatusPart:
     """One part of the status line. `keep` orders what stays when the line is too narrow: 0 always stays."""
 
     text: str
@@ -80,54 +80,54 @@ class AnswerProgress:
             return None
         return self.row.tokens_per_s_avg if self.outcome else self.row.tokens_per_s
 
-    def facts(self) -> list[Fact]:
+    def parts(self) -> list[StatusPart]:
         """The status line, most important first in reading order."""
         found = [self._state()]
         row, metrics = self.row, self.metrics
         if self.tokens_per_s is not None:
-            found.append(Fact(f"{short_text.rate(self.tokens_per_s)} tok/s", 1, "rate"))
+            found.append(StatusPart(f"{short_text.rate(self.tokens_per_s)} tok/s", 1, "rate"))
         if row is not None and row.ttft_s is not None:
-            found.append(Fact(f"TTFT {short_text.seconds(row.ttft_s)}", 2))
+            found.append(StatusPart(f"TTFT {short_text.seconds(row.ttft_s)}", 2))
         prompt = metrics.prompt_tokens if metrics else row.prompt_tokens if row else None
         cached = metrics.cached_tokens if metrics else row.cached_tokens if row else None
         output = metrics.output_tokens if metrics else row.output_tokens if row else None
         if prompt is not None:
-            found.append(Fact(f"prompt {short_text.count(prompt)}", 3))
+            found.append(StatusPart(f"prompt {short_text.count(prompt)}", 3))
             if cached is not None:
-                found.append(Fact(f"cached {short_text.count(cached)}", 4))
+                found.append(StatusPart(f"cached {short_text.count(cached)}", 4))
         if output:
-            found.append(Fact(f"output {short_text.count(output)}", 3))
+            found.append(StatusPart(f"output {short_text.count(output)}", 3))
         if prompt is not None and self.n_ctx:
-            found.append(Fact(f"ctx {short_text.percent((prompt + (output or 0)) / self.n_ctx)}", 5))
+            found.append(StatusPart(f"ctx {short_text.percent((prompt + (output or 0)) / self.n_ctx)}", 5))
         return found
 
-    def _state(self) -> Fact:
+    def _state(self) -> StatusPart:
         if self.doing:
-            return Fact(self.doing, 0, "wait")
+            return StatusPart(self.doing, 0, "wait")
         if self.outcome == "done":
-            return Fact("length limit" if self.reason == "length" else "done", 0, "good")
+            return StatusPart("length limit" if self.reason == "length" else "done", 0, "good")
         if self.outcome is not None:
-            return Fact(self.outcome, 0, "bad" if self.outcome == "failed" else "wait")
+            return StatusPart(self.outcome, 0, "bad" if self.outcome == "failed" else "wait")
         row = self.row
         if self.is_preparing and row is not None and row.state in (RequestState.PREFILL, RequestState.DECODE):
-            return Fact(f"preparing the device {prefill_percent(row)}".rstrip(), 0, "wait")
+            return StatusPart(f"preparing the device {prefill_percent(row)}".rstrip(), 0, "wait")
         if self.has_text:
-            return Fact("decoding", 0, "good")
+            return StatusPart("decoding", 0, "good")
         if row is None:
-            return Fact("sending", 0, "wait")
+            return StatusPart("sending", 0, "wait")
         match row.state:
             case RequestState.LOADING:
-                return Fact(f"loading the model, {short_text.age(row.age_s)}", 0, "wait")
+                return StatusPart(f"loading the model, {short_text.age(row.age_s)}", 0, "wait")
             case RequestState.QUEUED:
                 place = f", place {row.queue_position}" if row.queue_position else ""
                 wait = "" if row.predicted_wait_s is None else f", about {short_text.age(row.predicted_wait_s)}"
-                return Fact(f"queued{place}{wait}", 0, "wait")
+                return StatusPart(f"queued{place}{wait}", 0, "wait")
             case RequestState.PREFILL:
-                return Fact(f"prefill {prefill_percent(row)}".rstrip(), 0, "wait")
+                return StatusPart(f"prefill {prefill_percent(row)}".rstrip(), 0, "wait")
             case RequestState.DECODE:
-                return Fact("decoding", 0, "good")
+                return StatusPart("decoding", 0, "good")
             case _:
-                return Fact("ending", 0, "wait")
+                return StatusPart("ending", 0, "wait")
 
     def caption(self) -> str:
         """One line below the finished answer."""
@@ -156,13 +156,13 @@ def prefill_percent(row: RequestRow) -> str:
     return short_text.percent(min(row.computed_tokens, row.prompt_tokens - 1) / row.prompt_tokens)
 
 
-def fit_facts(facts: list[Fact], width: int, gap: int) -> list[Fact]:
-    """The facts that fit a line of `width` cells with `gap` cells between them, dropping those of highest `keep` first,
+def fit_parts(parts: list[StatusPart], width: int, gap: int) -> list[StatusPart]:
+    """The parts that fit a line of `width` cells with `gap` cells between them, dropping those of highest `keep` first,
     the last one first."""
-    kept = list(facts)
-    while sum(len(fact.text) + gap for fact in kept) - gap > width:
-        droppable = [fact for fact in kept if fact.keep]
+    kept = list(parts)
+    while sum(len(part.text) + gap for part in kept) - gap > width:
+        droppable = [part for part in kept if part.keep]
         if not droppable:
             break
-        kept.remove(max(reversed(droppable), key=lambda fact: fact.keep))
+        kept.remove(max(reversed(droppable), key=lambda part: part.keep))
     return kept

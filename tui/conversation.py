@@ -24,7 +24,7 @@ import msgspec
 from localrun.attachments import Kind, n_carried
 from localrun.tools.toolbox import result_message
 from localrun.tui.history import Chat, History, Message
-from localrun.tui.media import Attached, Medium, media_of
+from localrun.tui.media import AttachedFile, Medium, media_of
 
 _UNSTORED = 0
 # Among a chat's parameters, but no options of a model.
@@ -143,7 +143,7 @@ class Conversation:
         """Whether a picture or a sound belongs to the next request."""
         return bool(self.media)
 
-    def keep(self, files: Iterable[Attached]) -> None:
+    def keep(self, files: Iterable[AttachedFile]) -> None:
         """Keeps the pictures and sounds of a question that is about to be asked. In a thread, as `to_send`."""
         try:
             for attached in files:

@@ -22,7 +22,7 @@ from localrun.attachments import Attachment
 from localrun.errors import BadRequest
 from localrun.tui import short_text
 from localrun.tui.history import Message
-from localrun.tui.media import Attached, Medium, examined, extra_of, media_of
+from localrun.tui.media import AttachedFile, Medium, examined, extra_of, media_of
 
 _Load = Callable[[str], bytes | None]
 
@@ -32,7 +32,7 @@ class Question(NamedTuple):
     was; its files' texts are in `text`."""
 
     text: str
-    attachments: tuple[Attached, ...] = ()
+    attachments: tuple[AttachedFile, ...] = ()
     again: Message | None = None
 
     @classmethod
@@ -41,7 +41,9 @@ class Question(NamedTuple):
         when it is gone."""
         found = ((medium, load(medium.sha256)) for medium in media_of(message.extra))
         files = [
-            Attached(Attachment(medium.name, medium.kind, data), medium) for medium, data in found if data is not None
+            AttachedFile(Attachment(medium.name, medium.kind, data), medium)
+            for medium, data in found
+            if data is not None
         ]
         return cls(message.content, tuple(files), message)
 
@@ -71,7 +73,7 @@ class Question(NamedTuple):
         return ({"shown": f"{self.text}\n[with {names}]"} if names else {}) | extra_of(self.media)
 
 
-def attached(path: Path) -> Attached:
+def attached(path: Path) -> AttachedFile:
     """A file, read and examined, which takes a moment for a large one. Raises BadRequest."""
     return examined(attachments.read(path))
 
@@ -85,7 +87,7 @@ _CLIPBOARD_READERS = (
 _CLIPBOARD_TIMEOUT_S = 10.0
 
 
-def in_clipboard() -> Attached:
+def in_clipboard() -> AttachedFile:
     """The picture in the clipboard of this machine. Takes a moment. Raises BadRequest when there is none."""
     present = [command for command in _CLIPBOARD_READERS if shutil.which(command[0])]
     for command in present:

@@ -125,14 +125,14 @@ class Hit(NamedTuple):
     excerpt: str
 
 
-class Deleted(NamedTuple):
+class DeletedChat(NamedTuple):
     """A chat that was deleted, with all that is needed to restore it."""
 
     chat: Chat
     messages: list[Message]
 
 
-class Opened(NamedTuple):
+class OpenedHistory(NamedTuple):
     """`put_aside` is where a damaged file went, if there was one; `n_rescued` of its chats are here again."""
 
     history: History
@@ -140,20 +140,20 @@ class Opened(NamedTuple):
     n_rescued: int = 0
 
 
-def open_history(path: Path) -> Opened:
+def open_history(path: Path) -> OpenedHistory:
     """The history in `path`, made if there is none. Raises HistoryUnavailable."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         _keep_private(path)
         try:
-            return Opened(History(path), None)
+            return OpenedHistory(History(path), None)
         except (sqlite3.Error, UnicodeDecodeError) as error:
             if not _is_damage(error):
                 raise
             aside = _put_aside(path)
             _keep_private(path)
             history = History(path)
-            return Opened(history, aside, _rescue(aside, history))
+            return OpenedHistory(history, aside, _rescue(aside, history))
     except (OSError, sqlite3.Error, UnicodeDecodeError) as error:
         raise HistoryUnavailable(f"chats are not kept: {path} cannot be used ({error})") from error
 
@@ -221,7 +221,7 @@ class History:
                 (model, system, json.dumps(parameters), chat_id),
             )
 
-    def delete(self, chat_id: int) -> Deleted:
+    def delete(self, chat_id: int) -> DeletedChat:
         """The chat with all its messages, which `restore` brings back. Raises KeyError when it was deleted already."""
         with self._transaction():
             chat = self.chat(chat_id)
@@ -233,9 +233,9 @@ class History:
             self._db.execute("UPDATE messages SET parent_id = NULL WHERE chat_id = ?", (chat_id,))
             self._db.execute("DELETE FROM messages WHERE chat_id = ?", (chat_id,))
             self._db.execute("DELETE FROM chats WHERE id = ?", (chat_id,))
-        return Deleted(chat, messages)
+        return DeletedChat(chat, messages)
 
-    def restore(self, deleted: Deleted) -> Chat:
+    def restore(self, deleted: DeletedChat) -> Chat:
         """The chat as it was, with all branches. Its number and its messages' are new: theirs may be taken by now."""
         chat, ids = deleted.chat, dict[int | None, int | None]({None: None})
         with self._transaction():
@@ -463,7 +463,7 @@ class History:
         statements = {row[0] for row in self._db.execute("SELECT sql FROM sqlite_master")}
         found = self._db.execute("PRAGMA integrity_check(1)").fetchone()[0]
         if not statements.issuperset(SCHEMA) or found != "ok":
-            raise sqlite3.DatabaseError(found if found != "ok" else "its tables are others")
+            raise sqlite3.DatabaseError(found if found != "ok" else "its tables are not the expected ones")
 
 
 def _connected(path: Path) -> sqlite3.Connection:
@@ -531,7 +531,7 @@ def _rescue(aside: Path, history: History) -> int:
         found = by_chat[chat.id]
         if found:
             leaf_id = chat.leaf_id if chat.leaf_id in found else max(message.id for message in found.values())
-            history.restore(Deleted(chat._replace(leaf_id=leaf_id), list(found.values())))
+            history.restore(DeletedChat(chat._replace(leaf_id=leaf_id), list(found.values())))
     return sum(bool(found) for found in by_chat.values())
 
 

@@ -40,21 +40,21 @@ class Medium(msgspec.Struct, frozen=True):
     seconds: float = 0.0
 
 
-class Attached(NamedTuple):
+class AttachedFile(NamedTuple):
     """A file that goes with a question; `medium` is None for a text."""
 
     file: Attachment
     medium: Medium | None
 
 
-def examined(file: Attachment) -> Attached:
+def examined(file: Attachment) -> AttachedFile:
     """What there is to know of a file. Reads its header only, but all of its bytes for the SHA-256."""
     if file.kind is Kind.TEXT:
-        return Attached(file, None)
+        return AttachedFile(file, None)
     width, height = pictures.size_of(file.data) if file.kind is Kind.PICTURE else (0, 0)
     seconds = seconds_of(file.data) if file.kind is Kind.SOUND else 0.0
     sha256 = hashlib.sha256(file.data).hexdigest()
-    return Attached(file, Medium(sha256, file.name, file.kind, len(file.data), width, height, seconds))
+    return AttachedFile(file, Medium(sha256, file.name, file.kind, len(file.data), width, height, seconds))
 
 
 def media_of(extra: dict[str, Any]) -> tuple[Medium, ...]:

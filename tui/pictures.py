@@ -113,7 +113,7 @@ def _opened(data: bytes) -> Image.Image:
     return Image.open(io.BytesIO(data), formats=_FORMATS)
 
 
-class Cells(NamedTuple):
+class DrawnPicture(NamedTuple):
     """A drawn picture. The terminal must have been sent `before` when `strips` are shown, and is sent `after` when they
     no longer are."""
 
@@ -122,26 +122,26 @@ class Cells(NamedTuple):
     after: str = ""
 
 
-Draw = Callable[[bytes, int, int], Cells | None]
+Draw = Callable[[bytes, int, int], DrawnPicture | None]
 """Draws the bytes of a picture in so many columns and rows; None for what cannot be drawn. In a thread."""
 
 
-def as_blocks(data: bytes, columns: int, rows: int) -> Cells | None:
+def as_blocks(data: bytes, columns: int, rows: int) -> DrawnPicture | None:
     strips = half_blocks(data, columns, rows)
-    return None if strips is None else Cells(strips)
+    return None if strips is None else DrawnPicture(strips)
 
 
 def as_placeholders() -> Draw:
     """Begins with any number, as other programs in this terminal number their pictures, too."""
     numbers = itertools.count(random.randrange(kitty_graphics.MAX_NUMBER))
 
-    def draw(data: bytes, columns: int, rows: int) -> Cells | None:
+    def draw(data: bytes, columns: int, rows: int) -> DrawnPicture | None:
         width, height = kitty_graphics.cell_pixels()
         small = png(data, columns * width, rows * height)
         if small is None:
             return None
         number = next(numbers) % kitty_graphics.MAX_NUMBER + 1
-        return Cells(
+        return DrawnPicture(
             kitty_graphics.placeholders(number, columns, rows),
             kitty_graphics.shown(number, small, columns, rows),
             kitty_graphics.removed(number),
@@ -150,7 +150,7 @@ def as_placeholders() -> Draw:
     return draw
 
 
-class Key(NamedTuple):
+class PictureKey(NamedTuple):
     """What is drawn, and in how many cells."""
 
     sha256: str
@@ -167,19 +167,19 @@ class Thumbnails:
     def __init__(self, draw: Draw | None = as_blocks, write: Callable[[str], None] = lambda sequences: None) -> None:
         self.draw = draw
         self._write = write
-        self._made: OrderedDict[Key, Cells | None] = OrderedDict()
-        self._n_shown: Counter[Key] = Counter()
+        self._made: OrderedDict[PictureKey, DrawnPicture | None] = OrderedDict()
+        self._n_shown: Counter[PictureKey] = Counter()
         self._turn = asyncio.Lock()
 
     @property
     def can_draw(self) -> bool:
         return self.draw is not None
 
-    async def make(self, key: Key, load: Callable[[], bytes | None]) -> list[Strip] | None:
+    async def make(self, key: PictureKey, load: Callable[[], bytes | None]) -> list[Strip] | None:
         """The picture whose bytes `load` gives in a thread; None if it cannot be drawn. Whoever shows it says when it
         is no longer shown (`release`)."""
 
-        def work(draw: Draw | None) -> Cells | None:
+        def work(draw: Draw | None) -> DrawnPicture | None:
             data = load()
             return None if data is None or draw is None else draw(data, key.columns, key.rows)
 
@@ -194,7 +194,7 @@ class Thumbnails:
             cells = self._made[key]
         return None if cells is None else cells.strips
 
-    def release(self, keys: Iterable[Key]) -> None:
+    def release(self, keys: Iterable[PictureKey]) -> None:
         """These are no longer shown where they were made for."""
         self._n_shown.subtract(tuple(keys))  # a mapping would be one of numbers
         self._forget_oldest()

@@ -27,7 +27,7 @@ class Sample(NamedTuple):
     prefill_tokens_per_s: float
 
 
-class Stretch(NamedTuple):
+class RateSegment(NamedTuple):
     """Consecutive columns without a gap. `ages_s` run up to 0 (now) and are negative."""
 
     ages_s: list[float]
@@ -51,13 +51,13 @@ class RateSeries:
         while self._samples[0].time_s < sample.time_s - WINDOW_S:
             self._samples.popleft()
 
-    def stretches(self, n_columns: int) -> list[Stretch]:
+    def segments(self, n_columns: int) -> list[RateSegment]:
         """The window averaged into at most `n_columns` columns, split at gaps."""
         if not self._samples:
             return []
         now_s = self._samples[-1].time_s
         column_s = max(WINDOW_S / max(1, n_columns), 0.05)
-        found: list[Stretch] = []
+        found: list[RateSegment] = []
         last_time_s = -math.inf
         column: list[Sample] = []
         for sample in self._samples:
@@ -68,7 +68,7 @@ class RateSeries:
                 if column:
                     _append(found[-1], column, now_s)
                     column = []
-                found.append(Stretch([], [], []))
+                found.append(RateSegment([], [], []))
             column.append(sample)
             last_time_s = sample.time_s
         _append(found[-1], column, now_s)
@@ -81,10 +81,10 @@ class RateSeries:
         return decode, prefill
 
 
-def _append(stretch: Stretch, column: list[Sample], now_s: float) -> None:
-    stretch.ages_s.append(column[0].time_s - now_s)
-    stretch.decode_tokens_per_s.append(sum(s.decode_tokens_per_s for s in column) / len(column))
-    stretch.prefill_tokens_per_s.append(sum(s.prefill_tokens_per_s for s in column) / len(column))
+def _append(segment: RateSegment, column: list[Sample], now_s: float) -> None:
+    segment.ages_s.append(column[0].time_s - now_s)
+    segment.decode_tokens_per_s.append(sum(s.decode_tokens_per_s for s in column) / len(column))
+    segment.prefill_tokens_per_s.append(sum(s.prefill_tokens_per_s for s in column) / len(column))
 
 
 def axis_top(peak: float) -> float:

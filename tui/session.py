@@ -24,7 +24,7 @@ from localrun.snapshot import EngineRow, PullRow, Snapshot
 from localrun.tools.toolbox import Toolbox
 from localrun.tui import short_text
 from localrun.tui.daemon import Daemon
-from localrun.tui.history import Deleted, History
+from localrun.tui.history import DeletedChat, History
 from localrun.tui.keys import key_of
 from localrun.tui.pictures import Thumbnails
 from localrun.tui.rates import RateSeries, RequestRates, Sample
@@ -84,7 +84,7 @@ class Session:
         self.models: Signal[str] = Signal(owner, "models")
         self.pulled: Signal[tuple[str, str | None]] = Signal(owner, "pulled")
         self.deleted: Signal[int] = Signal(owner, "deleted")
-        self.deleted_chats: list[Deleted] = []
+        self.deleted_chats: list[DeletedChat] = []
         self.recording_failed: Signal[str] = Signal(owner, "recording_failed")
 
     def key(self, name: str) -> str:
@@ -203,7 +203,7 @@ class Pulls:
                 async for _ in pieces:
                     pass  # how far it is comes with the daemon's list, for all pulls alike
         except Cancelled:
-            problem = "cancelled; Enter goes on with it"
+            problem = "cancelled; Enter resumes it"
         except LocalrunError as error:
             problem = error.message
         finally:

@@ -38,7 +38,7 @@ _POLL_S = 0.05
 _log = logging.getLogger(__name__)
 
 
-class Announced(NamedTuple):
+class DiscoveredDaemon(NamedTuple):
     """A daemon that announces itself. `fingerprint` is what it says of its certificate."""
 
     host: str
@@ -189,23 +189,23 @@ def _addresses_of(resolver: ServiceInfo) -> list[str]:
 def ports_of(host: str, seconds: float) -> list[int]:
     """Of the daemons that announce themselves by this name; returns as soon as one answered. Raises ConfigError."""
 
-    def is_it(one: Announced) -> bool:
+    def is_it(one: DiscoveredDaemon) -> bool:
         return one.host.lower() == host.lower()
 
     return sorted({one.port for one in _find(seconds, is_it) if is_it(one)})
 
 
-def find(seconds: float) -> list[Announced]:
+def find(seconds: float) -> list[DiscoveredDaemon]:
     """Those that answer in so many seconds. Raises ConfigError without the package."""
     return _find(seconds, lambda _: False)
 
 
-def _find(seconds: float, is_enough: Callable[[Announced], bool]) -> list[Announced]:
+def _find(seconds: float, is_enough: Callable[[DiscoveredDaemon], bool]) -> list[DiscoveredDaemon]:
     if not is_installed():
         raise _missing()
     from zeroconf import ServiceBrowser, ServiceListener
 
-    found: dict[str, Announced] = {}
+    found: dict[str, DiscoveredDaemon] = {}
 
     class Listener(ServiceListener):
         def add_service(self, zeroconf: Zeroconf, kind: str, name: str) -> None:
@@ -250,7 +250,9 @@ def _zeroconf() -> Zeroconf | None:
     return None
 
 
-def _announced(info: ServiceInfo) -> Announced:
+def _announced(info: ServiceInfo) -> DiscoveredDaemon:
     said = (info.properties or {}).get(b"sha256") or b""
     host = (info.server or "").rstrip(".")
-    return Announced(host, info.port or 0, tuple(info.parsed_scoped_addresses()), said.decode("ascii", "replace")[:95])
+    return DiscoveredDaemon(
+        host, info.port or 0, tuple(info.parsed_scoped_addresses()), said.decode("ascii", "replace")[:95]
+    )

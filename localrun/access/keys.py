@@ -301,7 +301,7 @@ def _find(keys: Sequence[Key], name: str) -> tuple[int, Key]:
     for at, key in enumerate(keys):
         if key.name == name:
             return at, key
-    raise NotFound(f"there is no key named {name!r}; `localrun key list` shows those that there are")
+    raise NotFound(f"there is no key named {name!r}; `localrun key list` lists the keys")
 
 
 def _new_id(taken: set[str]) -> str:

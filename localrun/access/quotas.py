@@ -26,7 +26,7 @@ _KIND_NAMES = {
 }  # fmt: skip
 
 
-class Level(NamedTuple):
+class BucketLevel(NamedTuple):
     """How full a bucket was at a time."""
 
     kind: str
@@ -35,7 +35,7 @@ class Level(NamedTuple):
     at_s: float
 
 
-class Standing(NamedTuple):
+class QuotaState(NamedTuple):
     """What is left of a limit; `reset_s` until all of it is there again."""
 
     limit: Limit
@@ -69,7 +69,7 @@ class Bucket:
         self.level -= amount
 
 
-def _buckets(key: Key, now_s: float, kept: Iterable[Level]) -> list[Bucket]:
+def _buckets(key: Key, now_s: float, kept: Iterable[BucketLevel]) -> list[Bucket]:
     made = [Bucket(limit, now_s) for limit in key.limits]
     found = {(level.kind, level.per_s): level for level in kept}
     for bucket in made:
@@ -83,7 +83,7 @@ def _buckets(key: Key, now_s: float, kept: Iterable[Level]) -> list[Bucket]:
 class Quota:
     """See the module. `kept` are levels that were written down."""
 
-    def __init__(self, key: Key, now_s: float, kept: Iterable[Level] = ()) -> None:
+    def __init__(self, key: Key, now_s: float, kept: Iterable[BucketLevel] = ()) -> None:
         self.n_running = 0
         self._key = key
         self._buckets = _buckets(key, now_s, kept)
@@ -140,17 +140,19 @@ class Quota:
                 bucket.fill(now_s)
                 bucket.take(amounts[bucket.limit.kind])
 
-    def levels(self) -> list[Level]:
+    def levels(self) -> list[BucketLevel]:
         """To be written down."""
-        return [Level(bucket.limit.kind, bucket.limit.per_s, bucket.level, bucket.at_s) for bucket in self._buckets]
+        return [
+            BucketLevel(bucket.limit.kind, bucket.limit.per_s, bucket.level, bucket.at_s) for bucket in self._buckets
+        ]
 
-    def standings(self, now_s: float) -> dict[str, Standing]:
+    def standings(self, now_s: float) -> dict[str, QuotaState]:
         """Of each kind that is limited, the limit of which the smallest part is left."""
-        found: dict[str, tuple[float, Standing]] = {}
+        found: dict[str, tuple[float, QuotaState]] = {}
         for bucket in self._buckets:
             limit, level = bucket.limit, bucket.fill(now_s)
             share = level / limit.amount
             if limit.kind not in found or share < found[limit.kind][0]:
                 reset_s = (limit.amount - level) / bucket.per_second
-                found[limit.kind] = share, Standing(limit, max(0, math.floor(level)), reset_s)
+                found[limit.kind] = share, QuotaState(limit, max(0, math.floor(level)), reset_s)
         return {kind: standing for kind, (_, standing) in found.items()}

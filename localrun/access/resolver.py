@@ -59,7 +59,7 @@ def _unknown(host: str) -> str:
     if not is_local(host):
         return f"the name {host} is not known here; give the machine's address, or a name that its network knows"
     return (
-        f"nobody in this network answers to {host}; start the daemon there with `localrun serve --announce on`, or "
+        f"no machine on this network answers to {host}; start the daemon there with `localrun serve --announce on`, or "
         f"give the machine's address (mDNS does not reach into containers and other networks)"
     )
 

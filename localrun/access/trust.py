@@ -187,12 +187,12 @@ def shown_certificate(where: Endpoint) -> str:
         ):
             der = connection.getpeercert(binary_form=True)
     except (OSError, ValueError) as error:
-        raise DaemonUnreachable(f"nobody shows a certificate at {where.url}: {error}") from None
+        raise DaemonUnreachable(f"no certificate was received from {where.url}: {error}") from None
     assert der is not None
     return ssl.DER_cert_to_PEM_cert(der)
 
 
-class _Encrypted(http.client.HTTPSConnection):
+class _TlsConnection(http.client.HTTPSConnection):
     """To a name that the system's resolver may not know."""
 
     def __init__(self, where: Endpoint, timeout_s: float) -> None:
@@ -213,7 +213,7 @@ class _Encrypted(http.client.HTTPSConnection):
 def http_connection(where: Endpoint, timeout_s: float) -> http.client.HTTPConnection:
     """For a few short questions, not connected yet."""
     if where.is_remote:
-        return _Encrypted(where, timeout_s)
+        return _TlsConnection(where, timeout_s)
     return http.client.HTTPConnection(where.host, where.port, timeout=timeout_s)
 
 
@@ -233,7 +233,7 @@ def untrusted(where: Endpoint) -> UntrustedCertificate:
             f"the clocks, or get a new one there: `localrun serve` makes one when the old one has expired"
         )
     return UntrustedCertificate(
-        f"the certificate of {where.name} is not the one that was trusted: somebody may stand between, or the daemon "
-        f"has a new one. Its SHA-256 fingerprint was {kept.fingerprint} and is {now}. If `localrun serve` shows the "
-        f"new one there: localrun hosts trust {where.host}{port} --fingerprint {now}"
+        f"the certificate of {where.name} is not the one that was trusted: the connection may be "
+        f"intercepted, or the daemon has a new one. Its SHA-256 fingerprint was {kept.fingerprint} and is {now}. If "
+        f"`localrun serve` shows the new one there: localrun hosts trust {where.host}{port} --fingerprint {now}"
     )

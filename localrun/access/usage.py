@@ -25,7 +25,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
 
-from localrun.access.quotas import Level
+from localrun.access.quotas import BucketLevel
 
 FILE_NAME = "usage.db"
 # The event loop waits for another writer so long, and then tries with the next request.
@@ -53,7 +53,7 @@ BY = ("key", "day", "model")
 _log = logging.getLogger(__name__)
 
 
-class Used(NamedTuple):
+class UsageRecord(NamedTuple):
     """What one answer of a key took. `n_requests` is 1 for the first one of a request, 0 for others."""
 
     key: str
@@ -89,7 +89,7 @@ class UsageFile:
         self._waiting_levels: dict[tuple[str, str, float], tuple[object, ...]] = {}
         self._has_warned = False
 
-    def write(self, key_id: str, levels: Iterable[Level], used: Used | None, now_s: float) -> None:
+    def write(self, key_id: str, levels: Iterable[BucketLevel], used: UsageRecord | None, now_s: float) -> None:
         """One transaction with all of it, and what could not be written before. Never raises."""
         if used is not None:
             whose, counts = (day_of(now_s), used.key, used.model), used[2:]
@@ -116,13 +116,13 @@ class UsageFile:
         self._waiting_levels.clear()
         self._has_warned = False
 
-    def levels(self, key_id: str) -> list[Level]:
+    def levels(self, key_id: str) -> list[BucketLevel]:
         """What was written down of a key's buckets."""
         if not self.path.exists():
             return []
         try:
             rows = self._opened().execute("SELECT kind, per_s, level, at_s FROM level WHERE key_id = ?", (key_id,))
-            return [Level(*row) for row in rows]
+            return [BucketLevel(*row) for row in rows]
         except sqlite3.Error as error:
             _log.warning("what keys have used cannot be read from %s: %s", self.path, error)
             return []

@@ -38,7 +38,7 @@ BUILT_IN = "tiny"
 T = TypeVar("T")
 
 
-class Holds(NamedTuple):
+class LoadedModel(NamedTuple):
     """Of one model, loaded by a localrun daemon."""
 
     slots: int
@@ -64,14 +64,14 @@ def model_of(base_url: str) -> str | None:
     return next((name for name in names if name.partition(":")[0] == BUILT_IN), None)
 
 
-def holds_of(base_url: str, model: str) -> Holds | None:
+def holds_of(base_url: str, model: str) -> LoadedModel | None:
     """What a localrun daemon gives this model, or its only model; None when it is not loaded, or not localrun's."""
     snapshot = _get(base_url, "/localrun/v1/snapshot", _Snapshot)
     engines = snapshot.engines if snapshot is not None else []
     ours = [engine for engine in engines if engine.model == model] or engines
     if len(ours) != 1:
         return None
-    return Holds(ours[0].slots, ours[0].kv_cells, ours[0].n_ctx, ours[0].backend)
+    return LoadedModel(ours[0].slots, ours[0].kv_cells, ours[0].n_ctx, ours[0].backend)
 
 
 class _Model(msgspec.Struct):

@@ -41,7 +41,7 @@ _FIRST_BYTE, _N_BYTES = 33, 94
 _WORDS = ("the", "of", "and", "to", "in", "is", "you", "that", "it", "he", "was", "for", "on", "are", "as", "with")
 
 
-class Wording(StrEnum):
+class PromptForm(StrEnum):
     """How numbers become a prompt, the most exact way first."""
 
     IDS = "token ids"
@@ -50,9 +50,9 @@ class Wording(StrEnum):
 
     def prompt(self, numbers: Sequence[int]) -> list[int] | str:
         """The value of the field `prompt`."""
-        if self is Wording.IDS:
+        if self is PromptForm.IDS:
             return [_FIRST_ID + number for number in numbers]
-        if self is Wording.LOW_IDS:
+        if self is PromptForm.LOW_IDS:
             return [_FIRST_BYTE + number % _N_BYTES for number in numbers]
         return " ".join(_WORDS[number % len(_WORDS)] for number in numbers)
 
@@ -68,7 +68,7 @@ def numbers(seed: int, label: str, count: int) -> list[int]:
 # token here, as much as the daemon itself; this one is for measuring only.
 
 
-class Refused(LocalrunError):
+class RequestRefused(LocalrunError):
     """The server answered with an HTTP error. `retry_after_s` is its Retry-After in seconds, where it gave one."""
 
     def __init__(self, http_status: int, message: str, retry_after_s: float | None) -> None:
@@ -90,7 +90,7 @@ async def post_stream(
         raise BadRequest(f"the load generator speaks HTTP, not {parts.scheme or 'this'}: {url}; use http://")
     where = trust.endpoint_of(url)
     loop = asyncio.get_running_loop()
-    exchange = _Exchange(loop.create_future(), on_data)
+    exchange = _HttpCall(loop.create_future(), on_data)
     try:
         transport, _ = await loop.create_connection(lambda: exchange, **await _place(where))
     except ssl.SSLCertVerificationError:
@@ -125,7 +125,7 @@ def _tls(where: trust.Endpoint) -> ssl.SSLContext:
     return trust.context_for(where)
 
 
-class _Exchange(asyncio.Protocol):
+class _HttpCall(asyncio.Protocol):
     """One request and its answer; the names of the `on_` methods are those that httptools calls."""
 
     def __init__(self, ended: asyncio.Future[None], on_data: Callable[[bytes, float], None]) -> None:
@@ -166,7 +166,9 @@ class _Exchange(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         status = self._parser.get_status_code()
-        self._end(None if status == 200 else Refused(status, _refusal(status, self._problem), self._retry_after_s))
+        self._end(
+            None if status == 200 else RequestRefused(status, _refusal(status, self._problem), self._retry_after_s)
+        )
 
     def _end(self, error: Exception | None) -> None:
         if self.ended.done():
@@ -218,7 +220,7 @@ class Endpoint:
 
     def __init__(self, target: Target, options: Options) -> None:
         self.target = target
-        self.wording = Wording.IDS
+        self.wording = PromptForm.IDS
         self.records: list[StreamRecord] = []
         self._tasks: set[asyncio.Task[StreamRecord]] = set()
         self._news = asyncio.Event()
@@ -236,7 +238,7 @@ class Endpoint:
         Raises DaemonUnreachable when nobody listens, and LocalrunError when it refuses two words of plain text
         or does not answer in time.
         """
-        for wording in Wording:
+        for wording in PromptForm:
             record = StreamRecord(intended_at_s=0.0, sent_at_s=0.0)
             # The highest number, so that ids beyond the vocabulary show here and not in the middle of a run. The answer
             # may be without text: a single token can be part of a character.
@@ -246,9 +248,9 @@ class Endpoint:
                     await _stream(self.target, _exactly(prompt, 1), record, {**self._headers, _CLIENT_HEADER: CLIENT})
             except TimeoutError:
                 raise LocalrunError(f"{self.target.base_url} did not answer in {self._timeout_s:g} s") from None
-            except Refused as error:
+            except RequestRefused as error:
                 # Another wording cures only what is wrong with the request.
-                if wording is Wording.TEXT or error.http_status not in (400, 422):
+                if wording is PromptForm.TEXT or error.http_status not in (400, 422):
                     raise
             else:
                 self.wording = wording
@@ -275,7 +277,7 @@ class Endpoint:
             client=client,
             lane=self._lane,
             # Until the server's own count comes, with the end of the answer.
-            n_prompt=0 if self.wording is Wording.TEXT else len(numbers),
+            n_prompt=0 if self.wording is PromptForm.TEXT else len(numbers),
         )
         return self._begin(record, _exactly(self.wording.prompt(numbers), n_output))
 
@@ -324,7 +326,7 @@ class Endpoint:
             record.problem = f"no end after {self._timeout_s:g} s"
         except LocalrunError as error:
             record.problem = error.message
-            if isinstance(error, Refused):
+            if isinstance(error, RequestRefused):
                 record.status, record.retry_after_s = error.http_status, error.retry_after_s
         return record
 

@@ -53,7 +53,7 @@ _SCHEMA = {
 }
 
 
-class Answered(msgspec.Struct, frozen=True, kw_only=True):
+class TierAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """One request. `asked` is the model or the tier that it named; `rule` says by which rule of the tier it was this
     `model`, `probe_tokens` how many tokens that took. `problem` is the refusal of one that was not answered."""
 
@@ -73,9 +73,9 @@ class TierRun(msgspec.Struct, frozen=True, kw_only=True):
     """All requests to a tier and to its two models."""
 
     tier: dict[str, Any]
-    answers: list[Answered]
+    answers: list[TierAnswer]
 
-    def of(self, asked: str) -> list[Answered]:
+    def of(self, asked: str) -> list[TierAnswer]:
         """Only of those that all three answered, or they could not be compared."""
         failed = {index // _N_ASKED for index, answer in enumerate(self.answers) if answer.problem}
         whole = [answer for index, answer in enumerate(self.answers) if index // _N_ASKED not in failed]
@@ -138,20 +138,20 @@ def _asked(content: str, **fields: Any) -> dict[str, Any]:
     return body | {"ignore_eos": True} | fields
 
 
-def measure(base_url: str, name: str, n_times: int, seed: int, on_answer: Callable[[Answered], None]) -> TierRun:
+def measure(base_url: str, name: str, n_times: int, seed: int, on_answer: Callable[[TierAnswer], None]) -> TierRun:
     """Everything. Raises what the daemon says, and NotFound for a name that is no tier of its settings file."""
     with closing(_Daemon(base_url)) as daemon:
         return _measured(daemon, name, n_times, seed, on_answer)
 
 
-def _measured(daemon: _Daemon, name: str, n_times: int, seed: int, on_answer: Callable[[Answered], None]) -> TierRun:
+def _measured(daemon: _Daemon, name: str, n_times: int, seed: int, on_answer: Callable[[TierAnswer], None]) -> TierRun:
     shown, _ = daemon.post("/api/show", {"model": name})
     tier = shown.get("localrun", {}).get("tier")
     if tier is None:
         raise NotFound(f"'{name}' is a model and no tier; tiers are tables of localrun.toml, such as [tiers.smart]")
     daemon.post("/api/generate", {"model": name})  # loads both
     chosen = random.Random(seed)
-    answers: list[Answered] = []
+    answers: list[TierAnswer] = []
     # In turn, so that whatever else happens on the machine happens to all three.
     requests = [list(mix(tier, n_times, chosen)) for _ in range(_N_ASKED)]
     for each in zip(*requests, strict=True):
@@ -164,18 +164,18 @@ def _measured(daemon: _Daemon, name: str, n_times: int, seed: int, on_answer: Ca
     return TierRun(tier=tier, answers=answers)
 
 
-def _one(daemon: _Daemon, kind: str, asked: str, body: dict[str, Any]) -> Answered:
+def _one(daemon: _Daemon, kind: str, asked: str, body: dict[str, Any]) -> TierAnswer:
     began_s = time.perf_counter()
     try:
         answer, why = daemon.post("/v1/chat/completions", {"model": asked, **body})
     except DaemonUnreachable:
         raise
     except LocalrunError as error:
-        return Answered(kind=kind, asked=asked, problem=error.message)
+        return TierAnswer(kind=kind, asked=asked, problem=error.message)
     seconds = time.perf_counter() - began_s
     facts = dict(fact.partition("=")[::2] for fact in why.split("; ")[1:])
     usage = answer["usage"]
-    return Answered(
+    return TierAnswer(
         kind=kind,
         asked=asked,
         model=answer["model"],

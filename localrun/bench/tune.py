@@ -19,7 +19,7 @@ from localrun.config import Settings, folders, model_dirs, models_folder
 from localrun.errors import EngineFailed
 from localrun.hardware import thread_choice
 from localrun.hardware.processors import Processors
-from localrun.hardware.thread_choice import Kept, Shape, Threads
+from localrun.hardware.thread_choice import ModelShape, SavedChoice, Threads
 from localrun.models.storage import other_programs
 from localrun.models.storage.model import Model
 from localrun.models.storage.store import Store
@@ -29,7 +29,7 @@ STREAMS = (1, 4, 8)
 PARTS = (1, 2, 4, 8)
 
 
-class Measured(msgspec.Struct, frozen=True, kw_only=True):
+class StepTiming(msgspec.Struct, frozen=True, kw_only=True):
     """A line of the engine's side. `seconds` is of one step, which has `rows` rows for each of `streams` streams."""
 
     threads: int
@@ -43,10 +43,10 @@ class Tuning(msgspec.Struct, frozen=True, kw_only=True):
     meanwhile."""
 
     model: str
-    shape: Shape
+    shape: ModelShape
     processors: Processors
     build: str
-    measured: list[Measured]
+    measured: list[StepTiming]
     best: Threads
     others: float
 
@@ -65,14 +65,14 @@ class Tuning(msgspec.Struct, frozen=True, kw_only=True):
         tried = tuple(sorted({m.threads for m in self.measured}))
         thread_choice.keep(
             path,
-            Kept(
+            SavedChoice(
                 processors=self.processors.identity, build=self.build, shape=self.shape, threads=self.best,
                 model=self.model, n_tried=tried, at_s=now_s,
             ),
         )  # fmt: skip
 
 
-class _About(msgspec.Struct):
+class _RunHeader(msgspec.Struct):
     """The first and the last line."""
 
     build: str = ""
@@ -98,7 +98,7 @@ def counts_to_try(processors: Processors) -> list[int]:
 
 def tune(
     model: Model, processors: Processors, counts: Sequence[int], *, rounds: int,
-    on_measured: Callable[[Measured], None],
+    on_measured: Callable[[StepTiming], None],
 ) -> Tuning:  # fmt: skip
     """Runs the engine's side to its end. Raises EngineFailed when that does not go well."""
     command = [
@@ -111,7 +111,7 @@ def tune(
         str(rounds),
     ]
     command += ["--streams", *map(str, STREAMS), "--threads", *map(str, counts)]
-    measured: list[Measured] = []
+    measured: list[StepTiming] = []
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as child:
         assert child.stdout is not None
         try:
@@ -119,7 +119,7 @@ def tune(
             for line in child.stdout:
                 if line.startswith(b'{"others"'):
                     break
-                measured.append(msgspec.json.decode(line, type=Measured))
+                measured.append(msgspec.json.decode(line, type=StepTiming))
                 on_measured(measured[-1])
         except BaseException:
             child.terminate()
@@ -128,17 +128,17 @@ def tune(
         raise EngineFailed(f"{model.name} cannot be measured: its process ended with status {child.returncode}")
     return Tuning(
         model=model.name,
-        shape=Shape(model.header.n_layers, model.header.weights_bytes),
+        shape=ModelShape(model.header.n_layers, model.header.weights_bytes),
         processors=processors,
-        build=msgspec.json.decode(first, type=_About).build,
-        others=msgspec.json.decode(line, type=_About).others,
+        build=msgspec.json.decode(first, type=_RunHeader).build,
+        others=msgspec.json.decode(line, type=_RunHeader).others,
         measured=measured,
         best=Threads(decode=thread_choice.best(_samples(measured, is_prompt=False)),
                      prompt=thread_choice.best(_samples(measured, is_prompt=True))),
     )  # fmt: skip
 
 
-def _samples(measured: Sequence[Measured], *, is_prompt: bool) -> Mapping[int, Mapping[int, Sequence[float]]]:
+def _samples(measured: Sequence[StepTiming], *, is_prompt: bool) -> Mapping[int, Mapping[int, Sequence[float]]]:
     samples: dict[int, dict[int, list[float]]] = {}
     for each in measured:
         if (each.rows > 1) == is_prompt:

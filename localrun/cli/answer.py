@@ -18,7 +18,7 @@ from typing import Any, Self, TextIO
 
 import msgspec
 
-from localrun.cli.text import Look, duration, obeys_sequences, painted, tell
+from localrun.cli.text import TextStyle, duration, obeys_sequences, painted, tell
 from localrun.client import ChatMetrics, ChatPiece, Client
 from localrun.errors import LocalrunError
 from localrun.snapshot import RequestRow
@@ -81,13 +81,13 @@ async def show(
     if answer.was_prompt_cut:
         tell("note", "the prompt is longer than the context; only part of it was used")
     if answer.done_reason == "length":
-        tell("note", "the answer is cut off: it came to num_predict, or to the end of the context")
+        tell("note", "the answer is cut off: it reached num_predict or the end of the context")
     if answer.metrics is None:
         return
     if stats is Stats.VERBOSE:
         print(f"\n{metrics_table(answer.metrics)}", file=sys.stderr)
     elif stats is Stats.BRIEF and on_terminal:
-        print(painted(summary(answer.metrics, answer.ttft_s), Look.HEADING))
+        print(painted(summary(answer.metrics, answer.ttft_s), TextStyle.HEADING))
 
 
 @contextlib.contextmanager
@@ -312,7 +312,7 @@ class StatusLine:
         if _size_of(self._terminal) != self._size:
             self.close()
             return
-        shown = painted(text[: self._size.columns - 1], Look.HEADING, self._terminal)
+        shown = painted(text[: self._size.columns - 1], TextStyle.HEADING, self._terminal)
         row = f"\x1b[{self._size.lines};1H\x1b[2K{shown}"
         self._write(f"{_SAVE}{row}{_RESTORE}")
 

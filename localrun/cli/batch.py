@@ -48,7 +48,7 @@ class _FileOrCommand(click.Group):
 
 @click.group("batch", cls=_FileOrCommand)
 def batch_command() -> None:
-    """Compute a file of requests beside other work: localrun batch FILE.jsonl.
+    """Run a file of requests in the background: localrun batch FILE.jsonl.
 
     Each line of the file is a request in the form of OpenAI's batches: custom_id, method, url and body. The batch is
     the daemon's: it yields to other requests, and goes on after a restart.
@@ -133,7 +133,9 @@ def cancel_command(batch_id: str, settings: Settings) -> None:
 
 @batch_command.command("results")
 @click.argument("batch_id", metavar="ID")
-@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Where to write them; else to stdout.")
+@click.option(
+    "--out", type=click.Path(dir_okay=False, path_type=Path), help="Write the results to this file instead of stdout."
+)
 @with_settings
 def results_command(batch_id: str, out: Path | None, settings: Settings) -> int:
     """Wait for the end of a batch, and print or write its results."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from localrun.cli.text import Look, one_line, painted, size, table, terminal_columns, wrapped
+from localrun.cli.text import TextStyle, one_line, painted, size, table, terminal_columns, wrapped
 
 MAX_LICENSE_LINES = 3
 _NAME_CHARACTERS = 20
@@ -164,7 +164,7 @@ def _block(title: str, rows: Iterable[_Row]) -> str:
     lines = [
         wrapped(f"  {row}", indent=4) if isinstance(row, str) else _pair(row[0], str(row[1]), width) for row in rows
     ]
-    return "\n".join((painted(title, Look.HEADING), *lines)) if lines else ""
+    return "\n".join((painted(title, TextStyle.HEADING), *lines)) if lines else ""
 
 
 def _pair(name: str, value: str, width: int) -> str:

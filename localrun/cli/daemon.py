@@ -177,15 +177,15 @@ def daemon_version(settings: config.Settings) -> str | None:
             ) from None
         except TimeoutError:
             raise errors.DaemonUnreachable(
-                f"nobody answers at {where.url} within {PROBE_TIMEOUT_S:g} s; is the machine on and in this network, "
-                f"and does its firewall let port {where.port} through?"
+                f"there is no answer from {where.url} within {PROBE_TIMEOUT_S:g} s; is the machine on and in "
+                f"this network, and does its firewall let port {where.port} through?"
             ) from None
         except OSError as error:
             if error.errno == errno.EHOSTUNREACH and where.is_remote:
                 mac = ", and may this program use it (Privacy & Security, Local Network)"
                 hint = mac if sys.platform == "darwin" else ""
                 raise errors.DaemonUnreachable(
-                    f"there is no way to {where.url}; are both machines in one network{hint}?"
+                    f"{where.url} cannot be reached; are both machines on one network{hint}?"
                 ) from None
             return None
         try:

@@ -105,7 +105,7 @@ def _adapter_cells(row: dict[str, Any], now: datetime) -> tuple[str, ...]:
 @click.option("--verbose", "-v", is_flag=True, help="Print the metadata of the file and all tensors as well.")
 @click.option("--fit", "as_fit", is_flag=True, help="Show how MODEL would be loaded here and how much memory it needs.")
 @click.option("--draft", metavar="MODEL", shell_complete=complete_here,
-              help="With --fit: what it would be with this draft model instead of its own.")  # fmt: skip
+              help="With --fit: calculate with this draft model instead of the model's own.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object, as from the daemon's /api/show.")
 @with_settings
 def show_command(

@@ -12,13 +12,13 @@ from localrun import __version__, config, errors, ollama_environment
 from localrun.cli import exits
 from localrun.cli.arguments import given_flags, with_settings
 from localrun.cli.daemon import LIFE, base_url, daemon_version, version_if_any
-from localrun.cli.text import Look, columns, painted, print_json, say, wrapped
+from localrun.cli.text import TextStyle, columns, painted, print_json, say, wrapped
 from localrun.config import Settings
 
 if TYPE_CHECKING:
     from localrun.doctor.finding import Finding
 
-_LOOKS = {"ok": Look.GOOD, "warn": Look.DOUBTFUL, "fail": Look.BAD}
+_LOOKS = {"ok": TextStyle.GOOD, "warn": TextStyle.DOUBTFUL, "fail": TextStyle.BAD}
 
 
 @click.command("version")
@@ -90,12 +90,12 @@ def doctor_command(as_json: bool, is_deep: bool, host: str | None, port: int | N
 
     Each line is ok, warn or fail, with what to do about it. Nothing is changed. The exit code is 1 if a check fails.
     """
-    from localrun.doctor.examine import Seen, examine
+    from localrun.doctor.examine import KnownState, examine
     from localrun.doctor.finding import Level
 
     settings, settings_problem = _settings(given_flags({"host": host or None, "port": port}))
     version, port_problem, is_stopping = _who_answers(settings)
-    seen = Seen(
+    seen = KnownState(
         settings=settings, settings_problem=settings_problem, daemon_version=version, port_problem=port_problem,
         is_stopping=is_stopping,
     )  # fmt: skip

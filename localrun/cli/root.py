@@ -17,14 +17,14 @@ import click
 
 from localrun import __version__, errors
 from localrun.cli import exits
-from localrun.cli.text import Look, painted, tell
+from localrun.cli.text import TextStyle, painted, tell
 
 # By group: name to module and one line of help. The module has a click command `NAME_command`. Help does not list those
 # without a group.
 GROUPS: dict[str, dict[str, tuple[str, str]]] = {
     "Chat": {
         "run": ("run", "Chat with a model, or send it one prompt."),
-        "batch": ("batch", "Compute a file of requests beside other work."),
+        "batch": ("batch", "Run a file of requests in the background."),
     },
     "Models": {
         "search": ("pull", "Find models to pull."),
@@ -142,11 +142,11 @@ class _Formatter(click.HelpFormatter):
         super().__init__(indent_increment, width or max(columns, 20), max_width)
 
     def write_heading(self, heading: str) -> None:
-        self.write(f"{'':>{self.current_indent}}{painted(f'{heading}:', Look.HEADING)}\n")
+        self.write(f"{'':>{self.current_indent}}{painted(f'{heading}:', TextStyle.HEADING)}\n")
 
     def write_text(self, text: str) -> None:
         super().write_text(
-            re.sub(r"(?m)^(Examples:|Exit codes:)$", lambda found: painted(found[0], Look.HEADING), text)
+            re.sub(r"(?m)^(Examples:|Exit codes:)$", lambda found: painted(found[0], TextStyle.HEADING), text)
         )
 
 

@@ -55,7 +55,7 @@ class _Run(click.Command):
     is_flag=False,
     flag_value="all",
     metavar="[NAME,...]",
-    help="Offer the model the tools of these servers of tui.toml, or of all; each call is asked for.",
+    help="Offer the model the tools of these servers of tui.toml, or of all; you are asked before each call.",
 )
 @click.option(
     "--allow-tool",
@@ -66,11 +66,15 @@ class _Run(click.Command):
 )
 @click.option("--format", "answer_format", metavar="json|SCHEMA", help="json, or a JSON schema: a file or its text.")
 @click.option(
-    "--think", metavar="[=true|false|low|medium|high]", help="Whether a model that can think does, and how much."
+    "--think", metavar="[=true|false|low|medium|high]", help="Whether the model thinks before it answers, and how much."
 )
 @click.option("--keepalive", metavar="DURATION", help="How long the model stays loaded: 5m, 1h, -1 for ever.")
-@click.option("--nowordwrap", is_flag=True, help="Do not wrap words; the terminal breaks lines where it likes.")
-@click.option("--hidethinking", is_flag=True, help="Print no thoughts. For Ollama's scripts: they never are.")
+@click.option("--nowordwrap", is_flag=True, help="Do not wrap lines at words.")
+@click.option(
+    "--hidethinking",
+    is_flag=True,
+    help="Hide the model's thinking. It is always hidden; this is for scripts made for Ollama.",
+)
 @click.option("--verbose", is_flag=True, help="Print a table of counts, times and rates to stderr.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object with the text and the metrics.")
 @with_settings

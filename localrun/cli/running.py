@@ -113,7 +113,13 @@ def _where(engine: EngineRow) -> str:
 def top_command(
     once: bool, as_json: bool, record: Path | None, replay: Path | None, speed: float, settings: Settings
 ) -> None:
-    """Watch requests, engines and the machine live."""
+    """Watch requests, engines and the machine live.
+
+    Prefill computes a prompt, and decode the answer, token by token. TTFT is the time to the first token, ITL the time
+    between two tokens. A slot is room for one running request, a KV cell the memory of one token. Cached tokens did not
+    have to be computed again. A step is one pass through the model for all running requests. F10 in the monitor
+    explains every key and word.
+    """
     if sum((once, record is not None, replay is not None)) > 1:
         raise click.UsageError("give only one of --once, --record and --replay")
     if as_json and not once:

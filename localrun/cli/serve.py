@@ -51,9 +51,8 @@ def serve_command(idle_exit_s: float | None, **flags: Any) -> None:
     """Run the daemon in the foreground until Ctrl-C.
 
     Every option can also be set in `localrun.toml` in the configuration folder, or with the environment variable named
-    beside it. The command line takes precedence over the environment, and the environment over the file. Variables of
-    Ollama (OLLAMA_HOST and others) count where none of these says anything.
-    """
+    beside it. The command line takes precedence over the environment, and the environment over the file. Ollama's
+    variables (OLLAMA_HOST and others) apply where none of these is set."""
     settings = load_settings(flags, serves=True)
     from localrun.server.app import serve
 

@@ -19,7 +19,7 @@ from localrun.visible import visible, visible_json, visible_line
 _UNITS = ("B", "KB", "MB", "GB", "TB")
 
 
-class Look(StrEnum):
+class TextStyle(StrEnum):
     """What a text is, as the terminal's number for how it looks."""
 
     TABLE_HEAD = "1"
@@ -29,7 +29,7 @@ class Look(StrEnum):
     DOUBTFUL = "33"
 
 
-def painted(text: str, look: Look, stream: TextIO | None = None) -> str:
+def painted(text: str, look: TextStyle, stream: TextIO | None = None) -> str:
     """The text for this stream, else for stdout; coloured on a terminal alone, and not with NO_COLOR or TERM=dumb."""
     is_plain = os.environ.get("NO_COLOR") or not obeys_sequences(stream or sys.stdout)
     return text if is_plain else f"\x1b[{look}m{text}\x1b[0m"
@@ -41,7 +41,12 @@ def obeys_sequences(stream: TextIO) -> bool:
     return stream.isatty() and kind not in ("", "dumb")
 
 
-_LABELS = {"error": Look.BAD, "warning": Look.DOUBTFUL, "not usable": Look.DOUBTFUL, "note": Look.HEADING}
+_LABELS = {
+    "error": TextStyle.BAD,
+    "warning": TextStyle.DOUBTFUL,
+    "not usable": TextStyle.DOUBTFUL,
+    "note": TextStyle.HEADING,
+}
 
 
 def say(text: str) -> None:
@@ -63,7 +68,7 @@ def tell(label: str, message: str) -> None:
 
 def aside(message: str) -> None:
     """A line in parentheses on stderr, which stands back behind a conversation."""
-    print(painted(wrapped(f"({message})", stream=sys.stderr), Look.HEADING, sys.stderr), file=sys.stderr)
+    print(painted(wrapped(f"({message})", stream=sys.stderr), TextStyle.HEADING, sys.stderr), file=sys.stderr)
 
 
 def columns(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -75,7 +80,7 @@ def columns(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
         for line in lines
     )
     head, *body = (line.rstrip() for line in padded)
-    return "\n".join((painted(head, Look.TABLE_HEAD), *body))
+    return "\n".join((painted(head, TextStyle.TABLE_HEAD), *body))
 
 
 def _n_cells(text: str) -> int:

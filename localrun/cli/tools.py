@@ -29,9 +29,9 @@ from localrun.tools.toolbox import (
     NOT_RUN,
     REFUSED,
     STOPPED,
+    Approval,
     Call,
     End,
-    Grant,
     Outcome,
     Tool,
     Toolbox,
@@ -42,7 +42,7 @@ from localrun.visible import visible
 
 SHOWN_CHARACTERS = 20_000
 SHOWN_RESULT_CHARACTERS = 200
-_GRANTS = {"y": Grant.ONCE, "a": Grant.CHAT, "s": Grant.ALWAYS, "n": Grant.NO, "never": Grant.NEVER}
+_APPROVALS = {"y": Approval.ONCE, "a": Approval.CHAT, "s": Approval.ALWAYS, "n": Approval.NO, "never": Approval.NEVER}
 _QUESTION = "Run it? [y]es once, [a]lways in this chat, always and [s]tored, [n]o, never: "
 
 
@@ -121,20 +121,20 @@ class TerminalTools:
             return True
         if may_run is not None or not self._is_asking:
             return bool(may_run)
-        grant = self._asked(call, tool)
-        if grant is Grant.CHAT:
+        approval = self._asked(call, tool)
+        if approval is Approval.CHAT:
             self._granted.add(tool.fingerprint)
-        elif grant in (Grant.ALWAYS, Grant.NEVER):
+        elif approval in (Approval.ALWAYS, Approval.NEVER):
             try:
-                self._toolbox.store(tool, Rule(grant.value))
+                self._toolbox.store(tool, Rule(approval.value))
             except OSError as error:
                 aside(f"it counts for this call only: {error}")
-        return grant in (Grant.ONCE, Grant.CHAT, Grant.ALWAYS)
+        return approval in (Approval.ONCE, Approval.CHAT, Approval.ALWAYS)
 
-    def _asked(self, call: Call, tool: Tool) -> Grant:
+    def _asked(self, call: Call, tool: Tool) -> Approval:
         arguments = shortened(call.shown_arguments, SHOWN_CHARACTERS)
         print(visible(f"{tool.server} · {inert(tool.own_name)} asks to be called with {arguments}"))
-        return _GRANTS.get(_answered(_QUESTION), Grant.NO)
+        return _APPROVALS.get(_answered(_QUESTION), Approval.NO)
 
     def _state_of(self, tool: Tool) -> str:
         rule = self._toolbox.rule(tool)

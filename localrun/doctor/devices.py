@@ -27,7 +27,7 @@ _SOFTWARE = ("llvmpipe", "lavapipe", "swiftshader", "microsoft basic render", "w
 _WAY_OUT = "update the driver and llama.cpp; until then compute on the CPU: --gpu-layers 0"
 
 
-class Said(msgspec.Struct, frozen=True):
+class DeviceLine(msgspec.Struct, frozen=True):
     """A line of `localrun.engine.tools.device_check`."""
 
     number: int
@@ -63,14 +63,14 @@ def check_devices(
         yield ok(NAME, f"streams at once get the same tokens as on the CPU: {', '.join(right)}")
 
 
-def _judged(said: Said) -> Finding:
+def _judged(said: DeviceLine) -> Finding:
     return fail(
-        NAME, f"{said.device} computes wrongly: {said.n_wrong} of {said.n_rows} tokens of streams at once are not "
-        f"those of the CPU", _WAY_OUT,
+        NAME, f"{said.device} computes wrong results: {said.n_wrong} of {said.n_rows} tokens of streams at once "
+        f"are not those of the CPU", _WAY_OUT,
     )  # fmt: skip
 
 
-def _run(command: Sequence[str], timeout_s: float) -> tuple[list[Said], str]:
+def _run(command: Sequence[str], timeout_s: float) -> tuple[list[DeviceLine], str]:
     """What was said, and how it ended if it did not end well."""
     try:
         ended = run_text(command, timeout_s)
@@ -83,5 +83,5 @@ def _run(command: Sequence[str], timeout_s: float) -> tuple[list[Said], str]:
     said = []
     for line in output.splitlines():
         with contextlib.suppress(msgspec.DecodeError):
-            said.append(msgspec.json.decode(line, type=Said))
+            said.append(msgspec.json.decode(line, type=DeviceLine))
     return said, end

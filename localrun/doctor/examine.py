@@ -32,7 +32,7 @@ from localrun.models.storage.store import Store
 from localrun.native_build.machine import Machine
 
 
-class Seen(msgspec.Struct, frozen=True, kw_only=True):
+class KnownState(msgspec.Struct, frozen=True, kw_only=True):
     """What the command line knows already: the settings, or why they are bad, and who answers at the port."""
 
     settings: config.Settings
@@ -42,7 +42,7 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     is_stopping: bool = False
 
 
-def examine(seen: Seen, *, is_deep: bool, environ: Mapping[str, str] = os.environ) -> Iterator[Finding]:
+def examine(seen: KnownState, *, is_deep: bool, environ: Mapping[str, str] = os.environ) -> Iterator[Finding]:
     """Every check. One that breaks is a finding itself, and the others go on."""
     for check in (_software, _settings, _daemon, _build, _machine, _files, _models, _network):
         try:
@@ -52,13 +52,13 @@ def examine(seen: Seen, *, is_deep: bool, environ: Mapping[str, str] = os.enviro
             yield fail(name, f"this check failed: {type(error).__name__}: {error}", "report it and quote this line")
 
 
-def _software(seen: Seen, is_deep: bool, environ: Mapping[str, str]) -> Iterator[Finding]:
+def _software(seen: KnownState, is_deep: bool, environ: Mapping[str, str]) -> Iterator[Finding]:
     is_translated = sys.platform == "darwin" and processors.run_sysctl("sysctl.proc_translated") == "1"
     yield check_python(is_translated=is_translated)
     yield from check_packages(own_requirements())
 
 
-def _settings(seen: Seen, is_deep: bool, environ: Mapping[str, str]) -> Iterator[Finding]:
+def _settings(seen: KnownState, is_deep: bool, environ: Mapping[str, str]) -> Iterator[Finding]:
     path = config.folders(environ).config / "localrun.toml"
     if seen.settings_problem:
         yield fail("settings", seen.settings_problem, f"correct it in {path}, or in the variable named")
@@ -70,7 +70,7 @@ def _settings(seen: Seen, is_deep: bool, environ: Mapping[str, str]) -> Iterator
         yield warn("settings", f"{name} is no setting", f"set {meant} if that is meant")
 
 
-def _daemon(seen: Seen, is_deep: bool, environ: Mapping[str, str]) -> Iterator[Finding]:
+def _daemon(seen: KnownState, is_deep: bool, environ: Mapping[str, str]) -> Iterator[Finding]:
     if seen.settings.port == 0:
         yield ok("daemon", "port 0 is set, so every daemon picks a free one")
         return
@@ -80,7 +80,7 @@ def _daemon(seen: Seen, is_deep: bool, environ: Mapping[str, str]) -> Iterator[F
     )  # fmt: skip
 
 
-def _build(seen: Seen, is_deep: bool, environ: Mapping[str, str]) -> Iterator[Finding]:
+def _build(seen: KnownState, is_deep: bool, environ: Mapping[str, str]) -> Iterator[Finding]:
     report = ask_build()
     if isinstance(report, Finding):
         yield report
@@ -97,7 +97,7 @@ def _build(seen: Seen, is_deep: bool, environ: Mapping[str, str]) -> Iterator[Fi
     yield from check_devices(report)
 
 
-def _machine(seen: Seen, is_deep: bool, environ: Mapping[str, str]) -> Iterator[Finding]:
+def _machine(seen: KnownState, is_deep: bool, environ: Mapping[str, str]) -> Iterator[Finding]:
     available_bytes, total_bytes = surroundings.memory()
     yield check_threads(
         processors.usable(), thread_choice.read(config.folders(environ).cache / thread_choice.FILE_NAME),
@@ -113,7 +113,7 @@ def _machine(seen: Seen, is_deep: bool, environ: Mapping[str, str]) -> Iterator[
     )  # fmt: skip
 
 
-def _files(seen: Seen, is_deep: bool, environ: Mapping[str, str]) -> Iterator[Finding]:
+def _files(seen: KnownState, is_deep: bool, environ: Mapping[str, str]) -> Iterator[Finding]:
     folders = config.folders(environ)
     names = ("data", "cache", "config", "state")
     places = {name: getattr(folders, name) for name in names}
@@ -123,7 +123,7 @@ def _files(seen: Seen, is_deep: bool, environ: Mapping[str, str]) -> Iterator[Fi
             yield warn("folders", f"model_dirs names {folder}, which is not a folder", "correct LOCALRUN_MODEL_DIRS")
 
 
-def _models(seen: Seen, is_deep: bool, environ: Mapping[str, str]) -> Iterator[Finding]:
+def _models(seen: KnownState, is_deep: bool, environ: Mapping[str, str]) -> Iterator[Finding]:
     others = other_programs.found(config.folders(environ).cache, environ)
     folder, model_dirs = config.models_folder(seen.settings, environ), config.model_dirs(seen.settings)
     store = Store(folder, model_dirs=model_dirs, others=others)
@@ -133,5 +133,5 @@ def _models(seen: Seen, is_deep: bool, environ: Mapping[str, str]) -> Iterator[F
     yield check_hub_cache(store.hub_cache_folder)
 
 
-def _network(seen: Seen, is_deep: bool, environ: Mapping[str, str]) -> Iterator[Finding]:
+def _network(seen: KnownState, is_deep: bool, environ: Mapping[str, str]) -> Iterator[Finding]:
     yield from check_network(environ)

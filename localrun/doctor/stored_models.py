@@ -34,7 +34,7 @@ def check_models(store: Store, *, now_s: float, is_deep: bool) -> Iterator[Findi
                 n_models += 1
                 n_bytes += found.size_bytes
             elif problem := architectures.problem(found.header.metadata):
-                yield warn("models", f"'{found.name}' of {found.program} {problem}", "use another GGUF of it")
+                yield warn("models", f"'{found.name}' of {found.program} {problem}", "use another GGUF of this model")
             else:
                 n_foreign += 1
         elif isinstance(found, NamedAdapter):

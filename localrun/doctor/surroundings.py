@@ -21,7 +21,7 @@ import psutil
 
 from localrun.doctor.finding import Finding, fail, ok, size, warn
 from localrun.hardware.processors import Processors
-from localrun.hardware.thread_choice import Kept
+from localrun.hardware.thread_choice import SavedChoice
 from localrun.models.download import proxies
 
 # --- the interpreter, and whether the packages are the versions that this release needs ---
@@ -199,7 +199,7 @@ def _problem(name: str, folder: Path) -> Finding | None:
 MAX_MODELS = 3
 
 
-def check_threads(processors: Processors, kept: Iterable[Kept], *, wanted: int) -> Finding:
+def check_threads(processors: Processors, kept: Iterable[SavedChoice], *, wanted: int) -> Finding:
     """`wanted` is the setting `threads`, and `kept` all that was measured, here and under other limits."""
     most, usual = processors.most_threads, processors.usual_threads
     what = ", ".join(filter(None, (processors.kinds, processors.limit)))

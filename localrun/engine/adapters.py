@@ -47,7 +47,8 @@ class AdapterQueue:
         """A new request, which waits unless all of its adapters are loaded."""
         if not request.adapters.adapters:
             return
-        # Who comes late does not keep an adapter loaded that another one's is to take the place of.
+        # While a waiting request lacks room, later ones queue behind it even if their own adapters are loaded:
+        # otherwise they could keep that room occupied for ever.
         if self._lacks_room or next(self._missing(request), None) is not None:
             request.awaits_adapters = True
             self._waiting.append(request)

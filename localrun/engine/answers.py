@@ -1,7 +1,7 @@
 """From computed rows to answers: what token is drawn, what of it is said, and when an answer is over.
 
 Owner: the engine's main thread; what takes long is drawn in threads (`grammars.py`).
-Does not: decode, or end a request: that is the engine's, at each `Over`.
+Does not: decode, or end a request: that is the engine's, at each `AnswerEnd`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _UNKNOWN_TOKEN = (
 )
 
 
-class Over(NamedTuple):
+class AnswerEnd(NamedTuple):
     """An answer has come to its end at this time, or will never begin."""
 
     request: Request
@@ -34,7 +34,7 @@ class Over(NamedTuple):
     error: LocalrunError | None = None
 
 
-class Row(NamedTuple):
+class LogitsRow(NamedTuple):
     """A row of the last decode whose logits say a request's next token. The rows after it were computed for `drafts`,
     one after the other."""
 
@@ -43,16 +43,16 @@ class Row(NamedTuple):
     drafts: tuple[int, ...] = ()
 
 
-def no_numbers(request: Request) -> NoNumbers:
+def non_finite_error(request: Request) -> NoNumbers:
     """Why a request ends whose logits are none."""
     way_out = "for this prompt; on ARM --kv-type q8_0 may help, for sums of 16 bits are too small for some models"
     if request.adapters.adapters:
         way_out = "with these adapters; give them less strength"
-    return NoNumbers(f"what the model computes are no numbers (NaN) {way_out}")
+    return NoNumbers(f"the model computes NaN instead of numbers {way_out}")
 
 
 class Answers:
-    """See the module. Whoever is told of an `Over` ends that request before asking for the next one. What became ready
+    """See the module. The caller ends the request of an `AnswerEnd` before it asks for the next one. What became ready
     beside the steps `ring`s."""
 
     def __init__(self, backend: Backend, report: Report, clock: Callable[[], float], ring: Callable[[], None]) -> None:
@@ -62,7 +62,7 @@ class Answers:
         self._grammars = GrammarQueue(backend, clock, ring)
         self._late = LateRows(backend, ring)
 
-    def begin(self, request: Request, submit: Submit) -> Over | None:
+    def begin(self, request: Request, submit: Submit) -> AnswerEnd | None:
         """A new request; with a grammar it waits until that is compiled. What another engine said of its answer is not
         said again."""
         resume = submit.resume
@@ -75,7 +75,7 @@ class Answers:
         # With a grammar that is known as soon as it has seen the tokens (`collect`).
         return self._over(request, self._clock()) if request.n_output and submit.grammar is None else None
 
-    def extend(self, rows: Sequence[Row]) -> Iterator[Over]:
+    def extend(self, rows: Sequence[LogitsRow]) -> Iterator[AnswerEnd]:
         """Draw the next token of each request, from its row of the last decode. Slow ones follow with `collect`.
 
         Where that is what the request had drafted, the next row was computed after it and gives one more token, and so
@@ -89,7 +89,7 @@ class Answers:
                 rows = [row for row in rows if row.request not in late]
             tokens = self._backend.sample([(row.request.sampler, row.at) for row in rows])
             now_s = self._clock()
-            right: list[Row] = []
+            right: list[LogitsRow] = []
             for row, token in zip(rows, tokens, strict=True):
                 request, at, drafts = row
                 is_right = bool(drafts) and drafts[0] == token
@@ -98,7 +98,7 @@ class Answers:
                 if over is not None:
                     yield over
                 elif is_right:
-                    right.append(Row(request, at + 1, drafts[1:]))
+                    right.append(LogitsRow(request, at + 1, drafts[1:]))
             rows = right
 
     def score(self, request: Request, row: int, n_rows: int) -> None:
@@ -107,7 +107,7 @@ class Answers:
         scoring = request.scoring
         assert scoring is not None
         chosen: list[ChosenLogprob] = []
-        first, end = scoring.n_said, min(request.n_computed + n_rows + 1, len(scoring.tokens))
+        first, end = scoring.n_reported, min(request.n_computed + n_rows + 1, len(scoring.tokens))
         for at in range(first, end):
             token = scoring.tokens[at]
             piece = text_of(self._backend, token)
@@ -117,16 +117,16 @@ class Answers:
             else:  # the first one comes after nothing
                 chosen.append(ChosenLogprob(token, piece, 0.0, ()))
         if chosen:
-            scoring.n_said = end
+            scoring.n_reported = end
             self._report.delta(request).scores = Scores(first, tuple(chosen))
 
-    def collect(self, now_s: float) -> Iterator[Over]:
+    def collect(self, now_s: float) -> Iterator[AnswerEnd]:
         """Take what became ready beside the steps: grammars, and tokens that took long."""
         for request, error, notices in self._grammars.collect():
             if notices:
                 self._report.delta(request).notices = notices
             if error is not None:
-                yield Over(request, Finish.ERROR, now_s, error)
+                yield AnswerEnd(request, Finish.ERROR, now_s, error)
             elif request.n_output and (over := self._over(request, now_s)) is not None:
                 yield over
         for request, token, logprobs in self._late.collect():
@@ -155,26 +155,26 @@ class Answers:
         self._grammars.close()
         self._late.close()
 
-    def _is_late(self, row: Row) -> bool:
+    def _is_late(self, row: LogitsRow) -> bool:
         return self._late.postpone(row.request, row.at)
 
     def _take(
         self, request: Request, logprobs: Logprobs | None, token: int, now_s: float, *, is_computed: bool = False
-    ) -> Over | None:
+    ) -> AnswerEnd | None:
         """A token was chosen; `logprobs` are of its row, where they are wanted. `is_computed`: it was drafted, so it is
         in its cell already."""
         constraint = request.constraint
         if token == DEAD_END:
             if constraint is not None and constraint.problem:
-                return Over(request, Finish.ERROR, now_s, BadRequest(constraint.problem))
-            return Over(request, Finish.ERROR, now_s, no_numbers(request))
+                return AnswerEnd(request, Finish.ERROR, now_s, BadRequest(constraint.problem))
+            return AnswerEnd(request, Finish.ERROR, now_s, non_finite_error(request))
         if token == UNKNOWN:
-            return Over(request, Finish.ERROR, now_s, UnknownToken(_UNKNOWN_TOKEN))
+            return AnswerEnd(request, Finish.ERROR, now_s, UnknownToken(_UNKNOWN_TOKEN))
         if request.ends_at_eog and token in self._backend.eog_tokens:
             if request.scoring is not None and logprobs is not None:
                 # Whoever reads scores counts on those of all that was drawn, and leaves the last one out.
                 self._note_logprob(request, logprobs, token, text_of(self._backend, token))
-            return Over(request, Finish.STOP, now_s)
+            return AnswerEnd(request, Finish.STOP, now_s)
         request.append(token, now_s)
         request.n_computed += is_computed
         delta = self._report.delta(request)
@@ -196,9 +196,9 @@ class Answers:
         """What a token adds to the text."""
         return text_of(self._backend, token) if request.shows_control else self._backend.piece(token)
 
-    def _over(self, request: Request, now_s: float) -> Over | None:
+    def _over(self, request: Request, now_s: float) -> AnswerEnd | None:
         """Whether an answer of at least one token has come to its end."""
         constraint = request.constraint
         if request.text.stopped is not None or (constraint is not None and constraint.is_complete):
-            return Over(request, Finish.STOP, now_s)
-        return Over(request, Finish.LENGTH, now_s) if request.n_output >= request.max_output else None
+            return AnswerEnd(request, Finish.STOP, now_s)
+        return AnswerEnd(request, Finish.LENGTH, now_s) if request.n_output >= request.max_output else None

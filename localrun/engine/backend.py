@@ -41,16 +41,16 @@ class MemoryKind(StrEnum):
 
 # Of a context: LLAMA_MAX_SEQ in llama.cpp.
 MAX_SEQUENCES = 256
-REALM_BYTES = 16
+HASH_BYTES = 16
 _LARGEST_SCALE = 3e38
 
 
 class AdapterSet(NamedTuple):
     """The adapters of a request, in order of their digests, and none without an effect. What is computed with one set
-    means nothing to another: `realm` names the set, empty for none (`cache.tree.Key`)."""
+    means nothing to another: `hash` names the set, empty for none, and is a part of `PrefixKey.salt`."""
 
     adapters: tuple[Adapter, ...] = ()
-    realm: bytes = b""
+    hash: bytes = b""
 
     @classmethod
     def of(cls, adapters: Iterable[Adapter]) -> AdapterSet:
@@ -60,7 +60,7 @@ class AdapterSet(NamedTuple):
         scales: dict[bytes, float] = {}
         for path, digest, scale in ((adapter.path, adapter.digest, adapter.scale) for adapter in adapters):
             paths[digest], scales[digest] = path, scales.get(digest, 0.0) + scale
-        hashed = hashlib.blake2b(digest_size=REALM_BYTES, person=b"localrun adapter")
+        hashed = hashlib.blake2b(digest_size=HASH_BYTES, person=b"localrun adapter")
         chosen = []
         for digest in sorted(scales):
             scale = float(np.float32(scales[digest])) if abs(scales[digest]) < _LARGEST_SCALE else np.nan
@@ -113,21 +113,22 @@ class DecodeFailed(Exception):
         self.is_fatal = is_fatal
 
 
-class GivenUp(Exception):
-    """The step was given up as it was told to be. The pool is as it was before the call, or as `DecodeFailed` leaves
-    it."""
+class StepAborted(Exception):
+    """The step was aborted because `should_abort` returned True. The pool is as it was before the call, or as
+    `DecodeFailed` leaves it."""
 
 
-def never() -> bool:
-    """Nobody is in a hurry."""
+def never_abort() -> bool:
+    """The default for `should_abort`."""
     return False
 
 
 class Batch:
-    """The rows of one step, as parallel arrays of `capacity` entries; a decode reads the first `n_rows`.
+    """The rows of one step, one token each, as parallel arrays; a decode reads the first `n_rows`.
 
-    `token`, `pos` and `seq` are int32; `wants_logits` is int8 and nonzero where the row's logits are needed. All rows
-    are to be computed with the set of adapters that `realm` names. `seq` counts from `first_seq` on.
+    `token`, `pos` and `seq` are i32[capacity]; `wants_logits` is i8[capacity], nonzero where the row's logits are
+    needed. All rows are to be computed with the set of adapters that `adapter_hash` names. `seq` counts from
+    `first_seq` on.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -136,7 +137,7 @@ class Batch:
         self.pos: NDArray[np.int32] = np.zeros(capacity, np.int32)
         self.seq: NDArray[np.int32] = np.zeros(capacity, np.int32)
         self.wants_logits: NDArray[np.int8] = np.zeros(capacity, np.int8)
-        self.realm = b""
+        self.adapter_hash = b""
         self.first_seq = 0
 
 
@@ -208,7 +209,7 @@ class MediaChunk(NamedTuple):
 
 class MediaRows(NamedTuple):
     """What a call computes of a chunk that begins at index `start` of a sequence: `n_rows` of its `rows`, from number
-    `first` on."""
+    `first` on. `rows` is f32[chunk.n_tokens, n_embd_input]."""
 
     seq: int
     start: int
@@ -228,11 +229,11 @@ class Encoding(Protocol):
     def is_over(self) -> bool: ...
 
     def result(self) -> NDArray[np.float32]:
-        """The rows (`n_tokens`, the width of the model's input). Raises DecodeFailed, and BadRequest for media that the
+        """The rows, f32[n_tokens, n_embd_input]. Raises DecodeFailed, and BadRequest for media that the
         projector cannot take."""
 
     def halt(self) -> None:
-        """Give it up; soon it is over."""
+        """Cancel. `is_over` becomes true shortly after; there is no result."""
 
 
 class Projector(Protocol):
@@ -290,8 +291,8 @@ class Worker(Protocol):
     def finish(self) -> None:
         """End what was started, once it is over. Raises NoRoom or DecodeFailed."""
 
-    def has_numbers(self, row: int) -> bool:
-        """As `Backend.has_numbers`, of a row that wanted logits, after `finish`."""
+    def is_finite(self, row: int) -> bool:
+        """As `Backend.is_finite`, of a row that wanted logits, after `finish`."""
 
     def halt(self) -> None:
         """Give up what was started, soon. What was computed of it may be there or not."""
@@ -301,19 +302,24 @@ class Backend(Protocol):
     """See the module. `n_ctx` is the most tokens one sequence may have, `eog_tokens` those that end a generation.
 
     `cuts_states`: whether `state_slices` works; a position takes `state_token_bytes` of a slice, or more.
+
     `is_split`: whether every sequence below `n_seqs` has a stream of `n_cells` / `n_seqs` cells of its own. Then there
     is a `worker`, else None: it computes long prompts beside the steps, in sequences numbered from `n_seqs` on, which
-    share a pool of `n_cells`; one more, `pool_spare`, is for copies. Nobody may touch these while it is busy, and a
+    share a pool of `n_cells`; one more, `pool_spare`, is for copies. Nothing may touch these while it is busy, and a
     `decode` makes it pause. `turn_to` says whether steps are computed in the streams or in the pool, and so whose
     `batch` it is. `rebuild` replaces the worker.
+
     `mixes_rows`: whether the rows of prompts and of streams are best computed in one call. `overlaps`: whether
-    `decode` computes without the caller's thread, and calls `meanwhile` in it.
-    `realm` is what else the states of this context depend on, as `Key.realm`: some models embed positions in one of two
-    ways, by how long a sequence may get in the layout.
+    `decode` computes without the caller's thread, and calls `on_compute` in that thread while it does.
+
+    `state_salt` is what else the states of this context depend on, a part of `PrefixKey.salt`: some models embed
+    positions in one of two ways, by how long a sequence may get in the layout.
+
     `n_rollback`: `seq_remove` can take the last so many rows of a decode off their sequence again, but not its first
     row there; once, and before anything else is decoded. 0 where it cannot, and nothing is drafted. Of HYBRID it can if
     all sequences had as many rows, or those with more came later (`first_undoable`). A decode may have `n_draft_rows`
     of drafts, with logits. `heads` drafts with the model's own layers for that, None without.
+
     `projector` is None for a model that takes only text. A chunk whose positions are not as many as its rows is whole
     or nothing in cells, too: `seq_remove` at an index inside of it refuses.
     """
@@ -324,7 +330,7 @@ class Backend(Protocol):
     is_split: bool
     mixes_rows: bool
     overlaps: bool
-    meanwhile: Callable[[], None]
+    on_compute: Callable[[], None]
     n_cells: int
     n_ctx: int
     n_ctx_train: int
@@ -336,7 +342,7 @@ class Backend(Protocol):
     eog_tokens: frozenset[int]
     control_tokens: tuple[str, ...]
     bos_token: int | None
-    realm: bytes
+    state_salt: bytes
     n_rollback: int
     n_draft_rows: int
 
@@ -361,10 +367,10 @@ class Backend(Protocol):
     def control_text(self, token: int) -> str:
         """The name of a control token; empty for others."""
 
-    def decode(self, n_rows: int, gives_up: Callable[[], bool] | None = None) -> None:
+    def decode(self, n_rows: int, should_abort: Callable[[], bool] | None = None) -> None:
         """Compute the first `n_rows` of `batch`. Raises NoRoom or DecodeFailed, and ValueError if the rows are for
-        other adapters than those in use. Once `gives_up` says so, GivenUp may be raised where that is possible: on a
-        CPU, and of models without states."""
+        other adapters than those in use. Once `should_abort` returns True it may raise StepAborted, where that is
+        possible: on a CPU, and of models without states."""
 
     def tell(self, ring: Callable[[], None]) -> None:
         """From now on `ring`, in any thread, when the worker's batch or an encoding is over."""
@@ -393,9 +399,9 @@ class Backend(Protocol):
         Equal tokens have equal tables, so what the sequence already holds of the request stays where it is."""
 
     def decode_media(self, part: MediaRows) -> None:
-        """Compute rows of a chunk, with the logits of the last one, row `n_rows - 1` of this decode. `batch.realm` is
-        of these rows, too. Raises NoRoom or DecodeFailed, and ValueError as `decode`, and for a part of a chunk that is
-        not causal, or a sequence that is elsewhere (`turn_to`)."""
+        """Compute rows of a chunk, with the logits of the last one, row `n_rows - 1` of this decode. The caller has set
+        `batch.adapter_hash`. Raises NoRoom or DecodeFailed, and ValueError as `decode`, and for a part of a chunk that
+        is not causal, or a sequence that is elsewhere (`turn_to`)."""
 
     def sampler(self, sampling: Sampling, *, ignore_eos: bool) -> Sampler:
         """A new chain. With `ignore_eos` no end-of-generation token is ever chosen."""
@@ -405,12 +411,12 @@ class Backend(Protocol):
 
     def expect(self, seq: int, sampler: Sampler, *, wants_logprobs: bool) -> None:
         """A request begins in this sequence: `sampler` chooses its tokens, and perhaps `logprobs` is asked about them.
-        Logits that nobody will look at may stay where they were computed."""
+        Logits that will not be read are not copied from the GPU."""
 
     def tile_waste(self, n_rows: int) -> float:
         """How many times as much attention as they need is computed for so many rows of a prompt (`budget.py`)."""
 
-    def has_numbers(self, row: int) -> bool:
+    def is_finite(self, row: int) -> bool:
         """Whether the logits of this row of the last decode are numbers. Weights and adapters may compute others (NaN,
         infinity), and then all later rows of the sequence have none either. Such cells can spoil those of others, also
         after their sequence was removed: `rebuild` makes new ones."""
@@ -437,8 +443,8 @@ class Backend(Protocol):
     def state_token_bytes(self) -> int: ...
 
     def state_slices(self, seq: int, ranges: list[tuple[int, int]]) -> Iterator[State]:
-        """The saved state of a sequence at each range of positions [start, end), one by one. To be used up before the
-        next call of anything with states."""
+        """The saved state of a sequence at each range of positions [start, end), one by one: u8[n_bytes], about
+        `state_token_bytes` for each position. To be used up before the next call of anything with states."""
 
     def save(self, seq: int, ranges: list[tuple[int, int]]) -> Copy:
         """The same, of at least one range and beside the steps."""

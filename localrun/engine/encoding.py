@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localrun.engine.backend import DecodeFailed, Encoding, Projector
-from localrun.engine.request import Placed
+from localrun.engine.request import MediaSpan
 from localrun.errors import EngineFailed, LocalrunError
 from localrun.wire import MediaCounts, MediaKind
 
@@ -36,7 +36,7 @@ R = TypeVar("R")
 class _Job(Generic[R]):
     """An encoding under way, for the request that asked for it first; None if that one left, and others may need it."""
 
-    placed: Placed
+    span: MediaSpan
     encoding: Encoding
     began_at_s: float
     request: R | None
@@ -82,32 +82,32 @@ class Encodings(Generic[R]):
         """Since the start."""
         return MediaCounts(self._n_encoded, self._n_reused, self._n_tokens, self._encode_s, self._kept_bytes)
 
-    def has(self, placed: Placed) -> bool:
+    def has(self, span: MediaSpan) -> bool:
         """Whether the rows of a chunk are there."""
-        return placed.key in self._kept
+        return span.key in self._kept
 
-    def rows(self, placed: Placed) -> NDArray[np.float32] | None:
+    def rows(self, span: MediaSpan) -> NDArray[np.float32] | None:
         """The rows of a chunk; None if they are not there."""
-        rows = self._kept.get(placed.key)
+        rows = self._kept.get(span.key)
         if rows is not None:
-            self._kept.move_to_end(placed.key)
+            self._kept.move_to_end(span.key)
         return rows
 
-    def want(self, wanted: Sequence[tuple[R, Placed]]) -> None:
+    def want(self, wanted: Sequence[tuple[R, MediaSpan]]) -> None:
         """Running requests, each with a chunk that it needs next; nothing else is needed. Begins to encode the first
         one that is not there."""
         if not (wanted or self._wanted):
             return
         self._wanted = {}
-        for request, placed in wanted:
-            requests = self._wanted.setdefault(placed.key, [])
+        for request, span in wanted:
+            requests = self._wanted.setdefault(span.key, [])
             if request not in requests:
                 requests.append(request)
         self._trim()
         if self._job is None:
-            for request, placed in wanted:
-                if placed.key not in self._kept and not self._has_failed(request):
-                    self._begin(request, placed)
+            for request, span in wanted:
+                if span.key not in self._kept and not self._has_failed(request):
+                    self._begin(request, span)
                     return
 
     def collect(self) -> list[tuple[R, LocalrunError]]:
@@ -119,11 +119,11 @@ class Encodings(Generic[R]):
         failed, self._failed = self._failed, []
         return failed
 
-    def computed(self, placed: Placed, n_rows: int, *, is_last: bool) -> None:
+    def computed(self, span: MediaSpan, n_rows: int, *, is_last: bool) -> None:
         """Rows of a chunk are in cells now, the last of it with `is_last`."""
         self._n_tokens += n_rows
-        if is_last and placed.key in self._unused:
-            self._unused.remove(placed.key)
+        if is_last and span.key in self._unused:
+            self._unused.remove(span.key)
         elif is_last:
             self._n_reused += 1
 
@@ -138,7 +138,7 @@ class Encodings(Generic[R]):
             return
         if job.request is request:
             job.request = None
-        if job.request is None and not self._wanted.get(job.placed.key):
+        if job.request is None and not self._wanted.get(job.span.key):
             self._halt(job)
 
     def clear(self) -> None:
@@ -154,29 +154,29 @@ class Encodings(Generic[R]):
         job.is_halted = True
         job.encoding.halt()
 
-    def _begin(self, request: R, placed: Placed) -> None:
+    def _begin(self, request: R, span: MediaSpan) -> None:
         assert self._projector is not None
         try:
-            encoding = self._projector.begin(placed.chunk)
+            encoding = self._projector.begin(span.chunk)
         except Exception as error:
-            self._failed.append((request, _problem(placed, error)))
+            self._failed.append((request, _problem(span, error)))
             return
-        self._job = _Job(placed, encoding, self._clock(), request)
+        self._job = _Job(span, encoding, self._clock(), request)
 
     def _take(self, job: _Job[R]) -> None:
         try:
             rows = job.encoding.result()
-            if len(rows) != job.placed.chunk.n_tokens:
-                raise DecodeFailed(f"{len(rows)} rows instead of {job.placed.chunk.n_tokens}", is_fatal=False)
+            if len(rows) != job.span.chunk.n_tokens:
+                raise DecodeFailed(f"{len(rows)} rows instead of {job.span.chunk.n_tokens}", is_fatal=False)
         except Exception as error:
             if job.request is not None:  # else whoever needs it tries for itself, with its own file
-                self._failed.append((job.request, _problem(job.placed, error)))
+                self._failed.append((job.request, _problem(job.span, error)))
             return
         self._n_encoded += 1
         took_s = self._clock() - job.began_at_s
         self._encode_s += took_s
         self._on_encoded(len(rows), took_s)
-        key = job.placed.key
+        key = job.span.key
         self._kept[key] = rows
         self._kept_bytes += rows.nbytes
         self._unused.add(key)
@@ -195,12 +195,12 @@ class Encodings(Generic[R]):
             self._unused.discard(key)
 
 
-def _problem(placed: Placed, error: Exception) -> LocalrunError:
+def _problem(span: MediaSpan, error: Exception) -> LocalrunError:
     """What a request hears whose chunk cannot be encoded."""
-    where = f"{placed.field}: " if placed.field else ""
+    where = f"{span.field}: " if span.field else ""
     if isinstance(error, LocalrunError):
         error.message = where + error.message
         return error
-    kind = "picture" if placed.chunk.media.kind is MediaKind.IMAGE else "recording"
+    kind = "picture" if span.chunk.media.kind is MediaKind.IMAGE else "recording"
     log.error("a %s cannot be encoded: %s", kind, error)
     return EngineFailed(f"{where}a {kind} of the prompt cannot be encoded: {error}")

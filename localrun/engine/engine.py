@@ -3,8 +3,8 @@
 Owner: the engine process's main thread; nothing here is thread-safe. The clock is passed in, so tests control time. If
 the backend has a background, long prompts are computed there, and a step serves only streams and short prompts. Media
 are encoded beside the steps (`encoding.py`), and their rows have a step, or a batch of the background, for themselves.
-While no request arrives or ends, a step repeats the previous plan (`Scheduler.steady_plan`), and nothing that the main
-thread does in it takes time proportional to the number of cells.
+While no request arrives or ends, a step repeats the previous plan (`Scheduler.reusable_plan`), and nothing that the
+main thread does in it takes time proportional to the number of cells.
 
 Invariant: every submitted request gets exactly one final delta.
 Does not: read or write pipes (`pipes.py`), choose tokens (`answers.py`), or decide (`scheduler.py`, `admission.py`).
@@ -17,8 +17,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from localrun.engine.adapters import AdapterQueue, Loader
-from localrun.engine.answers import Answers, Row, no_numbers
-from localrun.engine.backend import BASE, AdapterSet, Backend, DecodeFailed, GivenUp, MediaRows, NoRoom, never
+from localrun.engine.answers import Answers, LogitsRow, non_finite_error
+from localrun.engine.backend import BASE, AdapterSet, Backend, DecodeFailed, MediaRows, NoRoom, StepAborted, never_abort
 from localrun.engine.cache.cache import Cache
 from localrun.engine.cache.disk_record import DiskTier
 from localrun.engine.cache.tiers import Tiers
@@ -26,12 +26,20 @@ from localrun.engine.encoding import ENCODED_PART, Encodings
 from localrun.engine.inbox import Naps
 from localrun.engine.pool import Pool
 from localrun.engine.report import Beside, Report, at_once
-from localrun.engine.request import Placed, Prompt, Request
+from localrun.engine.request import MediaSpan, Prompt, Request
 from localrun.engine.schedule.admission import Admission, is_too_long
-from localrun.engine.schedule.background import BRING_HOME_S, Background, Done
+from localrun.engine.schedule.background import MOVE_TO_STREAM_S, BackgroundPrefill, BatchResult
 from localrun.engine.schedule.budget import TILE_ROWS, Budget, CostModel
 from localrun.engine.schedule.policy import LOWEST_RANK
-from localrun.engine.schedule.scheduler import NOTHING, Grant, Rows, Scheduler, StepPlan, fill_batch, without_numbers
+from localrun.engine.schedule.scheduler import (
+    NOTHING,
+    Grant,
+    Scheduler,
+    StepPlan,
+    StreamRows,
+    fill_batch,
+    non_finite_requests,
+)
 from localrun.engine.speculate.speculation import Speculation
 from localrun.errors import EngineFailed, LocalrunError
 from localrun.wire import Finish, KvRun, Step, Submit
@@ -74,7 +82,7 @@ class Engine:
             raise ValueError(f"{limits.n_slots} slots need as many batch rows and sequences")
         self._backend = backend
         self._clock = clock
-        self.background = background = Background(lambda: backend.worker, CostModel(backend.tile_waste))
+        self.background = background = BackgroundPrefill(lambda: backend.worker, CostModel(backend.tile_waste))
         budget = Budget(batch_rows=backend.batch.capacity, mixes_rows=backend.mixes_rows)
         encoded_bytes = limits.ram_cache_bytes // ENCODED_PART if backend.projector is not None else 0
         tiers = Tiers(
@@ -92,7 +100,7 @@ class Engine:
         )
         self.cache = Cache(backend, tiers, clock, self._admission.goes_to_background)
         self._requests: dict[int, Request] = {}
-        self._rows = Rows()
+        self._rows = StreamRows()
         self._report = Report(backend, beside)
         self.totals = self._report.totals
         self._n_failed_steps = 0
@@ -113,24 +121,24 @@ class Engine:
     @property
     def is_idle(self) -> bool:
         """True when nothing runs or waits, and no kept prefix has to be moved or written: the caller may sleep."""
-        is_tidy = self._is_checked and not self.cache.can_settle and not self.cache.tiers.can_persist
+        is_tidy = self._is_checked and not self.cache.can_save_next and not self.cache.tiers.can_persist
         return is_tidy and not self._requests and not self._report.has_deltas
 
     @property
-    def may_hold(self) -> bool:
+    def can_defer_output(self) -> bool:
         """Whether the last step's news may wait until the next step computes: the next one starts at once, and nothing
         else is due before it."""
-        is_steady = self.scheduler.steady_plan() is not None and not self.scheduler.waiting
-        return self._backend.overlaps and is_steady and not (self.cache.can_settle or self._encodings.is_busy)
+        is_reusable = self.scheduler.reusable_plan() is not None and not self.scheduler.waiting
+        return self._backend.overlaps and is_reusable and not (self.cache.can_save_next or self._encodings.is_busy)
 
-    def overlap(self, meanwhile: Callable[[], None]) -> None:
-        """Call `meanwhile` while a step computes, if the engine `may_hold`."""
-        self._backend.meanwhile = meanwhile
+    def call_during_steps(self, on_compute: Callable[[], None]) -> None:
+        """Call `on_compute` while a step computes, if the engine `can_defer_output`."""
+        self._backend.on_compute = on_compute
 
     # --- requests come and go ----------------------------------------------------------------------------------
 
     def submit(
-        self, submit: Submit, tokens: list[int], prediction: Sequence[int] = (), chunks: tuple[Placed, ...] = ()
+        self, submit: Submit, tokens: list[int], prediction: Sequence[int] = (), chunks: tuple[MediaSpan, ...] = ()
     ) -> None:
         """Take a new request with the tokens and chunks of its prompt (`media.prompt_of`), and the tokens of
         `Submit.prediction`. The engine owns the list from now on, and it grows.
@@ -180,9 +188,9 @@ class Engine:
 
     # --- the step ----------------------------------------------------------------------------------------------
 
-    def step(self, is_hurried: Callable[[], bool] = never) -> Step | None:
+    def step(self, should_abort: Callable[[], bool] = never_abort) -> Step | None:
         """One round. Returns its news; None if there was nothing to do and nothing to report. What it computes for the
-        lowest lane alone is given up when `is_hurried`."""
+        lowest lane alone is given up when `should_abort`."""
         self._naps.take(self.wait_s)
         self.wait_s = 0.0
         now_s = self._clock()
@@ -192,8 +200,8 @@ class Engine:
         in_pool = plan.is_long
         if in_pool:
             self._backend.turn_to(pool=True)
-            self._owed.discard(plan.company)
-        self._compute(plan, now_s, is_hurried)
+            self._owed.discard(plan.batch_group)
+        self._compute(plan, now_s, should_abort)
         if in_pool:
             self._backend.turn_to(pool=False)
         if not plan.n_rows and self._is_waited_for:
@@ -205,7 +213,7 @@ class Engine:
         tokens of slow grammars."""
         background, scheduler = self.background, self.scheduler
         if background.is_over:
-            is_near = bool(background.completes) and scheduler.is_turn_near(now_s, BRING_HOME_S)
+            is_near = bool(background.completes) and scheduler.is_turn_near(now_s, MOVE_TO_STREAM_S)
             # Streams have their step first, but only one: with a very short target their turn is always near.
             self._puts_off = is_near and not self._puts_off
             if not self._puts_off:
@@ -244,9 +252,9 @@ class Engine:
             if due_s > 0 and not encodings.is_over:
                 self.wait_s = due_s
                 return NOTHING
-        steady = self.scheduler.steady_plan()
-        if steady is not None and self.cache.make_room(steady.n_rows, in_pool=steady.is_long):
-            return self._with_drafts(steady)
+        reusable = self.scheduler.reusable_plan()
+        if reusable is not None and self.cache.make_room(reusable.n_rows, in_pool=reusable.is_long):
+            return self._with_drafts(reusable)
         for request in self.scheduler.running:
             assert request.seq is not None
             request.next_stop = self.cache.next_stop(request.seq, request.n_computed)
@@ -255,13 +263,13 @@ class Engine:
             plan = self.scheduler.plan(n_free=self._backend.n_cells, left_s=left_s)
             in_pool = plan.is_long
             if self.cache.make_room(plan.n_rows, in_pool=in_pool):
-                return self._with_drafts(plan) if plan.is_steady else plan
+                return self._with_drafts(plan) if plan.is_reusable else plan
             plan = self.scheduler.plan(n_free=self.cache.n_free(in_pool=in_pool), left_s=left_s)
             if not self.scheduler.is_short(plan):
                 return plan
             self._preempt(self.scheduler.victim(self._admission.pooled if in_pool else ()))
 
-    def _compute(self, plan: StepPlan, now_s: float, is_hurried: Callable[[], bool]) -> None:
+    def _compute(self, plan: StepPlan, now_s: float, should_abort: Callable[[], bool]) -> None:
         """One native decode, and what follows from it: a token for each request that caught up, and more for those
         whose drafts were right."""
         if not plan.n_rows:
@@ -271,7 +279,7 @@ class Engine:
         depth = plan.depth
         try:
             self._backend.use(plan.adapters)
-            seqs = self._decode_media(plan.grants[0]) if plan.is_media else self._decode(plan, is_hurried)
+            seqs = self._decode_media(plan.grants[0]) if plan.is_media else self._decode(plan, should_abort)
         except NoRoom as error:
             self._note_failure(error)
             self._preempt(self.scheduler.victim(self._admission.pooled if plan.is_long else ()))
@@ -279,22 +287,22 @@ class Engine:
             n_free = self.cache.n_free(in_pool=plan.is_long)
             self.cache.make_room(n_free + plan.n_rows, in_pool=plan.is_long)
             return
-        except (DecodeFailed, GivenUp) as error:
+        except (DecodeFailed, StepAborted) as error:
             for request, _, _ in plan.grants:
-                request.gave_way = isinstance(error, GivenUp)
+                request.was_aborted = isinstance(error, StepAborted)
             self._speculation.broken_off()
             self._take_back(plan.grants, error if isinstance(error, DecodeFailed) else None)
             self._has_unseen_rows = True
             return
         self._n_failed_steps = 0
         self.cache.cells.place(seqs)
-        lacking = without_numbers(plan.grants, self._backend.has_numbers)
-        if lacking:
+        non_finite = non_finite_requests(plan.grants, self._backend.is_finite)
+        if non_finite:
             self._take_back(plan.grants, None)
-            self._doubt(lacking)
+            self._isolate(non_finite)
             return
         self._speculation.decoded(plan)
-        self._advance(plan.grants, is_steady=plan.is_steady, has_drafts=plan.n_draft_rows > 0)
+        self._advance(plan.grants, is_reusable=plan.is_reusable, has_drafts=plan.n_draft_rows > 0)
         ended_s = self._clock()
         self._report.computed(plan, ended_s - began_s)
         self._speculation.computed(plan, ended_s)
@@ -308,20 +316,20 @@ class Engine:
         return (
             is_under_way
             and all(request.awaits_something for request in scheduler.waiting)
-            and all(request.is_away for request in scheduler.running)
-            and not (self.background.has_prompts or self.background.is_over or cache.coming or cache.can_settle)
+            and all(request.skips_steps for request in scheduler.running)
+            and not (self.background.has_prompts or self.background.is_over or cache.restoring or cache.can_save_next)
         )
 
     # --- the verbs' parts --------------------------------------------------------------------------------------
 
-    def _decode(self, plan: StepPlan, is_hurried: Callable[[], bool]) -> list[int]:
-        """Compute rows of text. Returns the sequence of each. Nobody's rows are given up twice without being computed:
-        those who come may be refused or cancelled, and so many may come that nothing else would ever be computed."""
+    def _decode(self, plan: StepPlan, should_abort: Callable[[], bool]) -> list[int]:
+        """Compute rows of text. Returns the sequence of each. A request's step is aborted at most once in a row:
+        otherwise a flood of requests, each of which is refused or cancelled, could starve the batch lane."""
         batch = self._backend.batch
         # The background's batches use the pool's rows in between.
         seqs = fill_batch(batch, plan.grants) if plan.is_long else self._rows.fill(batch, plan)
-        if all(request.rank >= LOWEST_RANK and not request.gave_way for request, _, _ in plan.grants):
-            self._backend.decode(plan.n_rows, is_hurried)
+        if all(request.rank >= LOWEST_RANK and not request.was_aborted for request, _, _ in plan.grants):
+            self._backend.decode(plan.n_rows, should_abort)
         else:
             self._backend.decode(plan.n_rows)
         return seqs
@@ -329,37 +337,38 @@ class Engine:
     def _decode_media(self, grant: Grant) -> list[int]:
         """Compute rows of a chunk. Returns the sequence of each."""
         request, n_rows, _ = grant
-        placed = request.next_chunk
-        assert placed is not None
+        span = request.next_chunk
+        assert span is not None
         assert request.seq is not None
-        rows = self._encodings.rows(placed)
+        rows = self._encodings.rows(span)
         assert rows is not None, "a chunk is to be computed that is not encoded"
-        first = request.n_computed - placed.start
-        self._backend.batch.realm = request.adapters.realm
-        self._backend.decode_media(MediaRows(request.seq, placed.start, placed.chunk, rows, first, n_rows))
+        first = request.n_computed - span.start
+        self._backend.batch.adapter_hash = request.adapters.hash
+        self._backend.decode_media(MediaRows(request.seq, span.start, span.chunk, rows, first, n_rows))
         return [request.seq] * n_rows
 
     def _encode(self) -> None:
-        """Have encoded what running requests need next. Whoever's next rows are not there sits out."""
-        coming, background = self.cache.coming, self.background
+        """Start encoding the media that running requests need next. A request whose media is not encoded yet skips
+        steps."""
+        restoring, background = self.cache.restoring, self.background
         wanted = []
         for request in self.scheduler.running:
             if request.chunks:
                 assert request.seq is not None
-                placed = request.chunk_after(max(request.n_computed, coming.get(request.seq, 0)))
-                if placed is not None:
-                    wanted.append((request, placed))
+                span = request.chunk_after(max(request.n_computed, restoring.get(request.seq, 0)))
+                if span is not None:
+                    wanted.append((request, span))
         self._encodings.want(wanted)
         for request, _ in wanted:
-            if request.seq not in coming and request not in background:
-                placed = request.next_chunk
-                request.is_away = placed is not None and self._encodings.rows(placed) is None
+            if request.seq not in restoring and request not in background:
+                span = request.next_chunk
+                request.skips_steps = span is not None and self._encodings.rows(span) is None
 
     def _with_drafts(self, plan: StepPlan) -> StepPlan:
         """A steady plan with what is worth drafting for its streams. Nobody drafts while prompts want the processors,
         and nothing is evicted for a draft."""
         background = self.background
-        if self._encodings.is_busy or background.is_busy or plan.grants[0].request.doubted_until:
+        if self._encodings.is_busy or background.is_busy or plan.grants[0].request.isolated_until:
             return plan
         n_free = self.cache.n_free(in_pool=plan.is_long)
         return self._speculation.extend(plan, n_free, lambda: self.scheduler.step_target_s, lambda: self.cache.attend_s)
@@ -369,7 +378,7 @@ class Engine:
         while it computes."""
         background, cache, running = self.background, self.cache, self.scheduler.running
         admission = self._admission
-        if any(request.is_long and request.company in self._owed and not request.sits_out for request in running):
+        if any(request.is_long and request.batch_group in self._owed and not request.sits_out for request in running):
             return
         n_rows = background.n_pending
         while not cache.make_room(min(n_rows, TILE_ROWS), in_pool=True) and len(admission.pooled) > 1:
@@ -386,21 +395,21 @@ class Engine:
         if begun:
             for request in held:
                 request.is_held = True
-            cache.prepare_home(request.n_tokens for request in background.completes if not is_too_long(request, cache))
+            cache.warm_streams(request.n_tokens for request in background.completes if not is_too_long(request, cache))
 
     def _renew(self) -> None:
-        """New cells, for nobody runs."""
+        """Recreate the KV cells. No request may be running."""
         self.cache.renew()
         self._has_unseen_rows = False
 
     def _tidy(self) -> None:
         """Small work between steps: at most one copy of each kind, and more only when there are no requests."""
-        brought = self.cache.bring()
+        brought = self.cache.restore_next()
         if brought is not None:
             request = self.scheduler.at(brought[0])
-            request.n_computed, request.is_away = brought[1], request.seq in self.cache.coming
+            request.n_computed, request.skips_steps = brought[1], request.seq in self.cache.restoring
         if not self._computes_prompts_alone:
-            self.cache.settle()
+            self.cache.save_next()
         moved = self.cache.compact()
         if moved is not None:
             self.scheduler.move(self.scheduler.at(moved[0]), moved[1])
@@ -408,7 +417,7 @@ class Engine:
             self._is_checked = False
         elif self.cache.tiers.can_persist:
             self.cache.tiers.persist()
-        elif not self._is_checked and not self.cache.can_settle:
+        elif not self._is_checked and not self.cache.can_save_next:
             self._is_checked = True
             self.cache.check_integrity()
 
@@ -417,23 +426,25 @@ class Engine:
         """Whether every processor computes prompts, and nobody waits for what a thread beside them would do: it would
         hold them up for much longer than it takes."""
         background, scheduler = self.background, self.scheduler
-        return background.is_busy and not scheduler.waiting and all(request.is_away for request in scheduler.running)
+        return (
+            background.is_busy and not scheduler.waiting and all(request.skips_steps for request in scheduler.running)
+        )
 
-    def _take_batch(self, batch: Done) -> None:
+    def _take_batch(self, batch: BatchResult) -> None:
         """The background is done with a batch: finished prompts continue as streams, and what dropped requests left is
         kept."""
         for request in self.scheduler.running:
             if request.is_long:  # one at the end of its stream is held until it is moved
                 request.is_held = False
-                self._owed.add(request.company)
+                self._owed.add(request.batch_group)
         if batch.is_computed:
             self.cache.cells.place(batch.seqs)
         for seq, n_before, n_after in batch.left:
             self.cache.release(seq, n_after if batch.is_computed else self.cache.rewind(seq, n_before))
         if not batch.is_computed:
             self._take_back(batch.grants, batch.error)
-            if batch.lacking is not None:
-                self._doubt(batch.lacking)
+            if batch.non_finite is not None:
+                self._isolate(batch.non_finite)
             else:
                 self._has_unseen_rows = True
             return
@@ -447,7 +458,7 @@ class Engine:
                 if is_too_long(request, self.cache):
                     self.scheduler.enter_pool(request)
                 else:
-                    self.scheduler.move(request, self.cache.bring_home(request.seq))
+                    self.scheduler.move(request, self.cache.move_to_stream(request.seq))
 
     def _halt_background(self) -> None:
         """Abandon the background's batch, because its sequences must be touched."""
@@ -457,8 +468,8 @@ class Engine:
     def _leave_background(self, request: Request, *, is_kept: bool = True) -> bool:
         """Whether a request's sequence may be touched now; if not, it comes back with the batch that others wait for,
         and is forgotten then unless what it holds `is_kept`."""
-        if request.seq in self.cache.coming or request.chunk_after(request.n_computed) is not None:
-            request.is_away = False
+        if request.seq in self.cache.restoring or request.chunk_after(request.n_computed) is not None:
+            request.skips_steps = False
         background = self.background
         if request not in background:
             if request.is_long and background.is_busy:
@@ -481,29 +492,29 @@ class Engine:
         if self._leave_background(request, is_kept=False):
             self.cache.forget(request.seq)
 
-    def _advance(self, grants: tuple[Grant, ...], *, is_steady: bool = False, has_drafts: bool = False) -> None:
+    def _advance(self, grants: tuple[Grant, ...], *, is_reusable: bool = False, has_drafts: bool = False) -> None:
         """After a decode: count, tell the cache how far prompts are, and continue the answers of requests that caught
         up."""
         row, caught_up = -1, []
         for request, n_tokens, drafts in grants:
             row += n_tokens
-            is_prefilling = not is_steady and request.is_prefilling
-            if request.chunks and (placed := request.next_chunk):
-                is_last = request.n_computed + n_tokens == placed.end
-                self._encodings.computed(placed, n_tokens, is_last=is_last)
+            is_prefilling = not is_reusable and request.is_prefilling
+            if request.chunks and (span := request.next_chunk):
+                is_last = request.n_computed + n_tokens == span.end
+                self._encodings.computed(span, n_tokens, is_last=is_last)
             if request.scoring is not None and request.is_scoring:
                 self._answers.score(request, row - n_tokens + 1, n_tokens)
             request.n_computed += n_tokens
-            request.gave_way = False
-            if 0 < request.doubted_until <= request.n_computed:
-                self.scheduler.trust(request)
+            request.was_aborted = False
+            if 0 < request.isolated_until <= request.n_computed:
+                self.scheduler.end_isolation(request)
             if is_prefilling:
                 assert request.seq is not None
                 self.cache.grow(request.seq, request.n_computed)
-            if not is_steady:  # in a steady step the tokens say it all
+            if not is_reusable:  # in a steady step the tokens say it all
                 self._report.delta(request)
             if request.n_computed == len(request.tokens) and (request.scoring is None or not self._reads_on(request)):
-                caught_up.append(Row(request, row, drafts))
+                caught_up.append(LogitsRow(request, row, drafts))
             row += len(drafts)
         if has_drafts:
             self._speculation.begin_step(answer.request for answer in caught_up)
@@ -531,7 +542,7 @@ class Engine:
         """After a step with drafts: count what it gave, and take wrong drafts off their cells."""
         assert request.seq is not None
         # One is counted already, and one more is still being drawn where that takes long.
-        n_more = max(0, self._speculation.end_step(request) - 1 + request.is_away)
+        n_more = max(0, self._speculation.end_step(request) - 1 + request.skips_steps)
         self.scheduler.charge_outputs([request.client] * n_more)
         self.totals.decode_tokens += n_more
         request.n_computed = self.cache.take_off(request.seq, request.n_computed)
@@ -543,7 +554,7 @@ class Engine:
         """The request's last delta. Its computed tokens stay as a prefix, unless the step that made them failed."""
         self._report.ended(request, finish, now_s, error)
         if request.seq is not None:
-            if error is None and not request.own_realm:
+            if error is None and not request.own_salt:
                 self._release(request)
             else:
                 self._forget(request)
@@ -566,25 +577,25 @@ class Engine:
         self.scheduler.preempt(request, self._clock())
         self._report.preempted(request)
 
-    def _doubt(self, lacking: dict[Request, int]) -> None:
-        """A call, which was taken back, gave these requests logits that are no numbers (`without_numbers`). Whoever of
-        them was computed alone is to blame and ends, unless its cells may have been spoiled by a batch that was given
-        up. The others are computed alone until they are as far, all in new cells.
+    def _isolate(self, non_finite: dict[Request, int]) -> None:
+        """A call, which was taken back, gave these requests logits that are not finite (`non_finite_requests`). One
+        that was computed alone is to blame and ends, unless its cells may have been spoiled by an aborted batch. The
+        others are computed alone, in new cells, until they are as far as they were.
 
-        What is no number stays in a cell when its sequence is gone, and spoils others' rows, though it is masked for
-        them: kernels multiply it by 0. So no other row may be computed in these cells. What they hold of others was
-        computed before, and waits in memory for the new ones.
+        A NaN stays in a cell when its sequence is gone, and spoils the rows of other sequences, though it is masked for
+        them: kernels multiply it by 0. So no other row may be computed in these cells. What they hold of other requests
+        was computed before, and is restored from memory into the new cells.
         """
-        for request in lacking if not self._has_unseen_rows else ():
-            if request.doubted_until:
-                self._end(request, Finish.ERROR, self._clock(), no_numbers(request))
+        for request in non_finite if not self._has_unseen_rows else ():
+            if request.isolated_until:
+                self._end(request, Finish.ERROR, self._clock(), non_finite_error(request))
         self._halt_background()
         for request in list(self.scheduler.running):
             self._preempt(request)
-        for request, end in lacking.items():
+        for request, end in non_finite.items():
             # It may be what stood beside it, or a draft of its own: whoever is doubted twice stays alone.
-            request.n_doubts += 1
-            request.doubted_until = end if request.n_doubts == 1 else sys.maxsize
+            request.n_isolations += 1
+            request.isolated_until = end if request.n_isolations == 1 else sys.maxsize
         self._renew()
 
     def _note_failure(self, error: Exception) -> None:

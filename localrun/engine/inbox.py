@@ -30,21 +30,21 @@ class Inbox(Generic[E]):
     def __init__(self) -> None:
         self._items: queue.SimpleQueue[Callable[[E], None] | None] = queue.SimpleQueue()
         self.exit_code = 0
-        self._is_hurried = False
+        self._should_abort = False
 
-    def put(self, item: Callable[[E], None], *, hurries: bool = False) -> None:
-        """More work. It `hurries` if a step may be given up for it."""
+    def put(self, item: Callable[[E], None], *, preempts: bool = False) -> None:
+        """More work. It `preempts` if a step of the lowest lane should be aborted for it."""
         self._items.put(item)
-        if hurries:
-            self._is_hurried = True
+        if preempts:
+            self._should_abort = True
 
     def ring(self) -> None:
         """Something beside the steps is over: the main thread should look."""
         self._items.put(_nothing)
 
-    def is_hurried(self) -> bool:
-        """Whether there may be work that hurries."""
-        return self._is_hurried
+    def should_abort(self) -> bool:
+        """Whether there may be work that preempts."""
+        return self._should_abort
 
     @property
     def has_work(self) -> bool:
@@ -58,7 +58,7 @@ class Inbox(Generic[E]):
     def drain(self, engine: E, wait_s: float | None = 0.0) -> bool:
         """Do everything that is there; first sleep until there is something, for so long at most, None or infinity for
         as long as it takes. False when it is time to go."""
-        self._is_hurried = False
+        self._should_abort = False
         may_wait, timeout_s = wait_s != 0, None if wait_s == math.inf else wait_s
         try:
             while (item := self._items.get(may_wait, timeout_s)) is not None:

@@ -34,8 +34,8 @@ log = logging.getLogger("localrun.engine")
 class Steps(Protocol):
     """An engine, as the loop sees it.
 
-    `may_hold`: what the last step said may wait for the next one, which calls what `overlap` was given while it
-    computes. `wait_s`: how long the next one has nothing to do, unless something comes or rings.
+    `can_defer_output`: the output of the last step may wait for the next one, which calls the function given to
+    `call_during_steps` while it computes. `wait_s`: how long the next step has nothing to do, unless something rings.
     """
 
     wait_s: float
@@ -44,12 +44,12 @@ class Steps(Protocol):
     def is_idle(self) -> bool: ...
 
     @property
-    def may_hold(self) -> bool: ...
+    def can_defer_output(self) -> bool: ...
 
-    def overlap(self, meanwhile: Callable[[], None]) -> None: ...
+    def call_during_steps(self, on_compute: Callable[[], None]) -> None: ...
 
-    def step(self, is_hurried: Callable[[], bool]) -> wire.Step | None:
-        """`is_hurried`: whether somebody waits for whom this step may be given up."""
+    def step(self, should_abort: Callable[[], bool]) -> wire.Step | None:
+        """`should_abort`: whether somebody waits for whom this step may be given up."""
 
 
 E = TypeVar("E", bound=Steps)
@@ -157,7 +157,7 @@ class Text(Generic[T]):
     is_dropped: bool = False
 
 
-class Tokenizing:
+class TokenizerThreads:
     """Texts on their way to tokens, in threads beside the reader and the steps.
 
     A megabyte takes half a second. So the reader only hands texts over and reads on, and a cancel overtakes them
@@ -236,7 +236,7 @@ class Tokenizing:
             return None
 
     def _remove(self, text: Text[Any]) -> None:
-        """It is over. What its client has besides goes behind the others."""
+        """Remove a finished text, and move its client's queue to the end."""
         queue = self._queues.pop(text.client)
         queue.remove(text)
         if queue:
@@ -316,13 +316,13 @@ def serve(
 
 def run_steps(engine: E, inbox: Inbox[E], outbox: Outbox, spare_time: SpareTime | None = None) -> None:
     """The loop of the main thread: until the inbox says that it is time to go."""
-    engine.overlap(outbox.send_held)
+    engine.call_during_steps(outbox.send_held)
     wait_s = None if engine.is_idle else 0.0
     while inbox.drain(engine, wait_s):
-        step = engine.step(inbox.is_hurried)
+        step = engine.step(inbox.should_abort)
         outbox.send_held()  # where nothing was computed
         if step is not None:
-            if engine.may_hold and not inbox.has_work:
+            if engine.can_defer_output and not inbox.has_work:
                 outbox.hold(step)
             else:
                 outbox.put(step)
@@ -332,7 +332,7 @@ def run_steps(engine: E, inbox: Inbox[E], outbox: Outbox, spare_time: SpareTime 
     outbox.send_held()
 
 
-def end(exit_code: int, tokenizing: Tokenizing, close: Callable[[], None]) -> int:
+def end(exit_code: int, tokenizing: TokenizerThreads, close: Callable[[], None]) -> int:
     """Free the model, with `close`. Returns the exit code, or not at all if the vocabulary is still being read."""
     if not tokenizing.close(READ_GRACE_S):
         os._exit(exit_code)
@@ -352,7 +352,7 @@ _MOST_PIECES_BYTES = framing.MAX_FRAME_BYTES // 2
 def count(
     message: wire.Count,
     read: Callable[[], Sequence[int]],
-    tokenizing: Tokenizing,
+    tokenizing: TokenizerThreads,
     outbox: Sink,
     pieces: Callable[[Sequence[int], int], tuple[bytes, ...]],
 ) -> None:

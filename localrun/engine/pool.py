@@ -15,7 +15,7 @@ from collections.abc import Callable
 from localrun.engine.cache.cache import SCARCE_PART, Cache
 from localrun.engine.request import Request
 from localrun.engine.schedule.admission import is_too_long
-from localrun.engine.schedule.background import Background
+from localrun.engine.schedule.background import BackgroundPrefill
 from localrun.engine.schedule.scheduler import Scheduler, is_stream
 from localrun.engine.speculate.speculation import Speculation
 
@@ -30,7 +30,7 @@ class Pool:
         self,
         cache: Cache,
         scheduler: Scheduler,
-        background: Background,
+        background: BackgroundPrefill,
         speculation: Speculation,
         preempt: Callable[[Request], None],
     ) -> None:
@@ -69,8 +69,8 @@ class Pool:
             for guest in guests:
                 self._send_home(guest)
             return
-        realms = {host.adapters.realm for host in hosts}
-        others = [request for request in running if not request.is_long and request.adapters.realm in realms]
+        adapter_hashes = {host.adapters.hash for host in hosts}
+        others = [request for request in running if not request.is_long and request.adapters.hash in adapter_hashes]
         if not others or not all(map(self._can_join, others)):
             return  # a step of those that stay reads the weights anyway
         n_tokens = sum(request.n_tokens for request in others)
@@ -94,7 +94,7 @@ class Pool:
     def _take(self, request: Request, *, is_urgent: bool) -> bool:
         """Move a request into the pool, if there is room; unless it `is_urgent`, only if nobody would feel it."""
         assert request.seq is not None
-        seq = self._cache.take_away(request.seq, is_urgent=is_urgent)
+        seq = self._cache.move_to_pool(request.seq, is_urgent=is_urgent)
         if seq is None:
             return False
         self._speculation.drop(request)
@@ -105,7 +105,7 @@ class Pool:
     def _send_home(self, guest: Request) -> None:
         """Once nobody feels it, and its last row was read."""
         assert guest.seq is not None
-        seq = None if guest.sits_out else self._cache.come_home(guest.seq)
+        seq = None if guest.sits_out else self._cache.try_move_to_stream(guest.seq)
         if seq is not None:
             self._scheduler.move(guest, seq)
             self._scheduler.leave_pool(guest)

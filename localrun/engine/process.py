@@ -28,7 +28,7 @@ from localrun.engine.embedding.inputs import Embedder
 from localrun.engine.engine import Engine, Limits
 from localrun.engine.inbox import Inbox as EngineInbox
 from localrun.engine.native.threads import N_BATCH, N_CELLS, N_SEQS, ThreadTrial, plan_threads
-from localrun.engine.pipes import BROKEN_PIPE, Text, Tokenizing
+from localrun.engine.pipes import BROKEN_PIPE, Text, TokenizerThreads
 from localrun.engine.request import Prompt
 from localrun.engine.sample import media
 from localrun.engine.sample.text import pieces
@@ -121,7 +121,7 @@ def main(make: Make) -> int:
     except Exception as error:
         return pipes.refuse(frames_out, error)
     pipes.send(frames_out, _ready(backend, first, time.monotonic() - started_at_s))
-    tokenizing, prompts = Tokenizing(max_texts=first.n_slots + first.max_queue), Prompts(backend)
+    tokenizing, prompts = TokenizerThreads(max_texts=first.n_slots + first.max_queue), PromptTokenizer(backend)
     exit_code = pipes.serve(
         engine,
         inbox,
@@ -155,7 +155,7 @@ def spare_time(engine: Engine, trial: pipes.SpareTime | None) -> pipes.SpareTime
     return spend
 
 
-class Prompts:
+class PromptTokenizer:
     """From text to tokens. The last prompt is remembered for the `n` answers to one request, which have the same; but
     only for its own client, since how long this takes must not tell one client what another one asked.
 
@@ -181,7 +181,9 @@ class Prompts:
         return Prompt(list(prompt.tokens), prompt.chunks), predicted
 
 
-def take(message: wire.ToEngine, prompts: Prompts, tokenizing: Tokenizing, inbox: Inbox, outbox: pipes.Sink) -> None:
+def take(
+    message: wire.ToEngine, prompts: PromptTokenizer, tokenizing: TokenizerThreads, inbox: Inbox, outbox: pipes.Sink
+) -> None:
     """One message from the daemon. A text that cannot be tokenized fails its own request and nothing else."""
     if isinstance(message, wire.Submit):
         submit = message
@@ -189,7 +191,7 @@ def take(message: wire.ToEngine, prompts: Prompts, tokenizing: Tokenizing, inbox
         length = pipes.length_of(submit.segments) + len(prediction)
         read = partial(_read_prompt, prompts, submit, prediction)
         try:
-            deliver = partial(inbox.put, hurries=submit.lane is not wire.Lane.BATCH)
+            deliver = partial(inbox.put, preempts=submit.lane is not wire.Lane.BATCH)
             text = Text(submit.id, submit.client, length, read, deliver)
             tokenizing.put(text, is_resumed=submit.resume is not None)
         except QueueFull as error:
@@ -207,7 +209,7 @@ def take(message: wire.ToEngine, prompts: Prompts, tokenizing: Tokenizing, inbox
         inbox.put(_clearing(message, outbox))
 
 
-def _read_prompt(prompts: Prompts, submit: wire.Submit, prediction: str) -> Callable[[Engine], None]:
+def _read_prompt(prompts: PromptTokenizer, submit: wire.Submit, prediction: str) -> Callable[[Engine], None]:
     """What the engine is to do with a request once its prompt and its prediction are tokens."""
     try:
         (tokens, chunks), predicted = prompts.read(submit, prediction)

@@ -20,7 +20,7 @@ from localrun.engine.cache.cache import Cache
 from localrun.engine.cache.cells import Cells, PoolCells, StreamCells
 from localrun.engine.request import Request, refusal
 from localrun.engine.schedule.scheduler import Scheduler, StepPlan
-from localrun.engine.speculate.counts import Counts
+from localrun.engine.speculate.counts import DraftTotals
 from localrun.errors import LocalrunError
 from localrun.wire import Delta, Finish, KvRun, MediaCounts, Phase, Started, Step, StepStats
 
@@ -146,7 +146,7 @@ class Totals:
     n_prefill_rows: int = 0
     n_decode_rows: int = 0
     n_draft_rows: int = 0
-    drafts: Counts = field(default_factory=Counts)
+    drafts: DraftTotals = field(default_factory=DraftTotals)
 
     def note_rows(self, *, n_prefill: int, n_decode: int) -> None:
         """Rows were computed."""

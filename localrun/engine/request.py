@@ -14,17 +14,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from localrun.engine.backend import BASE, REALM_BYTES, AdapterSet, Backend, MediaChunk, Sampler
-from localrun.engine.cache.tree import Key
+from localrun.engine.backend import BASE, HASH_BYTES, AdapterSet, Backend, MediaChunk, Sampler
+from localrun.engine.cache.tree import PrefixKey
 from localrun.engine.sample import chain
 from localrun.engine.sample.constraint import Constraint
 from localrun.engine.sample.text import TextStream
-from localrun.engine.speculate.counts import Counts
+from localrun.engine.speculate.counts import DraftTotals
 from localrun.errors import BadRequest, ContextExceeded, LocalrunError, QueueFull
 from localrun.wire import Delta, Finish, Lane, MediaKind, Phase, Resume, Submit, Usage
 
 
-class Placed(NamedTuple):
+class MediaSpan(NamedTuple):
     """A chunk that begins at token `start` of a prompt. `key` names its rows, `field` where the client put it."""
 
     start: int
@@ -41,7 +41,7 @@ class Prompt(NamedTuple):
     """The tokens of a prompt and its chunks, in order."""
 
     tokens: list[int]
-    chunks: tuple[Placed, ...] = ()
+    chunks: tuple[MediaSpan, ...] = ()
 
 
 # So many rows of a step have logits for the scores of a prompt: as many as there are for drafts, which no step has
@@ -50,17 +50,18 @@ SCORED_ROWS = 32
 
 
 class Scoring:
-    """A prompt whose log-probabilities are wanted. Every row of it has logits, so it is read in small parts: a request
-    knows what it has read, and to everybody else that is its prompt so far. Of `tokens` the first `n_said` were said.
-    """
+    """A prompt whose log-probabilities are wanted. These need the logits of every prompt token, so the prompt is fed in
+    parts of `SCORED_ROWS` tokens, and `Request.tokens` holds only what was fed so far. Cached prefixes have no logits:
+    an `own_salt` keeps the request out of the prefix cache. Scores of the first `n_reported` of its `tokens` were
+    reported."""
 
     def __init__(self, tokens: list[int]) -> None:
         self.tokens = tokens
-        self.n_said = 0
+        self.n_reported = 0
 
     @property
     def is_over(self) -> bool:
-        return self.n_said == len(self.tokens)
+        return self.n_reported == len(self.tokens)
 
 
 @dataclass(eq=False, slots=True)
@@ -70,14 +71,14 @@ class Request:
     `chunks` are the rows of media in it, which are computed in native calls of their own.
 
     `target_itl_s` is how long a step may hold this stream up, 0 is no limit. `draft_model_path` is empty for the
-    engine's own. `is_away`: it takes no part in steps now, for it is computed in the background, its next token is
+    engine's own. `skips_steps`: it takes no part in steps now, for it is computed in the background, its next token is
     drawn beside the steps, or the rows of its next chunk are not encoded yet. `is_long`: it is longer than a stream,
     and its steps are computed in the pool beside the streams, whose context `is_held` while it computes a prompt.
     `rank`, `waited_s`, `n_preempted` and `requeued_at_s` are the policy's: the rank that a running request started
     with, what it waited until then, how often and when it last gave up a slot. `drafts` is None for one that does not
-    draft. Until it has `doubted_until` tokens in cells it is computed alone, for its logits, or those of others in the
-    same call, were no numbers (`Engine._doubt`). `gave_way`: its rows were given up for somebody, and it had none
-    since. With an `own_realm` it finds nothing that others computed, and nothing of it is kept for them.
+    draft. Until it has `isolated_until` tokens in cells it is computed alone, for its logits, or those of others in the
+    same call, were no numbers (`Engine._isolate`). `was_aborted`: its last step was aborted for a higher
+    lane; its next step must not be. With an `own_salt` it neither uses nor leaves anything in the prefix cache.
     """
 
     id: int
@@ -99,21 +100,21 @@ class Request:
     adapters: AdapterSet = BASE
     namespace: bytes = b""
     constraint: Constraint | None = None
-    drafts: Counts | None = None
-    chunks: tuple[Placed, ...] = ()
-    own_realm: bytes = b""
+    drafts: DraftTotals | None = None
+    chunks: tuple[MediaSpan, ...] = ()
+    own_salt: bytes = b""
     scoring: Scoring | None = None
 
     seq: int | None = None
     slot: int | None = None
     n_computed: int = 0
     next_stop: int | None = None
-    is_away: bool = False
+    skips_steps: bool = False
     is_long: bool = False
     is_held: bool = False
-    doubted_until: int = 0
-    n_doubts: int = 0
-    gave_way: bool = False
+    isolated_until: int = 0
+    n_isolations: int = 0
+    was_aborted: bool = False
     n_cached: int = 0
     started_at_s: float | None = None
     first_token_at_s: float | None = None
@@ -137,22 +138,22 @@ class Request:
         return self.awaits_grammar or self.awaits_adapters
 
     @property
-    def company(self) -> bytes:
+    def batch_group(self) -> bytes:
         """Requests are computed together if this is the same: they have the same adapters, are in the same context, and
         none is doubted."""
-        company = self.adapters.realm if not self.is_long else self.adapters.realm + b"long"
-        return company if not self.doubted_until else company + b"%d" % self.id
+        batch_group = self.adapters.hash if not self.is_long else self.adapters.hash + b"long"
+        return batch_group if not self.isolated_until else batch_group + b"%d" % self.id
 
     @property
     def sits_out(self) -> bool:
         """Whether it takes no part in steps now."""
-        return self.is_away or self.is_held
+        return self.skips_steps or self.is_held
 
     @property
-    def key(self) -> Key:
+    def key(self) -> PrefixKey:
         """What the cache knows it by."""
-        atoms = tuple((placed.start, placed.end) for placed in self.chunks)
-        return Key(self.tokens, self.namespace + (self.own_realm or self.adapters.realm), atoms)
+        atoms = tuple((span.start, span.end) for span in self.chunks)
+        return PrefixKey(self.tokens, self.namespace + (self.own_salt or self.adapters.hash), atoms)
 
     @property
     def is_scoring(self) -> bool:
@@ -187,7 +188,7 @@ class Request:
     @property
     def chunk_table(self) -> tuple[tuple[int, MediaChunk], ...]:
         """As `Backend.set_chunks` wants it."""
-        return tuple((placed.start, placed.chunk) for placed in self.chunks)
+        return tuple((span.start, span.chunk) for span in self.chunks)
 
     @property
     def n_tokens(self) -> int:
@@ -212,21 +213,21 @@ class Request:
         """Pending tokens that one step may compute: a step ends at `next_stop`, where the cache saves a state, and
         where a chunk begins or ends."""
         end = len(self.tokens) if self.next_stop is None else min(len(self.tokens), self.next_stop)
-        for placed in self.chunks:
-            if self.n_computed < placed.end:
-                end = min(end, placed.start if self.n_computed < placed.start else placed.end)
+        for span in self.chunks:
+            if self.n_computed < span.end:
+                end = min(end, span.start if self.n_computed < span.start else span.end)
                 break
         return end - self.n_computed
 
     @property
-    def next_chunk(self) -> Placed | None:
+    def next_chunk(self) -> MediaSpan | None:
         """The chunk that the next pending token is a row of, if it is one."""
-        placed = self.chunk_after(self.n_computed) if self.chunks else None
-        return placed if placed is not None and placed.start <= self.n_computed else None
+        span = self.chunk_after(self.n_computed) if self.chunks else None
+        return span if span is not None and span.start <= self.n_computed else None
 
-    def chunk_after(self, n_tokens: int) -> Placed | None:
+    def chunk_after(self, n_tokens: int) -> MediaSpan | None:
         """The first chunk that is not all within the first `n_tokens`."""
-        return next((placed for placed in self.chunks if n_tokens < placed.end), None)
+        return next((span for span in self.chunks if n_tokens < span.end), None)
 
     @property
     def last_start(self) -> int:
@@ -268,7 +269,7 @@ class Request:
             decode_s=max(0.0, last - first),
             drafts=self.drafts.by_source() if self.drafts is not None else (),
             speedup=self.drafts.speedup(self.n_output) if self.drafts is not None else 1.0,
-            n_media=sum(placed.chunk.n_tokens for placed in self.chunks),
+            n_media=sum(span.chunk.n_tokens for span in self.chunks),
         )
 
 
@@ -279,14 +280,14 @@ def check(submit: Submit, prompt: Prompt, backend: Backend) -> None:
         raise BadRequest("the prompt is empty; send at least one token", field="prompt")
     output = submit.resume.output if submit.resume is not None else ()
     if output and not 0 <= min(output) <= max(output) < backend.n_vocab:
-        raise BadRequest("what the answer begins with has tokens that this model has not")
+        raise BadRequest("the beginning of the answer has tokens that this model does not have")
     if len(tokens) >= backend.n_ctx:
         raise ContextExceeded(len(tokens), backend.n_ctx)
     check_chunks(chunks, backend.batch.capacity)
     chain.check(submit.sampling, n_vocab=backend.n_vocab)
 
 
-def check_chunks(chunks: Sequence[Placed], n_batch: int, where: str = "the prompt") -> None:
+def check_chunks(chunks: Sequence[MediaSpan], n_batch: int, where: str = "the prompt") -> None:
     """Raises BadRequest for a chunk that no batch of `n_batch` rows can compute. `where` names what it is a part of."""
     for _, chunk, _, field in chunks:
         if not chunk.is_causal and chunk.n_tokens > n_batch:
@@ -330,7 +331,7 @@ def new_request(
         adapters=own,
         namespace=submit.namespace,
         chunks=chunks,
-        own_realm=b"" if is_shared else secrets.token_bytes(REALM_BYTES),
+        own_salt=b"" if is_shared else secrets.token_bytes(HASH_BYTES),
         scoring=scoring,
         n_cached=resume.n_cached,
         started_at_s=resume.started_at_s,

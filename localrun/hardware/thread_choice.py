@@ -43,26 +43,26 @@ class Threads(msgspec.Struct, frozen=True):
         return max(self.decode, self.prompt)
 
 
-class Shape(msgspec.Struct, frozen=True):
+class ModelShape(msgspec.Struct, frozen=True):
     """What of a model decides how many threads are good for it: models of one shape share what was measured."""
 
     n_layers: int
     weights_bytes: int
 
 
-class Kept(msgspec.Struct, frozen=True, kw_only=True):
+class SavedChoice(msgspec.Struct, frozen=True, kw_only=True):
     """An entry. `processors` is a `Processors.identity`, `build` names the library, `model` is for people: the first
     that had this shape. `n_tried` are the numbers that were measured, `at_s` is Unix time."""
 
     processors: str
     build: str
-    shape: Shape
+    shape: ModelShape
     threads: Threads
     model: str
     n_tried: tuple[int, ...]
     at_s: float
 
-    def holds_for(self, processors: str, build: str, shape: Shape) -> bool:
+    def holds_for(self, processors: str, build: str, shape: ModelShape) -> bool:
         return (self.processors, self.build, self.shape) == (processors, build, shape)
 
 
@@ -87,18 +87,18 @@ def is_steady(samples: Samples) -> bool:
     return all(statistics.median(seconds) <= MOST_SPREAD * min(seconds) for seconds in every)
 
 
-def read(path: Path) -> list[Kept]:
+def read(path: Path) -> list[SavedChoice]:
     """What is kept, oldest first; nothing of a file that is damaged or is not there."""
     return stored.read(path, _entries) or []
 
 
-def find(path: Path, processors: str, build: str, shape: Shape) -> Threads | None:
+def find(path: Path, processors: str, build: str, shape: ModelShape) -> Threads | None:
     """What was measured for this; None if nothing was."""
     found = [kept.threads for kept in read(path) if kept.holds_for(processors, build, shape)]
     return found[-1] if found else None
 
 
-def keep(path: Path, kept: Kept) -> None:
+def keep(path: Path, kept: SavedChoice) -> None:
     """Add an entry, in place of an older one for the same. Raises OSError, also for a file of a newer localrun."""
     found = stored.read(path, _anything)  # all of this version are lists
     if isinstance(found, dict) and "version" in found:
@@ -107,5 +107,5 @@ def keep(path: Path, kept: Kept) -> None:
     stored.write(path, [*others, kept][-MAX_ENTRIES:])
 
 
-_entries = msgspec.json.Decoder(list[Kept])
+_entries = msgspec.json.Decoder(list[SavedChoice])
 _anything = msgspec.json.Decoder(object)

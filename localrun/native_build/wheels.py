@@ -191,7 +191,9 @@ def compile_wheel(
     if run_with_progress(command, environ, log):
         for line in reasons(log):
             print(f"  {line}", file=sys.stderr)
-        raise BuildError(f"llama.cpp did not compile; all that was said is in {log}. Without compiling: --wheels WHERE")
+        raise BuildError(
+            f"llama.cpp did not compile; the compiler's output is in {log}. Without compiling: --wheels WHERE"
+        )
     tell(f"compiled in {time.monotonic() - started_s:.0f} s")
     log.unlink()
     return next(folder.glob("*.whl"))

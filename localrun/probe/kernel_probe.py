@@ -54,7 +54,7 @@ class ProbeTooSlow(ProbeFailed):
     """It was not ready in time: of a machine that is slow or busy."""
 
 
-class Said(msgspec.Struct, frozen=True):
+class ProbeLine(msgspec.Struct, frozen=True):
     """A line of `localrun.engine.tools.probe`."""
 
     case: int
@@ -86,13 +86,13 @@ def probe(command: Sequence[str] = COMMAND, *, timeout_s: float = TIMEOUT_S) -> 
             shutil.rmtree(left, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix=f"localrun-probe-{os.getpid()}-") as folder:
         cases = [Case(*written) for written in write_probe_models(Path(folder))]
-        seen = _Seen(cases)
+        seen = _CaseResults(cases)
         while not seen.is_done:
             seen.run([*command, str(N_THREADS)], timeout_s)
     return seen.verdict()
 
 
-class _Seen:
+class _CaseResults:
     """What was found of each case until now."""
 
     def __init__(self, cases: Sequence[Case]) -> None:
@@ -128,7 +128,7 @@ class _Seen:
         last = None
         for line in ended.stdout.splitlines():
             with contextlib.suppress(msgspec.DecodeError):
-                said = msgspec.json.decode(line, type=Said)
+                said = msgspec.json.decode(line, type=ProbeLine)
                 self._take(self._cases[first + said.case], said, last)
                 last = said
         if last is None:
@@ -138,7 +138,7 @@ class _Seen:
             self._died(self._cases[first + last.case], last.path, ended.returncode)
         self._n_tried = first + last.case + 1
 
-    def _take(self, case: Case, said: Said, before: Said | None) -> None:
+    def _take(self, case: Case, said: ProbeLine, before: ProbeLine | None) -> None:
         for_quick = "quick" if before is None else before.path
         if said.signal:
             self._died(case, for_quick, -said.signal)

@@ -27,7 +27,7 @@ from localrun.models.download.fetch import new_client
 from localrun.models.download.plan import FetchLimits, Item, RemotePlan
 from localrun.models.sources.huggingface import Hub
 from localrun.models.storage import manifest
-from localrun.models.storage.manifest import Key
+from localrun.models.storage.manifest import ManifestKey
 from localrun.models.storage.store import Store
 from localrun.server.engines import machine
 from localrun.server.engines.machine import answering_gpus
@@ -240,7 +240,7 @@ class Pulls:
         self._journal = journal
         self._limits = FetchLimits(rate_bytes_per_s=rate_bytes_per_s or None)
         self._hub = hub
-        self._pulls: dict[Key, _Pull] = {}
+        self._pulls: dict[ManifestKey, _Pull] = {}
         self._writing = asyncio.Lock()
         self._is_stopping = False
 
@@ -291,7 +291,7 @@ class Pulls:
 
     async def cancel(self, model: str) -> None:
         """Cancels the pull of a model, and waits for its end. Raises NotFound when none runs."""
-        pull = self._pulls.get(Key.of(model))
+        pull = self._pulls.get(ManifestKey.of(model))
         if pull is None or pull.task is None or not pull.is_running:
             raise NotFound(f"no pull of '{model}' is under way", field="model")
         pull.cancel()
@@ -301,7 +301,7 @@ class Pulls:
         model_pull.check_name(wanted.model)
         if self._is_stopping:
             raise Unavailable("localrun is shutting down")
-        key = Key.of(wanted.model)
+        key = ManifestKey.of(wanted.model)
         before = self._pulls.get(key)
         if before is not None and before.is_running:
             return before
@@ -342,14 +342,14 @@ class Pulls:
     async def _transfer(self, pull: _Pull) -> None:
         # A client of its own, whose connections end with it; reading the certificates takes a while.
         client = await asyncio.to_thread(new_client)
-        means = model_pull.Means(
+        context = model_pull.PullContext(
             store=self._store, hub=self.hub, client=client, limits=self._limits, memory_bytes=await memory_bytes()
         )
         try:
             async with client:
                 await model_pull.pull(
                     pull.wanted.model,
-                    means=means,
+                    context=context,
                     observer=pull.progress,
                     is_insecure=pull.wanted.is_insecure,
                     projector=pull.wanted.projector,

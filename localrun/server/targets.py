@@ -29,7 +29,7 @@ from localrun.config import Settings, Size, Tier, folders
 from localrun.errors import BadRequest, LocalrunError, ModelNotFound, NotFound
 from localrun.last_model import BUILT_IN, last_model
 from localrun.models import adapters
-from localrun.models.adapters import Adapted
+from localrun.models.adapters import AdaptedModel
 from localrun.models.name import split_adapters
 from localrun.models.storage.model import Model
 from localrun.models.storage.store import Store
@@ -57,7 +57,7 @@ class Target(NamedTuple):
     `tier` the large one."""
 
     name: str
-    adapted: Adapted
+    adapted: AdaptedModel
     tier: Tier | None = None
 
     @property
@@ -150,7 +150,7 @@ class Targets:
         self.check_one(who, name)
         return await asyncio.to_thread(self._store.resolve, name)
 
-    async def adapted(self, ask: Ask) -> Adapted:
+    async def adapted(self, ask: Ask) -> AdaptedModel:
         """The model to borrow, and the adapters that are to be in effect.
 
         Raises what `adapters.resolve` raises for the names, and BadRequest for adapters where there is no text to
@@ -170,11 +170,11 @@ class Targets:
         """All models that somebody may use, the tiers that can answer, and models with an adapter: one each, for more
         could be in any number."""
         alone, adapted = adapters.models_and_pairs(self._store)
-        found = [Target(model.name, Adapted(model)) for model in alone]
+        found = [Target(model.name, AdaptedModel(model)) for model in alone]
         for tier in self._settings.tiers:
             with suppress(LocalrunError):
                 found.append(self.of_tier(tier))
-        found += [Target(f"{model.name}+{adapter.name}", Adapted(model, ())) for model, adapter in adapted]
+        found += [Target(f"{model.name}+{adapter.name}", AdaptedModel(model, ())) for model, adapter in adapted]
         return [target for target in found if self.sees(who, target.name)]
 
     def of_tier(self, tier: Tier) -> Target:
@@ -186,7 +186,7 @@ class Targets:
         """The small and the large one. Raises NotFound for one that is not here."""
         return self._of_size(tier, "small").model, self._of_size(tier, "large").model
 
-    def _of_size(self, tier: Tier, size: Size) -> Adapted:
+    def _of_size(self, tier: Tier, size: Size) -> AdaptedModel:
         name = tier.small if size == "small" else tier.large
         try:
             return adapters.resolve(self._store, name)

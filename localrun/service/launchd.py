@@ -13,7 +13,7 @@ from pathlib import Path
 
 from localrun import stored
 from localrun.errors import NotSupported, ServiceFailed
-from localrun.service.manager import Ran, ServiceState, remove_file, run_command, show_tail
+from localrun.service.manager import CommandResult, ServiceState, remove_file, run_command, show_tail
 from localrun.service.plan import ServicePlan
 
 LABEL = "localrun.daemon"
@@ -94,7 +94,7 @@ class Launchd:
         was_loaded = self._boot_out()
         return remove_file(self.path) or was_loaded
 
-    def _print(self) -> Ran:
+    def _print(self) -> CommandResult:
         return run_command("launchctl", "print", f"{self._domain}/{LABEL}")
 
     def _boot_out(self) -> bool:

@@ -21,7 +21,7 @@ from localrun.visible import visible
 TIMEOUT_S = 90.0
 
 
-class Ran(NamedTuple):
+class CommandResult(NamedTuple):
     """`status` is 127 for a command that is not installed."""
 
     status: int
@@ -39,16 +39,16 @@ class Ran(NamedTuple):
         return " ".join(line.strip() for line in lines if line.strip()) or f"it ended with status {self.status}"
 
 
-def run_command(*command: str, timeout_s: float = TIMEOUT_S) -> Ran:
+def run_command(*command: str, timeout_s: float = TIMEOUT_S) -> CommandResult:
     """Run a command and take what it prints, in English."""
     program = shutil.which(command[0])
     if program is None:
-        return Ran(127, "", f"{command[0]} is not installed")
+        return CommandResult(127, "", f"{command[0]} is not installed")
     try:
         ended = run_text([program, *command[1:]], timeout_s, encoding=SYSTEM_ENCODING, env=os.environ | {"LC_ALL": "C"})
     except subprocess.TimeoutExpired:
-        return Ran(124, "", f"{command[0]} did not end within {timeout_s:g} s")
-    return Ran(ended.returncode, ended.stdout, ended.stderr)
+        return CommandResult(124, "", f"{command[0]} did not end within {timeout_s:g} s")
+    return CommandResult(ended.returncode, ended.stdout, ended.stderr)
 
 
 def show_command(*command: str) -> int:

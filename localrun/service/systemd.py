@@ -18,7 +18,7 @@ from pathlib import Path
 
 from localrun import stored
 from localrun.errors import NotSupported, ServiceFailed
-from localrun.service.manager import Ran, ServiceState, remove_file, run_command, show_command
+from localrun.service.manager import CommandResult, ServiceState, remove_file, run_command, show_command
 from localrun.service.plan import ServicePlan
 
 NAME = "localrun.service"
@@ -165,7 +165,7 @@ class Systemd:
             run_command("systemctl", "--user", "reset-failed", NAME)
         return was_there
 
-    def _do(self, *arguments: str) -> Ran:
+    def _do(self, *arguments: str) -> CommandResult:
         ran = run_command("systemctl", "--user", *arguments)
         if ran.status:
             raise ServiceFailed(f"systemctl --user {arguments[0]} failed: {ran.said}")

@@ -25,7 +25,7 @@ import msgspec
 from localrun import stored
 from localrun.config import Folders
 from localrun.errors import NotSupported, ServiceFailed
-from localrun.service.manager import Ran, ServiceState, remove_file, run_command, show_tail
+from localrun.service.manager import CommandResult, ServiceState, remove_file, run_command, show_tail
 from localrun.service.plan import ServicePlan
 
 if sys.platform == "win32":
@@ -169,7 +169,7 @@ class TaskScheduler:
         if run_command("schtasks", "/?").is_missing:
             raise NotSupported("schtasks is not installed; run `localrun serve` yourself")
 
-    def _do(self, *arguments: str) -> Ran:
+    def _do(self, *arguments: str) -> CommandResult:
         ran = run_command("schtasks", *arguments)
         if ran.status:
             raise ServiceFailed(f"schtasks {arguments[0]} failed: {ran.said}")

@@ -52,34 +52,34 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         return [self.command, list(self.args), self.env, self.cwd, self.url, self.headers]
 
 
-class Configured(NamedTuple):
+class ToolConfig(NamedTuple):
     """The servers by name, those that are not enabled among them, and what is wrong with others, in sentences."""
 
     servers: dict[str, ServerSettings]
     problems: tuple[str, ...] = ()
 
 
-def configured(table: object, file_name: str) -> Configured:
+def configured(table: object, file_name: str) -> ToolConfig:
     """From the table `mcp` of the file."""
     if not isinstance(table, dict):
-        return Configured({}, (f"{file_name}: mcp must be tables such as [mcp.files]",))
+        return ToolConfig({}, (f"{file_name}: mcp must be tables such as [mcp.files]",))
     servers, problems = {}, []
     for name, given in table.items():
         try:
             servers[name] = _server(name, given)
         except (ValueError, msgspec.ValidationError) as error:
             problems.append(f"{file_name}: [mcp.{name}] is left out: {error}")
-    return Configured(servers, tuple(problems))
+    return ToolConfig(servers, tuple(problems))
 
 
-def read(path: Path) -> Configured:
+def read(path: Path) -> ToolConfig:
     """From a file of which nothing else is wanted. Never raises; a file that is not there has no servers."""
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        return Configured({})
+        return ToolConfig({})
     except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        return Configured({}, (f"{path} cannot be read: {error}",))
+        return ToolConfig({}, (f"{path} cannot be read: {error}",))
     return configured(content.get("mcp", {}), path.name)
 
 

@@ -29,13 +29,13 @@ def http_client(settings: ServerSettings) -> httpx2.AsyncClient:
 
 async def _bound(response: httpx2.Response) -> None:
     if response.headers.get("Content-Encoding", "identity") != "identity":
-        raise httpx2.StreamError("it compresses what it says, though it is asked not to")
+        raise httpx2.StreamError("it sends compressed answers although it was asked not to")
     if not response.headers.get("Content-Type", "").startswith("text/event-stream"):
         assert isinstance(response.stream, httpx2.AsyncByteStream)
-        response.stream = _Bounded(response.stream)
+        response.stream = _LimitedStream(response.stream)
 
 
-class _Bounded(httpx2.AsyncByteStream):
+class _LimitedStream(httpx2.AsyncByteStream):
     def __init__(self, stream: httpx2.AsyncByteStream) -> None:
         self._stream = stream
 

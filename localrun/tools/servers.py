@@ -61,7 +61,7 @@ class ServerFailed(LocalrunError):
     code = "tools_unavailable"
 
 
-class Offered(msgspec.Struct, frozen=True):
+class ServerTool(msgspec.Struct, frozen=True):
     """A tool as its server describes it, without control characters."""
 
     name: str
@@ -91,7 +91,7 @@ class Servers:
         """Whether it was started and has not ended."""
         return name in self._running and self._running[name].is_ready
 
-    async def tools(self, name: str) -> tuple[Offered, ...]:
+    async def tools(self, name: str) -> tuple[ServerTool, ...]:
         """What a server offers, which is started if need be. Raises ServerFailed."""
         return await self._there(self._tools(name))
 
@@ -123,7 +123,7 @@ class Servers:
 
     # --- in the thread ---
 
-    async def _tools(self, name: str) -> tuple[Offered, ...]:
+    async def _tools(self, name: str) -> tuple[ServerTool, ...]:
         was_running = self.is_running(name)
         try:
             return await (await self._ready(name)).tools()
@@ -196,7 +196,7 @@ class _Server:
         if self._scope is not None:
             self._scope.cancel()
 
-    async def tools(self) -> tuple[Offered, ...]:
+    async def tools(self) -> tuple[ServerTool, ...]:
         """As of now: not every server says when they change."""
         try:
             return await self._listed()
@@ -298,8 +298,8 @@ class _Server:
                 pending = pending[:MAX_REASON_CHARS]
                 self._said.extend(line.rstrip()[:MAX_REASON_CHARS] for line in lines if line.strip())
 
-    async def _listed(self) -> tuple[Offered, ...]:
-        found: list[Offered] = []
+    async def _listed(self) -> tuple[ServerTool, ...]:
+        found: list[ServerTool] = []
         cursor = None
         for _ in range(MAX_PAGES):
             page = await asyncio.wait_for(self._client.list_tools(cursor=cursor), self._settings.timeout_s)
@@ -375,13 +375,13 @@ class _Server:
         return ServerFailed(f"the server {self._name} {shortened(inert(reason) + said, MAX_REASON_CHARS)}")
 
 
-def _offered(tool: Any) -> Offered | None:
+def _offered(tool: Any) -> ServerTool | None:
     """None for one that no model should be shown: what a name or a schema may be has limits."""
     schema = tool.input_schema or {}
     if len(tool.name) > MAX_NAME_CHARS or len(json.dumps(schema)) > MAX_SCHEMA_CHARS:
         return None
     description = shortened(inert(tool.description or ""), MAX_DESCRIPTION_CHARS)
-    return Offered(tool.name, description, _inert_values(schema))
+    return ServerTool(tool.name, description, _inert_values(schema))
 
 
 def _inert_values(tree: Any) -> Any:

@@ -3,8 +3,8 @@
 The names that models see are `SERVER__TOOL`, of at most 64 letters, digits, `_` and `-`, as every API takes them; where
 that needs a change, the end is a hash.
 
-A call runs only with `Grant.ONCE` of a person for this call, or a grant for the tool that a person gave before: in this
-chat, or for good. The front end asks; nothing else decides.
+A call runs only if a person approves it (`Approval.ONCE`), or approved the tool before: in this chat, or for good. The
+front end asks; nothing else decides.
 
 Does not: ask, show, or talk to a model.
 """
@@ -27,7 +27,7 @@ import msgspec
 from localrun.tools.config import ServerSettings
 from localrun.tools.inert import as_json, inert, shortened
 from localrun.tools.permissions import Permissions, Rule
-from localrun.tools.servers import Offered, Result, ServerFailed, Servers
+from localrun.tools.servers import Result, ServerFailed, Servers, ServerTool
 
 MAX_NAME_CHARS = 64
 # Rounds of calls for one question, before a person is asked whether to go on.
@@ -58,7 +58,7 @@ class Tool(msgspec.Struct, frozen=True, dict=True):
         return {"type": "function", "function": function}
 
 
-class Grant(StrEnum):
+class Approval(StrEnum):
     """What a person answers when a call is asked for."""
 
     NO = "no"
@@ -202,7 +202,7 @@ def result_message(name: str, call_id: str, content: str) -> dict[str, Any]:
     return {"role": "tool", "content": content, "tool_name": name, "tool_call_id": call_id}
 
 
-def _named(server: str, settings: ServerSettings, offered: Iterable[Offered]) -> tuple[Tool, ...]:
+def _named(server: str, settings: ServerSettings, offered: Iterable[ServerTool]) -> tuple[Tool, ...]:
     """Of tools with the same name the first."""
     tools: dict[str, Tool] = {}
     for one in offered:

@@ -23,10 +23,10 @@ from localrun import __version__
 from localrun.errors import DiskFull, LocalrunError
 from localrun.models.download import proxies
 from localrun.models.download.journal import Range
-from localrun.models.download.link import Link, PassingFailure
-from localrun.models.download.pace import Pace, Shared, all_or_first_error
 from localrun.models.download.partial import allocated_bytes, failed, paths_of
 from localrun.models.download.plan import FetchLimits, Item, NoProgress, Progress
+from localrun.models.download.ranges import PassingFailure, RangeClient
+from localrun.models.download.throttle import Shared, Throttle, all_or_first_error
 from localrun.models.download.transfer import Transfer, read_answer
 
 
@@ -96,7 +96,7 @@ async def first_bytes(
         return b""
     with contextlib.suppress(TimeoutError, httpx2.HTTPError, PassingFailure, LocalrunError):
         async with asyncio.timeout(limits.stall_s):
-            response = await Link(item, client, limits).get(asked, "")
+            response = await RangeClient(item, client, limits).get(asked, "")
             try:
                 read_answer(response, asked, item)
                 async for chunk in response.aiter_raw():
@@ -132,7 +132,7 @@ async def fetch(
         await asyncio.get_running_loop().run_in_executor(
             executor, lambda: check_disk(by_target.values(), reserve_bytes=limits.reserve_bytes)
         )
-        shared = Shared(client, limits, Pace(limits), executor, progress)
+        shared = Shared(client, limits, Throttle(limits), executor, progress)
         await all_or_first_error(Transfer(item, shared).run() for item in by_target.values())
     finally:
         executor.shutdown(wait=False)

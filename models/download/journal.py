@@ -118,7 +118,7 @@ class Record(NamedTuple):
     crc32: int
 
 
-class Read(NamedTuple):
+class JournalContents(NamedTuple):
     """The first `n_synced` records are certain. `n_sound_bytes` is where appending may go on: the last line's end."""
 
     header: Header
@@ -127,7 +127,7 @@ class Read(NamedTuple):
     n_sound_bytes: int
 
 
-def read(path: Path) -> Read | None:
+def read(path: Path) -> JournalContents | None:
     """What a journal says up to its first unsound line; None if there is no journal with a sound header.
 
     Raises DownloadFailed for the journal of a newer localrun: what it knows of the content stays for that."""
@@ -160,7 +160,7 @@ def read(path: Path) -> Read | None:
                 break
             records.append(record)
         n_sound_bytes += len(line)
-    return None if header is None else Read(header, records, n_synced, n_sound_bytes)
+    return None if header is None else JournalContents(header, records, n_synced, n_sound_bytes)
 
 
 class Journal:

@@ -246,7 +246,7 @@ class Partial:
             self.header = _with_validator(self.header, "")
             self._new_journal()
 
-    def _sound(self, found: journal.Read) -> list[Range]:
+    def _sound(self, found: journal.JournalContents) -> list[Range]:
         """The recorded ranges whose content is certain, or is what it was when it was recorded.
 
         A record that the power cut belied is not taken back: its range is transferred and recorded again.

@@ -30,7 +30,7 @@ _SUFFIXES = (PARTIAL_SUFFIX, JOURNAL_SUFFIX, LOCK_SUFFIX)
 _HUB_LOCKS = ".locks"
 
 
-class Stale(NamedTuple):
+class StaleDownload(NamedTuple):
     """What is left of one download. `target` is what would have become of it, `size_bytes` what it takes on disk."""
 
     target: Path
@@ -39,16 +39,16 @@ class Stale(NamedTuple):
     age_s: float
 
 
-def find(folders: Iterable[Path], *, now_s: float, min_age_s: float) -> Sequence[Stale]:
+def find(folders: Iterable[Path], *, now_s: float, min_age_s: float) -> Sequence[StaleDownload]:
     """Abandoned downloads below the folders, by path. `now_s` is seconds since the epoch.
 
     `min_age_s` is the time since the last byte came; 0 lists every download that does not run now.
     """
-    found: dict[Path, Stale | None] = {}
+    found: dict[Path, StaleDownload | None] = {}
     for folder in folders:
         for root, _, names in os.walk(folder):
             for path in stored.stale(Path(root)):
-                found[path] = Stale(path, (path,), allocated_bytes(path), 0.0)
+                found[path] = StaleDownload(path, (path,), allocated_bytes(path), 0.0)
             for name in names:
                 suffix = next((suffix for suffix in _SUFFIXES if name.endswith(suffix)), None)
                 if suffix is not None:
@@ -61,7 +61,7 @@ def find(folders: Iterable[Path], *, now_s: float, min_age_s: float) -> Sequence
     ]
 
 
-def remove(stale: Stale) -> int:
+def remove(stale: StaleDownload) -> int:
     """Deletes it, and returns the bytes that this freed; 0 if the download runs again by now."""
     with _locked(stale.target) as is_abandoned:
         if not is_abandoned:
@@ -77,14 +77,14 @@ def remove(stale: Stale) -> int:
         return freed_bytes
 
 
-def _left_of(target: Path, now_s: float) -> Stale | None:
+def _left_of(target: Path, now_s: float) -> StaleDownload | None:
     present = tuple(path for path in paths_of(target) if path.exists())
     with _locked(target) as is_abandoned:
         if not is_abandoned:
             return None
         stats = [path.stat() for path in present if path.exists()]
     age_s = max(0.0, now_s - max((status.st_mtime for status in stats), default=now_s))
-    return Stale(target, present, sum(map(allocated_bytes, present)), age_s)
+    return StaleDownload(target, present, sum(map(allocated_bytes, present)), age_s)
 
 
 @contextlib.contextmanager

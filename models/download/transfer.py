@@ -1,7 +1,7 @@
 """One item on its way: locked, opened where a former attempt ended, filled by parts, verified, published.
 
-Owned by the event loop of its fetch; the disk is touched in the fetch's threads only. One filling lasts until nothing
-is missing, or until the first part fails for good; what came by then is recorded.
+Owned by the event loop of its fetch; the disk is touched in the fetch's threads only. A `PartDownloads` runs until
+nothing is missing, or until the first part fails for good; what came by then is recorded.
 
 Invariants: the target appears complete and verified or not at all; bytes that are recorded are not asked for again,
 unless the content on the server changed; the progress that is reported never decreases.
@@ -22,10 +22,10 @@ import httpx2
 
 from localrun.errors import DigestMismatch, DownloadFailed, SourceChanged
 from localrun.models.download.journal import Header, Range, split
-from localrun.models.download.link import Answer, Link, PassingFailure, answer_of, why_not
-from localrun.models.download.pace import Shared, all_or_first_error
 from localrun.models.download.partial import Partial, failed, held, paths_of
 from localrun.models.download.plan import Item
+from localrun.models.download.ranges import PassingFailure, RangeAnswer, RangeClient, answer_of, why_not
+from localrun.models.download.throttle import Shared, all_or_first_error
 
 _CHUNK_BYTES = 1024 * 1024
 
@@ -62,15 +62,15 @@ class ContentChanged(Exception):
         self.validator = validator
 
 
-class Filling:
+class PartDownloads:
     """`report` is told how many bytes are there."""
 
     def __init__(
-        self, item: Item, partial: Partial, link: Link, shared: Shared, *, report: Callable[[int], None]
+        self, item: Item, partial: Partial, ranges: RangeClient, shared: Shared, *, report: Callable[[int], None]
     ) -> None:
         self._item = item
         self._partial = partial
-        self._link = link
+        self._ranges = ranges
         self._shared = shared
         self._report = report
         # Where a digest says what the content must be, it decides: some storages have an ETag for each of their
@@ -88,24 +88,24 @@ class Filling:
         await self._shared.in_thread(self._partial.sync)
 
     async def _fill_part(self, part: Range) -> None:
-        limits, pace = self._shared.limits, self._shared.pace
+        limits, throttle = self._shared.limits, self._shared.throttle
         n_failures = 0
-        async with pace.connections:
+        async with throttle.connections:
             while (wanted := self._wanted(part)) is not None:
-                await pace.rest()
+                await throttle.rest()
                 n_left_bytes = self._n_left_bytes(part)
                 try:
                     await self._receive(part, wanted)
-                    failure = PassingFailure(f"{self._link.host} ended the answer early")
+                    failure = PassingFailure(f"{self._ranges.host} ended the answer early")
                 except PassingFailure as passing:
                     failure = passing
                 except httpx2.TransportError as error:
-                    failure = PassingFailure(f"{self._link.host}: {why_not(error)}")
+                    failure = PassingFailure(f"{self._ranges.host}: {why_not(error)}")
                 if self._wanted(part) is None:
                     return
                 has_progress = n_left_bytes - self._n_left_bytes(part) >= limits.progress_bytes
                 n_failures = 1 if has_progress else n_failures + 1
-                await pace.failed(n_failures, failure, self._item.name)
+                await throttle.failed(n_failures, failure, self._item.name)
 
     def _wanted(self, part: Range) -> Range | None:
         """What to ask for next on behalf of a part."""
@@ -124,7 +124,7 @@ class Filling:
     async def _receive(self, part: Range, wanted: Range) -> None:
         """One request. Returns when the wanted range came, or when the body ended (perhaps too early)."""
         validator = self._partial.header.validator if self._heeds_validator else ""
-        response = await self._link.get(wanted, validator)
+        response = await self._ranges.get(wanted, validator)
         try:
             found = read_answer(response, wanted, self._item)
             self._check(found)
@@ -141,13 +141,13 @@ class Filling:
         finally:
             await response.aclose()
 
-    def _check(self, found: Answer) -> None:
+    def _check(self, found: RangeAnswer) -> None:
         """Raises SourceChanged for another size, ContentChanged for another validator if it is heeded."""
         header = self._partial.header
         if found.total_bytes not in (None, header.size_bytes):
             raise SourceChanged(
-                f"{self._item.name} has {found.total_bytes} bytes on {self._link.host} instead of {header.size_bytes}; "
-                f"pull again to get the new version"
+                f"{self._item.name} has {found.total_bytes} bytes on {self._ranges.host} instead of "
+                f"{header.size_bytes}; pull again to get the new version"
             )
         if found.validator and header.validator not in ("", found.validator):
             if self._heeds_validator:
@@ -175,7 +175,7 @@ class Filling:
                 if len(piece) >= self._shared.limits.record_bytes:
                     stored, piece = piece, bytearray()
                     await self._store(piece_start, stored)
-                await self._shared.pace.received(len(chunk))
+                await self._shared.throttle.received(len(chunk))
                 if position >= within.end and not is_exact:
                     return
         finally:
@@ -201,7 +201,7 @@ class Filling:
         self._report(self._partial.n_bytes + self._n_buffered_bytes)
 
 
-def read_answer(response: httpx2.Response, asked: Range, item: Item) -> Answer:
+def read_answer(response: httpx2.Response, asked: Range, item: Item) -> RangeAnswer:
     """As `answer_of`, of an answer whose headers have come."""
     host, now = response.url.host, datetime.now(UTC)
     return answer_of(response.status_code, response.headers, asked, name=item.name, host=host, now=now)
@@ -216,7 +216,7 @@ class Transfer:
         self._item = item
         self._shared = shared
         self._size_bytes = item.size_bytes
-        self._link = Link(item, shared.client, shared.limits)
+        self._ranges = RangeClient(item, shared.client, shared.limits)
         self._partial: Partial | None = None
         self._n_reported_bytes = -1
 
@@ -272,7 +272,7 @@ class Transfer:
                 await self._shared.in_thread(self._opened().publish)
                 return
         await self._shared.in_thread(self._opened().discard)
-        raise SourceChanged(f"{self._item.name} keeps changing on {self._link.host}; pull again later")
+        raise SourceChanged(f"{self._item.name} keeps changing on {self._ranges.host}; pull again later")
 
     def _leave(self) -> None:
         partial = self._opened()
@@ -292,7 +292,7 @@ class Transfer:
         self._partial = Partial.open(item.target, header, sync_bytes=self._shared.limits.sync_bytes)
 
     async def _fill(self) -> None:
-        await Filling(self._item, self._opened(), self._link, self._shared, report=self._report).run()
+        await PartDownloads(self._item, self._opened(), self._ranges, self._shared, report=self._report).run()
 
     async def _verified(self) -> bool:
         """Whether the file is what was promised. False: it is not, perhaps because it is of two contents; begin anew.
@@ -319,7 +319,7 @@ class Transfer:
         await self._shared.in_thread(partial.discard)
         kind = "sha256" if item.sha256 else "git blob id"
         raise DigestMismatch(
-            f"{item.name} from {self._link.host} has the {kind} {found} instead of {expected}; it was deleted. Pull "
+            f"{item.name} from {self._ranges.host} has the {kind} {found} instead of {expected}; it was deleted. Pull "
             f"again; if that fails too, the file is damaged at its source"
         )
 
@@ -329,20 +329,20 @@ class Transfer:
         while True:
             n_failures += 1
             try:
-                async with self._shared.pace.connections:
-                    await self._shared.pace.rest()
-                    response = await self._link.get(Range(0, 1), "")
+                async with self._shared.throttle.connections:
+                    await self._shared.throttle.rest()
+                    response = await self._ranges.get(Range(0, 1), "")
                     await response.aclose()
                 found = read_answer(response, Range(0, 1), self._item)
             except PassingFailure as passing:
                 failure = passing
             except httpx2.TransportError as error:
-                failure = PassingFailure(f"{self._link.host}: {why_not(error)}")
+                failure = PassingFailure(f"{self._ranges.host}: {why_not(error)}")
             else:
                 if found.total_bytes is None:
-                    raise DownloadFailed(f"{self._link.host} does not say how large {self._item.name} is")
+                    raise DownloadFailed(f"{self._ranges.host} does not say how large {self._item.name} is")
                 return found.total_bytes
-            await self._shared.pace.failed(n_failures, failure, self._item.name)
+            await self._shared.throttle.failed(n_failures, failure, self._item.name)
 
     def _report(self, n_bytes: int) -> None:
         if n_bytes > self._n_reported_bytes:

@@ -35,7 +35,7 @@ def check_finite(header: Header) -> None:
                 piece = reader.take(min(piece_bytes, tensor.size_bytes - begin), f"'{tensor.name}'")
                 if not _is_finite(piece, tensor.type_name, block_bytes):
                     raise BadModelFile(
-                        f"{header.path.name} has numbers that are none (NaN or infinity) in '{tensor.name}'; it is "
+                        f"{header.path.name} has NaN or infinite numbers in '{tensor.name}'; it is "
                         f"damaged, or its training failed. Get another copy, or convert it again"
                     )
 

@@ -97,7 +97,7 @@ _NO_PRODUCTS = frozenset({"I8", "I16", "I32", "I64", "F64", "Q8_1", "Q8_K"})
 _ITEM = re.compile(r"([?!]?)(=?)([\w.]+?)([+~]?)(?::([\w*,+>]+?))?(!?)")
 
 
-class _Wanted(NamedTuple):
+class _TensorRule(NamedTuple):
     """A tensor, as a table says it. `is_there` is None if it may be missing."""
 
     name: str
@@ -216,17 +216,17 @@ def _product(text: str, known: Mapping[str, int]) -> tuple[str, int]:
 
 
 @cache
-def _parsed(items: str) -> tuple[_Wanted, ...]:
+def _parsed(items: str) -> tuple[_TensorRule, ...]:
     return tuple(_each(items))
 
 
-def _each(items: str) -> Iterator[_Wanted]:
+def _each(items: str) -> Iterator[_TensorRule]:
     for item in items.split():
         found = _ITEM.fullmatch(item)
         assert found is not None, item
         presence, is_whole_name, name, bias, sizes, mark = found.groups()
         is_there = {"?": None, "!": False, "": True}[presence]
         dimensions = tuple(sizes.split(",")) if sizes else ()
-        yield _Wanted(name if is_whole_name else f"{name}.weight", dimensions, is_there, mark)
+        yield _TensorRule(name if is_whole_name else f"{name}.weight", dimensions, is_there, mark)
         if bias:
-            yield _Wanted(f"{name}.bias", dimensions[-1:], is_there if bias == "+" else None, "!")
+            yield _TensorRule(f"{name}.bias", dimensions[-1:], is_there if bias == "+" else None, "!")

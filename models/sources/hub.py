@@ -33,7 +33,7 @@ import httpx2
 from localrun import __version__
 from localrun.errors import BadRequest, DownloadFailed, LocalrunError, NotFound, SourceRefused, Unavailable
 from localrun.models.download import proxies
-from localrun.models.download.link import PASSING_STATUSES, backoff_s, why_not
+from localrun.models.download.ranges import PASSING_STATUSES, backoff_s, why_not
 from localrun.models.name import OLLAMA_HOST
 from localrun.models.storage.hub_cache import RepoCache
 from localrun.models.storage.hub_cache import folder as shared_cache_folder

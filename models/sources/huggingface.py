@@ -24,7 +24,7 @@ from localrun.errors import DownloadFailed, SourceRefused, Unavailable
 from localrun.models.download.fetch import fetch
 from localrun.models.download.partial import failed
 from localrun.models.download.plan import FetchLimits, Item, NoProgress, PlannedFile, Progress, RemotePlan
-from localrun.models.quant_choice import Choice, RemoteFile
+from localrun.models.quant_choice import QuantChoice, RemoteFile
 from localrun.models.sources.hub import Hub, HubHit, licence_of, refused, search
 from localrun.models.storage.hub_cache import CachedFile, RepoCache, checked_commit, checked_path
 from localrun.models.storage.manifest import Place, Role, Source, StoredFile
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 DEFAULT_REVISION = "main"
 
 # Picks among the GGUF files of a repository: `quant_choice.choose` with everything but the files filled in.
-Choose = Callable[[Sequence[RemoteFile]], Choice]
+Choose = Callable[[Sequence[RemoteFile]], QuantChoice]
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _GIT_SHA1 = re.compile(r"[0-9a-f]{40}")
@@ -140,7 +140,7 @@ def _plan_of_hub(name: HubName, facts: _Facts, hub: Hub, choose: Choose) -> Remo
     )
 
 
-def _chosen(choice: Choice) -> list[tuple[RemoteFile, Role]]:
+def _chosen(choice: QuantChoice) -> list[tuple[RemoteFile, Role]]:
     files = [(file, Role.MODEL) for file in choice.files]
     return files if choice.projector is None else [*files, (choice.projector, Role.PROJECTOR)]
 
@@ -204,7 +204,7 @@ def _stored(role: Role, path: str, size_bytes: int, sha256: str, cache: RepoCach
     )
 
 
-def _source(name: HubName, commit: str, choice: Choice, hub: Hub) -> Source:
+def _source(name: HubName, commit: str, choice: QuantChoice, hub: Hub) -> Source:
     path = choice.files[0].path
     url = f"{hub.endpoint}/{name.repo}/blob/{commit}/{path}"
     # The revision as it was asked for is what a later pull has to ask for again; the commit is in the URL.

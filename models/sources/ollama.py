@@ -27,9 +27,9 @@ from urllib.parse import urljoin, urlsplit
 import httpx2
 
 from localrun.errors import DownloadFailed, ModelNotFound, SourceRefused, by_code
-from localrun.models.download.link import why_not
 from localrun.models.download.plan import Item, PlannedFile, RemotePlan
-from localrun.models.download.reach import Reach
+from localrun.models.download.ranges import why_not
+from localrun.models.download.redirects import RedirectPolicy
 from localrun.models.storage import ollama_manifest
 from localrun.models.storage.manifest import Place, Role, Source, StoredFile, blob_path, check_digest
 from localrun.models.storage.ollama_manifest import (
@@ -37,8 +37,8 @@ from localrun.models.storage.ollama_manifest import (
     MAX_MANIFEST_BYTES,
     MAX_TEXT_BYTES,
     TEXTS,
+    InvalidManifest,
     Layer,
-    Unsound,
 )
 
 MAX_REDIRECTS = 5
@@ -84,12 +84,12 @@ async def small_document(
 async def _follow(
     client: httpx2.AsyncClient, url: str, limit_bytes: int, headers: Mapping[str, str]
 ) -> tuple[int, bytes]:
-    reach = Reach()
+    policy = RedirectPolicy()
     for _ in range(MAX_REDIRECTS + 1):
         sent = {**headers, "Accept-Encoding": "identity"}
-        reach.check_url(httpx2.URL(url))
+        policy.check_url(httpx2.URL(url))
         async with client.stream("GET", url, headers=sent, follow_redirects=False) as response:
-            await reach.check_answer(response)
+            await policy.check_answer(response)
             location = response.headers.get("Location", "")
             if response.status_code not in _REDIRECTS or not location:
                 return response.status_code, await _body(response, limit_bytes) if response.is_success else b""
@@ -190,7 +190,7 @@ def _told_of(subject: str) -> Iterator[None]:
     """What is unsound about it becomes a DownloadFailed."""
     try:
         yield
-    except Unsound as problem:
+    except InvalidManifest as problem:
         raise DownloadFailed(f"{subject} {problem}") from None
 
 

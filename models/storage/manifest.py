@@ -131,7 +131,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, fo
         return tuple(file for file in self.files if file.role is role)
 
 
-class Key(NamedTuple):
+class ManifestKey(NamedTuple):
     """The four parts of a manifest's path, in lower case. Names that differ in the case of letters are the same."""
 
     host: str
@@ -140,7 +140,7 @@ class Key(NamedTuple):
     tag: str
 
     @classmethod
-    def of(cls, name: str) -> Key:
+    def of(cls, name: str) -> ManifestKey:
         """Raises BadRequest for what is not a name, for paths, and for the built-in model's name."""
         parsed = ModelName.parse(name)
         if parsed.kind is Kind.PATH:
@@ -166,8 +166,8 @@ class Key(NamedTuple):
 
 
 def canonical(name: str) -> str:
-    """The shortest spelling of a name, in the letters' case as given. Raises what `Key.of` raises."""
-    key, parsed = Key.of(name), ModelName.parse(name)
+    """The shortest spelling of a name, in the letters' case as given. Raises what `ManifestKey.of` raises."""
+    key, parsed = ManifestKey.of(name), ModelName.parse(name)
     parts = parsed.name.split("/")
     if key.host in (HUB_HOST, LOCAL_HOST):
         parts = parts[-1:] if key.owner == LOCAL_OWNER and key.host == LOCAL_HOST else parts[-2:]
@@ -195,7 +195,7 @@ class DamagedManifest(NamedTuple):
 class Survey(NamedTuple):
     """All manifests of a folder, by key, and those that cannot be read."""
 
-    manifests: dict[Key, Manifest]
+    manifests: dict[ManifestKey, Manifest]
     damaged: Sequence[DamagedManifest]
 
 
@@ -224,7 +224,7 @@ def file_path(folder: Path, hub_cache: Path, file: StoredFile) -> Path:
 
 def write(folder: Path, name: str, manifest: Manifest) -> Path:
     """Points `name` to the manifest, atomically. Raises BadRequest for the name, BadModelFile for what is in it."""
-    path = Key.of(name).path(folder)
+    path = ManifestKey.of(name).path(folder)
     _check(manifest)
     content = msgspec.json.format(msgspec.json.encode(manifest), indent=2)
     if len(content) > MAX_MANIFEST_BYTES:
@@ -236,13 +236,13 @@ def write(folder: Path, name: str, manifest: Manifest) -> Path:
 
 def read(folder: Path, name: str) -> Manifest | None:
     """The manifest of that name, None if there is none. Raises BadModelFile for a damaged one, BadRequest."""
-    key = Key.of(name)
+    key = ManifestKey.of(name)
     return _read(key.path(folder), key)
 
 
 def remove(folder: Path, name: str) -> bool:
     """Forgets the name; its files stay. False if there was none."""
-    path = Key.of(name).path(folder)
+    path = ManifestKey.of(name).path(folder)
     try:
         path.unlink()
     except FileNotFoundError:
@@ -258,16 +258,16 @@ def remove(folder: Path, name: str) -> bool:
 
 def read_all(folder: Path) -> Survey:
     """Every manifest below the models folder. One that cannot be read is reported, and in nobody's way."""
-    found: dict[Key, Manifest] = {}
+    found: dict[ManifestKey, Manifest] = {}
     damaged: list[DamagedManifest] = []
     root = folder / FOLDER
     for path in sorted(root.glob(f"*/*/*/*{_SUFFIX}")):
         if path.name.startswith("."):
             continue
         host, owner, name, file_name = path.relative_to(root).parts
-        key = Key(host.replace("+", ":"), owner, name, file_name.removesuffix(_SUFFIX))
+        key = ManifestKey(host.replace("+", ":"), owner, name, file_name.removesuffix(_SUFFIX))
         try:
-            if Key.of("/".join(key[:3]) + f":{key.tag}") != key:
+            if ManifestKey.of("/".join(key[:3]) + f":{key.tag}") != key:
                 raise BadRequest("its path is not one that a model's name has")
             manifest = _read(path, key)
         except (BadModelFile, BadRequest) as error:
@@ -289,7 +289,7 @@ def _parts(parsed: ModelName) -> tuple[str, str, str]:
     return host, owner, bare
 
 
-def _read(path: Path, key: Key) -> Manifest | None:
+def _read(path: Path, key: ManifestKey) -> Manifest | None:
     try:
         with open_regular(path) as file:
             content = file.read(MAX_MANIFEST_BYTES + 1)
@@ -308,7 +308,7 @@ def _read(path: Path, key: Key) -> Manifest | None:
             )
         manifest = _decoder.decode(content)
         _check(manifest)
-        if Key.of(manifest.name) != key:
+        if ManifestKey.of(manifest.name) != key:
             raise BadModelFile(f"it is that of '{manifest.name[:100]}'")
     except (msgspec.MsgspecError, UnicodeDecodeError, BadModelFile, BadRequest, RecursionError) as error:
         raise BadModelFile(f"{path} is no manifest of that model: {error}") from None

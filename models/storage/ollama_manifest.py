@@ -34,7 +34,7 @@ _IGNORED = frozenset({"template", "prompt", "embed"})
 _UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
-class Unsound(Exception):
+class InvalidManifest(Exception):
     """What is wrong, as a predicate: the caller puts before it what it is about."""
 
 
@@ -69,24 +69,28 @@ def layers_of(content: bytes) -> tuple[Layer, ...]:
         for layer in layers:
             check_digest(layer.digest)
     except _UNREADABLE as error:
-        raise Unsound(f"is not valid: {error}") from None
+        raise InvalidManifest(f"is not valid: {error}") from None
     except BadRequest as error:
-        raise Unsound(f"is not valid: {error.message}") from None
+        raise InvalidManifest(f"is not valid: {error.message}") from None
     return layers
 
 
 def check_layers(layers: Sequence[Layer]) -> None:
     """Raises Unsound when the layers make no model that can run here: a model ..."""
     if not layers:
-        raise Unsound("has no files: it runs in Ollama's cloud, and not here; `localrun search` finds models that do")
+        raise InvalidManifest(
+            "has no files: it runs in Ollama's cloud, and not here; `localrun search` finds models that do"
+        )
     kinds = [layer.kind for layer in layers]
     if kinds.count("model") != 1:
         if "tensor" in kinds:
-            raise Unsound("is made of safetensors, which cannot run here; look for a GGUF of it (localrun search)")
-        raise Unsound(f"is no model: its manifest names {kinds.count('model')} model files")
+            raise InvalidManifest(
+                "is made of safetensors, which cannot run here; look for a GGUF of it (localrun search)"
+            )
+        raise InvalidManifest(f"is no model: its manifest names {kinds.count('model')} model files")
     unknown = next((layer.type for layer in layers if layer.kind not in {*FILE_ROLES, *TEXTS, *_IGNORED}), None)
     if unknown is not None:
-        raise Unsound(f"has a part of the unknown kind {unknown[:80]!r}; it may need Ollama itself")
+        raise InvalidManifest(f"has a part of the unknown kind {unknown[:80]!r}; it may need Ollama itself")
 
 
 def joined(texts: Iterable[bytes]) -> str:
@@ -101,7 +105,7 @@ def parameters_of(texts: Iterable[bytes]) -> dict[str, Any]:
         try:
             merged |= _parameters_decoder.decode(text)
         except _UNREADABLE as error:
-            raise Unsound(f"are not valid: {error}") from None
+            raise InvalidManifest(f"are not valid: {error}") from None
     return {key: value for key, value in merged.items() if _is_parameter(key, value)}
 
 
@@ -110,7 +114,7 @@ def messages_of(texts: Iterable[bytes]) -> tuple[Message, ...]:
     try:
         found = [message for text in texts for message in _messages_decoder.decode(text)]
     except _UNREADABLE as error:
-        raise Unsound(f"are not valid: {error}") from None
+        raise InvalidManifest(f"are not valid: {error}") from None
     return tuple(Message(message.role, message.content) for message in found)
 
 

@@ -29,8 +29,8 @@ from localrun.models.storage import ollama_manifest
 from localrun.models.storage.manifest import (
     LOCAL_HOST,
     LOCAL_OWNER,
-    Key,
     Manifest,
+    ManifestKey,
     Place,
     Source,
     StoredFile,
@@ -42,8 +42,8 @@ from localrun.models.storage.ollama_manifest import (
     MAX_MANIFEST_BYTES,
     MAX_TEXT_BYTES,
     TEXTS,
+    InvalidManifest,
     Layer,
-    Unsound,
 )
 
 OLLAMA = "Ollama"
@@ -68,21 +68,21 @@ class OllamaStore(NamedTuple):
 
     folder: Path
 
-    def manifests(self) -> Iterator[tuple[Key, Path]]:
+    def manifests(self) -> Iterator[tuple[ManifestKey, Path]]:
         """Every model by the name that it has here, and its manifest. Names that no model can have are left out."""
         root = self.folder / "manifests"
         for _, path in zip(range(_MAX_MANIFESTS), sorted(root.glob("*/*/*/*")), strict=False):
             if not path.name.startswith("."):
                 try:
-                    yield Key.of(name_in_ollama(path)), path
+                    yield ManifestKey.of(name_in_ollama(path)), path
                 except BadRequest:
                     continue
 
-    def find(self, key: Key) -> Path | None:
+    def find(self, key: ManifestKey) -> Path | None:
         """The manifest of a name."""
         return next((path for known, path in self.manifests() if known == key), None)
 
-    def usual_path(self, key: Key) -> Path:
+    def usual_path(self, key: ManifestKey) -> Path:
         """Where the manifest of a name lies if it is written in lower case, as all in Ollama's own registry are."""
         host, owner, name, tag = key
         if (host, owner) == (LOCAL_HOST, LOCAL_OWNER):
@@ -209,7 +209,7 @@ def _told_of(subject: str) -> Iterator[None]:
     """What is unsound about it becomes a BadModelFile."""
     try:
         yield
-    except Unsound as problem:
+    except InvalidManifest as problem:
         raise BadModelFile(f"{subject} {problem}") from None
 
 

@@ -32,7 +32,7 @@ from localrun.models.gguf.header import FileKind, Header
 from localrun.models.name import BUILT_IN, DEFAULT_TAG, Kind, ModelName
 from localrun.models.storage import hub_cache, manifest, model_files
 from localrun.models.storage.blobs import Blobs
-from localrun.models.storage.manifest import Key, Manifest, Place, Role, StoredFile, in_full
+from localrun.models.storage.manifest import Manifest, ManifestKey, Place, Role, StoredFile, in_full
 from localrun.models.storage.model import Evidence, Model, Origin, OwnAdapter
 from localrun.models.storage.model_files import NAMED, SUFFIX, ModelFile, ModelFiles
 from localrun.models.storage.named_adapter import NamedAdapter, content_sha256
@@ -155,7 +155,7 @@ class Store:
         return parsed if other is None or self._has(parsed) or not self._has(other) else other
 
     def _has(self, name: ModelName) -> bool:
-        return Key.of(name.text).path(self.folder).is_file() or any(self.ollama_named(name))
+        return ManifestKey.of(name.text).path(self.folder).is_file() or any(self.ollama_named(name))
 
     def evidence(self, name: str) -> Evidence:
         """To be asked for before `resolve`; as long as it holds, the name means the same. Raises BadRequest for a
@@ -166,7 +166,7 @@ class Store:
             folders = [Path(os.path.abspath(parsed.text)).parent] if parsed.kind is Kind.PATH else []
             return Evidence.of(folders)
         other = parsed.in_ollama
-        keys = [Key.of(each.text) for each in (parsed, other) if each is not None]
+        keys = [ManifestKey.of(each.text) for each in (parsed, other) if each is not None]
         theirs = [store.usual_path(key) for store in self._ollama for key in keys]
         folders = [folder.path for folder in self._foreign]
         return Evidence.of((*(key.path(self.folder) for key in keys), self.folder, *theirs, *folders))
@@ -330,7 +330,7 @@ class Store:
     def ollama_named(self, wanted: ModelName) -> Iterator[tuple[OllamaStore, Path]]:
         """The manifests that Ollama has of a name, sound or not."""
         for store in self._ollama:
-            if (path := store.find(Key.of(wanted.text))) is not None:
+            if (path := store.find(ManifestKey.of(wanted.text))) is not None:
                 yield store, path
 
     def file_named(self, wanted: ModelName) -> FoundFile | None:
@@ -386,7 +386,10 @@ class Store:
         yield from sorted(unusable)
 
     def _survey_files(
-        self, files: Iterator[FoundFile], manifests: Mapping[Key, Manifest], known: dict[str, Model | NamedAdapter]
+        self,
+        files: Iterator[FoundFile],
+        manifests: Mapping[ManifestKey, Manifest],
+        known: dict[str, Model | NamedAdapter],
     ) -> Iterator[DamagedFile]:
         """Adds the sound ones to `known`."""
         listings: Listings = {}
@@ -409,7 +412,7 @@ class Store:
                 yield DamagedFile(path, f"{path.name} is hidden by another model of its name; {way_out}")
 
     def _survey_ollama(
-        self, store: OllamaStore, manifests: Mapping[Key, Manifest], known: dict[str, Model | NamedAdapter]
+        self, store: OllamaStore, manifests: Mapping[ManifestKey, Manifest], known: dict[str, Model | NamedAdapter]
     ) -> Iterator[DamagedFile]:
         """Adds the sound ones to `known`. What is here under its name already needs no second mention."""
         for _, path in store.manifests():
@@ -422,10 +425,10 @@ class Store:
                     known[found.name] = found
 
     def _hiding(
-        self, name: str, manifests: Mapping[Key, Manifest], known: Mapping[str, Model | NamedAdapter]
+        self, name: str, manifests: Mapping[ManifestKey, Manifest], known: Mapping[str, Model | NamedAdapter]
     ) -> Path | None:
         """The file of the model that is meant by a file's name instead of that file."""
-        said = manifests.get(Key.of(name))
+        said = manifests.get(ManifestKey.of(name))
         if said is not None:
             return self.path_of(said.main)
         return known[name].path if name in known else None

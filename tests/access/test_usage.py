@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from localrun.access.quotas import Level
-from localrun.access.usage import Total, UsageFile, Used, day_of
+from localrun.access.quotas import BucketLevel
+from localrun.access.usage import Total, UsageFile, UsageRecord, day_of
 
 NOW_S = 1_764_000_000.0
 
@@ -24,7 +24,7 @@ def test_sums_by_key_day_and_model(tmp_path: Path) -> None:
     assert file.totals("key") == []
     for day in range(2):
         for key, model in (("zed", "a"), ("zed", "b"), ("cli", "a")):
-            file.write("id", [], Used(key, model, 1, 10, 4, 3), NOW_S + day * 86400)
+            file.write("id", [], UsageRecord(key, model, 1, 10, 4, 3), NOW_S + day * 86400)
     assert file.totals("key") == [Total("cli", 2, 20, 8, 6), Total("zed", 4, 40, 16, 12)]
     assert file.totals("model", key="zed") == [Total("a", 2, 20, 8, 6), Total("b", 2, 20, 8, 6)]
     assert [total.name for total in file.totals("day")] == [day_of(NOW_S), day_of(NOW_S + 86400)]
@@ -36,11 +36,11 @@ def test_levels_are_those_of_the_last_write(tmp_path: Path) -> None:
     file = UsageFile(tmp_path)
     assert file.levels("id") == []
     for level in (5.0, -3.5):
-        file.write("id", [Level("requests", 60.0, level, NOW_S)], None, NOW_S)
-    file.write("other", [Level("requests", 60.0, 1.0, NOW_S)], None, NOW_S)
+        file.write("id", [BucketLevel("requests", 60.0, level, NOW_S)], None, NOW_S)
+    file.write("other", [BucketLevel("requests", 60.0, 1.0, NOW_S)], None, NOW_S)
     file.close()
     with closing(UsageFile(tmp_path)) as again:
-        assert again.levels("id") == [Level("requests", 60.0, -3.5, NOW_S)]
+        assert again.levels("id") == [BucketLevel("requests", 60.0, -3.5, NOW_S)]
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="has no modes")
@@ -48,7 +48,7 @@ def test_all_its_files_are_for_their_owner_alone(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
         with closing(UsageFile(tmp_path)) as file:
-            file.write("id", [], Used("zed", "a", 1, 1, 0, 1), NOW_S)
+            file.write("id", [], UsageRecord("zed", "a", 1, 1, 0, 1), NOW_S)
             modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()}
     finally:
         os.umask(before)
@@ -57,11 +57,13 @@ def test_all_its_files_are_for_their_owner_alone(tmp_path: Path) -> None:
 
 def test_what_cannot_be_written_now_is_written_later(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with closing(UsageFile(tmp_path)) as file:
-        file.write("id", [], Used("zed", "a", 1, 1, 0, 1), NOW_S)
+        file.write("id", [], UsageRecord("zed", "a", 1, 1, 0, 1), NOW_S)
         with closing(sqlite3.connect(tmp_path / "usage.db", isolation_level=None)) as other:
             other.execute("BEGIN IMMEDIATE")
             for _ in range(3):
-                file.write("id", [Level("requests", 60.0, 7.0, NOW_S)], Used("zed", "a", 1, 1, 0, 1), NOW_S)
+                file.write(
+                    "id", [BucketLevel("requests", 60.0, 7.0, NOW_S)], UsageRecord("zed", "a", 1, 1, 0, 1), NOW_S
+                )
             assert file.totals("key") == [Total("zed", 1, 1, 0, 1)]
             other.execute("ROLLBACK")
         assert len(caplog.records) == 1  # said once
@@ -73,9 +75,9 @@ def test_what_cannot_be_written_now_is_written_later(tmp_path: Path, caplog: pyt
 def test_a_checkpoint_keeps_everything(tmp_path: Path) -> None:
     with closing(UsageFile(tmp_path)) as file:
         file.checkpoint()  # nothing is there
-        file.write("id", [], Used("zed", "a", 1, 1, 0, 1), NOW_S)
+        file.write("id", [], UsageRecord("zed", "a", 1, 1, 0, 1), NOW_S)
         file.checkpoint()
-        file.write("id", [], Used("zed", "a", 1, 1, 0, 1), NOW_S)
+        file.write("id", [], UsageRecord("zed", "a", 1, 1, 0, 1), NOW_S)
         assert file.totals("key") == [Total("zed", 2, 2, 0, 2)]
 
 

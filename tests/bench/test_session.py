@@ -10,7 +10,7 @@ import pytest
 from localrun.access.keys import KeyFile
 from localrun.bench.results import Options, RunResult, Target, Workload
 from localrun.bench.session import Session, base_url_of, holds_of, model_of, random_seed
-from localrun.bench.streams import Endpoint, Refused
+from localrun.bench.streams import Endpoint, RequestRefused
 from localrun.bench.workloads.workload import INTERRUPTED
 from localrun.errors import BadRequest, DaemonUnreachable, LocalrunError
 from localrun.snapshot import EngineRow
@@ -122,7 +122,7 @@ def test_seeds_are_new_every_time() -> None:
 def test_a_daemon_that_asks_for_keys_is_measured_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     with running_daemon() as daemon:
         KeyFile(daemon.home / "data").create("zed")
-        with pytest.raises(Refused, match="API key"):
+        with pytest.raises(RequestRefused, match="API key"):
             asyncio.run(Endpoint(Target("", daemon.url, "tiny"), Options(seed=1)).connect())
         assert holds_of(daemon.url, "tiny") is None
         monkeypatch.setenv("LOCALRUN_HOME", str(daemon.home))  # where its local key is

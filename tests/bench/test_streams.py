@@ -14,7 +14,16 @@ from hypothesis import strategies as st
 
 from localrun.bench.metrics import gaps_s
 from localrun.bench.results import Options, StreamRecord, Target
-from localrun.bench.streams import CUT_SHORT, N_NUMBERS, Endpoint, Refused, Wording, arrivals_s, numbers, post_stream
+from localrun.bench.streams import (
+    CUT_SHORT,
+    N_NUMBERS,
+    Endpoint,
+    PromptForm,
+    RequestRefused,
+    arrivals_s,
+    numbers,
+    post_stream,
+)
 from localrun.errors import BadRequest, DaemonUnreachable, LocalrunError
 from tests.bench.conftest import Asked, FakeServer, Reply
 
@@ -34,23 +43,23 @@ def test_another_seed_or_label_begins_differently() -> None:
 
 @given(st.lists(st.integers(0, N_NUMBERS - 1), min_size=1))
 def test_a_prompt_has_a_token_or_a_word_per_number(chosen: list[int]) -> None:
-    assert len(Wording.IDS.prompt(chosen)) == len(Wording.LOW_IDS.prompt(chosen)) == len(chosen)
-    text = Wording.TEXT.prompt(chosen)
+    assert len(PromptForm.IDS.prompt(chosen)) == len(PromptForm.LOW_IDS.prompt(chosen)) == len(chosen)
+    text = PromptForm.TEXT.prompt(chosen)
     assert isinstance(text, str)
     assert len(text.split()) == len(chosen)
 
 
 def test_the_highest_number_is_the_highest_id() -> None:
-    for wording in (Wording.IDS, Wording.LOW_IDS):
+    for wording in (PromptForm.IDS, PromptForm.LOW_IDS):
         ids = wording.prompt(range(N_NUMBERS))
         assert isinstance(ids, list)
-        assert wording is Wording.LOW_IDS or max(ids) == ids[-1]
+        assert wording is PromptForm.LOW_IDS or max(ids) == ids[-1]
         assert min(ids) > 32
 
 
 def test_prompts_with_a_common_beginning_keep_it_in_every_wording() -> None:
     system = numbers(1, "system", 20)
-    for wording in Wording:
+    for wording in PromptForm:
         one, other = (wording.prompt(system + numbers(1, label, 5)) for label in ("a", "b"))
         common = wording.prompt(system)
         assert one[: len(common)] == other[: len(common)] == common
@@ -124,14 +133,14 @@ def test_what_is_not_http_is_said() -> None:
     ],
 )
 def test_a_refusal_says_the_server_s_reason(body: bytes, reason: str) -> None:
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(RequestRefused) as caught:
         answered(b"HTTP/1.1 400 Bad\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
     assert (caught.value.http_status, caught.value.message, caught.value.retry_after_s) == (400, reason, None)
 
 
 @pytest.mark.parametrize(("header", "seconds"), [(b"7", 7.0), (b"Wed, 21 Oct 2026 07:28:00 GMT", None)])
 def test_when_to_come_back_is_read_where_it_is_a_number(header: bytes, seconds: float | None) -> None:
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(RequestRefused) as caught:
         answered(b"HTTP/1.1 429 Busy\r\nRetry-After: %b\r\nContent-Length: 0\r\n\r\n" % header)
     assert caught.value.retry_after_s == seconds
 
@@ -160,7 +169,7 @@ def test_a_stream_is_recorded_piece_by_piece_with_the_server_s_counts(server: Fa
 def test_what_is_asked_for(server: FakeServer) -> None:
     use(server, lambda endpoint: endpoint.send(PROMPT, 7, client="me"), latency="interactive", lane="batch")
     (asked,) = server.asked
-    assert asked.body["prompt"] == Wording.IDS.prompt(PROMPT)
+    assert asked.body["prompt"] == PromptForm.IDS.prompt(PROMPT)
     assert (asked.body["max_tokens"], asked.body["ignore_eos"], asked.body["temperature"]) == (7, True, 0)
     assert asked.headers["X-Localrun-Client"] == "me"
     assert asked.headers["X-Localrun-Latency"] == "interactive"
@@ -224,8 +233,10 @@ def test_a_late_request_is_measured_from_when_it_should_have_been_sent(server: F
     assert record.sent_at_s - record.intended_at_s >= 0.045
 
 
-@pytest.mark.parametrize(("accepts", "wording"), [(1300, Wording.IDS), (256, Wording.LOW_IDS), (0, Wording.TEXT)])
-def test_the_most_exact_prompts_that_the_server_takes(server: FakeServer, accepts: int, wording: Wording) -> None:
+@pytest.mark.parametrize(
+    ("accepts", "wording"), [(1300, PromptForm.IDS), (256, PromptForm.LOW_IDS), (0, PromptForm.TEXT)]
+)
+def test_the_most_exact_prompts_that_the_server_takes(server: FakeServer, accepts: int, wording: PromptForm) -> None:
     def reply(asked: Asked) -> Reply:
         prompt = asked.body["prompt"]
         is_refused = not isinstance(prompt, str) and max(prompt) >= accepts
@@ -233,7 +244,7 @@ def test_the_most_exact_prompts_that_the_server_takes(server: FakeServer, accept
 
     server.reply = reply
 
-    async def found() -> Wording:
+    async def found() -> PromptForm:
         endpoint = Endpoint(server.target, Options(seed=1))
         await endpoint.connect()
         return endpoint.wording
@@ -243,7 +254,7 @@ def test_the_most_exact_prompts_that_the_server_takes(server: FakeServer, accept
 
 def test_a_server_that_refuses_for_another_reason_is_an_error(server: FakeServer) -> None:
     server.reply = lambda _: Reply(status=404, message="no such model")
-    with pytest.raises(Refused, match="no such model"):
+    with pytest.raises(RequestRefused, match="no such model"):
         asyncio.run(Endpoint(server.target, Options(seed=1)).connect())
     assert len(server.asked) == 1
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from localrun.bench.tiers import COST_HEADER, Answered, TierRun, cost_rows, mix, share_rows
+from localrun.bench.tiers import COST_HEADER, TierAnswer, TierRun, cost_rows, mix, share_rows
 from localrun.cli.text import columns
 
 TIER: dict[str, Any] = {"name": "smart", "small": "s", "large": "l", "reasoning_effort": {"low": "small"}}
 
 
-def answered(kind: str, asked: str, model: str, seconds: float, **more: Any) -> Answered:
-    return Answered(kind=kind, asked=asked, model=model, seconds=seconds, prompt_tokens=10, output_tokens=5, **more)
+def answered(kind: str, asked: str, model: str, seconds: float, **more: Any) -> TierAnswer:
+    return TierAnswer(kind=kind, asked=asked, model=model, seconds=seconds, prompt_tokens=10, output_tokens=5, **more)
 
 
 def test_the_mix_has_every_kind_and_efforts_only_where_there_is_a_rule() -> None:
@@ -31,7 +31,7 @@ def test_shares_and_costs() -> None:
             *(answered("short", "smart", "s", 1.5, rule="sure", probe_tokens=4), answered("short", "s", "s", 1.0)),
             *(answered("short", "l", "l", 4.0), answered("tools", "smart", "l", 4.5, rule="tools")),
             *(answered("tools", "s", "s", 1.0), answered("tools", "l", "l", 4.0)),
-            *(Answered(kind="schema", asked="smart", problem="no"), answered("schema", "s", "s", 99)),
+            *(TierAnswer(kind="schema", asked="smart", problem="no"), answered("schema", "s", "s", 99)),
             answered("schema", "l", "l", 99),
         ],
     )

@@ -4,14 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from localrun.bench.tune import STREAMS, Measured, Tuning, counts_to_try, find_model, tune
+from localrun.bench.tune import STREAMS, StepTiming, Tuning, counts_to_try, find_model, tune
 from localrun.config import Settings
 from localrun.engine.cache.disk_files import library_build
 from localrun.engine.native.library import library_folder
 from localrun.errors import EngineFailed
 from localrun.hardware import thread_choice
 from localrun.hardware.processors import Processors
-from localrun.hardware.thread_choice import Shape, Threads
+from localrun.hardware.thread_choice import ModelShape, Threads
 from localrun.models.storage.model import Model
 from tests.support.synthesis.synthesize import synthesize
 
@@ -33,7 +33,7 @@ def test_smaller_numbers_are_tried_besides_those_of_an_engine():
 
 
 def test_a_real_model_is_measured_with_every_number_and_the_best_kept(model: Model, tmp_path: Path):
-    told: list[Measured] = []
+    told: list[StepTiming] = []
     tuning = tune(model, HERE, [1, 2], rounds=2, on_measured=told.append)
     assert tuning.measured == told
     kinds = [(each.streams, each.rows) for each in told]
@@ -44,18 +44,18 @@ def test_a_real_model_is_measured_with_every_number_and_the_best_kept(model: Mod
     tuning.keep(tmp_path / "threads.json", 7.0)
     # Under the name that an engine looks for.
     build = library_build("llama-cpp-python", library_folder())
-    shape = Shape(model.header.n_layers, model.header.weights_bytes)
+    shape = ModelShape(model.header.n_layers, model.header.weights_bytes)
     assert thread_choice.find(tmp_path / "threads.json", HERE.identity, build, shape) == tuning.best
 
 
 def test_rates_are_medians_of_all_streams_together():
-    measured = [Measured(threads=2, streams=4, rows=1, seconds=seconds) for seconds in (0.1, 0.2, 0.9)]
+    measured = [StepTiming(threads=2, streams=4, rows=1, seconds=seconds) for seconds in (0.1, 0.2, 0.9)]
     measured += [
-        Measured(threads=2, streams=1, rows=512, seconds=2.0),
-        Measured(threads=2, streams=1, rows=1, seconds=1),
+        StepTiming(threads=2, streams=1, rows=512, seconds=2.0),
+        StepTiming(threads=2, streams=1, rows=1, seconds=1),
     ]
     tuning = Tuning(
-        model="m", shape=Shape(1, 1), processors=HERE, build="b", measured=measured, best=Threads(2, 2), others=0.3
+        model="m", shape=ModelShape(1, 1), processors=HERE, build="b", measured=measured, best=Threads(2, 2), others=0.3
     )
     assert tuning.is_disturbed
     assert tuning.tokens_per_s(2, 4) == 20

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from localrun.bench.tune import STREAMS, Measured, Tuning
+from localrun.bench.tune import STREAMS, StepTiming, Tuning
 from localrun.cli import exits
 from localrun.cli.root import run
 from localrun.hardware import thread_choice
 from localrun.hardware.processors import Processors, usable
-from localrun.hardware.thread_choice import Shape, Threads
+from localrun.hardware.thread_choice import ModelShape, Threads
 from localrun.models.storage.model import Model
 
 ARGUMENTS = ["bench", "tune", "tiny", "--rounds", "1", "--threads", "1,2"]
@@ -28,12 +28,12 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def _measured(
     model: Model, processors: Processors, counts: Sequence[int], *, rounds: int,
-    on_measured: Callable[[Measured], None],
+    on_measured: Callable[[StepTiming], None],
 ) -> Tuning:  # fmt: skip
     """More threads are better, and somebody else takes half a processor."""
     rows = [(streams, 1) for streams in STREAMS] + [(1, 512)]
     measured = [
-        Measured(threads=n_threads, streams=streams, rows=n_rows, seconds=n_rows / n_threads)
+        StepTiming(threads=n_threads, streams=streams, rows=n_rows, seconds=n_rows / n_threads)
         for _ in range(rounds)
         for n_threads in counts
         for streams, n_rows in rows
@@ -42,7 +42,7 @@ def _measured(
         on_measured(each)
     best = Threads(decode=max(counts), prompt=max(counts))
     return Tuning(
-        model=model.name, shape=Shape(2, 1000), processors=processors, build="made", measured=measured, best=best,
+        model=model.name, shape=ModelShape(2, 1000), processors=processors, build="made", measured=measured, best=best,
         others=0.5,
     )  # fmt: skip
 

@@ -56,7 +56,7 @@ def test_devices_that_compute_rightly_share_a_line() -> None:
 
 def test_one_that_computes_wrongly_is_named_with_how_much() -> None:
     lines = [{"number": 0, "device": "one"}, {"number": 0, "device": "one", "n_rows": 60, "n_wrong": 4}]
-    text = "one computes wrongly: 4 of 60 tokens of streams at once are not those of the CPU"
+    text = "one computes wrong results: 4 of 60 tokens of streams at once are not those of the CPU"
     assert found("one", command=saying(*lines)) == [(Level.FAIL, text)]
 
 
@@ -99,4 +99,4 @@ def test_real_devices_and_what_is_wrong_with_one_stage_of_sampling(monkeypatch: 
         monkeypatch.setenv("LOCALRUN_TEST_STAGES", "1")
         wrong = list(check_devices(report("RPC0", "RPC1")))
     assert [each.level for each in wrong] == [Level.FAIL] * 2
-    assert all("computes wrongly: " in each.text and "--gpu-layers 0" in each.remedy for each in wrong)
+    assert all("computes wrong results: " in each.text and "--gpu-layers 0" in each.remedy for each in wrong)

@@ -27,7 +27,7 @@ from localrun.doctor.surroundings import (
     memory,
 )
 from localrun.hardware.processors import Processors
-from localrun.hardware.thread_choice import Kept, Shape, Threads
+from localrun.hardware.thread_choice import ModelShape, SavedChoice, Threads
 from localrun.kv_folders import About
 from tests.says import says
 
@@ -207,10 +207,10 @@ HYBRID = Processors(name="made", n_machine=24, n_allowed=24, performance_cores=8
 BOXED = Processors(name="made", n_machine=64, n_allowed=64, performance_cores=32, quota=2.5)
 
 
-def kept(model: str, threads: Threads, *, at_s: float = 0.0, processors: Processors = HYBRID) -> Kept:
-    return Kept(
-        processors=processors.identity, build="b", shape=Shape(1, 1), threads=threads, model=model, n_tried=(8, 16),
-        at_s=at_s,
+def kept(model: str, threads: Threads, *, at_s: float = 0.0, processors: Processors = HYBRID) -> SavedChoice:
+    return SavedChoice(
+        processors=processors.identity, build="b", shape=ModelShape(1, 1), threads=threads, model=model,
+        n_tried=(8, 16), at_s=at_s,
     )  # fmt: skip
 
 

@@ -119,7 +119,7 @@ def test_a_file_that_is_replaced_under_its_name_is_another_adapter(adapted: Daem
 def test_numbers_that_are_none_are_refused_where_they_come_in(adapted: Daemon, tmp_path: Path) -> None:
     path = write_lora(builtin.model_path(), tmp_path / "spoiled.gguf", strength=math.nan)
     refused = adapted.post("/api/create", model="spoiled", modelfile=f"FROM {path}", stream=False)
-    assert "numbers that are none" in refused.json()["error"]
+    assert "NaN or infinite numbers" in refused.json()["error"]
     by_path = adapted.post("/v1/completions", model="tiny", prompt="Hello", lora=[{"id": str(path)}])
     assert by_path.status_code in (404, 422), by_path.text
 

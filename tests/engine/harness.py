@@ -11,7 +11,7 @@ from localrun.engine.backend import AdapterSet, Backend, MemoryKind
 from localrun.engine.cache.cells import PoolCells, StreamCells
 from localrun.engine.cache.disk_record import DiskTier
 from localrun.engine.engine import Engine, Limits
-from localrun.engine.request import Placed, Prompt, Request
+from localrun.engine.request import MediaSpan, Prompt, Request
 from localrun.engine.sample.media import prompt_of
 from localrun.engine.speculate.speculation import Speculation
 from localrun.wire import (
@@ -68,10 +68,10 @@ class Harness:
         speculation: Callable[[FakeBackend, Callable[[], float]], Speculation] | None = None,
         adapters: Sequence[Adapter] = (),
         projector: FakeProjector | None = None,
-        hurried_every: int = 0,
+        abort_every: int = 0,
     ) -> None:
         self.now_s = 0.0
-        self._hurried_every, self._n_asked = hurried_every, 0
+        self._abort_every, self._n_asked = abort_every, 0
         fake = FakeBackend(
             n_cells=n_cells,
             n_seqs=n_seqs,
@@ -129,7 +129,7 @@ class Harness:
         adapters: Sequence[Adapter] | None = None,
         resume: Resume | None = None,
     ) -> None:
-        chunks: tuple[Placed, ...] = ()
+        chunks: tuple[MediaSpan, ...] = ()
         if isinstance(prompt, tuple):
             tokens, chunks = prompt_of(self.backend, Submit(id=request_id, segments=prompt))
         else:
@@ -154,12 +154,12 @@ class Harness:
         )
         self.engine.submit(submit, tokens, prediction, chunks)
 
-    def _is_hurried(self) -> bool:
+    def _should_abort(self) -> bool:
         self._n_asked += 1
-        return bool(self._hurried_every) and self._n_asked % self._hurried_every == 0
+        return bool(self._abort_every) and self._n_asked % self._abort_every == 0
 
     def step(self) -> Step | None:
-        step = self.engine.step(self._is_hurried)
+        step = self.engine.step(self._should_abort)
         self.check()
         if step is None:
             return None
@@ -224,13 +224,13 @@ def expected_media_output(
 ) -> list[int]:
     """What a request with media must generate, whose positions are counted one by one here."""
     state = number = position = 0
-    realm = AdapterSet.of(adapters).realm
+    adapter_hash = AdapterSet.of(adapters).hash
 
     def see(token: int, at: int) -> None:
         nonlocal state, number
-        state, number = digest_after(state, token, number - at, realm), number + 1
+        state, number = digest_after(state, token, number - at, adapter_hash), number + 1
 
-    chunks = {placed.start: placed.chunk for placed in prompt.chunks}
+    chunks = {span.start: span.chunk for span in prompt.chunks}
     while number < len(prompt.tokens):
         chunk = chunks.get(number)
         if chunk is None:
@@ -252,16 +252,16 @@ def expected_output(
     prompt: list[int], n_output: int, *, ignore_eos: bool = True, adapters: Sequence[Adapter] = ()
 ) -> list[int]:
     """What a request must generate, computed without an engine."""
-    state, realm = 0, AdapterSet.of(adapters).realm
+    state, adapter_hash = 0, AdapterSet.of(adapters).hash
     for token in prompt:
-        state = digest_after(state, token, 0, realm)
+        state = digest_after(state, token, 0, adapter_hash)
     output: list[int] = []
     while len(output) < n_output:
         token = next_token(state, ignore_eos=ignore_eos)
         if token == IM_END and not ignore_eos:
             break
         output.append(token)
-        state = digest_after(state, token, 0, realm)
+        state = digest_after(state, token, 0, adapter_hash)
     return output
 
 

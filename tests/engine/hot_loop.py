@@ -37,7 +37,7 @@ class NoBackend(FakeBackend):
     def decode(self, n_rows: int) -> None:
         pass
 
-    def has_numbers(self, row: int) -> bool:
+    def is_finite(self, row: int) -> bool:
         return True
 
     def sample(self, wanted: Sequence[tuple[Sampler, int]]) -> list[int]:

@@ -44,7 +44,7 @@ def test_a_set_has_a_name_by_what_is_in_effect():
     assert one == AdapterSet.of([B, A]) == AdapterSet.of([B, adapter("c", 0.0), adapter("a", 0.25), adapter("a", 0.75)])
     assert AdapterSet.of([]) == AdapterSet.of([adapter("a", 0.0)]) == AdapterSet.of([A, adapter("a", -1.0)]) == BASE
     assert AdapterSet.of([adapter("a", 0.1)]) == AdapterSet.of([adapter("a", 0.1 + 1e-12)])
-    names = {AdapterSet.of(adapters).realm for adapters in SETS.values()}
+    names = {AdapterSet.of(adapters).hash for adapters in SETS.values()}
     assert len(names) == len(SETS)
     assert {len(name) for name in names} == {0, 16}
 
@@ -156,11 +156,11 @@ def test_a_set_s_plan_of_streams_is_made_once():
     harness = Harness(n_cells=1024)
     for request_id, adapters in enumerate(([A], [B], [A], []), start=1):
         harness.submit(request_id, [request_id, 2], n_predict=40, adapters=adapters)
-    while not harness.engine.scheduler.steady_plan():
+    while not harness.engine.scheduler.reusable_plan():
         harness.step()
     plans = []
     for _ in range(9):
-        plans.append(harness.engine.scheduler.steady_plan())
+        plans.append(harness.engine.scheduler.reusable_plan())
         harness.step()
     assert plans[:3] == plans[3:6] == plans[6:]
     assert len({id(plan) for plan in plans}) == 3
@@ -250,14 +250,14 @@ def test_between_two_tokens_of_a_stream_every_other_set_has_one_step_at_most(
             harness.submit(100 + len(sent), [50 + len(sent)] * length, n_predict=10, adapters=adapters[which])
         n_used, counts = len(harness.backend.used), {i: len(tokens) for i, tokens in harness.tokens.items()}
         harness.step()
-        for realm in harness.backend.used[n_used:]:
+        for adapter_hash in harness.backend.used[n_used:]:
             got = {i for i, tokens in harness.tokens.items() if len(tokens) > counts.get(i, 0)}
-            steps.append((realm, got, any(counts.get(i) for i in got)))
+            steps.append((adapter_hash, got, any(counts.get(i) for i in got)))
     assert len(harness.finals) == len(sets) + len(prompts)
     mixes = harness.backend.mixes_rows
     for index, which in enumerate(sets):
         assert harness.tokens[index] == expected_output([10 + index, 20, 30], 8, adapters=adapters[which])
         its = [at for at, (_, got, _) in enumerate(steps) if index in got]
         for begin, end in pairwise(its):
-            between = [realm for realm, _, is_streams in steps[begin + 1 : end] if is_streams or mixes]
+            between = [adapter_hash for adapter_hash, _, is_streams in steps[begin + 1 : end] if is_streams or mixes]
             assert len(between) == len(set(between)), "a set had two turns while a stream waited for one"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from localrun.engine.backend import DecodeFailed
-from localrun.engine.schedule.background import BRING_HOME_S
+from localrun.engine.schedule.background import MOVE_TO_STREAM_S
 from localrun.wire import Finish, Lane
 from tests.engine.harness import Harness, expected_output
 from tests.fakes.backend import FakeBackend, FakeWorker
@@ -169,7 +169,7 @@ def test_a_stream_has_its_turn_when_its_token_is_due():
     assert n_steps_until_its_turn(stream_beside_a_prompt(), left_s=0.0) == 0
 
 
-@pytest.mark.parametrize(("left_s", "is_taken"), [(BRING_HOME_S / 2, False), (BRING_HOME_S * 2, True)])
+@pytest.mark.parametrize(("left_s", "is_taken"), [(MOVE_TO_STREAM_S / 2, False), (MOVE_TO_STREAM_S * 2, True)])
 def test_a_prompt_that_is_done_is_not_taken_home_when_that_would_make_the_stream_late(left_s: float, is_taken: bool):
     run = stream_beside_a_prompt()
     assert run.engine.background.completes
@@ -192,7 +192,7 @@ def test_a_few_tokens_deep_in_a_prompt_go_to_the_background_beside_streams_alone
         start_stream(run, 5)
     run.submit(9, [*deep, *[70] * 50], n_predict=2)
     run.step()
-    assert (next(r for r in run.engine.scheduler.running if r.id == 9).is_away) is has_streams
+    assert (next(r for r in run.engine.scheduler.running if r.id == 9).skips_steps) is has_streams
     run.run()
     assert run.tokens[9] == expected_output([*deep, *[70] * 50], 2)
 
@@ -206,7 +206,7 @@ def start_stream(run: Harness, request_id: int) -> None:
 @pytest.mark.parametrize("target_itl_s", [0.005, 0.02])
 def test_a_prompt_that_is_done_comes_home_though_the_stream_s_turn_is_always_near(target_itl_s: float):
     run = harness(n_cells=4096, target_itl_s=target_itl_s)
-    assert target_itl_s < BRING_HOME_S
+    assert target_itl_s < MOVE_TO_STREAM_S
     run.submit(0, [65] * 20, n_predict=700)
     while len(run.tokens.get(0, [])) < 3:
         run.step()

@@ -31,7 +31,7 @@ def kept(**options: object) -> Harness:
 def begin(run: Harness, **options: object) -> None:
     run.submit(3, [*LONG, 99], n_predict=4, **options)  # type: ignore[arg-type]
     run.step()
-    assert run.engine.cache.coming
+    assert run.engine.cache.restoring
     run.engine.cache.tiers.restore.seconds = 1.0
 
 
@@ -39,7 +39,7 @@ def test_streams_have_a_token_for_each_piece():
     run = kept()
     begin(run)
     n_tokens, n_steps = len(run.tokens[2]), 0
-    while run.engine.cache.coming:
+    while run.engine.cache.restoring:
         run.step()
         run.engine.cache.tiers.restore.seconds = 1.0
         n_steps += 1
@@ -59,7 +59,7 @@ def test_alone_it_is_restored_at_once():
     run.step()
     run.submit(3, [*LONG, 99], n_predict=4)
     run.step()
-    assert not run.engine.cache.coming
+    assert not run.engine.cache.restoring
     run.run()
     assert run.tokens[3] == expected_output([*LONG, 99], 4)
 
@@ -72,7 +72,7 @@ def test_who_is_cancelled_meanwhile_leaves_what_came(n_steps: int):
         run.step()
     run.engine.cancel(3)
     run.check()
-    assert not run.engine.cache.coming
+    assert not run.engine.cache.restoring
     run.run()
     assert run.finals[3].finish is Finish.CANCELLED
     assert run.tokens[2] == expected_output([70] * 20, 200)
@@ -100,16 +100,16 @@ def test_who_is_preempted_meanwhile_comes_back():
 def test_random_arrivals_and_departures_change_no_answer(seed: int, monkeypatch: pytest.MonkeyPatch):
     """Small blocks and small pieces, so that hardly anything is brought back at once; memory and cells are short."""
     for name, value in (("BLOCK_TOKENS", 8), ("PIECE_TOKENS", 16), ("GAIN_TOKENS", 4), ("BRING_S", 1e-9)):
-        monkeypatch.setattr(cache if name == "BRING_S" else copies, name, value)
+        monkeypatch.setattr(cache if name == "RESTORE_PIECE_S" else copies, name, value)
     random, n_brought = Random(seed), 0
-    bring = cache.Cache.bring
+    restore_next = cache.Cache.restore_next
 
     def counted(self: cache.Cache) -> tuple[int, int] | None:
         nonlocal n_brought
-        n_brought += bool(self.coming)
-        return bring(self)
+        n_brought += bool(self.restoring)
+        return restore_next(self)
 
-    monkeypatch.setattr(cache.Cache, "bring", counted)
+    monkeypatch.setattr(cache.Cache, "restore_next", counted)
     run = Harness(n_cells=400, n_slots=3, n_batch=48, n_seqs=8, ram_cache_bytes=random.choice([12_000, 1 << 20]))
     bases = [[97 + (at * step) % 19 for at in range(150)] for step in (3, 5, 7)]
     asked: dict[int, list[int]] = {}

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from localrun.engine.backend import GivenUp, MemoryKind
+from localrun.engine.backend import MemoryKind, StepAborted
 from localrun.engine.inbox import Inbox
 from localrun.engine.native.llama import LlamaBackend
 from localrun.wire import Lane
@@ -21,8 +21,8 @@ GIVES_UP = (MemoryKind.ATTENTION, MemoryKind.WINDOW)
 PROMPTS = ["a line of a batch", "another line", "b" * 150, "a line of a batch that is longer than the first one"]
 
 
-def answers(hurried_every: int, *, lanes: tuple[Lane, ...] = (Lane.BATCH,), **options: Any) -> Harness:
-    harness = Harness(n_cells=2048, n_batch=64, hurried_every=hurried_every, **options)
+def answers(abort_every: int, *, lanes: tuple[Lane, ...] = (Lane.BATCH,), **options: Any) -> Harness:
+    harness = Harness(n_cells=2048, n_batch=64, abort_every=abort_every, **options)
     for at, prompt in enumerate(PROMPTS):
         harness.submit(at, prompt, n_predict=20 + at, lane=lanes[at % len(lanes)])
         harness.step()
@@ -39,9 +39,9 @@ def test_answers_of_the_lowest_lane_are_the_same(kind: MemoryKind, is_split: boo
     options: dict[str, Any] = {"memory_kind": kind, "is_split": is_split}
     if share_right is not None:
         options["speculation"] = drafting(3, share_right)
-    expected, hurried = answers(0, **options), answers(3, **options)
-    assert hurried.texts == expected.texts
-    assert (hurried.backend.n_given_up > 5) == (kind in GIVES_UP)
+    expected, aborted = answers(0, **options), answers(3, **options)
+    assert aborted.texts == expected.texts
+    assert (aborted.backend.n_given_up > 5) == (kind in GIVES_UP)
     assert expected.backend.n_given_up == 0
 
 
@@ -92,7 +92,7 @@ def test_what_was_given_up_says_nothing_about_what_steps_cost() -> None:
         observed.append(seconds), observe(n_rows, seconds, ended_at_s),
     )[1]  # fmt: skip
     for at in range(1, 25):
-        harness.engine.step(lambda hurries=at % 3 == 0: hurries)
+        harness.engine.step(lambda preempts=at % 3 == 0: preempts)
         harness.now_s += 1.0 if at % 3 == 0 else 0.0
     assert harness.backend.n_given_up > 5
     assert 5 < len(observed) < 24 - harness.backend.n_given_up
@@ -103,11 +103,11 @@ def test_only_what_came_since_the_inbox_was_emptied_hurries() -> None:
     inbox: Inbox[list[int]] = Inbox()
     done: list[int] = []
     inbox.put(lambda said: said.append(1))
-    assert not inbox.is_hurried()
-    inbox.put(lambda said: said.append(2), hurries=True)
-    assert inbox.is_hurried()
+    assert not inbox.should_abort()
+    inbox.put(lambda said: said.append(2), preempts=True)
+    assert inbox.should_abort()
     assert inbox.drain(done)
-    assert not inbox.is_hurried()
+    assert not inbox.should_abort()
     assert done == [1, 2]
 
 
@@ -138,10 +138,12 @@ class Countdown:
         return self.n_left < 0
 
 
-def one_row(backend: LlamaBackend, seq: int, token: int, pos: int, gives_up: Callable[[], bool] | None) -> np.ndarray:
+def one_row(
+    backend: LlamaBackend, seq: int, token: int, pos: int, should_abort: Callable[[], bool] | None
+) -> np.ndarray:
     batch = backend.batch
     batch.token[0], batch.pos[0], batch.seq[0], batch.wants_logits[0] = token, pos, seq, 1
-    backend.decode(1, gives_up)
+    backend.decode(1, should_abort)
     return backend.logits(0).copy()
 
 
@@ -156,7 +158,7 @@ def test_a_decode_that_was_given_up_leaves_no_trace(backend: LlamaBackend, caplo
         expected = one_row(backend, 0, tokens[pos], pos, None)
         try:
             logits = one_row(backend, 1, tokens[pos], pos, Countdown(pos - 80))
-        except GivenUp:
+        except StepAborted:
             n_given_up += 1
             assert n_held(backend, 1) == pos
             logits = one_row(backend, 1, tokens[pos], pos, None)

@@ -14,7 +14,7 @@ import pytest
 
 from localrun.engine.backend import DecodeFailed, MemoryKind
 from localrun.engine.cache.checkpoints import CHECKPOINT_GAP_TOKENS
-from localrun.engine.cache.tree import Key
+from localrun.engine.cache.tree import PrefixKey
 from localrun.engine.engine import Engine, Limits
 from localrun.engine.native.library import native
 from localrun.engine.native.llama import LlamaBackend
@@ -327,7 +327,7 @@ def test_a_state_out_of_the_cache_that_is_damaged_is_computed_anew(backend: Llam
     run = Run(backend)
     prompt = tokens_of(backend, SYSTEM + FIRST)
     run.ask(prompt)
-    longest = run.engine.cache.tiers.match(Key(prompt), len(prompt)).states()[-1]
+    longest = run.engine.cache.tiers.match(PrefixKey(prompt), len(prompt)).states()[-1]
     damaged = longest.data
     assert isinstance(damaged, bytearray)
     damaged[:4] = b"\xff\xff\xff\xff"

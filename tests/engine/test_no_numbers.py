@@ -59,7 +59,7 @@ def test_others_say_what_they_say_alone_beside_and_after(layout: str):
         harness.run()
         for culprit in (round_, round_ + 1):
             assert harness.finals[culprit].error_code == "no_numbers"
-            assert "no numbers" in (harness.finals[culprit].error_message or "")
+            assert "NaN" in (harness.finals[culprit].error_message or "")
         assert "--kv-type q8_0" in (harness.finals[round_].error_message or "")
         check_fine(harness, round_ + 2, prompt(4), 16, [])
         check_fine(harness, round_ + 3, prompt(5), 16, [FINE])
@@ -96,9 +96,9 @@ def test_who_was_doubted_is_computed_with_the_others_again():
     harness.submit(3, prompt(3, nan_at=5))
     while 3 not in harness.finals:
         harness.step()
-    while not harness.engine.scheduler.steady_plan():
+    while not harness.engine.scheduler.reusable_plan():
         harness.step()
-    plan = harness.engine.scheduler.steady_plan()
+    plan = harness.engine.scheduler.reusable_plan()
     assert plan is not None
     assert len(plan.grants) == 2
     harness.run()
@@ -122,7 +122,7 @@ def test_nobody_is_blamed_for_what_a_batch_left_that_was_given_up_halfway():
 
     give_up_halfway(2)
     harness.submit(3, prompt(3, 300), lane=Lane.BATCH)
-    while not (doubted := [one for one in harness.engine.scheduler.running if one.doubted_until]):
+    while not (doubted := [one for one in harness.engine.scheduler.running if one.isolated_until]):
         harness.step()
     give_up_halfway(4)
     assert doubted[0].n_preempted

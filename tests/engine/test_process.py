@@ -20,7 +20,7 @@ from localrun import framing, wire
 from localrun.engine import process
 from localrun.engine.engine import Engine, Limits
 from localrun.engine.inbox import Inbox
-from localrun.engine.pipes import LONG_CHARACTERS, Outbox, Tokenizing, run_steps
+from localrun.engine.pipes import LONG_CHARACTERS, Outbox, TokenizerThreads, run_steps
 from localrun.engine.process import spare_time
 from localrun.wire import (
     Cancel,
@@ -326,7 +326,7 @@ class Reader:
         self.backend = backend
         self.inbox, self.sent = process.Inbox(), Sent()
         self.engine = Engine(backend, Limits(2, 8, 0.0, 0), time.monotonic, ring=self.inbox.ring)
-        self.tokenizing, self.prompts = Tokenizing(max_texts=8), process.Prompts(backend)
+        self.tokenizing, self.prompts = TokenizerThreads(max_texts=8), process.PromptTokenizer(backend)
 
     def take(self, *messages: wire.ToEngine) -> None:
         for message in messages:
@@ -416,14 +416,14 @@ def test_a_text_that_cannot_be_tokenized_fails_its_own_request_only(reader: Read
 def test_only_requests_of_a_higher_lane_than_the_lowest_hurry(reader: Reader):
     reader.take(replace(submit(1), lane=wire.Lane.BATCH))
     assert reader.finals(1).keys() == {1}
-    assert not reader.inbox.is_hurried()
+    assert not reader.inbox.should_abort()
     reader.take(submit(2))
     given_up_at_s = time.monotonic() + PATIENCE_S
-    while not reader.inbox.is_hurried():
+    while not reader.inbox.should_abort():
         assert time.monotonic() < given_up_at_s
         time.sleep(0.001)
     assert reader.finals(1).keys() == {2}
-    assert not reader.inbox.is_hurried()
+    assert not reader.inbox.should_abort()
 
 
 def test_a_cancel_overtakes_the_long_prompt_that_is_being_read_and_ends_it(reader: Reader):

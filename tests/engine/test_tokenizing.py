@@ -8,20 +8,20 @@ from collections.abc import Iterator
 
 import pytest
 
-from localrun.engine.pipes import LONG_CHARACTERS, Text, Tokenizing
+from localrun.engine.pipes import LONG_CHARACTERS, Text, TokenizerThreads
 from localrun.errors import QueueFull
 
 PATIENCE_S = 60
 
 
 @pytest.fixture
-def tokenizing() -> Iterator[Tokenizing]:
-    tokenizing = Tokenizing(max_texts=1000)
+def tokenizing() -> Iterator[TokenizerThreads]:
+    tokenizing = TokenizerThreads(max_texts=1000)
     yield tokenizing
     assert tokenizing.close(PATIENCE_S)
 
 
-def test_every_text_is_delivered_or_dropped_and_those_of_a_client_in_order(tokenizing: Tokenizing):
+def test_every_text_is_delivered_or_dropped_and_those_of_a_client_in_order(tokenizing: TokenizerThreads):
     chance = random.Random(5)
     delivered: list[tuple[str, int]] = []
     is_last_there = threading.Event()
@@ -49,7 +49,7 @@ def test_every_text_is_delivered_or_dropped_and_those_of_a_client_in_order(token
         assert own == sorted(own)
 
 
-def test_what_was_delivered_or_is_unknown_cannot_be_dropped(tokenizing: Tokenizing):
+def test_what_was_delivered_or_is_unknown_cannot_be_dropped(tokenizing: TokenizerThreads):
     is_there = threading.Event()
     tokenizing.put(Text(1, "a", 1, lambda: None, lambda _: is_there.set()))
     assert is_there.wait(PATIENCE_S)
@@ -57,7 +57,7 @@ def test_what_was_delivered_or_is_unknown_cannot_be_dropped(tokenizing: Tokenizi
     assert not tokenizing.drop(2)
 
 
-def test_clients_take_turns(tokenizing: Tokenizing):
+def test_clients_take_turns(tokenizing: TokenizerThreads):
     """The backlog of one is no reason for another to wait for all of it."""
     may_read, is_reading, is_over = threading.Event(), threading.Event(), threading.Event()
     order: list[str] = []
@@ -78,7 +78,7 @@ def test_clients_take_turns(tokenizing: Tokenizing):
 
 
 def test_nothing_is_delivered_after_the_end_and_a_text_that_is_being_read_keeps_it_from_being_one():
-    tokenizing = Tokenizing(max_texts=2)
+    tokenizing = TokenizerThreads(max_texts=2)
     may_read, is_reading = threading.Event(), threading.Event()
     delivered: list[None] = []
 

@@ -36,7 +36,6 @@ from localrun.engine.backend import (
     AdapterSet,
     Batch,
     DecodeFailed,
-    GivenUp,
     Logprobs,
     MediaChunk,
     MediaRows,
@@ -44,6 +43,7 @@ from localrun.engine.backend import (
     NoRoom,
     Sampler,
     State,
+    StepAborted,
     first_undoable,
 )
 from localrun.engine.sample.constraint import DEAD_END, Constraint
@@ -70,19 +70,19 @@ _ROW_S = 1e-4
 
 @dataclass
 class _Cell:
-    """`before` is the digest of the tokens before this one, `realm` what it was computed with. `pos` counts tokens; the
-    position is `pos - shift`."""
+    """`before` is the digest of the tokens before this one, `adapter_hash` what it was computed with. `pos` counts
+    tokens; the position is `pos - shift`."""
 
     pos: int
     token: int
     before: int
-    realm: bytes
+    adapter_hash: bytes
     seqs: set[int] = field(default_factory=set)
     shift: int = 0
 
     @property
     def digest(self) -> int:
-        return digest_after(self.before, self.token, self.shift, self.realm)
+        return digest_after(self.before, self.token, self.shift, self.adapter_hash)
 
     @property
     def entry(self) -> tuple[int, ...]:
@@ -92,10 +92,10 @@ class _Cell:
 
 class _Slice(msgspec.Struct, array_like=True):
     """Tokens with their numbers, and with the shift of their positions if there is one, and the digest before the first
-    one, for that is what they were computed after, with the adapters of `realm`."""
+    one, for that is what they were computed after, with the adapters of `adapter_hash`."""
 
     before: int
-    realm: bytes
+    adapter_hash: bytes
     entries: list[tuple[int, ...]]
 
 
@@ -140,7 +140,7 @@ class FakeSampler:
         return self.hold(row)()
 
     def hold(self, row: int) -> Callable[[], int]:
-        if not self._backend.has_numbers(row):
+        if not self._backend.is_finite(row):
             return lambda: DEAD_END
         salt = 0
         if self._seed is not None:
@@ -192,18 +192,18 @@ class FakeWorker:
     def start(self, n_rows: int) -> None:
         assert not self.is_busy, "one batch at a time"
         backend = self._backend
-        backend._check_rows(self.batch, n_rows, self.adapters.realm)
+        backend._check_rows(self.batch, n_rows, self.adapters.hash)
         self._begin(n_rows, lambda n_rows: backend._compute(self.batch, n_rows))
 
     def start_media(self, part: MediaRows) -> None:
         assert not self.is_busy, "one batch at a time"
-        backend, realm = self._backend, self.adapters.realm
-        _check_realm(self.batch, realm)
+        backend, adapter_hash = self._backend, self.adapters.hash
+        _check_adapters(self.batch, adapter_hash)
         contents = backend._contents(part, self._seqs, self.batch.capacity)
 
         def compute(n_rows: int) -> None:
             if part.chunk.is_causal or n_rows == part.chunk.n_tokens:
-                backend._compute_media(part, contents[:n_rows], realm)
+                backend._compute_media(part, contents[:n_rows], adapter_hash)
 
         self._begin(part.n_rows, compute)
 
@@ -215,8 +215,8 @@ class FakeWorker:
         self.is_busy = True
         self._compute, self._n_rows, self.n_looks_left = compute, n_rows, self._backend.background_looks
 
-    def has_numbers(self, row: int) -> bool:
-        return self._backend.has_numbers(row)
+    def is_finite(self, row: int) -> bool:
+        return self._backend.is_finite(row)
 
     def is_over(self) -> bool:
         self.n_looks_left -= 1
@@ -308,7 +308,7 @@ class FakeBackend:
         self._n_undoable: dict[int, int] = {}
         self.n_draft_rows = n_draft_rows
         self.projector = projector
-        self.realm = b""
+        self.state_salt = b""
         self.digests: dict[int, int] = {}
         self.scripted: dict[int, int | None] = {}
         self._joined = bytearray()
@@ -316,12 +316,12 @@ class FakeBackend:
         self.adapters: dict[bytes, Adapter] = {}  # loaded
         # What is computed of these tokens, or with adapters whose files end with "nan", are no numbers.
         self.nan_tokens: set[int] = set()
-        self._nan_realms: set[bytes] = set()
+        self._nan_adapters: set[bytes] = set()
         self._nan_rows: set[int] = set()
         self.used: list[bytes] = []  # the sets of all decodes
         self.n_given_up = 0
         self.n_rows_computed = self.n_media_rows_computed = 0
-        self.meanwhile: Callable[[], None] = lambda: None
+        self.on_compute: Callable[[], None] = lambda: None
         self.rebuild()
         self._step_s = float(os.environ.get("LOCALRUN_FAKE_STEP_MS", "0")) / 1000
         self._is_endless = os.environ.get("LOCALRUN_FAKE_ENDLESS") == "1"
@@ -372,7 +372,7 @@ class FakeBackend:
             if adapter.digest not in self.adapters:
                 raise ValueError(f"the adapter {adapter.path} is not loaded")
             if adapter.path.endswith("nan"):
-                self._nan_realms.add(adapters.realm)
+                self._nan_adapters.add(adapters.hash)
 
     @property
     def batch(self) -> Batch:
@@ -393,28 +393,32 @@ class FakeBackend:
         """The sequence of the pool that is for copies."""
         return len(self._at) - 1
 
-    def decode(self, n_rows: int, gives_up: Callable[[], bool] | None = None) -> None:
-        self._check_rows(self.batch, n_rows, self._adapters.realm)
-        self.used.append(self._adapters.realm)
+    def decode(self, n_rows: int, should_abort: Callable[[], bool] | None = None) -> None:
+        self._check_rows(self.batch, n_rows, self._adapters.hash)
+        self.used.append(self._adapters.hash)
         if self.overlaps:
-            self.meanwhile()
+            self.on_compute()
         if self._step_s:
             time.sleep(self._step_s)
-        if gives_up is not None and self.memory_kind in (MemoryKind.ATTENTION, MemoryKind.WINDOW) and gives_up():
+        if (
+            should_abort is not None
+            and self.memory_kind in (MemoryKind.ATTENTION, MemoryKind.WINDOW)
+            and should_abort()
+        ):
             self.n_given_up += 1
             # In passes before the one that it gave up.
             n_computed = self.n_given_up % n_rows if self.is_split and not self._is_in_pool else 0
             if n_computed:
                 self._compute(self.batch, n_computed)
-            raise GivenUp
+            raise StepAborted
         self._compute(self.batch, n_rows)
 
-    def _check_rows(self, batch: Batch, n_rows: int, realm: bytes) -> None:
+    def _check_rows(self, batch: Batch, n_rows: int, adapter_hash: bytes) -> None:
         """Raises ValueError for what native code must not see."""
         seqs = range(len(self._at) - self.n_seqs if batch.first_seq else self.n_seqs)
         if not 0 < n_rows <= batch.capacity:
             raise ValueError(f"{n_rows} rows in a batch of {batch.capacity}")
-        _check_realm(batch, realm)
+        _check_adapters(batch, adapter_hash)
         for what, values, allowed in (
             ("token", batch.token, range(self.n_vocab)),
             ("sequence", batch.seq, seqs),
@@ -431,16 +435,18 @@ class FakeBackend:
         for seq, pos in zip(seqs, positions, strict=True):
             if self._chunks.get(seq) and any(start <= pos < start + one.n_tokens for start, one in self._chunks[seq]):
                 raise ValueError(f"row {pos} of sequence {seq} is one of a chunk, and not of text")
-        self._place(seqs, positions, batch.token[:n_rows].tolist(), batch.wants_logits[:n_rows].tolist(), batch.realm)
+        self._place(
+            seqs, positions, batch.token[:n_rows].tolist(), batch.wants_logits[:n_rows].tolist(), batch.adapter_hash
+        )
 
-    def _compute_media(self, part: MediaRows, contents: list[int], realm: bytes) -> None:
+    def _compute_media(self, part: MediaRows, contents: list[int], adapter_hash: bytes) -> None:
         n_rows, pos = len(contents), part.start + part.first
         wants_logits = [0] * (n_rows - 1) + [1] if n_rows else []
-        self._place([part.seq] * n_rows, list(range(pos, pos + n_rows)), contents, wants_logits, realm)
+        self._place([part.seq] * n_rows, list(range(pos, pos + n_rows)), contents, wants_logits, adapter_hash)
         self.n_media_rows_computed += n_rows
 
     def _place(
-        self, seqs: list[int], positions: list[int], tokens: list[int], wants_logits: list[int], realm: bytes
+        self, seqs: list[int], positions: list[int], tokens: list[int], wants_logits: list[int], adapter_hash: bytes
     ) -> None:
         self._n_undoable = {}
         lengths = {seq: len(self._at[seq]) for seq in seqs}
@@ -453,8 +459,10 @@ class FakeBackend:
             raise NoRoom(f"{len(seqs)} rows, {self.n_cells - self._n_pool_used} free cells")
         self.digests, self.scripted = {}, {}
         for row, (seq, pos) in enumerate(zip(seqs, positions, strict=True)):
-            cell = _Cell(pos, tokens[row], self._visible(seq, pos), realm, {seq}, self._shift(seq, pos))
-            assert not pos or self._cell(seq, pos - 1).realm == realm, f"sequence {seq} goes on with other adapters"
+            cell = _Cell(pos, tokens[row], self._visible(seq, pos), adapter_hash, {seq}, self._shift(seq, pos))
+            assert not pos or self._cell(seq, pos - 1).adapter_hash == adapter_hash, (
+                f"sequence {seq} goes on with other adapters"
+            )
             if pos and cell.token >= 0 and pos - cell.shift <= pos - 1 - self._cell(seq, pos - 1).shift:
                 raise DecodeFailed(f"token {pos} of sequence {seq} is not behind the ones before it", is_fatal=False)
             self._cells[free[row]] = cell
@@ -464,7 +472,7 @@ class FakeBackend:
                 if self._takes_scripts:
                     self.scripted[row] = scripted_token(self.tokens_of(seq), start=IM_START, end=IM_END)
         for seq, token in zip(seqs, tokens, strict=True):
-            self._note_nan(seq, token, realm)
+            self._note_nan(seq, token, adapter_hash)
         # Also of rows that cannot see them.
         self._nan_rows = {row for row, seq in enumerate(seqs) if self._pool_of(seq) in self._spoiled}
         self._occupy(free)
@@ -474,14 +482,14 @@ class FakeBackend:
     def tile_waste(self, n_rows: int) -> float:
         return 1.0
 
-    def has_numbers(self, row: int) -> bool:
+    def is_finite(self, row: int) -> bool:
         if row not in self.digests:
             raise ValueError(f"row {row} has no logits")
         return row not in self._nan_rows
 
-    def _note_nan(self, seq: int, token: int, realm: bytes) -> None:
+    def _note_nan(self, seq: int, token: int, adapter_hash: bytes) -> None:
         """A token's cell spoils all rows that are computed in its pool, or its stream, until that is made anew."""
-        if token in self.nan_tokens or realm in self._nan_realms:
+        if token in self.nan_tokens or adapter_hash in self._nan_adapters:
             self._spoiled.add(self._pool_of(seq))
 
     def _pool_of(self, seq: int) -> int:
@@ -494,14 +502,14 @@ class FakeBackend:
             assert self._cell(seq, pos).shift == self._shift(seq, pos), f"sequence {seq} holds other chunks than these"
 
     def decode_media(self, part: MediaRows) -> None:
-        realm = self._adapters.realm
-        _check_realm(self.batch, realm)
+        adapter_hash = self._adapters.hash
+        _check_adapters(self.batch, adapter_hash)
         seqs = range(self.n_seqs, self.pool_spare) if self._is_in_pool else range(self.n_seqs)
         contents = self._contents(part, seqs, self.batch.capacity)
         if self._step_s:
             time.sleep(self._step_s)
-        self.used.append(realm)
-        self._compute_media(part, contents, realm)
+        self.used.append(adapter_hash)
+        self._compute_media(part, contents, adapter_hash)
 
     def _contents(self, part: MediaRows, seqs: range, capacity: int) -> list[int]:
         """What stands for some rows of a chunk in cells. Raises ValueError for what native code must not see."""
@@ -617,7 +625,7 @@ class FakeBackend:
         self._check_seq(seq)
         saved = [cell.entry for cell in self._cells if cell is not None and seq in cell.seqs]
         first = self._cell(seq, min(saved)[0]) if saved else _Cell(0, 0, 0, b"")
-        state = bytearray(msgspec.msgpack.encode(_State(first.before, first.realm, saved, self._n_streams(seq))))
+        state = bytearray(msgspec.msgpack.encode(_State(first.before, first.adapter_hash, saved, self._n_streams(seq))))
         return state if len(state) <= limit_bytes else None
 
     def state_set(self, seq: int, state: State) -> bool:
@@ -632,10 +640,10 @@ class FakeBackend:
         self._occupy(free)
         before = saved.before
         for (pos, token, *shift), index in sorted(zip(saved.entries, free, strict=True)):
-            self._cells[index] = cell = _Cell(pos, token, before, saved.realm, {seq}, *shift)
+            self._cells[index] = cell = _Cell(pos, token, before, saved.adapter_hash, {seq}, *shift)
             assert cell.shift == self._shift(seq, pos), f"a state with other chunks than those of sequence {seq}"
             self._at[seq][pos] = index
-            self._note_nan(seq, token, saved.realm)
+            self._note_nan(seq, token, saved.adapter_hash)
             before = cell.digest
         return True
 
@@ -667,18 +675,18 @@ class FakeBackend:
 
     def _slice(self, seq: int, start: int, end: int) -> State:
         cells = [self._cell(seq, pos) for pos in range(start, end)]
-        return msgspec.msgpack.encode(_Slice(cells[0].before, cells[0].realm, [cell.entry for cell in cells]))
+        return msgspec.msgpack.encode(_Slice(cells[0].before, cells[0].adapter_hash, [cell.entry for cell in cells]))
 
     def state_join(self, seq: int, pieces: list[tuple[State, int, int, int]]) -> bytearray:
         self._begin_cutting()
         self._check_seq(seq)
         joined: list[tuple[int, ...]] = []
-        begin, digest, realm = 0, 0, b""
+        begin, digest, adapter_hash = 0, 0, b""
         for data, _, start, end in pieces:
             piece = msgspec.msgpack.decode(bytes(data), type=_Slice)
             before = piece.before
-            assert not joined or realm == piece.realm, "pieces that were computed with different adapters"
-            realm = piece.realm
+            assert not joined or adapter_hash == piece.adapter_hash, "pieces that were computed with different adapters"
+            adapter_hash = piece.adapter_hash
             for entry in piece.entries:
                 pos, token, *shifts = entry
                 shift = shifts[0] if shifts else 0
@@ -688,9 +696,9 @@ class FakeBackend:
                     assert before == digest, "a piece that was computed after other tokens"
                     assert not joined or pos == joined[-1][0] + 1, "pieces that do not follow each other"
                     joined.append(entry)
-                    digest = digest_after(digest, token, shift, realm)
-                before = digest_after(before, token, shift, realm)
-        self._joined = bytearray(msgspec.msgpack.encode(_State(begin, realm, joined, self._n_streams(seq))))
+                    digest = digest_after(digest, token, shift, adapter_hash)
+                before = digest_after(before, token, shift, adapter_hash)
+        self._joined = bytearray(msgspec.msgpack.encode(_State(begin, adapter_hash, joined, self._n_streams(seq))))
         return self._joined
 
     def seq_copy(self, source: int, target: int) -> bool:
@@ -792,6 +800,6 @@ class FakeBackend:
             raise ValueError(f"sequence {seq} is being computed in the background")
 
 
-def _check_realm(batch: Batch, realm: bytes) -> None:
-    if batch.realm != realm:
+def _check_adapters(batch: Batch, adapter_hash: bytes) -> None:
+    if batch.adapter_hash != adapter_hash:
         raise ValueError("the rows are for other adapters than those in use")

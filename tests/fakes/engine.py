@@ -15,9 +15,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import ClassVar
 
-from localrun.engine.backend import never
+from localrun.engine.backend import never_abort
 from localrun.engine.engine import Engine
-from localrun.engine.request import Placed
+from localrun.engine.request import MediaSpan
 from localrun.wire import Step, Submit
 
 
@@ -29,13 +29,13 @@ class FakeEngine(Engine):
     _is_last_moment = False
 
     def submit(
-        self, submit: Submit, tokens: list[int], prediction: Sequence[int] = (), chunks: tuple[Placed, ...] = ()
+        self, submit: Submit, tokens: list[int], prediction: Sequence[int] = (), chunks: tuple[MediaSpan, ...] = ()
     ) -> None:
         self._prompts[submit.id] = bytes(token for token in tokens if 0 <= token < 256)
         super().submit(submit, tokens, prediction, chunks)
 
-    def step(self, is_hurried: Callable[[], bool] = never) -> Step | None:
-        step = super().step(is_hurried)
+    def step(self, should_abort: Callable[[], bool] = never_abort) -> Step | None:
+        step = super().step(should_abort)
         if step is not None and self._deaths.is_file():
             self._is_last_moment = self._is_planned(step, "after")
             if self._is_planned(step, "before"):

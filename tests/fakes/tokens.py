@@ -61,10 +61,10 @@ def mixed(digest: int) -> int:
     return (digest * 0x9E3779B97F4A7C15 + 0x632BE59BD9B4E019) & (2**64 - 1)
 
 
-def digest_after(before: int, token: int, shift: int = 0, realm: bytes = b"") -> int:
+def digest_after(before: int, token: int, shift: int = 0, adapter_hash: bytes = b"") -> int:
     """The digest of a prefix with one more token, whose position is `shift` behind its number, computed with these
     adapters."""
-    digest = crc32((token & 0xFFFFFFFF).to_bytes(4, "little") + realm, before)
+    digest = crc32((token & 0xFFFFFFFF).to_bytes(4, "little") + adapter_hash, before)
     return crc32(shift.to_bytes(4, "little"), digest) if shift else digest
 
 

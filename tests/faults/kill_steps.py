@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from localrun import kv_folders, stored
 from localrun.hardware import kernels, thread_choice
 from localrun.hardware.kernels import Verdict
-from localrun.hardware.thread_choice import Shape
+from localrun.hardware.thread_choice import ModelShape
 from localrun.models import naming
 from localrun.models.download import journal
 from localrun.models.download.journal import Journal, Range, Record
@@ -139,7 +139,7 @@ CHANGES = {
     "threads.json": Change(
         files.write_threads,
         lambda folder, _: thread_choice.keep(folder / "threads.json", files.kept(9)),
-        lambda folder: thread_choice.find(folder / "threads.json", "p", "b", Shape(9, 10)) is None,
+        lambda folder: thread_choice.find(folder / "threads.json", "p", "b", ModelShape(9, 10)) is None,
     ),
     "pulls.json": Change(
         files.write_pulls,

@@ -24,7 +24,7 @@ from localrun.config import ConfigError
 from localrun.errors import BadModelFile, DownloadFailed
 from localrun.hardware import kernels, thread_choice
 from localrun.hardware.kernels import Pair, Verdict
-from localrun.hardware.thread_choice import Kept, Shape, Threads
+from localrun.hardware.thread_choice import ModelShape, SavedChoice, Threads
 from localrun.models import naming
 from localrun.models.download import journal
 from localrun.models.download.journal import Header, Journal, Range, Record
@@ -68,7 +68,7 @@ def write_manifests(folder: Path) -> Path:
             parameters={"temperature": 0.5, "stop": ["x"]}, system="Be brief.",
         )  # fmt: skip
         naming.point(store, name, said)
-    return manifest.Key.of("one").path(store.folder)
+    return manifest.ManifestKey.of("one").path(store.folder)
 
 
 def look_at_manifests(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -196,9 +196,15 @@ def look_at_verdict(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
         assert kernels.read(folder, PAIR).is_probed
 
 
-def kept(number: int) -> Kept:
-    return Kept(
-        processors="p", build="b", shape=Shape(number, 10), threads=Threads(2, 4), model="m", n_tried=(1, 2), at_s=1.0
+def kept(number: int) -> SavedChoice:
+    return SavedChoice(
+        processors="p",
+        build="b",
+        shape=ModelShape(number, 10),
+        threads=Threads(2, 4),
+        model="m",
+        n_tried=(1, 2),
+        at_s=1.0,
     )
 
 
@@ -212,7 +218,7 @@ def look_at_threads(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = folder / "threads.json"
     thread_choice.read(path)
     thread_choice.keep(path, kept(9))
-    assert thread_choice.find(path, "p", "b", Shape(9, 10)) == Threads(2, 4)
+    assert thread_choice.find(path, "p", "b", ModelShape(9, 10)) == Threads(2, 4)
 
 
 def write_pulls(folder: Path) -> Path:

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from localrun.config import MAX_ADAPTERS
 from localrun.errors import BadModelFile, BadRequest, Conflict, LocalrunError, NotFound
 from localrun.models import adapters, builtin, creation, modelfile, naming
-from localrun.models.adapters import Wanted
+from localrun.models.adapters import AdapterChoice
 from localrun.models.creation import Changes
 from localrun.models.gguf.adapter_header import AdapterFacts, facts_of, misfit
 from localrun.models.gguf.header import ADAPTERS, FileKind
@@ -331,7 +331,7 @@ def test_a_list_of_adapters(store: Store, tiny_gguf: Path, tmp_path: Path) -> No
     path = write_lora(tiny_gguf, tmp_path / "path.gguf", seed=2)
 
     def scales(name: str, *wanted: tuple[int | str, float]) -> dict[str, float]:
-        asked = [Wanted(key, scale, f"lora[{index}]") for index, (key, scale) in enumerate(wanted)]
+        asked = [AdapterChoice(key, scale, f"lora[{index}]") for index, (key, scale) in enumerate(wanted)]
         return {each.path.stem: each.scale for each in adapters.resolve(store, name, asked).adapters or ()}
 
     assert scales("tiny", (1, 0.5), ("style", 2.0)) == {"terse": 0.5, "style": 2.0}
@@ -373,7 +373,7 @@ def test_requests_that_cannot_be_met(
     style = put(store, "style")
     shutil.copyfile(style, store.folder / "copy.gguf")
     write_lora(tiny_gguf, store.folder / "other.gguf", architecture="gemma")
-    asked = [Wanted(key, scale, f"lora[{index}]") for index, (key, scale) in enumerate(wanted)]
+    asked = [AdapterChoice(key, scale, f"lora[{index}]") for index, (key, scale) in enumerate(wanted)]
     with pytest.raises(error, match=problem) as refused:
         adapters.resolve(store, name, asked)
     assert refused.value.field == field
@@ -385,7 +385,7 @@ def test_too_many_in_all(store: Store) -> None:
     name = "tiny" + "".join(f"+a{number}" for number in range(MAX_ADAPTERS))
     assert len(adapters.resolve(store, name).adapters or ()) == MAX_ADAPTERS
     with pytest.raises(BadRequest, match="9 adapters are asked for") as refused:
-        adapters.resolve(store, name, [Wanted(f"a{MAX_ADAPTERS}", 1.0, "lora[0]")])
+        adapters.resolve(store, name, [AdapterChoice(f"a{MAX_ADAPTERS}", 1.0, "lora[0]")])
     assert refused.value.field == "lora[0]"
 
 

@@ -17,9 +17,9 @@ from localrun.models.fit import (
     FLOOR_CELLS,
     ROUGH_CELLS,
     Fit,
+    FitRequest,
     Gpu,
     Machine,
-    Wish,
     choose,
     gpu_share,
     layer_weights,
@@ -87,7 +87,7 @@ sizes = st.integers(0, 64 * GIB)
 gpus = st.lists(st.builds(Gpu, st.just("GPU"), sizes, st.booleans()), max_size=3).map(tuple)
 machines = st.builds(Machine, sizes, gpus)
 wishes = st.builds(
-    Wish,
+    FitRequest,
     n_slots=st.integers(1, 32),
     n_kv_cells=st.sampled_from([0, 1, 4096, 100_000]),
     kv_type=st.sampled_from([AUTO, "f16", "q8_0", "q4_0"]),
@@ -102,12 +102,12 @@ wishes = st.builds(
 
 def on(ram_gib: float, *gpu_gib: float, shared: bool = False, **wish: Any) -> Fit:
     machine = Machine(int(ram_gib * GIB), tuple(Gpu("GPU", int(gib * GIB), shared) for gib in gpu_gib))
-    return choose(HEADER, machine, Wish(**{"n_slots": 8, **wish}))
+    return choose(HEADER, machine, FitRequest(**{"n_slots": 8, **wish}))
 
 
 @settings(max_examples=50 * DEPTH, deadline=None)
 @given(machine=machines, wish=wishes)
-def test_what_is_chosen_fits_every_device_and_is_what_was_asked_for(machine: Machine, wish: Wish) -> None:
+def test_what_is_chosen_fits_every_device_and_is_what_was_asked_for(machine: Machine, wish: FitRequest) -> None:
     fit = choose(HEADER, machine, wish)
     if fit.fits:
         assert all(use.total_bytes <= use.usable_bytes <= max(0, use.free_bytes) for use in fit.devices)
@@ -127,7 +127,7 @@ def test_what_is_chosen_fits_every_device_and_is_what_was_asked_for(machine: Mac
 
 @settings(max_examples=40 * DEPTH, deadline=None)
 @given(machine=machines, wish=wishes)
-def test_nothing_is_lost_between_the_devices(machine: Machine, wish: Wish) -> None:
+def test_nothing_is_lost_between_the_devices(machine: Machine, wish: FitRequest) -> None:
     fit = choose(HEADER, machine, wish)
     assert sum(use.n_layers for use in fit.devices) == N_LAYERS + 1
     assert sum(use.n_layers for use in fit.devices[1:]) == fit.n_gpu_layers
@@ -145,7 +145,7 @@ def test_nothing_is_lost_between_the_devices(machine: Machine, wish: Wish) -> No
 @settings(max_examples=40 * DEPTH, deadline=None)
 @given(ram=sizes, more=sizes, n_slots=st.integers(1, 16))
 def test_more_memory_never_stops_a_model_from_fitting(ram: int, more: int, n_slots: int) -> None:
-    small, large = (choose(HEADER, Machine(size), Wish(n_slots)) for size in (ram, ram + more))
+    small, large = (choose(HEADER, Machine(size), FitRequest(n_slots)) for size in (ram, ram + more))
     assert large.fits or not small.fits
     if small.fits:
         assert large.n_slots >= small.n_slots
@@ -155,7 +155,7 @@ def test_more_memory_never_stops_a_model_from_fitting(ram: int, more: int, n_slo
 @settings(max_examples=30 * DEPTH, deadline=None)
 @given(ram=sizes, gpu=sizes, more=sizes)
 def test_a_larger_gpu_takes_as_many_layers_or_more(ram: int, gpu: int, more: int) -> None:
-    wish = Wish(8, 8192, "f16")
+    wish = FitRequest(8, 8192, "f16")
     small, large = (choose(HEADER, Machine(ram, (Gpu("GPU", size),)), wish) for size in (gpu, gpu + more))
     if small.fits:
         assert large.n_gpu_layers >= small.n_gpu_layers
@@ -234,7 +234,7 @@ def test_tied_embeddings_are_copied_to_where_the_output_is() -> None:
 def test_a_quantized_cache_is_not_chosen_where_heads_are_no_whole_blocks() -> None:
     header = make_header(**{"attention.key_length": 80, "attention.value_length": 80})
     for ram_gib in range(4, 16):
-        assert choose(header, Machine(ram_gib * GIB), Wish(8)).kv_type == "f16"
+        assert choose(header, Machine(ram_gib * GIB), FitRequest(8)).kv_type == "f16"
 
 
 def test_wanted_cells() -> None:
@@ -251,7 +251,7 @@ def test_streams_on_a_cpu_are_whole_steps_long(n_slots: int, expected: int) -> N
 
 def test_adapters_take_memory_too() -> None:
     machine = Machine(64 * GIB)
-    plain, adapted = (choose(HEADER, machine, Wish(4, adapter_bytes=size)) for size in (0, GIB))
+    plain, adapted = (choose(HEADER, machine, FitRequest(4, adapter_bytes=size)) for size in (0, GIB))
     assert adapted.estimate.total_bytes - plain.estimate.total_bytes == GIB
     assert adapted.devices[0].total_bytes - plain.devices[0].total_bytes == GIB
 
@@ -310,7 +310,7 @@ def test_a_model_with_attention_sinks_gets_fewer_cells_before_rounded_ones() -> 
     """With q8_0 gpt-oss kept three quarters of its likeliest tokens. The names are those of its files."""
 
     def ways(header: Header) -> list[tuple[str, int]]:
-        wish = Wish(n_slots=1)
+        wish = FitRequest(n_slots=1)
         chosen = [choose(header, Machine(ram_mib * 2**20), wish) for ram_mib in range(16_000, 2_000, -25)]
         settings = [(fit.kv_type, fit.n_kv_cells) for fit in chosen if fit.fits]
         return [each for at, each in enumerate(settings) if at == 0 or each != settings[at - 1]]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from localrun.errors import BadRequest
 from localrun.models.name import Kind, ModelName
-from localrun.models.storage.manifest import Key
+from localrun.models.storage.manifest import ManifestKey
 
 
 @pytest.mark.parametrize("text", ["tiny", "tiny:latest", "localrun/tiny", "localrun/tiny:latest", "TINY:Latest"])
@@ -115,7 +115,7 @@ PIECES = [
 @given(st.text(max_size=40) | st.lists(st.sampled_from(PIECES), max_size=9).map("".join))
 def test_no_name_leads_out_of_the_models_folder(text: str) -> None:
     try:
-        path = Key.of(text).path(Path("/models"))
+        path = ManifestKey.of(text).path(Path("/models"))
     except BadRequest:
         return
     parts = path.relative_to("/models/manifests").parts

@@ -36,7 +36,7 @@ def blob(store: Store, tiny_gguf: Path) -> StoredFile:
         return StoredFile(role=Role.MODEL, place=Place.BLOB, size_bytes=writer.n_bytes, digest=writer.finish())
 
 
-def name(store: Store, text: str, *files: StoredFile) -> naming.Removed:
+def name(store: Store, text: str, *files: StoredFile) -> naming.Removal:
     source = Source(kind="create")
     return naming.point(store, text, Manifest(name="any", files=files, created_at=NOW, source=source))
 
@@ -160,7 +160,7 @@ def test_a_model_whose_file_is_gone_or_manifest_is_damaged_can_be_removed(store:
     name(store, "lost", blob)
     store.path_of(blob).unlink()
     assert naming.remove(store, "lost").freed_bytes == 0
-    path = manifest.Key.of("damaged").path(store.folder)
+    path = manifest.ManifestKey.of("damaged").path(store.folder)
     path.parent.mkdir(parents=True)
     path.write_text("{")
     assert [file.path for file in store.damaged()] == [path]
@@ -171,7 +171,7 @@ def test_a_model_whose_file_is_gone_or_manifest_is_damaged_can_be_removed(store:
 def test_nothing_is_deleted_that_a_damaged_manifest_may_name(store: Store, blob: StoredFile) -> None:
     name(store, "fox", blob)
     name(store, "other", blob)
-    path = manifest.Key.of("other").path(store.folder)
+    path = manifest.ManifestKey.of("other").path(store.folder)
     whole = path.read_bytes()
     path.write_text("{")
     (kept,) = naming.remove(store, "fox").kept
@@ -186,7 +186,7 @@ def test_garbage(store: Store, blob: StoredFile) -> None:
     with BlobWriter(store.blobs) as writer:
         writer.write(b"uploaded, never named")
         writer.finish()
-    stray = [store.blobs.folder, manifest.Key.of("fox").path(store.folder).parent, store.folder]
+    stray = [store.blobs.folder, manifest.ManifestKey.of("fox").path(store.folder).parent, store.folder]
     left = [folder / f".{os.getpid()}-{index:016x}.localrun-temp" for index, folder in enumerate(stray)]
     for path in left:
         path.write_bytes(b"half")

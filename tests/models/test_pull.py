@@ -73,11 +73,11 @@ class Machine:
     def pull(self, name: str, **options: Any) -> pull.Manifest:
         async def run() -> pull.Manifest:
             async with new_client() as client:
-                means = pull.Means(
+                context = pull.PullContext(
                     store=self.store, hub=self.hub, client=client, limits=LIMITS, memory_bytes=16_000_000_000
                 )
                 self.seen = Seen()
-                return await pull.pull(name, means=means, observer=self.seen, **options)
+                return await pull.pull(name, context=context, observer=self.seen, **options)
 
         return asyncio.run(run())
 

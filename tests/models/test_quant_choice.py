@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from localrun.errors import BadRequest, NotFound
-from localrun.models.quant_choice import QUALITY, Choice, RemoteFile, candidates, choose, quant_of
+from localrun.models.quant_choice import QUALITY, QuantChoice, RemoteFile, candidates, choose, quant_of
 
 GB = 1_000_000_000
 EIGHT_B = {"F16": 16.4, "Q8_0": 8.7, "Q6_K": 6.7, "Q5_K_M": 5.9, "Q4_K_M": 5.0, "Q4_0": 4.8, "Q3_K_M": 4.1, "Q2_K": 3.3}
@@ -15,7 +15,7 @@ def files(sizes_gb: dict[str, float]) -> list[RemoteFile]:
     return [RemoteFile(f"model-{quant}.gguf", int(size * GB)) for quant, size in sizes_gb.items()]
 
 
-def chosen(offered: list[RemoteFile], tag: str | None = None, memory_gb: float = 16) -> Choice:
+def chosen(offered: list[RemoteFile], tag: str | None = None, memory_gb: float = 16) -> QuantChoice:
     return choose(offered, tag=tag, memory_bytes=int(memory_gb * GB), repo="org/repo")
 
 

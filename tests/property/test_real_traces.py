@@ -143,13 +143,13 @@ def trace(seed: int, real: LlamaBackend, judge: Judge) -> None:
         real, ram_cache_bytes=rng.choice([0, 1 << 18, 1 << 26]), max_queue=rng.choice([2, 64]),
         target_itl_s=rng.choice([0.0, 0.05]),
     )  # fmt: skip
-    coming = prompts(rng, real.n_cells // 2)
+    restoring = prompts(rng, real.n_cells // 2)
     asked: dict[int, list[int]] = {}
     chats: list[int] = []
     for _ in range(N_EVENTS):
         event = rng.random()
         if event < 0.4:
-            prompt = next(coming)
+            prompt = next(restoring)
             if chats and rng.random() < 0.4:
                 before = rng.choice(chats)
                 prompt = [*asked[before], *harness.tokens.get(before, []), *prompt[-20:]]

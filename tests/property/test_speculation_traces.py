@@ -62,7 +62,7 @@ def strict(fake: FakeBackend, n_ctx: int) -> FakeBackend:
     fake.n_ctx = min(fake.n_ctx, n_ctx)
     decode = fake.decode
 
-    def checked(n_rows: int, *gives_up: object) -> None:
+    def checked(n_rows: int, *should_abort: object) -> None:
         batch = fake.batch
         n_wanted = Counter(batch.seq[:n_rows][batch.wants_logits[:n_rows] > 0].tolist())
         has_drafts = max(n_wanted.values(), default=0) > 1
@@ -72,7 +72,7 @@ def strict(fake: FakeBackend, n_ctx: int) -> FakeBackend:
             assert max(n_wanted.values()) <= 1 + fake.n_rollback, "drafts that cannot be taken off"
             assert fake.worker is None or not fake.worker.is_busy, "drafts beside a prompt in the background"
         try:
-            decode(n_rows, *gives_up)
+            decode(n_rows, *should_abort)
         except NoRoom as error:
             if has_drafts:
                 raise RuntimeError("drafts without cells") from error

@@ -10,7 +10,7 @@ import pytest
 
 from localrun.engine.backend import MemoryKind, State
 from localrun.engine.cache.disk_record import DiskRecord
-from localrun.engine.cache.tree import Key
+from localrun.engine.cache.tree import PrefixKey
 from tests.engine.harness import Harness, expected_output
 from tests.engine.memory_disk import MemoryDisk
 from tests.fakes.tokens import IM_END
@@ -112,7 +112,7 @@ def live_long(kind: MemoryKind, n_requests: int, *, is_split: bool = False) -> N
     for name, count in later.items():
         assert count <= SLACK * first[name], f"more and more {name}"
     store = life.engine.cache.tiers
-    store.match(Key([]), 0)
+    store.match(PrefixKey([]), 0)
     assert len(store) <= store.n_ram_entries + store.n_disk_entries
     assert store.ram_hit_tokens > 0
     assert store.disk_hit_tokens > 0

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from localrun.engine.cache.tree import Key
+from localrun.engine.cache.tree import PrefixKey
 from localrun.engine.engine import Engine, Limits
 from localrun.engine.native.llama import LlamaBackend
 from localrun.hardware.thread_choice import Threads
@@ -128,7 +128,7 @@ def seed(gaps: Gaps, tokens: list[int]) -> None:
     backend.decode(BLOCK_TOKENS)
     (data,) = backend.state_slices(seq, [(0, BLOCK_TOKENS)])
     backend.seq_remove(seq, 0)
-    parent, tiers, key = None, gaps.engine.cache.tiers, Key(tokens)
+    parent, tiers, key = None, gaps.engine.cache.tiers, PrefixKey(tokens)
     for start in range(0, len(tokens), BLOCK_TOKENS):
         part = tokens[start : start + BLOCK_TOKENS]
         rows = np.array(data[: len(part) * backend.state_token_bytes])

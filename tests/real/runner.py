@@ -19,7 +19,7 @@ from localrun.engine.engine import Engine, Limits
 from localrun.engine.native.library import library_folder, native
 from localrun.engine.native.llama import LlamaBackend
 from localrun.engine.request import Request
-from localrun.engine.speculate.choice import Choice
+from localrun.engine.speculate.choice import DraftChoice
 from localrun.engine.speculate.speculation import Speculation
 from localrun.wire import Delta, DraftSource, Finish, Open, Sampling, Submit, Usage
 from tests.engine.speculate.drafters import always
@@ -64,9 +64,9 @@ class Given:
     def close(self) -> None:
         """It has nothing."""
 
-    def choose(self, streams: Sequence[object], *_: object) -> Choice:
+    def choose(self, streams: Sequence[object], *_: object) -> DraftChoice:
         """As many rows for every stream, whatever they gain."""
-        return Choice((self.n_most,) * len(streams), 1.0, float(len(streams)))
+        return DraftChoice((self.n_most,) * len(streams), 1.0, float(len(streams)))
 
 
 class Runner:

@@ -15,7 +15,7 @@ from localrun.errors import BadRequest
 from localrun.tools.config import ServerSettings, configured, expanded, read
 from localrun.tools.inert import as_json, inert, last_words
 from localrun.tools.permissions import Permissions, Rule
-from localrun.tools.servers import Offered
+from localrun.tools.servers import ServerTool
 from localrun.tools.toolbox import Call, Tool, Toolbox, calls_of, model_name, toolbox
 
 
@@ -185,4 +185,4 @@ def test_calls_of_anything() -> None:
 
 def test_no_enabled_server_is_no_toolbox() -> None:
     assert toolbox({"a": ServerSettings(command="x", enabled=False)}, None) is None
-    assert Offered("a", "", {}).name == "a"
+    assert ServerTool("a", "", {}).name == "a"

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from localrun.client import ChatMetrics
-from localrun.tui.answer_progress import AnswerProgress, Fact, fit_facts
+from localrun.tui.answer_progress import AnswerProgress, StatusPart, fit_parts
 from tests.says import says
 
 METRICS = ChatMetrics(
@@ -17,7 +17,7 @@ METRICS = ChatMetrics(
 
 
 def _texts(progress: AnswerProgress) -> list[str]:
-    return [fact.text for fact in progress.facts()]
+    return [part.text for part in progress.parts()]
 
 
 def test_the_row_is_found_by_request_id_among_others(desk: Any) -> None:
@@ -104,8 +104,8 @@ def test_captions_say_how_it_ended(desk: Any) -> None:
 
 
 def test_a_narrow_line_drops_the_least_important_and_keeps_the_order() -> None:
-    facts = [Fact("decoding", 0), Fact("42 tok/s", 1), Fact("TTFT 1 s", 2), Fact("tiny", 9)]
-    assert [fact.text for fact in fit_facts(facts, 80, gap=3)] == ["decoding", "42 tok/s", "TTFT 1 s", "tiny"]
-    assert [fact.text for fact in fit_facts(facts, 30, gap=3)] == ["decoding", "42 tok/s", "TTFT 1 s"]
-    assert [fact.text for fact in fit_facts(facts, 20, gap=3)] == ["decoding", "42 tok/s"]
-    assert [fact.text for fact in fit_facts(facts, 3, gap=3)] == ["decoding"]
+    parts = [StatusPart("decoding", 0), StatusPart("42 tok/s", 1), StatusPart("TTFT 1 s", 2), StatusPart("tiny", 9)]
+    assert [part.text for part in fit_parts(parts, 80, gap=3)] == ["decoding", "42 tok/s", "TTFT 1 s", "tiny"]
+    assert [part.text for part in fit_parts(parts, 30, gap=3)] == ["decoding", "42 tok/s", "TTFT 1 s"]
+    assert [part.text for part in fit_parts(parts, 20, gap=3)] == ["decoding", "42 tok/s"]
+    assert [part.text for part in fit_parts(parts, 3, gap=3)] == ["decoding"]

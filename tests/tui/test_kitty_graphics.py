@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from localrun.tui import kitty_graphics as kitty
-from localrun.tui.pictures import Key, Thumbnails, as_placeholders
+from localrun.tui.pictures import PictureKey, Thumbnails, as_placeholders
 
 
 @pytest.fixture(autouse=True)
@@ -107,7 +107,7 @@ async def test_the_terminal_forgets_what_is_no_longer_shown(monkeypatch: pytest.
     monkeypatch.setattr("localrun.tui.pictures._MAX_REMEMBERED", 2)
     sent: list[str] = []
     thumbnails = Thumbnails(as_placeholders(), sent.append)
-    keys = [Key(name, 4, 2) for name in "abcd"]
+    keys = [PictureKey(name, 4, 2) for name in "abcd"]
     for key in keys:
         assert await thumbnails.make(key, _png) is not None
     assert await thumbnails.make(keys[0], _png) is not None  # shown twice, sent once

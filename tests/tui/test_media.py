@@ -17,12 +17,12 @@ import pytest
 from localrun.attachments import Attachment, Kind
 from localrun.tui.conversation import Conversation
 from localrun.tui.history import History, open_history
-from localrun.tui.media import UNUSED_FILES_STAY_S, Attached, MediaFiles, examined, extra_of, media_of
+from localrun.tui.media import UNUSED_FILES_STAY_S, AttachedFile, MediaFiles, examined, extra_of, media_of
 
 PNG = b"\x89PNG\r\n\x1a\nno picture"
 
 
-def _picture(name: str, data: bytes = PNG) -> Attached:
+def _picture(name: str, data: bytes = PNG) -> AttachedFile:
     return examined(Attachment(name, Kind.PICTURE, data))
 
 

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from localrun.tui import pictures
-from localrun.tui.pictures import Key, Thumbnails, fitted, half_blocks, png, size_of
+from localrun.tui.pictures import PictureKey, Thumbnails, fitted, half_blocks, png, size_of
 
 
 def _file(picture: Image.Image, form: str = "PNG", **options: Any) -> bytes:
@@ -108,11 +108,17 @@ async def test_pictures_are_made_one_at_a_time_and_once(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(pictures, "_MAX_REMEMBERED", 3)
     thumbnails = Thumbnails(make)
-    asked = [Key("a", 1, 1), Key("b", 1, 1), Key("a", 1, 1), Key("a", 2, 1), Key("c", 1, 1)]
+    asked = [
+        PictureKey("a", 1, 1),
+        PictureKey("b", 1, 1),
+        PictureKey("a", 1, 1),
+        PictureKey("a", 2, 1),
+        PictureKey("c", 1, 1),
+    ]
     await asyncio.gather(*(thumbnails.make(key, lambda: b"") for key in asked))
     thumbnails.release(asked)
     assert most == [1] * 4
-    await thumbnails.make(Key("c", 1, 1), lambda: b"")
+    await thumbnails.make(PictureKey("c", 1, 1), lambda: b"")
     assert len(most) == 4
-    await thumbnails.make(Key("b", 1, 1), lambda: b"")  # it was the one to be forgotten
+    await thumbnails.make(PictureKey("b", 1, 1), lambda: b"")  # it was the one to be forgotten
     assert len(most) == 5

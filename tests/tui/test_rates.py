@@ -17,37 +17,37 @@ def _series(times_s: list[float]) -> RateSeries:
 
 
 def test_empty() -> None:
-    assert RateSeries().stretches(60) == []
+    assert RateSeries().segments(60) == []
     assert RateSeries().peaks() == (0.0, 0.0)
 
 
 def test_columns_are_averages_and_at_most_as_many_as_asked() -> None:
     series = _series([time / 4 for time in range(4 * 120)])
-    (stretch,) = series.stretches(60)
-    assert 58 <= len(stretch.ages_s) <= 61
+    (segment,) = series.segments(60)
+    assert 58 <= len(segment.ages_s) <= 61
     # Column width 2 s: the first column holds 0, 0.25 ... 1.75.
-    assert stretch.decode_tokens_per_s[0] == pytest.approx(0.875)
-    assert stretch.prefill_tokens_per_s[0] == pytest.approx(1.75)
-    assert stretch.ages_s == sorted(stretch.ages_s)
-    assert stretch.ages_s[-1] <= 0
+    assert segment.decode_tokens_per_s[0] == pytest.approx(0.875)
+    assert segment.prefill_tokens_per_s[0] == pytest.approx(1.75)
+    assert segment.ages_s == sorted(segment.ages_s)
+    assert segment.ages_s[-1] <= 0
 
 
 def test_a_column_keeps_its_height_while_it_moves_left() -> None:
     times_s = [time / 4 for time in range(400)]
-    before = _series(times_s).stretches(60)[0].decode_tokens_per_s
-    after = _series([*times_s, 100.0, 100.25, 100.5]).stretches(60)[0].decode_tokens_per_s
+    before = _series(times_s).segments(60)[0].decode_tokens_per_s
+    after = _series([*times_s, 100.0, 100.25, 100.5]).segments(60)[0].decode_tokens_per_s
     assert after[: len(before) - 1] == before[:-1]
 
 
 def test_only_the_window_is_kept() -> None:
     series = _series([0.0, 1.0, WINDOW_S + 1.5])
     assert series.peaks() == (WINDOW_S + 1.5, 2 * (WINDOW_S + 1.5))
-    assert sum(len(stretch.ages_s) for stretch in series.stretches(1000)) == 1
+    assert sum(len(segment.ages_s) for segment in series.segments(1000)) == 1
 
 
 def test_a_gap_is_left_open() -> None:
     series = _series([0.0, 0.25, 0.5, 20.0, 20.25])
-    first, second = series.stretches(1000)
+    first, second = series.segments(1000)
     assert [len(first.ages_s), len(second.ages_s)] == [3, 2]
     assert first.ages_s[-1] == pytest.approx(-19.75)
 

@@ -29,13 +29,13 @@ from localrun.errors import LocalrunError
 from localrun.last_model import first_model
 from localrun.snapshot import Snapshot
 from localrun.tui import short_text, slash
-from localrun.tui.answer_progress import Fact
+from localrun.tui.answer_progress import StatusPart
 from localrun.tui.completion import completions
 from localrun.tui.conversation import Conversation
 from localrun.tui.files import Question, attached, edited
 from localrun.tui.history import Message
 from localrun.tui.keys import bind
-from localrun.tui.media import Attached
+from localrun.tui.media import AttachedFile
 from localrun.tui.screens.chats import ChatsScreen
 from localrun.tui.session import Session
 from localrun.tui.short_text import fit, line
@@ -254,14 +254,14 @@ class ChatScreen(Screen[None]):
     def _on_connection(self, _trouble: str | None) -> None:
         self._show_status()
 
-    @on(ConversationView.Progressed)
+    @on(ConversationView.AnswerChanged)
     def _show_status(self) -> None:
         view = self.view
-        facts = view.progress.facts() if view.progress else self._idle_facts(view)
+        parts = view.progress.parts() if view.progress else self._idle_parts(view)
         if view.conversation.is_edited:
-            facts = [Fact("editing", 0, "wait"), Fact("Esc leaves it as it was", 1)]
+            parts = [StatusPart("editing", 0, "wait"), StatusPart("Esc leaves it as it was", 1)]
         # The top bar names the model too, so it is the first to go.
-        self._status.facts = (*facts, Fact(fit(view.conversation.model, 24), 9))
+        self._status.parts = (*parts, StatusPart(fit(view.conversation.model, 24), 9))
         placeholder = "Ask something, or / for commands"
         if view.welcome:
             placeholder = "Enter asks the marked question"
@@ -274,21 +274,21 @@ class ChatScreen(Screen[None]):
             self._was_answering = view.is_answering
             self.refresh_bindings()
 
-    def _idle_facts(self, view: ConversationView) -> list[Fact]:
+    def _idle_parts(self, view: ConversationView) -> list[StatusPart]:
         """Before the first question: whether the model is in memory."""
         if self.session.trouble is not None:
-            return [Fact("not connected" if self.session.machine else "no daemon", 0, "bad")]
+            return [StatusPart("not connected" if self.session.machine else "no daemon", 0, "bad")]
         if self.session.snapshot is None:
-            return [Fact("connecting", 0, "wait")]
+            return [StatusPart("connecting", 0, "wait")]
         engine = self.session.engine_of(view.conversation.model)
         if engine is None:
-            return [Fact("ready", 0, "good"), Fact("the model loads with the first question", 1)]
-        facts = [Fact("ready" if engine.state == "ready" else engine.state, 0, "good")]
+            return [StatusPart("ready", 0, "good"), StatusPart("the model loads with the first question", 1)]
+        parts = [StatusPart("ready" if engine.state == "ready" else engine.state, 0, "good")]
         if engine.n_ctx:
-            facts.append(Fact(f"context {short_text.count(engine.n_ctx)} tokens", 1))
+            parts.append(StatusPart(f"context {short_text.count(engine.n_ctx)} tokens", 1))
         if engine.backend:
-            facts.append(Fact(engine.backend, 2))
-        return facts
+            parts.append(StatusPart(engine.backend, 2))
+        return parts
 
     async def _choose_first_model(self) -> None:
         """Once, when the daemon is there, unless something was asked or chosen already."""
@@ -357,7 +357,7 @@ class ChatScreen(Screen[None]):
         files = [await asyncio.to_thread(attached, path) for path in paths]
         await self.attach_files(files)
 
-    async def attach_files(self, files: Sequence[Attached]) -> None:
+    async def attach_files(self, files: Sequence[AttachedFile]) -> None:
         """As `attach`, for files that were read."""
         model, media = self.view.conversation.model, [file.medium for file in files if file.medium is not None]
         if media:
@@ -369,8 +369,8 @@ class ChatScreen(Screen[None]):
         self._attachments.add(*files)
         self._show_status()
 
-    @on(Prompt.Dropped)
-    async def _attach_dropped(self, event: Prompt.Dropped) -> None:
+    @on(Prompt.FilesDropped)
+    async def _attach_dropped(self, event: Prompt.FilesDropped) -> None:
         """What cannot be attached is text, as everything else that is pasted."""
         try:
             await self.attach(event.paths)
@@ -388,7 +388,7 @@ class ChatScreen(Screen[None]):
         self._show_status()
         return names[index]
 
-    @on(Prompt.Emptied)
+    @on(Prompt.BackspacePressed)
     def _detach_last(self) -> None:
         if self._attachments.files:
             self.detach("")
@@ -459,14 +459,14 @@ class ChatScreen(Screen[None]):
         messages = self.view.conversation.messages
         return next((message for message in reversed(messages) if message.role == "user"), None)
 
-    @on(Prompt.Browsed)
-    def _browse(self, event: Prompt.Browsed) -> None:
+    @on(Prompt.ArrowPressed)
+    def _browse(self, event: Prompt.ArrowPressed) -> None:
         if self.view.welcome:
             self.view.welcome.move(event.step)
             self._show_status()
 
-    @on(ConversationView.Asks)
-    def _show_what_is_asked(self, event: ConversationView.Asks) -> None:
+    @on(ConversationView.ApprovalNeeded)
+    def _show_what_is_asked(self, event: ConversationView.ApprovalNeeded) -> None:
         """The focus goes there only from an empty prompt: who types goes on typing."""
         if not event.choices.is_attached:
             return
@@ -477,12 +477,12 @@ class ChatScreen(Screen[None]):
             self.notify(f"A model asks {where} whether it may call a tool.", markup=False)
         self._show_status()
 
-    @on(ConversationView.Answered)
+    @on(ConversationView.ApprovalGiven)
     def _go_back_to_prompt(self) -> None:
         self.prompt.focus()
 
-    @on(ConversationView.Unsent)
-    def _give_back(self, event: ConversationView.Unsent) -> None:
+    @on(ConversationView.QuestionReturned)
+    def _give_back(self, event: ConversationView.QuestionReturned) -> None:
         self._drafts.setdefault(event.view.conversation.chat_id, []).append(event.question)
         if event.view is self.view:
             self._take_draft()
@@ -496,7 +496,7 @@ class ChatScreen(Screen[None]):
             self._drafts.setdefault(chat_id, []).extend(kept)
         self._take_draft()
 
-    @on(Prompt.Left)
+    @on(Prompt.FocusMessages)
     def _go_to_messages(self) -> None:
         self.view.focus_newest()
 
@@ -516,8 +516,8 @@ class ChatScreen(Screen[None]):
 
     # --- with a message that has the focus ---------------------------------------------------------------------------
 
-    @on(UserMessage.Wanted)
-    async def _do_with_question(self, event: UserMessage.Wanted) -> None:
+    @on(UserMessage.ActionChosen)
+    async def _do_with_question(self, event: UserMessage.ActionChosen) -> None:
         if event.what == "edit":
             await self.edit(event.message)
         elif event.what == "retry" and self.session.trouble is not None:
@@ -546,8 +546,8 @@ class ChatScreen(Screen[None]):
         except sqlite3.Error as error:
             self.notify(line(str(error)), title=title, severity="error", markup=False)
 
-    @on(AnswerMessage.Wanted)
-    def _copy_from_answer(self, event: AnswerMessage.Wanted) -> None:
+    @on(AnswerMessage.CopyRequested)
+    def _copy_from_answer(self, event: AnswerMessage.CopyRequested) -> None:
         self.copy(event.text, event.what)
 
     # --- keys --------------------------------------------------------------------------------------------------------

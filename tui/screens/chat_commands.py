@@ -71,7 +71,7 @@ async def _title(screen: ChatScreen, argument: str) -> str:
     if not argument:
         raise _RefusedError("/title needs the new name")
     if chat_id is None:
-        raise _RefusedError("a chat has a name once something was said in it")
+        raise _RefusedError("a chat gets a name with its first message")
     screen.session.history.rename(chat_id, argument)
     return f"This chat is now “{argument}”."
 

@@ -30,7 +30,7 @@ Chosen = TypeVar("Chosen")
 _FRAME_WIDTH = 6
 
 
-class _Behind(BackgroundScreen):
+class _DimmedScreen(BackgroundScreen):
     """The screen behind a dialog, dimmed but for pictures of kitty's protocol: their colour says which they are."""
 
     @classmethod
@@ -73,7 +73,7 @@ class Dialog(ModalScreen[Chosen]):
 
     def render(self) -> RenderableType:
         rendered = super().render()
-        return _Behind(rendered.screen, rendered.color) if isinstance(rendered, BackgroundScreen) else rendered
+        return _DimmedScreen(rendered.screen, rendered.color) if isinstance(rendered, BackgroundScreen) else rendered
 
 
 class Picker(Dialog[Chosen]):

@@ -1,4 +1,4 @@
-"""The keys and the commands."""
+"""The keys, the commands, and the words of the monitor."""
 
 from __future__ import annotations
 
@@ -47,7 +47,23 @@ _SECTIONS: tuple[tuple[str, str, tuple[tuple[str, str], ...]], ...] = (
     ("logs", "Logs", ()),
 )
 
-_NOTE = "Chats are kept on this machine alone, until they are deleted. Keys can be changed in tui.toml; see the README."
+# As in the table of localrun/docs/README.md.
+WORDS = {
+    "prefill": "computing the prompt",
+    "decode": "computing the answer, token by token",
+    "TTFT": "time to first token",
+    "ITL": "inter-token latency",
+    "slot": "room for one running request; the others wait",
+    "KV cell": "the memory of one token of context",
+    "prefix": "the beginning that prompts share; computed once, then cached",
+    "step": "one pass through the model, for all running requests",
+    "target": "how long a step may take",
+    "draft": "tokens guessed ahead, and the share that was right",
+    "lane": "a request's priority: interactive, default or batch",
+    "engine": "the process that has one model loaded",
+}
+
+_NOTE = "Chats are kept on this machine alone, until they are deleted. Keys can be changed in tui.toml."
 _KEY_WIDTH = 13
 _COMMAND_WIDTH = 22
 
@@ -69,7 +85,7 @@ class HelpScreen(Dialog[None]):
             box.border_title = "Keys"
             box.border_subtitle = "Esc closes"
             yield Static(_keys(self._keymap))
-            yield Static(_commands())
+            yield Static(Content("\n").join([_words(), _commands()]))
 
 
 def _keys(keymap: Mapping[str, str]) -> Content:
@@ -80,6 +96,12 @@ def _keys(keymap: Mapping[str, str]) -> Content:
         lines += [Content.assemble(Content.styled(key.ljust(_KEY_WIDTH), "bold"), what) for key, what in keys]
         lines.append(Content(""))
     return Content("\n").join(lines)
+
+
+def _words() -> Content:
+    lines = [Content.styled("Words of the monitor", "bold $primary")]
+    lines += [Content.assemble(Content.styled(word.ljust(_KEY_WIDTH), "bold"), what) for word, what in WORDS.items()]
+    return Content("\n").join([*lines, Content("")])
 
 
 def _commands() -> Content:

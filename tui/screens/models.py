@@ -242,7 +242,7 @@ class ModelsScreen(Picker[str]):
             name = option_id.removeprefix(_THERE)
             self._session.pulls.start(name)
             key = self._session.key("models.cancel")
-            self._say(line(f"{_PULLING}{name}; it goes on when this is closed. {key} cancels it."))
+            self._say(line(f"{_PULLING}{name}; it continues when this window is closed. {key} cancels it."))
 
     def _marked(self, kind: str) -> str | None:
         """The name of the marked model, if it is of this kind."""

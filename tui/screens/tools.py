@@ -132,7 +132,7 @@ class ToolsScreen(Dialog[None]):
             self._note.update(Content(f"{line(self._toolbox.failures[name])}. Enter tries it again."))
         elif kind == "tool" and tool is not None:
             said = line(shortened(tool.description, _DESCRIPTION_CHARACTERS)) or "nothing"
-            self._note.update(Content(f"Models call it {tool.name}. Its server says of it: {said}"))
+            self._note.update(Content(f"Models call it {tool.name}. Its server describes it: {said}"))
         else:
             self._note.update("")
 

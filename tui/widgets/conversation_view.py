@@ -33,7 +33,18 @@ from localrun.errors import Cancelled, LocalrunError
 from localrun.snapshot import Snapshot
 from localrun.tools.inert import inert
 from localrun.tools.permissions import Rule
-from localrun.tools.toolbox import MAX_ROUNDS, NOT_RUN, REFUSED, STOPPED, Call, Grant, Outcome, Tool, Toolbox, calls_of
+from localrun.tools.toolbox import (
+    MAX_ROUNDS,
+    NOT_RUN,
+    REFUSED,
+    STOPPED,
+    Approval,
+    Call,
+    Outcome,
+    Tool,
+    Toolbox,
+    calls_of,
+)
 from localrun.tui.answer_progress import AnswerProgress
 from localrun.tui.conversation import Conversation
 from localrun.tui.files import Question
@@ -52,7 +63,7 @@ _LAST_LOOKS = 8
 
 
 @dataclass
-class _Exchange:
+class _Turn:
     """A question under way, and as much of its answer as came; of several rounds the last one's."""
 
     question: Question
@@ -75,23 +86,23 @@ class ConversationView(VerticalScroll, can_focus=False):
     """`progress` is that of the running or last answer; None before the first."""
 
     @dataclass
-    class Progressed(Event):
+    class AnswerChanged(Event):
         """The running answer has news worth showing."""
 
         view: ConversationView
 
     @dataclass
-    class Asks(Event):
+    class ApprovalNeeded(Event):
         """A call waits for a person to allow it."""
 
         view: ConversationView
         choices: Choices[Any]
 
-    class Answered(Event):
+    class ApprovalGiven(Event):
         """A person has answered what was asked."""
 
     @dataclass
-    class Unsent(Event):
+    class QuestionReturned(Event):
         """Nothing came back for this question. It is kept, and may be asked again, or another in its place."""
 
         view: ConversationView
@@ -164,7 +175,7 @@ class ConversationView(VerticalScroll, can_focus=False):
         assert not self.is_answering
         self.progress = AnswerProgress(self._session.client_name)
         self._worker = self.run_worker(self._run(question), name="answer")
-        self.post_message(self.Progressed(self))
+        self.post_message(self.AnswerChanged(self))
 
     def stop(self) -> None:
         """Ends the running answer; does nothing when there is none."""
@@ -205,7 +216,7 @@ class ConversationView(VerticalScroll, can_focus=False):
         progress.see(snapshot)
         if progress.outcome is not None and self._answer is not None and progress.request_id is not None:
             self._answer.show_caption(progress.caption())
-        self.post_message(self.Progressed(self))
+        self.post_message(self.AnswerChanged(self))
 
     # --- what was said ---------------------------------------------------------------------------------------------
 
@@ -260,11 +271,11 @@ class ConversationView(VerticalScroll, can_focus=False):
             if before.message is message:  # it is asked again
                 await before.remove()
         asked = UserMessage(shown, message, self.conversation.versions(message), self._gallery(question.extra))
-        exchange = _Exchange(question, asked, AnswerMessage())
-        self._answer = exchange.answer
-        await self.mount(exchange.asked, exchange.answer)
+        turn = _Turn(question, asked, AnswerMessage())
+        self._answer = turn.answer
+        await self.mount(turn.asked, turn.answer)
         self.anchor(self.is_anchored)
-        self._reading = asyncio.create_task(self._read(exchange))
+        self._reading = asyncio.create_task(self._read(turn))
         trouble: str | None = None
         try:
             await self._reading
@@ -272,7 +283,7 @@ class ConversationView(VerticalScroll, can_focus=False):
             task = asyncio.current_task()
             self._progress.finish("stopped")
             if task is not None and task.cancelling():
-                self._keep(exchange)
+                self._keep(turn)
                 raise
         except Cancelled:
             self._progress.finish("stopped")
@@ -284,7 +295,7 @@ class ConversationView(VerticalScroll, can_focus=False):
             self._progress.finish("failed")
         finally:
             self._reading = None
-        await self._end(exchange, trouble)
+        await self._end(turn, trouble)
 
     @property
     def _progress(self) -> AnswerProgress:
@@ -293,31 +304,31 @@ class ConversationView(VerticalScroll, can_focus=False):
 
     def _do(self, what: str) -> None:
         self._progress.doing = what
-        self.post_message(self.Progressed(self))
+        self.post_message(self.AnswerChanged(self))
 
-    async def _read(self, exchange: _Exchange) -> None:
+    async def _read(self, turn: _Turn) -> None:
         toolbox = await self._toolbox()
         for n_rounds in itertools.count(1):
             offered = [] if toolbox is None else toolbox.offered(self.conversation.tools.off)
-            await self._read_round(exchange, offered)
-            if toolbox is None or not exchange.tool_calls or self._progress.outcome != "done":
+            await self._read_round(turn, offered)
+            if toolbox is None or not turn.tool_calls or self._progress.outcome != "done":
                 return
-            self._keep(exchange)
-            await exchange.answer.finish(exchange.text, self._progress.caption())
-            await self._call(toolbox, calls_of(exchange.tool_calls, offered))
+            self._keep(turn)
+            await turn.answer.finish(turn.text, self._progress.caption())
+            await self._call(toolbox, calls_of(turn.tool_calls, offered))
             if n_rounds % MAX_ROUNDS == 0 and not await self._goes_on(n_rounds):
                 return
-            exchange.go_on(AnswerMessage())
-            self._answer = exchange.answer
+            turn.go_on(AnswerMessage())
+            self._answer = turn.answer
             self.progress = AnswerProgress(self._session.client_name)
-            await self.mount(exchange.answer)
-            self.post_message(self.Progressed(self))
+            await self.mount(turn.answer)
+            self.post_message(self.AnswerChanged(self))
 
-    async def _read_round(self, exchange: _Exchange, offered: list[Tool]) -> None:
+    async def _read_round(self, turn: _Turn, offered: list[Tool]) -> None:
         conversation, progress = self.conversation, self._progress
         pieces = self._session.daemon.chat(
             conversation.model,
-            await self._messages(exchange.question),
+            await self._messages(turn.question),
             options=conversation.options or None,
             think=conversation.think,
             lane="interactive",
@@ -330,19 +341,19 @@ class ConversationView(VerticalScroll, can_focus=False):
                     progress.request_id = piece.request_id
                     self._session.remember_model(conversation.model)
                 if piece.text or piece.thinking or piece.tool_calls:
-                    if not exchange.has_answer:
+                    if not turn.has_answer:
                         progress.has_text = True
-                        self.post_message(self.Progressed(self))
-                    exchange.text += piece.text
-                    exchange.thinking += piece.thinking
+                        self.post_message(self.AnswerChanged(self))
+                    turn.text += piece.text
+                    turn.thinking += piece.thinking
                     if piece.text:
-                        exchange.answer.append(piece.text)
+                        turn.answer.append(piece.text)
                     if piece.thinking:
-                        exchange.answer.think(piece.thinking)
+                        turn.answer.think(piece.thinking)
                     if piece.tool_calls:
-                        exchange.tool_calls += piece.tool_calls
+                        turn.tool_calls += piece.tool_calls
                         if not offered:
-                            exchange.answer.call(exchange.tool_calls)
+                            turn.answer.call(turn.tool_calls)
                 if piece.done:
                     cancelled = piece.done_reason == "cancelled"
                     progress.finish("stopped" if cancelled else "done", piece.done_reason, piece.metrics)
@@ -394,11 +405,11 @@ class ConversationView(VerticalScroll, can_focus=False):
         if may_run is None:
             self._do(f"asks to call {name}")
             choices = await widget.ask(call.tool)
-            self.post_message(self.Asks(self, choices))
-            grant = await choices.chosen()
-            self._remember(toolbox, call.tool, grant)
-            may_run = grant in (Grant.ONCE, Grant.CHAT, Grant.ALWAYS)
-            self.post_message(self.Answered())
+            self.post_message(self.ApprovalNeeded(self, choices))
+            approval = await choices.chosen()
+            self._remember(toolbox, call.tool, approval)
+            may_run = approval in (Approval.ONCE, Approval.CHAT, Approval.ALWAYS)
+            self.post_message(self.ApprovalGiven())
             await widget.answered()
         if not may_run:
             return REFUSED
@@ -406,13 +417,13 @@ class ConversationView(VerticalScroll, can_focus=False):
         widget.begin()
         return await toolbox.run(call)
 
-    def _remember(self, toolbox: Toolbox, tool: Tool, grant: Grant) -> None:
+    def _remember(self, toolbox: Toolbox, tool: Tool, approval: Approval) -> None:
         """What a person allowed or forbade for more than one call. Where it cannot be stored, it counts once."""
         try:
-            if grant is Grant.CHAT:
+            if approval is Approval.CHAT:
                 self.conversation.set_tools(allowed=(*self.conversation.tools.allowed, tool.fingerprint))
-            elif grant in (Grant.ALWAYS, Grant.NEVER):
-                toolbox.store(tool, Rule(grant.value))
+            elif approval in (Approval.ALWAYS, Approval.NEVER):
+                toolbox.store(tool, Rule(approval.value))
         except (OSError, KeyError, sqlite3.Error) as error:
             self.notify(line(f"It counts for this call only: {error}"), severity="warning", markup=False)
 
@@ -438,7 +449,7 @@ class ConversationView(VerticalScroll, can_focus=False):
         question = GoOn(n_rounds)
         self._do("asks to go on with tools")
         await self.mount(question)
-        self.post_message(self.Asks(self, question.choices))
+        self.post_message(self.ApprovalNeeded(self, question.choices))
         try:
             goes_on = await question.choices.chosen()
         except asyncio.CancelledError:
@@ -446,7 +457,7 @@ class ConversationView(VerticalScroll, can_focus=False):
             raise
         finally:
             self._do("")
-        self.post_message(self.Answered())
+        self.post_message(self.ApprovalGiven())
         await question.answered(goes_on, n_rounds)
         return goes_on
 
@@ -484,39 +495,39 @@ class ConversationView(VerticalScroll, can_focus=False):
             for text in told:
                 self.notify(line(text), markup=False)
 
-    def _keep(self, exchange: _Exchange) -> None:
+    def _keep(self, turn: _Turn) -> None:
         """The answer belongs to the chat from now on, with what there is to say of it."""
-        if not exchange.has_answer or exchange.answer.message is not None:
+        if not turn.has_answer or turn.answer.message is not None:
             return
         extra: dict[str, Any] = {"caption": self._progress.caption()}
-        if exchange.thinking:
-            extra["thinking"] = exchange.thinking
-        if exchange.tool_calls:
-            extra["tool_calls"] = exchange.tool_calls
-        exchange.answer.message = self.conversation.answered(exchange.text, extra)
+        if turn.thinking:
+            extra["thinking"] = turn.thinking
+        if turn.tool_calls:
+            extra["tool_calls"] = turn.tool_calls
+        turn.answer.message = self.conversation.answered(turn.text, extra)
 
-    async def _end(self, exchange: _Exchange, trouble: str | None) -> None:
+    async def _end(self, turn: _Turn, trouble: str | None) -> None:
         progress = self._progress
         if progress.outcome is None:
             progress.finish("failed")
             trouble = "the daemon ended the answer without saying why"
         self._looks_left = _LAST_LOOKS
-        self._keep(exchange)
-        if exchange.has_answer:
-            await exchange.answer.finish(exchange.text, progress.caption())
+        self._keep(turn)
+        if turn.has_answer:
+            await turn.answer.finish(turn.text, progress.caption())
         else:
-            await exchange.answer.remove()
+            await turn.answer.remove()
             self._answer = None
         if trouble is not None:
             await self.mount(Notice("The answer failed", trouble))
-        if not exchange.has_answer and progress.outcome != "done":
+        if not turn.has_answer and progress.outcome != "done":
             if self.conversation.unanswered is not None:
-                exchange.asked.mark_unanswered()
-                self.post_message(self.Unsent(self, exchange.question))
-        elif not exchange.has_answer:
+                turn.asked.mark_unanswered()
+                self.post_message(self.QuestionReturned(self, turn.question))
+        elif not turn.has_answer:
             await self.mount(Notice("No answer", "The model ended its turn without a word."))
         await self._tell_trouble()
-        self.post_message(self.Progressed(self))
+        self.post_message(self.AnswerChanged(self))
 
     async def _tell_trouble(self) -> None:
         if self.conversation.trouble is not None and not self._has_told_trouble:

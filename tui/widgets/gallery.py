@@ -19,7 +19,7 @@ from textual.widget import Widget
 from localrun.attachments import Kind
 from localrun.tui import short_text
 from localrun.tui.media import Medium
-from localrun.tui.pictures import Key, Thumbnails, fitted
+from localrun.tui.pictures import PictureKey, Thumbnails, fitted
 from localrun.tui.short_text import fit
 
 # Of one picture, and of each of several.
@@ -39,7 +39,7 @@ class Gallery(Widget):
         self._media = media
         self._thumbnails = thumbnails
         self._load = load
-        self._drawn: dict[Key, list[Strip] | None] = {}
+        self._drawn: dict[PictureKey, list[Strip] | None] = {}
 
     def on_mount(self) -> None:
         self._draw()
@@ -78,7 +78,7 @@ class Gallery(Widget):
             columns, rows = 0, 0
             if medium in candidates:
                 columns, rows = fitted(medium.width, medium.height, min(max_columns, width), max_rows)
-            if rows and self._drawn.get(Key(medium.sha256, columns, rows), []) is not None:
+            if rows and self._drawn.get(PictureKey(medium.sha256, columns, rows), []) is not None:
                 tiles.append((medium, columns, rows))
             else:
                 lines.append(medium)
@@ -86,7 +86,7 @@ class Gallery(Widget):
         return [tiles[at : at + n_beside] for at in range(0, len(tiles), n_beside)], lines
 
     def _row(self, medium: Medium, columns: int, rows: int, y: int) -> Strip:
-        drawn = self._drawn.get(Key(medium.sha256, columns, rows))
+        drawn = self._drawn.get(PictureKey(medium.sha256, columns, rows))
         if y < 0:  # a lower picture stands on its name
             return Strip.blank(columns, self.rich_style)
         if not drawn:
@@ -106,11 +106,11 @@ class Gallery(Widget):
 
     def _draw(self) -> None:
         wanted = [tile for tiles in self._tiles(self.size.width)[0] for tile in tiles]
-        keys = dict.fromkeys(Key(medium.sha256, columns, rows) for medium, columns, rows in wanted)
+        keys = dict.fromkeys(PictureKey(medium.sha256, columns, rows) for medium, columns, rows in wanted)
         if missing := [key for key in keys if key not in self._drawn]:
             self.run_worker(self._make(missing), name="pictures", group="pictures", exclusive=True)
 
-    async def _make(self, keys: list[Key]) -> None:
+    async def _make(self, keys: list[PictureKey]) -> None:
         for key in keys:
             made = self._drawn[key] = await self._thumbnails.make(key, partial(self._load, key.sha256))
             self.refresh(layout=made is None)

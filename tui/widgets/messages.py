@@ -46,7 +46,7 @@ class UserMessage(Vertical, can_focus=True):
     ]
 
     @dataclass
-    class Wanted(Event):
+    class ActionChosen(Event):
         """A person wants this done with the question: edit, retry, previous or next (version)."""
 
         message: Message
@@ -80,7 +80,7 @@ class UserMessage(Vertical, can_focus=True):
         self._version.display = bool(self._caption)
 
     def action_want(self, what: str) -> None:
-        self.post_message(self.Wanted(self.message, what))
+        self.post_message(self.ActionChosen(self.message, what))
 
 
 WRITES_PER_S = 20
@@ -97,7 +97,7 @@ class AnswerMessage(Vertical, can_focus=True):
     BINDINGS: ClassVar[list[BindingType]] = [bind("message.code", "copy_code"), bind("message.thinking", "unfold")]
 
     @dataclass
-    class Wanted(Event):
+    class CopyRequested(Event):
         """A person wants this text; `what` it is, and None when there is no such thing."""
 
         text: str | None
@@ -198,7 +198,7 @@ class AnswerMessage(Vertical, can_focus=True):
 
     def action_copy_code(self) -> None:
         blocks = code_blocks(self.message.content if self.message else "")
-        self.post_message(self.Wanted("\n\n".join(blocks) or None, "code block"))
+        self.post_message(self.CopyRequested("\n\n".join(blocks) or None, "code block"))
 
     def action_unfold(self) -> None:
         self._thinking.collapsed = not self._thinking.collapsed

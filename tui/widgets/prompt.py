@@ -24,8 +24,8 @@ from textual.widgets import TextArea
 
 from localrun.attachments import Kind, dropped
 from localrun.tui import short_text
-from localrun.tui.answer_progress import Fact, fit_facts
-from localrun.tui.media import Attached
+from localrun.tui.answer_progress import StatusPart, fit_parts
+from localrun.tui.media import AttachedFile
 from localrun.tui.short_text import fit
 from localrun.tui.widgets.completions import Completions
 
@@ -43,23 +43,23 @@ class Prompt(TextArea):
         text: str
 
     @dataclass
-    class Browsed(Message):
+    class ArrowPressed(Message):
         """Up (-1) or down (1) was pressed where there is nothing to move in or to bring back."""
 
         step: int
 
     @dataclass
-    class Dropped(Message):
+    class FilesDropped(Message):
         """Nothing but the paths of these pictures and sounds was pasted, which is what a terminal makes of files that
         are dropped on it. The box does not hold `text`."""
 
         text: str
         paths: tuple[Path, ...]
 
-    class Emptied(Message):
+    class BackspacePressed(Message):
         """Backspace was pressed where there is nothing to delete."""
 
-    class Left(Message):
+    class FocusMessages(Message):
         """The focus is wanted for the messages: Tab was pressed in the empty box, or Shift+Tab."""
 
     def __init__(self, completions: Completions) -> None:
@@ -95,12 +95,12 @@ class Prompt(TextArea):
         elif event.key == "backspace" and not self.text:
             event.stop()
             event.prevent_default()
-            self.post_message(self.Emptied())
+            self.post_message(self.BackspacePressed())
         elif event.key in ("tab", "shift+tab"):
             event.stop()
             event.prevent_default()
             if event.key == "shift+tab" or not self.text:
-                self.post_message(self.Left())
+                self.post_message(self.FocusMessages())
         elif event.key in ("up", "down") and self._browse(-1 if event.key == "up" else 1):
             event.stop()
             event.prevent_default()
@@ -113,7 +113,7 @@ class Prompt(TextArea):
             return  # the base class's own handler follows
         event.stop()
         event.prevent_default()
-        self.post_message(self.Dropped(event.text, paths))
+        self.post_message(self.FilesDropped(event.text, paths))
 
     @property
     def _is_recalled(self) -> bool:
@@ -138,7 +138,7 @@ class Prompt(TextArea):
             if step < 0 and self._sent:
                 self._recall(len(self._sent) - 1)
             else:
-                self.post_message(self.Browsed(step))
+                self.post_message(self.ArrowPressed(step))
             return True
         if not self._is_recalled or self._recalled is None:
             return False
@@ -167,12 +167,12 @@ class Attachments(Widget):
     """The files that go with the next question. Takes no room while there are none. A click on the cross of a file
     removes it."""
 
-    files: reactive[tuple[Attached, ...]] = reactive((), layout=True)
+    files: reactive[tuple[AttachedFile, ...]] = reactive((), layout=True)
 
-    def add(self, *files: Attached) -> None:
+    def add(self, *files: AttachedFile) -> None:
         self.files = (*self.files, *files)
 
-    def take(self) -> tuple[Attached, ...]:
+    def take(self) -> tuple[AttachedFile, ...]:
         """The files, which are no longer here."""
         files, self.files = self.files, ()
         return files
@@ -206,7 +206,7 @@ class Attachments(Widget):
         return lines
 
 
-def _chip(attached: Attached, index: int, width: int) -> Content:
+def _chip(attached: AttachedFile, index: int, width: int) -> Content:
     file, medium = attached
     size = short_text.size(len(file.data))
     mark = "≡" if medium is None else "♪" if medium.kind is Kind.SOUND else "▣"
@@ -226,16 +226,16 @@ class StatusLine(Widget):
     """The state of the current answer and its numbers, as many as fit. The first is the state and has a dot before
     it."""
 
-    facts: reactive[tuple[Fact, ...]] = reactive(())
+    parts: reactive[tuple[StatusPart, ...]] = reactive(())
 
     def render(self) -> Content:
         room = self.size.width - len(_MARK)
         gap = _WIDE_GAP
-        facts = fit_facts(list(self.facts), room, gap)
-        if len(facts) < len(self.facts):
+        parts = fit_parts(list(self.parts), room, gap)
+        if len(parts) < len(self.parts):
             gap = _NARROW_GAP
-            facts = fit_facts(list(self.facts), room, gap)
-        parts = [Content.styled(fact.text, _TONES[fact.tone]) for fact in facts]
-        if parts:
-            parts[0] = Content.styled(_MARK, _TONES[facts[0].tone]) + parts[0]
-        return Content(" " * gap).join(parts)
+            parts = fit_parts(list(self.parts), room, gap)
+        texts = [Content.styled(part.text, _TONES[part.tone]) for part in parts]
+        if texts:
+            texts[0] = Content.styled(_MARK, _TONES[parts[0].tone]) + texts[0]
+        return Content(" " * gap).join(texts)

@@ -56,12 +56,12 @@ class RateGraph(Widget):
         # An axis exists for plotext only once something is plotted on it, so both get a point that cannot be seen.
         for side in ("left", "right"):
             plotext.scatter([0], [0], marker=" ", yside=side)
-        stretches = self._series.stretches(2 * (width - 2 * _LABEL_WIDTH - 2))
-        for stretch in stretches:
-            ages_s, rates = stretch.ages_s, stretch.decode_tokens_per_s
+        segments = self._series.segments(2 * (width - 2 * _LABEL_WIDTH - 2))
+        for segment in segments:
+            ages_s, rates = segment.ages_s, segment.decode_tokens_per_s
             plotext.plot(ages_s, rates, marker="braille", color=_DECODE_CODE, yside="left", fillx=True)
-        for stretch in stretches:
-            ages_s, rates = stretch.ages_s, stretch.prefill_tokens_per_s
+        for segment in segments:
+            ages_s, rates = segment.ages_s, segment.prefill_tokens_per_s
             plotext.plot(ages_s, rates, marker="braille", color=_PREFILL_CODE, yside="right")
         for side, top in (("left", decode_top), ("right", prefill_top)):
             plotext.ylim(0, top, yside=side)

@@ -42,7 +42,7 @@ class Column:
 
 
 @dataclass(frozen=True)
-class Row:
+class TableRow:
     """`texts` by column key; a missing one is blank. `styles` by column key, "" for the whole row."""
 
     key: str
@@ -70,7 +70,7 @@ class LiveTable(DataTable[KeyedText]):
             cursor_type="row" if cursor else "none", cursor_foreground_priority="renderable", cell_padding=0
         )
         self._shown_columns: list[Column] = []
-        self._rows: dict[str, Row] = {}
+        self._rows: dict[str, TableRow] = {}
         self._order: list[str] = []
 
     @property
@@ -81,7 +81,7 @@ class LiveTable(DataTable[KeyedText]):
     def on_resize(self, event: events.Resize) -> None:
         self._fit_columns(event.size.width)
 
-    def show(self, rows: Sequence[Row]) -> None:
+    def show(self, rows: Sequence[TableRow]) -> None:
         """Makes the table show exactly these rows in this order."""
         if not self._shown_columns:
             self._rows = {row.key: row for row in rows}
@@ -103,7 +103,7 @@ class LiveTable(DataTable[KeyedText]):
         self._rows = wanted
         self._reorder([row.key for row in rows], selected)
 
-    def _differ(self, before: Row, row: Row) -> bool:
+    def _differ(self, before: TableRow, row: TableRow) -> bool:
         return before.styles != row.styles or any(
             before.texts.get(column.key) != row.texts.get(column.key) for column in self._shown_columns
         )
@@ -116,7 +116,7 @@ class LiveTable(DataTable[KeyedText]):
         if selected in self._rows and selected != self.selected_key:
             self.move_cursor(row=order.index(selected), animate=False)
 
-    def _cell(self, row: Row) -> KeyedText:
+    def _cell(self, row: TableRow) -> KeyedText:
         cell = KeyedText(style=row.styles.get("", Style.null()), no_wrap=True, end="")
         cell.row_key = row.key
         for column in self._shown_columns:
@@ -169,7 +169,7 @@ class EngineTable(LiveTable):
         self.show([_engine_row(engine, colours) for engine in engines])
 
 
-def _engine_row(engine: EngineRow, colours: Mapping[str, Style]) -> Row:
+def _engine_row(engine: EngineRow, colours: Mapping[str, Style]) -> TableRow:
     ready = engine.state == "ready" and not engine.is_preparing
     texts = {
         "model": engine.model,
@@ -187,7 +187,7 @@ def _engine_row(engine: EngineRow, colours: Mapping[str, Style]) -> Row:
     }
     state = colours["good"] if ready else colours["bad"] if engine.state == "failed" else colours["wait"]
     # Two engines never serve the same model, but one that stops and its successor may be seen together.
-    return Row(f"{engine.model} {engine.pid}", texts, {"state": state})
+    return TableRow(f"{engine.model} {engine.pid}", texts, {"state": state})
 
 
 def _expiry(engine: EngineRow) -> str:
@@ -214,7 +214,7 @@ class BatchTable(LiveTable):
         self.show([_batch_row(batch, colours) for batch in batches])
 
 
-def _batch_row(batch: BatchRow, colours: Mapping[str, Style]) -> Row:
+def _batch_row(batch: BatchRow, colours: Mapping[str, Style]) -> TableRow:
     n_done = batch.succeeded + batch.errored
     left_s = (batch.lines - n_done) / batch.lines_per_s if batch.lines_per_s else None
     texts = {
@@ -229,7 +229,7 @@ def _batch_row(batch: BatchRow, colours: Mapping[str, Style]) -> Row:
         "waits": batch.waits_for,
     }
     state = colours["wait" if batch.waits_for or batch.state != "in_progress" else "good"]
-    return Row(batch.id, texts, {"state": state, "failed": colours["bad"], "waits": colours["wait"]})
+    return TableRow(batch.id, texts, {"state": state, "failed": colours["bad"], "waits": colours["wait"]})
 
 
 TREND_WIDTH = 10
@@ -276,7 +276,7 @@ class RequestTable(LiveTable):
         self.show([_request_row(row, sparkline(rates.of(row.id), TREND_WIDTH, top), colours) for row in rows])
 
 
-def _request_row(row: RequestRow, trend: str, colours: Mapping[str, Style]) -> Row:
+def _request_row(row: RequestRow, trend: str, colours: Mapping[str, Style]) -> TableRow:
     prefilling = row.state is RequestState.PREFILL
     state = f"prefill {prefill_percent(row)}" if prefilling else str(row.state)
     texts = {
@@ -298,9 +298,9 @@ def _request_row(row: RequestRow, trend: str, colours: Mapping[str, Style]) -> R
         "age": short_text.age(row.age_s),
     }
     if row.state.is_final:
-        return Row(row.id, texts, {"": colours["dim"], **({"state": colours["bad"]} if row.error else {})})
+        return TableRow(row.id, texts, {"": colours["dim"], **({"state": colours["bad"]} if row.error else {})})
     colour = colours["good"] if row.state is RequestState.DECODE else colours["wait"]
-    return Row(row.id, texts, {"state": colour, "now": colours["good"]})
+    return TableRow(row.id, texts, {"state": colour, "now": colours["good"]})
 
 
 def _count(number: int | None) -> str:

@@ -18,7 +18,7 @@ from textual.widgets import Collapsible, OptionList, Static
 from textual.widgets.option_list import Option
 
 from localrun.tools.inert import as_json, inert, shortened
-from localrun.tools.toolbox import Call, End, Grant, Outcome, Tool
+from localrun.tools.toolbox import Approval, Call, End, Outcome, Tool
 from localrun.tui import short_text
 from localrun.tui.short_text import block, fit, line
 from localrun.tui.widgets.gallery import Gallery
@@ -29,12 +29,12 @@ _LINE_CELLS = 200
 
 Answer = TypeVar("Answer")
 
-_GRANTS = (
-    (Grant.NO, "No, not this time"),
-    (Grant.ONCE, "Yes, this once"),
-    (Grant.CHAT, "Yes, and always in this chat"),
-    (Grant.ALWAYS, "Yes, and always; this is stored"),
-    (Grant.NEVER, "Never; no model is offered it any more"),
+_APPROVALS = (
+    (Approval.NO, "No, not this time"),
+    (Approval.ONCE, "Yes, this once"),
+    (Approval.CHAT, "Yes, and always in this chat"),
+    (Approval.ALWAYS, "Yes, and always; this is stored"),
+    (Approval.NEVER, "Never; no model is offered it any more"),
 )
 _ENDS = {
     End.DONE: ("done", "$success"),
@@ -109,14 +109,14 @@ class ToolCall(Vertical):
         if self._gallery is not None:
             yield self._gallery
 
-    async def ask(self, tool: Tool) -> Choices[Grant]:
+    async def ask(self, tool: Tool) -> Choices[Approval]:
         """Shows all of the call and the answers, which nobody has chosen yet."""
         self._show("asks to be called with", "bold $warning", is_whole=True)
         arguments = self._arguments
         if len(arguments) > SHOWN_CHARACTERS:
             arguments = f"{arguments[:SHOWN_CHARACTERS]}\n[{len(arguments)} characters; the rest is not shown]"
         said = line(shortened(tool.description, DESCRIPTION_CHARACTERS))
-        self._choices = Choices(_GRANTS)
+        self._choices = Choices(_APPROVALS)
         parts = [
             VerticalScroll(Static(Content(arguments)), classes="arguments", can_focus=False),
             Static(Content(f"Its server says: {said}" if said else "Its server does not describe it."), classes="said"),

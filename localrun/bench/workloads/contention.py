@@ -22,7 +22,7 @@ from localrun.bench.metrics import (
 )
 from localrun.bench.results import Metrics, Options, StreamRecord
 from localrun.bench.streams import CUT_SHORT, Endpoint, Stream, arrivals_s, numbers, open_loop
-from localrun.bench.workloads.workload import Measured, define
+from localrun.bench.workloads.workload import WorkloadResult, define
 
 # --- fairness ---
 
@@ -39,7 +39,7 @@ STEADY_PIECES = 8
 HOG_PAUSE_S = 1.0
 
 
-async def _fairness(endpoint: Endpoint, options: Options) -> Measured:
+async def _fairness(endpoint: Endpoint, options: Options) -> WorkloadResult:
     """The mouse asks alone first; then at fixed times, from when the hog's first answers flow."""
 
     def mouse(index: int, group: str, intended_at_s: float | None = None) -> Stream:
@@ -68,7 +68,7 @@ async def _fairness(endpoint: Endpoint, options: Options) -> Measured:
     service = {client: ended[client] - started[client] for client in ended}
     metrics["hog_service_per_s"] = service[HOG] / (end_s - start_s)
     metrics["mouse_service_share"] = service[MOUSE] / sum(service.values()) if any(service.values()) else 0.0
-    return Measured(
+    return WorkloadResult(
         metrics,
         {"n_hog_streams": N_HOG_STREAMS, "n_hog_prompt": N_HOG_PROMPT, "n_hog_output": N_HOG_OUTPUT,
          "n_mouse_prompt": N_MOUSE_PROMPT, "n_mouse_output": N_MOUSE_OUTPUT, "mouse_interval_s": MOUSE_INTERVAL_S,
@@ -112,7 +112,7 @@ MULTIPLE = 2.0
 MAX_ARRIVALS = 2000
 
 
-async def _overload(endpoint: Endpoint, options: Options) -> Measured:
+async def _overload(endpoint: Endpoint, options: Options) -> WorkloadResult:
     def begin(part: str, index: int, client: str, intended_at_s: float | None = None) -> Stream:
         prompt = numbers(options.seed, f"overload {part} {index}", N_PROMPT)
         return endpoint.begin(prompt, N_OUTPUT, group=part, client=client, intended_at_s=intended_at_s)
@@ -121,7 +121,7 @@ async def _overload(endpoint: Endpoint, options: Options) -> Measured:
     burst = [begin("burst", index, client) for index, client in enumerate(clients)]
     records = await asyncio.gather(*(stream.task for stream in burst))
     metrics = _of_part("burst", records) | _shares(records, options.slots)
-    measured = Measured(
+    measured = WorkloadResult(
         metrics, {"n_burst": len(clients), "n_clients": len(N_BY_CLIENT), "n_prompt": N_PROMPT, "n_output": N_OUTPUT}
     )
     n_complete = sum(record.is_complete for record in records)

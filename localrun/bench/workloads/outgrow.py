@@ -9,7 +9,7 @@ from localrun.bench.metrics import wall_s
 from localrun.bench.results import Options, StreamRecord
 from localrun.bench.streams import Endpoint, numbers
 from localrun.bench.workloads.stall import arrive
-from localrun.bench.workloads.workload import Measured, define
+from localrun.bench.workloads.workload import WorkloadResult, define
 
 # --- outgrow ---
 
@@ -20,10 +20,10 @@ N_MORE = 200
 PAUSE_S = 10.0
 
 
-async def _outgrow(endpoint: Endpoint, options: Options) -> Measured:
+async def _outgrow(endpoint: Endpoint, options: Options) -> WorkloadResult:
     """Each length beside each number of streams; what arrives alone comes again after a pause, with its answer and
     `N_MORE` tokens behind it."""
-    measured = Measured({}, {"lengths": "/".join(map(str, LENGTHS)), "n_output": N_OUTPUT})
+    measured = WorkloadResult({}, {"lengths": "/".join(map(str, LENGTHS)), "n_output": N_OUTPUT})
     notes = []
     for n_long in LENGTHS:
         for n_streams in BESIDE:
@@ -60,9 +60,9 @@ TOOL_RESULT = (500, 2100)  # so that the last prompt has about 30,000 tokens
 N_TURN_OUTPUT = 64
 
 
-async def _agent(endpoint: Endpoint, options: Options) -> Measured:
+async def _agent(endpoint: Endpoint, options: Options) -> WorkloadResult:
     """One conversation of an agent, and then two at once. What a turn adds is its answer and the result of a tool."""
-    measured = Measured({}, {"n_turns": N_TURNS, "n_first": N_FIRST, "n_output": N_TURN_OUTPUT})
+    measured = WorkloadResult({}, {"n_turns": N_TURNS, "n_first": N_FIRST, "n_output": N_TURN_OUTPUT})
     for n_clients in (1, 2):
         records = await asyncio.gather(*(_converse(endpoint, options, f"{n_clients}/{at}") for at in range(n_clients)))
         done = [record for turns in records for record in turns if record.is_complete]

@@ -12,7 +12,7 @@ import math
 from localrun.bench.metrics import stream_metrics
 from localrun.bench.results import Options
 from localrun.bench.streams import Endpoint, numbers
-from localrun.bench.workloads.workload import Measured, define
+from localrun.bench.workloads.workload import WorkloadResult, define
 
 # --- shared ---
 
@@ -22,9 +22,11 @@ N_OWN = 24
 N_SHARED_OUT = 32
 
 
-async def _shared(endpoint: Endpoint, options: Options) -> Measured:
+async def _shared(endpoint: Endpoint, options: Options) -> WorkloadResult:
     system = numbers(options.seed, "shared system", N_SYSTEM)
-    measured = Measured({}, {"n_requests": N_REQUESTS, "n_system": N_SYSTEM, "n_own": N_OWN, "n_output": N_SHARED_OUT})
+    measured = WorkloadResult(
+        {}, {"n_requests": N_REQUESTS, "n_system": N_SYSTEM, "n_own": N_OWN, "n_output": N_SHARED_OUT}
+    )
     for group in ("cold", "warm"):
         own = [numbers(options.seed, f"shared {group} {index}", N_OWN) for index in range(N_REQUESTS)]
         records = await asyncio.gather(*(endpoint.send(system + message, N_SHARED_OUT, group=group) for message in own))
@@ -50,14 +52,14 @@ POOLS = 3
 SPARE = 8
 
 
-async def _returning(endpoint: Endpoint, options: Options) -> Measured:
+async def _returning(endpoint: Endpoint, options: Options) -> WorkloadResult:
     """Each turn sends the whole conversation: what was said before, numbers that stand for the answer, and a new
     message. They stand for it because not every server returns the tokens of its answer, so that all servers are asked
     the same. At the end all conversations together are POOLS times the pool."""
     total_tokens = POOLS * options.kv_cells
     n_conversations = max(N_CONVERSATIONS, math.ceil(total_tokens / options.context_tokens))
     n_message = (total_tokens // n_conversations - SPARE) // N_ROUNDS - N_RETURNING_OUT
-    measured = Measured(
+    measured = WorkloadResult(
         {}, {"n_conversations": n_conversations, "n_message": n_message, "n_output": N_RETURNING_OUT, "pools": POOLS}
     )
     histories: list[list[int]] = [[] for _ in range(n_conversations)]
@@ -85,8 +87,8 @@ N_RESTART_PROMPT = 1200
 N_RESTART_OUT = 8
 
 
-async def _restart(endpoint: Endpoint, options: Options) -> Measured:
-    measured = Measured({}, {"n_prompt": N_RESTART_PROMPT, "n_output": N_RESTART_OUT})
+async def _restart(endpoint: Endpoint, options: Options) -> WorkloadResult:
+    measured = WorkloadResult({}, {"n_prompt": N_RESTART_PROMPT, "n_output": N_RESTART_OUT})
     prompt = numbers(options.seed, "restart", N_RESTART_PROMPT)
     for group in ("cold", "cached", "restarted"):
         if group == "restarted":

@@ -21,7 +21,7 @@ from localrun.bench.metrics import percentile, wall_s
 from localrun.bench.results import Metrics, Options, StreamRecord, Workload
 from localrun.bench.streams import Endpoint, Fields
 from localrun.bench.workloads.texts import listing, records, source_file, topic
-from localrun.bench.workloads.workload import Measured, define
+from localrun.bench.workloads.workload import WorkloadResult, define
 
 STREAMS = (1, 2, 4, 8)
 N_OUTPUT = 160
@@ -32,32 +32,32 @@ DRAFTING = (True, False, False, True)
 N_CONTEXT_WORDS = 3
 
 
-class Wish(NamedTuple):
+class SourcedRequest(NamedTuple):
     """`source` is what an answer may repeat."""
 
     body: Fields
     source: str
 
 
-def _greedy(prompt: str, source: str) -> Wish:
+def _greedy(prompt: str, source: str) -> SourcedRequest:
     """A prompt that the answer goes on with, because small models follow no instruction."""
-    return Wish({"prompt": prompt, "max_tokens": N_OUTPUT, "temperature": 0, "ignore_eos": True}, source)
+    return SourcedRequest({"prompt": prompt, "max_tokens": N_OUTPUT, "temperature": 0, "ignore_eos": True}, source)
 
 
-def _edit(chosen: random.Random) -> Wish:
+def _edit(chosen: random.Random) -> SourcedRequest:
     file = source_file(chosen)
     old, new = chosen.choice(file.names), f"new_{chosen.randrange(1000)}"
     renamed = f"report.py after `{old}` was renamed to `{new}`:\n```python\n{file.head}"
     return _greedy(f"report.py:\n```python\n{file.text}```\n\n{renamed}", file.text)
 
 
-def _list(chosen: random.Random) -> Wish:
+def _list(chosen: random.Random) -> SourcedRequest:
     text = listing(chosen)
     first = text.splitlines(keepends=True)[0]
     return _greedy(f"The list:\n{text}\nThe same list again:\n{first}", text)
 
 
-def _json(chosen: random.Random) -> Wish:
+def _json(chosen: random.Random) -> SourcedRequest:
     # Not by chat, where llama-server ends an answer with an error that is not what it expects of JSON.
     text, schema = records(chosen)
     body = {
@@ -66,10 +66,10 @@ def _json(chosen: random.Random) -> Wish:
         "temperature": 0,
         "json_schema": schema,
     }
-    return Wish(body, text)
+    return SourcedRequest(body, text)
 
 
-def _prose(chosen: random.Random) -> Wish:
+def _prose(chosen: random.Random) -> SourcedRequest:
     text = f"Write a long story about {topic(chosen)}."
     body = {
         "messages": [{"role": "user", "content": text}],
@@ -82,12 +82,12 @@ def _prose(chosen: random.Random) -> Wish:
         "seed": chosen.randrange(2**31),
         "ignore_eos": True,
     }
-    return Wish(body, text)
+    return SourcedRequest(body, text)
 
 
-def _workload(name: str, summary: str, make: Callable[[random.Random], Wish]) -> Workload:
-    async def measure(endpoint: Endpoint, options: Options) -> Measured:
-        measured = Measured({}, {"n_output": N_OUTPUT, "streams": list(options.streams or STREAMS)})
+def _workload(name: str, summary: str, make: Callable[[random.Random], SourcedRequest]) -> Workload:
+    async def measure(endpoint: Endpoint, options: Options) -> WorkloadResult:
+        measured = WorkloadResult({}, {"n_output": N_OUTPUT, "streams": list(options.streams or STREAMS)})
         for n_streams in options.streams or STREAMS:
             wishes = [make(random.Random(f"{options.seed}/{name} {n_streams} {index}")) for index in range(n_streams)]
             measured.metrics |= await _level(endpoint, f"c{n_streams}", wishes)
@@ -97,7 +97,7 @@ def _workload(name: str, summary: str, make: Callable[[random.Random], Wish]) ->
     return define(name, summary, headline, measure)
 
 
-async def _level(endpoint: Endpoint, group: str, wishes: Sequence[Wish]) -> Metrics:
+async def _level(endpoint: Endpoint, group: str, wishes: Sequence[SourcedRequest]) -> Metrics:
     """All wishes at once, as often as the target can do without drafts and with them."""
     short = {"max_tokens": N_WARM_UP}
     await asyncio.gather(*(endpoint.ask({**wish.body, **short}, group=f"{group}_warm-up") for wish in wishes))

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from localrun.bench.metrics import gaps_s, gaps_touching_s, longest_s, summary
 from localrun.bench.results import Metrics, Options, StreamRecord
 from localrun.bench.streams import Endpoint, Stream, numbers
-from localrun.bench.workloads.workload import Measured, define
+from localrun.bench.workloads.workload import WorkloadResult, define
 
 N_STREAMS = 3
 N_PROMPT = 50
@@ -24,9 +24,9 @@ STEADY_PIECES = 30
 N_UNSTEADY = 10
 
 
-async def _stall(endpoint: Endpoint, options: Options) -> Measured:
+async def _stall(endpoint: Endpoint, options: Options) -> WorkloadResult:
     n_long = min(N_LONG, options.context_tokens - N_LONG_OUTPUT - SPARE)
-    measured = Measured({}, {"n_streams": N_STREAMS, "n_prompt": N_PROMPT, "n_long": n_long})
+    measured = WorkloadResult({}, {"n_streams": N_STREAMS, "n_prompt": N_PROMPT, "n_long": n_long})
     prompt = numbers(options.seed, "stall long", n_long)
     arrival = await arrive(endpoint, options, "stall", prompt, N_LONG_OUTPUT, n_streams=N_STREAMS)
     measured.metrics, measured.note = arrival.metrics, arrival.note

@@ -13,7 +13,7 @@ import time
 from localrun.bench.metrics import goodput, knee, stream_metrics
 from localrun.bench.results import Options
 from localrun.bench.streams import Endpoint, Stream, arrivals_s, numbers, open_loop
-from localrun.bench.workloads.workload import Measured, define
+from localrun.bench.workloads.workload import WorkloadResult, define
 
 # --- decode ---
 
@@ -22,9 +22,9 @@ N_DECODE_OUTPUT = 128
 MAX_STREAMS = 128
 
 
-async def _decode(endpoint: Endpoint, options: Options) -> Measured:
+async def _decode(endpoint: Endpoint, options: Options) -> WorkloadResult:
     """As many streams as asked for, or doubling until a doubling gains too little."""
-    measured = Measured({}, {"n_prompt": N_DECODE_PROMPT, "n_output": N_DECODE_OUTPUT})
+    measured = WorkloadResult({}, {"n_prompt": N_DECODE_PROMPT, "n_output": N_DECODE_OUTPUT})
     rates: dict[int, float] = {}
     for n_streams in options.streams or [2**exponent for exponent in range(MAX_STREAMS.bit_length())]:
         prompts = [numbers(options.seed, f"decode {n_streams} {index}", N_DECODE_PROMPT) for index in range(n_streams)]
@@ -59,7 +59,7 @@ N_CHAT_PROMPT = (50, 350)
 N_CHAT_OUTPUT = (16, 112)
 
 
-async def _chat(endpoint: Endpoint, options: Options) -> Measured:
+async def _chat(endpoint: Endpoint, options: Options) -> WorkloadResult:
     """Lengths are uniform within their bounds. The chats of the last seconds are waited for, too."""
     times_s = arrivals_s(
         rate_per_s=options.rate_per_s, seconds=options.seconds, burstiness=options.burstiness, seed=options.seed
@@ -77,7 +77,7 @@ async def _chat(endpoint: Endpoint, options: Options) -> Measured:
     limits = {"ttft_limit_s": options.ttft_limit_s, "itl_limit_s": options.itl_limit_s}
     metrics = stream_metrics("", records) | goodput("", records, seconds, **limits)
     metrics["send_delay_max_s"] = max((record.sent_at_s - record.intended_at_s for record in records), default=0.0)
-    return Measured(
+    return WorkloadResult(
         metrics,
         {"rate_per_s": options.rate_per_s, "burstiness": options.burstiness, "seconds": options.seconds, **limits},
         "" if records else "no chat arrived in this time; a longer --seconds or a higher --rate brings some",

@@ -15,7 +15,7 @@ INTERRUPTED = "interrupted"
 
 
 @dataclass
-class Measured:
+class WorkloadResult:
     """What a workload's own part returns. `parameters` are the sizes that it used."""
 
     metrics: Metrics
@@ -27,7 +27,7 @@ def define(
     name: str,
     summary: str,
     headline: tuple[str, ...],
-    measure: Callable[[Endpoint, Options], Awaitable[Measured]],
+    measure: Callable[[Endpoint, Options], Awaitable[WorkloadResult]],
     *,
     overloads: bool = False,
 ) -> Workload:
@@ -42,7 +42,7 @@ def define(
             measured = await measure(endpoint, options)
         except asyncio.CancelledError:
             await endpoint.cut_all()
-            measured = Measured(stream_metrics("", endpoint.records), note=INTERRUPTED)
+            measured = WorkloadResult(stream_metrics("", endpoint.records), note=INTERRUPTED)
         return RunResult(
             workload=name,
             target=endpoint.target,

@@ -16,7 +16,7 @@ from localrun.config import Settings
 from localrun.visible import visible
 
 if TYPE_CHECKING:
-    from localrun.bench.tiers import Answered
+    from localrun.bench.tiers import TierAnswer
 
 
 @click.command("tiers")
@@ -63,7 +63,7 @@ def tiers_command(
     return exits.OK
 
 
-def _show(answer: Answered) -> None:
+def _show(answer: TierAnswer) -> None:
     if answer.problem:
         progress(f"{answer.asked}, {answer.kind}: {answer.problem}")
         return

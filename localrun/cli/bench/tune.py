@@ -17,7 +17,7 @@ from localrun.hardware import thread_choice
 from localrun.visible import visible
 
 if TYPE_CHECKING:
-    from localrun.bench.tune import Measured, Tuning
+    from localrun.bench.tune import StepTiming, Tuning
     from localrun.hardware.processors import Processors
 
 
@@ -109,7 +109,7 @@ def _words(threads: thread_choice.Threads) -> str:
     return f"{threads.decode} for streams, {threads.prompt} for prompts"
 
 
-def _show(measured: Measured) -> None:
+def _show(measured: StepTiming) -> None:
     rate = measured.streams * measured.rows / measured.seconds
     what = "a prompt" if measured.rows > 1 else f"{measured.streams} stream{'s' if measured.streams > 1 else ''}"
     progress(f"{measured.threads} threads, {what}: {rate:.0f} tok/s")

@@ -139,7 +139,7 @@ _RULES = (
     ),
     click.option("--read-only/--no-read-only", default=None, help="It may not pull, create, copy or remove models."),
     click.option(
-        "--admin/--no-admin", default=None, help="It sees and may end what others do, and may stop the daemon."
+        "--admin/--no-admin", default=None, help="It may see and cancel the requests of others, and stop the daemon."
     ),
 )  # fmt: skip
 
@@ -302,7 +302,9 @@ def _cells(key: Key, now_s: float) -> tuple[str, ...]:
 
 
 @click.command("usage")
-@click.option("--by", type=click.Choice(["key", "day", "model"]), default="key", show_default=True, help="What to sum.")
+@click.option(
+    "--by", type=click.Choice(["key", "day", "model"]), default="key", show_default=True, help="What to group by."
+)
 @click.option("--days", type=click.IntRange(1, 3660), default=30, show_default=True, help="How far back.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object, as in the daemon's /localrun/v1/usage.")
 @with_settings

@@ -2,7 +2,7 @@
 
 Owner: the engine's main thread. A sequence id is *free*, *running* (a request owns it, from `acquire` to `release` or
 `forget`) or *parked*: a finished request's tokens stay in their cells until the cells are needed. What is worth saving
-is saved to memory and disk (`copies.py`), a piece at a time beside the steps (`settle`). Restoring it takes about a
+is saved to memory and disk (`copies.py`), a piece at a time beside the steps (`save_next`). Restoring it takes about a
 hundredth of the time that computing it took. How a prompt begins depends on the layout (`cells.py`):
 
 * One pool: the prompt shares the cells of the sequence that holds most of it. Every row attends over the whole span, so
@@ -30,11 +30,11 @@ from typing import NamedTuple
 
 from localrun.engine.backend import Backend
 from localrun.engine.cache import copies
-from localrun.engine.cache.cells import Cells, Chunks, Layout, OnePool, PoolCells, Streams, Wholes
+from localrun.engine.cache.cells import Cells, Chunks, Layout, OnePool, PoolCells, Streams, WholeStates
 from localrun.engine.cache.checkpoints import Checkpoints, next_stop
-from localrun.engine.cache.copies import Copies, Saving
+from localrun.engine.cache.copies import Copies, SaveInProgress
 from localrun.engine.cache.tiers import Tiers
-from localrun.engine.cache.tree import Key, common_prefix
+from localrun.engine.cache.tree import PrefixKey, common_prefix
 
 # A request for whose answer less than this part of a stream would be left begins in the pool: moving it later takes a
 # copy. One that runs moves when less than the smaller part is left, for it may wait for a batch of the background.
@@ -44,23 +44,23 @@ NEAR_PART = 64
 # them.
 SCARCE_PART = 8
 # How long running streams wait for a piece that is restored for another request.
-BRING_S = 0.015
+RESTORE_PIECE_S = 0.015
 # How long to wait at a time for a copy that a thread is working on.
 WAIT_S = 0.02
 # The distance of two positions whose rows show what attending over one cell costs a row.
 _DEPTH_TOKENS = 1024
 
 
-class Lease(NamedTuple):
+class SequenceLease(NamedTuple):
     """A sequence for a request, and how many of its tokens need not be computed. `n_here` of them are there already;
-    the rest comes with `bring`."""
+    the rest comes with `restore_next`."""
 
     seq: int
     n_cached: int
     n_here: int
 
 
-class _Found(NamedTuple):
+class _Match(NamedTuple):
     """What the cache has of a prompt: `n_cells` tokens in the cells of `seq` (-1: none), and `n_saved` saved tokens."""
 
     n_cells: int
@@ -72,7 +72,7 @@ class _Start(NamedTuple):
     """How a request would begin: in `seq`, None if there is none, where a parked sequence `goes_on`, or after whatever
     is parked there was evicted."""
 
-    found: _Found
+    found: _Match
     seq: int | None
     goes_on: bool
 
@@ -98,14 +98,14 @@ class Cache:
     def _open(self) -> None:
         """Start with empty cells."""
         backend = self._backend
-        self._layout: Layout = Wholes(backend) if not backend.cuts_states else OnePool(backend)
+        self._layout: Layout = WholeStates(backend) if not backend.cuts_states else OnePool(backend)
         if backend.is_split:
             self._layout = Streams(backend)
         self._free = set(range(self._layout.n_seqs))
         self._running: dict[int, list[int]] = {}  # with the positions at which steps must end, in order
-        self._keys: dict[int, Key] = {}  # of running and parked sequences
-        self._saving: Saving | None = None
-        self.coming: dict[int, int] = {}  # running sequences that are still being restored, and their target lengths
+        self._keys: dict[int, PrefixKey] = {}  # of running and parked sequences
+        self._saving: SaveInProgress | None = None
+        self.restoring: dict[int, int] = {}  # running sequences that are still being restored, and their target lengths
         self._saved: set[int] = set()  # parked and saved, in layouts where saved ones leave their cells
         self._copies = Copies(backend, self._layout, self.tiers, self._checkpoints, self._clock)
 
@@ -124,8 +124,8 @@ class Cache:
         return len(self.tiers.parked) - len(self._saved) + len(self.tiers)
 
     @property
-    def can_settle(self) -> bool:
-        """Whether `settle` has something to do."""
+    def can_save_next(self) -> bool:
+        """Whether `save_next` has something to do."""
         return self._saving is not None or self._due() is not None
 
     @property
@@ -136,16 +136,16 @@ class Cache:
 
     # --- what is cached ------------------------------------------------------------------------------------------
 
-    def match(self, key: Key) -> int:
+    def match(self, key: PrefixKey) -> int:
         """How many leading tokens an `acquire` would get without computing. The last token is never among them."""
         found = self._find(self._here(key))
         return max(found.n_cells, found.n_saved)
 
-    def follow(self, seq: int, key: Key, n_matched: int) -> bool:
+    def follow(self, seq: int, key: PrefixKey, n_matched: int) -> bool:
         """Whether a request with `n_matched` cached tokens gains by waiting for the running `seq`, which is computing
         more of the same prefix."""
         ahead, key = self._keys[seq], self._here(key)
-        if ahead.realm != key.realm:
+        if ahead.salt != key.salt:
             return False
         if self._layout.can_share:
             return True  # whatever `seq` computes can be shared at once
@@ -166,13 +166,13 @@ class Cache:
         """So many tokens nearly fill a stream."""
         return self.cells.n_cells - self.cells.n_cells // NEAR_PART
 
-    def n_obtainable(self, key: Key, *, is_long: bool = False) -> int:
+    def n_obtainable(self, key: PrefixKey, *, is_long: bool = False) -> int:
         """Cells that a request could have if all parked sequences left, including those that it would share. One that
         `is_long` has them in the pool beside the streams."""
         if isinstance(self._layout, Streams):
             if not is_long:
                 return copies.UNCOUNTED  # it gets its own stream, whatever the others hold
-            n_promised = sum(len(self._keys[seq].tokens) for seq in self._running if self._is_away(seq))
+            n_promised = sum(len(self._keys[seq].tokens) for seq in self._running if self._is_in_pool(seq))
             return self._layout.pool.n_cells - n_promised
         n_shared = 0
         if self._layout.can_share:
@@ -181,7 +181,7 @@ class Cache:
 
     # --- a sequence's life ---------------------------------------------------------------------------------------
 
-    def acquire(self, key: Key, chunks: Chunks = (), *, is_long: bool = False) -> Lease | None:
+    def acquire(self, key: PrefixKey, chunks: Chunks = (), *, is_long: bool = False) -> SequenceLease | None:
         """A sequence that already holds as much of a prompt as the cache has. None if no sequence is left. `chunks` are
         those of the key's atoms. `is_long`: it stays in the pool beside the streams (`outgrows`).
 
@@ -195,17 +195,17 @@ class Cache:
             for saved in list(self._saved):
                 self._unpark(saved)
             if not goes_on:
-                seq = self._next_seq(is_away=False, spare=found.seq)  # one of these, rather than one that is not saved
+                seq = self._next_seq(in_pool=False, spare=found.seq)  # one of these, rather than one that is not saved
         if seq is None:
             return None
         if not goes_on:
             self._vacate(seq)
         self._free.discard(seq)
         self._layout.set_chunks(seq, chunks)
-        if self._is_away(seq):
+        if self._is_in_pool(seq):
             self._leave_pool(spare=found.seq)
         n_cached = found.n_cells if goes_on else self._fill(seq, key)
-        if self._is_away(seq):
+        if self._is_in_pool(seq):
             self._leave_pool()  # whose cells were shared, too
         stops: list[int] = []
         if not self._layout.can_cut:
@@ -214,9 +214,9 @@ class Cache:
         self._running[seq] = stops
         self._keys[seq] = key
         self._grow(seq, n_cached)
-        return Lease(seq, self.coming.get(seq, n_cached), n_cached)
+        return SequenceLease(seq, self.restoring.get(seq, n_cached), n_cached)
 
-    def is_ready(self, key: Key, *, is_long: bool = False) -> bool:
+    def is_ready(self, key: PrefixKey, *, is_long: bool = False) -> bool:
         """Whether `acquire` would not hold up running streams. If not, what they would wait for is on its way beside
         the steps: ask again after the next one."""
         if not self._running or not isinstance(self._layout, Streams):
@@ -226,16 +226,16 @@ class Cache:
         if seq is None:
             return True
         is_kept = goes_on and found.n_cells == self.cells.length(seq)
-        if not is_kept and not self._is_away(seq) and self._is_long_unsaved(seq):
-            return False  # `settle` saves it
+        if not is_kept and not self._is_in_pool(seq) and self._is_long_unsaved(seq):
+            return False  # `save_next` saves it
         is_shared = self._can_share(found.seq, seq) and found.n_cells >= found.n_saved
         n_copied = 0 if goes_on or is_shared else max(found.n_cells, found.n_saved)
         return self._is_warm(seq, n_copied, n_copied)
 
-    def prepare_home(self, lengths: Iterable[int]) -> None:
+    def warm_streams(self, lengths: Iterable[int]) -> None:
         """Prompts of so many tokens are about to leave the background for a stream each."""
-        streams = sorted(seq for seq in self._free if not self._is_away(seq))
-        streams += [seq for seq in self.tiers.parked if not self._is_away(seq)]
+        streams = sorted(seq for seq in self._free if not self._is_in_pool(seq))
+        streams += [seq for seq in self.tiers.parked if not self._is_in_pool(seq)]
         for seq, n_tokens in zip(streams, lengths, strict=False):
             self._backend.warm(seq, n_tokens, moves=True)
 
@@ -252,7 +252,7 @@ class Cache:
                 return True
             cells = self._layout.pool
         while cells.n_free < n_cells:
-            seq = next((seq for seq in self.tiers.parked if not in_pool or self._is_away(seq)), None)
+            seq = next((seq for seq in self.tiers.parked if not in_pool or self._is_in_pool(seq)), None)
             if seq is None:
                 return False
             self._evict(seq)
@@ -286,7 +286,7 @@ class Cache:
     def release(self, seq: int, n_tokens: int) -> None:
         """A request is done with its sequence, which holds `n_tokens` of its tokens. They are kept if that pays."""
         del self._running[seq]
-        self.coming.pop(seq, None)
+        self.restoring.pop(seq, None)
         n_whole = self._keys[seq].floor(n_tokens)
         if n_whole < n_tokens and not self._layout.cut(seq, n_whole):
             n_whole = 0
@@ -305,28 +305,28 @@ class Cache:
     def forget(self, seq: int) -> None:
         """Drop a running sequence and everything in its cells."""
         del self._running[seq]
-        self.coming.pop(seq, None)
+        self.restoring.pop(seq, None)
         self._clear(seq)
 
-    def bring_home(self, seq: int) -> int:
+    def move_to_stream(self, seq: int) -> int:
         """The prompt of a background sequence is done. Returns the stream in which it continues."""
-        target = self._next_seq(is_away=False, spare=-1)
+        target = self._next_seq(in_pool=False, spare=-1)
         assert target is not None, "more requests than streams"
         self._move(seq, target)
         return target
 
-    def come_home(self, seq: int) -> int | None:
+    def try_move_to_stream(self, seq: int) -> int | None:
         """The same for a guest of the pool, whose answer goes on; None as long as others would feel it."""
-        target = self._next_seq(is_away=False, spare=-1)
+        target = self._next_seq(in_pool=False, spare=-1)
         if target is None or self._is_long_unsaved(target):
             return None
         n_tokens = self.cells.length(seq)
-        return self.bring_home(seq) if self._is_warm(target, n_tokens, n_tokens, moves=True) else None
+        return self.move_to_stream(seq) if self._is_warm(target, n_tokens, n_tokens, moves=True) else None
 
-    def take_away(self, seq: int, *, is_urgent: bool) -> int | None:
+    def move_to_pool(self, seq: int, *, is_urgent: bool) -> int | None:
         """A request outgrows its stream. Returns the sequence in the pool in which it continues; None if there is no
         room, or unless it `is_urgent` if others would wait for memory. Not while the background is busy."""
-        target = self._next_seq(is_away=True, spare=-1)
+        target = self._next_seq(in_pool=True, spare=-1)
         if target is None:
             return None
         n_tokens, n_most = self.cells.length(seq), self.cells.n_cells
@@ -340,7 +340,7 @@ class Cache:
 
     # --- beside the steps ----------------------------------------------------------------------------------------
 
-    def settle(self) -> None:
+    def save_next(self) -> None:
         """Save a piece of one parked sequence, or continue with a stream; if nothing runs, wait for that."""
         if self._saving is not None:
             if self._saving.copy.has_left or self._can_touch(self._saving.seq):
@@ -353,20 +353,20 @@ class Cache:
             self._begin_saving(seq)
             return
         self._save_parked(seq, at_once=False, leaves=True)
-        if any(map(self._is_away, self._running)):
+        if any(map(self._is_in_pool, self._running)):
             self._leave_pool()
 
-    def bring(self) -> tuple[int, int] | None:
+    def restore_next(self) -> tuple[int, int] | None:
         """Restore the next piece of a sequence. Returns the sequence and how many tokens it has now; that is final
-        unless it is still in `coming`. What is no longer available is left to be computed."""
-        if not self.coming:
+        unless it is still in `restoring`. What is no longer available is left to be computed."""
+        if not self.restoring:
             return None
-        seq, most = next(iter(self.coming.items()))
+        seq, most = next(iter(self.restoring.items()))
         key = self._keys[seq]
-        wanted = min(most, key.cut_after(self.cells.length(seq), self._n_brought))
+        wanted = min(most, key.cut_after(self.cells.length(seq), self._piece_tokens))
         n_tokens = self._restore(seq, key, wanted)
         if n_tokens in (most, self.tiers.tree.length(seq)) or n_tokens < wanted:
-            del self.coming[seq]
+            del self.restoring[seq]
         self._grow(seq, n_tokens)
         return seq, n_tokens
 
@@ -442,58 +442,58 @@ class Cache:
             assert n_held == tree.length(seq), f"sequence {seq} is in the tree with other tokens"
         assert self._saved <= parked - self.tiers.unsaved.keys(), "a sequence is to be saved that is saved"
         assert not (self._saved and self._running), "rows attend over what is saved"
-        assert self.coming.keys() <= self._running.keys(), "a sequence is being restored that does not run"
+        assert self.restoring.keys() <= self._running.keys(), "a sequence is being restored that does not run"
         if isinstance(layout, OnePool):
             held = {cell for seq in self._running for cell in layout.pool.cells_of(seq).tolist()}
             assert self._n_running_cells() == len(held), "cells of running sequences are counted twice or not at all"
 
     # --- how a sequence begins -----------------------------------------------------------------------------------
 
-    def _here(self, key: Key) -> Key:
+    def _here(self, key: PrefixKey) -> PrefixKey:
         """The key of states as this layout computes them."""
-        realm = self._backend.realm
-        return key._replace(realm=key.realm + realm) if realm else key
+        salt = self._backend.state_salt
+        return key._replace(salt=key.salt + salt) if salt else key
 
-    def _find(self, key: Key) -> _Found:
+    def _find(self, key: PrefixKey) -> _Match:
         path = self.tiers.match(key, len(key.tokens) - 1)
         parked = self.tiers.parked.keys()
         if not self._layout.can_cut:
             states = path.states()
-            return _Found(*path.ended(parked), states[-1].end if states else 0)
+            return _Match(*path.ended(parked), states[-1].end if states else 0)
         n_cells, seqs = path.held(self._touchable)
         if n_cells < (1 if self._layout.can_share else copies.GAIN_TOKENS):
             n_cells, seqs = 0, set()
-        return _Found(n_cells, max(seqs & parked or seqs, default=-1), path.saved().n_tokens)
+        return _Match(n_cells, max(seqs & parked or seqs, default=-1), path.saved().n_tokens)
 
-    def _start(self, key: Key, *, is_long: bool) -> _Start:
+    def _start(self, key: PrefixKey, *, is_long: bool) -> _Start:
         found = self._find(key)
         if is_long and self._is_busy:
             return _Start(found, None, False)
         n_found = max(found.n_cells, found.n_saved)
         n_last = len(key.tokens) - key.floor(len(key.tokens) - 1)  # computed among the streams, for their logits
-        is_away = is_long or (
+        in_pool = is_long or (
             not self._is_busy
             and self._takes(len(key.tokens) - n_found - n_last + 1, n_found)
             and self.n_obtainable(key, is_long=True) >= len(key.tokens)
         )
-        if self._goes_on(found, is_away=is_away):
+        if self._goes_on(found, in_pool=in_pool):
             return _Start(found, found.seq, True)
-        return _Start(found, self._next_seq(is_away=is_away, spare=found.seq), False)
+        return _Start(found, self._next_seq(in_pool=in_pool, spare=found.seq), False)
 
-    def _goes_on(self, found: _Found, *, is_away: bool) -> bool:
+    def _goes_on(self, found: _Match, *, in_pool: bool) -> bool:
         """Whether the request continues a parked sequence in place."""
         is_there = found.seq in self.tiers.parked and found.n_cells >= found.n_saved
-        if not is_there or self._layout.can_share or self._is_away(found.seq) != is_away:
+        if not is_there or self._layout.can_share or self._is_in_pool(found.seq) != in_pool:
             return False
         # In the pool whoever branches off shares what is common.
         is_all = found.n_cells == self.cells.length(found.seq)
-        return not is_away or is_all or all(not self._is_away(seq) for seq in self._free)
+        return not in_pool or is_all or all(not self._is_in_pool(seq) for seq in self._free)
 
     def _can_share(self, source: int, target: int) -> bool:
         """Whether both are in one pool."""
-        return self._layout.can_share or (self._is_away(source) and self._is_away(target))
+        return self._layout.can_share or (self._is_in_pool(source) and self._is_in_pool(target))
 
-    def _continue(self, seq: int, key: Key, n_tokens: int) -> None:
+    def _continue(self, seq: int, key: PrefixKey, n_tokens: int) -> None:
         """Unpark a sequence, cut to its first `n_tokens`."""
         if not self._layout.can_cut or n_tokens < self.cells.length(seq):
             self._save_parked(seq)  # others may branch off from what it has now
@@ -507,22 +507,22 @@ class Cache:
         if states and states[-1].end == n_tokens:
             self._copies.note_start(states[-1])
 
-    def _next_seq(self, *, is_away: bool, spare: int) -> int | None:
+    def _next_seq(self, *, in_pool: bool, spare: int) -> int | None:
         """The lowest free sequence, in the background or not; otherwise the one that was parked first, and `spare` only
         if there is no other. None if there is none at all."""
-        free = [seq for seq in self._free if self._is_away(seq) == is_away]
+        free = [seq for seq in self._free if self._is_in_pool(seq) == in_pool]
         if free:
             return min(free)
-        parked = [seq for seq in self.tiers.parked if self._is_away(seq) == is_away]
+        parked = [seq for seq in self.tiers.parked if self._is_in_pool(seq) == in_pool]
         return next((seq for seq in parked if seq != spare), parked[0] if parked else None)
 
-    def _fill(self, seq: int, key: Key) -> int:
+    def _fill(self, seq: int, key: PrefixKey) -> int:
         """Copy what the cache has of a prompt into an empty sequence. Returns how many tokens that is."""
         if not self._layout.can_cut:
             return self._copies.restore_whole(seq, key, len(key.tokens) - 1, self.make_room)
         found = self._find(key)
-        if self._is_away(seq):
-            is_fitting = self.make_room(0 if self._is_away(found.seq) else found.n_cells, in_pool=True)
+        if self._is_in_pool(seq):
+            is_fitting = self.make_room(0 if self._is_in_pool(found.seq) else found.n_cells, in_pool=True)
             found = self._find(key) if is_fitting else found._replace(n_cells=0, seq=-1)
         is_copied = not self._can_share(found.seq, seq) and found.n_cells >= found.n_saved + copies.GAIN_TOKENS
         is_quick = self._copies.is_quick(found.n_cells) or not self._running
@@ -536,32 +536,32 @@ class Cache:
             self._give(found, seq)
         n_saved = found.n_saved
         if brings_saved and self._layout.can_share and self._free and self._running:
-            n_now = key.cut_after(self.cells.length(seq), self._n_brought)
+            n_now = key.cut_after(self.cells.length(seq), self._piece_tokens)
             if n_now < n_saved:
-                self.coming[seq], n_saved = n_saved, n_now
+                self.restoring[seq], n_saved = n_saved, n_now
         if brings_saved and not self._restore(seq, key, n_saved):
-            self.coming.pop(seq, None)
+            self.restoring.pop(seq, None)
             self._give(self._find(key), seq)  # the donor may have been evicted to make room
         return self.cells.length(seq)
 
     @property
-    def _n_brought(self) -> int:
+    def _piece_tokens(self) -> int:
         """Tokens that are restored at once while running requests wait for it."""
         token_s = self.tiers.restore.seconds
-        return max(1, int(BRING_S / token_s / copies.PIECE_TOKENS) if token_s else 1) * copies.PIECE_TOKENS
+        return max(1, int(RESTORE_PIECE_S / token_s / copies.PIECE_TOKENS) if token_s else 1) * copies.PIECE_TOKENS
 
-    def _give(self, found: _Found, seq: int) -> None:
+    def _give(self, found: _Match, seq: int) -> None:
         """An empty sequence gets what was found in the cells of another one."""
         if found.seq in self.tiers.parked:
             self.tiers.parked.move_to_end(found.seq)
         if found.n_cells:
             self._layout.give(found.seq, seq, found.n_cells)
 
-    def _restore(self, seq: int, key: Key, n_tokens: int) -> int:
+    def _restore(self, seq: int, key: PrefixKey, n_tokens: int) -> int:
         """Append to a sequence what it lacks of the first `n_tokens`, which are saved. Returns how many it holds
         then."""
         n_now = self.cells.length(seq)
-        if not self.make_room(n_tokens - n_now, in_pool=self._is_away(seq)):
+        if not self.make_room(n_tokens - n_now, in_pool=self._is_in_pool(seq)):
             return n_now
         if n_now and self._layout.can_share and not self._free and self.tiers.parked:
             self._evict(next(iter(self.tiers.parked)))  # there has to be a spare sequence
@@ -597,7 +597,7 @@ class Cache:
         return n_tokens - self.tiers.match(self._keys[seq]._replace(atoms=()), n_tokens).saved().n_tokens
 
     def _due(self) -> int | None:
-        """The sequence that `settle` takes next: the one parked first. None if it is not time yet."""
+        """The sequence that `save_next` takes next: the one parked first. None if it is not time yet."""
         unsaved = self.tiers.unsaved
         if not self._layout.can_share:
             return next(filter(self._can_touch, unsaved), None)
@@ -677,8 +677,8 @@ class Cache:
         """
         if self._backend.n_gpu_layers:
             return
-        has_streams = not all(map(self._is_away, self._running))
-        for seq in [seq for seq in self.tiers.parked if self._is_away(seq) and seq != spare]:
+        has_streams = not all(map(self._is_in_pool, self._running))
+        for seq in [seq for seq in self.tiers.parked if self._is_in_pool(seq) and seq != spare]:
             if not has_streams:
                 self._save_parked(seq)
             if seq not in self.tiers.unsaved and not self._n_unsaved(seq):
@@ -720,11 +720,11 @@ class Cache:
         """The sequences that may be read; None for all."""
         return set(range(self._layout.n_main)) if self._is_busy else None
 
-    def _is_away(self, seq: int) -> bool:
+    def _is_in_pool(self, seq: int) -> bool:
         return seq >= self._layout.n_main
 
     def _can_touch(self, seq: int) -> bool:
-        return not (self._is_busy and self._is_away(seq))
+        return not (self._is_busy and self._is_in_pool(seq))
 
     def _n_running_cells(self) -> int:
         """Cells that running sequences hold. In one pool, what the tree has of them may be shared; the rest is not."""

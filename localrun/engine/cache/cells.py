@@ -6,7 +6,7 @@ Owner: the engine's main thread. A layout changes its book and the backend's cel
   Prompts share their common prefixes: a cell may belong to several sequences.
 * `Streams`: each sequence has its own stream of cells, and its rows attend only over that. Common prefixes are copied.
   Sequences in the background, and those that are longer than a stream, share a pool.
-* `Wholes`: one pool whose sequences can be neither cut nor shared (sliding windows, recurrent and hybrid layers).
+* `WholeStates`: one pool whose sequences can be neither cut nor shared (sliding windows, recurrent and hybrid layers).
 
 Does not: know which tokens lie there (`tree.py`), or decide anything (`cache.py`).
 """
@@ -237,7 +237,7 @@ class Streams(Layout):
         self.cut(seq, 0)
 
 
-class Wholes(Layout):
+class WholeStates(Layout):
     """See the module."""
 
     can_cut = False

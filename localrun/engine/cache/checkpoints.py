@@ -22,7 +22,7 @@ from __future__ import annotations
 from bisect import bisect_right, insort
 
 from localrun.engine.cache.tiers import Cost, Tiers
-from localrun.engine.cache.tree import Block, Key
+from localrun.engine.cache.tree import Block, PrefixKey
 
 # The least distance between checkpoints, however fast copies are: a step that ends early has a cost, too.
 CHECKPOINT_GAP_TOKENS = 32
@@ -46,7 +46,7 @@ class Checkpoints:
             return False
         return self._tiers.recompute_s(start, end - start) >= self.save.seconds + self.restore.seconds
 
-    def stops(self, key: Key, n_cached: int, n_common: int) -> list[int]:
+    def stops(self, key: PrefixKey, n_cached: int, n_common: int) -> list[int]:
         """Where to save a state while computing a prompt with `n_cached` tokens in the cache, which shares its first
         `n_common` tokens with an earlier one."""
         last = key.floor(len(key.tokens) - 1)

@@ -16,10 +16,10 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from localrun.engine.backend import Backend, Copy, State
-from localrun.engine.cache.cells import Layout, Wholes
+from localrun.engine.cache.cells import Layout, WholeStates
 from localrun.engine.cache.checkpoints import Checkpoints
 from localrun.engine.cache.tiers import Tiers
-from localrun.engine.cache.tree import Block, Key
+from localrun.engine.cache.tree import Block, PrefixKey
 
 # More tokens than there are anywhere.
 UNCOUNTED = 1 << 40
@@ -35,7 +35,7 @@ GAIN_TOKENS = 16
 QUICK_BYTES = 8 << 20
 
 
-class Missing(NamedTuple):
+class UnsavedRanges(NamedTuple):
     """What must be saved of a sequence: `ranges` behind `parent`. `is_all` is False if not all of it fits, and None if
     there is more to save later. `crumb` is a short last block, which is saved again together with what follows it, so
     that a long conversation is not a chain of crumbs."""
@@ -47,12 +47,12 @@ class Missing(NamedTuple):
 
 
 @dataclass
-class Saving:
+class SaveInProgress:
     """A stream that is being saved: the first `n_tokens` of `key`, of which `copy` will have `ranges`. The main thread
     has spent `spent_s` on it."""
 
     seq: int
-    key: Key
+    key: PrefixKey
     n_tokens: int
     ranges: list[tuple[int, int]]
     copy: Copy
@@ -70,7 +70,7 @@ class Copies:
         self._tiers = tiers
         self._checkpoints = checkpoints
         self._clock = clock
-        self._last_piece: tuple[Key | None, int] = None, 0  # whose it was, and where it began
+        self._last_piece: tuple[PrefixKey | None, int] = None, 0  # whose it was, and where it began
 
     def is_worth_saving(self, n_tokens: int) -> bool:
         """Whether restoring a copy would be faster than computing."""
@@ -85,10 +85,10 @@ class Copies:
             self._tiers.restore.fade()
 
     def is_quick(self, n_tokens: int) -> bool:
-        """Whether nobody notices that so many tokens are copied at once."""
+        """Whether copying `n_tokens` at once takes less time than a step can spare."""
         return n_tokens * self._backend.state_token_bytes <= QUICK_BYTES
 
-    def missing(self, key: Key, n_tokens: int, most_tokens: int = UNCOUNTED) -> Missing:
+    def missing(self, key: PrefixKey, n_tokens: int, most_tokens: int = UNCOUNTED) -> UnsavedRanges:
         """What is not saved yet of the first `n_tokens`, or the first `most_tokens` of that.
 
         If a prompt is too large for memory, its beginning is saved; nothing is copied that cannot be kept.
@@ -102,9 +102,11 @@ class Copies:
         start = saved.n_tokens
         parent = saved.blocks[-1] if saved.pieces else None
         if n_tokens - start < GAIN_TOKENS and (parent or not n_tokens or not is_all):
-            return Missing(parent, None, [], is_all)
+            return UnsavedRanges(parent, None, [], is_all)
         if key.floor(start) < start:
-            return Missing(parent, None, [], False)  # two chunks of media whose first tokens happen to be the same
+            return UnsavedRanges(
+                parent, None, [], False
+            )  # two chunks of media whose first tokens happen to be the same
         crumb = None
         if parent and parent.end == start and not parent.children and parent.n_tokens < BLOCK_TOKENS // 2:
             start, crumb, parent = parent.start, parent, parent.parent
@@ -112,14 +114,14 @@ class Copies:
         bounds = [start]
         while bounds[-1] < end:
             bounds.append(min(end, key.cut_after(bounds[-1], BLOCK_TOKENS)))
-        return Missing(parent, crumb, list(pairwise(bounds)), is_all if end == n_tokens else None)
+        return UnsavedRanges(parent, crumb, list(pairwise(bounds)), is_all if end == n_tokens else None)
 
-    def begin(self, seq: int, key: Key, n_tokens: int) -> Saving | None:
+    def begin(self, seq: int, key: PrefixKey, n_tokens: int) -> SaveInProgress | None:
         """Start to read a stream, which a thread cuts into blocks; None if all of it is saved already."""
         ranges = self.missing(key, n_tokens).ranges
-        return Saving(seq, key, n_tokens, ranges, self._backend.save(seq, ranges)) if ranges else None
+        return SaveInProgress(seq, key, n_tokens, ranges, self._backend.save(seq, ranges)) if ranges else None
 
-    def go_on(self, saving: Saving, timeout_s: float) -> bool:
+    def go_on(self, saving: SaveInProgress, timeout_s: float) -> bool:
         """Do what is native of a copy, after waiting at most `timeout_s` for its thread. Whether it is done."""
         if timeout_s:
             saving.copy.wait(timeout_s)
@@ -128,7 +130,9 @@ class Copies:
         saving.spent_s += self._clock() - began_s
         return is_done
 
-    def save(self, seq: int, key: Key, n_tokens: int, spare: int | None, cut: Saving | None = None) -> bool | None:
+    def save(
+        self, seq: int, key: PrefixKey, n_tokens: int, spare: int | None, cut: SaveInProgress | None = None
+    ) -> bool | None:
         """Save what is not saved yet of a sequence's first `n_tokens`; with a `spare` sequence, in one pool, a piece of
         it. False if not all of it fits, None if there is more to save. `cut` is what a thread has read already."""
         tiers = self._tiers
@@ -158,9 +162,9 @@ class Copies:
         tiers.save.note(spent_s / (ranges[-1][1] - ranges[0][0] if spare is not None else n_tokens))
         return missing.is_all
 
-    def save_whole(self, seq: int, key: Key) -> bool:
+    def save_whole(self, seq: int, key: PrefixKey) -> bool:
         """Save the whole state of a sequence, unless an earlier checkpoint is as good. False if it does not fit."""
-        assert isinstance(self._layout, Wholes)
+        assert isinstance(self._layout, WholeStates)
         tiers, n_tokens = self._tiers, self._layout.cells.length(seq)
         states = tiers.match(key, n_tokens).states()
         n_saved = states[-1].end if states else 0
@@ -177,7 +181,7 @@ class Copies:
             tiers.drop(state)
         return True
 
-    def restore(self, seq: int, key: Key, n_tokens: int, spare: int | None) -> int:
+    def restore(self, seq: int, key: PrefixKey, n_tokens: int, spare: int | None) -> int:
         """Append to a sequence what it lacks of the first `n_tokens`, which are saved and for which there are cells. In
         one pool, pieces are appended through a `spare` sequence. Returns how many tokens it holds then."""
         start = self._layout.cells.length(seq)
@@ -204,7 +208,7 @@ class Copies:
             self._tiers.restore.note((self._clock() - began_s) / (n_tokens - start))
         return n_tokens
 
-    def restore_whole(self, seq: int, key: Key, limit: int, make_room: Callable[[int], bool]) -> int:
+    def restore_whole(self, seq: int, key: PrefixKey, limit: int, make_room: Callable[[int], bool]) -> int:
         """Restore the longest checkpoint of a prompt into an empty sequence. Returns its length; 0 if there is none, or
         if `make_room` has no cells for it."""
         while states := self._tiers.match(key, limit).states():
@@ -213,7 +217,7 @@ class Copies:
                 return 0
             began_s = self._clock()
             data = self._tiers.load(block)
-            assert isinstance(self._layout, Wholes)
+            assert isinstance(self._layout, WholeStates)
             if data is not None and self._layout.load_whole(seq, data, block.end):
                 self.note_start(block)
                 self._checkpoints.restore.note(self._clock() - began_s)

@@ -35,8 +35,8 @@ from localrun.engine.backend import Backend, State
 from localrun.engine.cache.disk_files import (
     DIGEST_BYTES,
     USUAL_HEADER_BYTES,
-    Damaged,
-    Header,
+    DamagedEntry,
+    EntryHeader,
     KvDiskFiles,
     fingerprint,
     now_ns,
@@ -49,7 +49,7 @@ from localrun.wire import Open
 log = logging.getLogger("localrun.engine")
 
 
-class Background:
+class WriterThread:
     """One thread that runs jobs in order, beside the step loop.
 
     The queue is bounded in bytes: a job with data is refused if the data of earlier jobs take too much memory. So a
@@ -245,7 +245,7 @@ class KvDisk:
         self._has_told_short = False
         self.size_bytes = 0
         self.n_dropped_writes = 0
-        self._background = Background("kv disk", BACKLOG_BYTES)
+        self._background = WriterThread("kv disk", BACKLOG_BYTES)
 
     @property
     def n_entries(self) -> int:
@@ -305,7 +305,7 @@ class KvDisk:
         data = None
         try:
             data = self._files.get(key, entry.digest)
-        except Damaged as damage:
+        except DamagedEntry as damage:
             log.warning("a saved prefix on disk is damaged and was deleted: %s", damage)
             self._background.put(lambda: self._files.delete(key))
         except (OSError, MemoryError):
@@ -439,17 +439,17 @@ def _clear(folder: Path) -> None:
     kv_folders.clear(folder)
 
 
-def _below_their_parents(headers: list[Header], limit_bytes: int) -> tuple[list[Header], list[Header]]:
+def _below_their_parents(headers: list[EntryHeader], limit_bytes: int) -> tuple[list[EntryHeader], list[EntryHeader]]:
     """The headers that are connected to a root, each after its parent, and the others. A file of more than
     `limit_bytes` was never written here, and is not worth the memory of reading it."""
-    children: dict[bytes, list[Header]] = {}
+    children: dict[bytes, list[EntryHeader]] = {}
     orphans = []
     for header in headers:
         if header.file_bytes > limit_bytes:
             orphans.append(header)
         else:
             children.setdefault(header.record.parent_key, []).append(header)
-    reached: list[Header] = []
+    reached: list[EntryHeader] = []
     level = children.pop(b"", [])
     while level:
         reached += level

@@ -72,7 +72,7 @@ _PARENT, _NAMED_ROOT = 1, 2
 USUAL_HEADER_BYTES = FIXED_BYTES + 8 * 256 + DIGEST_BYTES
 
 
-class _Fixed(NamedTuple):
+class _FixedHeader(NamedTuple):
     """The fields of `_FIXED`, in order."""
 
     magic: bytes
@@ -89,12 +89,12 @@ class _Fixed(NamedTuple):
     payload_bytes: int
 
 
-class Damaged(Exception):
+class DamagedEntry(Exception):
     """The bytes are not a sound entry of this fingerprint."""
 
 
 @dataclass(frozen=True)
-class Header:
+class EntryHeader:
     """What precedes the payload. `digest` distinguishes this entry from all others, even those with the same key."""
 
     record: DiskRecord
@@ -129,29 +129,29 @@ def pack(record: DiskRecord, payload: bytes | bytearray | memoryview, fingerprin
 def header_bytes(prefix: bytes, file_bytes: int) -> int:
     """The length of the header that begins with `prefix`, in a file of `file_bytes`. Raises Damaged."""
     if len(prefix) < FIXED_BYTES:
-        raise Damaged("shorter than a header")
-    fixed = _Fixed(*_FIXED.unpack_from(prefix))
+        raise DamagedEntry("shorter than a header")
+    fixed = _FixedHeader(*_FIXED.unpack_from(prefix))
     if fixed.magic != MAGIC:
-        raise Damaged("not a saved block, or one of another version")
+        raise DamagedEntry("not a saved block, or one of another version")
     if fixed.n_tokens + fixed.n_order > MAX_TOKENS:
-        raise Damaged(f"{fixed.n_tokens} tokens and {fixed.n_order} positions")
+        raise DamagedEntry(f"{fixed.n_tokens} tokens and {fixed.n_order} positions")
     length = FIXED_BYTES + 4 * (fixed.n_tokens + fixed.n_order) + DIGEST_BYTES
     if length + fixed.payload_bytes != file_bytes:
-        raise Damaged(f"{file_bytes} bytes instead of {length + fixed.payload_bytes}")
+        raise DamagedEntry(f"{file_bytes} bytes instead of {length + fixed.payload_bytes}")
     return length
 
 
-def parse(header: bytes, file_bytes: int, fingerprint: bytes) -> Header:
+def parse(header: bytes, file_bytes: int, fingerprint: bytes) -> EntryHeader:
     """Parse a header, given as many bytes as `header_bytes` says. Raises Damaged."""
     length = header_bytes(header, file_bytes)
     if len(header) != length:
-        raise Damaged("the header is cut off")
+        raise DamagedEntry("the header is cut off")
     digest = header[-DIGEST_BYTES:]
     if _digest(memoryview(header)[:-DIGEST_BYTES]) != digest:
-        raise Damaged("the header's digest is wrong")
-    fixed = _Fixed(*_FIXED.unpack_from(header))
+        raise DamagedEntry("the header's digest is wrong")
+    fixed = _FixedHeader(*_FIXED.unpack_from(header))
     if fixed.fingerprint != fingerprint:
-        raise Damaged("of another model or build")
+        raise DamagedEntry("of another model or build")
     order_at = FIXED_BYTES + 4 * fixed.n_tokens
     record = DiskRecord(
         key=fixed.key,
@@ -162,13 +162,13 @@ def parse(header: bytes, file_bytes: int, fingerprint: bytes) -> Header:
         is_whole=bool(fixed.is_whole),
         root=fixed.parent_key if fixed.has_parent == _NAMED_ROOT else b"",
     )
-    return Header(record, digest, length, fixed.payload_bytes, fixed.payload_crc)
+    return EntryHeader(record, digest, length, fixed.payload_bytes, fixed.payload_crc)
 
 
-def verify(header: Header, payload: bytearray) -> None:
+def verify(header: EntryHeader, payload: bytearray) -> None:
     """Raises Damaged if `payload` does not belong to the header."""
     if len(payload) != header.payload_bytes or crc32(payload) != header.payload_crc:
-        raise Damaged("the payload's checksum is wrong")
+        raise DamagedEntry("the payload's checksum is wrong")
 
 
 def _digest(header: bytes | memoryview) -> bytes:
@@ -266,14 +266,14 @@ class KvDiskFiles:
 
     # --- reading -------------------------------------------------------------------------------------------------
 
-    def headers(self) -> Iterator[tuple[Header, int]]:
+    def headers(self) -> Iterator[tuple[EntryHeader, int]]:
         """The headers of all sound blocks, with the time of last use; damaged ones are deleted."""
         for file in list(kv_folders.saved_files(self.folder)):
             if file.writer_pid is not None:
                 continue
             try:
                 yield self._read(file.key, None)[0], file.used_at_ns
-            except Damaged:
+            except DamagedEntry:
                 kv_folders.delete(file.path)
             except (OSError, MemoryError):
                 continue
@@ -285,20 +285,20 @@ class KvDiskFiles:
         """
         return self._read(key, digest)[1]
 
-    def _read(self, key: bytes, digest: bytes | None) -> tuple[Header, bytearray | None]:
+    def _read(self, key: bytes, digest: bytes | None) -> tuple[EntryHeader, bytearray | None]:
         """The header, and the payload if the header has this digest."""
         descriptor = _open(self._path(key))
         with os.fdopen(descriptor, "rb", buffering=0) as file:
             status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode):
-                raise Damaged("not a file")
+                raise DamagedEntry("not a file")
             prefix = file.read(min(status.st_size, USUAL_HEADER_BYTES)) or b""
             length = header_bytes(prefix, status.st_size)
             while len(prefix) < length and (more := file.read(length - len(prefix))):
                 prefix += more
             header = parse(prefix[:length], status.st_size, self._fingerprint)
             if header.record.key != key:
-                raise Damaged("under another name")
+                raise DamagedEntry("under another name")
             if header.digest != digest:
                 return header, None
             payload = bytearray(header.payload_bytes)
@@ -328,7 +328,7 @@ def _open(path: Path) -> int:
         except OSError:
             raise error from None
         if not is_file:
-            raise Damaged("not a file") from None
+            raise DamagedEntry("not a file") from None
         raise
 
 
@@ -343,7 +343,7 @@ def _read_all(file: FileIO, into: memoryview) -> None:
     while into:
         count = file.readinto(into)
         if not count:
-            raise Damaged("cut off while it was read")
+            raise DamagedEntry("cut off while it was read")
         into = into[count:]
 
 

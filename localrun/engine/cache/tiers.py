@@ -24,7 +24,7 @@ from heapq import heapify, heappop, heappush
 
 from localrun.engine.backend import State
 from localrun.engine.cache.disk_record import DiskTier
-from localrun.engine.cache.tree import Block, Key, Path, Tree
+from localrun.engine.cache.tree import Block, Path, PrefixKey, Tree
 
 _MEMORY = 0.2  # weight of the latest measurement
 
@@ -104,7 +104,7 @@ class Tiers:
 
     @property
     def is_held_up(self) -> bool:
-        """Whether there will be something to persist once the disk has caught up, of which nobody is told."""
+        """Whether writes are pending because the disk is slow. Nothing is called when it catches up, so poll."""
         return bool(self._dirty) and self._takes_writes and bool(self._disk and self._disk.is_behind)
 
     @property
@@ -127,7 +127,7 @@ class Tiers:
 
     # --- memory and disk -----------------------------------------------------------------------------------------
 
-    def match(self, key: Key, limit: int) -> Path:
+    def match(self, key: PrefixKey, limit: int) -> Path:
         """What is kept of `key.tokens[:limit]`, in any tier. Use the result before the tree changes."""
         self._forget_lost()
         return self.tree.match(key, limit)

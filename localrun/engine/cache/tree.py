@@ -30,24 +30,24 @@ _FIRST_SLICE = 64
 _NO_ORDER: NDArray[np.int32] = np.empty(0, np.int32)
 
 
-class Key(NamedTuple):
+class PrefixKey(NamedTuple):
     """Identifies a prompt: equal keys mean equal states. Token lists begin at position 0.
 
-    `realm` is what else a state depends on, such as a set of adapters, or who may know of it. `atoms` are ranges
+    `salt` is what else a state depends on, such as a set of adapters, or who may know of it. `atoms` are ranges
     [start, end), in order, that are reused as a whole or not at all: for example an image, whose rows are tokens made
     of its hash.
     """
 
     tokens: list[int]
-    realm: bytes = b""
+    salt: bytes = b""
     atoms: tuple[tuple[int, int], ...] = ()
 
     @property
     def root(self) -> bytes:
-        """The realm's name in the place of a parent block's name; empty for the empty realm."""
-        if not self.realm:
+        """The salt's name in the place of a parent block's name; empty for the empty salt."""
+        if not self.salt:
             return b""
-        return hashlib.blake2b(self.realm, digest_size=KEY_BYTES, person=b"localrun realm").digest()
+        return hashlib.blake2b(self.salt, digest_size=KEY_BYTES, person=b"localrun realm").digest()
 
     def floor(self, n_tokens: int) -> int:
         """The largest length up to `n_tokens` that does not end inside an atom."""
@@ -82,7 +82,7 @@ class Node:
 class Block:
     """Saved bytes: the rows of positions [start, end), or with `is_state` the state of everything up to `end`.
 
-    `root` names its realm, `name` is its key on disk. `nodes` is the chain of nodes that it covers, or for a state the
+    `root` names its salt, `name` is its key on disk. `nodes` is the chain of nodes that it covers, or for a state the
     node at whose end it is. The other fields belong to `Tiers`: `data` is None while the bytes are only on disk,
     `n_below` counts its children in memory, `n_starts` the requests that started from a state.
     """
@@ -121,7 +121,7 @@ class Block:
         return DiskRecord(self.name, parent, self.start, self.tokens, _NO_ORDER, self.is_state, root)
 
 
-class Same(NamedTuple):
+class SharedRange(NamedTuple):
     """Positions [start, end) that a sequence has in its own cells although `seq` has the same tokens."""
 
     start: int
@@ -129,7 +129,7 @@ class Same(NamedTuple):
     seq: int
 
 
-class Saved(NamedTuple):
+class SavedPrefix(NamedTuple):
     """Saved rows of a prefix: each block with the positions [start, end) that are taken from it."""
 
     n_tokens: int
@@ -144,11 +144,11 @@ class Saved(NamedTuple):
 class Path:
     """The nodes of a key's first `n_tokens`; of the last node, perhaps only a part. Use it before the tree changes."""
 
-    key: Key
+    key: PrefixKey
     nodes: list[Node]
     n_tokens: int
 
-    def saved(self) -> Saved:
+    def saved(self) -> SavedPrefix:
         """The saved rows on the path."""
         pieces: list[tuple[Block, int, int]] = []
         n_tokens = 0
@@ -161,7 +161,7 @@ class Path:
         n_whole = self.key.floor(n_tokens)
         if n_whole < n_tokens:
             pieces = [(block, start, min(end, n_whole)) for block, start, end in pieces if start < n_whole]
-        return Saved(n_whole, pieces)
+        return SavedPrefix(n_whole, pieces)
 
     def states(self) -> list[Block]:
         """The whole states on the path, shortest first."""
@@ -200,7 +200,7 @@ class Tree:
         leaf = self._leaves.get(seq)
         return leaf.end if leaf else 0
 
-    def match(self, key: Key, limit: int) -> Path:
+    def match(self, key: PrefixKey, limit: int) -> Path:
         """What is known of `key.tokens[:limit]`."""
         node, at, nodes = self._roots.get(key.root), 0, []
         while node and at == node.end < limit and (node := node.children.get(key.tokens[at])):
@@ -220,11 +220,11 @@ class Tree:
 
     # --- sequences -----------------------------------------------------------------------------------------------
 
-    def grow(self, seq: int, key: Key, n_tokens: int) -> list[Same]:
+    def grow(self, seq: int, key: PrefixKey, n_tokens: int) -> list[SharedRange]:
         """Let a sequence cover the first `n_tokens` of a key, which begin with what it covers already. Returns where
         other sequences have the same tokens. Amortized O(new tokens)."""
         node = before = self._leaves.get(seq) or self._root(key.root)
-        same: list[Same] = []
+        same: list[SharedRange] = []
         while node.end < n_tokens:
             child = node.children.get(key.tokens[node.end])
             if child is None:
@@ -233,7 +233,7 @@ class Tree:
             n_common = common_prefix(child.tokens, key.tokens, node.end, n_tokens)
             node = child if n_common == len(child.tokens) else self._split(child, n_common)
             if node.seqs:
-                same.append(Same(node.start, node.end, next(iter(node.seqs))))
+                same.append(SharedRange(node.start, node.end, next(iter(node.seqs))))
             node.seqs.add(seq)
         if node.parent is None:
             self._tidy(node)
@@ -277,7 +277,7 @@ class Tree:
 
     def graft(self, parent: Block | None, start: int, tokens: Sequence[int], *, root: bytes = b"") -> Block:
         """Add a block of `tokens` at `start`, which is a position inside `parent` or its end (0 without one). Raises
-        ValueError if saved rows there begin with the same token. `root` is `Key.root`. O(tokens)."""
+        ValueError if saved rows there begin with the same token. `root` is `PrefixKey.root`. O(tokens)."""
         if not (parent.start < start <= parent.end if parent else start == 0):
             raise ValueError(f"no block can begin at {start}")
         name = block_key(parent.name if parent else root, start, tokens)
@@ -351,7 +351,7 @@ class Tree:
                     ends[seq] = node
                 for block in (node.block, node.state):
                     if block is not None:
-                        assert block.root == name, "a block of another realm"
+                        assert block.root == name, "a block of another salt"
                         chains.setdefault(block.name, []).append(node)
         assert ends == self._leaves, "ends differ"
         assert covered == {seq: leaf.end for seq, leaf in self._leaves.items()}, "leaves differ"

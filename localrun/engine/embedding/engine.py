@@ -27,13 +27,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from localrun.engine.backend import DecodeFailed, MediaRows, NoRoom, never
+from localrun.engine.backend import DecodeFailed, MediaRows, NoRoom, never_abort
 from localrun.engine.embedding import inputs
-from localrun.engine.embedding.inputs import Embedder, FloatMatrix, FloatVector, Tokens
-from localrun.engine.embedding.turns import Current, Ticket, Turns
+from localrun.engine.embedding.inputs import Embedder, FloatMatrix, FloatVector, InputTokens
+from localrun.engine.embedding.turns import EmbeddingQueue, EmbeddingRequest, InputProgress
 from localrun.engine.encoding import Encodings
 from localrun.engine.inbox import Naps
-from localrun.engine.request import Placed, refusal
+from localrun.engine.request import MediaSpan, refusal
 from localrun.errors import BadRequest, EngineFailed, LocalrunError, NoNumbers, by_code
 from localrun.wire import Delta, Embed, Finish, Phase, Pooling, Resume, Started, Step, StepStats, Vector
 
@@ -48,14 +48,14 @@ MOST_UNFIT = 4
 
 
 class Piece(NamedTuple):
-    """`n_rows` of an input's tokens, computed in this step as sequence `seq`; of media if they are `placed`, whose rows
+    """`n_rows` of an input's tokens, computed in this step as sequence `seq`; of media if they are `span`, whose rows
     are `encoded`."""
 
-    ticket: Ticket
-    current: Current
+    ticket: EmbeddingRequest
+    current: InputProgress
     seq: int
     n_rows: int
-    placed: Placed | None = None
+    span: MediaSpan | None = None
     encoded: FloatMatrix | None = None
 
     @property
@@ -68,7 +68,7 @@ class EmbeddingEngine:
     """See the module. At most `max_queue` requests may be there at once. Encoded media take at most `encoded_bytes`,
     besides what is about to be computed."""
 
-    may_hold = False
+    can_defer_output = False
 
     def __init__(
         self,
@@ -83,11 +83,11 @@ class EmbeddingEngine:
         embedder.tell(self._naps.ring)
         self._embedder = embedder
         self._clock = clock
-        self._turns = Turns(max_tickets=max_queue)
-        self._encodings: Encodings[Ticket] = Encodings(embedder.projector, encoded_bytes, clock)
+        self._turns = EmbeddingQueue(max_tickets=max_queue)
+        self._encodings: Encodings[EmbeddingRequest] = Encodings(embedder.projector, encoded_bytes, clock)
         self._encoder_until_s = 0.0
         self._free_seqs = list(reversed(range(embedder.n_seqs)))
-        self._doubted: set[tuple[Ticket, int]] = set()  # inputs, by their requests and numbers
+        self._doubted: set[tuple[EmbeddingRequest, int]] = set()  # inputs, by their requests and numbers
         self._deltas: dict[int, Delta] = {}
         self._started: list[Started] = []
         self._n_failed_steps = 0
@@ -105,7 +105,7 @@ class EmbeddingEngine:
     def submit(self, embed: Embed) -> None:
         """A new request. A refusal is reported by the next `step`."""
         resume = embed.resume or Resume()
-        ticket = Ticket(embed, n_computed=resume.n_cached, started_at_s=resume.started_at_s)
+        ticket = EmbeddingRequest(embed, n_computed=resume.n_cached, started_at_s=resume.started_at_s)
         try:
             self._check(embed)
             if embed.resume is None:
@@ -143,18 +143,18 @@ class EmbeddingEngine:
             is_partial = ticket.current is not None and ticket.current.n_computed > 0
             assert is_partial == (ticket.seq is not None), "a sequence is held without need"
 
-    def overlap(self, meanwhile: Callable[[], None]) -> None:
+    def call_during_steps(self, on_compute: Callable[[], None]) -> None:
         """Nothing is held here."""
 
     # --- the step ----------------------------------------------------------------------------------------------
 
-    def step(self, is_hurried: Callable[[], bool] = never) -> Step | None:
+    def step(self, should_abort: Callable[[], bool] = never_abort) -> Step | None:
         """Compute one step and return its news; None if there was neither anything to do nor to say."""
         self._naps.take(self.wait_s)
         self.wait_s = 0.0
         for ticket, error in self._encodings.collect():
             where, chunks = _where(ticket.embed, ticket.n_begun - 1), ticket.current.chunks if ticket.current else ()
-            message = inputs.located(error.message, where, (placed.field for placed in chunks))
+            message = inputs.located(error.message, where, (span.field for span in chunks))
             self._end(ticket, Finish.ERROR, by_code(error.code, message))
         now_s = self._clock()
         is_encoders = self._encodings.is_busy and now_s < self._encoder_until_s and not self._encodings.is_over
@@ -167,14 +167,14 @@ class EmbeddingEngine:
             self.wait_s = self._encoder_until_s - now_s if is_encoders else math.inf
         return self._publish()
 
-    def _wanted(self, now_s: float) -> list[tuple[Ticket, Placed]]:
+    def _wanted(self, now_s: float) -> list[tuple[EmbeddingRequest, MediaSpan]]:
         """The chunks that inputs at hand need next, in the order of their turns; but first all of the input under way,
         for whose cells others wait that do not fit into a step."""
         found = [
-            (ticket, placed)
+            (ticket, span)
             for ticket in self._turns.tickets.values()
             if ticket.current is not None
-            for placed in ticket.current.chunks_left[: 1 if ticket.seq is None else None]
+            for span in ticket.current.chunks_left[: 1 if ticket.seq is None else None]
         ]
         return sorted(found, key=lambda one: (one[0].seq is None, self._turns.place(one[0], now_s)))
 
@@ -188,11 +188,11 @@ class EmbeddingEngine:
         return self._fill(now_s, [ticket for ticket, _ in self._doubted]) or self._fill(now_s)
 
     @property
-    def _partial(self) -> Ticket | None:
+    def _partial(self) -> EmbeddingRequest | None:
         """The request that has an input under way."""
         return next((ticket for ticket in self._turns.tickets.values() if ticket.seq is not None), None)
 
-    def _fill(self, now_s: float, among: Collection[Ticket] | None = None) -> list[Piece]:
+    def _fill(self, now_s: float, among: Collection[EmbeddingRequest] | None = None) -> list[Piece]:
         """Inputs of these requests, or of all, as many as a step has rows for. Those that cannot be computed end their
         request here."""
         pieces: list[Piece] = []
@@ -213,18 +213,18 @@ class EmbeddingEngine:
                 left += self._withdraw(ticket, pieces)
                 self._end(ticket, Finish.ERROR, error)
                 continue
-            n_rows, placed, encoded = 0, None, None
+            n_rows, span, encoded = 0, None, None
             if current.chunks:
-                placed, encoded = self._chunk_for(ticket, current, pieces)
-            if placed is None or encoded is not None:
+                span, encoded = self._chunk_for(ticket, current, pieces)
+            if span is None or encoded is not None:
                 n_rows = self._rows_for(ticket, current, left, is_first=not pieces, partial=partial)
             if not n_rows:
                 n_unfit += is_new
                 continue
             left -= n_rows
-            if placed is not None and current.n_computed < placed.start:
-                placed = encoded = None  # it only had to be there
-            pieces.append(self._piece(Piece(ticket, current, -1, n_rows, placed, encoded), now_s))
+            if span is not None and current.n_computed < span.start:
+                span = encoded = None  # it only had to be there
+            pieces.append(self._piece(Piece(ticket, current, -1, n_rows, span, encoded), now_s))
             if n_rows < current.n_left:
                 partial = ticket
                 continue
@@ -235,16 +235,24 @@ class EmbeddingEngine:
         return pieces
 
     def _chunk_for(
-        self, ticket: Ticket, current: Current, pieces: Sequence[Piece]
-    ) -> tuple[Placed | None, FloatMatrix | None]:
+        self, ticket: EmbeddingRequest, current: InputProgress, pieces: Sequence[Piece]
+    ) -> tuple[MediaSpan | None, FloatMatrix | None]:
         """The chunk that an input needs next, if any, and its rows, if it may go on: no input is begun that would have
         to wait for an encoding with its text in cells, and media are computed before the text of a step."""
-        placed = current.next_chunk
-        if placed is None or (placed.start <= current.n_computed and any(one.ticket is ticket for one in pieces)):
-            return placed, None
-        return placed, self._encodings.rows(placed)
+        span = current.next_chunk
+        if span is None or (span.start <= current.n_computed and any(one.ticket is ticket for one in pieces)):
+            return span, None
+        return span, self._encodings.rows(span)
 
-    def _rows_for(self, ticket: Ticket, current: Current, left: int, *, is_first: bool, partial: Ticket | None) -> int:
+    def _rows_for(
+        self,
+        ticket: EmbeddingRequest,
+        current: InputProgress,
+        left: int,
+        *,
+        is_first: bool,
+        partial: EmbeddingRequest | None,
+    ) -> int:
         """How many rows of an input fit into the rest of a step; 0 for none. `partial` has an input under way."""
         if ticket.seq is None and not self._free_seqs:
             return 0
@@ -258,8 +266,8 @@ class EmbeddingEngine:
             return 0  # whole in the next step
         if not may_go_on or (left < LEAST_ROWS and not is_first):
             return 0
-        placed = current.next_chunk
-        if placed is not None and placed.start <= current.n_computed and not placed.chunk.is_causal:
+        span = current.next_chunk
+        if span is not None and span.start <= current.n_computed and not span.chunk.is_causal:
             return n_next if is_first else 0
         return left
 
@@ -269,7 +277,7 @@ class EmbeddingEngine:
         if seq is None:
             seq = self._free_seqs.pop()
             if current.chunks:
-                self._embedder.set_chunks(seq, tuple((placed.start, placed.chunk) for placed in current.chunks))
+                self._embedder.set_chunks(seq, tuple((span.start, span.chunk) for span in current.chunks))
         ticket.seq = None if piece.is_last else seq
         is_first = ticket.served_at_s is None
         self._turns.charge(ticket, n_rows, now_s)
@@ -278,7 +286,7 @@ class EmbeddingEngine:
             self._started.append(Started(ticket.id, 0, ticket.n_computed + ticket.about_tokens, 0, ticket.started_at_s))
         return piece._replace(seq=seq)
 
-    def _withdraw(self, ticket: Ticket, pieces: list[Piece]) -> int:
+    def _withdraw(self, ticket: EmbeddingRequest, pieces: list[Piece]) -> int:
         """Take the inputs of a request out of the step that is being filled. The rows that this frees."""
         own = [piece for piece in pieces if piece.ticket is ticket]
         for piece in own:
@@ -293,8 +301,8 @@ class EmbeddingEngine:
         began_s = self._clock()
         if self._doubted and not pieces[0].current.n_computed:
             self._embedder.wipe()
-        calls = [[piece] for piece in pieces if piece.placed is not None]
-        if text := [piece for piece in pieces if piece.placed is None]:
+        calls = [[piece] for piece in pieces if piece.span is not None]
+        if text := [piece for piece in pieces if piece.span is None]:
             calls.append(text)
         n_rows = 0
         for at, call in enumerate(calls):
@@ -305,9 +313,9 @@ class EmbeddingEngine:
             except (NoRoom, DecodeFailed) as error:
                 self._recover(call, [*chain(*map(self._still_there, calls[at + 1 :]))], error)
                 return
-            lacking = [piece for piece, vector in zip(call, vectors, strict=True) if not np.isfinite(vector).all()]
-            if lacking:
-                self._doubt(lacking, [*call, *chain(*map(self._still_there, calls[at + 1 :]))])
+            non_finite = [piece for piece, vector in zip(call, vectors, strict=True) if not np.isfinite(vector).all()]
+            if non_finite:
+                self._isolate(non_finite, [*call, *chain(*map(self._still_there, calls[at + 1 :]))])
                 return
             for piece, vector in zip(call, vectors, strict=True):
                 n_rows += piece.n_rows
@@ -334,12 +342,12 @@ class EmbeddingEngine:
         """What pooling makes of the rows of each piece: of text, or of one chunk."""
         if not call:
             return []
-        placed, encoded = call[0].placed, call[0].encoded
-        if placed is not None and encoded is not None:
+        span, encoded = call[0].span, call[0].encoded
+        if span is not None and encoded is not None:
             _, current, seq, n_rows = call[0][:4]
-            first = current.n_computed - placed.start
-            self._embedder.compute_media(MediaRows(seq, placed.start, placed.chunk, encoded, first, n_rows))
-            self._encodings.computed(placed, n_rows, is_last=current.n_computed + n_rows == placed.end)
+            first = current.n_computed - span.start
+            self._embedder.compute_media(MediaRows(seq, span.start, span.chunk, encoded, first, n_rows))
+            self._encodings.computed(span, n_rows, is_last=current.n_computed + n_rows == span.end)
             return [self._embedder.vector(seq)]
         batch, at = self._embedder.batch, 0
         for _, current, seq, n_rows, *_ in call:
@@ -363,7 +371,7 @@ class EmbeddingEngine:
         if current.n_left:
             return
         ticket.n_done += 1
-        ticket.n_media += sum(placed.chunk.n_tokens for placed in current.chunks)
+        ticket.n_media += sum(span.chunk.n_tokens for span in current.chunks)
         self._doubted.discard((ticket, current.index))
         vector = finish(current, ticket.embed.dimensions, self._embedder.pooling)
         delta.vectors = [*(delta.vectors or ()), vector]
@@ -381,19 +389,19 @@ class EmbeddingEngine:
             for ticket in {piece.ticket: None for piece in call}:
                 self._end(ticket, Finish.ERROR, EngineFailed(str(error)))
 
-    def _doubt(self, lacking: list[Piece], pieces: list[Piece]) -> None:
-        """What a call made of the `lacking` ones of its pieces are no numbers. All `pieces` of the step that are left
-        begin anew, and so does the input under way, because the cells are wiped."""
+    def _isolate(self, non_finite: list[Piece], pieces: list[Piece]) -> None:
+        """A call gave the `non_finite` ones of its pieces results that are not finite. All `pieces` of the step that
+        are left begin anew, and so does the input under way, because the cells are wiped."""
         was_alone = bool(self._doubted)
         self._begin_anew(pieces)
         if (partial := self._partial) is not None and (current := partial.current) is not None:
             assert partial.seq is not None
             self._begin_anew([Piece(partial, current, partial.seq, 0)])
         self._embedder.wipe()
-        for piece in lacking:
+        for piece in non_finite:
             if was_alone:
                 where = _where(piece.ticket.embed, piece.current.index)
-                problem = "the model computes numbers that are none (NaN or infinite) of it; its file may be damaged"
+                problem = "the model computes NaN or infinite numbers from it; its file may be damaged"
                 self._end(piece.ticket, Finish.ERROR, NoNumbers(f"{where}: {problem}"))
             else:
                 self._doubted.add((piece.ticket, piece.current.index))
@@ -415,7 +423,7 @@ class EmbeddingEngine:
         if (self._embedder.pooling is Pooling.RANK) != (embed.query is not None):
             raise BadRequest("embeddings and reranking need a model of their own kind", field="model")
 
-    def _tokens_of(self, embed: Embed, index: int) -> Tokens:
+    def _tokens_of(self, embed: Embed, index: int) -> InputTokens:
         where = _where(embed, index)
         try:
             return inputs.tokens_of(
@@ -431,7 +439,7 @@ class EmbeddingEngine:
         self._embedder.forget(seq)
         self._free_seqs.append(seq)
 
-    def _end(self, ticket: Ticket, finish: Finish, error: LocalrunError | None = None) -> None:
+    def _end(self, ticket: EmbeddingRequest, finish: Finish, error: LocalrunError | None = None) -> None:
         delta = self._delta(ticket)
         delta.phase, delta.finish, delta.usage = Phase.DONE, finish, ticket.usage(self._clock())
         if error is not None:
@@ -443,7 +451,7 @@ class EmbeddingEngine:
         self._doubted = {one for one in self._doubted if one[0] is not ticket}
         self._turns.leave(ticket)
 
-    def _delta(self, ticket: Ticket) -> Delta:
+    def _delta(self, ticket: EmbeddingRequest) -> Delta:
         delta = self._deltas.get(ticket.id)
         if delta is None:
             delta = self._deltas[ticket.id] = Delta(ticket.id, Phase.PREFILL, 0, 0, tokens=[])
@@ -485,7 +493,7 @@ def _where(embed: Embed, index: int) -> str:
     return f"{name}[{index}]" if len(embed.inputs) > 1 else name
 
 
-def finish(current: Current, dimensions: int, pooling: Pooling) -> Vector:
+def finish(current: InputProgress, dimensions: int, pooling: Pooling) -> Vector:
     """The result of an input that is done, cut to the dimensions that are wanted, and normalised. Vectors have length 1
     (L2), as those of llama.cpp's server and of Ollama. Cut vectors are normalised again: a model that was trained for
     it (Matryoshka) puts what matters first. Scores are left as the model's head gives them."""

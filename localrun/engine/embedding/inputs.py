@@ -20,14 +20,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localrun.engine.backend import Batch, MediaChunk, MediaRows, Projector
-from localrun.engine.request import Placed, check_chunks
+from localrun.engine.request import MediaSpan, check_chunks
 from localrun.engine.sample.media import has_media, joined, pieces_of
 from localrun.engine.sample.text import parts_of
 from localrun.errors import BadRequest, ContextExceeded, LocalrunError, by_code
 from localrun.wire import Mixed, Pooling, Segment
 
-FloatVector = NDArray[np.float32]
-FloatMatrix = NDArray[np.float32]
+FloatVector = NDArray[np.float32]  # [n_embd]
+FloatMatrix = NDArray[np.float32]  # of a media chunk: [n_tokens, n_embd_input]
 
 
 class PairFormat(NamedTuple):
@@ -111,18 +111,18 @@ class Embedder(Protocol):
 _MOST_CHARACTERS_PER_TOKEN = 256
 
 
-class Tokens(NamedTuple):
+class InputTokens(NamedTuple):
     """`n_cut` tokens were left out. For a pair, and for a text that is far too long, that is at least so many. Those of
     media, in `chunks`, are none of the vocabulary's."""
 
     tokens: list[int]
     n_cut: int = 0
-    chunks: tuple[Placed, ...] = ()
+    chunks: tuple[MediaSpan, ...] = ()
 
 
 def tokens_of(
     embedder: Embedder, content: str | tuple[int, ...] | Mixed, *, query: str | None, truncate: bool, where: str
-) -> Tokens:
+) -> InputTokens:
     """The tokens of one input, at least one and at most `n_ctx`. `where` names it in errors.
 
     Raises BadRequest for an input that is empty or holds a token that is none and for media that are not taken,
@@ -159,8 +159,9 @@ def located(message: str, where: str, fields: Iterable[str]) -> str:
     return message if is_located else f"{where}: {message}"
 
 
-def _of_segments(embedder: Embedder, segments: tuple[Segment, ...], where: str) -> Tokens:
-    """A chat template, or whoever sends token ids, may have written the affixes already. Nobody looks at a pixel."""
+def _of_segments(embedder: Embedder, segments: tuple[Segment, ...], where: str) -> InputTokens:
+    """A chat template, or a client that sends token ids, may have written the affixes already. Only the sizes of media
+    are read."""
     try:
         pieces = _pieces(embedder, segments)
     except LocalrunError as error:
@@ -174,13 +175,13 @@ def _of_segments(embedder: Embedder, segments: tuple[Segment, ...], where: str) 
     prompt = joined(embedder.projector, [before, *pieces, after], embedder.n_vocab, segments)
     check_chunks(prompt.chunks, embedder.batch.capacity, where)
     if len(prompt.tokens) > embedder.n_ctx:
-        n_media = sum(placed.chunk.n_tokens for placed in prompt.chunks)
+        n_media = sum(span.chunk.n_tokens for span in prompt.chunks)
         raise by_code(
             ContextExceeded.code,
             f"{where} has {len(prompt.tokens)} tokens, {n_media} of them of pictures or sound, but this model reads "
             f"{embedder.n_ctx} at once here; send fewer or smaller ones, or less text, which is never cut here",
         )
-    return Tokens(prompt.tokens, chunks=prompt.chunks)
+    return InputTokens(prompt.tokens, chunks=prompt.chunks)
 
 
 def _pieces(embedder: Embedder, segments: tuple[Segment, ...]) -> list[list[int] | MediaChunk]:
@@ -189,26 +190,26 @@ def _pieces(embedder: Embedder, segments: tuple[Segment, ...]) -> list[list[int]
     return [parts_of(embedder, segments)]
 
 
-def _of_ids(embedder: Embedder, ids: tuple[int, ...], where: str) -> Tokens:
+def _of_ids(embedder: Embedder, ids: tuple[int, ...], where: str) -> InputTokens:
     wrong = next((token for token in ids if not 0 <= token < embedder.n_vocab), None)
     if wrong is not None:
         raise BadRequest(f"{where}: {wrong} is not a token of this model, which has {embedder.n_vocab}", field="input")
-    return Tokens(list(ids[: embedder.n_ctx]), max(0, len(ids) - embedder.n_ctx))
+    return InputTokens(list(ids[: embedder.n_ctx]), max(0, len(ids) - embedder.n_ctx))
 
 
-def _of_text(embedder: Embedder, text: str) -> Tokens:
+def _of_text(embedder: Embedder, text: str) -> InputTokens:
     before, after = embedder.affixes
     tokens = embedder.tokenize(_bounded(embedder, text), parse_special=True)
     room = max(0, embedder.n_ctx - len(before) - len(after))
-    return Tokens([*before, *tokens[:room], *after], max(0, len(tokens) - room))
+    return InputTokens([*before, *tokens[:room], *after], max(0, len(tokens) - room))
 
 
-def _of_pair(embedder: Embedder, query: str, document: str) -> Tokens:
+def _of_pair(embedder: Embedder, query: str, document: str) -> InputTokens:
     """The longest beginning of the document that fits, found by bisection: cutting tokens would cut the template."""
     document = _bounded(embedder, document)
     whole = _pair(embedder, query, document)
     if len(whole) <= embedder.n_ctx:
-        return Tokens(whole, 0)
+        return InputTokens(whole, 0)
     best = _pair(embedder, query, "")
     if len(best) > embedder.n_ctx:
         raise too_long(len(best), embedder.n_ctx, "query")
@@ -220,7 +221,7 @@ def _of_pair(embedder: Embedder, query: str, document: str) -> Tokens:
             best, low = tokens, middle
         else:
             high = middle - 1
-    return Tokens(best, len(whole) - len(best))
+    return InputTokens(best, len(whole) - len(best))
 
 
 def _pair(embedder: Embedder, query: str, document: str) -> list[int]:

@@ -21,7 +21,7 @@ from localrun.engine.embedding.engine import EmbeddingEngine
 from localrun.engine.embedding.inputs import Embedder, tokens_of
 from localrun.engine.encoding import ENCODED_PART
 from localrun.engine.inbox import Inbox
-from localrun.engine.pipes import Tokenizing
+from localrun.engine.pipes import TokenizerThreads
 from localrun.errors import EngineFailed
 from localrun.processes import step_back
 
@@ -45,7 +45,7 @@ def run(
         embedder, max_queue=opened.max_queue, clock=time.monotonic, encoded_bytes=encoded_bytes, ring=inbox.ring
     )
     pipes.send(frames_out, _ready(embedder, opened, time.monotonic() - began_s))
-    tokenizing = Tokenizing(max_texts=opened.n_slots + opened.max_queue)
+    tokenizing = TokenizerThreads(max_texts=opened.n_slots + opened.max_queue)
     exit_code = pipes.serve(
         engine,
         inbox,
@@ -61,7 +61,7 @@ def run(
 def take(
     message: wire.ToEngine,
     embedder: Embedder,
-    tokenizing: Tokenizing,
+    tokenizing: TokenizerThreads,
     inbox: Inbox[EmbeddingEngine],
     outbox: pipes.Sink,
 ) -> None:

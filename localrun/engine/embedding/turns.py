@@ -5,7 +5,7 @@ request of the best rank goes first; among these the client with the least count
 requests the one that has had least, so that one text beside a thousand of the same client does not wait for them. A
 request that got nothing for `AGING_S` is lifted by a rank, and before all after `STARVED_S`.
 
-Does not: know rows, sequences or tokens; `engine.py` asks a `Round` again and again until a step is full.
+Does not: know rows, sequences or tokens; `engine.py` asks a `StepOrder` again and again until a step is full.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from heapq import heapify, heappop, heappush
 
 import numpy as np
 
-from localrun.engine.embedding.inputs import FloatVector, Tokens
-from localrun.engine.request import Placed
+from localrun.engine.embedding.inputs import FloatVector, InputTokens
+from localrun.engine.request import MediaSpan
 from localrun.engine.schedule.policy import AGING_S, LANE_RANKS, STARVED_S, Policy
 from localrun.errors import QueueFull
 from localrun.wire import Embed, Mixed, Pooling, Usage
@@ -30,14 +30,14 @@ _TOKENS_PER_MEDIA = 256
 
 
 @dataclass
-class Current:
+class InputProgress:
     """The input at hand: `n_computed` of its tokens are done; `vector` is what they were pooled to so far. Those of
     `chunks` are rows of media."""
 
     index: int
     tokens: list[int]
     n_cut: int
-    chunks: tuple[Placed, ...] = ()
+    chunks: tuple[MediaSpan, ...] = ()
     n_computed: int = 0
     vector: FloatVector | None = None
 
@@ -46,22 +46,22 @@ class Current:
         return len(self.tokens) - self.n_computed
 
     @property
-    def chunks_left(self) -> list[Placed]:
+    def chunks_left(self) -> list[MediaSpan]:
         """The chunk that is at hand, and those that come next."""
-        return [placed for placed in self.chunks if placed.end > self.n_computed]
+        return [span for span in self.chunks if span.end > self.n_computed]
 
     @property
-    def next_chunk(self) -> Placed | None:
+    def next_chunk(self) -> MediaSpan | None:
         """The chunk that is at hand, or comes next."""
         return next(iter(self.chunks_left), None)
 
     @property
     def n_next(self) -> int:
         """Rows that one call can compute: as far as the tokens are of the vocabulary, or of one chunk."""
-        placed = self.next_chunk
-        if placed is None:
+        span = self.next_chunk
+        if span is None:
             return self.n_left
-        return (placed.start if self.n_computed < placed.start else placed.end) - self.n_computed
+        return (span.start if self.n_computed < span.start else span.end) - self.n_computed
 
     def take(self, vector: FloatVector, n_rows: int, pooling: Pooling) -> None:
         """What the next `n_rows` tokens were pooled to. A mean of parts is weighed by their lengths; else the first
@@ -75,7 +75,7 @@ class Current:
 
 
 @dataclass(eq=False)
-class Ticket:
+class EmbeddingRequest:
     """One embedding request inside the engine: its inputs, how far they are, and what they became.
 
     Inputs are tokenized one by one, when their turn comes: a request of a thousand texts holds nobody up before it has
@@ -91,7 +91,7 @@ class Ticket:
     n_begun: int = 0
     n_computed: int = 0
     n_media: int = 0
-    current: Current | None = None
+    current: InputProgress | None = None
     seq: int | None = None
     n_done: int = 0
     served_at_s: float | None = None
@@ -110,10 +110,10 @@ class Ticket:
     def is_done(self) -> bool:
         return self.n_done == len(self.embed.inputs)
 
-    def next_input(self, tokens_of: Callable[[Embed, int], Tokens]) -> Current:
+    def next_input(self, tokens_of: Callable[[Embed, int], InputTokens]) -> InputProgress:
         """The input to go on with; tokenizes one if none is at hand. Raises what `tokens_of` raises."""
         if self.current is None:
-            self.current = Current(self.n_begun, *tokens_of(self.embed, self.n_begun))
+            self.current = InputProgress(self.n_begun, *tokens_of(self.embed, self.n_begun))
             self.n_begun += 1
         return self.current
 
@@ -156,16 +156,16 @@ def _about_tokens(one: str | tuple[int, ...] | Mixed, n_query: int) -> int:
 _RATE_DECAY = 0.9
 
 
-class Turns:
+class EmbeddingQueue:
     """See the module. At most `max_tickets` requests are there at once."""
 
     def __init__(self, *, max_tickets: int) -> None:
-        self.tickets: dict[int, Ticket] = {}
+        self.tickets: dict[int, EmbeddingRequest] = {}
         self._max_tickets = max_tickets
         self._policy = Policy()
         self._rows = self._seconds = 0.0
 
-    def check(self, ticket: Ticket) -> None:
+    def check(self, ticket: EmbeddingRequest) -> None:
         """Raises QueueFull when there are too many requests, or when this one cannot begin within its deadline."""
         wait_s, embed = self._wait_s(), ticket.embed
         if len(self.tickets) >= self._max_tickets:
@@ -181,19 +181,19 @@ class Turns:
                 retry_after_s=max(0.1, min(wait_s, wait_s + own_s - embed.deadline_s)),
             )
 
-    def enter(self, ticket: Ticket) -> None:
+    def enter(self, ticket: EmbeddingRequest) -> None:
         self.tickets[ticket.id] = ticket
         self._policy.enter(ticket.embed.client)
 
-    def leave(self, ticket: Ticket) -> None:
+    def leave(self, ticket: EmbeddingRequest) -> None:
         del self.tickets[ticket.id]
         self._policy.leave(ticket.embed.client)
 
-    def round(self, now_s: float) -> Round:
+    def round(self, now_s: float) -> StepOrder:
         """The order of those who have an input, for one step."""
-        return Round(self, now_s)
+        return StepOrder(self, now_s)
 
-    def charge(self, ticket: Ticket, n_rows: int, now_s: float) -> None:
+    def charge(self, ticket: EmbeddingRequest, n_rows: int, now_s: float) -> None:
         """It gets so many rows of the step at hand."""
         ticket.served_at_s = now_s
         self._policy.charge(ticket.embed.client, n_prefill=n_rows)
@@ -209,13 +209,13 @@ class Turns:
             return 0.0
         return sum(ticket.about_left for ticket in self.tickets.values()) * self._seconds / self._rows
 
-    def rank(self, ticket: Ticket, now_s: float) -> int:
+    def rank(self, ticket: EmbeddingRequest, now_s: float) -> int:
         """0 is the highest lane's, more is lower, -1 is before all."""
         embed = ticket.embed
         age_s = max(0.0, now_s - (embed.arrived_at_s if ticket.served_at_s is None else ticket.served_at_s))
         return -1 if age_s >= STARVED_S else max(0, LANE_RANKS[embed.lane] - int(age_s / AGING_S))
 
-    def place(self, ticket: Ticket, now_s: float) -> tuple[int, int, int, float, int]:
+    def place(self, ticket: EmbeddingRequest, now_s: float) -> tuple[int, int, int, float, int]:
         """Less is sooner."""
         return self.rank(ticket, now_s), self.service(ticket.embed.client), *_in_queue(ticket)[:3]
 
@@ -228,17 +228,17 @@ class Turns:
 _Head = tuple[int, int, int, float, int, str]
 
 
-class Round:
+class StepOrder:
     """The tickets of a step in order, taken one by one. Service that is charged in the meantime counts at once.
 
     A heap for each rank and client, and one of their heads: a look at all tickets for a step and not for each input.
     Invariant: every queue's newest head is not above its true one, for a client's service only grows.
     """
 
-    def __init__(self, turns: Turns, now_s: float) -> None:
+    def __init__(self, turns: EmbeddingQueue, now_s: float) -> None:
         self._turns = turns
         self._now_s = now_s
-        self._queues: dict[tuple[int, str], list[tuple[int, float, int, Ticket]]] = {}
+        self._queues: dict[tuple[int, str], list[tuple[int, float, int, EmbeddingRequest]]] = {}
         self._heads: list[_Head] = []
         self._newest: dict[tuple[int, str], _Head] = {}
         for ticket in turns.tickets.values():
@@ -248,7 +248,7 @@ class Round:
             heapify(queue)
             self._push_head(*key)
 
-    def next_up(self) -> Ticket | None:
+    def next_up(self) -> EmbeddingRequest | None:
         """The request whose input is next, which leaves the round with that; None when nobody is left."""
         while self._heads:
             entry = heappop(self._heads)
@@ -262,13 +262,13 @@ class Round:
                 return ticket
         return None
 
-    def put_back(self, ticket: Ticket) -> None:
+    def put_back(self, ticket: EmbeddingRequest) -> None:
         """It has another input."""
         key = self._key(ticket)
         heappush(self._queues.setdefault(key, []), _in_queue(ticket))
         self._push_head(*key)
 
-    def _key(self, ticket: Ticket) -> tuple[int, str]:
+    def _key(self, ticket: EmbeddingRequest) -> tuple[int, str]:
         return self._turns.rank(ticket, self._now_s), ticket.embed.client
 
     def _push_head(self, rank: int, client: str) -> None:
@@ -281,5 +281,5 @@ class Round:
         return rank, self._turns.service(client), n_computed, arrived_at_s, ticket_id, client
 
 
-def _in_queue(ticket: Ticket) -> tuple[int, float, int, Ticket]:
+def _in_queue(ticket: EmbeddingRequest) -> tuple[int, float, int, EmbeddingRequest]:
     return ticket.n_computed, ticket.embed.arrived_at_s, ticket.id, ticket

@@ -34,17 +34,17 @@ from localrun.engine.backend import (
     AdapterSet,
     Batch,
     DecodeFailed,
-    GivenUp,
     MediaChunk,
     MediaRows,
     MemoryKind,
     State,
+    StepAborted,
     first_undoable,
 )
 from localrun.engine.native.adapters import LlamaAdapters
 from localrun.engine.native.library import Threadpools, last_problem, native, uncomputed
-from localrun.engine.native.pages import Memory, StateBuffer, give_back, grown, memory_of_cells
-from localrun.engine.native.rows import ABORTED, Places, Rows, attending, check_code, check_range, giving_up
+from localrun.engine.native.pages import AddressRange, StateBuffer, give_back, grown, memory_of_cells
+from localrun.engine.native.rows import ABORTED, BatchRows, Places, attending, check_code, check_range, giving_up
 from localrun.engine.native.states import StateLayout
 from localrun.engine.native.threads import FewerThreads
 from localrun.engine.sample.constraint import DEAD_END, UNKNOWN
@@ -170,10 +170,10 @@ class LlamaContext:
         self._n_snapshots = np.zeros(shape.n_seqs, np.int64)
         self.n_cells = int(native.llama_n_ctx(self.native))
         self.batch = Batch(int(native.llama_n_batch(self.native)))
-        self._rows = Rows(model, self.native, self.batch, n_seqs=shape.n_seqs, n_most=self.n_cells, places=places)
+        self._rows = BatchRows(model, self.native, self.batch, n_seqs=shape.n_seqs, n_most=self.n_cells, places=places)
         self._tables = self._rows.tables
         self.buffer = StateBuffer()
-        self._cells_memory: list[Memory] = []
+        self._cells_memory: list[AddressRange] = []
         self._n_touched = [0] * shape.n_seqs
         self._pools = pools
         self._n_threads = 0
@@ -186,7 +186,7 @@ class LlamaContext:
 
     def use(self, adapters: AdapterSet) -> None:
         """See `Backend.use`."""
-        if adapters.realm == self._used.realm:
+        if adapters.hash == self._used.hash:
             return
         if self._adapters is None:
             raise ValueError("this context computes the bare model")
@@ -198,21 +198,21 @@ class LlamaContext:
         """Whether its rows are computed with this adapter."""
         return any(adapter.digest == digest for adapter in self._used.adapters)
 
-    def decode(self, n_rows: int, gives_up: Callable[[], bool] | None = None) -> None:
+    def decode(self, n_rows: int, should_abort: Callable[[], bool] | None = None) -> None:
         """Compute the first rows of `batch`. Raises NoRoom or DecodeFailed; GivenUp as `Backend.decode`."""
         n_wanted = self.check_rows(n_rows)
         self._rows.find_positions(n_rows)
         self._rows.tokens.n_tokens = n_rows
         self._n_snapshots[:] = 0
         if self._has_states:
-            gives_up = None
-        with nullcontext() if gives_up is None else giving_up(self.native, gives_up):
+            should_abort = None
+        with nullcontext() if should_abort is None else giving_up(self.native, should_abort):
             if self._fewer is not None and n_wanted == n_rows:
                 code = self._decode_streams(n_rows, self._fewer)
             else:
                 code = self._decode_prompts(self._rows.tokens)
-        if gives_up is not None and code == ABORTED:
-            raise GivenUp
+        if should_abort is not None and code == ABORTED:
+            raise StepAborted
         check_code(code, n_rows)
         if self._has_states:
             self._note_snapshots(n_rows)
@@ -303,7 +303,7 @@ class LlamaContext:
         self._cells_memory = memory_of_cells(self.native, self.n_seqs, n_outputs=self.n_outputs)
         return give_back(self._cells_memory)
 
-    def untouched(self, seq: int, n_tokens: int) -> list[Memory]:
+    def untouched(self, seq: int, n_tokens: int) -> list[AddressRange]:
         """The memory of the first cells of a stream, as far as nobody asked for it before. Whoever asks touches it. In
         one pool these are the cells that its sequences may have now, and so many more: new ones take the lowest."""
         self._check_seq(seq)
@@ -321,7 +321,7 @@ class LlamaContext:
         for begin, size in self._cells_memory:
             stream_bytes = size // self.n_streams
             parts.append(
-                Memory(begin + seq * stream_bytes, stream_bytes * min(n_tokens, n_stream_cells) // n_stream_cells)
+                AddressRange(begin + seq * stream_bytes, stream_bytes * min(n_tokens, n_stream_cells) // n_stream_cells)
             )
         return parts
 
@@ -351,7 +351,7 @@ class LlamaContext:
         """The first look at a decode's outputs puts them in order, for all threads."""
         native.llama_get_logits_ith(self.native, row)
 
-    def has_numbers(self, row: int) -> bool:
+    def is_finite(self, row: int) -> bool:
         """Whether what was computed for a row of the last decode are numbers."""
         return self.problem(row) != DEAD_END
 
@@ -522,7 +522,7 @@ class LlamaContext:
         return int(native.llama_state_seq_get_data(self.native, buffer, size, seq))
 
     def _check_adapters(self) -> None:
-        if self.batch.realm != self._used.realm:
+        if self.batch.adapter_hash != self._used.hash:
             raise ValueError("the rows are for other adapters than those in use")
 
     def _check_seq(self, seq: int) -> None:

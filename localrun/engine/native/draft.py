@@ -34,7 +34,7 @@ MOST_ROWS = 512
 
 
 @dataclass(frozen=True)
-class Target:
+class DraftTarget:
     """The model that is drafted for, and what its backend lends a draft model.
 
     `shape` is the context's, and `threads` (see `LlamaContext.set_threads`) are what they should be at this moment.
@@ -57,7 +57,7 @@ class LlamaDraft:
     Raises BadModelFile for a file that cannot be loaded or cannot draft, and EngineFailed as `LlamaContext`.
     """
 
-    def __init__(self, path: str, target: Target, is_wanted: Callable[[], bool] = lambda: True) -> None:
+    def __init__(self, path: str, target: DraftTarget, is_wanted: Callable[[], bool] = lambda: True) -> None:
         n_gpu_layers = -1 if target.is_on_gpu else 0
         self._model = load_model(path, n_gpu_layers, use_extra_bufts=target.use_extra_bufts, is_wanted=is_wanted)
         try:
@@ -69,7 +69,7 @@ class LlamaDraft:
             native.llama_model_free(self._model)
             raise
 
-    def _open(self, target: Target) -> None:
+    def _open(self, target: DraftTarget) -> None:
         vocab = native.llama_model_get_vocab(self._model)
         n_tokens = int(native.llama_vocab_n_tokens(vocab))
         self.n_vocab = min(n_tokens, int(native.llama_vocab_n_tokens(native.llama_model_get_vocab(target.model))))

@@ -23,8 +23,8 @@ from localrun.engine.native.context import GGML_TYPES, OWN_ROPE, Rope
 from localrun.engine.native.library import Threadpools, last_problem, log_callback, native
 from localrun.engine.native.media import LlamaProjector
 from localrun.engine.native.model import LlamaVocabulary, load_model
-from localrun.engine.native.rows import Rows, attending, check_code, check_range
-from localrun.engine.native.worker import Turns
+from localrun.engine.native.rows import BatchRows, attending, check_code, check_range
+from localrun.engine.native.worker import ComputeLock
 from localrun.errors import EngineFailed, LocalrunError, NotSupported
 from localrun.wire import Pooling
 
@@ -81,7 +81,7 @@ class LlamaEmbedder:
         self.tokenize = self._vocabulary.tokenize
         is_stateful = native.llama_model_is_recurrent(self._model) or native.llama_model_is_hybrid(self._model)
         self.n_seqs = MAX_RECURRENT_SEQUENCES if is_stateful else MAX_SEQUENCES
-        self._turns = Turns()
+        self._turns = ComputeLock()
         self.projector = self._open_projector(projector_path) if projector_path else None
         self._context = self._open(kv_type, rope)
         self._pools = Threadpools()
@@ -92,7 +92,9 @@ class LlamaEmbedder:
         self.batch = Batch(int(native.llama_n_batch(self._context)))
         self.n_rows = min(self.n_rows, self.batch.capacity)
         places = self.projector.places if self.projector is not None else None
-        self._rows = Rows(self._model, self._context, self.batch, n_seqs=self.n_seqs, n_most=self.n_ctx, places=places)
+        self._rows = BatchRows(
+            self._model, self._context, self.batch, n_seqs=self.n_seqs, n_most=self.n_ctx, places=places
+        )
         is_reranker = pooling is Pooling.RANK
         self.n_embd = int((native.llama_model_n_cls_out if is_reranker else native.llama_model_n_embd_out)(self._model))
         self.affixes = self._find_affixes()

@@ -37,16 +37,16 @@ from localrun.engine.backend import (
 )
 from localrun.engine.native.adapters import LlamaAdapters
 from localrun.engine.native.context import OWN_ROPE, ContextShape, LlamaContext, Rope
-from localrun.engine.native.draft import MOST_ROWS, LlamaDraft, Target
+from localrun.engine.native.draft import MOST_ROWS, DraftTarget, LlamaDraft
 from localrun.engine.native.library import Threadpools, log_callback, native
 from localrun.engine.native.media import LlamaProjector
 from localrun.engine.native.model import LlamaVocabulary, load_model, tensors_of
-from localrun.engine.native.mtp import Heads, has_heads
+from localrun.engine.native.mtp import MtpHeads, has_heads
 from localrun.engine.native.pages import touch
 from localrun.engine.native.sampler import LlamaSampler, SamplingThreads
 from localrun.engine.native.states import StateLayout
 from localrun.engine.native.threads import FewerThreads, Helpers, PromptThreads, StepThreads, Usage
-from localrun.engine.native.worker import LlamaWorker, Turns
+from localrun.engine.native.worker import ComputeLock, LlamaWorker
 from localrun.engine.sample import chain as stages
 from localrun.engine.schedule.budget import tile_waste
 from localrun.errors import EngineFailed, LocalrunError
@@ -121,11 +121,11 @@ class LlamaBackend:
         self.mixes_rows = n_gpu_layers > 0
         self._samples_on_device = self.mixes_rows if samples_on_device is None else samples_on_device
         self.n_draft_rows = DRAFT_ROWS
-        self.heads: Heads | None = None
-        self.realm = b""
+        self.heads: MtpHeads | None = None
+        self.state_salt = b""
         # A GPU is given its graph, and waited for when somebody asks for logits.
         self.overlaps = self.mixes_rows
-        self.meanwhile: Callable[[], None] = lambda: None
+        self.on_compute: Callable[[], None] = lambda: None
         is_alike = self._computes_alike(n_cells)
         self.is_split = may_split and is_attention and is_alike and n_seqs > 1 and not self.mixes_rows
         self._layout: StateLayout | None = None
@@ -133,7 +133,7 @@ class LlamaBackend:
         self._threads = Threads(n_threads, n_threads)
         self._fewer: FewerThreads | None = None
         self._pools = Threadpools()
-        self.turns = Turns()
+        self.turns = ComputeLock()
         self._helpers = Helpers(processors.usable().most_threads)
         self.projector: LlamaProjector | None = None
         if projector_path:
@@ -168,11 +168,11 @@ class LlamaBackend:
 
     # --- computing ---------------------------------------------------------------------------------------------
 
-    def decode(self, n_rows: int, gives_up: Callable[[], bool] | None = None) -> None:
+    def decode(self, n_rows: int, should_abort: Callable[[], bool] | None = None) -> None:
         with self.turns.step() as is_alone, nullcontext() if is_alone else self._helpers:
-            self.context.decode(n_rows, None if self.overlaps else gives_up)
+            self.context.decode(n_rows, None if self.overlaps else should_abort)
         if self.overlaps:
-            self.meanwhile()
+            self.on_compute()
             self.context.wait(n_rows)
 
     def tile_waste(self, n_rows: int) -> float:
@@ -244,8 +244,8 @@ class LlamaBackend:
             assert isinstance(sampler, LlamaSampler)
             self.main.expect(seq, is_whole=wants_logprobs or sampler.needs_all_logits)
 
-    def has_numbers(self, row: int) -> bool:
-        return self.context.has_numbers(row)
+    def is_finite(self, row: int) -> bool:
+        return self.context.is_finite(row)
 
     def sample(self, wanted: Sequence[tuple[Sampler, int]]) -> list[int]:
         if wanted:
@@ -316,7 +316,7 @@ class LlamaBackend:
     def open_draft(self, path: str, is_wanted: Callable[[], bool] = lambda: True) -> LlamaDraft:
         """A smaller model that drafts for this one, with as much room; to be closed before the backend. May be called
         in a thread beside the steps, which leave it a processor. Raises as `LlamaDraft`."""
-        target = Target(
+        target = DraftTarget(
             model=self._model,
             shape=self._draft_shape(),
             is_on_gpu=self.n_gpu_layers > native.llama_model_n_layer(self._model),
@@ -455,7 +455,7 @@ class LlamaBackend:
             self.context, self.n_cells = self.main, self.main.n_cells
             if self._n_short:
                 is_long = native.llama_n_ctx_seq(self.main.native) > self._n_short
-                self.realm = b"long factors" if is_long else b"short factors"
+                self.state_salt = b"long factors" if is_long else b"short factors"
             self.n_rollback = self.main.n_rollback
             self.heads = self._open_heads() if self._has_heads and self.n_rollback else None
             if split:
@@ -512,7 +512,7 @@ class LlamaBackend:
             self.n_cells, n_seqs, self._n_prompt_rows, split=False, cb_eval=cb_eval, n_draft_rows=self.n_draft_rows
         )
 
-    def _open_heads(self) -> Heads | None:
+    def _open_heads(self) -> MtpHeads | None:
         is_split = self.main.n_streams > 1
         n_threads = self._threads.most
         shape = ContextShape(
@@ -534,7 +534,7 @@ class LlamaBackend:
             log.warning("the model's layer for drafts is not used: %s", error)
             return None
         context.set_threads(self._threads)
-        return Heads(self._model, self.main, context)
+        return MtpHeads(self._model, self.main, context)
 
     def _close_contexts(self) -> None:
         if self._warming is not None:

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from localrun.engine.backend import DecodeFailed, MediaChunk
 from localrun.engine.native.library import last_problem, log_callback, mtmd, native
-from localrun.engine.native.worker import GraphThread, Turns
+from localrun.engine.native.worker import ComputeLock, GraphThread
 from localrun.errors import BadModelFile, BadRequest, NotSupported
 from localrun.wire import Media, MediaKind, Segment
 
@@ -46,7 +46,7 @@ _PARAMETERS = b"localrun rows 1, no limits of tokens"
 _N_SIZES_KEPT = 256
 
 
-class _Rows(NamedTuple):
+class _ChunkRows(NamedTuple):
     """A chunk of media of some size. Its rows stand at `places[0]` (t, y, x, z) if it begins at position 0; each part
     moves by `places[1]`, 0 or 1, for every position that it begins later."""
 
@@ -56,7 +56,7 @@ class _Rows(NamedTuple):
     places: tuple[NDArray[np.int32], NDArray[np.int32]]
 
 
-_Part = _Rows | tuple[int, ...]
+_Part = _ChunkRows | tuple[int, ...]
 
 
 class LlamaProjector:
@@ -75,7 +75,7 @@ class LlamaProjector:
         *,
         n_threads: int,
         uses_gpu: bool,
-        turns: Turns,
+        turns: ComputeLock,
         helping: AbstractContextManager[None],
     ) -> None:
         self._mtmd = mtmd()
@@ -118,7 +118,7 @@ class LlamaProjector:
         if MediaKind.AUDIO in self.kinds:
             chunks += self._parts_of(MediaKind.AUDIO, 0, 0, _SOME_SAMPLES)
         self.max_chunk_tokens = max(
-            (part.n_tokens for part in chunks if isinstance(part, _Rows) and not part.is_causal), default=0
+            (part.n_tokens for part in chunks if isinstance(part, _ChunkRows) and not part.is_causal), default=0
         )
 
     def tokenize(self, segments: Sequence[Segment]) -> list[list[int] | MediaChunk]:
@@ -174,17 +174,17 @@ class LlamaProjector:
         found: list[list[int] | MediaChunk] = []
         n_chunks = 0
         for part in self._parts_of(media.kind, media.width, media.height, media.n_samples):
-            if isinstance(part, _Rows):
+            if isinstance(part, _ChunkRows):
                 found.append(MediaChunk(part.n_tokens, part.n_pos, part.is_causal, media, n_chunks))
                 n_chunks += 1
             else:
                 found.append(list(part))
         return found
 
-    def _rows_of(self, chunk: MediaChunk) -> _Rows:
+    def _rows_of(self, chunk: MediaChunk) -> _ChunkRows:
         media = chunk.media
         parts = self._parts_of(media.kind, media.width, media.height, media.n_samples)
-        return [part for part in parts if isinstance(part, _Rows)][chunk.ordinal]
+        return [part for part in parts if isinstance(part, _ChunkRows)][chunk.ordinal]
 
     def _read_parts(self, kind: MediaKind, width: int, height: int, n_samples: int) -> tuple[_Part, ...]:
         with self._bitmap(kind, width, height, n_samples) as bitmap, self._chunked([bitmap]) as chunks:
@@ -207,7 +207,7 @@ class LlamaProjector:
         is_causal = not self._mtmd.mtmd_decode_use_non_causal(self._native, chunk)
         is_image = kind == self._mtmd.MTMD_INPUT_CHUNK_TYPE_IMAGE
         first, second = (self._read_places(chunk, n_tokens, begin, is_image=is_image) for begin in (0, 1))
-        return _Rows(n_tokens, n_pos, is_causal, (first, second - first))
+        return _ChunkRows(n_tokens, n_pos, is_causal, (first, second - first))
 
     def _read_places(self, chunk: Any, n_tokens: int, begin: int, *, is_image: bool) -> NDArray[np.int32]:
         if not is_image or not self._uses_parts:
@@ -228,7 +228,7 @@ class LlamaProjector:
             self._chunked([text, bitmap, bitmap]) as behind,
         ):
             wanted, found = (
-                [part for part in map(self._part, chunks) if isinstance(part, _Rows)] for chunks in (alone, behind)
+                [part for part in map(self._part, chunks) if isinstance(part, _ChunkRows)] for chunks in (alone, behind)
             )
             for one, other in zip(wanted * 2, found, strict=True):
                 if one[:3] != other[:3] or not np.array_equal(one.places, other.places):
@@ -296,12 +296,12 @@ class LlamaProjector:
         if chunk.ordinal == len(chunks) - 1 or self._thread.is_stopped:
             self._forget()
         if self._thread.is_stopped:
-            raise DecodeFailed("the encoding was given up", is_fatal=True)
+            raise DecodeFailed("the encoding was cancelled", is_fatal=True)
         # In cells that several sequences share, a row that is not a number would become everybody's.
         if code != 0:
             raise DecodeFailed(f"the projector failed (code {code}): {last_problem()}", is_fatal=False)
         if not np.isfinite(rows).all():
-            raise DecodeFailed("the projector makes values of it that are no numbers", is_fatal=False)
+            raise DecodeFailed("the projector computes NaN or infinite numbers from it", is_fatal=False)
         return rows
 
     def _prepare(self, media: Media) -> list[Any]:

@@ -50,7 +50,7 @@ _GET_ROW = "_Z30llama_get_embeddings_nextn_ithP13llama_contexti"
 
 
 class Hidden(NamedTuple):
-    """The model's hidden states after tokens of a sequence that follow each other, from position `first` on."""
+    """The model's hidden states, f32[n, n_embd], after `n` tokens of a sequence from position `first` on."""
 
     first: int
     rows: NDArray[np.float32]
@@ -74,7 +74,7 @@ def _is_tried() -> bool:
     return is_tried
 
 
-class Heads:
+class MtpHeads:
     """See the module. `main` computes the model, and `context` the layer, opened with `main` as its target; it belongs
     to the heads from now on.
 

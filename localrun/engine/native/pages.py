@@ -36,14 +36,14 @@ _GRAPH_RESERVE = "_Z19llama_graph_reserveP13llama_contextjjj"
 KEPT_BUFFER_BYTES = 128 << 20
 
 
-class Memory(NamedTuple):
+class AddressRange(NamedTuple):
     """A range of addresses."""
 
     begin: int
     size_bytes: int
 
 
-def memory_of_cells(context: ctypes.c_void_p, n_seqs: int, n_outputs: int) -> list[Memory]:
+def memory_of_cells(context: ctypes.c_void_p, n_seqs: int, n_outputs: int) -> list[AddressRange]:
     """Where a new context's KV cells are: each layer's keys and values, if they lie in this machine's own memory.
 
     That is read from the nodes of an empty graph, by their names; where these differ the list is empty.
@@ -70,10 +70,10 @@ def memory_of_cells(context: ctypes.c_void_p, n_seqs: int, n_outputs: int) -> li
         if name is not None and (begin := library.ggml_get_data(node)):
             known = bounds.get(name[1], (begin, begin))
             bounds[name[1]] = min(known[0], begin), max(known[1], begin + library.ggml_nbytes(node))
-    return [Memory(begin, end - begin) for begin, end in bounds.values()]
+    return [AddressRange(begin, end - begin) for begin, end in bounds.values()]
 
 
-def give_back(memory: Iterable[Memory]) -> int:
+def give_back(memory: Iterable[AddressRange]) -> int:
     """All whole pages of this memory go back to the system. Returns how many bytes that were; 0 where it cannot be
     done."""
     n_given = 0
@@ -84,7 +84,7 @@ def give_back(memory: Iterable[Memory]) -> int:
     return n_given
 
 
-def touch(memory: Iterable[Memory]) -> None:
+def touch(memory: Iterable[AddressRange]) -> None:
     """The system provides the pages of this memory now, so that nobody has to wait for that later. What is in it stays,
     and others may use it meanwhile. Nothing happens where the system cannot do it (Linux before 5.14, and others).
 
@@ -120,13 +120,13 @@ class StateBuffer:
         self._n_touched = max(self._n_touched, size)
         return self._data
 
-    def untouched(self, size: int) -> list[Memory]:
+    def untouched(self, size: int) -> list[AddressRange]:
         """What of the first `size` bytes has never been written to. Whoever asks touches it."""
         self._grow(size)
         if self._n_touched >= size:
             return []
         begin, self._n_touched = self._n_touched, size
-        return [Memory(self._data.ctypes.data + begin, size - begin)]
+        return [AddressRange(self._data.ctypes.data + begin, size - begin)]
 
     def lend(self) -> NDArray[np.uint8]:
         """Take the buffer away, until `give` brings it or another one."""

@@ -28,7 +28,7 @@ _ROPES_IN_PARTS = (native.LLAMA_ROPE_TYPE_MROPE, native.LLAMA_ROPE_TYPE_IMROPE)
 _NO_CHUNKS = Positions()
 
 
-class Rows:
+class BatchRows:
     """See the module. `tokens` is the native batch over `batch`, and `tables` say where the chunks of each sequence
     are. `places` is a projector's; sequences have at most `n_most` rows."""
 
@@ -139,11 +139,11 @@ GO_ON = native.ggml_abort_callback()
 
 
 @contextmanager
-def giving_up(context: Any, gives_up: Callable[[], bool]) -> Iterator[None]:
-    """What this native context computes inside ends before its next operation once `gives_up` says so: llama_decode
+def giving_up(context: Any, should_abort: Callable[[], bool]) -> Iterator[None]:
+    """What this native context computes inside ends before its next operation once `should_abort` says so: llama_decode
     returns `ABORTED`, and what it had computed of that micro-batch is in no sequence. Only a CPU asks, 500 times in a
     step of 30 layers, which takes 0.1 ms."""
-    callback = native.ggml_abort_callback(lambda _data: gives_up())
+    callback = native.ggml_abort_callback(lambda _data: should_abort())
     native.llama_set_abort_callback(context, callback, None)
     try:
         yield

@@ -168,8 +168,8 @@ class LlamaSampler:
         return self._draw(self._chain, row)
 
     def _choose(self, logits: NDArray[np.float32], allowed: NDArray[np.int64] | None) -> int:
-        """A token out of `allowed` (all if None). The chain sees no others, so the fewer
-        there are the less time it takes, and is not told which one it was."""
+        """A token out of `allowed` (i64[n] of ids, all if None) by `logits`, f32[n_vocab]. The chain sees no others, so
+        the fewer there are the less time it takes, and is not told which one it was."""
         if self._draws is not None:
             self._n_draws += 1
             found = self._draws.draw(

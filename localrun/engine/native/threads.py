@@ -20,7 +20,7 @@ from typing import NamedTuple, Protocol
 
 from localrun.engine.backend import Batch
 from localrun.hardware.processors import Processors
-from localrun.hardware.thread_choice import MOST_OTHERS, Kept, Shape, Threads, best, find, is_steady
+from localrun.hardware.thread_choice import MOST_OTHERS, ModelShape, SavedChoice, Threads, best, find, is_steady
 from localrun.wire import Open
 
 # Steps of a trial, after one that finds the threads asleep.
@@ -59,10 +59,10 @@ class StepThreads:
     with two threads on a quiet machine and 208 with one; beside one busy process 56 with two and 185 to 208 with one.
 
     Now and then some steps are computed with another number of threads, and the quicker number stays. Steps of similar
-    numbers of rows are one `_Kind`, whether the rows are streams or drafts: 8 rows of one stream compute four times as
-    much as one, and two threads that do nothing for one row take 0.6 times as long as one thread for 8. A new kind
-    begins with what is known of more rows, or else with all threads. A trial that changed nothing makes
-    the next one come later. Steps that suddenly take much longer make a trial of fewer threads come at once, and steps
+    numbers of rows are one `_StepKind`, whether the rows are streams or drafts: 8 rows of one stream compute four times
+    as much as one, and two threads that do nothing for one row take 0.6 times as long as one thread for 8. A new kind
+    begins with what is known of more rows, or else with all threads. A trial that changed nothing makes the next one
+    come later. Steps that suddenly take much longer make a trial of fewer threads come at once, and steps
     that take much less one of more. More threads than there are processors to be had are not tried: one step of theirs
     took up to seven seconds, waiting for a thread that had lost its processor.
 
@@ -74,7 +74,7 @@ class StepThreads:
     def __init__(self, most: int) -> None:
         self._counts = sorted({*(1 << power for power in range(most.bit_length())), most})
         self._counts = [count for count in self._counts if count <= most]
-        self._kinds: dict[int, _Kind] = {}
+        self._kinds: dict[int, _StepKind] = {}
 
     def choose(self, n_rows: int, limit: int | None = None) -> int:
         """Threads for a step of so many rows. With more than `limit` no kind begins, and none is tried."""
@@ -85,18 +85,18 @@ class StepThreads:
         """A step with the threads that `choose` said took so long."""
         self._kind(n_rows, 0).note(seconds)
 
-    def _kind(self, n_rows: int, most: int) -> _Kind:
+    def _kind(self, n_rows: int, most: int) -> _StepKind:
         """1 row, 2, 3 to 4, 5 to 8, 9 to 16, ..."""
         number = (n_rows - 1).bit_length()
         kind = self._kinds.get(number)
         if kind is None:
             above = min((known for known in self._kinds if known > number), default=None)
             wanted = len(self._counts) - 1 if above is None else self._kinds[above].wanted
-            kind = self._kinds[number] = _Kind(len(self._counts), min(most, wanted), wanted)
+            kind = self._kinds[number] = _StepKind(len(self._counts), min(most, wanted), wanted)
         return kind
 
 
-class _Kind:
+class _StepKind:
     """One kind of steps. Numbers of threads are indices here, from 0 to `n_counts` - 1."""
 
     def __init__(self, n_counts: int, current: int, wanted: int) -> None:
@@ -325,7 +325,7 @@ class ThreadPlan:
 
     start: Threads
     candidates: tuple[int, ...] = ()
-    kept: Callable[[Threads, float], Kept] | None = None
+    kept: Callable[[Threads, float], SavedChoice] | None = None
 
 
 def plan_threads(opened: Open, usable: Processors, build: Callable[[], str]) -> ThreadPlan:
@@ -337,7 +337,7 @@ def plan_threads(opened: Open, usable: Processors, build: Callable[[], str]) -> 
     plan = ThreadPlan(Threads(n_usual, n_usual))
     if opened.n_threads or not opened.threads_file or not opened.weights_bytes:
         return plan
-    shape, library = Shape(opened.n_layers, opened.weights_bytes), build()
+    shape, library = ModelShape(opened.n_layers, opened.weights_bytes), build()
     if not opened.use_extra_bufts:
         library += ", plain kernels"
     kept = find(Path(opened.threads_file), usable.identity, library, shape)
@@ -347,8 +347,8 @@ def plan_threads(opened: Open, usable: Processors, build: Callable[[], str]) -> 
     if len(candidates) == 1:
         return plan
 
-    def entry(threads: Threads, at_s: float) -> Kept:
-        return Kept(
+    def entry(threads: Threads, at_s: float) -> SavedChoice:
+        return SavedChoice(
             processors=usable.identity, build=library, shape=shape, threads=threads, model=opened.model,
             n_tried=tuple(sorted(candidates)), at_s=at_s,
         )  # fmt: skip

@@ -13,7 +13,7 @@ contexts may share their threads (`library.py`).
 Threads: the engine's main thread calls everything here; each `GraphThread` is inside of its native call.
 
 Invariants: a worker's context belongs to its thread between `start` and `finish`, and to the main thread otherwise. No
-two graphs of contexts are computed at once (`Turns`), for they share threads. Who has the turn waits for nobody.
+two graphs of contexts are computed at once (`ComputeLock`), for they share threads. Who has the turn waits for nobody.
 Does not: choose rows (`background.py`) or moments (the engine).
 """
 
@@ -43,7 +43,7 @@ NICENESS = 10
 _give_up = native.ggml_abort_callback(lambda _data: True)
 
 
-class Turns:
+class ComputeLock:
     """Whose graph is computed. A step waits for the piece at hand; after it whoever waits longest computes a piece.
 
     Some graphs are computed *beside* others, with threads of their own. They wait as all do before a piece. But one
@@ -136,10 +136,10 @@ class GraphThread:
     `callback` belongs into the parameters of the native context that computes them. Where `stop` says True that goes on
     after a job was given up or failed, because it was told by other means to stop; else the graph ends there, and
     nobody tells it from one that was computed: whoever has the result must look at `is_stopped`. `computed_s` is how
-    long the last job computed, without pauses. See `Turns` about graphs `beside` others.
+    long the last job computed, without pauses. See `ComputeLock` about graphs `beside` others.
     """
 
-    def __init__(self, name: str, turns: Turns, stop: Callable[[], bool], *, beside: bool = False) -> None:
+    def __init__(self, name: str, turns: ComputeLock, stop: Callable[[], bool], *, beside: bool = False) -> None:
         # Native code holds a bare pointer to it.
         self.callback = native.ggml_backend_sched_eval_callback(self._between_pieces)
         self.is_busy = False
@@ -249,7 +249,7 @@ class LlamaWorker:
     """Computes long prompts: see the module and `background.Worker`. `open_context` makes the context, with this
     evaluation callback."""
 
-    def __init__(self, open_context: Callable[[Any], LlamaContext], first_seq: int, turns: Turns) -> None:
+    def __init__(self, open_context: Callable[[Any], LlamaContext], first_seq: int, turns: ComputeLock) -> None:
         self._thread = GraphThread("background", turns, self._stop)
         try:
             self.context = open_context(self._thread.callback)
@@ -281,8 +281,8 @@ class LlamaWorker:
         self.context.check_media(own)
         self._thread.start(lambda: self._compute(lambda: self.context.decode_media(own)))
 
-    def has_numbers(self, row: int) -> bool:
-        return self.context.has_numbers(row)
+    def is_finite(self, row: int) -> bool:
+        return self.context.is_finite(row)
 
     def close(self) -> None:
         """End the thread and free the context."""

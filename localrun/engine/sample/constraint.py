@@ -43,7 +43,7 @@ _N_TOO_LONG = 4
 # With fewer than one word of the mask in so many set, the others are not looked at.
 _SPARSE = 8
 
-# A draw among these token ids; among all of them if None.
+# A draw among these token ids (i64[n]); among all of them if None.
 Draw = Callable[[NDArray[np.int64] | None], int]
 
 
@@ -71,6 +71,7 @@ class Constraint:
         self._banned = np.array(sorted(banned), np.int64)
         self._may = np.full((vocabulary.n_tokens + 31) // 32, 2**32 - 1, np.uint32)
         np.bitwise_and.at(self._may, self._banned >> 5, ~np.left_shift(1, self._banned & 31).astype(np.uint32))
+        # u32[ceil(n_vocab / 32)]: bit i of word w is token 32 * w + i. So is `_may`.
         self._mask = np.zeros_like(self._may)
         self.is_waiting = bool(triggers)
         self.problem = ""
@@ -179,7 +180,7 @@ class Constraint:
         return text[min(ends) :] if ends else None
 
     def _allowed(self) -> NDArray[np.int64]:
-        """Ids of the tokens that may follow, in order."""
+        """Ids of the tokens that may follow, in order: i64[n]."""
         self._matcher.unsafe_compute_mask_ptr(self._mask.ctypes.data, self._mask.nbytes)
         if self._matcher.is_error():
             return np.empty(0, np.int64)

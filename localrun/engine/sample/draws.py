@@ -61,7 +61,7 @@ class Nucleus:
         self._memory = np.empty((2, 0), np.float32)
 
     def draw(self, logits: NDArray[np.float32], at: float) -> int:
-        """The index of a token; `at` in [0, 1) decides."""
+        """An index into `logits`, f32[n]; `at` in [0, 1) decides which."""
         if self._memory.shape[1] < logits.size:
             self._memory = np.empty((2, logits.size), np.float32)
         shifted, weights = self._memory[:, : logits.size]

@@ -68,7 +68,7 @@ _ONE_OF_HINT = ". Enable 'coerce_one_of' option to approximate oneOf with anyOf"
 
 
 @dataclass(frozen=True)
-class Compiled:
+class CompiledGrammar:
     """A grammar at its beginning; every answer takes a copy."""
 
     matcher: LLMatcher
@@ -90,7 +90,7 @@ def problem_of(error: str) -> str:
     )
 
 
-def compile_grammar(grammar: Grammar, vocabulary: GrammarVocabulary) -> Compiled:
+def compile_grammar(grammar: Grammar, vocabulary: GrammarVocabulary) -> CompiledGrammar:
     """The grammar, which was `checked` (grammar_worker.py), for this vocabulary, with what its first mask needs
     computed. Raises BadRequest if it is none, or beyond the library's limits: 500,000 symbols, 250,000 lexer states,
     and 50,000 parser items for a mask."""
@@ -99,4 +99,4 @@ def compile_grammar(grammar: Grammar, vocabulary: GrammarVocabulary) -> Compiled
         matcher.compute_bitmask()
     if matcher.is_error():
         raise BadRequest(f"the {_NAMES[grammar.kind]} cannot be used: {problem_of(matcher.get_error())}")
-    return Compiled(matcher, vocabulary)
+    return CompiledGrammar(matcher, vocabulary)

@@ -22,7 +22,7 @@ from localrun.errors import EngineFailed, LocalrunError
 from localrun.wire import Grammar, GrammarKind, Submit
 
 if TYPE_CHECKING:
-    from localrun.engine.sample.grammar_library import Compiled
+    from localrun.engine.sample.grammar_library import CompiledGrammar
     from localrun.engine.sample.vocabulary import GrammarVocabulary
 
 # To compile, and to draw: a second one, so that a grammar that takes long does not keep the others waiting.
@@ -50,7 +50,7 @@ class Compiling:
     is_slow: bool = False
     is_put_off: bool = False
     notices: tuple[str, ...] = ()
-    future: Future[Compiled] = field(default_factory=Future)
+    future: Future[CompiledGrammar] = field(default_factory=Future)
 
 
 class GrammarCompiler:
@@ -311,7 +311,7 @@ class LateRows:
         logprobs = None if request.n_probs is None else self._backend.hold_logprobs(row)
         self._late[request] = token, logprobs = self._threads.submit(request.sampler.hold(row)), logprobs
         token.add_done_callback(lambda _: self._ring())
-        request.is_away = True
+        request.skips_steps = True
         return True
 
     def __len__(self) -> int:
@@ -324,7 +324,7 @@ class LateRows:
 
     def _finished(self, request: Request) -> tuple[int, Logprobs | None]:
         """Of a late request; waited for if need be."""
-        request.is_away = False
+        request.skips_steps = False
         token, logprobs = self._late.pop(request)
         return token.result(), logprobs
 

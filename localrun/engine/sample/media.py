@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from localrun.engine.backend import Backend, MediaChunk, Projector
-from localrun.engine.request import Placed, Prompt
+from localrun.engine.request import MediaSpan, Prompt
 from localrun.engine.sample.text import lacks_bos, tokenize, tokens_of
 from localrun.errors import BadRequest, EngineFailed
 from localrun.wire import Count, Segment, Submit
@@ -76,16 +76,18 @@ def joined(
     namespace. Raises EngineFailed if the projector does not fit the model."""
     fields = {segment.media: segment.field for segment in reversed(segments)}
     tokens: list[int] = []
-    chunks: list[Placed] = []
+    chunks: list[MediaSpan] = []
     for piece in pieces:
         if isinstance(piece, MediaChunk):
             assert projector is not None, "a chunk without a projector"
             key = chunk_key(projector, piece, namespace)
-            chunks.append(Placed(len(tokens), piece, key, fields.get(piece.media, "")))
+            chunks.append(MediaSpan(len(tokens), piece, key, fields.get(piece.media, "")))
             tokens += _pseudo_tokens(key, piece.n_tokens)
         else:
             if piece and not 0 <= min(piece) <= max(piece) < n_vocab:
-                raise EngineFailed("the projector is not one for this model: it wants tokens that the model has not")
+                raise EngineFailed(
+                    "the projector is not one for this model: it needs tokens that the model does not have"
+                )
             tokens += piece
     return Prompt(tokens, tuple(chunks))
 

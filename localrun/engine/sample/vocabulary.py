@@ -12,7 +12,7 @@ from llguidance import LLTokenizer, TokenizerWrapper
 _CONTROL_MARK = b"\xff"
 
 
-class Tokens(Protocol):
+class VocabularyAccess(Protocol):
     """What is read of a model's vocabulary; each as of `Backend`."""
 
     @property
@@ -27,7 +27,7 @@ class Tokens(Protocol):
 class _Source:
     """What `TokenizerWrapper` reads."""
 
-    def __init__(self, backend: Tokens) -> None:
+    def __init__(self, backend: VocabularyAccess) -> None:
         self._tokenize = backend.tokenize
         names = {token: backend.control_text(token) for token in range(backend.n_vocab)}
         self.tokens = [_CONTROL_MARK + name.encode() if name else backend.piece(token) for token, name in names.items()]
@@ -54,7 +54,7 @@ class GrammarVocabulary:
     `pause` gives others time to take the interpreter's lock.
     """
 
-    def __init__(self, backend: Tokens, pause: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, backend: VocabularyAccess, pause: Callable[[], None] = lambda: None) -> None:
         source = _Source(backend)
         eog = sorted(backend.eog_tokens) or [source.eos_token_id]
         plain = LLTokenizer(TokenizerWrapper(source), n_vocab=backend.n_vocab, eos_token=eog, slices=[])

@@ -53,7 +53,7 @@ def weakened(text: str, notices: list[str], whose: str = "") -> str:
     return json.dumps(schema)
 
 
-def _slow(root: dict[str, Any]) -> Fault | None:
+def _slow(root: dict[str, Any]) -> SchemaFault | None:
     """A pattern whose text the library cannot follow beside its length."""
     waiting, seen = [("schema", root)], {id(root)}
     for path, node in waiting:
@@ -69,7 +69,7 @@ def _slow(root: dict[str, Any]) -> Fault | None:
                 if not any(matcher.try_consume_tokens([byte]) for byte in wanted):
                     break
             if "too many expressions" in matcher.get_error():
-                return Fault(node, path, "the pattern and the length are too much together")
+                return SchemaFault(node, path, "the pattern and the length are too much together")
     return None
 
 
@@ -78,7 +78,7 @@ _IN_REFERENCE = "while processing json-schema:"
 _UNSATISFIABLE = "Unsatisfiable schema"
 
 
-class Fault(NamedTuple):
+class SchemaFault(NamedTuple):
     """Why a schema does not compile: its innermost part that is to blame, and where that is."""
 
     schema: dict[str, Any]
@@ -90,7 +90,7 @@ class Fault(NamedTuple):
         return f"{self.path}: {self.problem}"
 
 
-def fault(root: dict[str, Any], path: str) -> Fault | None:
+def fault(root: dict[str, Any], path: str) -> SchemaFault | None:
     """None for a schema that compiles."""
     shared: dict[str, Any] = {key: root[key] for key in ("x-guidance", "$defs", "definitions") if key in root}
     problem, way = _problem_of_schema(root), [root]
@@ -103,7 +103,7 @@ def fault(root: dict[str, Any], path: str) -> Fault | None:
                 way.append(inner)
                 break
         else:
-            return Fault(way[-1], path, problem)
+            return SchemaFault(way[-1], path, problem)
     return None
 
 

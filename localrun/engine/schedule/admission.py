@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 from localrun.engine.backend import BASE, AdapterSet, Backend
 from localrun.engine.cache.cache import Cache
-from localrun.engine.cache.tree import Key
+from localrun.engine.cache.tree import PrefixKey
 from localrun.engine.request import Prompt, Request, check, new_request
-from localrun.engine.schedule.background import Background
+from localrun.engine.schedule.background import BackgroundPrefill
 from localrun.engine.schedule.scheduler import SHARED_PREFIX_TOKENS, Scheduler
 from localrun.wire import Submit
 
@@ -52,7 +52,7 @@ class Admission:
         self,
         backend: Backend,
         scheduler: Scheduler,
-        background: Background,
+        background: BackgroundPrefill,
         preempt: Callable[[Request], None],
         *,
         target_itl_s: float,
@@ -68,7 +68,7 @@ class Admission:
         # Whether a long request before those that are looked at waits until prompts leave the pool.
         self._awaits_prompts = False
 
-    def take(self, submit: Submit, prompt: Prompt, match: Callable[[Key], int], *, now_s: float) -> Request:
+    def take(self, submit: Submit, prompt: Prompt, match: Callable[[PrefixKey], int], *, now_s: float) -> Request:
         """Take a new request, which waits from now on. Raises BadRequest, ContextExceeded or QueueFull if it may not.
         `match` says how much of a prompt the cache has."""
         check(submit, prompt, self._backend)
@@ -105,7 +105,7 @@ class Admission:
         if not self._scheduler.waiting:
             return
         for request in self._scheduler.next_up(now_s):
-            if request.awaits_something or request.is_away or not self._scheduler.can_start(request):
+            if request.awaits_something or request.skips_steps or not self._scheduler.can_start(request):
                 continue
             # Their rows with logits are all that a step may have.
             if request.is_scoring and any(other.is_scoring for other in self._scheduler.running):
@@ -134,7 +134,7 @@ class Admission:
                 lease.seq, request.sampler, wants_logprobs=request.n_probs is not None or request.is_scoring
             )
             if lease.n_here < lease.n_cached:
-                request.n_computed, request.is_away = lease.n_here, True
+                request.n_computed, request.skips_steps = lease.n_here, True
             if lease.seq >= self._backend.n_seqs:
                 if lease.n_cached < request.last_start:
                     self._background.add(request)

@@ -7,7 +7,7 @@ context, between two batches, which are short while there are such. Rows of medi
 or a part of it, in turn with those of text.
 
 Invariant: while `is_busy`, nobody touches the background's sequences. Who leaves meanwhile leaves its sequence to the
-batch, and it comes back with that (`Done.left`).
+batch, and it comes back with that (`BatchResult.left`).
 Does not: compute or pause (`worker.py`), decide when streams have their turn (`scheduler.py`), or move finished prompts
 (`engine.py`).
 """
@@ -21,14 +21,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localrun.engine.backend import DecodeFailed, MediaRows, NoRoom, Worker
-from localrun.engine.request import Placed, Request
+from localrun.engine.request import MediaSpan, Request
 from localrun.engine.schedule.budget import TILE_ROWS, CostModel, best_size, deep_size, untried_rows
-from localrun.engine.schedule.policy import LOWEST_RANK, Want, deal
-from localrun.engine.schedule.rounds import Ring
-from localrun.engine.schedule.scheduler import Grant, fill_batch, first_of, without_numbers
+from localrun.engine.schedule.policy import LOWEST_RANK, Demand, share_rows
+from localrun.engine.schedule.rounds import TurnOrder
+from localrun.engine.schedule.scheduler import Grant, fill_batch, first_of, non_finite_requests
 
 # Copying a long prompt's state to the main context takes about as long.
-BRING_HOME_S = 0.025
+MOVE_TO_STREAM_S = 0.025
 # A batch takes about this long at most, so that a prompt that comes after it waits no longer; and so many latency
 # targets, because the longer a batch takes, the longer its single operations, which nobody can interrupt. With a limit
 # of 1 s, batches deep in a prompt were so small that they took a fifth more. `deep_size` may take longer.
@@ -36,16 +36,16 @@ BATCH_S = 2.0
 BATCH_TARGETS = 10
 # Where streams wait for the whole of it.
 HELD_TARGETS = 2
-# One for nobody but the lowest lane takes no longer than this: nobody of a higher lane waits longer for his place here.
+# Time limit of a batch of the lowest lane alone: a request of a higher lane waits at most this long for the worker.
 LOWEST_BATCH_S = 0.5
 
 UNLIMITED = 1 << 30
 
 # The rows of a chunk; None as long as they are not encoded.
-RowsOf = Callable[[Placed], NDArray[np.float32] | None]
+RowsOf = Callable[[MediaSpan], NDArray[np.float32] | None]
 
 
-class Left(NamedTuple):
+class DroppedSequence(NamedTuple):
     """What a request left behind: a sequence with `n_before` of its tokens, or `n_after` if the batch is computed, to
     be kept. Both are 0 if nothing of it is."""
 
@@ -54,34 +54,34 @@ class Left(NamedTuple):
     n_after: int
 
 
-class Done(NamedTuple):
+class BatchResult(NamedTuple):
     """A batch that is over. Unless `is_computed`, nobody knows how much of it was; `error` may say why.
 
-    `grants` are the requests that are still there, `seqs` has the sequence of each row, whoever it was for. If
-    somebody's logits are no numbers the batch is not computed, and `lacking` are whose, of those that are still there.
-    """
+    `grants` are of the requests that are still there; `seqs` has the sequence of each row. If the logits of some
+    request are not finite, the batch counts as not computed, and `non_finite` has those requests, if they are still
+    there."""
 
     grants: tuple[Grant, ...]
-    left: tuple[Left, ...]
+    left: tuple[DroppedSequence, ...]
     seqs: list[int]
     seconds: float
     is_computed: bool
     error: DecodeFailed | None = None
-    lacking: dict[Request, int] | None = None
+    non_finite: dict[Request, int] | None = None
 
 
-class Background:
+class BackgroundPrefill:
     """See the module. `worker` is the layout's, None where it has none. `cost` is learned here, and outlives it."""
 
     def __init__(self, worker: Callable[[], Worker | None], cost: CostModel) -> None:
         self._worker_now = worker
         self._cost = cost
         self._requests: dict[Request, None] = {}
-        self._ring = Ring()
-        self._realm, self._switches = b"", False
+        self._ring = TurnOrder()
+        self._adapter_hash, self._switches = b"", False
         self._grants: tuple[Grant, ...] = ()
         self._begun: tuple[Grant, ...] = ()
-        self._left: list[Left] = []
+        self._left: list[DroppedSequence] = []
         self.seqs: list[int] = []  # of each row of the batch under way
         self._was_media = False
         self._depth = 0.0
@@ -135,7 +135,7 @@ class Background:
     def add(self, request: Request) -> None:
         """It is computed here from now on. Its sequence is one of ours, and holds its first `n_computed` tokens."""
         self._requests[request] = None
-        request.is_away = True
+        request.skips_steps = True
 
     @property
     def n_pending(self) -> int:
@@ -145,7 +145,7 @@ class Background:
     def begin(
         self,
         target_s: float | None,
-        rows_of: RowsOf = lambda placed: None,
+        rows_of: RowsOf = lambda span: None,
         *,
         most_rows: int = UNLIMITED,
         holds_streams: bool = False,
@@ -156,9 +156,9 @@ class Background:
         begun."""
         if self.is_busy or not self._requests:
             return False
-        company = self._ring.order(dict.fromkeys(request.company for request in self._requests))[0]
-        self._ring.took(company)
-        mine = [request for request in self._requests if request.company == company]
+        batch_group = self._ring.order(dict.fromkeys(request.batch_group for request in self._requests))[0]
+        self._ring.took(batch_group)
+        mine = [request for request in self._requests if request.batch_group == batch_group]
         prompts = sorted(mine, key=lambda request: request.seq or 0)
         seeing = [request for request in prompts if request.chunks and request.next_chunk is not None]
         if seeing:
@@ -169,14 +169,14 @@ class Background:
             if not prompts:
                 return False
         depth = sum(request.n_computed for request in prompts) / len(prompts)
-        wants = [
-            Want(min(request.last_start - request.n_computed, request.n_grantable), request.client, request.rank)
+        demands = [
+            Demand(min(request.last_start - request.n_computed, request.n_grantable), request.client, request.rank)
             for request in prompts
         ]
-        is_lowest = all(want.rank == LOWEST_RANK for want in wants)
+        is_lowest = all(demand.rank == LOWEST_RANK for demand in demands)
         n_rows = self._n_rows(depth, target_s, holds_streams=holds_streams, is_lowest=is_lowest)
-        n_rows = _with_the_rest(n_rows, sum(want.n_rows for want in wants), self._worker.batch.capacity)
-        given = deal(wants, min(n_rows, most_rows))
+        n_rows = _with_the_rest(n_rows, sum(demand.n_rows for demand in demands), self._worker.batch.capacity)
+        given = share_rows(demands, min(n_rows, most_rows))
         grants = [Grant(request, n_rows) for request, n_rows in zip(prompts, given, strict=True) if n_rows]
         if not grants:
             return False
@@ -191,23 +191,23 @@ class Background:
         self, seeing: list[Request], target_s: float | None, rows_of: RowsOf, most_rows: int, *, holds_streams: bool
     ) -> bool:
         """Begin a batch for the next chunk of one of these requests, if one of them is encoded."""
-        ready = [request for request in seeing if (placed := request.next_chunk) and rows_of(placed) is not None]
+        ready = [request for request in seeing if (span := request.next_chunk) and rows_of(span) is not None]
         if not ready:
             return False
         request = first_of(ready)
-        placed = request.next_chunk
-        assert placed is not None
+        span = request.next_chunk
+        assert span is not None
         assert request.seq is not None
-        rows = rows_of(placed)
+        rows = rows_of(span)
         assert rows is not None
-        n_rows, first = request.n_grantable, request.n_computed - placed.start
-        if placed.chunk.is_causal:
+        n_rows, first = request.n_grantable, request.n_computed - span.start
+        if span.chunk.is_causal:
             n_rows = min(n_rows, most_rows, self._n_rows(request.n_computed, target_s, holds_streams=holds_streams))
         if n_rows > most_rows:
             return False
-        self._worker.batch.realm = request.adapters.realm
+        self._worker.batch.adapter_hash = request.adapters.hash
         self._worker.use(request.adapters)
-        self._worker.start_media(MediaRows(request.seq, placed.start, placed.chunk, rows, first, n_rows))
+        self._worker.start_media(MediaRows(request.seq, span.start, span.chunk, rows, first, n_rows))
         self._note([Grant(request, n_rows)], [request.seq] * n_rows)
         self._was_media = True
         return True
@@ -216,11 +216,11 @@ class Background:
         """A batch was begun."""
         self._grants = self._begun = tuple(grants)
         self.seqs = seqs
-        realm = grants[0].request.adapters.realm
-        self._switches, self._realm = realm != self._realm, realm
+        adapter_hash = grants[0].request.adapters.hash
+        self._switches, self._adapter_hash = adapter_hash != self._adapter_hash, adapter_hash
         self._depth = sum(grant.request.n_computed * grant.n_tokens for grant in grants) / len(seqs)
 
-    def collect(self) -> Done:
+    def collect(self) -> BatchResult:
         """End the batch that is over."""
         try:
             self._worker.finish()
@@ -230,13 +230,13 @@ class Background:
         except DecodeFailed as error:
             return self._end(is_computed=False, error=error)
         self._cost.observe(len(self.seqs), self._depth, self._worker.computed_s, switches=self._switches)
-        lacking = without_numbers(self._begun, self._worker.has_numbers)
-        if lacking:
-            here = {grant.request: lacking[grant.request] for grant in self._grants if grant.request in lacking}
-            return self._end(is_computed=False)._replace(lacking=here)
+        non_finite = non_finite_requests(self._begun, self._worker.is_finite)
+        if non_finite:
+            here = {grant.request: non_finite[grant.request] for grant in self._grants if grant.request in non_finite}
+            return self._end(is_computed=False)._replace(non_finite=here)
         return self._end(is_computed=True)
 
-    def halt(self) -> Done | None:
+    def halt(self) -> BatchResult | None:
         """Give up the batch under way, if there is one: somebody wants to touch its sequences."""
         if not self.is_busy:
             return None
@@ -251,21 +251,23 @@ class Background:
         """A request leaves. False if a batch is under way: until that is over its sequence must be left alone. Then
         what it holds `is_kept`, or not."""
         del self._requests[request]
-        request.is_away = False
+        request.skips_steps = False
         if not self.is_busy:
             return True
         assert request.seq is not None
         n_before = request.n_computed
         n_after = n_before + sum(grant.n_tokens for grant in self._grants if grant.request is request)
         self._grants = tuple(grant for grant in self._grants if grant.request is not request)
-        self._left.append(Left(request.seq, n_before, n_after) if is_kept else Left(request.seq, 0, 0))
+        self._left.append(
+            DroppedSequence(request.seq, n_before, n_after) if is_kept else DroppedSequence(request.seq, 0, 0)
+        )
         return False
 
     def leave(self, request: Request, *, is_kept: bool = True) -> None:
         """A request that was not computed here leaves its sequence, which must be left alone: a batch is under way."""
         assert request.seq is not None
         n_tokens = request.n_computed if is_kept else 0
-        self._left.append(Left(request.seq, n_tokens, n_tokens))
+        self._left.append(DroppedSequence(request.seq, n_tokens, n_tokens))
 
     def recompute_s(self, start: int, n_tokens: int) -> float:
         """Seconds that computing `n_tokens` from position `start` on would take, in full batches."""
@@ -285,8 +287,8 @@ class Background:
             return n_rows
         return max(n_rows, deep_size(self._cost, capacity, is_alone=not target_s))
 
-    def _end(self, *, is_computed: bool, error: DecodeFailed | None = None) -> Done:
-        done = Done(self._grants, tuple(self._left), self.seqs, self._worker.computed_s, is_computed, error)
+    def _end(self, *, is_computed: bool, error: DecodeFailed | None = None) -> BatchResult:
+        done = BatchResult(self._grants, tuple(self._left), self.seqs, self._worker.computed_s, is_computed, error)
         self._grants, self._left, self.seqs = (), [], []
         return done
 

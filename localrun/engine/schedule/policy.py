@@ -154,7 +154,7 @@ _PART_FOR_ALL = 4
 _LONG_ROWS = 4 * GRANULE_ROWS
 
 
-class Want(NamedTuple):
+class Demand(NamedTuple):
     """Rows that a prompt could use now, with its client and its rank (see `policy.py`)."""
 
     n_rows: int
@@ -162,7 +162,7 @@ class Want(NamedTuple):
     rank: int
 
 
-def deal(wants: Sequence[Want], room: int) -> list[int]:
+def share_rows(demands: Sequence[Demand], room: int) -> list[int]:
     """How many of `room` prompt rows each one gets: in sum all of `room`, or all that is wanted.
 
     The rows are divided between ranks by weight, and within a rank equally between clients. Of a client's requests, the
@@ -174,59 +174,59 @@ def deal(wants: Sequence[Want], room: int) -> list[int]:
     Shares are cut to whole granules if another prompt can use the rest: a backend with separate streams computes equal
     numbers of rows together, and any excess in a pass of its own.
     """
-    if len(wants) < 2:
-        return [max(0, min(want.n_rows, room)) for want in wants]
-    dealt = [0] * len(wants)
+    if len(demands) < 2:
+        return [max(0, min(demand.n_rows, room)) for demand in demands]
+    dealt = [0] * len(demands)
     ranks: dict[int, dict[str, list[int]]] = {}
-    for index, want in enumerate(wants):
-        ranks.setdefault(max(0, want.rank), {}).setdefault(want.client, []).append(index)
-    by_rank = [[sum(wants[index].n_rows for index in own) for own in clients.values()] for clients in ranks.values()]
+    for index, demand in enumerate(demands):
+        ranks.setdefault(max(0, demand.rank), {}).setdefault(demand.client, []).append(index)
+    by_rank = [[sum(demands[index].n_rows for index in own) for own in clients.values()] for clients in ranks.values()]
     rank_rooms = _fill([sum(rows) for rows in by_rank], [_WEIGHTS[rank] for rank in ranks], max(0, room))
     for clients, client_rows, rank_room in zip(ranks.values(), by_rank, rank_rooms, strict=True):
         client_rooms = _fill(client_rows, [1] * len(clients), rank_room)
         for own, client_room in zip(clients.values(), client_rooms, strict=True):
-            rows = _shortest_first([wants[index].n_rows for index in own], client_room)
+            rows = _shortest_first([demands[index].n_rows for index in own], client_room)
             for index, n_rows in zip(own, rows, strict=True):
                 dealt[index] = n_rows
-    return _in_granules(wants, dealt)
+    return _in_granules(demands, dealt)
 
 
-def _fill(wants: list[int], weights: list[int], room: int) -> list[int]:
+def _fill(demands: list[int], weights: list[int], room: int) -> list[int]:
     """Rows in proportion to the weights, as far as the wants allow: in sum min(room, sum(wants))."""
-    dealt = [0] * len(wants)
+    dealt = [0] * len(demands)
     weight_left = sum(weights)
-    for index in sorted(range(len(wants)), key=lambda index: wants[index] / weights[index]):
-        dealt[index] = min(wants[index], room * weights[index] // weight_left)
+    for index in sorted(range(len(demands)), key=lambda index: demands[index] / weights[index]):
+        dealt[index] = min(demands[index], room * weights[index] // weight_left)
         room -= dealt[index]
         weight_left -= weights[index]
     return dealt
 
 
-def _shortest_first(wants: list[int], room: int) -> list[int]:
+def _shortest_first(demands: list[int], room: int) -> list[int]:
     """The rows of one client's requests: in sum min(room, sum(wants)). Either all of them share the quarter, or only
     the longest gets a granule: a backend with separate streams needs another pass for every other length."""
-    dealt = [0] * len(wants)
-    if room // _PART_FOR_ALL >= GRANULE_ROWS * len(wants):
-        dealt = _fill(wants, [1] * len(wants), room // _PART_FOR_ALL)
-    elif len(wants) > 1 and max(wants) > _LONG_ROWS:
-        dealt[wants.index(max(wants))] = min(GRANULE_ROWS, room)
-    left = min(room, sum(wants)) - sum(dealt)
-    for index in sorted(range(len(wants)), key=wants.__getitem__):
-        more = min(wants[index] - dealt[index], left)
+    dealt = [0] * len(demands)
+    if room // _PART_FOR_ALL >= GRANULE_ROWS * len(demands):
+        dealt = _fill(demands, [1] * len(demands), room // _PART_FOR_ALL)
+    elif len(demands) > 1 and max(demands) > _LONG_ROWS:
+        dealt[demands.index(max(demands))] = min(GRANULE_ROWS, room)
+    left = min(room, sum(demands)) - sum(dealt)
+    for index in sorted(range(len(demands)), key=demands.__getitem__):
+        more = min(demands[index] - dealt[index], left)
         dealt[index] += more
         left -= more
     return dealt
 
 
-def _in_granules(wants: Sequence[Want], dealt: list[int]) -> list[int]:
+def _in_granules(demands: Sequence[Demand], dealt: list[int]) -> list[int]:
     """Cut shares to whole granules and deal the excess again, a granule each, smallest share first."""
-    cut = [i for i, n_rows in enumerate(dealt) if GRANULE_ROWS <= n_rows < wants[i].n_rows]
+    cut = [i for i, n_rows in enumerate(dealt) if GRANULE_ROWS <= n_rows < demands[i].n_rows]
     spare = 0
     for index in cut:
         spare += dealt[index] % GRANULE_ROWS
         dealt[index] -= dealt[index] % GRANULE_ROWS
     for index in sorted(cut, key=dealt.__getitem__):
-        more = min(spare, GRANULE_ROWS, wants[index].n_rows - dealt[index])
+        more = min(spare, GRANULE_ROWS, demands[index].n_rows - dealt[index])
         dealt[index] += more
         spare -= more
     return dealt

@@ -21,32 +21,32 @@ _MOST_SETS = 256
 _N_RECENT = 8
 
 
-class Ring:
+class TurnOrder:
     """Whose turn it is: the set's whose last one is the longest ago, and among new ones the first one's."""
 
     def __init__(self) -> None:
         self._turns: dict[bytes, int] = {}
         self._n_turns = 0
 
-    def order(self, realms: Iterable[bytes]) -> list[bytes]:
+    def order(self, groups: Iterable[bytes]) -> list[bytes]:
         """The sets with these names, in the order of their next turns."""
-        return sorted(realms, key=lambda realm: self._turns.get(realm, 0))
+        return sorted(groups, key=lambda group: self._turns.get(group, 0))
 
-    def took(self, realm: bytes) -> None:
+    def took(self, group: bytes) -> None:
         """A set had its turn."""
         self._n_turns += 1
-        self._turns.pop(realm, None)
-        self._turns[realm] = self._n_turns
+        self._turns.pop(group, None)
+        self._turns[group] = self._n_turns
         if len(self._turns) > _MOST_SETS:
             del self._turns[next(iter(self._turns))]
 
 
-class Rounds:
+class AdapterRounds:
     """See the module. The last whole round ended at `ended_at_s`."""
 
     def __init__(self) -> None:
         self.ended_at_s = -math.inf
-        self._ring = Ring()
+        self._ring = TurnOrder()
         self._left: list[bytes] = []
         self._so_far_s = 0.0
         self._has_drafts = False
@@ -62,33 +62,33 @@ class Rounds:
         """What such a round seldom exceeds: the longest of the latest but for one, which may have met a busy core."""
         return sorted(self._recent_s)[-2] if len(self._recent_s) > 1 else self.usual_s
 
-    def next(self, realms: Collection[bytes]) -> bytes:
+    def next(self, groups: Collection[bytes]) -> bytes:
         """The set whose turn it is, of those that have something to compute."""
-        return next((realm for realm in self._left if realm in realms), self._ring.order(realms)[0])
+        return next((group for group in self._left if group in groups), self._ring.order(groups)[0])
 
-    def is_open(self, realms: Collection[bytes]) -> bool:
+    def is_open(self, groups: Collection[bytes]) -> bool:
         """Whether some of these sets still have their step of the round under way."""
-        return any(realm in realms for realm in self._left)
+        return any(group in groups for group in self._left)
 
-    def note_only(self, realm: bytes, step_s: float, ended_at_s: float, *, has_drafts: bool) -> float:
+    def note_only(self, group: bytes, step_s: float, ended_at_s: float, *, has_drafts: bool) -> float:
         """The only set that is left had its step, which is a round. Returns how long it took."""
-        self._ring.took(realm)
+        self._ring.took(group)
         self._left = []
         self._so_far_s, self._has_drafts = step_s, has_drafts
         return self._end(ended_at_s)
 
     def note(
-        self, realm: bytes, realms: Collection[bytes], step_s: float, ended_at_s: float, *, has_drafts: bool
+        self, group: bytes, groups: Collection[bytes], step_s: float, ended_at_s: float, *, has_drafts: bool
     ) -> float | None:
-        """A set had its step; `realms` are those that will have something to compute now. Returns how long the round
+        """A set had its step; `groups` are those that will have something to compute now. Returns how long the round
         took if that was the last of it."""
-        if realm not in self._left:
-            self._left = self._ring.order(dict.fromkeys([realm, *realms]))
+        if group not in self._left:
+            self._left = self._ring.order(dict.fromkeys([group, *groups]))
             self._so_far_s, self._has_drafts = 0.0, False
         self._so_far_s += step_s
         self._has_drafts |= has_drafts
-        self._ring.took(realm)
-        self._left = [other for other in self._left if other in realms and other != realm]
+        self._ring.took(group)
+        self._left = [other for other in self._left if other in groups and other != group]
         return None if self._left else self._end(ended_at_s)
 
     def _end(self, ended_at_s: float) -> float:

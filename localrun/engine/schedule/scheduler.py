@@ -22,11 +22,11 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from localrun.engine.backend import BASE, AdapterSet, Batch
-from localrun.engine.cache.tree import Key, common_prefix
+from localrun.engine.cache.tree import PrefixKey, common_prefix
 from localrun.engine.request import Request
 from localrun.engine.schedule.budget import TILE_ROWS, Budget
-from localrun.engine.schedule.policy import LANE_RANKS, LOWEST_RANK, Policy, Want, deal
-from localrun.engine.schedule.rounds import Ring, Rounds
+from localrun.engine.schedule.policy import LANE_RANKS, LOWEST_RANK, Demand, Policy, share_rows
+from localrun.engine.schedule.rounds import AdapterRounds, TurnOrder
 from localrun.engine.schedule.waits import Waits
 from localrun.errors import QueueFull
 
@@ -50,22 +50,22 @@ class Grant(NamedTuple):
 @dataclass(frozen=True)
 class StepPlan:
     """Grants in row order. `n_prefill_rows`, `n_decode_rows`, one for each stream, and `n_draft_rows` add up to all
-    rows, which have these `adapters`. `is_steady`: every running request has one token, and none is the first of its
+    rows, which have these `adapters`. `is_reusable`: every running request has one token, and none is the first of its
     answer, so the next plan for these adapters is the same if nothing changes, but for its drafts. `is_media`: the only
     grant is rows of a chunk."""
 
     grants: tuple[Grant, ...]
     n_prefill_rows: int
     n_decode_rows: int
-    is_steady: bool = False
+    is_reusable: bool = False
     n_draft_rows: int = 0
     adapters: AdapterSet = BASE
     is_media: bool = False
 
     @property
-    def company(self) -> bytes:
+    def batch_group(self) -> bytes:
         """Of all of its requests."""
-        return self.grants[0].request.company if self.grants else b""
+        return self.grants[0].request.batch_group if self.grants else b""
 
     @property
     def is_long(self) -> bool:
@@ -90,14 +90,13 @@ NOTHING = StepPlan((), 0, 0)
 def fill_batch(batch: Batch, grants: Sequence[Grant]) -> list[int]:
     """Fill in the rows of `grants`, one after another from row 0. Returns the sequence of each row.
 
-    The last row of each request wants its logits, and so does every draft: from those one draws, and those of a part of
-    a prompt tell whether what was computed are numbers (`without_numbers`). So does every row of a prompt whose scores
-    are wanted. All requests have the same adapters.
-    """
+    The last row of each request wants its logits, and so does every draft: the next tokens are drawn from those, and
+    the logits of a part of a prompt tell whether its result is finite (`non_finite_requests`). So does every row of a
+    prompt whose scores are wanted. All requests have the same adapters."""
     row, rows = 0, []
-    batch.realm = grants[0].request.adapters.realm if grants else b""
+    batch.adapter_hash = grants[0].request.adapters.hash if grants else b""
     for request, n_tokens, drafts in grants:
-        assert request.adapters.realm == batch.realm, "rows of two sets of adapters in one batch"
+        assert request.adapters.hash == batch.adapter_hash, "rows of two sets of adapters in one batch"
         n_rows, first = n_tokens + len(drafts), request.n_computed
         end = row + n_rows
         assert request.seq is not None
@@ -112,17 +111,17 @@ def fill_batch(batch: Batch, grants: Sequence[Grant]) -> list[int]:
     return rows
 
 
-def without_numbers(grants: Iterable[Grant], has_numbers: Callable[[int], bool]) -> dict[Request, int]:
+def non_finite_requests(grants: Iterable[Grant], is_finite: Callable[[int], bool]) -> dict[Request, int]:
     """The requests of a computed batch whose last row has no numbers, and how many tokens they would have now."""
     row, found = -1, {}
     for request, n_tokens, drafts in grants:
         row += n_tokens + len(drafts)
-        if not has_numbers(row):
+        if not is_finite(row):
             found[request] = request.n_computed + n_tokens
     return found
 
 
-class Rows:
+class StreamRows:
     """The rows of the streams' batch; they are reused from step to step as long as the plan is."""
 
     def __init__(self) -> None:
@@ -132,7 +131,7 @@ class Rows:
 
     def fill(self, batch: Batch, plan: StepPlan) -> list[int]:
         """Fill in the rows of a plan. Returns the sequence of each."""
-        if plan is self._plan and batch is self._batch and plan.is_steady and not plan.n_draft_rows:
+        if plan is self._plan and batch is self._batch and plan.is_reusable and not plan.n_draft_rows:
             # A decoding request has one pending token, its last.
             batch.token[: plan.n_rows] = [grant.request.tokens[-1] for grant in plan.grants]
             batch.pos[: plan.n_rows] = [grant.request.n_computed for grant in plan.grants]
@@ -166,11 +165,11 @@ class Scheduler:
         self._queue_due_s = 0.0
         self._is_prompts_turn = False
         self._was_media = False
-        self._rounds = Rounds()
-        self._prompts = Ring()
-        self._companies: Counter[bytes] = Counter()  # of running requests
-        self._company = b""  # of the last step
-        self._steady: dict[bytes, StepPlan] = {}
+        self._rounds = AdapterRounds()
+        self._prompts = TurnOrder()
+        self._batch_groups: Counter[bytes] = Counter()  # of running requests
+        self._batch_group = b""  # of the last step
+        self._reusable: dict[bytes, StepPlan] = {}
 
     @property
     def has_free_slot(self) -> bool:
@@ -190,7 +189,7 @@ class Scheduler:
         )
 
     def too_late(
-        self, request: Request, deadline_s: float | None, match: Callable[[Key], int], *, now_s: float
+        self, request: Request, deadline_s: float | None, match: Callable[[PrefixKey], int], *, now_s: float
     ) -> QueueFull | None:
         """Why a new request is not worth taking: its first token is expected later than `deadline_s` from now. None if
         it is. `match` says how much of a prompt the cache has."""
@@ -255,8 +254,8 @@ class Scheduler:
         """A waiting request runs from now on in `seq`, which holds its first `n_cached` tokens."""
         self.waiting.remove(request)
         self.running.append(request)
-        self._companies[request.company] += 1
-        self._steady = {}
+        self._batch_groups[request.batch_group] += 1
+        self._reusable = {}
         request.seq = seq
         request.slot = self._free_slots.pop()
         request.n_computed = n_cached
@@ -275,30 +274,30 @@ class Scheduler:
     def move(self, request: Request, seq: int) -> None:
         """A running request continues in another sequence."""
         request.seq = seq
-        self._steady = {}
+        self._reusable = {}
 
-    def trust(self, request: Request) -> None:
+    def end_isolation(self, request: Request) -> None:
         """A running request that was computed alone is computed with others again."""
-        with self._changing_company(request):
-            request.doubted_until = 0
+        with self._changing_group(request):
+            request.isolated_until = 0
 
     def enter_pool(self, request: Request) -> None:
         """A running request has its steps in the pool beside the streams from now on."""
-        with self._changing_company(request):
+        with self._changing_group(request):
             request.is_long = True
 
     def leave_pool(self, request: Request) -> None:
         """A running request has its steps among the streams again."""
-        with self._changing_company(request):
+        with self._changing_group(request):
             request.is_long = False
 
     @contextmanager
-    def _changing_company(self, request: Request) -> Generator[None]:
-        self._companies[request.company] -= 1
+    def _changing_group(self, request: Request) -> Generator[None]:
+        self._batch_groups[request.batch_group] -= 1
         yield
-        self._companies[request.company] += 1
-        self._companies += Counter()  # without those that nobody has
-        self._steady = {}
+        self._batch_groups[request.batch_group] += 1
+        self._batch_groups += Counter()  # without those that nobody has
+        self._reusable = {}
 
     def charge_outputs(self, clients: Iterable[str]) -> None:
         """Charge one token of output to each of these clients, once per request."""
@@ -338,17 +337,17 @@ class Scheduler:
         """
         limit = request.n_tokens - 1
         for other in self.running:
-            if not other.is_prefilling or other.n_computed >= limit or other.key.realm != request.key.realm:
+            if not other.is_prefilling or other.n_computed >= limit or other.key.salt != request.key.salt:
                 continue
             shared = request.key.floor(common_prefix(other.tokens, request.tokens, 0, limit))
             if shared >= SHARED_PREFIX_TOKENS and n_matched < shared and other.n_computed < shared:
                 return other, shared
         return None
 
-    def steady_plan(self) -> StepPlan | None:
+    def reusable_plan(self) -> StepPlan | None:
         """The previous plan, if it still holds: all running requests are streams in it and wait for one token each.
         With several sets of adapters, the previous plan of the one whose turn it is. None otherwise."""
-        plans = self._steady
+        plans = self._reusable
         if not plans:
             return None
         plan = next(iter(plans.values())) if len(plans) == 1 else plans[self._rounds.next(plans)]
@@ -384,7 +383,7 @@ class Scheduler:
         if not prefilling:
             return self._streams_plan(decoding, n_free)
         here, prompts = decoding, prefilling
-        if len(self._companies) > 1:
+        if len(self._batch_groups) > 1:
             if left_s is None:
                 here, prompts = self._of_turn(decoding, prefilling)
             else:
@@ -395,7 +394,7 @@ class Scheduler:
             return _plan_of(streams, 0, n_decode)
         is_together = left_s is None and n_decode > 0
         rows = self._prompt_rows(decoding, prompts, left_s)
-        given = deal(_wants(prompts), min(rows, n_free - n_decode))
+        given = share_rows(_demands(prompts), min(rows, n_free - n_decode))
         if not is_together:
             given = _whole(prompts, given)
             if any(given):
@@ -405,32 +404,34 @@ class Scheduler:
 
     def _streams_plan(self, decoding: list[Request], n_free: int) -> StepPlan:
         """A plan without prompts, which may be steady."""
-        groups = _by_company(decoding) if len(self._companies) > 1 else {b"": decoding}
-        is_steady = 0 < len(decoding) == len(self.running) and all(request.n_output for request in decoding)
+        groups = _by_group(decoding) if len(self._batch_groups) > 1 else {b"": decoding}
+        is_reusable = 0 < len(decoding) == len(self.running) and all(request.n_output for request in decoding)
         plans = {}
-        for company, group in groups.items():
+        for batch_group, group in groups.items():
             streams = [Grant(request, 1) for request in group[:n_free]]
-            plans[company] = _plan_of(streams, 0, len(streams), is_steady=is_steady and len(streams) == len(group))
-        self._steady = plans if all(plan.is_steady for plan in plans.values()) else {}
+            plans[batch_group] = _plan_of(
+                streams, 0, len(streams), is_reusable=is_reusable and len(streams) == len(group)
+            )
+        self._reusable = plans if all(plan.is_reusable for plan in plans.values()) else {}
         return plans[self._rounds.next(plans)] if plans else NOTHING
 
     def _of_turn(
         self, decoding: list[Request], prefilling: Sequence[Request] = ()
     ) -> tuple[list[Request], list[Request]]:
         """Those of the set of adapters whose turn it is."""
-        companies = dict.fromkeys(request.company for request in (*decoding, *prefilling))
-        if not companies:
+        groups = dict.fromkeys(request.batch_group for request in (*decoding, *prefilling))
+        if not groups:
             return [], []
-        company = self._rounds.next(companies)
-        streams, prompts = ([r for r in group if r.company == company] for group in (decoding, prefilling))
+        batch_group = self._rounds.next(groups)
+        streams, prompts = ([r for r in group if r.batch_group == batch_group] for group in (decoding, prefilling))
         return streams, prompts
 
     def _of_gap(self, prefilling: list[Request], *, has_streams: bool) -> list[Request]:
         """The prompts that have the time until the streams' next round. They are of one set of adapters, for a change
         takes time, and in the next gap of another."""
-        groups = _by_company(prefilling)
-        goes_on = has_streams and not self._is_prompts_turn and self._company in groups
-        return groups[self._company if goes_on else self._prompts.order(groups)[0]]
+        groups = _by_group(prefilling)
+        goes_on = has_streams and not self._is_prompts_turn and self._batch_group in groups
+        return groups[self._batch_group if goes_on else self._prompts.order(groups)[0]]
 
     def _media_plan(
         self, seeing: list[Request], decoding: list[Request], n_free: int, left_s: float | None
@@ -451,7 +452,7 @@ class Scheduler:
     def _prompt_rows(self, decoding: list[Request], prefilling: list[Request], left_s: float | None) -> int:
         """Prompt rows of this step; without `left_s` they join the streams' rows."""
         depth = sum(request.n_computed for request in prefilling) / len(prefilling)
-        if left_s is not None and prefilling[0].company != self._company:
+        if left_s is not None and prefilling[0].batch_group != self._batch_group:
             left_s -= self.budget.switch_s
         if left_s is None or not decoding:
             target_s = self._part_s(_target_s(decoding))
@@ -490,7 +491,7 @@ class Scheduler:
         rounds = self._rounds
         if target_s == 0:
             return rounds.ended_at_s + most_s - now_s
-        if len(self._companies) > 1 and self._rounds.is_open(self._due_companies):
+        if len(self._batch_groups) > 1 and self._rounds.is_open(self._due_groups):
             return 0.0
         return rounds.ended_at_s + max((target_s or 0.0) - rounds.long_s, rounds.usual_s) - now_s
 
@@ -506,16 +507,16 @@ class Scheduler:
 
     def _part_s(self, target_s: float) -> float:
         """The part of a target that one set of adapters has for its rows."""
-        n_sets = len(self._companies)
+        n_sets = len(self._batch_groups)
         if not target_s or n_sets <= 1:
             return target_s
         return max(_LEAST_TARGET_S, target_s / n_sets - self.budget.switch_s)
 
     @property
-    def _due_companies(self) -> dict[bytes, None]:
+    def _due_groups(self) -> dict[bytes, None]:
         """Sets of adapters that take part in rounds: those of streams, and of prompts where these share their steps."""
         return dict.fromkeys(
-            request.company
+            request.batch_group
             for request in self.running
             if is_stream(request) or (self.budget.mixes_rows and not request.sits_out)
         )
@@ -526,18 +527,18 @@ class Scheduler:
 
     def observe(self, plan: StepPlan, *, depth: float, step_s: float, ended_at_s: float) -> None:
         """A planned step took `step_s` seconds; its prompt rows began `depth` tokens deep."""
-        n_prefill, n_decode, company = plan.n_prefill_rows, plan.n_decode_rows, plan.company
-        switches, self._company = company != self._company, company
+        n_prefill, n_decode, batch_group = plan.n_prefill_rows, plan.n_decode_rows, plan.batch_group
+        switches, self._batch_group = batch_group != self._batch_group, batch_group
         has_drafts = plan.n_draft_rows > 0
         round_s: float | None = None  # while it lasts, and of prompts alone
         if n_decode or self.budget.mixes_rows:
-            if len(self._companies) > 1:
-                due = self._due_companies
-                round_s = self._rounds.note(company, due, step_s, ended_at_s, has_drafts=has_drafts)
+            if len(self._batch_groups) > 1:
+                due = self._due_groups
+                round_s = self._rounds.note(batch_group, due, step_s, ended_at_s, has_drafts=has_drafts)
             else:
-                round_s = self._rounds.note_only(company, step_s, ended_at_s, has_drafts=has_drafts)
+                round_s = self._rounds.note_only(batch_group, step_s, ended_at_s, has_drafts=has_drafts)
         if n_prefill:
-            self._prompts.took(company)
+            self._prompts.took(batch_group)
         if not has_drafts:  # such a step says little about others, for it gives more tokens and takes longer
             if not plan.is_long:
                 self.budget.observe(
@@ -556,16 +557,16 @@ class Scheduler:
     def is_short(self, plan: StepPlan) -> bool:
         """Whether `plan` leaves out a stream, or everyone, for lack of cells."""
         here = [request for request in self.running if not request.sits_out]
-        n_decoding = sum(is_stream(r) and r.company == plan.company for r in here)
+        n_decoding = sum(is_stream(r) and r.batch_group == plan.batch_group for r in here)
         if plan.n_prefill_rows and not plan.n_decode_rows:
             n_decoding = 0
         return plan.n_decode_rows < n_decoding or (plan.n_rows == 0 and bool(here))
 
     def _leave_slot(self, request: Request) -> None:
         self.running.remove(request)
-        self._companies[request.company] -= 1
-        self._companies += Counter()  # without those that nobody has
-        self._steady = {}
+        self._batch_groups[request.batch_group] -= 1
+        self._batch_groups += Counter()  # without those that nobody has
+        self._reusable = {}
         assert request.slot is not None
         self._free_slots.append(request.slot)
         request.slot = None
@@ -576,20 +577,20 @@ class Scheduler:
         return self.waits.first_tokens_s(self.running, order, n_free_slots=len(self._free_slots), known_rows={})
 
 
-def _plan_of(grants: Sequence[Grant], n_prefill: int, n_decode: int, *, is_steady: bool = False) -> StepPlan:
+def _plan_of(grants: Sequence[Grant], n_prefill: int, n_decode: int, *, is_reusable: bool = False) -> StepPlan:
     adapters = grants[0].request.adapters if grants else BASE
-    return StepPlan(tuple(grants), n_prefill, n_decode, is_steady, adapters=adapters)
+    return StepPlan(tuple(grants), n_prefill, n_decode, is_reusable, adapters=adapters)
 
 
-def _by_company(requests: Sequence[Request]) -> dict[bytes, list[Request]]:
+def _by_group(requests: Sequence[Request]) -> dict[bytes, list[Request]]:
     groups: dict[bytes, list[Request]] = {}
     for request in requests:
-        groups.setdefault(request.company, []).append(request)
+        groups.setdefault(request.batch_group, []).append(request)
     return groups
 
 
 def first_of(seeing: Iterable[Request]) -> Request:
-    """Of requests whose next rows are a chunk's the one that goes first: it finishes all of its chunk."""
+    """The request whose media chunk is computed next. A chunk is finished before another request's begins."""
     return min(seeing, key=lambda request: (request.rank, request.arrived_at_s, request.id))
 
 
@@ -604,8 +605,8 @@ def _by_seq(request: Request) -> int:
     return request.seq
 
 
-def _wants(prompts: Sequence[Request]) -> list[Want]:
-    return [Want(request.n_grantable, request.client, request.rank) for request in prompts]
+def _demands(prompts: Sequence[Request]) -> list[Demand]:
+    return [Demand(request.n_grantable, request.client, request.rank) for request in prompts]
 
 
 def _whole(prompts: Sequence[Request], given: list[int]) -> list[int]:

@@ -21,7 +21,7 @@ import math
 from collections.abc import Callable, Sequence
 from heapq import heapify, heappop, heappush
 
-from localrun.engine.request import Placed, Request
+from localrun.engine.request import MediaSpan, Request
 from localrun.engine.schedule.policy import LANE_RANKS
 
 # The weight that earlier steps, or answers, keep after each new one.
@@ -36,7 +36,7 @@ class Waits:
     """Learns from `observe_*`; answers `first_tokens_s`. `is_encoded` says whether the rows of a chunk are kept."""
 
     def __init__(self) -> None:
-        self.is_encoded: Callable[[Placed], bool] = lambda _placed: False
+        self.is_encoded: Callable[[MediaSpan], bool] = lambda _placed: False
         self._encode = _Mean()
         self._prefill = _Mean()
         self._itl = _Mean()
@@ -102,9 +102,9 @@ class Waits:
     def _encoding_s(self, request: Request, n_known: float, counted: set[bytes]) -> float:
         """Of the chunks behind the first `n_known` tokens whose rows nobody has; `counted` are others' before it."""
         missing = {
-            placed.key: placed.chunk.n_tokens
-            for placed in request.chunks
-            if placed.end > n_known and placed.key not in counted and not self.is_encoded(placed)
+            span.key: span.chunk.n_tokens
+            for span in request.chunks
+            if span.end > n_known and span.key not in counted and not self.is_encoded(span)
         }
         counted.update(missing)
         return sum(missing.values()) * (self._encode.value or 0.0)

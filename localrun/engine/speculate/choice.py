@@ -40,7 +40,7 @@ MOST_DRAFTS = TILE_ROWS - 1
 
 
 @dataclass(frozen=True)
-class Stream:
+class DraftStream:
     """One request that decodes, in order of sequence. `chances[j]` is the chance that its drafted token j is right if
     those before it are. `is_drawn`: its drafts have yet to be computed, which takes time for each token."""
 
@@ -50,7 +50,7 @@ class Stream:
 
 
 @dataclass(frozen=True)
-class Choice:
+class DraftChoice:
     """Rows of each stream beside its own one, drafted or filled up. `ratio` is how many times as long as the step
     without them it takes, and `n_tokens` how many tokens it is expected to give."""
 
@@ -65,7 +65,7 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Limits:
+class DraftLimits:
     """`most_each` rows more of a stream and `most_rows` in all; a stream should have a token every `target_s` seconds
     (0: no limit). With `is_even` only equal numbers of rows are computed together, and unless there `may_be_uneven`
     others are not to be. A drafted token that has to be computed takes `draft_s`."""
@@ -89,17 +89,17 @@ def _sizes(n_streams: int) -> tuple[int, ...]:
     return SIZES_ALONE if n_streams == 1 else SIZES
 
 
-def may_pay(n_streams: int, promise: float, costs: RowCosts, *, is_even: bool) -> bool:
-    """Whether drafts that are expected to give `promise` tokens, at most, could be worth their rows: most steps are
-    done with the question here."""
+def may_pay(n_streams: int, expected_accepted: float, costs: RowCosts, *, is_even: bool) -> bool:
+    """Whether drafts that are expected to give `expected_accepted` tokens, at most, could be worth their rows: most
+    steps are done with the question here."""
     least = LEAST_GAIN * n_streams
     return any(
-        n_streams + min(promise, n_more) >= least * costs.ratio(n_streams + n_more, n_streams)
+        n_streams + min(expected_accepted, n_more) >= least * costs.ratio(n_streams + n_more, n_streams)
         for n_more in _more_rows(n_streams, is_even=is_even)
     )
 
 
-def choose(streams: Sequence[Stream], costs: RowCosts, limits: Limits) -> Choice | None:
+def choose(streams: Sequence[DraftStream], costs: RowCosts, limits: DraftLimits) -> DraftChoice | None:
     """The best way to fill the step; None if it is best without drafts, or if what that takes is not known yet."""
     if not costs.is_known(len(streams)) or costs.is_stale(len(streams)):
         return None
@@ -114,7 +114,7 @@ def choose(streams: Sequence[Stream], costs: RowCosts, limits: Limits) -> Choice
     return best if best is not None and best.gain >= LEAST_GAIN else None
 
 
-def _gain(choice: Choice) -> float:
+def _gain(choice: DraftChoice) -> float:
     return choice.gain
 
 
@@ -127,7 +127,7 @@ def expected_gains(chances: Sequence[float]) -> list[float]:
     return gains
 
 
-def _in_one_pool(gains: list[list[float]], limits: Limits) -> list[tuple[int, ...]]:
+def _in_one_pool(gains: list[list[float]], limits: DraftLimits) -> list[tuple[int, ...]]:
     """Rows in the order of what they gain, up to each size; the last stream that has drafts is filled up."""
     by_gain = sorted(
         ((-gain, index) for index, own in enumerate(gains) for gain in own),
@@ -154,12 +154,12 @@ def _in_one_pool(gains: list[list[float]], limits: Limits) -> list[tuple[int, ..
     return ways
 
 
-def _even(gains: list[list[float]], limits: Limits) -> list[tuple[int, ...]]:
+def _even(gains: list[list[float]], limits: DraftLimits) -> list[tuple[int, ...]]:
     most = min(limits.most_each, limits.most_rows // len(gains))
     return [(n_each,) * len(gains) for n_each in EVEN_DRAFTS if n_each <= most]
 
 
-def _in_second_pass(gains: list[list[float]], limits: Limits) -> list[tuple[int, ...]]:
+def _in_second_pass(gains: list[list[float]], limits: DraftLimits) -> list[tuple[int, ...]]:
     n_drafting = sum(bool(own) for own in gains)
     if n_drafting == len(gains):
         return []
@@ -168,8 +168,8 @@ def _in_second_pass(gains: list[list[float]], limits: Limits) -> list[tuple[int,
 
 
 def _judged(
-    way: tuple[int, ...], streams: Sequence[Stream], gains: list[list[float]], costs: RowCosts, limits: Limits
-) -> Choice:
+    way: tuple[int, ...], streams: Sequence[DraftStream], gains: list[list[float]], costs: RowCosts, limits: DraftLimits
+) -> DraftChoice:
     n_streams = len(way)
     if is_one_pass(way, is_even=limits.is_even):
         ratio = costs.ratio(n_streams + sum(way), n_streams)
@@ -184,18 +184,18 @@ def _judged(
     token_s = max(limits.target_s, plain_s) if limits.target_s else math.inf
     most_s = MOST_TARGETS * token_s if n_streams == 1 else max(token_s, MOST_SLOWDOWN * plain_s)
     if slowdown > MOST_SLOWDOWN or plain_s * slowdown > token_s or plain_s * ratio > most_s:
-        return Choice(way, ratio, 0.0)
-    return Choice(way, ratio, sum(expected))
+        return DraftChoice(way, ratio, 0.0)
+    return DraftChoice(way, ratio, sum(expected))
 
 
-class Policy(NamedTuple):
+class DraftPolicy(NamedTuple):
     """The two questions of a step with drafts, the quick one and the whole one. Tests have others."""
 
     may_pay: Callable[..., bool]
-    choose: Callable[[Sequence[Stream], RowCosts, Limits], Choice | None]
+    choose: Callable[[Sequence[DraftStream], RowCosts, DraftLimits], DraftChoice | None]
 
 
-BY_COST = Policy(may_pay, choose)
+BY_COST = DraftPolicy(may_pay, choose)
 
 
 def is_one_pass(way: Sequence[int], *, is_even: bool) -> bool:
@@ -203,8 +203,8 @@ def is_one_pass(way: Sequence[int], *, is_even: bool) -> bool:
     return not is_even or min(way) == max(way)
 
 
-def passes(way: Sequence[int], streams: Sequence[Stream]) -> list[int]:
+def passes(way: Sequence[int], streams: Sequence[DraftStream]) -> list[int]:
     """Rows of each pass after the first one: neighbouring streams that have more rows are computed together."""
-    drafting = [(index, stream.seq) for index, stream in enumerate(streams) if way[index]]
-    runs = groupby(enumerate(drafting), key=lambda found: found[1][1] - found[0])
+    state = [(index, stream.seq) for index, stream in enumerate(streams) if way[index]]
+    runs = groupby(enumerate(state), key=lambda found: found[1][1] - found[0])
     return [sum(way[index] for _, (index, _) in run) for _, run in runs]

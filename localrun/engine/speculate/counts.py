@@ -8,10 +8,10 @@ from __future__ import annotations
 from localrun.wire import DraftCounts, DraftSource
 
 
-class Counts:
+class DraftTotals:
     """What was drafted of each source, and what became of it. All of it counts in the `total`, too."""
 
-    def __init__(self, total: Counts | None = None) -> None:
+    def __init__(self, total: DraftTotals | None = None) -> None:
         self._total = total
         self.n_drafted = self.n_accepted = 0
         self.n_saved = 0.0  # steps, of a request: one without drafts would have given a token

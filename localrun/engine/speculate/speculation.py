@@ -1,6 +1,6 @@
 """Drafts for the streams of a step: who has some, which are worth their rows, and what became of them.
 
-A step of streams is planned first (`scheduler.py`). Each stream that may draft has a `Drafting`: what its grammar
+A step of streams is planned first (`scheduler.py`). Each stream that may draft has a `DraftState`: what its grammar
 forces comes first, then what is found in its conversation (`lookup.py`), both for free. A drafter that computes
 (`drafter.py`) is asked where these have little, if what it usually gains is worth its time. `choice.py` then decides
 how many rows everybody gets, and the plan gets them as `Grant.drafts`. While a prompt is being computed nobody drafts:
@@ -21,9 +21,9 @@ from localrun.engine.backend import Backend, MemoryKind
 from localrun.engine.request import Request
 from localrun.engine.schedule.scheduler import StepPlan
 from localrun.engine.speculate import choice
-from localrun.engine.speculate.choice import Choice, Limits, Policy, Stream
+from localrun.engine.speculate.choice import DraftChoice, DraftLimits, DraftPolicy, DraftStream
 from localrun.engine.speculate.costs import DepthCosts
-from localrun.engine.speculate.counts import Counts
+from localrun.engine.speculate.counts import DraftTotals
 from localrun.engine.speculate.drafter import Drafter
 from localrun.engine.speculate.lookup import Lookup
 from localrun.wire import DraftSource, Submit
@@ -48,7 +48,7 @@ class Part(NamedTuple):
 
 
 @dataclass
-class Guess:
+class Proposal:
     """The tokens of a draft with their chances, in parts by source. `drafter` would have to compute them first; where
     it does not, `free` is what is known all the same."""
 
@@ -56,7 +56,7 @@ class Guess:
     chances: list[float] = field(default_factory=list)
     parts: list[Part] = field(default_factory=list)
     drafter: Drafter | None = None
-    free: Guess | None = None
+    free: Proposal | None = None
 
     def add(self, tokens: list[int], chances: list[float], source: DraftSource) -> None:
         """Append what a source has."""
@@ -66,14 +66,14 @@ class Guess:
             self.parts.append(Part(source, len(tokens)))
 
 
-_NOTHING = Guess()
+_NOTHING = Proposal()
 
 
-class Drafting:
+class DraftState:
     """One request's drafts, which count in the `total`."""
 
-    def __init__(self, request: Request, prediction: Sequence[int], total: Counts) -> None:
-        self.counts = Counts(total)
+    def __init__(self, request: Request, prediction: Sequence[int], total: DraftTotals) -> None:
+        self.counts = DraftTotals(total)
         self._request = request
         self._prediction = prediction
         self._lookup: Lookup | None = None  # made at the first step: a request that waits needs none
@@ -82,41 +82,41 @@ class Drafting:
         self._drafter_chance = _DRAFTER_CHANCE
         self._pause_steps, self._n_until_try = _FIRST_PAUSE_STEPS, 0
 
-    def promise(self) -> float:
+    def expected_accepted(self) -> float:
         """How many drafted tokens may be right, at most, by what is known without computing; a lower bound is
         enough to see that nothing is worth a row."""
         request = self._request
         if self._lookup is None:
             self._lookup = Lookup(request.tokens, request.n_prompt, self._prediction, has_media=bool(request.chunks))
-        promise = self._lookup.follow()
+        expected_accepted = self._lookup.follow()
         if request.constraint is None:
-            return promise
+            return expected_accepted
         self._forced = request.constraint.forced(choice.MOST_DRAFTS)
-        return len(self._forced) + promise
+        return len(self._forced) + expected_accepted
 
-    def guess(self, n_most: int) -> Guess:
-        """The best that is known of the next tokens without computing anything, right after `promise`."""
+    def proposal(self, n_most: int) -> Proposal:
+        """The best that is known of the next tokens without computing anything, right after `expected_accepted`."""
         assert self._lookup is not None
-        guess, forced = Guess(), self._forced[: max(0, n_most)]
-        guess.add(forced, [self._forced_chance] * len(forced), DraftSource.GRAMMAR)
-        guess.add(*self._lookup.guess(n_most - len(forced), forced))
-        return guess
+        proposal, forced = Proposal(), self._forced[: max(0, n_most)]
+        proposal.add(forced, [self._forced_chance] * len(forced), DraftSource.GRAMMAR)
+        proposal.add(*self._lookup.guess(n_most - len(forced), forced))
+        return proposal
 
     @property
     def asks_soon(self) -> bool:
         """Whether a drafter may be asked within the next few steps."""
         return self._n_until_try <= _SOON_STEPS
 
-    def ask(self, drafter: Drafter, guess: Guess, n_most: int) -> Guess:
+    def ask(self, drafter: Drafter, proposal: Proposal, n_most: int) -> Proposal:
         """The guess, or one that the drafter would make, if more is to be expected of that."""
         n_most = min(n_most, drafter.n_most)
         chance = self._drafter_chance
         if self._n_until_try > 0:
             self._n_until_try -= 1
-            return guess
-        if n_most <= 0 or sum(choice.expected_gains(guess.chances)) >= chance / (1 - min(chance, 0.99)):
-            return guess
-        return Guess([], [chance] * n_most, [], drafter, guess)
+            return proposal
+        if n_most <= 0 or sum(choice.expected_gains(proposal.chances)) >= chance / (1 - min(chance, 0.99)):
+            return proposal
+        return Proposal([], [chance] * n_most, [], drafter, proposal)
 
     def declined(self) -> None:
         """A drafter's guess was not worth its cost."""
@@ -157,21 +157,21 @@ class Speculation:
         is_on: bool = True,
         drafter_of: Callable[[Request], Drafter | None] | None = None,
         heads: Callable[[], Drafter | None] | None = None,
-        policy: Policy = choice.BY_COST,
+        policy: DraftPolicy = choice.BY_COST,
     ) -> None:
         self.costs = DepthCosts()
         self._costs = self.costs.at(0)  # of the latest step that was asked about
-        self.counts = Counts()
+        self.counts = DraftTotals()
         self._backend = backend
         self._clock = clock
         self._is_on = is_on
         self._drafter_of = drafter_of
         self._heads = heads
-        self._draftings: dict[Request, Drafting] = {}
+        self._states: dict[Request, DraftState] = {}
         self._policy = policy
         self._draft_s = 0.0
         self._drawn_s = 0.0  # what drafters took since the last step
-        self._ended_at_s, self._company = 0.0, b""  # of the last step; its end only if that was steady
+        self._ended_at_s, self._batch_group = 0.0, b""  # of the last step; its end only if that was steady
         # Of the step at hand.
         self._parts: dict[int, list[Part]] = {}
         self._ratio = 1.0
@@ -182,8 +182,8 @@ class Speculation:
         wants = self._is_on if submit.speculates is None else submit.speculates
         if wants and self._backend.n_rollback:
             # No answer is longer than the context, and what is behind that much of a prediction costs steps to index.
-            drafting = Drafting(request, prediction[: self._backend.n_ctx], self.counts)
-            self._draftings[request], request.drafts = drafting, drafting.counts
+            state = DraftState(request, prediction[: self._backend.n_ctx], self.counts)
+            self._states[request], request.drafts = state, state.counts
 
     def extend(
         self, plan: StepPlan, n_free: int, target_s: Callable[[], float], attend_s: Callable[[], float]
@@ -192,16 +192,16 @@ class Speculation:
         each stream or in the pool, and within the streams' latency target, in seconds, 0 for none. Attending over one
         more token takes a row `attend_s`."""
         n_streams = len(plan.grants)
-        promise, may_draw, n_tokens = 0.0, False, 0
+        expected_accepted, may_draw, n_tokens = 0.0, False, 0
         for request, _, _ in plan.grants:
             n_tokens += len(request.tokens)
             if request.drafts is not None:
-                promise += self._draftings[request].promise()
+                expected_accepted += self._states[request].expected_accepted()
                 may_draw = may_draw or self._drafter(request) is not None
         is_split, is_even = self._is_split(plan), self._is_even(plan)
         n_attended = n_tokens // n_streams if is_even else n_tokens
         costs = self._costs = self.costs.at(n_attended, is_even=is_even and n_streams > 1, attend_s=attend_s)
-        if not may_draw and not self._policy.may_pay(n_streams, promise, costs, is_even=is_even):
+        if not may_draw and not self._policy.may_pay(n_streams, expected_accepted, costs, is_even=is_even):
             return plan
         self._parts, self._ratio = {}, 1.0
         backend = self._backend
@@ -216,14 +216,16 @@ class Speculation:
             return plan
         guesses = [self._guess(grant.request, most_each) for grant in plan.grants]
         streams = [
-            Stream(grant.request.seq or 0, guess.chances, guess.drafter is not None)
-            for grant, guess in zip(plan.grants, guesses, strict=True)
+            DraftStream(grant.request.seq or 0, proposal.chances, proposal.drafter is not None)
+            for grant, proposal in zip(plan.grants, guesses, strict=True)
         ]
-        limits = Limits(most_each, most_rows, target_s(), is_even, self._draft_s, may_be_uneven=is_split)
+        limits = DraftLimits(most_each, most_rows, target_s(), is_even, self._draft_s, may_be_uneven=is_split)
         chosen = self._policy.choose(streams, costs, limits)
         if any(stream.is_drawn for stream in streams):
             guesses = self._drawn(plan, guesses, chosen)
-            streams = [Stream(stream.seq, guess.chances) for stream, guess in zip(streams, guesses, strict=True)]
+            streams = [
+                DraftStream(stream.seq, proposal.chances) for stream, proposal in zip(streams, guesses, strict=True)
+            ]
             chosen = self._policy.choose(streams, costs, limits)
         return plan if chosen is None else self._with_drafts(plan, guesses, chosen)
 
@@ -231,9 +233,9 @@ class Speculation:
         """A step was computed. What counts is how long after the one before it: that is what a token takes. What its
         drafts took is no time of its rows, and a change of adapters takes time that no row does."""
         drawn_s, self._drawn_s = self._drawn_s, 0.0
-        began_at_s, self._ended_at_s = self._ended_at_s, ended_at_s if plan.is_steady else 0.0
-        is_same, self._company = plan.company == self._company, plan.company
-        if not (plan.is_steady and began_at_s and is_same):
+        began_at_s, self._ended_at_s = self._ended_at_s, ended_at_s if plan.is_reusable else 0.0
+        is_same, self._batch_group = plan.batch_group == self._batch_group, plan.batch_group
+        if not (plan.is_reusable and began_at_s and is_same):
             return
         if choice.is_one_pass([len(grant.drafts) for grant in plan.grants], is_even=self._is_even(plan)):
             self._costs.observe(plan.n_rows, ended_at_s - began_at_s - drawn_s, ended_at_s)
@@ -252,7 +254,7 @@ class Speculation:
         n_right, n_given = request.n_computed - n_computed, request.n_tokens - n_tokens
         if request.drafts is not None:
             parts = self._parts.get(request.id, [])
-            self._draftings[request].stepped(parts, n_right, n_given, self._ratio)
+            self._states[request].stepped(parts, n_right, n_given, self._ratio)
         return n_given
 
     def decoded(self, plan: StepPlan) -> None:
@@ -261,23 +263,23 @@ class Speculation:
         heads = self._heads() if self._heads is not None else None
         if heads is None or plan.is_media or plan.is_long:
             return
-        if any(self._draftings[r].asks_soon for r, _, _ in plan.grants if r.drafts is not None):
+        if any(self._states[r].asks_soon for r, _, _ in plan.grants if r.drafts is not None):
             heads.decoded(plan.n_rows)
 
     def drop(self, request: Request) -> None:
         """A request leaves its sequence."""
-        drafter = self._drafter(request) if request in self._draftings else None
+        drafter = self._drafter(request) if request in self._states else None
         if drafter is not None:
             drafter.drop(request)
 
     def end(self, request: Request) -> None:
         """A request ends."""
         self.drop(request)
-        self._draftings.pop(request, None)
+        self._states.pop(request, None)
 
     def has_drafter(self, request: Request) -> bool:
         """Whether something that follows a request's sequence computes drafts for it."""
-        return request in self._draftings and self._drafter(request) is not None
+        return request in self._states and self._drafter(request) is not None
 
     def _is_split(self, plan: StepPlan) -> bool:
         return self._backend.is_split and not plan.is_long
@@ -293,29 +295,29 @@ class Speculation:
         named = self._drafter_of(request) if self._drafter_of is not None else None
         return named or (self._heads() if self._heads is not None else None)
 
-    def _guess(self, request: Request, most_each: int) -> Guess:
+    def _guess(self, request: Request, most_each: int) -> Proposal:
         if request.drafts is None:
             return _NOTHING
-        drafting = self._draftings[request]
+        state = self._states[request]
         # The last token of an answer is never a draft: the row before it has it.
         n_most = min(most_each, request.n_left - 1)
-        guess = drafting.guess(n_most)
+        proposal = state.proposal(n_most)
         drafter = self._drafter(request)
-        return guess if drafter is None else drafting.ask(drafter, guess, n_most)
+        return proposal if drafter is None else state.ask(drafter, proposal, n_most)
 
-    def _drawn(self, plan: StepPlan, guesses: list[Guess], chosen: Choice | None) -> list[Guess]:
+    def _drawn(self, plan: StepPlan, guesses: list[Proposal], chosen: DraftChoice | None) -> list[Proposal]:
         """The guesses, with those of drafters made as long as they were chosen. What a drafter takes too long for, or
         has nothing of, is what is known for free."""
-        drawn = [guess.free or guess for guess in guesses]
+        drawn = [proposal.free or proposal for proposal in guesses]
         wanted: dict[Drafter, list[tuple[int, int]]] = {}
-        for index, guess in enumerate(guesses):
-            if guess.drafter is None:
+        for index, proposal in enumerate(guesses):
+            if proposal.drafter is None:
                 continue
-            n_wanted = 0 if chosen is None else min(chosen.n_rows[index], len(guess.chances))
+            n_wanted = 0 if chosen is None else min(chosen.n_rows[index], len(proposal.chances))
             if n_wanted:
-                wanted.setdefault(guess.drafter, []).append((index, n_wanted))
+                wanted.setdefault(proposal.drafter, []).append((index, n_wanted))
             else:
-                self._draftings[plan.grants[index].request].declined()
+                self._states[plan.grants[index].request].declined()
                 self._draft_s *= _HOPE  # what is too dear is tried again in a while
         for drafter, asked in wanted.items():
             began_s = self._clock()
@@ -328,19 +330,19 @@ class Speculation:
                 self._draft_s += _LATEST * (position_s - self._draft_s) if self._draft_s else position_s
             for (index, _), own in zip(asked, tokens, strict=True):
                 if own:
-                    drawn[index] = guess = Guess()
-                    guess.add(own, guesses[index].chances[: len(own)], drafter.source)
-                self._draftings[plan.grants[index].request].counts.add(drafter.source, seconds=seconds / len(asked))
+                    drawn[index] = proposal = Proposal()
+                    proposal.add(own, guesses[index].chances[: len(own)], drafter.source)
+                self._states[plan.grants[index].request].counts.add(drafter.source, seconds=seconds / len(asked))
         return drawn
 
-    def _with_drafts(self, plan: StepPlan, guesses: Sequence[Guess], chosen: Choice) -> StepPlan:
+    def _with_drafts(self, plan: StepPlan, guesses: Sequence[Proposal], chosen: DraftChoice) -> StepPlan:
         grants = []
-        for grant, guess, n_rows in zip(plan.grants, guesses, chosen.n_rows, strict=True):
-            tokens = guess.tokens[:n_rows]
+        for grant, proposal, n_rows in zip(plan.grants, guesses, chosen.n_rows, strict=True):
+            tokens = proposal.tokens[:n_rows]
             filled = tokens + [grant.request.tokens[-1]] * (n_rows - len(tokens))
             grants.append(grant._replace(drafts=tuple(filled)))
             if tokens:
-                self._parts[grant.request.id] = _cut(guess.parts, len(tokens))
+                self._parts[grant.request.id] = _cut(proposal.parts, len(tokens))
         n_rows = sum(chosen.n_rows)
         is_one_pass = choice.is_one_pass(chosen.n_rows, is_even=self._is_even(plan))
         n_streams = len(grants)

@@ -78,7 +78,7 @@ def _try_case(case: int, path: str, reference: str, n_threads: int, lines: TextI
 
 
 def difference(plain: NDArray[np.float32], quick: NDArray[np.float32]) -> float:
-    """See the module. -1 for numbers that are none, since JSON has no word for them."""
+    """See the module. -1 for NaN and infinity, which JSON cannot say."""
     sizes = np.sqrt(np.mean(plain.astype(np.float64) ** 2, axis=1))
     apart = np.sqrt(np.mean((plain.astype(np.float64) - quick) ** 2, axis=1))
     worst = float(np.max(apart / sizes))

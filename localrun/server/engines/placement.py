@@ -23,8 +23,8 @@ from localrun.models.fit import (
     FLOOR_CELLS,
     USABLE_RAM,
     Fit,
+    FitRequest,
     Machine,
-    Wish,
     choose,
     in_gb,
     shared_bytes,
@@ -155,10 +155,10 @@ def wish_of(
     adapter_bytes: int = 0,
     projector: Header | None = None,
     draft: Header | None = None,
-) -> Wish:
+) -> FitRequest:
     """What the settings leave open, and what they do not, for a model with so much in adapters, its projector and its
     draft model."""
-    return Wish(
+    return FitRequest(
         n_slots=settings.slots,
         n_kv_cells=settings.kv_cells,
         kv_type=settings.kv_type,
@@ -172,7 +172,7 @@ def wish_of(
     )
 
 
-def place_text(name: str, header: Header, machine: Machine, wish: Wish) -> Placement:
+def place_text(name: str, header: Header, machine: Machine, wish: FitRequest) -> Placement:
     """The placement of a model on a machine with its projector, and with its draft model if there is room for both.
 
     Without known GPUs the number of layers there is left to the engine. Raises CannotFit with both sides of the
@@ -195,7 +195,7 @@ def place_text(name: str, header: Header, machine: Machine, wish: Wish) -> Place
     )
 
 
-def refusal(name: str, header: Header, fit: Fit, machine: Machine, wish: Wish) -> str:
+def refusal(name: str, header: Header, fit: Fit, machine: Machine, wish: FitRequest) -> str:
     """Why `fit`, the choice for this wish, is none, as a sentence with the ways out."""
     needed = fit.estimate
     rest_bytes = needed.staging_bytes + needed.process_bytes + needed.adapter_bytes
@@ -211,7 +211,7 @@ def refusal(name: str, header: Header, fit: Fit, machine: Machine, wish: Wish) -
     )
 
 
-def _ways_out_of(header: Header, machine: Machine, wish: Wish) -> str:
+def _ways_out_of(header: Header, machine: Machine, wish: FitRequest) -> str:
     """Of what was asked for, that which is too much by itself comes first."""
     if wish.n_kv_cells:
         fit = choose(header, machine, wish._replace(n_kv_cells=0))

@@ -25,7 +25,7 @@ from localrun import wire
 from localrun.config import LoadSettings, Settings
 from localrun.errors import BadRequest
 from localrun.file_stamp import FileStamp
-from localrun.models.adapters import Adapted, InEffect
+from localrun.models.adapters import AdaptedModel, InEffect
 from localrun.models.fit import gpu_share
 from localrun.models.gguf.header import RANK, RANKING_HEADS, Header
 from localrun.models.storage.model import Evidence, Model
@@ -34,8 +34,8 @@ from localrun.server.engines.placement import Placement
 from localrun.snapshot import EngineRow
 from localrun.wire import Pooling
 
-# What a row says as the engine's last step said it.
-_AS_TOLD = frozenset(EngineRow.__struct_fields__) & frozenset(wire.StepStats.__struct_fields__)
+# Fields of a row that are copied from the engine's last step.
+_OF_STEP = frozenset(EngineRow.__struct_fields__) & frozenset(wire.StepStats.__struct_fields__)
 
 
 class Use(StrEnum):
@@ -282,7 +282,7 @@ class Resident:
             row.slots_busy = stats.n_running
             row.queued = stats.n_queued
         if stats is not None:
-            for name in _AS_TOLD:
+            for name in _OF_STEP:
                 setattr(row, name, getattr(stats, name))
             row.kv_runs = self.link.kv_runs()
         return row
@@ -363,7 +363,7 @@ class EngineLease:
         for a draft model that does not do."""
         return await self._speculation(self._resident, self.model, speculates, draft)
 
-    async def adapters(self, adapted: Adapted) -> tuple[wire.Adapter, ...] | None:
+    async def adapters(self, adapted: AdaptedModel) -> tuple[wire.Adapter, ...] | None:
         """`Submit.adapters` for a request. Raises CannotFit where there is no memory for them."""
         if adapted.adapters is None:
             return None

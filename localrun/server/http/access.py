@@ -38,8 +38,8 @@ from starlette.types import Scope, Send
 from localrun.access import keys
 from localrun.access.audit import AuditLog
 from localrun.access.keys import OUTPUT_TOKENS, PROMPT_TOKENS, REQUESTS, TOKENS, Key, KeyFile
-from localrun.access.quotas import Quota, Standing
-from localrun.access.usage import UsageFile, Used
+from localrun.access.quotas import Quota, QuotaState
+from localrun.access.usage import UsageFile, UsageRecord
 from localrun.config import ConfigError, Settings
 from localrun.errors import BadRequest, Forbidden, InvalidKey, ModelNotFound, TooManyFailures
 from localrun.models.name import Kind, ModelName, split_adapters
@@ -106,7 +106,7 @@ class Visitor:
         self._is_taken = False
         self._n_answers = 0
         self._pays_later = pays_later
-        self._unpaid: list[Used] = []
+        self._unpaid: list[UsageRecord] = []
 
     def begin(self, model: str, lane: Lane) -> Lane:
         """A request for a model: takes it from the quota, once, and returns the lane that it gets. Raises
@@ -132,7 +132,7 @@ class Visitor:
         n_prompt = (record.n_prompt or 0) if counts_prompt else 0
         n_cached = (record.n_cached or 0) if counts_prompt else 0
         model = record.model if record.was_loaded else ""
-        used = Used(self.name, model, int(self._n_answers == 0), n_prompt, n_cached, record.n_output)
+        used = UsageRecord(self.name, model, int(self._n_answers == 0), n_prompt, n_cached, record.n_output)
         self._n_answers += 1
         self._unpaid.append(used)
         if not self._pays_later:
@@ -514,7 +514,7 @@ class Throttle:
 # --- what is left, for clients ---
 
 
-def _openai_headers(standings: dict[str, Standing]) -> Headers:
+def _openai_headers(standings: dict[str, QuotaState]) -> Headers:
     result: Headers = []
     if REQUESTS in standings:
         result += _openai_of(b"requests", standings[REQUESTS])
@@ -524,7 +524,7 @@ def _openai_headers(standings: dict[str, Standing]) -> Headers:
     return result
 
 
-def _openai_of(what: bytes, standing: Standing) -> Headers:
+def _openai_of(what: bytes, standing: QuotaState) -> Headers:
     return [
         (b"x-ratelimit-limit-" + what, b"%d" % standing.limit.amount),
         (b"x-ratelimit-remaining-" + what, b"%d" % standing.remaining),
@@ -555,7 +555,7 @@ LIMIT_HEADERS = (
 )
 
 
-def _anthropic_headers(standings: dict[str, Standing], now_s: float) -> Headers:
+def _anthropic_headers(standings: dict[str, QuotaState], now_s: float) -> Headers:
     result: Headers = []
     for kind, standing in standings.items():
         name = b"anthropic-ratelimit-" + _ANTHROPIC_NAMES[kind]

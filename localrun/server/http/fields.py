@@ -34,7 +34,7 @@ from localrun.config import (
     latency_target_s,
 )
 from localrun.errors import BadModelFile, BadRequest
-from localrun.models.adapters import Wanted
+from localrun.models.adapters import AdapterChoice
 from localrun.models.name import MAX_PATH_BYTES
 from localrun.models.storage.model import Model
 from localrun.server.engines.resident import Use
@@ -366,8 +366,8 @@ def of_visitor(ask: Ask, visitor: Visitor) -> Ask:
     )
 
 
-def _lora(fields: SamplingFields) -> tuple[Wanted, ...]:
-    return tuple(Wanted(entry.id, entry.scale, f"lora[{at}]") for at, entry in enumerate(fields.lora or ()))
+def _lora(fields: SamplingFields) -> tuple[AdapterChoice, ...]:
+    return tuple(AdapterChoice(entry.id, entry.scale, f"lora[{at}]") for at, entry in enumerate(fields.lora or ()))
 
 
 def lane(exchange: Exchange, field: str | None = None) -> Lane:

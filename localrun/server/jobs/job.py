@@ -29,7 +29,7 @@ import msgspec
 from localrun import wire
 from localrun.config import NOTHING_ASKED, LoadSettings
 from localrun.errors import Cancelled, EngineDied, LocalrunError
-from localrun.models.adapters import Wanted
+from localrun.models.adapters import AdapterChoice
 from localrun.server import notices
 from localrun.server.engines.faults import DEATHS_TO_OPEN
 from localrun.server.engines.resident import Use
@@ -38,7 +38,7 @@ from localrun.server.jobs.quarantine import Quarantine
 from localrun.snapshot import RequestState
 
 if TYPE_CHECKING:
-    from localrun.models.adapters import Adapted
+    from localrun.models.adapters import AdaptedModel
     from localrun.models.storage.model import Model
     from localrun.server.engines.link import EngineLink
 
@@ -83,7 +83,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     keep_alive_s: float | None = None
     speculates: bool | None = None
     draft: str = ""
-    lora: tuple[Wanted, ...] = ()
+    lora: tuple[AdapterChoice, ...] = ()
     use: Use = Use.TEXT
     load: LoadSettings = NOTHING_ASKED
     key: str = ""
@@ -102,7 +102,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
 class Names(Protocol):
     """Who knows what names stand for: the targets."""
 
-    async def adapted(self, ask: Ask) -> Adapted: ...
+    async def adapted(self, ask: Ask) -> AdaptedModel: ...
 
 
 class Lease(Protocol):
@@ -120,7 +120,7 @@ class Lease(Protocol):
     @property
     def waited_s(self) -> float: ...
     async def speculation(self, speculates: bool | None, draft: str) -> tuple[bool | None, str]: ...
-    async def adapters(self, adapted: Adapted) -> tuple[wire.Adapter, ...] | None: ...
+    async def adapters(self, adapted: AdaptedModel) -> tuple[wire.Adapter, ...] | None: ...
     def release(self) -> None: ...
 
 
@@ -186,7 +186,7 @@ class Job:
         self._quarantine = Quarantine() if quarantine is None else quarantine
         self._lease: Lease | None = None
         self._model = ask.model  # without adapters, once they are known
-        self._adapted: Adapted | None = None
+        self._adapted: AdaptedModel | None = None
         self._cancel_asked = asyncio.Event()
         self._wake: asyncio.Future[None] | None = None  # of the consumer that waits
         self._resumes = resumes

@@ -153,7 +153,7 @@ def sound(data: bytes, request: DecodeRequest, output: BinaryIO) -> DecodeReply:
             if n_read > headers.MAX_SOUND_S * rate_hz:
                 headers.check_length(file.format, n_read, rate_hz, "")
             if not numpy.isfinite(block).all():
-                raise BadRequest("it has samples that are no numbers; send it without them")
+                raise BadRequest("it has samples that are NaN or infinite; send it without them")
             mono = numpy.clip(block, -1, 1).mean(axis=1, dtype=numpy.float32)
             if resampler is not None:
                 mono = resampler.resample_chunk(mono, last=not len(block))

@@ -44,7 +44,7 @@ from localrun.server.jobs.generation import CALLED, Generation
 from localrun.server.jobs.registry import Registry
 from localrun.server.jobs.windows import LatencyWindow, RateWindow
 from localrun.server.metering.llama_server_names import LlamaServerNames, Totals
-from localrun.snapshot import Aggregate, BatchRow, EngineRow, RequestState, Snapshot
+from localrun.snapshot import ENGINE_GAUGES, Aggregate, BatchRow, EngineRow, RequestState, Snapshot
 
 RUNNING_STATES = (RequestState.PREFILL, RequestState.DECODE)
 
@@ -266,19 +266,6 @@ class Metrics:
         return encode(self.registry), content_type
 
 
-# The name of a gauge, what it says, and the field of an engine's row.
-_OF_ENGINES = (
-    ("slots", "Slots of the engine.", "slots"),
-    ("engine_memory_bytes", "Weights, KV cells and projectors of the engine, in memory or on a GPU.", "size_bytes"),
-    ("kv_cells", "KV cells, with those of the pool beside streams.", "kv_cells"),
-    ("kv_cells_used", "KV cells in use.", "kv_cells_used"),
-    ("ram_cache_bytes", "Memory taken by the saved state of idle prefixes.", "ram_cache_bytes"),
-    ("disk_cache_bytes", "Disk space taken by the saved state of idle prefixes.", "disk_cache_bytes"),
-    ("ram_cache_entries", "Saved segments of prefixes in memory.", "ram_entries"),
-    ("disk_cache_entries", "Saved segments of prefixes on disk.", "disk_entries"),
-)
-
-
 class _LiveCollector(Collector):
     """Gauges, made at each scrape, so that a step never touches them."""
 
@@ -305,7 +292,7 @@ class _LiveCollector(Collector):
         yield _by_model(
             "localrun_requests_queued", "Requests waiting for a slot.", {name: queued[name] for name in names}
         )
-        for name, text, field in _OF_ENGINES:
+        for name, (field, text) in ENGINE_GAUGES.items():
             yield _by_model(f"localrun_{name}", text, {row.model: getattr(row, field) for row in ready})
         batches = self._batch_rows()
         yield GaugeMetricFamily("localrun_batches", "Batches that have not ended.", value=len(batches))

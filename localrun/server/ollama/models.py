@@ -23,7 +23,7 @@ from msgspec import UNSET, UnsetType
 from localrun.config import Settings
 from localrun.errors import BadModelFile, BadRequest, ModelNotFound, NotFound
 from localrun.models import adapters, memory, modelfile
-from localrun.models.adapters import Adapted
+from localrun.models.adapters import AdaptedModel
 from localrun.models.gguf import projectors
 from localrun.models.gguf.header import Header
 from localrun.models.name import split_adapters
@@ -425,7 +425,7 @@ def _plain(value: object) -> object:
     return None
 
 
-def _more(runtime: Runtime, adapted: Adapted, visitor: Visitor) -> dict[str, Any]:
+def _more(runtime: Runtime, adapted: AdaptedModel, visitor: Visitor) -> dict[str, Any]:
     model, header = adapted.model, adapted.model.header
     settings, load = runtime.settings, runtime.supervisor.asked(model)
     draft = own_draft(settings, model)

@@ -25,7 +25,7 @@ import msgspec
 from localrun.errors import BadModelFile, BadRequest, DiskFull, ModelNotFound, NotFound, NotSupported
 from localrun.models import adapters, naming
 from localrun.models.name import Kind, ModelName, split_adapters
-from localrun.models.naming import Removed
+from localrun.models.naming import Removal
 from localrun.models.storage.blobs import BlobWriter
 from localrun.models.storage.manifest import check_digest
 from localrun.models.storage.store import Store
@@ -175,7 +175,7 @@ async def push(_: Runtime, exchange: Exchange) -> None:
     )
 
 
-def _shown(removed: Removed, notes: list[str]) -> DeletedModel:
+def _shown(removed: Removal, notes: list[str]) -> DeletedModel:
     return DeletedModel(
         freed_bytes=removed.freed_bytes,
         deleted=[str(path) for path in removed.files],

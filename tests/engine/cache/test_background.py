@@ -7,12 +7,12 @@ import threading
 
 import pytest
 
-from localrun.engine.cache.disk import Background
+from localrun.engine.cache.disk import WriterThread
 
 
 @pytest.fixture
 def background():
-    made = Background("test", backlog_bytes=100)
+    made = WriterThread("test", backlog_bytes=100)
     yield made
     made.close(10.0)
 
@@ -58,7 +58,7 @@ def test_a_failing_job_is_logged_and_the_next_one_runs(background, caplog):
 
 
 def test_closing_drops_what_waits_and_takes_nothing_more():
-    background = Background("test", backlog_bytes=100)
+    background = WriterThread("test", backlog_bytes=100)
     go, began = threading.Event(), threading.Event()
     done: list[int] = []
     background.put(lambda: (began.set(), go.wait(10.0)))

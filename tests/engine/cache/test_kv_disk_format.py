@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from localrun.engine.cache import disk_files as disk_format
-from localrun.engine.cache.disk_files import Damaged
+from localrun.engine.cache.disk_files import DamagedEntry
 from localrun.engine.cache.disk_record import DiskRecord, block_key
 from tests.engine.disk_harness import FINGERPRINT, record
 
@@ -21,7 +21,7 @@ CHILD = record([8, 9], ROOT, is_whole=True)
 tokens = st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=300)
 
 
-def read(data: bytes) -> tuple[disk_format.Header, bytearray]:
+def read(data: bytes) -> tuple[disk_format.EntryHeader, bytearray]:
     """What a reader makes of a file. Raises Damaged."""
     header = disk_format.parse(data[: disk_format.header_bytes(data, len(data))], len(data), FINGERPRINT)
     payload = bytearray(data[header.header_bytes :])
@@ -56,9 +56,9 @@ def test_a_record_comes_back_as_it_was(
 def test_every_truncation_and_every_extension_is_damage(found: DiskRecord) -> None:
     whole = file_of(found)
     for length in range(len(whole)):
-        with pytest.raises(Damaged):
+        with pytest.raises(DamagedEntry):
             read(whole[:length])
-    with pytest.raises(Damaged):
+    with pytest.raises(DamagedEntry):
         read(whole + b"\0")
 
 
@@ -67,7 +67,7 @@ def test_every_flipped_bit_is_damage() -> None:
     for at in range(len(whole)):
         for bit in range(8):
             whole[at] ^= 1 << bit
-            with pytest.raises(Damaged):
+            with pytest.raises(DamagedEntry):
                 read(bytes(whole))
             whole[at] ^= 1 << bit
     read(bytes(whole))
@@ -75,15 +75,15 @@ def test_every_flipped_bit_is_damage() -> None:
 
 @given(junk=st.binary(max_size=300))
 def test_junk_is_damage(junk: bytes) -> None:
-    with pytest.raises(Damaged):
+    with pytest.raises(DamagedEntry):
         read(junk)
-    with pytest.raises(Damaged):
+    with pytest.raises(DamagedEntry):
         read(disk_format.MAGIC + junk)
 
 
 def test_another_fingerprint_is_damage() -> None:
     foreign = disk_format.pack(ROOT, PAYLOAD, b"x" * 16)
-    with pytest.raises(Damaged, match="another model"):
+    with pytest.raises(DamagedEntry, match="another model"):
         disk_format.parse(foreign, len(foreign) + len(PAYLOAD), FINGERPRINT)
 
 
@@ -91,11 +91,11 @@ def test_another_fingerprint_is_damage() -> None:
 def test_a_huge_claim_is_refused_before_anything_is_made_of_it(field_offset: int) -> None:
     data = bytearray(file_of(ROOT))
     struct.pack_into("<I", data, field_offset, 0xFFFFFFF0)
-    with pytest.raises(Damaged):
+    with pytest.raises(DamagedEntry):
         disk_format.header_bytes(bytes(data), len(data))
     # Even where the file is as long as it claims, no header is that long.
     if field_offset != 80:
-        with pytest.raises(Damaged, match="tokens"):
+        with pytest.raises(DamagedEntry, match="tokens"):
             disk_format.header_bytes(bytes(data), 2**36)
 
 

@@ -13,7 +13,7 @@ from localrun import kv_folders
 from localrun.engine.cache import disk as kv_disk
 from localrun.engine.cache.disk import KvDisk
 from localrun.engine.cache.tiers import Tiers
-from localrun.engine.cache.tree import Block, Key, Saved
+from localrun.engine.cache.tree import Block, PrefixKey, SavedPrefix
 from tests.engine.disk_harness import flushed, tier
 from tests.engine.memory_disk import MemoryDisk
 
@@ -30,11 +30,11 @@ def prompt(number: int) -> list[int]:
     return [number] * 20
 
 
-def saved(store: Tiers, tokens: list[int]) -> Saved:
-    return store.match(Key(tokens), len(tokens)).saved()
+def saved(store: Tiers, tokens: list[int]) -> SavedPrefix:
+    return store.match(PrefixKey(tokens), len(tokens)).saved()
 
 
-def add(store: Tiers, path: Saved, tokens: list[int], data: bytes) -> Block | None:
+def add(store: Tiers, path: SavedPrefix, tokens: list[int], data: bytes) -> Block | None:
     """Keep the rows of `tokens` after a path, which is what is saved of them."""
     block = store.tree.graft(path.blocks[-1] if path.pieces else None, path.n_tokens, tokens[path.n_tokens :])
     return block if store.keep(block, data) else None

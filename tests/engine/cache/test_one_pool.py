@@ -9,7 +9,7 @@ from localrun.engine.cache.cache import SCARCE_PART, Cache
 from localrun.engine.cache.cells import COMPACT_CELLS, COMPACT_RATIO, MOVE_TOKENS, PoolCells
 from localrun.engine.cache.copies import GAIN_TOKENS, PIECE_TOKENS
 from localrun.engine.cache.tiers import Tiers
-from localrun.engine.cache.tree import Key
+from localrun.engine.cache.tree import PrefixKey
 from tests.fakes.backend import FakeBackend
 
 A, B, C = ([letter] * 60 for letter in b"abc")
@@ -32,7 +32,7 @@ class Bench:
     def start(self, tokens: list[int]) -> tuple[int, int]:
         """Compute `tokens` in a sequence. Returns the sequence and how many of them the cache gave."""
         tokens = list(tokens)  # a request's own, which grows
-        lease = self.cache.acquire(Key(tokens))
+        lease = self.cache.acquire(PrefixKey(tokens))
         assert lease is not None
         self.tokens[lease.seq] = tokens
         pending = tokens[lease.n_cached :]
@@ -62,9 +62,9 @@ class Bench:
         self.check()
         return n_cached
 
-    def settle(self) -> None:
-        while self.cache.can_settle:
-            self.cache.settle()
+    def save_next(self) -> None:
+        while self.cache.can_save_next:
+            self.cache.save_next()
             self.check()
 
     def check(self) -> None:
@@ -81,10 +81,10 @@ def test_a_parked_prefix_is_shared_by_cells_and_a_settled_one_comes_back_from_me
     assert n_cached == 60
     assert bench.cells.n_shared == 60
     bench.cache.release(seq, len(A + TAIL))
-    bench.settle()
+    bench.save_next()
     assert bench.backend.n_used == 0
     assert bench.park(A + TAIL + TAIL) == 60, "a few tokens more are not worth a save"
-    bench.settle()
+    bench.save_next()
     assert bench.park(A + TAIL + TAIL + TAIL) == 78
     assert bench.backend.n_rows_computed == 60 + 9 + 18 + 9
 
@@ -92,11 +92,11 @@ def test_a_parked_prefix_is_shared_by_cells_and_a_settled_one_comes_back_from_me
 def test_what_matches_is_what_an_acquire_gives_and_never_the_last_token():
     bench = Bench()
     bench.park(A)
-    assert bench.cache.match(Key(A)) == 59
-    assert bench.cache.match(Key(A + TAIL)) == 60
-    assert bench.cache.match(Key(B)) == 0
-    bench.settle()
-    assert bench.cache.match(Key(A)) == 59
+    assert bench.cache.match(PrefixKey(A)) == 59
+    assert bench.cache.match(PrefixKey(A + TAIL)) == 60
+    assert bench.cache.match(PrefixKey(B)) == 0
+    bench.save_next()
+    assert bench.cache.match(PrefixKey(A)) == 59
     assert bench.start(A)[1] == 59
 
 
@@ -104,14 +104,14 @@ def test_a_saved_state_is_left_alone_where_it_would_give_little_more_than_the_ce
     for gain, expected in ((GAIN_TOKENS - 1, 40), (GAIN_TOKENS, 40 + GAIN_TOKENS)):
         bench = Bench()
         bench.park(A[:40] + B[:gain])
-        bench.settle()
+        bench.save_next()
         bench.park(A[:40] + C)
         assert bench.start(A[:40] + B[:gain] + TAIL)[1] == expected
 
 
 def test_two_that_computed_the_same_end_up_on_the_same_cells():
     bench = Bench()
-    first, second = (bench.cache.acquire(Key(A)) for _ in range(2))
+    first, second = (bench.cache.acquire(PrefixKey(A)) for _ in range(2))
     for lease in (first, second):
         batch = bench.backend.batch
         batch.token[:60], batch.pos[:60], batch.seq[:60] = A, range(60), lease.seq
@@ -131,7 +131,7 @@ def test_when_cells_run_out_the_least_recently_used_prefix_goes():
     bench.park(A + TAIL)  # uses A again; 189 of 192 cells are taken now
     assert bench.cache.make_room(40)
     bench.check()
-    assert [bench.cache.match(Key(tokens)) for tokens in (A, B, C)] == [59, 0, 59]
+    assert [bench.cache.match(PrefixKey(tokens)) for tokens in (A, B, C)] == [59, 0, 59]
 
 
 def test_a_prefix_that_was_shared_counts_as_used():
@@ -141,26 +141,26 @@ def test_a_prefix_that_was_shared_counts_as_used():
     seq, _ = bench.start(A + TAIL)
     bench.cache.forget(seq)
     assert bench.cache.make_room(100)
-    assert [bench.cache.match(Key(tokens)) for tokens in (A, B)] == [59, 0]
+    assert [bench.cache.match(PrefixKey(tokens)) for tokens in (A, B)] == [59, 0]
 
 
 def test_ids_run_out_only_when_all_of_them_run():
     bench = Bench(n_seqs=3)
     for tokens in (A[:20], B[:20], C[:20]):
         bench.park(tokens)
-    leases = [bench.cache.acquire(Key([letter] * 5)) for letter in b"xyz"]
+    leases = [bench.cache.acquire(PrefixKey([letter] * 5)) for letter in b"xyz"]
     assert sorted(lease.seq for lease in leases) == [0, 1, 2]
-    assert bench.cache.acquire(Key(list(b"more"))) is None
+    assert bench.cache.acquire(PrefixKey(list(b"more"))) is None
     bench.cache.release(leases[0].seq, len([]))
     bench.check()
-    assert bench.cache.acquire(Key(list(b"more"))).seq == leases[0].seq
+    assert bench.cache.acquire(PrefixKey(list(b"more"))).seq == leases[0].seq
 
 
 def test_a_donor_that_must_go_to_make_room_is_not_shared_from():
     """The saved state of 120 tokens needs the cells of the parked prefix that would be the second choice."""
     bench = Bench(n_cells=192)
     bench.park(A + B)
-    bench.settle()
+    bench.save_next()
     bench.park(A + C)
     seq, n_cached = bench.start(A + B + TAIL)
     assert n_cached == 120
@@ -170,7 +170,7 @@ def test_a_donor_that_must_go_to_make_room_is_not_shared_from():
 def test_a_saved_state_that_finds_no_room_is_given_up_for_what_the_cells_have():
     bench = Bench(n_cells=192)
     bench.park(A + B)
-    bench.settle()
+    bench.save_next()
     seq, _ = bench.start(A + C)  # runs, so its 120 cells cannot go
     assert bench.start(A + B[:10])[1] == 60
     assert bench.backend.tokens_of(seq) == A + C
@@ -180,10 +180,10 @@ def test_what_was_shared_before_room_was_made_stays_though_its_donor_went_in_vai
     """Room for the rest of what is saved is not to be had, and the parked prefix went in the attempt."""
     bench = Bench(n_cells=192)
     bench.park(A + B)
-    bench.settle()
+    bench.save_next()
     bench.start(C + C)
     bench.park(A + TAIL)
-    lease = bench.cache.acquire(Key(A + B[:20]))
+    lease = bench.cache.acquire(PrefixKey(A + B[:20]))
     bench.check()
     assert lease is not None
     assert lease.n_cached == 60
@@ -194,7 +194,7 @@ def test_of_what_is_saved_only_what_the_cells_lack_is_brought():
     bench = Bench(n_cells=4096)
     chat = [number % 249 for number in range(1500)]
     bench.park(chat)
-    bench.settle()
+    bench.save_next()
     system, _ = bench.start(chat[:300])
     loaded: list[int] = []
     join = bench.backend.state_join
@@ -217,33 +217,33 @@ def test_of_what_is_saved_only_what_the_cells_lack_is_brought():
 def test_what_comes_piece_by_piece_needs_a_spare_sequence_and_does_without_the_rest_if_there_is_none(
     is_parked: bool, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(cache, "BRING_S", 0.0)
+    monkeypatch.setattr(cache, "RESTORE_PIECE_S", 0.0)
     bench = Bench(n_cells=4096, n_seqs=3)
     chat = [number % 249 for number in range(1500)]
     bench.park(chat)
-    bench.settle()
+    bench.save_next()
     bench.start(A)
-    lease = bench.cache.acquire(Key([*chat, *TAIL]))
+    lease = bench.cache.acquire(PrefixKey([*chat, *TAIL]))
     assert lease is not None
     assert (lease.n_here, lease.n_cached) == (PIECE_TOKENS, 1500)
     other, _ = bench.start(B)
     if is_parked:
         bench.cache.release(other, len(B))
     brought = []
-    while bench.cache.coming:
-        brought.append(bench.cache.bring())
+    while bench.cache.restoring:
+        brought.append(bench.cache.restore_next())
         bench.check()
     expected = [2 * PIECE_TOKENS, 1500] if is_parked else [PIECE_TOKENS]
     assert brought == [(lease.seq, n_tokens) for n_tokens in expected]
     assert bench.backend.tokens_of(lease.seq) == chat[: expected[-1]]
-    assert bench.cache.match(Key(B)) == 59, "it went to memory"
+    assert bench.cache.match(PrefixKey(B)) == 59, "it went to memory"
 
 
 def test_a_piece_that_is_refused_ends_what_comes_back_and_is_thrown_away():
     bench = Bench(n_cells=4096)
     chat = [number % 249 for number in range(1500)]
     bench.park(chat)
-    bench.settle()
+    bench.save_next()
     n_blocks, put, n_puts = len(bench.cache.tiers), bench.backend.state_set, 0
 
     def damaged_at_the_second(seq, state):
@@ -262,18 +262,18 @@ def test_on_a_gpu_prefixes_begin_to_leave_when_cells_run_short():
     bench = Bench(backend=backend)
     for tokens in (A, B):
         bench.park(tokens)
-    assert not bench.cache.can_settle
+    assert not bench.cache.can_save_next
     bench.start(C)
     assert bench.cells.n_free < 192 // SCARCE_PART
-    bench.settle()
-    assert bench.cache.match(Key(A)) == 59
+    bench.save_next()
+    assert bench.cache.match(PrefixKey(A)) == 59
     assert bench.backend.n_used == 120, "one was enough"
 
 
 def test_a_state_that_is_pushed_out_of_memory_while_it_makes_room_is_a_miss_and_no_mix_up():
     bench = Bench(n_cells=128, ram_cache_bytes=300)
     bench.park(A)
-    bench.settle()
+    bench.save_next()
     assert bench.cache.tiers.size_bytes > 150, "two states do not fit into this memory"
     bench.park(B + B[:9])
     assert bench.cells.n_free < 60
@@ -287,46 +287,46 @@ def test_a_longer_state_takes_the_place_of_those_that_it_covers():
     bench = Bench()
     for tokens in (A, A + TAIL, A + TAIL + B):
         bench.park(tokens)
-        bench.settle()
+        bench.save_next()
         assert len(bench.cache.tiers) == 1
     bench.park(A + C)
-    bench.settle()
+    bench.save_next()
     assert len(bench.cache.tiers) == 2
 
 
 def test_a_longer_state_pushes_out_nobody_while_its_own_predecessor_can_go():
     bench = Bench(ram_cache_bytes=430)
     bench.park(B)
-    bench.settle()
+    bench.save_next()
     bench.park(A)
-    bench.settle()
+    bench.save_next()
     assert bench.cache.tiers.size_bytes > 350
     bench.park(A + TAIL + TAIL)
-    bench.settle()
-    assert bench.cache.match(Key(B)) == 59
-    assert bench.cache.match(Key(A + TAIL + TAIL)) == 77
+    bench.save_next()
+    assert bench.cache.match(PrefixKey(B)) == 59
+    assert bench.cache.match(PrefixKey(A + TAIL + TAIL)) == 77
 
 
 def test_a_prefix_that_was_saved_before_is_not_saved_again_but_counts_as_used():
     bench = Bench(ram_cache_bytes=400)
     bench.park(A)
-    bench.settle()
+    bench.save_next()
     seq, _ = bench.start(A)
     bench.park(B)
-    bench.settle()
+    bench.save_next()
     bench.cache.release(seq, len(A))
-    bench.settle()
+    bench.save_next()
     assert len(bench.cache.tiers) == 2
     assert bench.cache.tiers.size_bytes > 350, "three do not fit"
     bench.park(C)
-    bench.settle()
-    assert [bench.cache.match(Key(tokens)) for tokens in (A, B, C)] == [59, 0, 59]
+    bench.save_next()
+    assert [bench.cache.match(PrefixKey(tokens)) for tokens in (A, B, C)] == [59, 0, 59]
 
 
 def test_a_prefix_too_large_for_memory_stays_in_its_cells_until_they_are_needed():
     bench = Bench(n_cells=192, ram_cache_bytes=150)
     bench.park(A)
-    bench.settle()
+    bench.save_next()
     assert bench.backend.n_used == 60
     assert bench.cache.n_cached_sequences == 1
     assert bench.start(A + TAIL)[1] == 60
@@ -341,28 +341,28 @@ def test_a_sequence_that_is_forgotten_leaves_its_cells_to_those_that_share_them(
     bench.cache.forget(first)
     bench.check()
     assert bench.backend.tokens_of(second) == A + TAIL
-    assert bench.cache.match(Key(A + TAIL)) == 68
+    assert bench.cache.match(PrefixKey(A + TAIL)) == 68
     bench.cache.forget(second)
     bench.check()
     assert bench.backend.n_used == 0
-    assert bench.cache.match(Key(A)) == 0
+    assert bench.cache.match(PrefixKey(A)) == 0
 
 
 def test_obtainable_are_all_cells_but_those_of_others_that_run():
     bench = Bench(n_cells=256)
-    assert bench.cache.n_obtainable(Key(A)) == 256
+    assert bench.cache.n_obtainable(PrefixKey(A)) == 256
     bench.park(B)
-    assert bench.cache.n_obtainable(Key(A)) == 256
+    assert bench.cache.n_obtainable(PrefixKey(A)) == 256
     bench.start(A)
     bench.start(A + TAIL)
-    assert bench.cache.n_obtainable(Key(C)) == 256 - 69
-    assert bench.cache.n_obtainable(Key(A + C)) == 256 - 69 + 60
+    assert bench.cache.n_obtainable(PrefixKey(C)) == 256 - 69
+    assert bench.cache.n_obtainable(PrefixKey(A + C)) == 256 - 69 + 60
 
 
 def test_a_damaged_state_is_a_miss_and_is_thrown_away():
     bench = Bench()
     bench.park(A)
-    bench.settle()
+    bench.save_next()
     bench.backend.state_set = lambda seq, state: False  # type: ignore[method-assign]
     assert bench.start(A + TAIL)[1] == 0
     assert len(bench.cache.tiers) == 0
@@ -374,7 +374,7 @@ def test_prefixes_too_short_to_save_are_not_kept_in_cells_unless_cells_are_all_t
         bench = Bench(ram_cache_bytes=ram_cache_bytes)
         bench.park(short)
         assert bench.backend.n_used == n_kept
-        assert not bench.cache.can_settle
+        assert not bench.cache.can_save_next
 
 
 def test_a_span_much_longer_than_the_used_cells_shrinks_and_everybody_keeps_their_tokens():
@@ -467,10 +467,10 @@ def test_without_a_spare_sequence_a_parked_one_gives_way_to_a_move():
     below, _ = bench.start([1] * 3000)
     last, _ = bench.start(A)
     bench.cache.forget(below)
-    bench.cache.acquire(Key(C))
+    bench.cache.acquire(PrefixKey(C))
     assert [gain > 0 for gain in compacted(bench)] == [False, True]
     assert bench.backend.tokens_of(last) == A
-    assert bench.cache.match(Key(B)) == 59, "it went to the store"
+    assert bench.cache.match(PrefixKey(B)) == 59, "it went to the store"
 
 
 def test_when_all_sequences_run_nothing_is_moved():
@@ -478,7 +478,7 @@ def test_when_all_sequences_run_nothing_is_moved():
     below, _ = bench.start([1] * 3000)
     bench.start(A)
     bench.cache.forget(below)
-    bench.cache.acquire(Key(C))
+    bench.cache.acquire(PrefixKey(C))
     span = bench.cells.span
     assert bench.cache.compact() is None
     assert bench.cells.span == span
@@ -487,9 +487,9 @@ def test_when_all_sequences_run_nothing_is_moved():
 def test_while_others_run_a_prefix_goes_when_looking_at_it_has_cost_as_much_as_copies_do():
     bench = Bench(n_cells=1024)
     bench.park(A)
-    bench.settle()
+    bench.save_next()
     bench.park(A + TAIL)  # saved and restored: it is known now what copies take
-    bench.settle()
+    bench.save_next()
     copy_s = bench.cache.tiers.copy_s_per_token
     assert copy_s > 0
     n_rows = 40
@@ -499,21 +499,21 @@ def test_while_others_run_a_prefix_goes_when_looking_at_it_has_cost_as_much_as_c
     runner, _ = bench.start(B)
     bench.park(C)
     for position in range(n_rows):
-        assert not bench.cache.can_settle
-        bench.cache.settle()
+        assert not bench.cache.can_save_next
+        bench.cache.save_next()
         assert bench.backend.n_used == 120 + position
         bench.decode(runner, 7)
-    assert bench.cache.can_settle
-    bench.settle()
+    assert bench.cache.can_save_next
+    bench.save_next()
     assert bench.backend.n_used == 60 + n_rows
-    assert bench.cache.match(Key(C)) == 59
+    assert bench.cache.match(PrefixKey(C)) == 59
 
 
 def test_nothing_is_lost_by_moving_a_prefix_while_nobody_runs():
     bench = Bench()
     bench.cache.tiers.recompute_s = lambda start, n_tokens: n_tokens * 1e-3  # type: ignore[method-assign]
     bench.park(A)
-    bench.settle()
+    bench.save_next()
     assert bench.backend.n_used == 0
 
 
@@ -524,19 +524,19 @@ def test_on_a_gpu_prefixes_stay_in_their_cells_until_these_are_needed():
     short = list(b"short")
     for tokens in (short, A, B):
         bench.park(tokens)
-    assert not bench.cache.can_settle
-    bench.cache.settle()
+    assert not bench.cache.can_save_next
+    bench.cache.save_next()
     assert bench.backend.n_used == 125
     assert len(bench.cache.tiers) == 0
     assert bench.start(A + TAIL)[1] == 60
     assert bench.cells.n_shared == 60, "a hit costs no copy"
     assert bench.cache.make_room(100)
     bench.check()
-    assert bench.cache.match(Key([*short, 1])) == 0
-    assert bench.cache.match(Key(B)) == 59
+    assert bench.cache.match(PrefixKey([*short, 1])) == 0
+    assert bench.cache.match(PrefixKey(B)) == 59
     assert len(bench.cache.tiers) == 1, "what had to go was saved"
     bench.cache.retire()
-    assert bench.cache.match(Key(A)) == 59
+    assert bench.cache.match(PrefixKey(A)) == 59
 
 
 def test_retiring_moves_everything_parked_to_the_store():
@@ -546,18 +546,18 @@ def test_retiring_moves_everything_parked_to_the_store():
     bench.cache.retire()
     bench.check()
     assert bench.backend.n_used == 0
-    assert [bench.cache.match(Key(tokens)) for tokens in (A, B)] == [59, 59]
+    assert [bench.cache.match(PrefixKey(tokens)) for tokens in (A, B)] == [59, 59]
 
 
 def test_clearing_memory_forgets_parked_and_saved_prefixes_and_spares_running_ones():
     bench = Bench()
     bench.park(A)
-    bench.settle()
+    bench.save_next()
     bench.park(B)
     seq, _ = bench.start(C)
     bench.cache.clear(ram=True, disk=False)
     bench.check()
-    assert [bench.cache.match(Key(tokens)) for tokens in (A, B)] == [0, 0]
+    assert [bench.cache.match(PrefixKey(tokens)) for tokens in (A, B)] == [0, 0]
     assert bench.backend.tokens_of(seq) == C
 
 
@@ -565,9 +565,9 @@ def test_what_another_adapter_computed_is_nobodys_beginning():
     bench = Bench()
     bench.park(A)
     seq, _ = bench.start(B)
-    assert bench.cache.match(Key(A, b"adapter")) == 0
-    assert not bench.cache.follow(seq, Key(B + TAIL, b"adapter"), 0)
-    lease = bench.cache.acquire(Key(A, b"adapter"))
+    assert bench.cache.match(PrefixKey(A, b"adapter")) == 0
+    assert not bench.cache.follow(seq, PrefixKey(B + TAIL, b"adapter"), 0)
+    lease = bench.cache.acquire(PrefixKey(A, b"adapter"))
     assert lease is not None
     assert lease.n_cached == 0
     bench.check()

@@ -7,7 +7,7 @@ from localrun.engine.cache.cells import OnePool
 from localrun.engine.cache.checkpoints import Checkpoints
 from localrun.engine.cache.copies import BLOCK_TOKENS, GAIN_TOKENS, PIECE_TOKENS, Copies
 from localrun.engine.cache.tiers import Tiers
-from localrun.engine.cache.tree import Key
+from localrun.engine.cache.tree import PrefixKey
 from tests.engine.memory_disk import MemoryDisk
 from tests.fakes.backend import FakeBackend
 
@@ -58,19 +58,19 @@ class Bench:
         return self.backend.saved
 
     def save_all(self, tokens: list[int]) -> bool:
-        while (is_saved := self.copies.save(3, Key(tokens), len(tokens), spare=0)) is None:
+        while (is_saved := self.copies.save(3, PrefixKey(tokens), len(tokens), spare=0)) is None:
             pass
         return is_saved
 
     def restore(self, tokens: list[int]) -> int:
         self.layout.cut(1, 0)
-        n_tokens = self.copies.restore(1, Key(tokens), len(tokens), spare=0)
+        n_tokens = self.copies.restore(1, PrefixKey(tokens), len(tokens), spare=0)
         self.store.check_integrity()
         assert self.backend.tokens_of(1) == tokens[:n_tokens]
         return n_tokens
 
     def saved(self, tokens: list[int]):
-        return self.store.match(Key(tokens), len(tokens)).saved()
+        return self.store.match(PrefixKey(tokens), len(tokens)).saved()
 
 
 def test_a_prompt_is_saved_in_blocks_and_comes_back_as_it_was():
@@ -198,7 +198,7 @@ def test_one_slow_copy_does_not_rule_out_all_later_ones():
 
 def park(bench: Bench, tokens: list[int]) -> None:
     """A request for `tokens` comes and ends."""
-    lease = bench.cache.acquire(Key(tokens))
+    lease = bench.cache.acquire(PrefixKey(tokens))
     assert lease is not None
     batch = bench.backend.batch
     for at in range(lease.n_cached, len(tokens), batch.capacity):
@@ -229,8 +229,8 @@ def test_a_long_conversation_is_saved_a_piece_at_a_time_and_its_growth_costs_wha
     chat = [number % 241 for number in range(5 * PIECE_TOKENS + 100)]
     park(bench, chat)
     n_steps = 0
-    while bench.cache.can_settle:
-        bench.cache.settle()
+    while bench.cache.can_save_next:
+        bench.cache.save_next()
         bench.cache.check_integrity()
         n_steps += 1
     assert n_steps == 6
@@ -239,7 +239,7 @@ def test_a_long_conversation_is_saved_a_piece_at_a_time_and_its_growth_costs_wha
     assert bench.backend.n_used == 0
     bench.backend.exported.clear()
     park(bench, chat + ONE)
-    bench.cache.settle()
+    bench.cache.save_next()
     assert bench.backend.exported == [300], "the end that is short is saved anew, and nothing else"
     assert bench.saved(chat + ONE).n_tokens == len(chat) + 200
 
@@ -248,15 +248,15 @@ def test_a_conversation_that_is_gone_on_with_while_it_is_saved_loses_nothing():
     bench = Bench()
     chat = [number % 241 for number in range(3 * PIECE_TOKENS)]
     park(bench, chat)
-    bench.cache.settle()
+    bench.cache.save_next()
     assert bench.saved(chat).n_tokens == PIECE_TOKENS
-    lease = bench.cache.acquire(Key(chat + ONE))
+    lease = bench.cache.acquire(PrefixKey(chat + ONE))
     assert lease is not None
     assert lease.n_cached == len(chat)
     bench.cache.check_integrity()
     bench.cache.forget(lease.seq)
-    while bench.cache.can_settle:
-        bench.cache.settle()
+    while bench.cache.can_save_next:
+        bench.cache.save_next()
         bench.cache.check_integrity()
     assert bench.saved(chat).n_tokens == len(chat)
 
@@ -266,7 +266,7 @@ def test_without_a_spare_sequence_everything_is_exported_and_nothing_lost():
     bench.backend = Sizes()
     bench.cache = Cache(bench.backend, bench.store, bench.clock)
     for letter in range(3):
-        assert bench.cache.acquire(Key([letter] * 10)) is not None
+        assert bench.cache.acquire(PrefixKey([letter] * 10)) is not None
     park(bench, SYSTEM)
     bench.cache.retire()
     assert bench.backend.exported == [len(SYSTEM)]
@@ -287,7 +287,7 @@ def test_a_disk_that_loses_what_it_was_given_is_not_tried_for_ever():
     now = iter(range(1 << 30))
     cache = Cache(backend, Tiers(0, Short()), lambda: next(now) * 1e-6)
     tokens = [number % 251 for number in range(3 * PIECE_TOKENS)]
-    lease = cache.acquire(Key(tokens))
+    lease = cache.acquire(PrefixKey(tokens))
     assert lease is not None
     batch, count = backend.batch, len(tokens)
     batch.token[:count], batch.pos[:count], batch.seq[:count] = tokens, range(count), lease.seq
@@ -295,7 +295,7 @@ def test_a_disk_that_loses_what_it_was_given_is_not_tried_for_ever():
     cache.cells.place([lease.seq] * count)
     cache.release(lease.seq, count)
     for _ in range(5):
-        cache.settle()
-    assert not cache.can_settle
-    assert cache.match(Key([*tokens, 1])) == count, "it stays in its cells"
+        cache.save_next()
+    assert not cache.can_save_next
+    assert cache.match(PrefixKey([*tokens, 1])) == count, "it stays in its cells"
     cache.check_integrity()

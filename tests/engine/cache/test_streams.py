@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from localrun.engine.cache.cache import Cache, Lease
+from localrun.engine.cache.cache import Cache, SequenceLease
 from localrun.engine.cache.copies import GAIN_TOKENS
 from localrun.engine.cache.tiers import Tiers
-from localrun.engine.cache.tree import Key
+from localrun.engine.cache.tree import PrefixKey
 from localrun.engine.request import Request
 from localrun.engine.sample.text import TextStream
-from localrun.engine.schedule.background import Background
+from localrun.engine.schedule.background import BackgroundPrefill
 from localrun.engine.schedule.budget import CostModel
 from localrun.wire import Sampling
 from tests.engine.harness import n_seqs_away
@@ -31,7 +31,7 @@ class Bench:
         self.backend = FakeBackend(
             n_cells=256 * n_slots, n_seqs=9, n_batch=256, n_slots=n_slots, n_background_seqs=n_background_seqs
         )
-        self.background = Background(lambda: self.backend.worker, CostModel())
+        self.background = BackgroundPrefill(lambda: self.backend.worker, CostModel())
         now = iter(range(1 << 30))
         self.cache = Cache(self.backend, Tiers(ram_cache_bytes), lambda: next(now) * 1e-6, self.takes)
         self.away: dict[int, Request] = {}
@@ -39,8 +39,8 @@ class Bench:
     def takes(self, n_new: int, depth: int = 0) -> bool:
         return self.background.takes(n_new, DIRECT_TOKENS)
 
-    def acquire(self, tokens: list[int]) -> Lease:
-        lease = self.cache.acquire(Key(tokens))
+    def acquire(self, tokens: list[int]) -> SequenceLease:
+        lease = self.cache.acquire(PrefixKey(tokens))
         assert lease is not None
         if lease.seq >= self.backend.n_seqs:
             sampler = self.backend.sampler(Sampling(), ignore_eos=True)
@@ -59,13 +59,13 @@ class Bench:
         return lease.seq, lease.n_cached
 
     def compute(self, seq: int, tokens: list[int], n_done: int) -> None:
-        is_away = seq in self.away
-        batch, count = self.backend.worker.batch if is_away else self.backend.batch, len(tokens) - n_done
+        in_pool = seq in self.away
+        batch, count = self.backend.worker.batch if in_pool else self.backend.batch, len(tokens) - n_done
         batch.token[:count] = tokens[n_done:]
         batch.pos[:count] = range(n_done, len(tokens))
         batch.seq[:count] = seq - batch.first_seq
         batch.wants_logits[:count] = 0
-        if is_away:
+        if in_pool:
             worker = self.backend.worker
             worker.start(count)
             while not worker.is_over():
@@ -85,13 +85,13 @@ class Bench:
         self.check()
         return seq
 
-    def settle(self) -> None:
-        while self.cache.can_settle:
-            self.cache.settle()
+    def save_next(self) -> None:
+        while self.cache.can_save_next:
+            self.cache.save_next()
             self.check()
 
     def stored(self, tokens: list[int]) -> int:
-        return self.cache.tiers.match(Key(tokens), len(tokens)).saved().n_tokens
+        return self.cache.tiers.match(PrefixKey(tokens), len(tokens)).saved().n_tokens
 
     def begin(self) -> None:
         """The background has something under way."""
@@ -114,7 +114,7 @@ def test_a_parked_prefix_is_gone_on_with_where_it_is():
 def test_the_last_token_is_never_cached_and_what_matches_is_what_an_acquire_gives():
     bench = Bench()
     bench.park(A)
-    assert [bench.cache.match(Key(tokens)) for tokens in (A, A + TAIL, B)] == [59, 60, 0]
+    assert [bench.cache.match(PrefixKey(tokens)) for tokens in (A, A + TAIL, B)] == [59, 60, 0]
     assert bench.start(A)[1] == 59
 
 
@@ -132,7 +132,7 @@ def test_the_tail_of_a_parked_prefix_is_saved_before_it_is_cut():
 def test_what_runs_is_copied_as_far_as_it_was_computed():
     bench = Bench()
     first = bench.acquire(A + B)
-    assert bench.cache.match(Key(A + TAIL)) == 0, "nothing is computed yet"
+    assert bench.cache.match(PrefixKey(A + TAIL)) == 0, "nothing is computed yet"
     bench.compute(first.seq, A + B, 0)
     second, n_cached = bench.start(A + TAIL)
     assert second != first.seq
@@ -151,10 +151,10 @@ def test_a_copy_from_a_running_one_needs_no_store(ram_cache_bytes: int):
 def test_what_was_settled_comes_back_from_the_store_after_its_stream_was_taken():
     bench = Bench()
     bench.park(A)
-    bench.settle()
+    bench.save_next()
     for tokens in (B, C, D):
         bench.start(tokens)
-    assert bench.cache.acquire(Key(A)) is None, "all streams run"
+    assert bench.cache.acquire(PrefixKey(A)) is None, "all streams run"
     bench.cache.release(0, len(B))
     assert bench.start(A + TAIL)[1] == 60
 
@@ -178,7 +178,7 @@ def test_the_prefix_parked_first_makes_way_and_never_the_donor_if_another_can():
 def test_a_little_in_common_is_not_worth_anything():
     bench = Bench()
     bench.park(A)
-    assert bench.cache.match(Key(A[: GAIN_TOKENS - 1] + B)) == 0
+    assert bench.cache.match(PrefixKey(A[: GAIN_TOKENS - 1] + B)) == 0
     seq, n_cached = bench.start(A[: GAIN_TOKENS - 1] + B)
     assert (n_cached, bench.backend.tokens_of(seq)) == (0, A[: GAIN_TOKENS - 1] + B)
 
@@ -186,10 +186,10 @@ def test_a_little_in_common_is_not_worth_anything():
 def test_following_pays_where_more_comes_than_is_there():
     bench = Bench()
     lease = bench.acquire(A + B)
-    assert bench.cache.follow(lease.seq, Key(A + C), 0)
-    assert not bench.cache.follow(lease.seq, Key(A + C), 60 - GAIN_TOKENS + 1)
+    assert bench.cache.follow(lease.seq, PrefixKey(A + C), 0)
+    assert not bench.cache.follow(lease.seq, PrefixKey(A + C), 60 - GAIN_TOKENS + 1)
     bench.compute(lease.seq, A + B, 0)
-    assert not bench.cache.follow(lease.seq, Key(A + C), 0), "there is no more to come"
+    assert not bench.cache.follow(lease.seq, PrefixKey(A + C), 0), "there is no more to come"
 
 
 def test_a_rewound_sequence_promises_only_what_it_still_has():
@@ -197,7 +197,7 @@ def test_a_rewound_sequence_promises_only_what_it_still_has():
     seq, _ = bench.start(A + B)
     assert bench.cache.rewind(seq, 30) == 30
     bench.check()
-    assert bench.cache.match(Key(A + C)) == 30
+    assert bench.cache.match(PrefixKey(A + C)) == 30
 
 
 def test_a_forgotten_sequence_leaves_nothing():
@@ -205,7 +205,7 @@ def test_a_forgotten_sequence_leaves_nothing():
     seq, _ = bench.start(A)
     bench.cache.forget(seq)
     bench.check()
-    assert (bench.cache.match(Key(A)), bench.backend.n_used, bench.cache.n_cached_sequences) == (0, 0, 0)
+    assert (bench.cache.match(PrefixKey(A)), bench.backend.n_used, bench.cache.n_cached_sequences) == (0, 0, 0)
     other = bench.acquire(B)
     bench.cache.release(other.seq, len([]))
     bench.check()
@@ -218,12 +218,12 @@ def test_settling_saves_one_at_a_time_and_leaves_it_where_it_is():
         bench.park(tokens)
     for _ in ("begun", "read", "kept"):
         assert sorted(map(bench.stored, (A, B))) == [0, 0]
-        bench.cache.settle()
+        bench.cache.save_next()
     assert sorted(map(bench.stored, (A, B))) == [0, 60]
-    bench.settle()
-    assert (bench.stored(A), bench.stored(B), bench.cache.can_settle) == (60, 60, False)
+    bench.save_next()
+    assert (bench.stored(A), bench.stored(B), bench.cache.can_save_next) == (60, 60, False)
     assert bench.backend.n_used == 120
-    bench.cache.settle()
+    bench.cache.save_next()
 
 
 @pytest.mark.parametrize("n_steps", [1, 2])
@@ -232,9 +232,9 @@ def test_who_goes_on_in_a_stream_that_is_being_saved_waits_until_it_is_read(n_st
     bench = Bench()
     seq = bench.park(A + B)
     for _ in range(n_steps):
-        bench.cache.settle()
+        bench.cache.save_next()
     assert bench.start(A + C) == (seq, 60)
-    bench.settle()
+    bench.save_next()
     assert bench.stored(A + B) == 120
     assert bench.backend.tokens_of(seq) == A + C
 
@@ -246,14 +246,14 @@ def test_who_goes_on_behind_what_is_being_saved_may_move_at_once(n_steps: int):
     bench.start(B)
     seq = bench.park(A)
     for _ in range(n_steps):
-        bench.cache.settle()
+        bench.cache.save_next()
     assert bench.start(A + TAIL) == (seq, 60)
     bench.cache.forget(0)
     assert bench.cache.compact() == (seq, 0)
-    bench.settle()
+    bench.save_next()
     assert bench.stored(A + TAIL) == (0 if n_steps == 1 else 60)
     bench.cache.release(0, len(A + TAIL))
-    bench.settle()
+    bench.save_next()
     assert bench.stored(A + TAIL) == 69 - (9 if n_steps == 2 else 0), "a few tokens more are not worth a save"
 
 
@@ -263,9 +263,9 @@ def test_a_stream_that_is_taken_while_it_is_being_saved_is_saved_all_the_same(n_
     bench.start(B)
     bench.park(A)
     for _ in range(n_steps):
-        bench.cache.settle()
+        bench.cache.save_next()
     bench.start(C)
-    bench.settle()
+    bench.save_next()
     assert bench.stored(A) == 60
 
 
@@ -274,19 +274,19 @@ def test_what_is_cleared_while_it_is_being_saved_does_not_come_back(n_steps: int
     bench = Bench()
     bench.park(A)
     for _ in range(n_steps):
-        bench.cache.settle()
+        bench.cache.save_next()
     bench.cache.clear(ram=True, disk=True)
     bench.check()
-    bench.settle()
+    bench.save_next()
     assert bench.stored(A) == 0
-    assert not bench.cache.can_settle
+    assert not bench.cache.can_save_next
 
 
 def test_retiring_waits_for_what_is_being_saved():
     bench = Bench()
     for tokens in (A, B):
         bench.park(tokens)
-    bench.cache.settle()
+    bench.cache.save_next()
     bench.cache.retire()
     assert [bench.stored(tokens) for tokens in (A, B)] == [60, 60]
 
@@ -294,7 +294,7 @@ def test_retiring_waits_for_what_is_being_saved():
 def test_without_a_store_prefixes_stay_in_their_streams_and_nothing_is_to_settle():
     bench = Bench(ram_cache_bytes=0)
     seq = bench.park(A)
-    assert not bench.cache.can_settle
+    assert not bench.cache.can_save_next
     assert bench.start(A[:30] + B) == (seq, 30)
     bench.cache.retire()
 
@@ -311,11 +311,11 @@ def test_clearing_memory_empties_parked_streams_and_leaves_running_ones():
     bench = Bench()
     bench.park(A)
     bench.park(B)
-    bench.settle()
+    bench.save_next()
     seq, _ = bench.start(C)
     bench.cache.clear(ram=True, disk=False)
     bench.check()
-    assert [bench.cache.match(Key(tokens)) for tokens in (A, B)] == [0, 0]
+    assert [bench.cache.match(PrefixKey(tokens)) for tokens in (A, B)] == [0, 0]
     assert bench.backend.tokens_of(seq) == C
     assert bench.backend.n_used == 60
 
@@ -377,12 +377,12 @@ def test_a_prompt_of_the_background_that_is_done_goes_on_among_the_streams():
     bench = background_bench()
     seq, _ = bench.start(LONG)
     assert seq == 3
-    assert bench.cache.bring_home(seq) == 0
+    assert bench.cache.move_to_stream(seq) == 0
     bench.check()
     assert bench.backend.tokens_of(0) == LONG
     assert bench.backend.tokens_of(seq) == []
     bench.cache.release(0, len(LONG))
-    assert bench.cache.match(Key([*LONG, 1])) == len(LONG)
+    assert bench.cache.match(PrefixKey([*LONG, 1])) == len(LONG)
 
 
 def test_nobody_starts_in_the_background_while_it_computes():
@@ -400,12 +400,12 @@ def test_while_the_background_computes_its_sequences_are_left_alone():
     parked = bench.park(LONG)
     assert parked != busy
     bench.begin()
-    assert not bench.cache.can_settle
-    bench.cache.settle()
+    assert not bench.cache.can_save_next
+    bench.cache.save_next()
     bench.cache.clear(ram=True, disk=True)
-    assert bench.cache.match(Key([*LONG, 1])) == 0
+    assert bench.cache.match(PrefixKey([*LONG, 1])) == 0
     assert bench.start([*LONG[:GAIN_TOKENS], *TAIL])[1] == 0
     assert bench.background.halt() is not None
     bench.cache.rewind(busy, 0)
     bench.check()
-    assert bench.cache.can_settle
+    assert bench.cache.can_save_next

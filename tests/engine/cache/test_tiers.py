@@ -9,18 +9,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from localrun.engine.cache.tiers import Tiers
-from localrun.engine.cache.tree import Block, Key, Saved
+from localrun.engine.cache.tree import Block, PrefixKey, SavedPrefix
 from tests.depth import DEPTH
 from tests.engine.memory_disk import MemoryDisk
 
 A, B, C, D, E = ([letter] * 10 for letter in b"abcde")
 
 
-def saved(store: Tiers, tokens: list[int]) -> Saved:
-    return store.match(Key(tokens), len(tokens)).saved()
+def saved(store: Tiers, tokens: list[int]) -> SavedPrefix:
+    return store.match(PrefixKey(tokens), len(tokens)).saved()
 
 
-def add(store: Tiers, path: Saved, tokens: list[int], data: bytes) -> Block | None:
+def add(store: Tiers, path: SavedPrefix, tokens: list[int], data: bytes) -> Block | None:
     """Keep the rows of `tokens` after a path, which is what is saved of them."""
     block = store.tree.graft(path.blocks[-1] if path.pieces else None, path.n_tokens, tokens[path.n_tokens :])
     return block if store.keep(block, data) else None
@@ -199,11 +199,11 @@ def test_a_restart_deletes_orphans_and_the_second_of_two_that_begin_alike():
     assert kept(again, A + B, C) == [0, 10]
 
 
-def test_a_restart_keeps_realms_apart():
+def test_a_restart_keeps_salts_apart():
     disk = MemoryDisk()
     store = Tiers(100, disk)
     save(store, A)
-    other = Key(A + B, b"adapter")
+    other = PrefixKey(A + B, b"adapter")
     parent = store.tree.graft(None, 0, A, root=other.root)
     assert store.keep(parent, b"x" * 10)
     assert store.keep(store.tree.graft(parent, 10, B), b"y" * 10)
@@ -214,7 +214,7 @@ def test_a_restart_keeps_realms_apart():
     found = again.match(other, 20).saved()
     assert found.n_tokens == 20
     assert [again.load(block) for block in found.blocks] == [b"x" * 10, b"y" * 10]
-    assert again.match(Key(A, b"another"), 10).n_tokens == 0
+    assert again.match(PrefixKey(A, b"another"), 10).n_tokens == 0
 
 
 def test_a_disk_that_refuses_writes_is_read_and_not_counted_on():

@@ -41,7 +41,7 @@ def test_chats_that_come_and_go_answer_as_if_alone(shape: str, ram_cache_bytes: 
     monkeypatch.setattr(copies, "PIECE_TOKENS", 16)
     monkeypatch.setattr(copies, "GAIN_TOKENS", 4)
     monkeypatch.setattr(copies, "QUICK_BYTES", 0)
-    monkeypatch.setattr(cache, "BRING_S", 0.0)
+    monkeypatch.setattr(cache, "RESTORE_PIECE_S", 0.0)
     random = Random(f"{shape} {ram_cache_bytes}")
     disk = MemoryDisk(limit_bytes=3000) if random.random() < 0.7 else None
     harness = Harness(**({"n_seqs": 9, "ram_cache_bytes": ram_cache_bytes, "disk": disk} | SHAPES[shape]))

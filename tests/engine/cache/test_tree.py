@@ -12,37 +12,37 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from localrun.engine.cache import tree as tree_module
 from localrun.engine.cache.disk_record import block_key
-from localrun.engine.cache.tree import Block, Key, Path, Same, Tree, common_prefix
+from localrun.engine.cache.tree import Block, Path, PrefixKey, SharedRange, Tree, common_prefix
 from tests.depth import DEPTH
 
 seqs = st.integers(0, 5)
 # Two letters make shared beginnings likely.
 token_lists = st.lists(st.integers(0, 1), max_size=10)
-realms = st.sampled_from([b"", b"adapter"])
+salts = st.sampled_from([b"", b"adapter"])
 
 
 def shared(one: Sequence[int], other: Sequence[int]) -> int:
     return next((n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
-def match(tree: Tree, tokens: list[int], limit: int | None = None, realm: bytes = b"") -> Path:
-    return tree.match(Key(tokens, realm), len(tokens) if limit is None else limit)
+def match(tree: Tree, tokens: list[int], limit: int | None = None, salt: bytes = b"") -> Path:
+    return tree.match(PrefixKey(tokens, salt), len(tokens) if limit is None else limit)
 
 
-def grow(tree: Tree, seq: int, tokens: list[int]) -> list[Same]:
-    return tree.grow(seq, Key(tokens), len(tokens))
+def grow(tree: Tree, seq: int, tokens: list[int]) -> list[SharedRange]:
+    return tree.grow(seq, PrefixKey(tokens), len(tokens))
 
 
-def save(tree: Tree, tokens: list[int], realm: bytes = b"", most: int = 100) -> Block | None:
+def save(tree: Tree, tokens: list[int], salt: bytes = b"", most: int = 100) -> Block | None:
     """A block of what is not saved yet of `tokens`, or of the first part of it."""
-    saved = match(tree, tokens, realm=realm).saved()
+    saved = match(tree, tokens, salt=salt).saved()
     if saved.n_tokens == len(tokens):
         return None
     parent = saved.blocks[-1] if saved.pieces else None
     rest = tokens[saved.n_tokens :][:most]
-    if parent is None and block_key(Key([], realm).root, 0, rest) in tree.blocks:
+    if parent is None and block_key(PrefixKey([], salt).root, 0, rest) in tree.blocks:
         return None  # a state: no model has both, and both would be one file
-    return tree.graft(parent, saved.n_tokens, rest, root=Key([], realm).root)
+    return tree.graft(parent, saved.n_tokens, rest, root=PrefixKey([], salt).root)
 
 
 class Trees(RuleBasedStateMachine):
@@ -55,27 +55,27 @@ class Trees(RuleBasedStateMachine):
         self.rows: dict[Block, tuple[bytes, list[int]]] = {}
         self.wholes: dict[Block, tuple[bytes, list[int]]] = {}
 
-    @rule(seq=seqs, more=token_lists, realm=realms)
-    def grow(self, seq: int, more: list[int], realm: bytes) -> None:
-        realm, before = self.held.get(seq, (realm, []))
+    @rule(seq=seqs, more=token_lists, salt=salts)
+    def grow(self, seq: int, more: list[int], salt: bytes) -> None:
+        salt, before = self.held.get(seq, (salt, []))
         tokens = before + more
-        same = self.tree.grow(seq, Key([*tokens, 7], realm), len(tokens))
-        others = [held for other, (its_realm, held) in self.held.items() if other != seq and its_realm == realm]
+        same = self.tree.grow(seq, PrefixKey([*tokens, 7], salt), len(tokens))
+        others = [held for other, (its_salt, held) in self.held.items() if other != seq and its_salt == salt]
         end = max((shared(tokens, held) for held in others), default=0)
         assert [at for each in same for at in range(each.start, each.end)] == list(range(len(before), end))
         for each in same:
             assert each.seq != seq
             assert shared(tokens, self.held[each.seq][1]) >= each.end
         if tokens:
-            self.held[seq] = realm, tokens
+            self.held[seq] = salt, tokens
 
     @rule(seq=seqs, n_tokens=st.integers(0, 8))
     def cut(self, seq: int, n_tokens: int) -> None:
         self.tree.cut(seq, n_tokens)
         if seq in self.held:
-            realm, tokens = self.held.pop(seq)
+            salt, tokens = self.held.pop(seq)
             if tokens[:n_tokens]:
-                self.held[seq] = realm, tokens[:n_tokens]
+                self.held[seq] = salt, tokens[:n_tokens]
 
     @rule(seq=seqs)
     def leave(self, seq: int) -> None:
@@ -86,24 +86,24 @@ class Trees(RuleBasedStateMachine):
     @rule(data=st.data(), most=st.integers(1, 5), n_tokens=st.integers(1, 8))
     def attach(self, data: st.DataObject, most: int, n_tokens: int) -> None:
         """Save something that a sequence holds."""
-        realm, tokens = self.held[data.draw(st.sampled_from(sorted(self.held)))]
+        salt, tokens = self.held[data.draw(st.sampled_from(sorted(self.held)))]
         tokens = tokens[:n_tokens]
-        block = save(self.tree, tokens, realm, most)
+        block = save(self.tree, tokens, salt, most)
         if block is not None:
-            self.rows[block] = realm, tokens[: block.end]
+            self.rows[block] = salt, tokens[: block.end]
 
-    @rule(tokens=token_lists, realm=realms, most=st.integers(1, 5))
-    def graft(self, tokens: list[int], realm: bytes, most: int) -> None:
+    @rule(tokens=token_lists, salt=salts, most=st.integers(1, 5))
+    def graft(self, tokens: list[int], salt: bytes, most: int) -> None:
         """Find something on disk that nobody holds."""
-        block = save(self.tree, tokens, realm, most)
+        block = save(self.tree, tokens, salt, most)
         if block is not None:
-            self.rows[block] = realm, tokens[: block.end]
+            self.rows[block] = salt, tokens[: block.end]
 
-    @rule(tokens=token_lists.filter(len), realm=realms)
-    def save_whole(self, tokens: list[int], realm: bytes) -> None:
-        if (realm, tokens) in [*self.wholes.values(), *((r, t) for b, (r, t) in self.rows.items() if b.start == 0)]:
+    @rule(tokens=token_lists.filter(len), salt=salts)
+    def save_whole(self, tokens: list[int], salt: bytes) -> None:
+        if (salt, tokens) in [*self.wholes.values(), *((r, t) for b, (r, t) in self.rows.items() if b.start == 0)]:
             return  # see `save`
-        self.wholes[self.tree.graft_state(tokens, root=Key([], realm).root)] = realm, tokens
+        self.wholes[self.tree.graft_state(tokens, root=PrefixKey([], salt).root)] = salt, tokens
 
     @precondition(lambda self: self.rows or self.wholes)
     @rule(data=st.data())
@@ -118,20 +118,20 @@ class Trees(RuleBasedStateMachine):
             self.wholes.pop(each, None)
         assert all(each.parent not in gone for each in self.rows)
 
-    @rule(tokens=token_lists, limit=st.integers(0, 12), realm=realms, among=st.none() | st.sets(seqs))
-    def match(self, tokens: list[int], limit: int, realm: bytes, among: set[int] | None) -> None:
+    @rule(tokens=token_lists, limit=st.integers(0, 12), salt=salts, among=st.none() | st.sets(seqs))
+    def match(self, tokens: list[int], limit: int, salt: bytes, among: set[int] | None) -> None:
         limit = min(limit, len(tokens))
-        path = self.tree.match(Key(tokens, realm), limit)
+        path = self.tree.match(PrefixKey(tokens, salt), limit)
         lengths = {
             seq: min(limit, shared(held, tokens))
-            for seq, (its_realm, held) in self.held.items()
-            if its_realm == realm and (among is None or seq in among)
+            for seq, (its_salt, held) in self.held.items()
+            if its_salt == salt and (among is None or seq in among)
         }
         n_held = max(lengths.values(), default=0)
         found = {seq for seq, length in lengths.items() if length == n_held > 0}
         assert path.held(among) == (n_held, found)
         saved = path.saved()
-        ends = [shared(rows, tokens) for its_realm, rows in self.rows.values() if its_realm == realm]
+        ends = [shared(rows, tokens) for its_salt, rows in self.rows.values() if its_salt == salt]
         assert saved.n_tokens == min(limit, max(ends, default=0))
         at = 0
         for block, start, end in saved.pieces:
@@ -139,10 +139,10 @@ class Trees(RuleBasedStateMachine):
             assert block.tokens[start - block.start : end - block.start] == tokens[start:end]
             at = end
         assert at == saved.n_tokens
-        whole = [tokens for its_realm, tokens in self.wholes.values() if its_realm == realm]
+        whole = [tokens for its_salt, tokens in self.wholes.values() if its_salt == salt]
         lengths_of_states = sorted(len(each) for each in whole if each == tokens[:limit][: len(each)])
         assert [state.end for state in path.states()] == lengths_of_states
-        begun = [len(held) for r, held in self.held.values() if r == realm and held == tokens[:limit][: len(held)]]
+        begun = [len(held) for r, held in self.held.values() if r == salt and held == tokens[:limit][: len(held)]]
         n_ended, seq = path.ended(set(self.held))
         assert n_ended == max(begun, default=0)
         assert seq == -1 or self.held[seq][1] == tokens[:n_ended]
@@ -153,13 +153,11 @@ class Trees(RuleBasedStateMachine):
         assert set(self.tree.blocks.values()) == {*self.rows, *self.wholes}
         for seq in range(6):
             assert self.tree.length(seq) == len(self.held.get(seq, (b"", []))[1])
-        for block, (realm, tokens) in (*self.rows.items(), *self.wholes.items()):
+        for block, (salt, tokens) in (*self.rows.items(), *self.wholes.items()):
             assert block.tokens == tokens[block.start :]
-            above = block.parent.name if block.parent else Key([], realm).root
+            above = block.parent.name if block.parent else PrefixKey([], salt).root
             assert block.name == block_key(above, block.start, block.tokens)
-        held = {
-            (realm, tuple(tokens[:end])) for realm, tokens in self.held.values() for end in range(1, len(tokens) + 1)
-        }
+        held = {(salt, tuple(tokens[:end])) for salt, tokens in self.held.values() for end in range(1, len(tokens) + 1)}
         assert self.tree.n_held(self.held.keys()) == len(held)
 
 
@@ -170,9 +168,9 @@ TestTrees.settings = settings(max_examples=50 * DEPTH, stateful_step_count=40)
 def test_what_somebody_else_has_already_is_reported():
     tree = Tree()
     grow(tree, 1, [1, 2, 3, 4])
-    assert grow(tree, 2, [1, 2]) == [Same(0, 2, 1)]
+    assert grow(tree, 2, [1, 2]) == [SharedRange(0, 2, 1)]
     (same,) = grow(tree, 2, [1, 2, 3, 9])
-    assert same == Same(2, 3, 1)
+    assert same == SharedRange(2, 3, 1)
 
 
 def test_what_nobody_needs_any_more_leaves_no_nodes_and_no_cuts_behind():
@@ -215,7 +213,7 @@ def test_a_match_ends_where_an_atom_begins_that_it_does_not_have_as_a_whole():
     tokens = [1, 2, -5, -6, -7, 3]
     grow(tree, 1, tokens[:4])
     save(tree, tokens[:5])
-    key = Key(tokens, atoms=((2, 5),))
+    key = PrefixKey(tokens, atoms=((2, 5),))
     path = tree.match(key, 6)
     assert path.held() == (2, {1})
     assert path.saved().n_tokens == 5
@@ -228,27 +226,27 @@ def test_an_atom_may_be_longer_than_the_blocks_that_hold_it():
     tokens = [1, 2, -5, -6, -7, -8, 3, 4]
     first = tree.graft(None, 0, tokens[:4])
     second = tree.graft(first, 4, tokens[4:7])
-    key = Key(tokens, atoms=((2, 6),))
+    key = PrefixKey(tokens, atoms=((2, 6),))
     assert tree.match(key, 8).saved() == (7, [(first, 0, 4), (second, 4, 7)])
     for limit in (3, 5):
         assert tree.match(key, limit).saved() == (2, [(first, 0, 2)])
 
 
 def test_where_to_cut_is_never_inside_an_atom():
-    key = Key([0] * 30, atoms=((4, 20),))
+    key = PrefixKey([0] * 30, atoms=((4, 20),))
     assert [key.cut_after(0, n) for n in (3, 4, 5, 19, 21)] == [3, 4, 4, 4, 21]
     assert [key.cut_after(4, n) for n in (1, 16, 18)] == [20, 20, 22]
 
 
-def test_realms_have_nothing_in_common():
+def test_salts_have_nothing_in_common():
     tree = Tree()
     grow(tree, 1, [1, 2, 3])
     save(tree, [1, 2, 3])
-    assert match(tree, [1, 2, 3], realm=b"adapter").n_tokens == 0
+    assert match(tree, [1, 2, 3], salt=b"adapter").n_tokens == 0
     block = save(tree, [1, 2, 3], b"adapter")
     assert block is not None
-    assert block.record.root == Key([], b"adapter").root
-    assert match(tree, [1, 2, 3], realm=b"adapter").saved().blocks == [block]
+    assert block.record.root == PrefixKey([], b"adapter").root
+    assert match(tree, [1, 2, 3], salt=b"adapter").saved().blocks == [block]
     tree.check_integrity()
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from localrun.engine.backend import MemoryKind, State
 from localrun.engine.cache.checkpoints import CHECKPOINT_GAP_TOKENS, KEPT_CHECKPOINTS
-from localrun.engine.cache.tree import Key
+from localrun.engine.cache.tree import PrefixKey
 from tests.engine.harness import Harness, expected_output
 from tests.fakes.backend import FakeBackend
 from tests.fakes.tokens import IM_END
@@ -42,7 +42,7 @@ def ask(harness: Harness, prompt: list[int], *, n_predict: int = 8) -> int:
 
 def checkpoints(harness: Harness, tokens: list[int]) -> list[int]:
     """The lengths of all saved beginnings of `tokens`, shortest first."""
-    return [state.end for state in harness.engine.cache.tiers.match(Key(tokens), len(tokens)).states()]
+    return [state.end for state in harness.engine.cache.tiers.match(PrefixKey(tokens), len(tokens)).states()]
 
 
 @pytest.mark.parametrize("kind", MemoryKind)
@@ -159,7 +159,7 @@ def test_an_ended_request_can_be_continued_before_its_state_was_moved():
     run.submit(0, prompt, n_predict=40)
     while 0 not in run.finals:
         run.step()
-    assert run.engine.cache.can_settle
+    assert run.engine.cache.can_save_next
     more = prompt + run.tokens[0] + message("b")
     assert ask(run, more) == len(prompt) + 39
 
@@ -173,7 +173,7 @@ def test_states_that_end_together_are_moved_one_a_step():
     for index in range(4):
         run.engine.cancel(index)
     saved = []
-    while run.engine.cache.can_settle:
+    while run.engine.cache.can_save_next:
         saved.append(len(run.engine.cache.tiers))
         run.step()
     assert len(saved) == 4
@@ -254,7 +254,7 @@ def test_going_on_in_place_counts_as_a_start_from_the_checkpoint_there():
     answered = SYSTEM + run.tokens[0]
     for letter in "ab":
         assert ask(run, answered + message(letter)) == len(answered) - 1
-    fork = run.engine.cache.tiers.match(Key(answered), len(answered)).states()[-1]
+    fork = run.engine.cache.tiers.match(PrefixKey(answered), len(answered)).states()[-1]
     assert fork.end == len(answered) - 1
     assert fork.n_starts == 2
 
@@ -288,7 +288,7 @@ def test_two_that_go_on_from_one_state_both_find_it():
     run.submit(0, prompt, n_predict=40)
     while 0 not in run.finals:
         run.step()
-    assert run.engine.cache.can_settle
+    assert run.engine.cache.can_save_next
     for index in (1, 2):
         run.submit(index, prompt + run.tokens[0] + message("bc"[index - 1]), n_predict=4)
     run.run()
@@ -349,4 +349,4 @@ def test_a_stranger_takes_the_cells_of_what_is_saved_and_not_of_what_cannot_be()
     run.run()
     run.submit(3, [66] * 30, n_predict=3)
     run.run()
-    assert run.engine.cache.match(Key([*long, *run.tokens[1], 5])) >= len(long)
+    assert run.engine.cache.match(PrefixKey([*long, *run.tokens[1], 5])) >= len(long)

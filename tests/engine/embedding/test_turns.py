@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from localrun.engine.embedding import engine as embedding_engine
 from localrun.engine.embedding.engine import MOST_UNFIT
-from localrun.engine.embedding.turns import Round, Ticket, Turns
+from localrun.engine.embedding.turns import EmbeddingQueue, EmbeddingRequest, StepOrder
 from localrun.engine.schedule.policy import AGING_S, STARVED_S, Policy
 from localrun.wire import Embed, Lane
 from tests.engine.embedding.test_engine import Harness
@@ -18,7 +18,7 @@ from tests.engine.embedding.test_engine import Harness
 NOW_S = 100.0
 
 tickets = st.builds(
-    lambda at, client, lane, age_s, served_age_s, n_computed, n_inputs: Ticket(
+    lambda at, client, lane, age_s, served_age_s, n_computed, n_inputs: EmbeddingRequest(
         Embed(id=at, inputs=("x",) * n_inputs, client=client, lane=lane, arrived_at_s=NOW_S - age_s),
         n_computed=n_computed,
         served_at_s=None if served_age_s is None else NOW_S - served_age_s,
@@ -33,8 +33,8 @@ tickets = st.builds(
 )
 
 
-def plainly_next(turns: Turns, passed_over: set[Ticket]) -> Ticket | None:
-    def key(ticket: Ticket) -> tuple[int, int, int, float, int]:
+def plainly_next(turns: EmbeddingQueue, passed_over: set[EmbeddingRequest]) -> EmbeddingRequest | None:
+    def key(ticket: EmbeddingRequest) -> tuple[int, int, int, float, int]:
         embed = ticket.embed
         return (
             turns.rank(ticket, NOW_S), turns.service(embed.client), ticket.n_computed, embed.arrived_at_s, ticket.id
@@ -46,12 +46,12 @@ def plainly_next(turns: Turns, passed_over: set[Ticket]) -> Ticket | None:
 
 
 @given(entered=st.lists(tickets, max_size=12, unique_by=lambda ticket: ticket.id), rows=st.lists(st.integers(0, 9)))
-def test_each_turn_goes_to_who_is_first_of_all(entered: list[Ticket], rows: list[int]):
+def test_each_turn_goes_to_who_is_first_of_all(entered: list[EmbeddingRequest], rows: list[int]):
     """A turn of 0 rows passes a ticket over."""
-    turns = Turns(max_tickets=99)
+    turns = EmbeddingQueue(max_tickets=99)
     for ticket in entered:
         turns.enter(ticket)
-    this_round, passed_over = turns.round(NOW_S), set[Ticket]()
+    this_round, passed_over = turns.round(NOW_S), set[EmbeddingRequest]()
     for n_rows in [*rows, *[0] * len(entered)]:
         expected = plainly_next(turns, passed_over)
         assert this_round.next_up() is expected
@@ -101,7 +101,7 @@ def test_a_step_takes_a_few_looks_at_each_ticket_and_a_submit_one_at_its_own_inp
 
         return wrapper
 
-    monkeypatch.setattr(Turns, "rank", counted(Turns.rank))
+    monkeypatch.setattr(EmbeddingQueue, "rank", counted(EmbeddingQueue.rank))
     monkeypatch.setattr(Policy, "service", counted(Policy.service))
     harness.engine.step()
     assert len(set(harness.embedder.steps[-1])) == 64
@@ -128,4 +128,4 @@ def test_a_step_that_is_nearly_full_tokenizes_few_inputs_that_do_not_fit(monkeyp
 
 
 def test_a_round_of_nobody_is_over():
-    assert Round(Turns(max_tickets=1), NOW_S).next_up() is None
+    assert StepOrder(EmbeddingQueue(max_tickets=1), NOW_S).next_up() is None

@@ -10,7 +10,7 @@ import pytest
 from localrun.engine.backend import AdapterSet, Batch, DecodeFailed, NoRoom
 from localrun.engine.request import Request
 from localrun.engine.sample.text import TextStream
-from localrun.engine.schedule.background import BATCH_S, Background
+from localrun.engine.schedule.background import BATCH_S, BackgroundPrefill
 from localrun.engine.schedule.budget import TILE_ROWS, CostModel
 from localrun.wire import Sampling
 from tests.fakes.backend import FakeBackend, FakeWorker
@@ -26,11 +26,11 @@ def opened(*, n_batch: int = 64, looks: int = 1, worker: type[FakeWorker] = Fake
     )  # fmt: skip
 
 
-_backgrounds: WeakKeyDictionary[FakeBackend, Background] = WeakKeyDictionary()
+_backgrounds: WeakKeyDictionary[FakeBackend, BackgroundPrefill] = WeakKeyDictionary()
 
 
-def of(backend: FakeBackend) -> Background:
-    return _backgrounds.setdefault(backend, Background(lambda: backend.worker, CostModel()))
+def of(backend: FakeBackend) -> BackgroundPrefill:
+    return _backgrounds.setdefault(backend, BackgroundPrefill(lambda: backend.worker, CostModel()))
 
 
 def add(backend: FakeBackend, index: int, tokens: list[int] = PROMPT) -> Request:
@@ -47,7 +47,7 @@ def test_only_a_long_way_to_go_is_taken_and_only_while_there_is_a_place():
     for index in range(N_PLACES):
         assert of(backend).takes(65, 64)
         request = add(backend, index)
-        assert request.is_away
+        assert request.skips_steps
         assert request in of(backend)
     assert not of(backend).takes(65, 64)
 
@@ -88,7 +88,7 @@ def test_who_leaves_between_batches_leaves_at_once():
     backend = opened()
     request = add(backend, 0)
     assert of(backend).drop(request)
-    assert not request.is_away
+    assert not request.skips_steps
     assert request not in of(backend)
 
 
@@ -174,12 +174,12 @@ class Unlimited:
     halt = finish
 
 
-def unlimited(cost: CostModel) -> Background:
+def unlimited(cost: CostModel) -> BackgroundPrefill:
     worker = Unlimited()
-    return Background(lambda: worker, cost)
+    return BackgroundPrefill(lambda: worker, cost)
 
 
-def n_rows_of(background: Background, depth: int, target_s: float | None, *, n_new: int = 10_000) -> int:
+def n_rows_of(background: BackgroundPrefill, depth: int, target_s: float | None, *, n_new: int = 10_000) -> int:
     """The rows that a prompt with so many more tokens than its last gets in a batch behind `depth` tokens."""
     prompt = [70] * (depth + n_new + 1)
     request = Request(0, prompt, len(prompt), 1, None, TextStream(()))

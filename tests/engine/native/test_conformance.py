@@ -763,13 +763,13 @@ def adapter(both: Both, opened: tuple[Case, LlamaBackend], models: Callable[[str
     digest = hashlib.sha256(path.read_bytes()).digest()
     yield AdapterSet.of([Adapter(str(path), digest)])
     both.real.use(BASE)
-    both.real.batch.realm = b""
+    both.real.batch.adapter_hash = b""
     both.real.free_adapter(digest)
 
 
 def test_rows_are_computed_with_the_adapters_in_use_or_not_at_all(both: Both, adapter: AdapterSet):
-    def decode(backend: Subject, realm: bytes) -> None:
-        backend.batch.realm = realm
+    def decode(backend: Subject, adapter_hash: bytes) -> None:
+        backend.batch.adapter_hash = adapter_hash
         rows(0, 4)(backend)
 
     both.refuses(ValueError, lambda backend: backend.use(adapter))
@@ -778,10 +778,10 @@ def test_rows_are_computed_with_the_adapters_in_use_or_not_at_all(both: Both, ad
     both.do(lambda backend: backend.use(adapter))
     both.refuses(ValueError, decode, (b"",) * 2)
     both.refuses(ValueError, decode, (b"another",) * 2)
-    assert both.result(decode, (adapter.realm,) * 2) is None
+    assert both.result(decode, (adapter.hash,) * 2) is None
     both.do(lambda backend: backend.seq_remove(0, 0))
     both.do(lambda backend: backend.use(BASE))
-    both.refuses(ValueError, decode, (adapter.realm,) * 2)
+    both.refuses(ValueError, decode, (adapter.hash,) * 2)
     assert both.result(decode, (b"",) * 2) is None
 
 
@@ -800,11 +800,11 @@ def test_the_background_keeps_to_its_own_adapters(both: Both, adapter: AdapterSe
         pytest.skip("there is none here")
     both.do(lambda backend: backend.load_adapter(adapter.adapters[0]))
 
-    def compute(backend: Subject, realm: bytes) -> bool:
+    def compute(backend: Subject, adapter_hash: bytes) -> bool:
         """Whether the adapter could be freed meanwhile."""
         worker = backend.worker
         fill(worker.batch, worker.first_seq, 8)
-        worker.batch.realm = realm
+        worker.batch.adapter_hash = adapter_hash
         worker.start(8)
         could_leave = backend.leave_adapter(adapter.adapters[0].digest)
         while not worker.is_over():
@@ -814,8 +814,8 @@ def test_the_background_keeps_to_its_own_adapters(both: Both, adapter: AdapterSe
 
     both.do(lambda backend: backend.worker.use(adapter))
     both.refuses(ValueError, compute, (b"",) * 2)
-    assert both.result(compute, (adapter.realm,) * 2) is False
+    assert both.result(compute, (adapter.hash,) * 2) is False
     assert both.result(lambda backend: backend.leave_adapter(adapter.adapters[0].digest)) is True
-    both.refuses(ValueError, compute, (adapter.realm,) * 2)
+    both.refuses(ValueError, compute, (adapter.hash,) * 2)
     for backend in (both.fake, both.real):
-        backend.worker.batch.realm = b""
+        backend.worker.batch.adapter_hash = b""

@@ -11,7 +11,7 @@ import pytest
 from localrun.engine.native.library import native
 from localrun.engine.native.llama import DRAFT_ROWS, LlamaBackend
 from localrun.models import memory
-from localrun.models.fit import Gpu, Machine, Wish, choose
+from localrun.models.fit import FitRequest, Gpu, Machine, choose
 from localrun.models.gguf.reader import read_header
 from tests.support.synthesis.synthesize import write_model
 from tests.support.synthesis.synthetic_tokenizer import make_vocabulary
@@ -42,7 +42,7 @@ def test_show_fit_knows_the_buffers_of_a_device(shape: str, n_slots: int, tmp_pa
     write_model(path, large, list(plan_tensors(large, "Q8_0")), "Q8_0", make_vocabulary(large.n_vocab), 1)
     header = read_header(path)
     machine = Machine(64 << 30, (Gpu("card", 64 << 30),))
-    fit = choose(header, machine, Wish(n_slots=n_slots, n_kv_cells=N_CELLS, kv_type="f16"))
+    fit = choose(header, machine, FitRequest(n_slots=n_slots, n_kv_cells=N_CELLS, kv_type="f16"))
     ram, card = fit.devices
     n_spare = memory.SPARE_SEQUENCES
     backend = LlamaBackend(

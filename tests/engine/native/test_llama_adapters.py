@@ -56,7 +56,7 @@ def loaded(backend: LlamaBackend, adapters: AdapterSet) -> AdapterSet:
 def logits_with(backend: LlamaBackend, adapters: AdapterSet, seq: int = 0) -> np.ndarray:
     backend.seq_remove(seq, 0)
     backend.use(adapters)
-    backend.batch.realm = adapters.realm
+    backend.batch.adapter_hash = adapters.hash
     return compute(backend, seq, PROMPT)
 
 
@@ -93,10 +93,10 @@ def test_the_background_has_a_set_of_its_own(files: dict[str, Path], split: Llam
     n_rows = len(PROMPT) - 1
     batch.token[:n_rows], batch.pos[:n_rows], batch.seq[:n_rows] = PROMPT[:-1], range(n_rows), seq - batch.first_seq
     batch.wants_logits[:n_rows] = 0
-    batch.realm = one.realm
+    batch.adapter_hash = one.hash
     with pytest.raises(ValueError, match="other adapters"):
         worker.start(n_rows)
-    batch.seq[:n_rows], batch.realm = seq - batch.first_seq, other.realm
+    batch.seq[:n_rows], batch.adapter_hash = seq - batch.first_seq, other.hash
     worker.start(n_rows)
     assert not split.leave_adapter(named(files["b"]).digest), "it computes with it"
     worker.finish()
@@ -104,20 +104,20 @@ def test_the_background_has_a_set_of_its_own(files: dict[str, Path], split: Llam
     assert split.seq_copy(seq, 0)
     split.seq_remove(seq, 0)
     split.use(other)
-    split.batch.realm = other.realm
+    split.batch.adapter_hash = other.hash
     assert np.allclose(compute(split, 0, PROMPT[-1:], start=n_rows), expected, atol=2e-2)
 
 
 def test_rows_for_other_adapters_are_refused(files: dict[str, Path], split: LlamaBackend) -> None:
     adapters = loaded(split, set_of(files, {"a": 1}))
     split.use(adapters)
-    split.batch.realm = b""
+    split.batch.adapter_hash = b""
     split.seq_remove(0, 0)
     with pytest.raises(ValueError, match="other adapters"):
         compute(split, 0, PROMPT)
     with pytest.raises(ValueError, match="not loaded"):
         split.use(AdapterSet.of([Adapter("/nowhere", b"?" * 32)]))
-    split.batch.realm = adapters.realm
+    split.batch.adapter_hash = adapters.hash
     compute(split, 0, PROMPT)
 
 

@@ -15,7 +15,7 @@ import pytest
 from localrun.engine.engine import Engine, Limits
 from localrun.engine.native.llama import LlamaBackend
 from localrun.engine.sample.constraint import Constraint
-from localrun.engine.sample.grammar_library import Compiled
+from localrun.engine.sample.grammar_library import CompiledGrammar
 from localrun.engine.sample.vocabulary import GrammarVocabulary
 from localrun.server.structured import json_schema
 from localrun.wire import Delta, Finish, Grammar, GrammarKind, Sampling, Submit
@@ -37,15 +37,15 @@ PERSON = {
 }
 
 
-def compiled(backend: LlamaBackend, kind: GrammarKind, text: str) -> Compiled:
+def compiled(backend: LlamaBackend, kind: GrammarKind, text: str) -> CompiledGrammar:
     return compile_grammar(Grammar(kind, text), GrammarVocabulary(backend))
 
 
-def constraint(grammar: Compiled, *, triggers: tuple[str, ...] = ()) -> Constraint:
+def constraint(grammar: CompiledGrammar, *, triggers: tuple[str, ...] = ()) -> Constraint:
     return grammar.constraint(triggers=triggers, banned=frozenset(), clock=time.monotonic)
 
 
-def drawn(backend: LlamaBackend, grammar: Compiled, sampling: Sampling, count: int) -> dict[int, int]:
+def drawn(backend: LlamaBackend, grammar: CompiledGrammar, sampling: Sampling, count: int) -> dict[int, int]:
     """How often each token was drawn from the same row, by a new chain every time."""
     counts: dict[int, int] = {}
     for seed in range(count):

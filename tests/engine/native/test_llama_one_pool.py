@@ -11,7 +11,7 @@ from localrun.engine.cache.cache import Cache
 from localrun.engine.cache.cells import COMPACT_CELLS, COMPACT_RATIO, PoolCells
 from localrun.engine.cache.copies import PIECE_TOKENS
 from localrun.engine.cache.tiers import Tiers
-from localrun.engine.cache.tree import Key
+from localrun.engine.cache.tree import PrefixKey
 from localrun.engine.engine import Engine, Limits
 from localrun.wire import Finish, Sampling, Submit
 from tests.engine.conftest import compute, open_tiny
@@ -61,7 +61,7 @@ def test_what_is_moved_is_where_the_books_say_and_answers_as_before(tiny_gguf: P
     assert isinstance(cells, PoolCells)
 
     def start(tokens: list[int]) -> int:
-        lease = cache.acquire(Key(tokens))
+        lease = cache.acquire(PrefixKey(tokens))
         assert lease is not None
         for at in range(lease.n_cached, len(tokens), 512):
             part = tokens[at : at + 512]
@@ -110,9 +110,9 @@ def test_what_is_saved_and_brought_in_pieces_behind_what_is_shared_answers_as_be
     chat = [300 + at % 500 for at in range(PIECE_TOKENS + 500)]
 
     def start(tokens: list[int]) -> tuple[int, int, np.ndarray]:
-        lease = cache.acquire(Key(tokens))
+        lease = cache.acquire(PrefixKey(tokens))
         assert lease is not None
-        while cache.bring():
+        while cache.restore_next():
             cache.check_integrity()
         assert cells.length(lease.seq) == lease.n_cached
         logits = np.empty(0)
@@ -127,8 +127,8 @@ def test_what_is_saved_and_brought_in_pieces_behind_what_is_shared_answers_as_be
     seq, _, expected = start(chat)
     cache.release(seq, len(chat))
     n_pieces = 0
-    while cache.can_settle:
-        cache.settle()
+    while cache.can_save_next:
+        cache.save_next()
         cache.check_integrity()
         n_pieces += 1
     assert (n_pieces, cells.n_used) == (2, 0)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from localrun.engine.cache.copies import GAIN_TOKENS
-from localrun.engine.cache.tree import Key
+from localrun.engine.cache.tree import PrefixKey
 from localrun.engine.engine import Engine, Limits
 from localrun.engine.native import pages
 from localrun.engine.native.llama import LlamaBackend
@@ -65,7 +65,7 @@ def test_nothing_is_copied_that_cannot_be_kept(backend: LlamaBackend, ram_tokens
     while not engine.is_idle:
         engine.step()
     store = engine.cache.tiers
-    assert store.match(Key(list(range(300, 440))), 140).saved().n_tokens == (
+    assert store.match(PrefixKey(list(range(300, 440))), 140).saved().n_tokens == (
         ram_tokens if ram_tokens >= GAIN_TOKENS else 0
     )
     assert (buffer_bytes(backend) > 0) == (store.size_bytes > 0)

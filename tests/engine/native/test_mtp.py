@@ -24,9 +24,9 @@ from localrun.engine.engine import Engine
 from localrun.engine.native import mtp
 from localrun.engine.native.llama import LlamaBackend
 from localrun.engine.native.model import tensors_of
-from localrun.engine.native.mtp import MOST_TOKENS, Heads, has_heads
+from localrun.engine.native.mtp import MOST_TOKENS, MtpHeads, has_heads
 from localrun.engine.request import Request
-from localrun.engine.speculate.choice import Choice, Limits, Stream
+from localrun.engine.speculate.choice import DraftChoice, DraftLimits, DraftStream
 from localrun.engine.speculate.costs import RowCosts
 from localrun.engine.speculate.speculation import Speculation
 from localrun.wire import DraftCounts, DraftSource, Sampling, Submit
@@ -171,8 +171,8 @@ def _empty(request: pytest.FixtureRequest) -> None:
             heads_of(backend).context.seq_remove(seq, 0)
 
 
-def heads_of(backend: LlamaBackend) -> Heads:
-    assert isinstance(backend.heads, Heads)
+def heads_of(backend: LlamaBackend) -> MtpHeads:
+    assert isinstance(backend.heads, MtpHeads)
     return backend.heads
 
 
@@ -299,8 +299,8 @@ def test_drafts_are_right_again_right_after_wrong_ones(rigged: LlamaBackend):
 def test_with_the_hidden_state_of_another_row_every_draft_is_wrong(
     rigged: LlamaBackend, monkeypatch: pytest.MonkeyPatch
 ):
-    hidden_at = Heads._hidden_at
-    monkeypatch.setattr(Heads, "_hidden_at", lambda self, seq, position: hidden_at(self, seq, position - 1))
+    hidden_at = MtpHeads._hidden_at
+    monkeypatch.setattr(MtpHeads, "_hidden_at", lambda self, seq, position: hidden_at(self, seq, position - 1))
     n_drafted, n_right = generate(rigged, [begin(rigged, 0, list(range(300, 330)))], 8)
     assert (n_drafted, n_right) == (8 * MOST_TOKENS, 0)
 
@@ -368,15 +368,15 @@ def test_rows_of_a_step_that_takes_several_passes_keep_their_hidden_states(rigge
         assert heads_of(rigged).propose([(as_request(text), 2)]) == [[text.tokens[-1] + 1, text.tokens[-1] + 2]]
 
 
-def as_many_as_possible(streams: Sequence[Stream], costs: RowCosts, limits: Limits) -> Choice:
+def as_many_as_possible(streams: Sequence[DraftStream], costs: RowCosts, limits: DraftLimits) -> DraftChoice:
     n_each = min(limits.most_each, limits.most_rows // len(streams))
-    return Choice((n_each,) * len(streams), 1.0, float(len(streams)))
+    return DraftChoice((n_each,) * len(streams), 1.0, float(len(streams)))
 
 
 def test_an_engine_answers_with_them(rigged: LlamaBackend):
     engine = Engine(
         rigged,
-        engine_module.Limits(N_SEQS, 8, 0.0, 0),
+        engine_module.DraftLimits(N_SEQS, 8, 0.0, 0),
         lambda: 0.0,
         speculation=Speculation(rigged, lambda: 0.0, heads=lambda: rigged.heads, policy=always(as_many_as_possible)),
     )

@@ -82,7 +82,7 @@ def n_cached(final: Delta) -> int:
 def test_states_of_one_way_are_not_used_in_the_other(model: Path) -> None:
     disk = MemoryDisk()
     long, short = Work(model, n_cells=2 * ORIGINAL, disk=disk), Work(model, n_cells=ORIGINAL, disk=disk)
-    assert (long.backend.realm, short.backend.realm) == (b"long factors", b"short factors")
+    assert (long.backend.state_salt, short.backend.state_salt) == (b"long factors", b"short factors")
     assert (long.backend.is_split, short.backend.is_split) == (False, True), (
         "a pool beside streams would be the other way"
     )
@@ -103,5 +103,5 @@ def test_there_are_no_streams_where_their_padding_makes_a_pool_as_long_as_that_t
     assert not work.backend.is_split
     assert work.backend.worker is None
     assert work.backend.n_cells == ORIGINAL
-    assert work.backend.realm == b"short factors"
+    assert work.backend.state_salt == b"short factors"
     work.close()

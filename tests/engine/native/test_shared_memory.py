@@ -135,7 +135,7 @@ def test_every_stream_has_its_own_adapters_after_any_other_s(tiny_gguf: Path, tm
         seq = chance.randrange(N_SEQS)
         for backend in (shared, alone):
             backend.use(sets[seq])
-            backend.batch.realm = sets[seq].realm
+            backend.batch.adapter_hash = sets[seq].hash
         trace.step([seq])
         trace.forget_long()
     for backend in (shared, alone):

@@ -18,7 +18,7 @@ from localrun.engine.native.llama import LlamaBackend
 from localrun.engine.native.threads import QUIET_S, ThreadTrial, plan_threads, step_s
 from localrun.hardware import thread_choice
 from localrun.hardware.processors import Processors
-from localrun.hardware.thread_choice import Kept, Shape, Threads
+from localrun.hardware.thread_choice import ModelShape, SavedChoice, Threads
 from localrun.wire import Ready
 from tests.engine.conftest import compute, open_tiny
 from tests.engine.test_process import OPEN, child, submit
@@ -205,10 +205,10 @@ def test_a_trial_that_is_given_up_frees_its_context():
 # --- what an engine begins with --------------------------------------------------------------------------------------
 
 
-def entry(threads: Threads, *, build: str = "b") -> Kept:
-    return Kept(
-        processors=WITH_SMT.identity, build=build, shape=Shape(2, 1000), threads=threads, model="m", n_tried=(4, 8),
-        at_s=0.0,
+def entry(threads: Threads, *, build: str = "b") -> SavedChoice:
+    return SavedChoice(
+        processors=WITH_SMT.identity, build=build, shape=ModelShape(2, 1000), threads=threads, model="m",
+        n_tried=(4, 8), at_s=0.0,
     )  # fmt: skip
 
 
@@ -241,7 +241,7 @@ def test_without_knowledge_one_thread_for_each_core_and_a_trial_where_there_is_a
     assert (plan.start, plan.candidates) == (Threads(4, 4), (4, 8))
     assert plan.kept is not None
     made = plan.kept(Threads(4, 8), 5.0)
-    assert (made.model, made.shape, made.n_tried, made.at_s) == ("small", Shape(2, 1000), (4, 8), 5.0)
+    assert (made.model, made.shape, made.n_tried, made.at_s) == ("small", ModelShape(2, 1000), (4, 8), 5.0)
     assert plan_threads(opened, ONE_KIND, lambda: "b").kept is None
     assert plan_threads(SMALL, WITH_SMT, lambda: "b").kept is None  # nowhere to keep it
 
@@ -313,7 +313,7 @@ def test_an_idle_engine_tries_keeps_and_uses_next_time(tiny_gguf: Path, tmp_path
         engine.process.stdin.close()  # type: ignore[union-attr]
         assert engine.exit_code() == 0
     (kept,) = thread_choice.read(path)
-    assert (kept.model, kept.n_tried, kept.shape) == ("small", (1, 2, 3), Shape(2, 1000))
+    assert (kept.model, kept.n_tried, kept.shape) == ("small", (1, 2, 3), ModelShape(2, 1000))
     assert {kept.threads.decode, kept.threads.prompt} <= {1, 2, 3}
     thread_choice.keep(path, replace(kept, threads=Threads(3, 2)))
     with child("-c", ON_A_HYBRID) as engine:

@@ -12,7 +12,7 @@ import pytest
 
 from localrun.engine.backend import DecodeFailed
 from localrun.engine.native.llama import LlamaBackend
-from localrun.engine.native.worker import PIECE_S, LlamaWorker, Pieces, Turns
+from localrun.engine.native.worker import PIECE_S, ComputeLock, LlamaWorker, Pieces
 from tests.engine.conftest import compute, open_tiny
 
 PATIENCE_S = 60.0
@@ -220,7 +220,7 @@ def test_one_quick_piece_at_most_doubles_the_next():
 
 
 def test_turns_exclude_each_other_and_come_to_everybody():
-    turns, n_each = Turns(), 200
+    turns, n_each = ComputeLock(), 200
     inside: list[str] = []
     wrong: list[str] = []
     done: dict[str, int] = {}
@@ -259,7 +259,7 @@ def test_turns_exclude_each_other_and_come_to_everybody():
 
 
 def test_a_long_operation_beside_holds_up_nobody():
-    turns = Turns()
+    turns = ComputeLock()
     turns.take(beside=True)
     with turns.step() as is_alone:
         assert not is_alone
@@ -273,7 +273,7 @@ def test_a_long_operation_beside_holds_up_nobody():
 
 
 def test_a_piece_goes_before_the_next_step():
-    turns, order, has_taken = Turns(), [], threading.Event()
+    turns, order, has_taken = ComputeLock(), [], threading.Event()
 
     def piece() -> None:
         turns.take()

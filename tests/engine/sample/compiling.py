@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from localrun.engine.sample.grammar_library import Compiled
+from localrun.engine.sample.grammar_library import CompiledGrammar
 from localrun.engine.sample.grammar_library import compile_grammar as compile_checked
 from localrun.engine.sample.grammar_worker import checked
 from localrun.engine.sample.vocabulary import GrammarVocabulary
 from localrun.wire import Grammar
 
 
-def compile_grammar(grammar: Grammar, vocabulary: GrammarVocabulary) -> Compiled:
+def compile_grammar(grammar: Grammar, vocabulary: GrammarVocabulary) -> CompiledGrammar:
     """Raises BadRequest as the worker and the engine do."""
     found = checked(grammar, vocabulary.names_in(grammar.text)).grammar
     assert found is not None

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from localrun.engine.cache.tree import Key, common_prefix
+from localrun.engine.cache.tree import PrefixKey, common_prefix
 from localrun.engine.schedule.scheduler import SHARED_PREFIX_TOKENS
 from tests.engine.harness import Harness, expected_output
 
@@ -19,7 +19,7 @@ def count_looks(run: Harness, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     looks: list[int] = []
     match = run.engine.cache.match
 
-    def counted(key: Key) -> int:
+    def counted(key: PrefixKey) -> int:
         looks.append(len(key.tokens))
         return match(key)
 

@@ -9,7 +9,7 @@ import pytest
 from localrun.engine.request import Request
 from localrun.engine.sample.text import TextStream
 from localrun.engine.schedule.budget import Budget
-from localrun.engine.schedule.rounds import Rounds
+from localrun.engine.schedule.rounds import AdapterRounds
 from localrun.engine.schedule.scheduler import Scheduler
 from localrun.wire import Sampling
 from tests.fakes.backend import FakeBackend
@@ -33,10 +33,10 @@ def scheduler(*requests: Request) -> Scheduler:
     return found
 
 
-def request_with(*, target_itl_s: float, n_prompt: int = 9, is_away: bool = False, request_id: int = 1) -> Request:
+def request_with(*, target_itl_s: float, n_prompt: int = 9, skips_steps: bool = False, request_id: int = 1) -> Request:
     sampler = FakeBackend(n_cells=64, n_seqs=4, n_batch=16).sampler(Sampling(), ignore_eos=True)
     request = Request(request_id, [97] * n_prompt, n_prompt, 1, sampler, TextStream(()), target_itl_s=target_itl_s)
-    request.is_away = is_away
+    request.skips_steps = skips_steps
     return request
 
 
@@ -63,13 +63,13 @@ def test_streams_without_a_target_are_in_no_hurry():
 
 
 def test_who_is_away_is_due_for_nothing():
-    assert scheduler(request_with(target_itl_s=0.1, is_away=True)).due_in_s(NOW_S) == math.inf
+    assert scheduler(request_with(target_itl_s=0.1, skips_steps=True)).due_in_s(NOW_S) == math.inf
     assert scheduler().due_in_s(NOW_S) == math.inf
 
 
-def rounds(*took_s: float, drafts_s: float = 0.0) -> Rounds:
+def rounds(*took_s: float, drafts_s: float = 0.0) -> AdapterRounds:
     """Rounds of a single set that took so long, and one with drafts at the end."""
-    found = Rounds()
+    found = AdapterRounds()
     for each_s in took_s:
         found.note_only(b"", each_s, NOW_S, has_drafts=False)
     if drafts_s:
@@ -85,7 +85,7 @@ def test_a_round_with_drafts_does_not_say_how_long_the_next_one_takes_without():
 
 
 def test_a_turn_of_several_sets_with_drafts_does_not_either():
-    found = Rounds()
+    found = AdapterRounds()
     for first_s, draws in ((0.02, False), (0.2, True)):
         assert found.note(b"a", [b"b"], first_s, NOW_S, has_drafts=draws) is None
         assert found.note(b"b", [b"a"], 0.03, NOW_S, has_drafts=False) == pytest.approx(first_s + 0.03)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from localrun.engine.backend import Batch
 from localrun.engine.request import Request
 from localrun.engine.sample.text import TextStream
-from localrun.engine.schedule.scheduler import Grant, Rows, StepPlan, fill_batch
+from localrun.engine.schedule.scheduler import Grant, StepPlan, StreamRows, fill_batch
 from localrun.wire import Sampling
 from tests.fakes.backend import FakeBackend
 
@@ -43,7 +43,7 @@ def streams(*requests: Request) -> StepPlan:
 
 
 def test_rows_that_stay_have_the_next_token_and_position():
-    batch, rows = batch_of_seven_dirty_rows(), Rows()
+    batch, rows = batch_of_seven_dirty_rows(), StreamRows()
     first, second = request(1, [10, 11], n_computed=1), request(3, [20, 21, 22], n_computed=2)
     plan = streams(first, second)
     for step in range(3):
@@ -58,7 +58,7 @@ def test_rows_that_stay_have_the_next_token_and_position():
 
 
 def test_rows_of_a_step_that_failed_are_the_same_once_more():
-    batch, rows = batch_of_seven_dirty_rows(), Rows()
+    batch, rows = batch_of_seven_dirty_rows(), StreamRows()
     plan = streams(request(1, [10, 11], n_computed=1))
     for _ in range(2):
         rows.fill(batch, plan)
@@ -66,7 +66,7 @@ def test_rows_of_a_step_that_failed_are_the_same_once_more():
 
 
 def test_other_rows_in_between_or_another_batch_are_noticed():
-    batch, rows = batch_of_seven_dirty_rows(), Rows()
+    batch, rows = batch_of_seven_dirty_rows(), StreamRows()
     stream, other = request(1, [10, 11], n_computed=1), request(2, [30, 31, 32])
     plan = streams(stream)
     rows.fill(batch, plan)

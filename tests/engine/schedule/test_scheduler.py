@@ -325,7 +325,7 @@ def test_a_stream_that_decodes_leads_nobody():
     assert plan_of.leader(request(2, [*PREFIX, 91]), 0) is None
 
 
-def steady() -> tuple[Scheduler, list[Request]]:
+def reusable() -> tuple[Scheduler, list[Request]]:
     """Three streams, planned once."""
     plan_of = scheduler()
     streams = [run(plan_of, request(one, 10, n_output=1), n_computed=10) for one in (1, 2, 3)]
@@ -340,14 +340,14 @@ def decode(streams: list[Request]) -> None:
 
 
 def test_the_plan_stays_while_streams_decode():
-    plan_of, streams = steady()
-    plan = plan_of.steady_plan()
+    plan_of, streams = reusable()
+    plan = plan_of.reusable_plan()
     assert plan is not None
     for _ in range(3):
         decode(streams)
-        assert plan_of.steady_plan() is plan
+        assert plan_of.reusable_plan() is plan
         assert granted(plan) == granted(plan_of.plan(n_free=LOTS)) == {1: 1, 2: 1, 3: 1}
-        plan = plan_of.steady_plan()
+        plan = plan_of.reusable_plan()
 
 
 CHANGES: dict[str, Callable[[Scheduler, list[Request]], object]] = {
@@ -355,7 +355,7 @@ CHANGES: dict[str, Callable[[Scheduler, list[Request]], object]] = {
     "one ends": lambda plan_of, streams: plan_of.end(streams[0]),
     "one is preempted": lambda plan_of, streams: plan_of.preempt(streams[1], 0.0),
     "one is moved": lambda plan_of, streams: plan_of.move(streams[0], 9),
-    "one is away": lambda plan_of, streams: setattr(streams[2], "is_away", True),
+    "one is away": lambda plan_of, streams: setattr(streams[2], "skips_steps", True),
     "one is put back": lambda plan_of, streams: setattr(streams[2], "n_computed", 4),
     "one waits for its token": lambda plan_of, streams: setattr(streams[2], "n_computed", streams[2].n_tokens),
 }
@@ -363,16 +363,16 @@ CHANGES: dict[str, Callable[[Scheduler, list[Request]], object]] = {
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_the_plan_does_not_stay_when(change: str):
-    plan_of, streams = steady()
+    plan_of, streams = reusable()
     CHANGES[change](plan_of, streams)
-    assert plan_of.steady_plan() is None
+    assert plan_of.reusable_plan() is None
 
 
 def test_a_plan_with_prompts_or_without_some_of_the_streams_is_not_kept():
-    plan_of, _ = steady()
+    plan_of, _ = reusable()
     assert plan_of.plan(n_free=2).n_rows == 2
-    assert plan_of.steady_plan() is None
+    assert plan_of.reusable_plan() is None
     plan_of.plan(n_free=LOTS)
     run(plan_of, request(4, 100))
     plan_of.plan(n_free=LOTS)
-    assert plan_of.steady_plan() is None
+    assert plan_of.reusable_plan() is None

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from localrun.engine.backend import MediaChunk
-from localrun.engine.request import Placed, Request
+from localrun.engine.request import MediaSpan, Request
 from localrun.engine.sample.text import TextStream
 from localrun.engine.schedule.waits import Waits
 from localrun.wire import Lane, Media, MediaKind, Sampling
@@ -53,7 +53,7 @@ def test_with_a_free_slot_the_wait_is_the_prompt():
 
 def test_pictures_that_must_be_encoded_are_waited_for_once():
     media = Media(MediaKind.IMAGE, "/p", b"p", width=8, height=8)
-    places = [Placed(10 * n, MediaChunk(10, 10, True, media, n), bytes([n])) for n in range(3)]
+    places = [MediaSpan(10 * n, MediaChunk(10, 10, True, media, n), bytes([n])) for n in range(3)]
     one = request(1, 50, 5, chunks=tuple(places))
     assert predicted(known(), [], [one], 1) == [pytest.approx(0.5)], "nobody knows yet how long encoding takes"
     waits = known()
@@ -64,7 +64,7 @@ def test_pictures_that_must_be_encoded_are_waited_for_once():
     assert predicted(waits, [], [one, other], 2) == [pytest.approx(6.5), pytest.approx(7.0)]
     running = request(3, 50, 5, chunks=tuple(places), n_computed=10)
     assert predicted(waits, [running], [request(4, 10, 5)], 1) == [pytest.approx(4.5)]
-    waits.is_encoded = lambda placed: placed is not places[0]
+    waits.is_encoded = lambda span: span is not places[0]
     assert predicted(waits, [], [one], 1) == [pytest.approx(2.5)]
 
 

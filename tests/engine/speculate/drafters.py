@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from random import Random
 
 from localrun.engine.request import Request
-from localrun.engine.speculate.choice import Choice, Limits, Policy, Stream
+from localrun.engine.speculate.choice import DraftChoice, DraftLimits, DraftPolicy, DraftStream
 from localrun.engine.speculate.costs import RowCosts
 from localrun.engine.speculate.speculation import Speculation
 from localrun.wire import DraftSource
@@ -50,21 +50,21 @@ class Oracle:
         pass
 
 
-def always(choose: Callable[[Sequence[Stream], RowCosts, Limits], Choice | None]) -> Policy:
+def always(choose: Callable[[Sequence[DraftStream], RowCosts, DraftLimits], DraftChoice | None]) -> DraftPolicy:
     """This choice, in every step."""
-    return Policy(may_pay=lambda *_, is_even: True, choose=choose)
+    return DraftPolicy(may_pay=lambda *_, is_even: True, choose=choose)
 
 
-def any_rows(seed: int) -> Policy:
+def any_rows(seed: int) -> DraftPolicy:
     """A choice at random within the limits, whatever it costs."""
     random = Random(seed)
 
-    def choose(streams: Sequence[Stream], costs: RowCosts, limits: Limits) -> Choice | None:
+    def choose(streams: Sequence[DraftStream], costs: RowCosts, limits: DraftLimits) -> DraftChoice | None:
         n_left, n_rows = limits.most_rows, []
         for _ in streams:
             n_rows.append(random.randint(0, min(limits.most_each, n_left)))
             n_left -= n_rows[-1]
-        return Choice(tuple(n_rows), 1.5, float(len(streams)))
+        return DraftChoice(tuple(n_rows), 1.5, float(len(streams)))
 
     return always(choose)
 

@@ -6,7 +6,15 @@ import itertools
 
 import pytest
 
-from localrun.engine.speculate.choice import MOST_SLOWDOWN, MOST_TARGETS, Choice, Limits, Stream, choose, passes
+from localrun.engine.speculate.choice import (
+    MOST_SLOWDOWN,
+    MOST_TARGETS,
+    DraftChoice,
+    DraftLimits,
+    DraftStream,
+    choose,
+    passes,
+)
 from localrun.engine.speculate.costs import RowCosts
 
 
@@ -32,15 +40,15 @@ class Costs(RowCosts):
 CPU, GPU, METAL = Costs(0.52), Costs(0.05), Costs(1.0)
 
 
-def limits(*, is_even: bool = False, target_s: float = 0.0, most_rows: int = 32, most_each: int = 15) -> Limits:
-    return Limits(most_each, most_rows, target_s, is_even)
+def limits(*, is_even: bool = False, target_s: float = 0.0, most_rows: int = 32, most_each: int = 15) -> DraftLimits:
+    return DraftLimits(most_each, most_rows, target_s, is_even)
 
 
-def streams(*chances: float) -> list[Stream]:
-    return [Stream(seq, [chance] * 15 if chance else []) for seq, chance in enumerate(chances)]
+def streams(*chances: float) -> list[DraftStream]:
+    return [DraftStream(seq, [chance] * 15 if chance else []) for seq, chance in enumerate(chances)]
 
 
-def rows(chosen: Choice | None) -> tuple[int, ...]:
+def rows(chosen: DraftChoice | None) -> tuple[int, ...]:
     return () if chosen is None else chosen.n_rows
 
 
@@ -84,7 +92,7 @@ def test_split_streams_have_equal_rows_or_a_second_pass():
 
 def test_passes_of_neighbours_are_one():
     assert passes([4, 4, 0, 4], streams(1, 1, 0, 1)) == [8, 4]
-    far = [Stream(0, [1.0]), Stream(2, [1.0])]
+    far = [DraftStream(0, [1.0]), DraftStream(2, [1.0])]
     assert passes([3, 3], far) == [3, 3]
 
 
@@ -103,7 +111,7 @@ def test_a_stream_keeps_its_latency_target():
 
 def test_a_step_is_no_longer_than_a_few_tokens_may_take_however_many_it_gives():
     slow = Costs(0.9, plain_s=0.04)
-    sure = [Stream(0, [0.999] * 15)]
+    sure = [DraftStream(0, [0.999] * 15)]
     assert sum(rows(choose(sure, slow, limits()))) == 15
     assert sum(rows(choose(sure, slow, limits(target_s=0.14)))) == 15
     chosen = choose(sure, slow, limits(target_s=0.045))
@@ -113,7 +121,7 @@ def test_a_step_is_no_longer_than_a_few_tokens_may_take_however_many_it_gives():
 
 def test_a_step_of_several_streams_is_no_longer_than_a_token_may_take():
     slow = Costs(0.9, plain_s=0.02)
-    sure = [Stream(index, [0.999] * 15) for index in range(2)]
+    sure = [DraftStream(index, [0.999] * 15) for index in range(2)]
     chosen = choose(sure, slow, limits(target_s=0.14))
     assert chosen is not None
     assert 0.07 < slow.seconds(2) * chosen.ratio <= 0.14
@@ -133,6 +141,6 @@ def test_limits_are_kept():
 
 
 def test_a_draft_that_takes_long_to_compute_has_to_gain_more():
-    drawn = [Stream(0, [0.8] * 15, is_drawn=True)]
-    assert choose(drawn, GPU, Limits(15, 32, 0.0, False, draft_s=0.0001)) is not None
-    assert choose(drawn, GPU, Limits(15, 32, 0.0, False, draft_s=0.05)) is None
+    drawn = [DraftStream(0, [0.8] * 15, is_drawn=True)]
+    assert choose(drawn, GPU, DraftLimits(15, 32, 0.0, False, draft_s=0.0001)) is not None
+    assert choose(drawn, GPU, DraftLimits(15, 32, 0.0, False, draft_s=0.05)) is None

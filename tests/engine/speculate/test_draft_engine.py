@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from localrun.engine.engine import Engine, Limits
 from localrun.engine.speculate import choice
-from localrun.engine.speculate.choice import Choice, Stream
+from localrun.engine.speculate.choice import DraftChoice, DraftStream
 from localrun.engine.speculate.costs import RowCosts
 from localrun.engine.speculate.draft_model import DraftModel
 from localrun.engine.speculate.draft_models import DraftModels
@@ -31,13 +31,13 @@ N_TOKENS = 24
 LEAST_ACCEPTED = 0.85
 
 
-def eager(streams: Sequence[Stream], costs: RowCosts, limits: choice.Limits) -> Choice | None:
+def eager(streams: Sequence[DraftStream], costs: RowCosts, limits: choice.DraftLimits) -> DraftChoice | None:
     """Up to three tokens for everybody, whatever it costs."""
     n_each = min(3, limits.most_each, limits.most_rows // len(streams))
     if n_each <= 0 or not any(stream.chances for stream in streams):
         return None
     n_rows = tuple(n_each if limits.is_even or stream.chances else 0 for stream in streams)
-    return Choice(n_rows, 1.0, 1.0 + n_each)
+    return DraftChoice(n_rows, 1.0, 1.0 + n_each)
 
 
 def drafting(open_draft: Callable[[], DraftModel]) -> Callable[[FakeBackend, Callable[[], float]], Speculation]:

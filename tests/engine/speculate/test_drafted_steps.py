@@ -11,7 +11,7 @@ import pytest
 
 from localrun.engine.backend import MemoryKind, NoRoom
 from localrun.engine.sample.constraint import Constraint
-from localrun.engine.speculate.choice import Choice
+from localrun.engine.speculate.choice import DraftChoice
 from localrun.engine.speculate.speculation import Speculation
 from localrun.wire import Finish, Grammar, GrammarKind, Lane
 from tests.engine.disk_harness import flushed, tier
@@ -104,7 +104,7 @@ def test_a_choice_is_told_what_can_be_computed_together(
 ):
     seen, both = [], []
 
-    def choose(streams, costs, limits) -> Choice | None:
+    def choose(streams, costs, limits) -> DraftChoice | None:
         seen.append(limits)
         if len(streams) == 2:
             both.append(limits)

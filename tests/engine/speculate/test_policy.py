@@ -7,13 +7,13 @@ from collections.abc import Callable
 
 import pytest
 
-from localrun.engine.speculate.choice import Limits, Stream, choose
+from localrun.engine.speculate.choice import DraftLimits, DraftStream, choose
 from localrun.engine.speculate.costs import RowCosts
 
 CPU = {1: 1.0, 2: 1.21, 4: 1.63, 8: 2.56, 12: 3.44, 16: 4.32}
 GPU = {size: size**0.05 for size in CPU}
 METAL = {size: size**0.97 for size in CPU}
-LIMITS = Limits(15, 32, 0.0, False)
+LIMITS = DraftLimits(15, 32, 0.0, False)
 PLAIN_S = 0.008
 
 
@@ -53,7 +53,7 @@ def speedup(
         is_copied = at % 100 < 100 * share_copied
         right = 0.97 if is_copied else 0.3
         chances = [right] * 15 if is_copied else [0.35] * 3 if chance.random() < 0.2 else []
-        chosen = choose([Stream(0, chances)], costs, LIMITS)
+        chosen = choose([DraftStream(0, chances)], costs, LIMITS)
         n_drafts = chosen.n_rows[0] if chosen is not None else 0
         step_s = PLAIN_S * speed(at) * machine[1 + n_drafts] * chance.lognormvariate(-(noise**2) / 2, noise)
         took_s = step_s * (1.0 if 1 + n_drafts in seen else first)

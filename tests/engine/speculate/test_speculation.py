@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from localrun.engine.request import Request
-from localrun.engine.speculate.choice import BY_COST, Policy
+from localrun.engine.speculate.choice import BY_COST, DraftPolicy
 from localrun.engine.speculate.speculation import Speculation
 from localrun.wire import DraftSource
 from tests.engine.harness import Harness, expected_output
@@ -33,7 +33,7 @@ class Slow(Oracle):
         return drafts
 
 
-def simulated(drafter: Slow | None, policy: Policy = BY_COST) -> Harness:
+def simulated(drafter: Slow | None, policy: DraftPolicy = BY_COST) -> Harness:
     """Whose steps take time by their rows."""
 
     def speculation(backend: FakeBackend, clock: Callable[[], float]) -> Speculation:

@@ -10,7 +10,7 @@ from msgspec import structs
 
 from localrun.errors import BadModelFile, BadRequest
 from localrun.models.storage import manifest
-from localrun.models.storage.manifest import Key, Manifest, Message, Place, Role, Source, StoredFile
+from localrun.models.storage.manifest import Manifest, ManifestKey, Message, Place, Role, Source, StoredFile
 
 DIGEST = "sha256:" + "ab" * 32
 BLOB = StoredFile(role=Role.MODEL, place=Place.BLOB, size_bytes=5, digest=DIGEST)
@@ -42,12 +42,12 @@ def said(name: str = "fox", **fields: object) -> Manifest:
     ],
 )
 def test_a_name_is_a_path_and_the_path_a_name(name: str, path: str, canonical: str, tmp_path: Path) -> None:
-    assert Key.of(name).path(tmp_path) == tmp_path / "manifests" / f"{path}.json"
+    assert ManifestKey.of(name).path(tmp_path) == tmp_path / "manifests" / f"{path}.json"
     assert manifest.canonical(name) == canonical
-    assert Key.of(canonical) == Key.of(Key.of(name).shown) == Key.of(name)
+    assert ManifestKey.of(canonical) == ManifestKey.of(ManifestKey.of(name).shown) == ManifestKey.of(name)
     manifest.write(tmp_path, name, said(canonical))
     survey = manifest.read_all(tmp_path)
-    assert (list(survey.manifests), survey.damaged) == ([Key.of(name)], [])
+    assert (list(survey.manifests), survey.damaged) == ([ManifestKey.of(name)], [])
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ import pytest
 from localrun.errors import BadRequest, ModelNotFound
 from localrun.models import builtin, naming
 from localrun.models.storage import other_programs
-from localrun.models.storage.manifest import Key
+from localrun.models.storage.manifest import ManifestKey
 from localrun.models.storage.model import Origin
 from localrun.models.storage.store import Store
 from tests.models.handmade import ENTRIES, STRING, entry, file_bytes, text
@@ -347,7 +347,7 @@ def test_a_model_that_ollama_pulls_anew_is_noticed(home: Path, tiny_gguf: Path):
     store = store_of(home)
     before = store.evidence("fox")
     path = ollama.add("registry.ollama.ai/library/fox/latest", ("model", tiny_gguf.read_bytes()))
-    assert other_programs.OllamaStore(ollama.folder).usual_path(Key.of("fox")) == path
+    assert other_programs.OllamaStore(ollama.folder).usual_path(ManifestKey.of("fox")) == path
     pulled = store.evidence("fox")
     assert pulled.holds()
     assert not before.holds()

@@ -16,7 +16,7 @@ from localrun import wire
 from localrun.config import MAX_ADAPTERS, LoadSettings, ModelTable
 from localrun.errors import BadModelFile, BadRequest, CannotFit, NotFound
 from localrun.models import creation, naming
-from localrun.models.adapters import Wanted
+from localrun.models.adapters import AdapterChoice
 from localrun.models.creation import Changes
 from localrun.models.storage.store import Store
 from localrun.server.engines.link import EngineLink
@@ -62,7 +62,7 @@ async def test_all_adapters_of_a_model_share_its_engine(
     async with running() as runtime:
         for name in ("alpha+a", "alpha", "alpha:latest+b=-0.5+a=2", "alpha+a=0"):
             await generate(runtime, name, n_predict=2)
-        lora = (Wanted("b", 0.25, "lora[0]"), Wanted("a", 3.0, "lora[1]"))
+        lora = (AdapterChoice("b", 0.25, "lora[0]"), AdapterChoice("a", 3.0, "lora[1]"))
         await generate(runtime, "alpha+a", n_predict=2, lora=lora)
         assert [row.model for row in runtime.supervisor.loaded()] == ["alpha"]
         async with runtime.job(Ask(model="alpha+a+b=0.5", api="/test", lora=lora[1:])) as job:
@@ -181,8 +181,8 @@ async def test_a_name_in_a_table_that_comes_to_mean_another_file(
         ("./beta.gguf", "beta.gguf is no adapter but a model"),
         ("./nothing.gguf", "is not there"),
         ("other", "it cannot be used with 'alpha': it is for gemma"),
-        ("twin", "there twice"),
-        ("nan", "numbers that are none"),
+        ("twin", "appears twice"),
+        ("nan", "NaN or infinite numbers"),
         ("a b", "the adapter's name 'a b' is neither"),
         ("../../etc/passwd.gguf", "is not there"),
     ],
@@ -233,7 +233,7 @@ async def test_what_cannot_be_met_loads_nothing(running: Any, generate: Any, mod
         for name, lora, kind, field in (
             ("alpha+nothing", (), NotFound, "model"),
             ("alpha+other", (), BadRequest, "model"),
-            ("alpha", (Wanted(7, 1.0, "lora[0]"),), NotFound, "lora[0]"),
+            ("alpha", (AdapterChoice(7, 1.0, "lora[0]"),), NotFound, "lora[0]"),
         ):
             refused = await error_of(generate(runtime, name, lora=lora))
             assert isinstance(refused, kind)

@@ -198,7 +198,7 @@ def test_channels_are_mixed_and_too_loud_ones_cut() -> None:
 
 def test_sound_that_is_none() -> None:
     nothing = numpy.full(1000, numpy.nan, "<f4")
-    assert "no numbers" in refused(making.wave(nothing.tobytes(), bits=32, code=3))
+    assert "NaN" in refused(making.wave(nothing.tobytes(), bits=32, code=3))
     short = refused(making.wave(making.tone(401), rate_hz=192_000))
     assert short.startswith("WAV of 401 samples, which are 33 at the 16000 a second that the model takes; at least 400")
     for data in (making.png()[:33], making.encoded(Image.new("P", (9, 9)), "GIF")[:20]):

@@ -202,7 +202,7 @@ async def test_a_command_that_makes_no_sense_says_why_and_leaves_the_prompt(desk
             ("/think maybe", "takes one of on, off"),
             ("/attach /nowhere/at/all", "was not found"),
             ("/detach a.png", "a.png is not attached"),
-            ("/title x", "once something was said"),
+            ("/title x", "its first message"),
             ("/set temperature 9x", "temperature is '9x'"),
             ("/set top_p 1.5", "top_p is '1.5'"),
         ):

@@ -213,7 +213,7 @@ async def test_what_went_wrong_before_it_was_opened_is_no_news(desk: Any) -> Non
         await desk.until(pilot, lambda: desk.app.session.pulls.rows)
         assert "old: no" not in desk.seen(desk.app)
         await pilot.press(*"4b", "enter")
-        await desk.see(pilot, "Pulling qwen3:4b; it goes on when this is closed.")
+        await desk.see(pilot, "Pulling qwen3:4b; it continues when this window is closed.")
         desk.daemon.pull_rows = [failed("old", 1.0), failed("old", 2.0), failed("qwen3:4b", 3.0)]
         desk.daemon.end_pull(DiskFull("the disk is full"))
         await desk.see(pilot, "qwen3:4b: no")

@@ -17,7 +17,7 @@ from localrun.errors import SourceRefused
 _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
-class Reach:
+class RedirectPolicy:
     """One way through redirects, from its first address on."""
 
     def __init__(self) -> None:

@@ -8,7 +8,7 @@ import httpx2
 import pytest
 
 from localrun.errors import SourceRefused
-from localrun.models.download.reach import Reach
+from localrun.models.download.redirects import RedirectPolicy
 
 
 class Stream:
@@ -21,11 +21,11 @@ class Stream:
 
 async def walked(*addresses: str) -> None:
     """From one name to the next, each of which is at one of these addresses."""
-    reach = Reach()
+    policy = RedirectPolicy()
     for number, address in enumerate(addresses):
         request = httpx2.Request("GET", f"https://host{number}.example/")
-        reach.check_url(request.url)
-        await reach.check_answer(httpx2.Response(200, request=request, extensions={"network_stream": Stream(address)}))
+        policy.check_url(request.url)
+        await policy.check_answer(httpx2.Response(200, request=request, extensions={"network_stream": Stream(address)}))
 
 
 @pytest.mark.parametrize(
@@ -55,11 +55,11 @@ async def test_not_inwards_whatever_the_name_says(addresses: tuple[str, ...]) ->
 
 
 async def test_an_address_that_is_written_down_is_not_even_asked() -> None:
-    reach = Reach()
+    policy = RedirectPolicy()
     with pytest.raises(SourceRefused):
-        reach.check_url(httpx2.URL("http://169.254.169.254/latest"))
+        policy.check_url(httpx2.URL("http://169.254.169.254/latest"))
     request = httpx2.Request("GET", "https://host.example/")
-    await reach.check_answer(httpx2.Response(200, request=request, extensions={"network_stream": Stream("1.1.1.1")}))
+    await policy.check_answer(httpx2.Response(200, request=request, extensions={"network_stream": Stream("1.1.1.1")}))
     for url in ("http://127.0.0.1/", "http://localhost/", "http://[::1]/"):
         with pytest.raises(SourceRefused):
-            reach.check_url(httpx2.URL(url))
+            policy.check_url(httpx2.URL(url))

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple, TypeVar
 import httpx2
 
 from localrun.errors import DownloadFailed
-from localrun.models.download.link import PassingFailure, backoff_s
 from localrun.models.download.plan import FetchLimits, Progress
+from localrun.models.download.ranges import PassingFailure, backoff_s
 
 
 async def all_or_first_error(jobs: Iterable[Coroutine[Any, Any, None]]) -> None:
@@ -54,7 +54,7 @@ class RateLimit:
 _KEPT = "what was transferred is kept, pull again to go on"
 
 
-class Pace:
+class Throttle:
     def __init__(self, limits: FetchLimits) -> None:
         self.connections = asyncio.Semaphore(limits.connections)
         self._limits = limits
@@ -97,7 +97,7 @@ _T = TypeVar("_T")
 class Shared(NamedTuple):
     client: httpx2.AsyncClient
     limits: FetchLimits
-    pace: Pace
+    throttle: Throttle
     executor: Executor
     progress: Progress
 

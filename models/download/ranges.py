@@ -1,6 +1,6 @@
 """Asking a server for a range of an item: the address behind its redirects, what an answer means, when to try again.
 
-Owned by the event loop of the fetch; the parts of one item share a link. Hubs answer with a redirect to a signed
+Owned by the event loop of the fetch; the parts of one item share a client. Hubs answer with a redirect to a signed
 address at some storage, valid for minutes: it is found once, used by all parts, and found again when refused. A server
 may answer with the range (206), with the whole file (200: it cannot do ranges, or the content changed since the
 validator was given), with a passing failure, or with a refusal.
@@ -28,7 +28,7 @@ from localrun.errors import DownloadFailed, SourceChanged, SourceRefused
 from localrun.models.download.journal import Range
 from localrun.models.download.plan import FetchLimits, Item
 from localrun.models.download.proxies import way_of
-from localrun.models.download.reach import Reach
+from localrun.models.download.redirects import RedirectPolicy
 
 # What a server answers when it is busy or broken, not when the request is wrong.
 PASSING_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504, 520, 521, 522, 523, 524, 529})
@@ -81,7 +81,7 @@ class PassingFailure(Exception):
 
 
 @dataclass(frozen=True)
-class Answer:
+class RangeAnswer:
     """The body begins at byte `start` of a content of `total_bytes` (None: the server does not say).
 
     `validator` is the strong ETag, "" if there is none.
@@ -92,7 +92,9 @@ class Answer:
     validator: str
 
 
-def answer_of(status: int, headers: Mapping[str, str], asked: Range, *, name: str, host: str, now: datetime) -> Answer:
+def answer_of(
+    status: int, headers: Mapping[str, str], asked: Range, *, name: str, host: str, now: datetime
+) -> RangeAnswer:
     """The answer to a request for `asked`. `headers` has lower-case names (httpx2's does for any case).
 
     Raises PassingFailure, SourceChanged (416), and SourceRefused for what no other try would change.
@@ -101,21 +103,23 @@ def answer_of(status: int, headers: Mapping[str, str], asked: Range, *, name: st
         wait_s = retry_after_s(headers.get("retry-after"), now=now)
         raise PassingFailure(f"{host} answered {status}{_reason(headers)}", wait_s=wait_s)
     if status == 416:
-        raise SourceChanged(f"{name} is shorter on {host} than it was said to be; pull again to get the new version")
+        raise SourceChanged(
+            f"{name} is shorter on {host} than it was announced to be; pull again to get the new version"
+        )
     if status not in (200, 206):
         raise SourceRefused(f"{host} refused {name} with status {status}{_reason(headers)}", source_status=status)
     if headers.get("content-encoding", "identity").lower() != "identity":
         raise DownloadFailed(f"{host} sends {name} compressed, though it was asked not to; this cannot be resumed")
     validator = strong_etag(headers.get("etag"))
     if status == 200:
-        return Answer(0, _length(headers.get("content-length")), validator)
+        return RangeAnswer(0, _length(headers.get("content-length")), validator)
     content_range = _CONTENT_RANGE.fullmatch(headers.get("content-range", "").strip())
     if content_range is None:
         raise PassingFailure(f"{host} answered with a range without saying which")
     start, _, total_bytes = map(int, content_range.groups())
     if start != asked.start:
         raise PassingFailure(f"{host} answered with the range from {start} instead of {asked.start}")
-    return Answer(start, total_bytes, validator)
+    return RangeAnswer(start, total_bytes, validator)
 
 
 def strong_etag(header: str | None) -> str:
@@ -146,14 +150,14 @@ class _Place(NamedTuple):
     has_headers: bool
 
 
-class Link:
+class RangeClient:
     def __init__(self, item: Item, client: httpx2.AsyncClient, limits: FetchLimits) -> None:
         self._item = item
         self._client = client
         self._timeout = httpx2.Timeout(limits.stall_s, connect=_CONNECT_S, pool=None)
         self._start = _Place(httpx2.URL(item.url), True)
         self._found: _Place | None = None
-        self._reach = Reach()
+        self._policy = RedirectPolicy()
         self._lock = asyncio.Lock()
 
     @property
@@ -208,10 +212,10 @@ class Link:
         headers["Range"] = f"bytes={asked.start}-{asked.end - 1}"
         if validator:
             headers["If-Range"] = validator
-        self._reach.check_url(place.url)
+        self._policy.check_url(place.url)
         request = self._client.build_request("GET", place.url, headers=headers, timeout=self._timeout)
         response = await self._client.send(request, stream=True, follow_redirects=False)
-        await self._reach.check_answer(response)
+        await self._policy.check_answer(response)
         return response
 
     def _has_expired(self, place: _Place, response: httpx2.Response) -> bool:

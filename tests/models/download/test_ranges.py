@@ -8,21 +8,28 @@ import pytest
 
 from localrun.errors import DownloadFailed, SourceChanged, SourceRefused
 from localrun.models.download.journal import Range
-from localrun.models.download.link import Answer, PassingFailure, answer_of, backoff_s, retry_after_s, strong_etag
-from localrun.models.download.pace import RateLimit
+from localrun.models.download.ranges import (
+    PassingFailure,
+    RangeAnswer,
+    answer_of,
+    backoff_s,
+    retry_after_s,
+    strong_etag,
+)
+from localrun.models.download.throttle import RateLimit
 
 ASKED = Range(100, 200)
 
 
-def answered(status: int, **headers: str) -> Answer:
+def answered(status: int, **headers: str) -> RangeAnswer:
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     return answer_of(status, named, ASKED, name="fox.gguf", host="hub", now=datetime(2026, 11, 21, tzinfo=UTC))
 
 
 def test_a_range_and_a_whole():
-    assert answered(206, content_range="bytes 100-199/1000", etag='"v"') == Answer(100, 1000, '"v"')
-    assert answered(200, content_length="1000") == Answer(0, 1000, "")
-    assert answered(200) == Answer(0, None, "")
+    assert answered(206, content_range="bytes 100-199/1000", etag='"v"') == RangeAnswer(100, 1000, '"v"')
+    assert answered(200, content_length="1000") == RangeAnswer(0, 1000, "")
+    assert answered(200) == RangeAnswer(0, None, "")
 
 
 @pytest.mark.parametrize("said", ["", "bytes 0-99/1000", "bytes */1000", "pages 100-199/1000"])
