@@ -15,7 +15,7 @@ define INSTALL
 	@touch $@
 endef
 
-.PHONY: run test duration test-fast test-deep test-emulated test-arm64 test-stall test-clients test-real soak lint types smoke generate constraints bench bench-peer native-wheel gpu-check clean
+.PHONY: run test duration test-fast test-deep test-emulated test-arm64 test-stall test-clients test-real soak mutants lint types smoke generate constraints bench bench-peer native-wheel gpu-check clean
 
 # A terminal gets the TUI; without one, a prompt goes through the daemon and the reply is printed with its rate.
 run: $(RUN_STAMP)
@@ -68,6 +68,10 @@ test-real: $(STAMP)
 MINUTES ?= 60
 soak: $(STAMP)
 	$(BIN)/python -m tests.soak --minutes $(MINUTES)
+
+# Puts plausible faults into a copy of the tree, one at a time: do the tests notice each? WORDS="cache.py" for some.
+mutants: $(STAMP)
+	$(BIN)/python packaging/mutants.py $(WORDS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
