@@ -15,7 +15,7 @@ define INSTALL
 	@touch $@
 endef
 
-.PHONY: run test duration test-fast test-deep test-emulated test-arm64 test-stall test-clients test-real soak lint types smoke generate constraints bench bench-peer native-wheel gpu-check clean
+.PHONY: run test suite duration test-fast test-deep test-emulated test-arm64 test-stall test-clients test-real soak mutants lint types smoke generate constraints bench bench-peer native-wheel gpu-check clean
 
 # A terminal gets the TUI; without one, a prompt goes through the daemon and the reply is printed with its rate.
 run: $(RUN_STAMP)
@@ -28,7 +28,11 @@ PYTEST := $(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscop
 # Tests start hundreds of interpreters, which would each compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-test: duration $(STAMP) lint types
+# The type checker uses one core, and the tests leave it that one at times.
+test: duration $(STAMP) lint
+	@$(MAKE) --no-print-directory --jobs 2 types suite
+
+suite: $(STAMP)
 	$(PYTEST)
 
 duration:
@@ -68,6 +72,10 @@ test-real: $(STAMP)
 MINUTES ?= 60
 soak: $(STAMP)
 	$(BIN)/python -m tests.soak --minutes $(MINUTES)
+
+# Puts plausible faults into a copy of the tree, one at a time: do the tests notice each? WORDS="cache.py" for some.
+mutants: $(STAMP)
+	$(BIN)/python packaging/mutants.py $(WORDS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -19,16 +19,18 @@ from typing import Any
 
 import httpx2
 
-from tests.fakes import SERVE
+from tests.fakes import SERVE, forked
 
 START_TIMEOUT_S = 120.0
 N_CTX = 2048
+# Variables that an interpreter, or a library, does not read before the daemon does.
+_READ_LATE = ("LOCALRUN_", "HF_", "OLLAMA_")
 
 
 class Daemon:
     """`url` of the daemon, `http` to speak with it, `home` has all its folders."""
 
-    def __init__(self, url: str, process: subprocess.Popen[str], log: Path) -> None:
+    def __init__(self, url: str, process: subprocess.Popen[str] | forked.Forked, log: Path) -> None:
         self.url = url
         self.process = process
         self._log = log
@@ -77,11 +79,17 @@ def running_daemon(
         # Two tests run at a time, and threads of two engines would wait for each other's processors.
         own |= {} if fake else {"LOCALRUN_THREADS": "1"}
         log = Path(home) / "log.txt"
+        process: subprocess.Popen[str] | forked.Forked
+        is_forked = fake and not within and all(name.startswith(_READ_LATE) for name in environment)
         with log.open("w") as log_file:
-            process = subprocess.Popen(
-                [*within, *(SERVE if fake else (sys.executable, "-m", "localrun", "serve")), "--port", "0", *arguments],
-                env=inherited | own | environment, stdout=subprocess.PIPE, stderr=log_file, text=True,
-            )  # fmt: skip
+            if is_forked and forked.IS_POSSIBLE:
+                process = forked.Forked(("--port", "0", *arguments), inherited | own | environment, log_file)
+            else:
+                command = SERVE if fake else (sys.executable, "-m", "localrun", "serve")
+                process = subprocess.Popen(
+                    [*within, *command, "--port", "0", *arguments],
+                    env=inherited | own | environment, stdout=subprocess.PIPE, stderr=log_file, text=True,
+                )  # fmt: skip
         assert process.stdout is not None
         too_late = threading.Timer(START_TIMEOUT_S, process.kill)
         too_late.start()

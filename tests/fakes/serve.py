@@ -19,7 +19,13 @@ from localrun.server import app
 from localrun.server.runtime import Runtime
 from tests.fakes import ENGINE
 
-if __name__ == "__main__":
+
+def run() -> None:
+    """With what follows the first of `sys.argv`."""
     app.Runtime = partial(Runtime, engine_command=ENGINE)  # type: ignore[misc,assignment]
     sys.argv.insert(1, "serve")
     main()
+
+
+if __name__ == "__main__":
+    run()

@@ -17,6 +17,8 @@ from typing import Any, Self
 
 import pytest
 from textual.app import App
+from textual.css.model import RuleSet
+from textual.css.stylesheet import Stylesheet
 from textual.pilot import Pilot
 
 from localrun.client import ChatMetrics, ChatPiece, PullPiece
@@ -348,6 +350,22 @@ class Desk:
             await until(pilot, lambda: text in seen(self.app))
         except TimeoutError:
             pytest.fail(f"{text!r} did not appear on:\n{seen(self.app)}")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def parsed_once() -> Iterator[None]:
+    """The rules of style sheets are the same for every app of a run; parsing them is most of what opening one takes."""
+    parse, known = Stylesheet._parse_rules, dict[tuple[object, ...], list[RuleSet]]()
+
+    def parse_once(self: Stylesheet, *source: Any, **more: Any) -> list[RuleSet]:
+        key = (source, tuple(more.items()), tuple(self._variables.items()))
+        if key not in known:
+            known[key] = parse(self, *source, **more)
+        return known[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Stylesheet, "_parse_rules", parse_once)
+        yield
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ import pytest
 from localrun.engine.request import Request
 from localrun.engine.sample.text import TextStream
 from localrun.engine.schedule.budget import Budget
+from localrun.engine.schedule.policy import OUTPUT_WEIGHT
 from localrun.engine.schedule.scheduler import QUEUE_NEWS_S, SHARED_PREFIX_TOKENS, Scheduler, StepPlan
 from localrun.errors import QueueFull
 from localrun.wire import Lane, Sampling
@@ -61,6 +62,12 @@ def test_a_plan_takes_no_more_cells_than_are_free_and_says_when_that_is_too_few(
     assert granted(enough) == {1: 1, 2: 1}
     assert not plan_of.is_short(enough)
     assert plan_of.is_short(plan_of.plan(n_free=1))
+
+
+def test_a_request_that_another_engine_began_is_charged_for_what_it_computed_and_said_there():
+    target = scheduler()
+    target.submit(request(1, 100, n_output=3, n_cached=60, started_at_s=0.0))
+    assert target.policy.service("") == 40 + 3 * OUTPUT_WEIGHT
 
 
 def test_nothing_planned_is_short_only_while_somebody_runs():

@@ -28,6 +28,13 @@ def test_thinking_comes_as_it_is_written():
     assert parser.feed("!</think>\n\nYes") == [Thinking("!"), Content("Yes")]
 
 
+def test_a_mark_that_begins_a_longer_one_waits_for_that_until_the_end():
+    answer_marks = frozenset({"<end>", "<end>of", "<turn>"})
+    parser = ParserPlan(call_format=None, answer_marks=answer_marks, control_tokens=tuple(answer_marks)).parser({})
+    assert parser.feed("Yes.<end>") == [Content("Yes.")]
+    assert parser.finish(is_cut=False) == []
+
+
 ABOUT_TAGS = (
     "Use re.sub(r'{0}.*?{1}', '', text) to strip it.",
     "The `{1}` tag closes it.",
