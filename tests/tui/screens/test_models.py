@@ -156,7 +156,7 @@ async def test_a_pull_can_be_cancelled_and_a_failure_is_said(desk: Any) -> None:
         desk.daemon.pull_rows = [PullRow(model="qwen3:4b", state="planning", status="looking")]
         await desk.see(pilot, "qwen3:4b  looking")
         await pilot.press("ctrl+x")
-        await desk.see(pilot, "Enter goes on")
+        await desk.see(pilot, "Enter resumes")
         await pilot.press("enter")
         await desk.until(pilot, lambda: desk.daemon.pulled == ["qwen3:4b"] * 2)
         desk.daemon.end_pull(DiskFull("the disk is full"))
