@@ -26,11 +26,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure() -> None:
-    """A shell starts what it runs in the background deaf to Ctrl-C and Ctrl-\\, and its children inherit that; tests
-    send both."""
+    """Programs in a shell's background are deaf to Ctrl-C and Ctrl-\\, and below `nohup` to a hangup. Children inherit
+    that, and tests send all three."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if sys.platform != "win32":
-        signal.signal(signal.SIGQUIT, signal.SIG_DFL)
+        for number in (signal.SIGQUIT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_DFL)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -84,11 +84,11 @@ def test_a_checkpoint_keeps_everything(tmp_path: Path) -> None:
 _WRITER = """
 import sys
 from pathlib import Path
-from localrun.access.quotas import Level
-from localrun.access.usage import Used, UsageFile
+from localrun.access.quotas import BucketLevel
+from localrun.access.usage import UsageFile, UsageRecord
 file = UsageFile(Path(sys.argv[1]))
 for number in range(1, 1_000_000):
-    file.write("id", [Level("requests", 60.0, -float(number), 1.0)], Used("zed", "a", 1, 2, 1, 3), 1.0)
+    file.write("id", [BucketLevel("requests", 60.0, -float(number), 1.0)], UsageRecord("zed", "a", 1, 2, 1, 3), 1.0)
     print(number, flush=True)
 """
 

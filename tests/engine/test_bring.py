@@ -99,7 +99,7 @@ def test_who_is_preempted_meanwhile_comes_back():
 @pytest.mark.parametrize("seed", [5, 6, 7, 12, 13, 15])
 def test_random_arrivals_and_departures_change_no_answer(seed: int, monkeypatch: pytest.MonkeyPatch):
     """Small blocks and small pieces, so that hardly anything is brought back at once; memory and cells are short."""
-    for name, value in (("BLOCK_TOKENS", 8), ("PIECE_TOKENS", 16), ("GAIN_TOKENS", 4), ("BRING_S", 1e-9)):
+    for name, value in (("BLOCK_TOKENS", 8), ("PIECE_TOKENS", 16), ("GAIN_TOKENS", 4), ("RESTORE_PIECE_S", 1e-9)):
         monkeypatch.setattr(cache if name == "RESTORE_PIECE_S" else copies, name, value)
     random, n_brought = Random(seed), 0
     restore_next = cache.Cache.restore_next

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from localrun.engine.cache import cache, copies
+from localrun.engine.cache import copies
+from localrun.engine.cache.tree import PrefixKey
 from tests.engine.harness import Harness, expected_output
 from tests.engine.memory_disk import MemoryDisk
 
@@ -103,7 +104,7 @@ def test_whoever_takes_the_place_of_a_long_prompt_waits_until_that_is_saved(monk
     assert n_steps > 1
     assert len(run.tokens[0]) >= n_tokens + n_steps - 1
     assert not at_once
-    assert run.engine.cache.match(cache.Key([*LONG, 5])) >= len(LONG)
+    assert run.engine.cache.match(PrefixKey([*LONG, 5])) >= len(LONG)
     run.run()
     assert run.tokens[2] == expected_output(OTHER, 4)
 
@@ -126,7 +127,7 @@ def test_whoever_waits_does_not_make_what_leaves_look_used():
     touched = []
     touch = run.engine.cache.tiers.touch
     run.engine.cache.tiers.touch = lambda blocks: touched.append(1) or touch(blocks)
-    key = cache.Key(OTHER)
+    key = PrefixKey(OTHER)
     assert not run.engine.cache.is_ready(key)
     assert not touched
 

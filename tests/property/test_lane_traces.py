@@ -32,7 +32,7 @@ shapes = st.fixed_dictionaries(
         "target_itl_s": st.sampled_from([0.0, 0.05]),
         "is_split": st.booleans(),
         "n_background_seqs": st.sampled_from([1, 2]),
-        "hurried_every": st.sampled_from([0, 1, 2, 5]),
+        "abort_every": st.sampled_from([0, 1, 2, 5]),
         "memory_kind": st.sampled_from([MemoryKind.ATTENTION, MemoryKind.ATTENTION, MemoryKind.HYBRID]),
     }
 )

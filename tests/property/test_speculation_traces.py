@@ -50,7 +50,7 @@ shapes = st.fixed_dictionaries(
         "ram_cache_bytes": st.sampled_from([0, 600, 1 << 20]),
         "is_split": st.booleans(),
         "n_background_seqs": st.integers(1, 2),
-        "hurried_every": st.sampled_from([0, 1, 3]),
+        "abort_every": st.sampled_from([0, 1, 3]),
         "n_ctx": st.sampled_from([80, 512]),
         "memory_kind": st.sampled_from([MemoryKind.ATTENTION, MemoryKind.WINDOW, MemoryKind.HYBRID]),
     }

@@ -22,7 +22,7 @@ async def test_f_keys_go_round_and_keep_the_prompt(desk: Any) -> None:
 
 @pytest.mark.parametrize("keys", [("f10",), ("ctrl+g",), ("f2", "question_mark")])
 async def test_help_says_the_keys_and_the_commands(desk: Any, keys: tuple[str, ...]) -> None:
-    async with desk.open((80, 120)) as pilot:
+    async with desk.open((80, 140)) as pilot:
         await pilot.press(*keys)
         await desk.see(pilot, "stop the answer")
         await desk.see(pilot, "/export [FILE]")

@@ -168,8 +168,11 @@ def test_after_a_stop_the_screen_is_drawn_anew(daemon: Daemon, tmp_path: Path) -
     with contextlib.closing(_terminal(daemon, tmp_path)) as terminal:
         terminal.see("Enter asks")
         os.kill(int(terminal.told("#{pane_pid}")), signal.SIGTSTP)  # tmux continues it at once
-        terminal.type("back again")
-        terminal.see("back again")
+        deadline_s = time.monotonic() + PATIENCE_S
+        while "again" not in terminal.pane and time.monotonic() < deadline_s:
+            terminal.type("again ")  # what is typed while it stops is lost
+            time.sleep(0.2)
+        terminal.see("again")
         terminal.see("F2 Monitor")
 
 

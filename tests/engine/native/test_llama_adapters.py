@@ -176,7 +176,7 @@ BAD_LORAS: dict[str, tuple[dict[str, np.ndarray], str]] = {
         {"token_embd.weight.lora_a": f32(1024, 4), "token_embd.weight.lora_b": f32(256, 4)}, "token_embd",
     ),
     "infinity": (
-        {f"{Q}.lora_a": f32(4, 256), f"{Q}.lora_b": np.inf * f32(256, 4)}, rf"none .*in '{Q}.lora_b'",
+        {f"{Q}.lora_a": f32(4, 256), f"{Q}.lora_b": np.inf * f32(256, 4)}, rf"NaN .*in '{Q}.lora_b'",
     ),
     "integers": (
         {f"{Q}.lora_a": np.ones((4, 256), np.int32), f"{Q}.lora_b": np.ones((256, 4), np.int32)}, "in I32",
@@ -190,7 +190,7 @@ BAD_VECTORS: dict[str, tuple[dict[str, np.ndarray], str]] = {
     "size": ({"direction.1": f32(128)}, "128 numbers"),
     "two dimensions": ({"direction.1": f32(2, 256)}, "no vector of 32-bit"),
     "type": ({"direction.1": np.ones(256, np.float16)}, "no vector of 32-bit"),
-    "nan": ({"direction.1": np.full(256, np.nan, np.float32)}, "none .*in 'direction.1'"),
+    "nan": ({"direction.1": np.full(256, np.nan, np.float32)}, "NaN .*in 'direction.1'"),
 }
 
 

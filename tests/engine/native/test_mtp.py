@@ -376,7 +376,7 @@ def as_many_as_possible(streams: Sequence[DraftStream], costs: RowCosts, limits:
 def test_an_engine_answers_with_them(rigged: LlamaBackend):
     engine = Engine(
         rigged,
-        engine_module.DraftLimits(N_SEQS, 8, 0.0, 0),
+        engine_module.Limits(N_SEQS, 8, 0.0, 0),
         lambda: 0.0,
         speculation=Speculation(rigged, lambda: 0.0, heads=lambda: rigged.heads, policy=always(as_many_as_possible)),
     )

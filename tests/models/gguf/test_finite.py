@@ -57,7 +57,7 @@ def test_it_is_found_and_named(type_name: str, value: float, tmp_path: Path, mon
     for at in (0, 5000, N_OUT * 8 * 32 * N_RANK - 1):
         header = read_header(write(tmp_path / "bad.gguf", type_name, at, value), kind=FileKind.ADAPTER)
         with pytest.raises(
-            BadModelFile, match=r"bad\.gguf has NaN or infinite numbers .* in 'blk\.0\.attn_q\.weight\.lora_b'"
+            BadModelFile, match=r"bad\.gguf has NaN or infinite numbers in 'blk\.0\.attn_q\.weight\.lora_b'"
         ):
             check_finite(header)
 
