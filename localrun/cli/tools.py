@@ -129,7 +129,7 @@ class TerminalTools:
                 self._toolbox.store(tool, Rule(approval.value))
             except OSError as error:
                 aside(f"it counts for this call only: {error}")
-        return approval in (Approval.ONCE, Approval.CHAT, Approval.ALWAYS)
+        return approval.may_run
 
     def _asked(self, call: Call, tool: Tool) -> Approval:
         arguments = shortened(call.shown_arguments, SHOWN_CHARACTERS)

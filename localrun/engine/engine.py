@@ -593,7 +593,7 @@ class Engine:
         for request in list(self.scheduler.running):
             self._preempt(request)
         for request, end in non_finite.items():
-            # It may be what stood beside it, or a draft of its own: whoever is doubted twice stays alone.
+            # It may be what stood beside it, or a draft of its own: whoever is isolated twice stays alone.
             request.n_isolations += 1
             request.isolated_until = end if request.n_isolations == 1 else sys.maxsize
         self._renew()

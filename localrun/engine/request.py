@@ -140,7 +140,7 @@ class Request:
     @property
     def batch_group(self) -> bytes:
         """Requests are computed together if this is the same: they have the same adapters, are in the same context, and
-        none is doubted."""
+        none is isolated."""
         batch_group = self.adapters.hash if not self.is_long else self.adapters.hash + b"long"
         return batch_group if not self.isolated_until else batch_group + b"%d" % self.id
 

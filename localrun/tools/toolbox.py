@@ -67,6 +67,11 @@ class Approval(StrEnum):
     ALWAYS = "always"
     NEVER = "never"
 
+    @property
+    def may_run(self) -> bool:
+        """Whether this call may run."""
+        return self in (Approval.ONCE, Approval.CHAT, Approval.ALWAYS)
+
 
 class Call(msgspec.Struct, frozen=True):
     """What a model wants called. `tool` is None for one that was not offered."""

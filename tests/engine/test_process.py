@@ -62,7 +62,7 @@ BROKEN_STEP = """
 import sys
 from localrun.engine import engine
 from tests.fakes.process import main
-def step(self, is_hurried):
+def step(self, should_abort):
     raise RuntimeError("a bug in the step")
 engine.Engine.step = step
 sys.exit(main())

@@ -107,16 +107,16 @@ def main() -> None:
     for path in ("/v1/chat/completions", "/v1/responses", "/v1/messages", "/api/chat"):
         for n_streams in (8, 32):
             measure(path, n_streams)
-    chunks = ChatChunks(request_id="1", model="tiny", include_usage=False, replies=[Reply(PlainParser())])
+    chunks = ChatChunks(request_id="1", model="tiny", replies=[Reply(PlainParser())])
     encoding("/v1/chat/completions", lambda delta: chunks.news(0, delta))
     reply, output = Reply(PlainParser()), Output(Events(), {}, summarizes=False)
     encoding("/v1/responses", lambda delta: output.take(reply.take(delta), None))
     message, blocks = Reply(PlainParser()), Blocks()
     encoding("/v1/messages", lambda delta: blocks.take(message.take(delta)))
-    lines, parser, parts = Lines("tiny", Kind.CHAT), PlainParser(), Parts()
+    lines, chat, parts = Lines("tiny", Kind.CHAT), Reply(PlainParser()), Parts()
     encoding(
         "/api/chat",
-        lambda delta: [lines.text(part.text) for part in parts.take(parser.feed(delta.text), is_end=False)],
+        lambda delta: [lines.text(part.text) for part in parts.take(chat.take(delta), is_end=False)],
     )
 
 

@@ -408,7 +408,7 @@ class ConversationView(VerticalScroll, can_focus=False):
             self.post_message(self.ApprovalNeeded(self, choices))
             approval = await choices.chosen()
             self._remember(toolbox, call.tool, approval)
-            may_run = approval in (Approval.ONCE, Approval.CHAT, Approval.ALWAYS)
+            may_run = approval.may_run
             self.post_message(self.ApprovalGiven())
             await widget.answered()
         if not may_run:

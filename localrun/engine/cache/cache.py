@@ -13,7 +13,7 @@ hundredth of the time that computing it took. How a prompt begins depends on the
   *pool* of the background, which nobody may touch while the background is busy, and moves to a stream when its prompt
   is done. One that is longer than a stream stays in the pool, and one that outgrows its stream moves there. What is
   parked there and saved leaves it for them: on a CPU attending over it costs more than bringing it back.
-* Wholes: a parked sequence is continued if the prompt starts with all of it; otherwise the longest checkpoint is
+* Whole states: a parked sequence is continued if the prompt starts with all of it; otherwise the longest checkpoint is
   restored (`checkpoints.py`). Saved sequences keep their cells only while nothing runs.
 
 A chunk of media is one piece to the cache: sequences are cut, copied and kept before it or behind it. What a running

@@ -87,7 +87,7 @@ class EmbeddingEngine:
         self._encodings: Encodings[EmbeddingRequest] = Encodings(embedder.projector, encoded_bytes, clock)
         self._encoder_until_s = 0.0
         self._free_seqs = list(reversed(range(embedder.n_seqs)))
-        self._doubted: set[tuple[EmbeddingRequest, int]] = set()  # inputs, by their requests and numbers
+        self._isolated: set[tuple[EmbeddingRequest, int]] = set()  # inputs, by their requests and numbers
         self._deltas: dict[int, Delta] = {}
         self._started: list[Started] = []
         self._n_failed_steps = 0
@@ -179,13 +179,13 @@ class EmbeddingEngine:
         return sorted(found, key=lambda one: (one[0].seq is None, self._turns.place(one[0], now_s)))
 
     def _next_pieces(self, now_s: float) -> list[Piece]:
-        """The inputs of the next step. While there are doubted ones, inputs are computed one by one from beginning to
-        end, first those of requests that have doubted ones."""
-        if not self._doubted:
+        """The inputs of the next step. While there are isolated ones, inputs are computed one by one from beginning to
+        end, first those of requests that have isolated ones."""
+        if not self._isolated:
             return self._fill(now_s)
         if partial := self._partial:
             return self._fill(now_s, [partial])
-        return self._fill(now_s, [ticket for ticket, _ in self._doubted]) or self._fill(now_s)
+        return self._fill(now_s, [ticket for ticket, _ in self._isolated]) or self._fill(now_s)
 
     @property
     def _partial(self) -> EmbeddingRequest | None:
@@ -200,7 +200,7 @@ class EmbeddingEngine:
         partial = self._partial
         turns = self._turns.round(now_s)
         while left > 0 and (ticket := turns.next_up()) is not None:
-            if self._doubted and pieces:
+            if self._isolated and pieces:
                 break
             if among is not None and ticket not in among:
                 continue
@@ -299,7 +299,7 @@ class EmbeddingEngine:
         """The native calls, and what follows from them. Those for media come first: an input that ends with media ends
         before the next one of its request, which may be text."""
         began_s = self._clock()
-        if self._doubted and not pieces[0].current.n_computed:
+        if self._isolated and not pieces[0].current.n_computed:
             self._embedder.wipe()
         calls = [[piece] for piece in pieces if piece.span is not None]
         if text := [piece for piece in pieces if piece.span is None]:
@@ -372,7 +372,7 @@ class EmbeddingEngine:
             return
         ticket.n_done += 1
         ticket.n_media += sum(span.chunk.n_tokens for span in current.chunks)
-        self._doubted.discard((ticket, current.index))
+        self._isolated.discard((ticket, current.index))
         vector = finish(current, ticket.embed.dimensions, self._embedder.pooling)
         delta.vectors = [*(delta.vectors or ()), vector]
         if ticket.is_done:
@@ -392,7 +392,7 @@ class EmbeddingEngine:
     def _isolate(self, non_finite: list[Piece], pieces: list[Piece]) -> None:
         """A call gave the `non_finite` ones of its pieces results that are not finite. All `pieces` of the step that
         are left begin anew, and so does the input under way, because the cells are wiped."""
-        was_alone = bool(self._doubted)
+        was_alone = bool(self._isolated)
         self._begin_anew(pieces)
         if (partial := self._partial) is not None and (current := partial.current) is not None:
             assert partial.seq is not None
@@ -404,7 +404,7 @@ class EmbeddingEngine:
                 problem = "the model computes NaN or infinite numbers from it; its file may be damaged"
                 self._end(piece.ticket, Finish.ERROR, NoNumbers(f"{where}: {problem}"))
             else:
-                self._doubted.add((piece.ticket, piece.current.index))
+                self._isolated.add((piece.ticket, piece.current.index))
 
     def _begin_anew(self, pieces: list[Piece]) -> None:
         """The inputs of these pieces are computed from their beginnings again."""
@@ -448,7 +448,7 @@ class EmbeddingEngine:
             self._release(ticket.seq)
             ticket.seq = None
         self._encodings.drop(ticket)
-        self._doubted = {one for one in self._doubted if one[0] is not ticket}
+        self._isolated = {one for one in self._isolated if one[0] is not ticket}
         self._turns.leave(ticket)
 
     def _delta(self, ticket: EmbeddingRequest) -> Delta:

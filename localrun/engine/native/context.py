@@ -199,7 +199,7 @@ class LlamaContext:
         return any(adapter.digest == digest for adapter in self._used.adapters)
 
     def decode(self, n_rows: int, should_abort: Callable[[], bool] | None = None) -> None:
-        """Compute the first rows of `batch`. Raises NoRoom or DecodeFailed; GivenUp as `Backend.decode`."""
+        """Compute the first rows of `batch`. Raises NoRoom or DecodeFailed; StepAborted as `Backend.decode`."""
         n_wanted = self.check_rows(n_rows)
         self._rows.find_positions(n_rows)
         self._rows.tokens.n_tokens = n_rows
