@@ -32,7 +32,7 @@ from typing import Any
 
 from localrun.engine.backend import AdapterSet, DecodeFailed, MediaRows
 from localrun.engine.native.context import LlamaContext
-from localrun.engine.native.library import native
+from localrun.engine.native.library import end_team, native
 from localrun.engine.native.rows import GO_ON
 
 # A piece takes about this long: cutting costs some 20 us, and streams wait for half a piece on average.
@@ -219,6 +219,7 @@ class GraphThread:
             except Exception as error:
                 self._error = self._error or error
             del job
+            end_team()
             self._done.set()
             self._turns.ring()
 
@@ -274,6 +275,7 @@ class LlamaWorker:
 
     def start(self, n_rows: int) -> None:
         self.context.check_rows(n_rows)
+        end_team()
         self._thread.start(lambda: self._compute(lambda: self.context.decode(n_rows)))
 
     def start_media(self, part: MediaRows) -> None:

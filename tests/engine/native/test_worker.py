@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from localrun.engine.backend import DecodeFailed
+from localrun.engine.native import library
 from localrun.engine.native.llama import LlamaBackend
 from localrun.engine.native.worker import PIECE_S, ComputeLock, LlamaWorker, Pieces
 from tests.engine.conftest import compute, open_tiny
@@ -289,3 +292,35 @@ def test_a_piece_goes_before_the_next_step():
         order.append("step")
     thread.join()
     assert order == ["piece", "step"]
+
+
+def test_teams_of_openmp_end_where_the_other_thread_computes_next(
+    backend: LlamaBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """libgomp counts the members of all threads' teams, also of those that wait, and puts everybody to sleep."""
+    ended: list[int] = []
+    monkeypatch.setattr(
+        "localrun.engine.native.library._pause_teams", lambda: lambda _kind: ended.append(threading.get_ident())
+    )
+    begin(backend, PROMPT)
+    assert ended == [threading.get_ident()]
+    finish(backend)
+    assert len(ended) == 2, "the background's thread, after its batch"
+    assert ended[1] != threading.get_ident()
+
+
+def test_a_team_of_libgomp_can_be_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The real one, if this system has it: before its first graph and between two."""
+    try:
+        gomp = ctypes.CDLL("libgomp.so.1")
+    except OSError:
+        pytest.skip("no libgomp here")
+    monkeypatch.setattr("localrun.engine.native.library.native", SimpleNamespace(_lib=gomp))
+    library._pause_teams.cache_clear()
+    try:
+        pause = library._pause_teams()
+        assert pause is not None
+        assert pause(1) == 0, "omp_pause_soft: done"
+        library.end_team()
+    finally:
+        library._pause_teams.cache_clear()
