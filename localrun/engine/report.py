@@ -109,7 +109,7 @@ class Report:
     def take(self, cache: Cache, scheduler: Scheduler, media: MediaCounts, now_s: float) -> Step | None:
         """All news since the last call as one message, whose step is then over for the totals; None without news."""
         totals = self.totals
-        queue = scheduler.queue_news(now_s)
+        queue = scheduler.queue_update(now_s)
         n_rows = totals.n_prefill_rows + totals.n_decode_rows
         holdings = (cache.cells.n_used, cache.n_cached_sequences)
         if not (self._deltas or self._started or n_rows or queue is not None or holdings != self._holdings_sent):

@@ -93,7 +93,7 @@ def build(settings: Settings, runtime: Runtime) -> Limits:
             await runtime.stop()
 
     routes = table.routes(runtime)
-    runtime.offline.serve(routes)
+    runtime.batch_service.serve(routes)
     app = Starlette(routes=routes, lifespan=lifespan, exception_handlers={HTTPException: _unrouted})
     app.router.redirect_slashes = False
 
@@ -280,7 +280,7 @@ class _Daemon(uvicorn.Server):
 
     def _has_work(self) -> bool:
         """Whether something is done that nobody waits for."""
-        return bool(self._runtime.pulls.n_running or self._runtime.offline.n_running)
+        return bool(self._runtime.pulls.n_running or self._runtime.batch_service.n_running)
 
     async def _watch_idle(self) -> None:
         assert self._idle_exit_s is not None

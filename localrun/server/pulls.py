@@ -197,7 +197,7 @@ MAX_ENDED = 16
 _log = logging.getLogger(__name__)
 
 
-class Wanted(msgspec.Struct, frozen=True):
+class PullRequest(msgspec.Struct, frozen=True):
     """A pull that is to go on after a restart."""
 
     model: str
@@ -208,7 +208,7 @@ class Wanted(msgspec.Struct, frozen=True):
 class _Pull:
     """One pull and those who wait for it."""
 
-    def __init__(self, wanted: Wanted, *, is_detached: bool) -> None:
+    def __init__(self, wanted: PullRequest, *, is_detached: bool) -> None:
         self.wanted = wanted
         self.progress = PullProgress(wanted.model)
         self.is_detached = is_detached
@@ -280,7 +280,7 @@ class Pulls:
 
         Raises BadRequest for what cannot be pulled, Unavailable while the daemon stops.
         """
-        pull = self._pull(Wanted(model, is_insecure, projector), is_detached=False)
+        pull = self._pull(PullRequest(model, is_insecure, projector), is_detached=False)
         pull.n_watchers += 1
         try:
             yield pull.progress
@@ -297,7 +297,7 @@ class Pulls:
         pull.cancel()
         await asyncio.wait([pull.task])
 
-    def _pull(self, wanted: Wanted, *, is_detached: bool) -> _Pull:
+    def _pull(self, wanted: PullRequest, *, is_detached: bool) -> _Pull:
         model_pull.check_name(wanted.model)
         if self._is_stopping:
             raise Unavailable("localrun is shutting down")
@@ -394,9 +394,9 @@ async def memory_bytes() -> int:
     return max(ram_bytes, sum(gpu.emptied.free_bytes for gpu in await answering_gpus() if not gpu.is_shared))
 
 
-def _read(journal: Path) -> list[Wanted]:
+def _read(journal: Path) -> list[PullRequest]:
     try:
-        return msgspec.json.decode(journal.read_bytes(), type=list[Wanted])
+        return msgspec.json.decode(journal.read_bytes(), type=list[PullRequest])
     except FileNotFoundError:
         return []
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
@@ -407,7 +407,7 @@ def _read(journal: Path) -> list[Wanted]:
         return []
 
 
-def _write(journal: Path, wanted: list[Wanted]) -> None:
+def _write(journal: Path, wanted: list[PullRequest]) -> None:
     if wanted:
         stored.write(journal, wanted)
     else:

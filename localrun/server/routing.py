@@ -42,10 +42,10 @@ from localrun.errors import BadRequest
 from localrun.models.name import split_adapters
 from localrun.models.storage.model import Model
 from localrun.server.http.exchange import Exchange
-from localrun.server.http.fields import SamplingFields, ServiceFields, ask_of
+from localrun.server.http.fields import SamplingFields, ServiceFields, job_request_of
 from localrun.server.jobs.job import Job
 from localrun.server.media.decoder import check_taken, kinds_of
-from localrun.server.prompting.ask import ChatAsk
+from localrun.server.prompting.ask import ChatRequest
 from localrun.server.prompting.conversation import begun
 from localrun.server.prompting.prepare import prepare
 from localrun.server.prompting.profile import capabilities
@@ -58,18 +58,18 @@ API = "tier"
 # No tokenizer makes more tokens than bytes, but for a BOS and a leading space.
 _EXTRA_TOKENS = 8
 
-NO_CONVERSATION = ChatAsk(messages=())
+NO_CONVERSATION = ChatRequest(messages=())
 
 Body = TypeVar("Body", bound=ServiceFields | SamplingFields)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Question:
+class RoutingInput:
     """What the rules look at. `ask` is the conversation; without one, or if it `is_raw`, `prompts`, each a text or with
     token ids, and the `suffix` go to the model as they are. `context` says whether there are token ids of an earlier
     answer. With `fills_in`, only models that can fill in will do. `may_probe` is off where no answer is wanted."""
 
-    ask: ChatAsk = NO_CONVERSATION
+    ask: ChatRequest = NO_CONVERSATION
     prompts: Sequence[object] = ()
     suffix: str = ""
     context: bool = False
@@ -95,7 +95,7 @@ class Question:
         return self.has_schema or self.ask.response_grammar is not None
 
 
-NO_QUESTION = Question()
+NO_QUESTION = RoutingInput()
 
 
 class Choice(NamedTuple):
@@ -107,15 +107,15 @@ class Choice(NamedTuple):
 
 
 async def routed(
-    runtime: Runtime, exchange: Exchange, name: str, body: Body, question: Question, load: LoadSettings
-) -> tuple[str, Body, ChatAsk]:
+    runtime: Runtime, exchange: Exchange, name: str, body: Body, question: RoutingInput, load: LoadSettings
+) -> tuple[str, Body, ChatRequest]:
     """The name, the body and the conversation as they go to a model: unchanged, unless the name is a tier's. Then it is
     that of the model that answers, in the body as well, and the exchange's answer says why.
 
     To be called while the client is watched. Raises what loading and preparing for the small model raise, and
     BadRequest for what only makes sense with one model.
     """
-    tier = runtime.targets.tier(exchange.visitor, name)
+    tier = runtime.targets.tier(exchange.caller, name)
     if tier is None:
         return name, body, question.ask
     if getattr(body, "lora", None):
@@ -126,7 +126,7 @@ async def routed(
             field=field,
         )
     # Before anything is computed; the lane is for the jobs to find.
-    exchange.visitor.begin(tier.small, Lane.DEFAULT)
+    exchange.caller.begin(tier.small, Lane.DEFAULT)
     if question.ask.media:
         await runtime.media.read(question.ask.media)
     small, large = await asyncio.to_thread(runtime.targets.models_of, tier)
@@ -148,7 +148,7 @@ async def routed(
     return chosen, msgspec.structs.replace(body, **changes), ask
 
 
-def _by_fields(tier: Tier, question: Question, small: Model, large: Model) -> Choice | None:
+def _by_fields(tier: Tier, question: RoutingInput, small: Model, large: Model) -> Choice | None:
     """What can be said without counting; None when nothing of it says anything."""
     ask = question.ask
     if ask.media:
@@ -176,13 +176,13 @@ async def _by_prompt(
     exchange: Exchange,
     body: Body,
     tier: Tier,
-    question: Question,
+    question: RoutingInput,
     small: Model,
     choice: Choice | None,
     load: LoadSettings,
 ) -> Choice:
     """The rules that need the small model. With a `choice` only whether the prompt fits it is left to be seen."""
-    who = ask_of(exchange, tier.small, body, load=load)
+    who = job_request_of(exchange, tier.small, body, load=load)
     who = msgspec.structs.replace(
         who,
         api=API,
@@ -213,7 +213,9 @@ async def _by_prompt(
         return Choice("large" if is_unsure else "small", "unsure" if is_unsure else "sure", facts)
 
 
-async def _prompts(runtime: Runtime, job: Job, question: Question) -> tuple[list[tuple[Segment, ...]], tuple[str, ...]]:
+async def _prompts(
+    runtime: Runtime, job: Job, question: RoutingInput
+) -> tuple[list[tuple[Segment, ...]], tuple[str, ...]]:
     """As the small model would get them, without pictures and sound, and what besides ends its answer."""
     ask = question.ask
     if question.is_raw or ask is NO_CONVERSATION:

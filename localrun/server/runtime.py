@@ -26,14 +26,14 @@ from localrun.hardware import kernels, thread_choice
 from localrun.last_model import remember_model
 from localrun.models.storage import hub_cache, other_programs
 from localrun.models.storage.store import Store
-from localrun.server.batches.offline import Offline
+from localrun.server.batches.service import BatchService
 from localrun.server.cache import Cache
 from localrun.server.engines.link import ENGINE_COMMAND, EngineLink
 from localrun.server.engines.supervisor import Supervisor
-from localrun.server.http import hidden_paths
+from localrun.server.http import path_redaction
 from localrun.server.http.access import Access
 from localrun.server.http.loop_watch import LoopWatch
-from localrun.server.jobs.job import Ask, Job
+from localrun.server.jobs.job import Job, JobRequest, Lender
 from localrun.server.jobs.quarantine import Quarantine
 from localrun.server.jobs.registry import Registry
 from localrun.server.media.decoder import MediaDecoder
@@ -52,7 +52,7 @@ _log = logging.getLogger(__name__)
 STOP_GRACE_S = 5.0
 CHECKPOINT_EVERY_S = 60.0
 
-__all__ = ["Ask", "Job", "Runtime"]
+__all__ = ["Job", "JobRequest", "Runtime"]
 
 
 class Runtime:
@@ -81,7 +81,7 @@ class Runtime:
         self.loop_watch = LoopWatch()
         self.logs = LogFeed()
         self.telemetry = Telemetry(
-            settings, self.registry, self._engine_rows, lambda: self.offline.rows(),
+            settings, self.registry, self._engine_rows, lambda: self.batch_service.rows(),
             lambda name: self.supervisor.loaded_as(name),
         )  # fmt: skip
         self.telemetry.metrics.registry.register(self.loop_watch)
@@ -96,6 +96,8 @@ class Runtime:
             threads_file=folders().cache / thread_choice.FILE_NAME,
             kernels_folder=kernels.folder(folders().cache) if is_llama else None,
         )
+        # Who has engines: this machine.
+        self.lender: Lender = self.supervisor
         self.responses = KeptResponses()
         # Asking the GPUs takes a process: one question at a time.
         self.asks_gpus = asyncio.Lock()
@@ -105,7 +107,7 @@ class Runtime:
             self.store, journal=folders().state / "pulls.json", rate_bytes_per_s=settings.pull_rate_bytes_per_s
         )
         self.shutdown_requested = asyncio.Event()
-        self.offline = Offline(
+        self.batch_service = BatchService(
             folders().data / "batches", settings, targets=self.targets, supervisor=self.supervisor,
             registry=self.registry, access=self.access,
             telemetry=self.telemetry, is_stopping=self.shutdown_requested.is_set,
@@ -120,9 +122,9 @@ class Runtime:
         self.supervisor.start()
         await self.pulls.start()
         self._checkpoints = asyncio.create_task(self._checkpoint())
-        self.offline.start()
+        self.batch_service.start()
 
-    def job(self, ask: Ask) -> Job:
+    def job(self, ask: JobRequest) -> Job:
         """A new job, seen by the registry from now on. Enter it, or it stays there. Raises Unavailable at shutdown,
         and BadRequest for the name of a tier: which model that is was to be found out before (routing.py)."""
         if self.shutdown_requested.is_set():
@@ -134,7 +136,7 @@ class Runtime:
             self.registry.new_id(),
             ask,
             names=self.targets,
-            lender=self.supervisor,
+            lender=self.lender,
             observer=self.telemetry,
             quarantine=self.quarantine,
             resumes=resumes,
@@ -156,7 +158,7 @@ class Runtime:
     async def _stop(self) -> None:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self.registry.idle.wait(), STOP_GRACE_S)
-        await self.offline.stop()
+        await self.batch_service.stop()
         await self.pulls.stop()
         await self.supervisor.stop()
         await self.renderer.stop()
@@ -215,5 +217,5 @@ def _store(settings: Settings, *, is_llama: bool) -> Store:
             "projectors cannot be used: llama.cpp was built without libmtmd (`localrun doctor` says what to do)"
         )
     folder, dirs = models_folder(settings), model_dirs(settings)
-    hidden_paths.hide((folder, *dirs, hub_cache.folder()))
+    path_redaction.hide((folder, *dirs, hub_cache.folder()))
     return Store(folder, model_dirs=dirs, others=other_programs.found(folders().cache), no_projectors=no_projectors)

@@ -20,12 +20,12 @@ from localrun.errors import LocalrunError
 from localrun.server.engines.resident import Use
 from localrun.server.http.exchange import Exchange
 from localrun.server.http.failures import Headers
-from localrun.server.http.fields import ModelDefaults, SamplingFields, ask_of, check_biases, defaults_of
+from localrun.server.http.fields import ModelDefaults, SamplingFields, check_biases, defaults_of, job_request_of
 from localrun.server.jobs.job import Job
 from localrun.server.media.decoder import check_taken, kinds_of
-from localrun.server.prompting.ask import ChatAsk
+from localrun.server.prompting.ask import ChatRequest
 from localrun.server.prompting.prepare import Prepared
-from localrun.server.routing import Body, Question, routed
+from localrun.server.routing import Body, RoutingInput, routed
 from localrun.server.runtime import Runtime
 from localrun.wire import Delta, Grammar, Segment, Submit
 
@@ -35,30 +35,30 @@ async def entered(
     runtime: Runtime,
     exchange: Exchange,
     body: Body,
-    question: Question,
+    question: RoutingInput,
     *,
     n_jobs: int = 1,
     use: Use = Use.TEXT,
     load: LoadSettings = NOTHING_ASKED,
     needs_name: bool = False,
     is_for_one: bool = False,
-) -> AsyncIterator[tuple[Body, ChatAsk, list[Job]]]:
+) -> AsyncIterator[tuple[Body, ChatRequest, list[Job]]]:
     """While the client is there: the body with the model that answers, the conversation for that one, and `n_jobs`
     jobs; the first waits for the model, the others find it loaded. What the model cannot take is refused before it is
     loaded.
 
     `needs_name` is of APIs that have no requests without a model's name. What `is_for_one` model no tier answers.
-    Raises what `Targets`, `routed`, `ask_of`, `MediaDecoder.read` and entering a job raise, and BadRequest for media
-    that the model does not take.
+    Raises what `Targets`, `routed`, `job_request_of`, `MediaDecoder.read` and entering a job raise, and BadRequest for
+    media that the model does not take.
     """
     async with exchange.while_connected(), AsyncExitStack() as stack:
         name, ask = getattr(body, "model", None) or "", question.ask
         if not needs_name and (not name or runtime.settings.default_model):
-            name = await runtime.targets.named(exchange.visitor, name, use, fills_in=question.fills_in)
+            name = await runtime.targets.named(exchange.caller, name, use, fills_in=question.fills_in)
             body = msgspec.structs.replace(body, model=name)
         if runtime.settings.tiers and use is Use.TEXT and not is_for_one:
             name, body, ask = await routed(runtime, exchange, name, body, question, load)
-        who = ask_of(exchange, name, body, use=use, load=load)
+        who = job_request_of(exchange, name, body, use=use, load=load)
         if ask.media:
             await runtime.media.read(ask.media)
             if (model := await asyncio.to_thread(runtime.targets.here, name)) is not None:

@@ -34,7 +34,7 @@ from localrun.models.name import split_adapters
 from localrun.models.storage.model import Model
 from localrun.models.storage.store import Store
 from localrun.server.engines.resident import Resident, ResidentState, Use, pooling_for
-from localrun.server.jobs.job import Ask
+from localrun.server.jobs.job import JobRequest
 from localrun.server.prompting.profile import capabilities
 
 # The names that OpenAI, Anthropic and Google give to their models.
@@ -47,9 +47,9 @@ _MAX_SUGGESTED = 3
 
 
 class Asker(Protocol):
-    """Who asks: a visitor, or a request of one."""
+    """Who asks: a caller, or a request of one."""
 
-    def sees_model(self, name: str) -> bool: ...
+    def may_use_model(self, name: str) -> bool: ...
 
 
 class Target(NamedTuple):
@@ -85,10 +85,10 @@ class Targets:
 
     # --- whether it may be used; none of these reads the disk ----------------------------------------------------
 
-    def sees(self, who: Asker, name: str) -> bool:
+    def can_see(self, who: Asker, name: str) -> bool:
         """Whether somebody may use the model, or both models of the tier, with this name."""
         tier = self._tier(name)
-        return all(map(who.sees_model, (name,) if tier is None else tier.models))
+        return all(map(who.may_use_model, (name,) if tier is None else tier.models))
 
     def tier(self, who: Asker, name: str) -> Tier | None:
         """The tier that has the name; None for a model's. Raises BadRequest for a tier with adapters: they are made for
@@ -105,7 +105,7 @@ class Targets:
 
     def check_one(self, who: Asker, name: str, *, draft: str = "") -> None:
         """Raises BadRequest for a tier's name, where one model is to answer, or to draft."""
-        if not who.sees_model(name):
+        if not who.may_use_model(name):
             raise ModelNotFound(name[:200])
         tier = self._tier(name)
         if tier is not None:
@@ -135,7 +135,7 @@ class Targets:
         return self._settings.tier(split_adapters(name).model) if self._settings.tiers else None
 
     def _check_seen(self, who: Asker, name: str) -> None:
-        if not self.sees(who, name):
+        if not self.can_see(who, name):
             raise ModelNotFound(name[:200])
 
     # --- what it is; in a thread, for these read the store -------------------------------------------------------
@@ -150,14 +150,14 @@ class Targets:
         self.check_one(who, name)
         return await asyncio.to_thread(self._store.resolve, name)
 
-    async def adapted(self, ask: Ask) -> AdaptedModel:
+    async def adapted(self, ask: JobRequest) -> AdaptedModel:
         """The model to borrow, and the adapters that are to be in effect.
 
         Raises what `adapters.resolve` raises for the names, and BadRequest for adapters where there is no text to
         generate.
         """
         found = await asyncio.to_thread(
-            adapters.resolve, self._store, ask.model, ask.lora, settings=self._settings, sees=ask.sees_model
+            adapters.resolve, self._store, ask.model, ask.lora, settings=self._settings, sees=ask.may_use_model
         )
         if found.adapters is not None and ask.use is not Use.TEXT:
             raise BadRequest(
@@ -175,7 +175,7 @@ class Targets:
             with suppress(LocalrunError):
                 found.append(self.of_tier(tier))
         found += [Target(f"{model.name}+{adapter.name}", AdaptedModel(model, ())) for model, adapter in adapted]
-        return [target for target in found if self.sees(who, target.name)]
+        return [target for target in found if self.can_see(who, target.name)]
 
     def of_tier(self, tier: Tier) -> Target:
         """Raises NotFound for a tier that lacks a model."""
@@ -205,7 +205,7 @@ class Targets:
 
     def missing(self, who: Asker, name: str) -> str | None:
         """The model that is not here, of those that a name stands for; the name itself for who may not use it."""
-        if not all(map(who.sees_model, self.names(name))):
+        if not all(map(who.may_use_model, self.names(name))):
             return name
         for each in self.names(name):
             try:
@@ -227,7 +227,7 @@ class Targets:
         loaded = [
             one
             for one in self._residents()
-            if one.use is use and one.state is not ResidentState.STOPPING and who.sees_model(one.model.name)
+            if one.use is use and one.state is not ResidentState.STOPPING and who.may_use_model(one.model.name)
         ]
         if fills_in:
             loaded = [one for one in loaded if "insert" in capabilities(one.model)]
@@ -239,7 +239,7 @@ class Targets:
         return self.here(name) is not None or self._settings.tier(name) is not None
 
     def _of_those_here(self, who: Asker, use: Use, *, fills_in: bool) -> str:
-        here = [model for model in self._store.list() if who.sees_model(model.name)]
+        here = [model for model in self._store.list() if who.may_use_model(model.name)]
         able = [each for each in here if _is_for(each, use) and not (fills_in and "insert" not in capabilities(each))]
         if not able and use is Use.EMBED:
             able = [model for model in here if _is_for(model, Use.TEXT)]

@@ -143,7 +143,7 @@ CHANGES = {
     ),
     "pulls.json": Change(
         files.write_pulls,
-        lambda folder, _: pulls._write(folder / "pulls.json", [pulls.Wanted("acme/new")]),
+        lambda folder, _: pulls._write(folder / "pulls.json", [pulls.PullRequest("acme/new")]),
         lambda folder: tuple(wanted.model for wanted in pulls._read(folder / "pulls.json")),
     ),
     "private file": Change(

@@ -222,7 +222,7 @@ def look_at_threads(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
 
 
 def write_pulls(folder: Path) -> Path:
-    pulls._write(folder / "pulls.json", [pulls.Wanted("acme/fox"), pulls.Wanted("acme/bear", True)])
+    pulls._write(folder / "pulls.json", [pulls.PullRequest("acme/fox"), pulls.PullRequest("acme/bear", True)])
     return folder / "pulls.json"
 
 

@@ -48,12 +48,12 @@ async def one_round(access: Access, text: str) -> float:
     record.n_prompt, record.n_cached, record.n_output, record.engine = 100, 50, 20, "tiny"
     began_s = time.process_time()
     for _ in range(N_REQUESTS):
-        visitor = await access.admit(scope, Right.USE)
-        if visitor is not None:
-            visitor.begin("tiny", wire.Lane.DEFAULT)
-            visitor.headers(Shape.OPENAI)
-            visitor.settle(record, counts_prompt=True)
-            visitor.leave()
+        caller = await access.admit(scope, Right.USE)
+        if caller is not None:
+            caller.begin("tiny", wire.Lane.DEFAULT)
+            caller.headers(Shape.OPENAI)
+            caller.record_usage(record, counts_prompt=True)
+            caller.leave()
     return (time.process_time() - began_s) / N_REQUESTS * 1e6
 
 

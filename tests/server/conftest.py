@@ -15,7 +15,7 @@ from localrun import wire
 from localrun.config import Settings
 from localrun.models.storage.store import Store
 from localrun.server.engines.supervisor import Supervisor
-from localrun.server.jobs.job import Ask, Job
+from localrun.server.jobs.job import Job, JobRequest
 from localrun.server.runtime import Runtime
 from tests.fakes import ENGINE
 from tests.support.synthesis.synthesize import synthesize
@@ -99,7 +99,7 @@ def generate(submit: Submit) -> Generate:
         runtime: Runtime, model: str = "alpha", *, text: str = "hello", n_predict: int = 8, **ask: Any
     ) -> Any:
         job: Job
-        async with runtime.job(Ask(**{"model": model, "api": "/test", **ask})) as job:
+        async with runtime.job(JobRequest(**{"model": model, "api": "/test", **ask})) as job:
             await submit(job, text=text, n_predict=n_predict)
             return [delta async for delta in job]
 

@@ -17,7 +17,7 @@ from localrun.config import Settings
 from localrun.errors import LocalrunError, Unavailable
 from localrun.server import runtime as runtime_module
 from localrun.server.app import build
-from localrun.server.jobs.job import Ask
+from localrun.server.jobs.job import JobRequest
 from localrun.server.runtime import Runtime
 from localrun.snapshot import RequestState
 
@@ -37,7 +37,7 @@ async def test_stop_leaves_no_process_behind(running: Any, generate: Any) -> Non
 
 async def test_running_jobs_may_end_in_peace(running: Any, submit: Any) -> None:
     async with running(step_ms=5) as runtime:
-        async with runtime.job(Ask(model="alpha", api="/test")) as job:
+        async with runtime.job(JobRequest(model="alpha", api="/test")) as job:
             await submit(job, n_predict=60)
             await anext(job)
             stopping = asyncio.create_task(runtime.stop())
@@ -51,7 +51,7 @@ async def test_jobs_that_take_too_long_end_with_unavailable(
 ) -> None:
     monkeypatch.setattr(runtime_module, "STOP_GRACE_S", 0.2)
     async with running(step_ms=5) as runtime:
-        async with runtime.job(Ask(model="alpha", api="/test")) as job:
+        async with runtime.job(JobRequest(model="alpha", api="/test")) as job:
             await submit(job, n_predict=100_000)
             await anext(job)
             stopping = asyncio.create_task(runtime.stop())
@@ -77,7 +77,7 @@ async def test_no_new_jobs_during_shutdown_and_stopping_again_is_the_same_stop(
         monkeypatch.setattr(runtime.supervisor, "stop", counted)
         runtime.request_shutdown()
         with pytest.raises(Unavailable, match="shutting down"):
-            runtime.job(Ask(model="alpha", api="/test"))
+            runtime.job(JobRequest(model="alpha", api="/test"))
         await asyncio.gather(runtime.stop(), runtime.stop())
         await runtime.stop()
         assert n_stops == 1
@@ -131,7 +131,7 @@ async def test_real_weights_through_llama_cpp(models_dir: Path, submit: Any) -> 
     try:
 
         async def one(number: int) -> list[wire.Delta]:
-            async with runtime.job(Ask(model="alpha", api="/test")) as job:
+            async with runtime.job(JobRequest(model="alpha", api="/test")) as job:
                 assert job.n_ctx == job.model.header.n_ctx_train
                 await submit(job, text=f"Once upon a time, number {number}", n_predict=16)
                 return [delta async for delta in job]

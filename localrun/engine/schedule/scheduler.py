@@ -35,7 +35,7 @@ SHARED_PREFIX_TOKENS = 32
 # Where rounds take longer than their target, which must not be taken for none.
 _LEAST_TARGET_S = 1e-6
 # While the queue does not change, expected waits are reported this often.
-QUEUE_NEWS_S = 0.5
+QUEUE_UPDATE_S = 0.5
 
 
 class Grant(NamedTuple):
@@ -141,7 +141,7 @@ class StreamRows:
         return self._seqs
 
 
-class QueueNews(NamedTuple):
+class QueueUpdate(NamedTuple):
     """Waiting request ids, next first, and the seconds until each is expected to have its first token; None if
     unknown."""
 
@@ -160,7 +160,7 @@ class Scheduler:
         self.waits = Waits()
         self._max_queue = max_queue
         self._free_slots = list(reversed(range(n_slots)))
-        self._queue_sent = QueueNews([], None)
+        self._queue_sent = QueueUpdate([], None)
         self._has_queue_changed = False
         self._queue_due_s = 0.0
         self._is_prompts_turn = False
@@ -237,18 +237,18 @@ class Scheduler:
         """Running requests that a waiting one may preempt, the first to go last: of the lowest rank, the youngest."""
         return self.policy.outranked(self.running, request.lane)
 
-    def queue_news(self, now_s: float) -> QueueNews | None:
+    def queue_update(self, now_s: float) -> QueueUpdate | None:
         """Who waits, and for how long, if that is news."""
         is_due = bool(self.waiting) and now_s >= self._queue_due_s
         if not self._has_queue_changed and not is_due:
             return None
         order = self.policy.order(self.waiting, now_s)
-        news = QueueNews([request.id for request in order], self._waits_s(order))
+        update = QueueUpdate([request.id for request in order], self._waits_s(order))
         self._has_queue_changed = False
-        if news.ids == self._queue_sent.ids and not is_due:
+        if update.ids == self._queue_sent.ids and not is_due:
             return None
-        self._queue_sent, self._queue_due_s = news, now_s + QUEUE_NEWS_S
-        return news
+        self._queue_sent, self._queue_due_s = update, now_s + QUEUE_UPDATE_S
+        return update
 
     def start(self, request: Request, seq: int, n_cached: int, now_s: float) -> None:
         """A waiting request runs from now on in `seq`, which holds its first `n_cached` tokens."""

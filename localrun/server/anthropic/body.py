@@ -25,7 +25,7 @@ from localrun.server.prompting.ask import (
     MAX_MESSAGES,
     MAX_TOOLS,
     Attachments,
-    ChatAsk,
+    ChatRequest,
     Function,
     Tool,
     ToolChoice,
@@ -134,7 +134,7 @@ class CountBody(SamplingFields, frozen=True, kw_only=True):
     # What `output_config.format` was called before.
     output_format: OutputFormat | None = None
 
-    def ask(self) -> ChatAsk:
+    def ask(self) -> ChatRequest:
         """The conversation and what is wanted next; an assistant's last message is gone on with. Raises BadRequest."""
         media = Attachments()
         messages = conversation.conversation_of(self.system, self.messages, media)
@@ -147,7 +147,7 @@ class CountBody(SamplingFields, frozen=True, kw_only=True):
             )  # fmt: skip
         if continues:
             check_goes_on(choice)
-        return ChatAsk(
+        return ChatRequest(
             messages=messages,
             tools=tools,
             tool_choice=choice,

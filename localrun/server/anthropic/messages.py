@@ -22,10 +22,10 @@ from localrun.server.http.exchange import Exchange
 from localrun.server.http.loop_watch import apart
 from localrun.server.jobs.job import Job
 from localrun.server.parsing.pieces import Reply, ended
-from localrun.server.prompting.ask import ChatAsk
+from localrun.server.prompting.ask import ChatRequest
 from localrun.server.prompting.conversation import begun
 from localrun.server.prompting.prepare import Prepared, prepare
-from localrun.server.routing import Question
+from localrun.server.routing import RoutingInput
 from localrun.server.runtime import Runtime
 from localrun.wire import Delta, Finish, Usage
 
@@ -46,7 +46,7 @@ def naming() -> Iterator[None]:
         raise
 
 
-async def prepared_of(runtime: Runtime, job: Job, ask: ChatAsk) -> Prepared:
+async def prepared_of(runtime: Runtime, job: Job, ask: ChatRequest) -> Prepared:
     """The prompt. Raises what `prepare` raises."""
     ask = msgspec.structs.replace(ask, messages=begun(job.model, ask.messages))
     with naming():
@@ -56,7 +56,7 @@ async def prepared_of(runtime: Runtime, job: Job, ask: ChatAsk) -> Prepared:
 async def count_tokens(runtime: Runtime, exchange: Exchange) -> None:
     body = await exchange.read_json(CountBody)
     ask = await apart(body.ask)
-    question = Question(ask=ask, effort=body.effort, may_probe=False)
+    question = RoutingInput(ask=ask, effort=body.effort, may_probe=False)
     async with streaming.entered(runtime, exchange, body, question) as (_, ask, [job]):
         prepared = await prepared_of(runtime, job, ask)
         tokens = await job.count(prepared.segments)
@@ -67,7 +67,7 @@ async def create(runtime: Runtime, exchange: Exchange) -> None:
     body = await exchange.read_json(MessagesBody)
     body.check_supported()
     ask = await apart(body.ask)
-    question = Question(ask=ask, effort=body.effort)
+    question = RoutingInput(ask=ask, effort=body.effort)
     async with streaming.entered(runtime, exchange, body, question) as (body, ask, [job]):
         prepared = await prepared_of(runtime, job, ask)
         plan = await streaming.plan(body, job, max_output=body.max_tokens, prepared=prepared, stop=body.stops)
@@ -96,8 +96,8 @@ class _Message:
         return event("message_start", {"message": self._begun()}) + PING
 
     def take(self, _: int, delta: Delta) -> bytes:
-        news = self._take(delta)
-        return news if delta.finish is None else news + self._last(delta)
+        update = self._take(delta)
+        return update if delta.finish is None else update + self._last(delta)
 
     def end(self) -> bytes:
         return MESSAGE_STOP

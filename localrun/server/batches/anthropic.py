@@ -81,7 +81,9 @@ class MessageBatchResult(msgspec.Struct, frozen=True, kw_only=True):
 async def create(runtime: Runtime, exchange: Exchange) -> None:
     """POST /v1/messages/batches."""
     body = await exchange.read_json(MessageBatchesBody)
-    batch = await runtime.offline.create_messages(body.requests, exchange.visitor.id, exchange.visitor.storage_bytes)
+    batch = await runtime.batch_service.create_messages(
+        body.requests, exchange.caller.id, exchange.caller.storage_bytes
+    )
     await exchange.answer_json(_shown(batch, exchange))
 
 
@@ -91,9 +93,9 @@ async def list_batches(runtime: Runtime, exchange: Exchange) -> None:
     before, after = parameter(exchange, "before_id"), parameter(exchange, "after_id")
     if before and after:
         raise BadRequest("before_id: not together with after_id; send one of them", field="before_id")
-    page = await runtime.offline.ask(
+    page = await runtime.batch_service.ask(
         lambda store: store.batches(
-            exchange.visitor.id, Api.ANTHROPIC, after=before or after, limit=limit, is_ascending=bool(before)
+            exchange.caller.id, Api.ANTHROPIC, after=before or after, limit=limit, is_ascending=bool(before)
         )
     )
     rows = [_shown(batch, exchange) for batch in (reversed(page.rows) if before else page.rows)]
@@ -117,27 +119,27 @@ async def results(runtime: Runtime, exchange: Exchange) -> None:
         raise NotFound(f"the results of '{batch.id}' were kept for 29 days, and are gone", field="id")
     if not batch.has_ended or batch.output_file_id is None:
         raise NotFound(f"batch '{batch.id}' has no results yet; wait until its processing_status is ended", field="id")
-    n_bytes, pieces = await runtime.offline.blobs.pieces(batch.output_file_id)
+    n_bytes, pieces = await runtime.batch_service.blobs.pieces(batch.output_file_id)
     await exchange.answer_in_pieces(n_bytes, pieces, [(b"content-type", b"application/x-jsonl")])
 
 
 async def cancel(runtime: Runtime, exchange: Exchange) -> None:
     """POST /v1/messages/batches/{id}/cancel."""
     batch_id: str = exchange.scope["path_params"]["id"]
-    batch = await runtime.offline.cancel(batch_id, exchange.visitor.id, Api.ANTHROPIC)
+    batch = await runtime.batch_service.cancel(batch_id, exchange.caller.id, Api.ANTHROPIC)
     await exchange.answer_json(_shown(batch, exchange))
 
 
 async def delete(runtime: Runtime, exchange: Exchange) -> None:
     """DELETE /v1/messages/batches/{id}."""
     batch_id: str = exchange.scope["path_params"]["id"]
-    await runtime.offline.delete_batch(batch_id, exchange.visitor.id, Api.ANTHROPIC)
+    await runtime.batch_service.delete_batch(batch_id, exchange.caller.id, Api.ANTHROPIC)
     await exchange.answer_json(MessageBatchDeleted(id=batch_id, type="message_batch_deleted"))
 
 
 async def _named(runtime: Runtime, exchange: Exchange) -> Batch:
     batch_id: str = exchange.scope["path_params"]["id"]
-    return await runtime.offline.ask(lambda store: store.batch(batch_id, exchange.visitor.id, Api.ANTHROPIC))
+    return await runtime.batch_service.ask(lambda store: store.batch(batch_id, exchange.caller.id, Api.ANTHROPIC))
 
 
 def _shown(batch: Batch, exchange: Exchange) -> MessageBatch:

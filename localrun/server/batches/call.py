@@ -14,14 +14,14 @@ from starlette.types import ASGIApp, Message, Scope
 
 from localrun.errors import BadRequest
 from localrun.server.http import failures
-from localrun.server.http.access import Visitor
+from localrun.server.http.access import Caller
 from localrun.wire import Lane
 
 # A line may say what any request may, except what would make it another one's guest or break its answer into pieces.
 _OWN_FIELDS = ("lane", "latency", "deadline_s")
 
 
-class Answered(NamedTuple):
+class LineResult(NamedTuple):
     """`code` is that of an error, as `X-Localrun-Error` has it."""
 
     status: int
@@ -37,13 +37,13 @@ class _Known(msgspec.Struct):
     deadline_s: Any = None
 
 
-async def answer(endpoint: ASGIApp, path: str, body: bytes, *, client: str, visitor: Visitor) -> Answered:
-    """The answer of the route. `client` is who gets equal service, and `visitor` whose request it is. Raises
+async def answer(endpoint: ASGIApp, path: str, body: bytes, *, client: str, caller: Caller) -> LineResult:
+    """The answer of the route. `client` is who gets equal service, and `caller` whose request it is. Raises
     CancelledError alone."""
     try:
         _check(body)
     except BadRequest as error:
-        return Answered(error.status, "", error.code, failures.body(error, failures.shape_of(path)))
+        return LineResult(error.status, "", error.code, failures.body(error, failures.shape_of(path)))
     sent: list[Message] = []
     has_body = True
 
@@ -59,11 +59,11 @@ async def answer(endpoint: ASGIApp, path: str, body: bytes, *, client: str, visi
         sent.append(message)
 
     try:
-        await endpoint({**_scope(path, len(body), client), "localrun.visitor": visitor}, receive, send)
+        await endpoint({**_scope(path, len(body), client), "localrun.caller": caller}, receive, send)
     finally:
-        visitor.leave()
+        caller.leave()
     headers = dict(sent[0]["headers"])
-    return Answered(
+    return LineResult(
         status=sent[0]["status"],
         request_id=headers.get(b"x-localrun-request", b"").decode("latin-1"),
         code=headers.get(b"x-localrun-error", b"").decode("latin-1"),

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from localrun.errors import BadRequest, LocalrunError
-from localrun.server.batches.call import Answered
+from localrun.server.batches.call import LineResult
 from localrun.server.batches.store import Kind, Line, Result, Usage
 from localrun.server.http import failures
 from localrun.server.http.failures import Shape
@@ -215,7 +215,7 @@ def body_of(text: bytes, endpoint: str) -> bytes:
 # --- results ---
 
 
-def openai_line(line: Line, answered: Answered, batch_id: str) -> bytes:
+def openai_line(line: Line, answered: LineResult, batch_id: str) -> bytes:
     """The line of a computed request in the output file, or the error file."""
     response = {"status_code": answered.status, "request_id": answered.request_id, "body": msgspec.Raw(answered.body)}
     return _encoded({
@@ -223,7 +223,7 @@ def openai_line(line: Line, answered: Answered, batch_id: str) -> bytes:
     })  # fmt: skip
 
 
-def anthropic_line(line: Line, answered: Answered) -> bytes:
+def anthropic_line(line: Line, answered: LineResult) -> bytes:
     """The line of a computed request in the results."""
     body = msgspec.Raw(answered.body)
     result = {"type": "succeeded", "message": body} if answered.status < 400 else {"type": "errored", "error": body}
@@ -242,10 +242,10 @@ def unanswered(result: Result, batch_id: str, *, is_anthropic: bool) -> bytes:
     })  # fmt: skip
 
 
-def refused(error: LocalrunError, *, is_anthropic: bool) -> Answered:
+def refused(error: LocalrunError, *, is_anthropic: bool) -> LineResult:
     """The answer of a line that never came to its route."""
     shape = Shape.ANTHROPIC if is_anthropic else Shape.OPENAI
-    return Answered(error.status, "", error.code, failures.body(error, shape))
+    return LineResult(error.status, "", error.code, failures.body(error, shape))
 
 
 class _Error(msgspec.Struct):

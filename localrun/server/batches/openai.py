@@ -18,7 +18,7 @@ from msgspec import Meta
 from localrun.errors import BadRequest
 from localrun.server.batches.files import MAX_FORM_BYTES, Upload
 from localrun.server.batches.lines import ENDPOINTS
-from localrun.server.batches.offline import INPUTS_KEPT_S
+from localrun.server.batches.service import INPUTS_KEPT_S
 from localrun.server.batches.store import Api, Batch, StoredFile, new_id
 from localrun.server.http.exchange import Exchange, parameter
 from localrun.server.openai.responses.create import TokenUsage
@@ -153,14 +153,16 @@ class BatchBody(msgspec.Struct, frozen=True, kw_only=True):
 
 async def upload(runtime: Runtime, exchange: Exchange) -> None:
     """POST /v1/files."""
-    offline, owner = runtime.offline, exchange.visitor.id
+    batch_service, owner = runtime.batch_service, exchange.caller.id
     file_id = new_id("file-")
-    await offline.ask(lambda store: store.batches("", Api.OPENAI, after="", limit=1))  # the folder is this daemon's
-    most_bytes = exchange.visitor.storage_bytes
+    await batch_service.ask(
+        lambda store: store.batches("", Api.OPENAI, after="", limit=1)
+    )  # the folder is this daemon's
+    most_bytes = exchange.caller.storage_bytes
     least_bytes = max(1, exchange.announced_bytes - MAX_FORM_BYTES)
-    await offline.ask(lambda store: store.check_storage(owner, least_bytes, most_bytes))
-    await asyncio.to_thread(offline.blobs.check_room, exchange.announced_bytes)
-    with Upload(offline.blobs, file_id, exchange.header(b"content-type")) as form:
+    await batch_service.ask(lambda store: store.check_storage(owner, least_bytes, most_bytes))
+    await asyncio.to_thread(batch_service.blobs.check_room, exchange.announced_bytes)
+    with Upload(batch_service.blobs, file_id, exchange.header(b"content-type")) as form:
         async for piece in exchange.large_pieces():
             await asyncio.to_thread(form.write, piece)
         purpose = form.fields.get("purpose", "")
@@ -174,9 +176,9 @@ async def upload(runtime: Runtime, exchange: Exchange) -> None:
             created_at=now, expires_at=now + expires_s if expires_s else None,
         )  # fmt: skip
         try:
-            await offline.ask(lambda store: store.add_file(file, most_bytes))
+            await batch_service.ask(lambda store: store.add_file(file, most_bytes))
         except BaseException:
-            offline.blobs.delete([file_id])
+            batch_service.blobs.delete([file_id])
             raise
     await exchange.answer_json(_file(file))
 
@@ -200,9 +202,9 @@ async def list_files(runtime: Runtime, exchange: Exchange) -> None:
     order = parameter(exchange, "order") or "desc"
     if order not in ("asc", "desc"):
         raise BadRequest(f"order: {order[:40]!r} is not an order; use asc or desc", field="order")
-    page = await runtime.offline.ask(
+    page = await runtime.batch_service.ask(
         lambda store: store.files(
-            exchange.visitor.id,
+            exchange.caller.id,
             purpose=parameter(exchange, "purpose"),
             after=parameter(exchange, "after"),
             limit=limit,
@@ -224,20 +226,20 @@ async def one_file(runtime: Runtime, exchange: Exchange) -> None:
 async def file_content(runtime: Runtime, exchange: Exchange) -> None:
     """GET /v1/files/{id}/content."""
     file = await _named(runtime, exchange)
-    n_bytes, pieces = await runtime.offline.blobs.pieces(file.id)
+    n_bytes, pieces = await runtime.batch_service.blobs.pieces(file.id)
     await exchange.answer_in_pieces(n_bytes, pieces, [(b"content-type", b"application/octet-stream")])
 
 
 async def delete_file(runtime: Runtime, exchange: Exchange) -> None:
     """DELETE /v1/files/{id}."""
     file = await _named(runtime, exchange)
-    await runtime.offline.delete_file(file.id, file.owner)
+    await runtime.batch_service.delete_file(file.id, file.owner)
     await exchange.answer_json(FileDeleted(id=file.id, object="file", deleted=True))
 
 
 async def _named(runtime: Runtime, exchange: Exchange) -> StoredFile:
     file_id: str = exchange.scope["path_params"]["id"]
-    return await runtime.offline.ask(lambda store: store.file(file_id, exchange.visitor.id))
+    return await runtime.batch_service.ask(lambda store: store.file(file_id, exchange.caller.id))
 
 
 def _file(file: StoredFile) -> FileObject:
@@ -258,20 +260,20 @@ async def create(runtime: Runtime, exchange: Exchange) -> None:
             f"endpoint: {body.endpoint[:80]!r} has no batches; use {', '.join(ENDPOINTS)}", field="endpoint"
         )
     window_s = _window_s(body.completion_window)
-    file = await runtime.offline.ask(lambda store: store.file(body.input_file_id, exchange.visitor.id))
+    file = await runtime.batch_service.ask(lambda store: store.file(body.input_file_id, exchange.caller.id))
     if file.purpose != "batch":
         raise BadRequest(
             f"input_file_id: the purpose of '{file.id}' is {file.purpose}; upload it with the purpose batch",
             field="input_file_id",
         )
-    batch = await runtime.offline.create(
+    batch = await runtime.batch_service.create(
         file,
         endpoint=body.endpoint,
         window=body.completion_window,
         window_s=window_s,
         metadata=None if body.metadata is None else json.dumps(body.metadata),
         output_expires_s=body.output_expires_after.seconds if body.output_expires_after else None,
-        most_bytes=exchange.visitor.storage_bytes,
+        most_bytes=exchange.caller.storage_bytes,
     )
     await exchange.answer_json(_batch(batch))
 
@@ -290,8 +292,8 @@ def _window_s(text: str) -> float:
 async def list_batches(runtime: Runtime, exchange: Exchange) -> None:
     """GET /v1/batches."""
     limit = number_of(exchange, "limit", default=_BATCHES, most=MAX_BATCHES)
-    page = await runtime.offline.ask(
-        lambda store: store.batches(exchange.visitor.id, Api.OPENAI, after=parameter(exchange, "after"), limit=limit)
+    page = await runtime.batch_service.ask(
+        lambda store: store.batches(exchange.caller.id, Api.OPENAI, after=parameter(exchange, "after"), limit=limit)
     )
     rows = [_batch(batch) for batch in page.rows]
     await exchange.answer_json(
@@ -303,14 +305,14 @@ async def list_batches(runtime: Runtime, exchange: Exchange) -> None:
 async def one_batch(runtime: Runtime, exchange: Exchange) -> None:
     """GET /v1/batches/{id}."""
     batch_id: str = exchange.scope["path_params"]["id"]
-    batch = await runtime.offline.ask(lambda store: store.batch(batch_id, exchange.visitor.id, Api.OPENAI))
+    batch = await runtime.batch_service.ask(lambda store: store.batch(batch_id, exchange.caller.id, Api.OPENAI))
     await exchange.answer_json(_batch(batch))
 
 
 async def cancel(runtime: Runtime, exchange: Exchange) -> None:
     """POST /v1/batches/{id}/cancel."""
     batch_id: str = exchange.scope["path_params"]["id"]
-    await exchange.answer_json(_batch(await runtime.offline.cancel(batch_id, exchange.visitor.id, Api.OPENAI)))
+    await exchange.answer_json(_batch(await runtime.batch_service.cancel(batch_id, exchange.caller.id, Api.OPENAI)))
 
 
 def _batch(batch: Batch) -> BatchObject:

@@ -12,7 +12,7 @@ again; other answers are results. A full disk holds all lines.
 
 However the daemon ends, a line without a result runs again, and none has two (`store.py`).
 
-Does not: know what lines say (`lines.py`), or serve routes (`offline.py`).
+Does not: know what lines say (`lines.py`), or serve routes (`service.py`).
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from starlette.types import ASGIApp
 
 from localrun.errors import InvalidKey, LocalrunError, RateLimited, of_disk
 from localrun.server.batches import call, lines
-from localrun.server.batches.call import Answered
+from localrun.server.batches.call import LineResult
 from localrun.server.batches.files import Blobs
 from localrun.server.batches.store import Api, Batch, Ending, Kind, Line, Store, StoredFile, new_id, read_results
-from localrun.server.http.access import OWNER, Access, Visitor
+from localrun.server.http.access import OWNER, Access, Caller
 from localrun.snapshot import BatchRow
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-class Ask(Protocol):
+class JobRequest(Protocol):
     """How the store is asked: in its thread."""
 
     async def __call__(self, question: Callable[[Store], T], /) -> T: ...
@@ -161,7 +161,7 @@ class Runner:
     def __init__(
         self,
         *,
-        ask: Ask,
+        ask: JobRequest,
         database: Path,
         blobs: Blobs,
         endpoints: Mapping[str, ASGIApp],
@@ -342,11 +342,11 @@ class Runner:
 
     async def _run(self, one: _Open, line: Line) -> None:
         """Stores the line's result. If it must run again, it is the next line, and its usage is not counted."""
-        is_done, visitor = False, OWNER
+        is_done, caller = False, OWNER
         try:
             try:
-                visitor = self._access.visitor_of(one.batch.owner)
-                answered = await self._answer(one.batch, line, visitor)
+                caller = self._access.caller_of(one.batch.owner)
+                answered = await self._answer(one.batch, line, caller)
             except InvalidKey as error:
                 answered = lines.refused(error, is_anthropic=one.batch.api is Api.ANTHROPIC)
             if self._is_for_now(one, line, answered):
@@ -364,23 +364,21 @@ class Runner:
             if not is_done:
                 one.queue.appendleft(line)
             if is_done or one.is_ending:
-                visitor.pay()
+                caller.commit()
             else:
-                visitor.forgive()
+                caller.rollback()
             self._wake.set()
 
-    async def _answer(self, batch: Batch, line: Line, visitor: Visitor) -> Answered:
+    async def _answer(self, batch: Batch, line: Line, caller: Caller) -> LineResult:
         is_anthropic = batch.api is Api.ANTHROPIC
         try:
             text = await asyncio.to_thread(self._blobs.read_at, batch.input_file_id, line.offset, line.size_bytes)
             body = lines.body_of(text, batch.endpoint)
         except LocalrunError as error:  # the input is gone
             return lines.refused(error, is_anthropic=is_anthropic)
-        return await call.answer(
-            self._endpoints[batch.endpoint], batch.endpoint, body, client=batch.id, visitor=visitor
-        )
+        return await call.answer(self._endpoints[batch.endpoint], batch.endpoint, body, client=batch.id, caller=caller)
 
-    def _is_for_now(self, one: _Open, line: Line, answered: Answered) -> bool:
+    def _is_for_now(self, one: _Open, line: Line, answered: LineResult) -> bool:
         if answered.status < 400 or answered.code not in _FOR_NOW:
             return False
         if self._is_stopping():
@@ -388,7 +386,7 @@ class Runner:
         one.n_tries[line.place] = one.n_tries.get(line.place, 0) + 1
         return one.n_tries[line.place] < _FOR_NOW[answered.code]
 
-    async def _record(self, one: _Open, line: Line, answered: Answered) -> None:
+    async def _record(self, one: _Open, line: Line, answered: LineResult) -> None:
         batch = one.batch
         if batch.api is Api.ANTHROPIC:
             text = lines.anthropic_line(line, answered)
@@ -417,13 +415,13 @@ class Runner:
     async def _validate(self, one: _Open) -> None:
         batch = one.batch
         try:
-            visitor = self._access.visitor_of(batch.owner)
+            caller = self._access.caller_of(batch.owner)
             checked = await asyncio.to_thread(
                 lines.check_input,
                 self._blobs.path(batch.input_file_id),
                 batch.endpoint,
                 max_line_bytes=self._max_line_bytes,
-                lacks=lambda name: self._targets.missing(visitor, name),
+                lacks=lambda name: self._targets.missing(caller, name),
             )
         except InvalidKey as error:
             checked = lines.Checked([], None, [lines.error_of(None, error.code, error.message)])

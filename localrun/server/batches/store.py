@@ -1,6 +1,6 @@
 """Files, batches, their lines and results, in SQLite: what is known of offline work, across restarts.
 
-Owner: one thread of the daemon (`offline.py`), the only writer; every call is one short transaction. Write-ahead log
+Owner: one thread of the daemon (`service.py`), the only writer; every call is one short transaction. Write-ahead log
 with `synchronous=NORMAL`: what was committed outlives the process, whatever ends it. A power cut may lose the last
 results, never make half of one, and what is not there is computed again.
 

@@ -17,7 +17,7 @@ from msgspec import Meta
 from localrun.errors import BadRequest
 from localrun.server.http import fields
 from localrun.server.openai.bodies import ChatMessage, for_template, part_text
-from localrun.server.prompting.ask import Attachments, ChatAsk
+from localrun.server.prompting.ask import Attachments, ChatRequest
 from localrun.server.prompting.mixed import is_one
 
 MAX_INPUTS = 2048
@@ -95,7 +95,7 @@ class EmbeddingsBody(fields.ServiceFields, frozen=True, kw_only=True):
             )
         return asked == "base64"
 
-    def chat(self, media: Attachments) -> ChatAsk | None:
+    def chat(self, media: Attachments) -> ChatRequest | None:
         """The one input that `messages` are by the model's template, if there are any. Raises BadRequest."""
         if self.messages is None:
             return None
@@ -109,7 +109,7 @@ class EmbeddingsBody(fields.ServiceFields, frozen=True, kw_only=True):
             )
         made = for_template(self.messages, media)
         adds_prompt = continues or bool(self.add_generation_prompt)
-        return ChatAsk(messages=made, continue_last=continues, adds_prompt=adds_prompt, media=media.all())
+        return ChatRequest(messages=made, continue_last=continues, adds_prompt=adds_prompt, media=media.all())
 
     def inputs(self, media: Attachments) -> list[Input]:
         """Each as text or as token ids; what their objects show goes into `media`. Raises BadRequest for none, ids

@@ -29,11 +29,11 @@ from localrun.server.http.exchange import Exchange
 from localrun.server.http.failures import Headers
 from localrun.server.http.fields import ServiceFields
 from localrun.server.jobs.job import Job
-from localrun.server.prompting.ask import Attached, ChatAsk
+from localrun.server.prompting.ask import Attached, ChatRequest
 from localrun.server.prompting.mixed import segments_of
 from localrun.server.prompting.places import placed
 from localrun.server.prompting.prepare import prepare
-from localrun.server.routing import Question
+from localrun.server.routing import RoutingInput
 from localrun.server.runtime import Runtime
 from localrun.wire import Finish, Media, Mixed, Segment, Vector
 
@@ -76,7 +76,7 @@ class Work:
 
     inputs: Sequence[Input] = ()
     media: Sequence[Attached] = ()
-    chat: ChatAsk | None = None
+    chat: ChatRequest | None = None
     query: str | None = None
     truncate: bool = False
     dimensions: int = 0
@@ -107,7 +107,7 @@ async def done(runtime: Runtime, exchange: Exchange, work: Work) -> AsyncIterato
     take, ContextExceeded for an input that is too long, and what loading and the engine raise.
     """
     use = Use.EMBED if work.query is None else Use.RERANK
-    question = Question(ask=ChatAsk(messages=(), media=tuple(work.media)))
+    question = RoutingInput(ask=ChatRequest(messages=(), media=tuple(work.media)))
     entered = streaming.entered(runtime, exchange, work.fields, question, use=use, needs_name=work.needs_name)
     async with entered as (_, _, [job]):
         if work.dimensions > job.n_embd:

@@ -1,6 +1,6 @@
-"""The conversation with one engine process: requests out, the news of every step in.
+"""The conversation with one engine: requests out, the news of every step in.
 
-Runs in the daemon's event loop. One frame per step is decoded once; each delta goes to its job by a plain call.
+Runs in the daemon's event loop. One message per step comes in; each delta goes to its job by a plain call.
 
 Invariants: request ids are never reused on a link; every sink gets a final delta or `on_engine_gone`, once; after
 `on_engine_gone` nothing is called. When an engine ends unasked, all its jobs are told so with EngineDied at that
@@ -17,28 +17,21 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import signal
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 from localrun import framing, wire
 from localrun.errors import BadModelFile, EngineDied, EngineFailed, LocalrunError, TooLarge, Unavailable, by_code
 from localrun.hardware import library_problems
-from localrun.processes import end_in_words, is_crash, signal_of
-from localrun.server.engines import machine
-from localrun.server.engines.child import EngineChild
+from localrun.server.engines.child import End, EndKind, EngineChild, NewChild
 from localrun.snapshot import KvRunRow
 
 KEPT_LINES = 20
 # A step on a device that takes longer is at something else: its driver compiles kernels when they are first used.
 PREPARING_AFTER_S = 5.0
-
-_KILLED = -9  # the signal has no name on Windows
-# The ends of engines that others ended: status 0, with which they leave at SIGTERM, or SIGHUP, SIGINT or SIGTERM.
-_SIGNALS_OF_OTHERS = frozenset({1, 2, 15})
 
 _log = logging.getLogger("localrun.engine")
 
@@ -72,8 +65,9 @@ ENGINE_COMMAND = (sys.executable, "-P", "-m", "localrun.engine.process")
 
 
 class EngineLink:
-    """See the module. `on_end` is called when the process is gone, however it went; `on_answered` when something was
-    computed for the first time."""
+    """See the module. `on_end` is called when the engine is gone, however it went; `on_answered` when something was
+    computed for the first time. The engine is a process here, unless `new_child` makes something else. Links that take
+    requests from one to the other have one source of `ids`."""
 
     ready: wire.Ready
 
@@ -85,6 +79,8 @@ class EngineLink:
         on_step: Callable[[EngineLink, wire.Step], None],
         on_end: Callable[[EngineLink], None],
         on_answered: Callable[[EngineLink], None] = lambda link: None,
+        new_child: NewChild = EngineChild,
+        ids: Iterator[int] | None = None,
     ) -> None:
         self.model = model
         self.stats: wire.StepStats | None = None
@@ -95,9 +91,10 @@ class EngineLink:
         self._on_step = on_step
         self._on_end = on_end
         self._on_answered = on_answered
-        self._child = EngineChild(on_body=self._on_body, on_line=self._on_line, on_exit=self._on_exit)
+        self._child = new_child(on_message=self._on_message, on_line=self._on_line, on_end=self._on_child_end)
         self.turn = asyncio.Lock()
         self.has_answered = False
+        self.end: End | None = None
         # How it crashed, if it did: of a damaged file, a wrong kernel, or a bug.
         self.crash: str | None = None
         # Whether somebody outside ended it, which says nothing about what it did.
@@ -105,8 +102,7 @@ class EngineLink:
         # Requests that it died over, and texts that it was tokenizing; and whether all of them go on on another one.
         self.n_at_work = 0
         self.is_survived_by_all = False
-        self._n_oom_kills: int | None = None
-        self._ids = itertools.count(1)
+        self._ids = itertools.count(1) if ids is None else ids
         self._opened: asyncio.Future[wire.Ready] | None = None
         # The record of the request that runs in each slot, or ran there last.
         self.last_in_slot: dict[int, Any] = {}
@@ -165,11 +161,10 @@ class EngineLink:
         ended otherwise, EngineFailed when it took longer than `timeout_s`. After an error no process is left.
         """
         self._opened = asyncio.get_running_loop().create_future()
-        self._n_oom_kills = machine.oom_kills()
         self.last_frame_s = time.monotonic()
         try:
             await self._child.spawn(self._command)
-            self._child.write(framing.encode(message))
+            self._child.write(message)
             await asyncio.wait_for(self._opened, timeout_s)
         except TimeoutError:
             self.kill(f"did not load the model within {timeout_s:g} seconds (setting load_timeout_s)")
@@ -208,16 +203,15 @@ class EngineLink:
         """Sends a request; its news go to `sink`. Raises EngineDied or Unavailable when the engine is gone, and
         TooLarge for one that is more than an engine takes at once."""
         self._check_usable()
-        frame = _frame(message)
         if not self.n_outstanding:
             self.last_frame_s = time.monotonic()
+        self._write(message)
         self._sinks[message.id] = sink
-        self._child.write(frame)
 
     def cancel(self, request_id: int) -> None:
         """Asks for the end of a request; its sink still gets a final delta. Unknown ids are ignored."""
         if request_id in self._sinks and self.error is None:
-            self._child.write(framing.encode(wire.Cancel(request_id)))
+            self._child.write(wire.Cancel(request_id))
 
     async def count(
         self, segments: tuple[wire.Segment, ...], *, is_prompt: bool = True, wants_pieces: bool = False
@@ -226,10 +220,9 @@ class EngineLink:
         await self._child.writable()
         self._check_usable()
         request_id = self.next_id()
-        frame = _frame(wire.Count(id=request_id, segments=segments, is_prompt=is_prompt, wants_pieces=wants_pieces))
+        self._write(wire.Count(id=request_id, segments=segments, is_prompt=is_prompt, wants_pieces=wants_pieces))
         answer: asyncio.Future[wire.Counted] = asyncio.get_running_loop().create_future()
         self._counts[request_id] = answer
-        self._child.write(frame)
         try:
             return await answer
         finally:
@@ -244,7 +237,7 @@ class EngineLink:
         request_id = self.next_id()
         answer: asyncio.Future[wire.Cleared] = asyncio.get_running_loop().create_future()
         self._clearings[request_id] = answer
-        self._child.write(framing.encode(wire.ClearCache(id=request_id, ram=ram, disk=disk)))
+        self._child.write(wire.ClearCache(id=request_id, ram=ram, disk=disk))
         try:
             return await answer
         finally:
@@ -274,6 +267,12 @@ class EngineLink:
             for run in self._kv_map
         ]
 
+    def _write(self, message: wire.Submit | wire.Embed | wire.Count) -> None:
+        try:
+            self._child.write(message)
+        except framing.FrameTooLarge as error:
+            raise TooLarge(f"the request is too large for an engine ({error}); send less at once") from None
+
     def _check_usable(self) -> None:
         if self.error is not None:
             raise self.error
@@ -282,8 +281,7 @@ class EngineLink:
 
     # --- from the child ------------------------------------------------------------------------------------------
 
-    def _on_body(self, body: bytes) -> None:
-        message = framing.decode_from_engine(body)
+    def _on_message(self, message: wire.FromEngine) -> None:
         self.last_frame_s = time.monotonic()
         if isinstance(message, wire.Step):
             self._take_step(message)
@@ -320,6 +318,7 @@ class EngineLink:
             sink = self._sinks.get(started.id)
             if sink is not None:
                 sink.on_started(started)
+                self.last_in_slot[started.slot] = sink.record
         for delta in step.deltas:
             sink = self._sinks.get(delta.id) if delta.finish is None else self._sinks.pop(delta.id, None)
             if sink is not None:
@@ -330,12 +329,13 @@ class EngineLink:
         self._lines.append(line)
         _log.info("[%s] %s", self.model, line)
 
-    def _on_exit(self, returncode: int | None) -> None:
-        self.error = error = self._end_as_error(returncode)
-        is_own_end = self._kill_reason is None and self._child.frame_error is None and not self._is_stopping
-        if is_own_end and is_crash(returncode):
-            self.crash = end_in_words(returncode)
-        self.was_killed = is_own_end and self._is_ended_by_others(returncode)
+    def _on_child_end(self, end: End) -> None:
+        self.end = end
+        self.error = error = self._end_as_error(end)
+        is_own_end = self._kill_reason is None and not self._is_stopping
+        if is_own_end and end.is_crash:
+            self.crash = end.how
+        self.was_killed = is_own_end and end.is_by_others
         if self.died:
             last = "".join(f"\n    {line}" for line in self._lines)
             _log.error("%s; its last lines were:%s", error.message, last or " (none)")
@@ -354,40 +354,25 @@ class EngineLink:
         self.is_survived_by_all = not self._counts and all(go_on)
         self._on_end(self)
 
-    def _is_ended_by_others(self, returncode: int | None) -> bool:
-        """Not by the kernel for memory, where that is known: a request can be why that runs out."""
-        if returncode == _KILLED:
-            return self._n_oom_kills is not None and machine.oom_kills() == self._n_oom_kills
-        return returncode == 0 or signal_of(returncode) in _SIGNALS_OF_OTHERS
-
-    def _end_as_error(self, returncode: int | None) -> LocalrunError:
+    def _end_as_error(self, end: End) -> LocalrunError:
         if self._is_stopping:
             return Unavailable(f"model '{self.model}' was unloaded before the request ended; send it again")
-        how = end_in_words(returncode)
-        if self._child.frame_error is not None:
-            how = f"broke the protocol ({self._child.frame_error})"
-        elif self._kill_reason is not None:
+        how = end.how
+        if self._kill_reason is not None and end.kind is not EndKind.BROKE_PROTOCOL:
             how = self._kill_reason
-        if signal_of(returncode) == signal.SIGILL:
+        if end.kind is EndKind.BAD_INSTRUCTION:
             return EngineDied(f"the engine of model '{self.model}' {how}: {library_problems.OTHER_PROCESSOR.line}")
         if self._is_ready:
             return EngineDied(f"the engine of model '{self.model}' {how}; the next request starts a new one")
-        if is_crash(returncode):
+        if end.is_crash:
             return BadModelFile(
                 f"llama.cpp crashed while loading model '{self.model}' (the engine {how}); the file may be damaged, "
                 f"or of a kind that this version cannot run: the log has llama.cpp's last words",
                 field="model",
             )
-        is_unexplained = returncode == _KILLED and self._kill_reason is None
+        is_unexplained = end.is_kill and self._kill_reason is None
         hint = "; most likely the system ran out of memory" if is_unexplained else ""
         return EngineDied(f"the engine of model '{self.model}' {how} while loading{hint}")
-
-
-def _frame(message: wire.Submit | wire.Embed | wire.Count) -> bytes:
-    try:
-        return framing.encode(message)
-    except framing.FrameTooLarge as error:
-        raise TooLarge(f"the request is too large for an engine ({error}); send less at once") from None
 
 
 def _blamed(sinks: list[Sink]) -> list[Sink]:

@@ -9,10 +9,10 @@ A key that was right once is known by a digest of its text, with a secret of thi
 key, in a thread. A wrong one costs microseconds. Who shows many wrong ones is told to wait, by address; right keys from
 the same address pass all the same, since they are looked at first.
 
-What one may do is decided here for whole routes, and by `Visitor` for models, lanes and what a request uses. Acts that
+What one may do is decided here for whole routes, and by `Caller` for models, lanes and what a request uses. Acts that
 change something are written to the audit log with their result.
 
-Owner: one per daemon, on its event loop. Does not: know what a route does with a visitor, or shape errors.
+Owner: one per daemon, on its event loop. Does not: know what a route does with a caller, or shape errors.
 """
 
 from __future__ import annotations
@@ -76,12 +76,12 @@ class Right(Enum):
 _AUDITED = (Right.CANCEL, Right.CHANGE, Right.ADMIN_CHANGE)
 
 
-class Visitor:
+class Caller:
     """Who asks. Without a key it is the daemon's owner, who may do everything.
 
     `namespace` keeps what is cached of its prompts from others; empty for the owner. As a request's, it counts what the
-    request uses: `begin` when it wants a model, `settle` at each answer's end, `leave` when it is over. One that
-    `pays_later` counts nothing before `pay`, and by `forgive` nothing at all: the daemon computes it again.
+    request uses: `begin` when it wants a model, `record_usage` at each answer's end, `leave` when it is over. One that
+    `commits_later` counts nothing before `commit`, and by `rollback` nothing at all: the daemon computes it again.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Visitor:
         quota: Quota | None = None,
         usage: UsageFile | None = None,
         *,
-        pays_later: bool = False,
+        commits_later: bool = False,
         storage_bytes: int = 0,
     ) -> None:
         self.key = key
@@ -105,8 +105,8 @@ class Visitor:
         self._has_begun = False
         self._is_taken = False
         self._n_answers = 0
-        self._pays_later = pays_later
-        self._unpaid: list[UsageRecord] = []
+        self._commits_later = commits_later
+        self._uncommitted: list[UsageRecord] = []
 
     def begin(self, model: str, lane: Lane) -> Lane:
         """A request for a model: takes it from the quota, once, and returns the lane that it gets. Raises
@@ -123,7 +123,7 @@ class Visitor:
                 self._usage.write(key.id, quota.levels(), None, now_s)
         return key.lane_of(lane)
 
-    def settle(self, record: Generation, *, counts_prompt: bool) -> None:
+    def record_usage(self, record: Generation, *, counts_prompt: bool) -> None:
         """Records an answer's usage before the client sees its end. The prompt of several answers counts once."""
         if self._usage is None:
             return
@@ -134,25 +134,25 @@ class Visitor:
         model = record.model if record.was_loaded else ""
         used = UsageRecord(self.name, model, int(self._n_answers == 0), n_prompt, n_cached, record.n_output)
         self._n_answers += 1
-        self._unpaid.append(used)
-        if not self._pays_later:
-            self.pay()
+        self._uncommitted.append(used)
+        if not self._commits_later:
+            self.commit()
 
-    def pay(self) -> None:
+    def commit(self) -> None:
         """Counts what was used and is not counted yet."""
         now_s = time.time()
-        for used in self._unpaid:
+        for used in self._uncommitted:
             levels = []
             if self.key is not None and self._quota is not None and self.key.limits:
                 self._quota.use(used.n_prompt, used.n_output, now_s)
                 levels = self._quota.levels()
             if self._usage is not None:
                 self._usage.write("" if self.key is None else self.key.id, levels, used, now_s)
-        self._unpaid.clear()
+        self._uncommitted.clear()
 
-    def forgive(self) -> None:
+    def rollback(self) -> None:
         """Undoes the charge of a request that failed for a reason on our side."""
-        self._unpaid.clear()
+        self._uncommitted.clear()
         if self._is_taken and self.key is not None and self._quota is not None and self.key.limits:
             now_s = time.time()
             self._quota.give_back(now_s)
@@ -181,7 +181,7 @@ class Visitor:
 
     def check_model(self, name: str) -> None:
         """Raises ModelNotFound for a model that the key may not use, or that is a file of this machine by its path."""
-        if not self.sees_model(name):
+        if not self.may_use_model(name):
             raise ModelNotFound(name[:200])
 
     def check_file(self, name: str) -> None:
@@ -189,7 +189,7 @@ class Visitor:
         if not self.is_admin and _is_path(name):
             raise ModelNotFound(name[:200])
 
-    def sees_model(self, name: str) -> bool:
+    def may_use_model(self, name: str) -> bool:
         """Whether the key may use it, and so know of it; of `model+adapter=0.5` all that it names."""
         key = self.key
         if key is None:
@@ -204,14 +204,14 @@ class Visitor:
 
     def load_shown(self, said: dict[str, Any]) -> dict[str, Any]:
         """Load settings without the names of models and adapters that it may not use."""
-        shown = {name: value for name, value in said.items() if name != "draft" or self.sees_model(value)}
+        shown = {name: value for name, value in said.items() if name != "draft" or self.may_use_model(value)}
         if "adapters" in shown:
             named = shown["adapters"]
             texts = named.split(",") if isinstance(named, str) else named
-            shown["adapters"] = [text for text in texts if self.sees_model(text.partition("=")[0])]
+            shown["adapters"] = [text for text in texts if self.may_use_model(text.partition("=")[0])]
         return shown
 
-    def sees(self, name: str) -> bool:
+    def can_see(self, name: str) -> bool:
         """Whether requests of the one with this name are its own, or it sees those of all."""
         return self.is_admin or name == self.name
 
@@ -225,7 +225,7 @@ class Visitor:
         return _anthropic_headers(standings, now_s) if shape is Shape.ANTHROPIC else _openai_headers(standings)
 
 
-OWNER = Visitor()
+OWNER = Caller()
 
 
 def _is_path(name: str) -> bool:
@@ -279,7 +279,7 @@ class Access:
 
     # --- who is it -----------------------------------------------------------------------------------------------
 
-    async def admit(self, scope: Scope, right: Right | None) -> Visitor | None:
+    async def admit(self, scope: Scope, right: Right | None) -> Caller | None:
         """Who sends this request, to a route with this right or to none; None where nobody needs to say so, and nothing
         is counted.
 
@@ -288,7 +288,7 @@ class Access:
         self._look()
         is_local = is_loopback(scope)
         if is_local and not self._by_id:
-            return Visitor(usage=self.usage, pays_later=True)  # nothing depends on it, so the answer does not wait
+            return Caller(usage=self.usage, commits_later=True)  # nothing depends on it, so the answer does not wait
         if right is Right.OPEN:
             return None
         path: str = scope["path"]
@@ -296,8 +296,8 @@ class Access:
         address = address_of(scope)
         found = await self._find(text, is_local=is_local)
         if found is None and is_local and not self._loopback_needs_key:
-            found = Visitor(usage=self.usage)
-        if isinstance(found, Visitor):
+            found = Caller(usage=self.usage)
+        if isinstance(found, Caller):
             _check_right(found, right, f"{scope['method']} {path}")
             return found
         wait_s, is_first = self._throttle.fail(address, time.monotonic())
@@ -312,13 +312,13 @@ class Access:
             retry_after_s=wait_s,
         )
 
-    async def _find(self, text: str, *, is_local: bool) -> Visitor | str | None:
-        """The visitor of a key, or why a known key is refused: expired or revoked. None for an unknown one."""
+    async def _find(self, text: str, *, is_local: bool) -> Caller | str | None:
+        """The caller of a key, or why a known key is refused: expired or revoked. None for an unknown one."""
         if not text:
             return None
         if text.startswith(keys.LOCAL_PREFIX):
             is_right = is_local and self._local_key and hmac.compare_digest(text.encode(), self._local_key.encode())
-            return Visitor(usage=self.usage) if is_right else None
+            return Caller(usage=self.usage) if is_right else None
         split = keys.split(text)
         key = self._by_id.get(split[0]) if split is not None else None
         if split is None or key is None:
@@ -334,35 +334,37 @@ class Access:
             if len(self._known) > _MAX_KNOWN:
                 self._known.popitem(last=False)
         now_s = self._clock()
-        return key.problem(now_s) or self.visitor(key)
+        return key.problem(now_s) or self.caller(key)
 
-    def visitor(self, key: Key, *, pays_later: bool = False) -> Visitor:
+    def caller(self, key: Key, *, commits_later: bool = False) -> Caller:
         """A new request of a key. Whatever works for a key without an HTTP request begins and leaves by it, too."""
         quota = self._quotas.get(key.id)
         if quota is None:
             quota = self._quotas[key.id] = Quota(key, self._clock(), self.usage.levels(key.id))
-        return Visitor(key, quota, self.usage, pays_later=pays_later, storage_bytes=self._settings.key_storage_bytes)
+        return Caller(
+            key, quota, self.usage, commits_later=commits_later, storage_bytes=self._settings.key_storage_bytes
+        )
 
-    def still_admits(self, visitor: Visitor) -> bool:
+    def still_admits(self, caller: Caller) -> bool:
         """Whether somebody who was let in would be again, with the same key: for streams that do not end by
         themselves."""
-        if visitor.key is None:
+        if caller.key is None:
             return True
         self._look()
-        key = self._by_id.get(visitor.key.id)
-        return key is not None and key.hash == visitor.key.hash and key.problem(self._clock()) is None
+        key = self._by_id.get(caller.key.id)
+        return key is not None and key.hash == caller.key.hash and key.problem(self._clock()) is None
 
-    def visitor_of(self, key_id: str) -> Visitor:
+    def caller_of(self, key_id: str) -> Caller:
         """The same of a key's ID, "" for the owner; it pays later. Raises InvalidKey for a key that opens nothing any
         more."""
         self._look()
         if not key_id:
-            return Visitor(usage=self.usage, pays_later=True)
+            return Caller(usage=self.usage, commits_later=True)
         key = self._by_id.get(key_id)
         problem = "was removed" if key is None else key.problem(self._clock())
         if key is None or problem is not None:
             raise InvalidKey(f"the API key that this is for {problem}; send it again with another one")
-        return self.visitor(key, pays_later=True)
+        return self.caller(key, commits_later=True)
 
     def name_of(self, key_id: str) -> str:
         """The name of a key, "" for the owner and for one that was removed."""
@@ -395,7 +397,7 @@ class Access:
 
     # --- what it may do ------------------------------------------------------------------------------------------
 
-    def auditing(self, visitor: Visitor, right: Right | None, scope: Scope, send: Send) -> Send:
+    def auditing(self, caller: Caller, right: Right | None, scope: Scope, send: Send) -> Send:
         """`send`, noting the result of an act that changes something; for other requests, and without keys, `send`
         itself."""
         if right not in _AUDITED or not self._by_id:
@@ -405,7 +407,7 @@ class Access:
         async def noting(message: Any) -> None:
             if message["type"] == "http.response.start":
                 self.audit.write(
-                    who=visitor.name, what=f"{method} {path[:200]}", address=address_of(scope),
+                    who=caller.name, what=f"{method} {path[:200]}", address=address_of(scope),
                     result=str(message["status"]),
                 )  # fmt: skip
             await send(message)
@@ -413,15 +415,15 @@ class Access:
         return noting
 
 
-def _check_right(visitor: Visitor, right: Right | None, act: str) -> None:
-    if visitor.key is None:
+def _check_right(caller: Caller, right: Right | None, act: str) -> None:
+    if caller.key is None:
         return
-    if right is Right.ADMIN and not visitor.is_admin:
-        raise Forbidden(f"{act} shows what everybody does, and the key {visitor.name!r} is not an admin's")
-    if right is Right.ADMIN_CHANGE and not (visitor.is_admin and visitor.may_change):
-        raise Forbidden(f"{act} is for admins, and the key {visitor.name!r} is not an admin's")
+    if right is Right.ADMIN and not caller.is_admin:
+        raise Forbidden(f"{act} shows what everybody does, and the key {caller.name!r} is not an admin's")
+    if right is Right.ADMIN_CHANGE and not (caller.is_admin and caller.may_change):
+        raise Forbidden(f"{act} is for admins, and the key {caller.name!r} is not an admin's")
     if right is Right.CHANGE:
-        visitor.check_change(act)
+        caller.check_change(act)
 
 
 def _port_of(path: Path) -> int:
@@ -548,7 +550,7 @@ _ANTHROPIC_NAMES = {
 }  # fmt: skip
 
 _FACTS = (b"limit", b"remaining", b"reset")
-# All names that `Visitor.headers` may have.
+# All names that `Caller.headers` may have.
 LIMIT_HEADERS = (
     *(b"x-ratelimit-%b-%b" % (fact, what) for what in (b"requests", b"tokens") for fact in _FACTS),
     *(b"anthropic-ratelimit-%b-%b" % (what, fact) for what in _ANTHROPIC_NAMES.values() for fact in _FACTS),

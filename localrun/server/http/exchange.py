@@ -34,11 +34,11 @@ from starlette.types import Message, Receive, Scope, Send
 from localrun.errors import BadRequest, LocalrunError, ModelNotFound, TooLarge, Unavailable
 from localrun.server import notices
 from localrun.server.http import failures
-from localrun.server.http.access import OWNER, Visitor
+from localrun.server.http.access import OWNER, Caller
 from localrun.server.http.account import ACCOUNT, Account
 from localrun.server.http.failures import Headers, Shape
-from localrun.server.http.hidden_paths import without_paths, without_paths_in
 from localrun.server.http.loop_watch import IS_LARGE, OPERATION, THREAD_BYTES, apart, held
+from localrun.server.http.path_redaction import redact_paths, redact_paths_in
 
 if TYPE_CHECKING:
     from localrun.server.runtime import Runtime
@@ -103,7 +103,7 @@ class ClientGone(Exception):
 
 
 class Exchange:
-    """See the module. `shape` is the family's; `visitor` asks; `started` is true once the status line is sent.
+    """See the module. `shape` is the family's; `caller` asks; `started` is true once the status line is sent.
     `more_headers` are for whatever answer there will be. `tier` is which model of a tier answers, and why (routing.py);
     empty without one."""
 
@@ -111,7 +111,7 @@ class Exchange:
         self.scope = scope
         self.path: str = scope["path"]
         self.shape = shape
-        self.visitor: Visitor = scope.get("localrun.visitor", OWNER)
+        self.caller: Caller = scope.get("localrun.caller", OWNER)
         self.account: Account = scope.setdefault(ACCOUNT, Account())
         self.started = False
         self.more_headers: Headers = []
@@ -198,10 +198,10 @@ class Exchange:
         """A whole answer, encoded here."""
         await self.answer(msgspec.json.encode(content), headers=headers)
 
-    async def answer_facts(self, content: object) -> None:
+    async def answer_redacted(self, content: object) -> None:
         """The same of what the daemon knows of this machine: only admins are told where files lie."""
-        if not self.visitor.is_admin:
-            content = without_paths_in(msgspec.to_builtins(content))
+        if not self.caller.is_admin:
+            content = redact_paths_in(msgspec.to_builtins(content))
         await self.answer_json(content)
 
     async def answer_in_pieces(self, n_bytes: int, pieces: AsyncIterator[bytes], headers: Headers) -> None:
@@ -232,22 +232,22 @@ class Exchange:
         """The last piece of a stream."""
         await self._end(data)
 
-    def told(self, error: LocalrunError) -> LocalrunError:
+    def redacted(self, error: LocalrunError) -> LocalrunError:
         """The error in the words that who asks may read. The name of a model that is not here is the client's own."""
         self.account.error = type(error)
-        if self.visitor.is_admin or isinstance(error, ModelNotFound):
+        if self.caller.is_admin or isinstance(error, ModelNotFound):
             return error
         # Not the same one: perhaps others are told it as well.
         other = error.__class__.__new__(error.__class__)
         other.__dict__.update(error.__dict__)
-        other.message = without_paths(error.message)
+        other.message = redact_paths(error.message)
         return other
 
     async def refuse(self, error: LocalrunError) -> None:
         """The error as the answer, or as the last event of a stream that has begun."""
         if self._is_over:
             return
-        error = self.told(error)
+        error = self.redacted(error)
         if self.started:
             await self._end(failures.stream_event(error, self.shape, self._request_id))
         else:
@@ -268,7 +268,7 @@ class Exchange:
         headers = [
             *headers,
             *id_header(self.shape, self._request_id),
-            *self.visitor.headers(self.shape),
+            *self.caller.headers(self.shape),
             *self.more_headers,
         ]
         await self._send({"type": "http.response.start", "status": status, "headers": headers})

@@ -38,9 +38,9 @@ from localrun.models.adapters import AdapterChoice
 from localrun.models.name import MAX_PATH_BYTES
 from localrun.models.storage.model import Model
 from localrun.server.engines.resident import Use
-from localrun.server.http.access import OWNER, Visitor
+from localrun.server.http.access import OWNER, Caller
 from localrun.server.http.exchange import Exchange
-from localrun.server.jobs.job import Ask
+from localrun.server.jobs.job import JobRequest
 from localrun.wire import Lane, Sampling
 
 # Programs for stories stop at the name of each character.
@@ -109,7 +109,7 @@ class LoraEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServiceFields(msgspec.Struct, frozen=True, kw_only=True):
-    """How a request wants to be served: localrun's own fields, at the top level of every API's body. `ask_of`
+    """How a request wants to be served: localrun's own fields, at the top level of every API's body. `job_request_of`
     reads them, beside the headers that say the same."""
 
     lane: str | None = None
@@ -318,18 +318,18 @@ _NOT_PRINTABLE = re.compile(r"[^\x20-\x7e]+", re.ASCII)
 _MAX_QUOTED = 40
 
 
-def ask_of(
+def job_request_of(
     exchange: Exchange,
     model: str,
     wanted: ServiceFields | SamplingFields,
     *,
     use: Use = Use.TEXT,
     load: LoadSettings = NOTHING_ASKED,
-) -> Ask:
+) -> JobRequest:
     """What to ask the runtime for, taken from the quota of whoever asks. Raises BadRequest for a lane, a latency, a
-    deadline, a duration or a switch that is none, and what `Visitor.begin` raises."""
+    deadline, a duration or a switch that is none, and what `Caller.begin` raises."""
     client_id, trace_id = ids_of(exchange.scope)
-    ask = Ask(
+    ask = JobRequest(
         model=model,
         api=exchange.path,
         client=client(exchange),
@@ -347,22 +347,22 @@ def ask_of(
         trace_id=trace_id,
         records=exchange.account.records,
     )
-    return ask if exchange.visitor is OWNER else of_visitor(ask, exchange.visitor)
+    return ask if exchange.caller is OWNER else of_caller(ask, exchange.caller)
 
 
-def of_visitor(ask: Ask, visitor: Visitor) -> Ask:
+def of_caller(ask: JobRequest, caller: Caller) -> JobRequest:
     """The same, of somebody with a key. `keep_alive` of one that may not unload models has no effect. Raises what
-    `Visitor.begin` raises, and ModelNotFound for a draft model that it may not use."""
-    lane = visitor.begin(ask.model, ask.lane)
+    `Caller.begin` raises, and ModelNotFound for a draft model that it may not use."""
+    lane = caller.begin(ask.model, ask.lane)
     if ask.draft:
-        visitor.check_model(ask.draft)
+        caller.check_model(ask.draft)
     return msgspec.structs.replace(
         ask,
         lane=lane,
-        keep_alive_s=ask.keep_alive_s if visitor.may_change else None,
-        key="" if visitor.key is None else visitor.name,
-        namespace=visitor.namespace,
-        payer=visitor,
+        keep_alive_s=ask.keep_alive_s if caller.may_change else None,
+        key="" if caller.key is None else caller.name,
+        namespace=caller.namespace,
+        meter=caller,
     )
 
 

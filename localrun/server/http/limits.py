@@ -38,7 +38,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from localrun.config import Settings, origins_of
 from localrun.errors import BadRequest, Forbidden, LocalrunError, QueueFull, TooLarge, UnsupportedMediaType
 from localrun.server.http import failures, names
-from localrun.server.http.access import LIMIT_HEADERS, Access, Visitor, is_loopback
+from localrun.server.http.access import LIMIT_HEADERS, Access, Caller, is_loopback
 from localrun.server.http.account import ACCOUNT, Account
 from localrun.server.http.encoding import KNOWN, unpacked
 from localrun.server.http.exchange import id_header, new_id
@@ -157,7 +157,7 @@ class Limits:
         headers = _Headers(scope["headers"])
         is_local = is_loopback(scope)
         origin: str | None = None
-        visitor: Visitor | None = None
+        caller: Caller | None = None
         operation = self._find(scope["method"], scope["path"])
         right = None if operation is None else operation.right
         is_text = operation is not None and operation.is_text
@@ -171,7 +171,7 @@ class Limits:
                 await grant_preflight(send, origin, asked)
                 return
             if self._access is not None:
-                visitor = await self._access.admit(scope, right)
+                caller = await self._access.admit(scope, right)
             file_type = operation.body_content_type if operation is not None and operation.body is bytes else ""
             is_file = bool(file_type)
             has_body = self._check_body(scope, headers, origin, most_bytes, file_type=file_type)
@@ -184,16 +184,16 @@ class Limits:
             return
         if origin is not None:
             send = granting(send, origin)
-        if self._access is None or visitor is None:
+        if self._access is None or caller is None:
             await self._serve(scope, receive, send, most_bytes, is_file=is_file, has_body=has_body)
             return
-        scope["localrun.visitor"] = visitor
-        send = self._access.auditing(visitor, right, scope, send)
+        scope["localrun.caller"] = caller
+        send = self._access.auditing(caller, right, scope, send)
         try:
             await self._serve(scope, receive, send, most_bytes, is_file=is_file, has_body=has_body)
         finally:
-            visitor.leave()
-            visitor.pay()
+            caller.leave()
+            caller.commit()
 
     async def _serve(
         self, scope: Scope, receive: Receive, send: Send, most_bytes: int, *, is_file: bool, has_body: bool

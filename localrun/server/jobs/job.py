@@ -40,7 +40,7 @@ from localrun.snapshot import RequestState
 if TYPE_CHECKING:
     from localrun.models.adapters import AdaptedModel
     from localrun.models.storage.model import Model
-    from localrun.server.engines.link import EngineLink
+    from localrun.server.engines.link import Sink
 
 # So many engines in a row may die before a new token of a request, if nothing else can be the cause of the last one.
 MAX_DEATHS = 2
@@ -58,19 +58,19 @@ _FINISHED_STATES = {
 }
 
 
-class Payer(Protocol):
-    """Who is told what a request used: the visitor whose key it came with, and which models that one may use."""
+class UsageMeter(Protocol):
+    """Who is told what a request used: the caller whose key it came with, and which models that one may use."""
 
-    def settle(self, record: Generation, *, counts_prompt: bool) -> None: ...
-    def sees_model(self, name: str) -> bool: ...
+    def record_usage(self, record: Generation, *, counts_prompt: bool) -> None: ...
+    def may_use_model(self, name: str) -> bool: ...
 
 
-class Ask(msgspec.Struct, frozen=True, kw_only=True):
+class JobRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Who wants what. `keep_alive_s` None takes the setting, negative is for ever, 0 unloads the model afterwards.
     `target_itl_s` None takes the setting, 0 is no limit. `deadline_s` counts from the job's arrival. `speculates` None
     takes the model's setting, and so does `draft` "", else the name of a draft model. `lora` are adapters besides those
     in the model's name. `use` is what the model is loaded for, and `load` how. `key` is the name of the API key that
-    asks, empty for none; it is the client that fairness knows. `namespace` is whose prompts it shares, and `payer` is
+    asks, empty for none; it is the client that fairness knows. `namespace` is whose prompts it shares, and `meter` is
     told what it used. `tier` says by which rule of a tier the model was chosen. `client_id` and `trace_id` are as in
     `RequestRow`; the record of each job is added to `records`."""
 
@@ -88,21 +88,50 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     load: LoadSettings = NOTHING_ASKED
     key: str = ""
     namespace: bytes = b""
-    payer: Payer | None = None
+    meter: UsageMeter | None = None
     tier: str = ""
     client_id: str = ""
     trace_id: str = ""
     records: list[Generation] | None = None
 
-    def sees_model(self, name: str) -> bool:
+    def may_use_model(self, name: str) -> bool:
         """Whether for who asks there is a model, or an adapter, of this name."""
-        return self.payer is None or self.payer.sees_model(name)
+        return self.meter is None or self.meter.may_use_model(name)
 
 
 class Names(Protocol):
     """Who knows what names stand for: the targets."""
 
-    async def adapted(self, ask: Ask) -> AdaptedModel: ...
+    async def adapted(self, ask: JobRequest) -> AdaptedModel: ...
+
+
+class Turn(Protocol):
+    """Whose turn it is to find out that an engine survives it: an `asyncio.Lock`, or one of several places."""
+
+    def locked(self) -> bool: ...
+    async def __aenter__(self) -> object: ...
+    async def __aexit__(self, *of_error: object) -> None: ...
+
+
+class Link(Protocol):
+    """The conversation with whatever computes a model: see `EngineLink`."""
+
+    model: str
+    ready: wire.Ready
+    error: LocalrunError | None
+    was_killed: bool
+
+    @property
+    def turn(self) -> Turn: ...
+    def next_id(self) -> int: ...
+    async def writable(self) -> None: ...
+    def submit(self, message: wire.Submit | wire.Embed, sink: Sink) -> None: ...
+    def cancel(self, request_id: int) -> None: ...
+    async def count(
+        self, segments: tuple[wire.Segment, ...], *, is_prompt: bool = True, wants_pieces: bool = False
+    ) -> wire.Counted: ...
+    def queue_position(self, request_id: int) -> int | None: ...
+    def predicted_wait_s(self, request_id: int, now_s: float) -> float | None: ...
 
 
 class Lease(Protocol):
@@ -116,7 +145,7 @@ class Lease(Protocol):
     @property
     def load(self) -> LoadSettings: ...
     @property
-    def link(self) -> EngineLink: ...
+    def link(self) -> Link: ...
     @property
     def waited_s(self) -> float: ...
     async def speculation(self, speculates: bool | None, draft: str) -> tuple[bool | None, str]: ...
@@ -160,7 +189,7 @@ class Job:
     def __init__(
         self,
         job_id: str,
-        ask: Ask,
+        ask: JobRequest,
         *,
         names: Names,
         lender: Lender,
@@ -195,7 +224,7 @@ class Job:
         self._resuming: asyncio.Task[None] | None = None
 
     @property
-    def link(self) -> EngineLink | None:
+    def link(self) -> Link | None:
         """The engine that it runs on; None while loading and after the end."""
         return None if self._lease is None else self._lease.link
 
@@ -373,8 +402,6 @@ class Job:
 
     def on_started(self, started: wire.Started) -> None:
         self.record.started(started)
-        if not self.record.is_ended:
-            self._leased().link.last_in_slot[started.slot] = self.record
 
     def on_delta(self, delta: wire.Delta, sent_at_s: float) -> None:
         record = self.record
@@ -441,7 +468,7 @@ class Job:
 
     # --- inside --------------------------------------------------------------------------------------------------
 
-    async def _ready_to_send(self) -> EngineLink | None:
+    async def _ready_to_send(self) -> Link | None:
         """The engine, once it takes a message; None when the job was cancelled before."""
         if self.record.engine_request_id is not None:
             raise RuntimeError("a job is submitted once")
@@ -466,7 +493,7 @@ class Job:
         finally:
             cancelling.cancel()
 
-    def _send(self, link: EngineLink, message: wire.Submit | wire.Embed) -> None:
+    def _send(self, link: Link, message: wire.Submit | wire.Embed) -> None:
         self.record.sent(message.id)
         self._shown.clear()
         try:
@@ -501,7 +528,7 @@ class Job:
             if not self.record.is_ended:
                 self._fail(failed)
 
-    async def _borrow_again(self, error: LocalrunError) -> EngineLink:
+    async def _borrow_again(self, error: LocalrunError) -> Link:
         """The link of another engine with the same model. Raises what loading it raises, and EngineDied if its files
         have changed."""
         old = self._leased()
@@ -599,12 +626,12 @@ class Job:
         self.record.end(
             state, now_s or time.monotonic(), finish_reason=finish_reason, error=error, error_code=error_code
         )
-        if self.ask.payer is not None:
-            self.ask.payer.settle(self.record, counts_prompt=self._counts_prompt)
+        if self.ask.meter is not None:
+            self.ask.meter.record_usage(self.record, counts_prompt=self._counts_prompt)
         self._observer.ended(self.record)
 
 
-async def _pass(turn: asyncio.Lock) -> None:
+async def _pass(turn: Turn) -> None:
     async with turn:
         pass
 

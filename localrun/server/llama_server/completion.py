@@ -31,12 +31,12 @@ from localrun.server.jobs.job import Job
 from localrun.server.llama_server.tokens import Mixed
 from localrun.server.openai.answer import Fields, encode, headers_of, naming, piece_text, timings_of
 from localrun.server.openai.bodies import MAX_ANSWERS, Choices, LimitFields
-from localrun.server.openai.running import Running, Wanted, timings_so_far
+from localrun.server.openai.running import ProgressFields, Running, timings_so_far
 from localrun.server.parsing.pieces import ended
-from localrun.server.prompting.ask import Attachments, ChatAsk
+from localrun.server.prompting.ask import Attachments, ChatRequest
 from localrun.server.prompting.mixed import is_one, segments_of
 from localrun.server.prompting.places import placed, shown
-from localrun.server.routing import Question
+from localrun.server.routing import RoutingInput
 from localrun.server.runtime import Runtime
 from localrun.wire import ChosenLogprob, Delta, Finish, Sampling, Segment, Submit, TokenLogprob
 
@@ -160,8 +160,8 @@ async def complete(runtime: Runtime, exchange: Exchange) -> None:
     ]
     prompts = [prompt for prompt in prompts for _ in range(body.n or 1)]
     grammar = await apart(body.answer_grammar)
-    ask = ChatAsk(messages=(), media=media.all())
-    question = Question(ask=ask, prompts=prompts, is_raw=True, has_schema=grammar is not None)
+    ask = ChatRequest(messages=(), media=media.all())
+    question = RoutingInput(ask=ask, prompts=prompts, is_raw=True, has_schema=grammar is not None)
     async with streaming.entered(runtime, exchange, body, question, n_jobs=len(prompts)) as (body, _, jobs):
         plan = await streaming.plan(
             body,
@@ -215,7 +215,7 @@ async def _text(job: Job, prompt: Sequence[Segment]) -> str:
     return b"".join(parts).decode("utf-8", errors="replace")
 
 
-class AnswerFields(Wanted, Protocol):
+class AnswerFields(ProgressFields, Protocol):
     """The fields of a body that say what its answer has."""
 
     @property

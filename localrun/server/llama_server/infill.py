@@ -20,7 +20,7 @@ from localrun.server.http.fields import SamplingFields, defaults_of
 from localrun.server.llama_server.completion import MAX_FIELDS, CompletionAnswer, with_defaults
 from localrun.server.openai.answer import naming
 from localrun.server.prompting.infill import infill
-from localrun.server.routing import Question
+from localrun.server.routing import RoutingInput
 from localrun.server.runtime import Runtime
 
 
@@ -66,7 +66,7 @@ async def complete_infill(runtime: Runtime, exchange: Exchange) -> None:
     body = await exchange.read_json(InfillBody)
     before_cursor = body.before_cursor()
     others = "".join(file.filename + file.text for file in body.input_extra or ())
-    question = Question(prompts=[others + before_cursor], suffix=body.input_suffix, fills_in=True)
+    question = RoutingInput(prompts=[others + before_cursor], suffix=body.input_suffix, fills_in=True)
     async with streaming.entered(runtime, exchange, body, question) as (body, _, jobs):
         segments = infill(
             jobs[0].model.header,

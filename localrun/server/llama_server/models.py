@@ -16,7 +16,7 @@ from localrun.models.gguf.header import RANK
 from localrun.models.storage.model import Model
 from localrun.server.engines.resident import ResidentState, Use
 from localrun.server.http.exchange import Exchange
-from localrun.server.http.fields import ServiceFields, ask_of
+from localrun.server.http.fields import ServiceFields, job_request_of
 from localrun.server.prompting.profile import capabilities
 from localrun.server.runtime import Runtime
 
@@ -89,12 +89,12 @@ def llama_model(name: str, known: tuple[str, ...]) -> LlamaModel:
 async def load(runtime: Runtime, exchange: Exchange) -> None:
     """The route's handler. Answers when the model is there; raises what loading it raises."""
     name = (await exchange.read_json(NamedModel)).model
-    runtime.targets.check_one(exchange.visitor, name)
+    runtime.targets.check_one(exchange.caller, name)
     model = await asyncio.to_thread(runtime.targets.here, name)
     use = Use.EMBED if model is not None and not model.header.generates else Use.TEXT
     if model is not None and model.header.pooling == RANK:
         use = Use.RERANK
-    async with exchange.while_connected(), runtime.job(ask_of(exchange, name, ServiceFields(), use=use)):
+    async with exchange.while_connected(), runtime.job(job_request_of(exchange, name, ServiceFields(), use=use)):
         pass
     await exchange.answer_json(Done(success=True))
 
@@ -103,8 +103,8 @@ async def unload(runtime: Runtime, exchange: Exchange) -> None:
     """The route's handler. Answers when an idle model is gone; one in use goes when its requests have ended. Raises
     BadRequest for one that is not loaded."""
     name = (await exchange.read_json(NamedModel)).model
-    runtime.targets.check_one(exchange.visitor, name)
-    exchange.visitor.check_change(f"unload {name}")
+    runtime.targets.check_one(exchange.caller, name)
+    exchange.caller.check_change(f"unload {name}")
     if not await runtime.supervisor.unload(name):
         raise BadRequest(f"model: '{name}' is not loaded, so there is nothing to unload", field="model")
     await exchange.answer_json(Done(success=True))

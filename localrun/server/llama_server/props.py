@@ -20,7 +20,7 @@ from localrun.models.storage.model import Model
 from localrun.server.build import build_name
 from localrun.server.embedding.bodies import MEDIA_PLACE
 from localrun.server.engines.resident import Resident, ResidentState
-from localrun.server.http.access import Visitor
+from localrun.server.http.access import Caller
 from localrun.server.http.exchange import Exchange, parameter
 from localrun.server.http.fields import defaults_of, sampling, stop_strings
 from localrun.server.jobs.generation import Generation
@@ -99,29 +99,29 @@ class LlamaSlot(msgspec.Struct, frozen=True, kw_only=True):
 
 async def show_props(runtime: Runtime, exchange: Exchange) -> None:
     name = parameter(exchange, "model")
-    loaded = _generating(runtime, exchange.visitor)
+    loaded = _generating(runtime, exchange.caller)
     if not name and len({resident.model.name for resident in loaded}) == 1:
         name = loaded[0].model.name
     if not name:
-        await exchange.answer_facts(_of_daemon(runtime, is_sleeping=not loaded))
+        await exchange.answer_redacted(_of_daemon(runtime, is_sleeping=not loaded))
         return
-    model = await runtime.targets.one(exchange.visitor, name)
+    model = await runtime.targets.one(exchange.caller, name)
     found = await asyncio.to_thread(_of_model, runtime, name, model, await _with_its_files(runtime, name, loaded))
-    if not exchange.visitor.is_admin:  # where files lie is nobody else's business
+    if not exchange.caller.is_admin:  # where files lie is nobody else's business
         found = msgspec.structs.replace(found, model_path=found.model_alias)
-    await exchange.answer_facts(found)
+    await exchange.answer_redacted(found)
 
 
 async def list_slots(runtime: Runtime, exchange: Exchange) -> None:
     """The route's handler. Raises Unavailable with `fail_on_no_slot` where none is free."""
-    name, visitor = parameter(exchange, "model"), exchange.visitor
-    residents = _generating(runtime, visitor)
+    name, caller = parameter(exchange, "model"), exchange.caller
+    residents = _generating(runtime, caller)
     if name:
         residents = await _with_its_files(runtime, name, residents)
-    slots = [slot for resident in residents for slot in _slots_of(resident, visitor, runtime)]
+    slots = [slot for resident in residents for slot in _slots_of(resident, caller, runtime)]
     if parameter(exchange, "fail_on_no_slot") and all(slot.is_processing for slot in slots):
         raise Unavailable("no slot is free; try again later")
-    await exchange.answer_facts(slots)
+    await exchange.answer_redacted(slots)
 
 
 async def keep_slot(_: Runtime, exchange: Exchange) -> None:
@@ -133,12 +133,12 @@ async def keep_slot(_: Runtime, exchange: Exchange) -> None:
     )
 
 
-def _generating(runtime: Runtime, visitor: Visitor) -> list[Resident]:
+def _generating(runtime: Runtime, caller: Caller) -> list[Resident]:
     """The loaded models that generate, of those that whoever asks may use."""
     return [
         one
         for one in runtime.supervisor.residents()
-        if one.state is ResidentState.READY and one.pooling is None and visitor.sees_model(one.model.name)
+        if one.state is ResidentState.READY and one.pooling is None and caller.may_use_model(one.model.name)
     ]
 
 
@@ -195,7 +195,7 @@ def _of_model(runtime: Runtime, name: str, model: Model, loaded: list[Resident])
     )
 
 
-def _slots_of(resident: Resident, visitor: Visitor, runtime: Runtime) -> list[LlamaSlot]:
+def _slots_of(resident: Resident, caller: Caller, runtime: Runtime) -> list[LlamaSlot]:
     link, speculates = resident.link, runtime.settings.speculation == "on"
     slots = []
     for place in range(link.ready.n_slots):
@@ -205,7 +205,7 @@ def _slots_of(resident: Resident, visitor: Visitor, runtime: Runtime) -> list[Ll
             id=place, n_ctx=link.ready.n_ctx, speculative=speculates, is_processing=is_processing, model=link.model
         )
         # What others ask is nobody's business.
-        slots.append(slot if record is None or not visitor.sees(record.key) else _with_request(slot, record))
+        slots.append(slot if record is None or not caller.can_see(record.key) else _with_request(slot, record))
     return slots
 
 

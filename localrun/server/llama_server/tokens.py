@@ -25,12 +25,12 @@ from localrun.server.http.loop_watch import apart
 from localrun.server.jobs.job import Job
 from localrun.server.openai.answer import naming, piece_text
 from localrun.server.openai.chat import ChatBody
-from localrun.server.prompting.ask import ChatAsk
+from localrun.server.prompting.ask import ChatRequest
 from localrun.server.prompting.conversation import begun
 from localrun.server.prompting.mixed import segment_of, segments_of
 from localrun.server.prompting.places import shown
 from localrun.server.prompting.prepare import prepare, thinks_by_default
-from localrun.server.routing import NO_QUESTION, Question
+from localrun.server.routing import NO_QUESTION, RoutingInput
 from localrun.server.runtime import Runtime
 from localrun.wire import MAX_COUNTED_TOKENS, Counted
 
@@ -72,7 +72,7 @@ class TemplateBody(ChatBody, frozen=True, kw_only=True):
 
     model: Annotated[str, Meta(description="")] | None = None  # type: ignore[assignment]
 
-    def ask(self) -> ChatAsk:
+    def ask(self) -> ChatRequest:
         """The conversation, and whether the opening of an answer follows it. Raises BadRequest."""
         return msgspec.structs.replace(super().ask(), adds_prompt=self.add_generation_prompt is not False)
 
@@ -148,8 +148,8 @@ async def detokenize(runtime: Runtime, exchange: Exchange) -> None:
 
 async def tokenizer_info(runtime: Runtime, exchange: Exchange) -> None:
     """The route's handler. Nothing is loaded."""
-    name = await runtime.targets.named(exchange.visitor, parameter(exchange, "model"))
-    model = await runtime.targets.one(exchange.visitor, name)
+    name = await runtime.targets.named(exchange.caller, parameter(exchange, "model"))
+    model = await runtime.targets.one(exchange.caller, name)
     header = model.header
     await exchange.answer_json(
         TokenizerInfo(
@@ -167,7 +167,7 @@ async def apply_template(runtime: Runtime, exchange: Exchange) -> None:
     body = await exchange.read_json(TemplateBody)
     body.check_supported()
     ask = await apart(body.ask)
-    async with streaming.entered(runtime, exchange, body, Question(ask=ask), is_for_one=True) as (_, _, [job]):
+    async with streaming.entered(runtime, exchange, body, RoutingInput(ask=ask), is_for_one=True) as (_, _, [job]):
         ask = thinks_by_default(job, msgspec.structs.replace(ask, messages=begun(job.model, ask.messages)))
         with naming("messages"):
             prepared = await prepare(runtime, job, ask)

@@ -49,7 +49,7 @@ def _as_json(scope: Scope, account: Account, seconds: float) -> None:
 
 
 def _fields(scope: Scope, account: Account) -> dict[str, Any]:
-    visitor, peer = scope.get("localrun.visitor"), scope.get("client")
+    caller, peer = scope.get("localrun.caller"), scope.get("client")
     # Without those by which a tier chose.
     records = [record for record in account.records if record.api == scope["path"]]
     client_id, trace_id = ids_of(scope)
@@ -74,7 +74,7 @@ def _fields(scope: Scope, account: Account) -> dict[str, Any]:
     found |= {
         "from": peer[0] if peer else None,
         "client": records[0].client if records else None,
-        "key": None if visitor is None or visitor.key is None else visitor.name,
+        "key": None if caller is None or caller.key is None else caller.name,
         "client_id": client_id,
         "trace_id": trace_id,
     }

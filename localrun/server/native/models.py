@@ -123,15 +123,15 @@ class FitAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def list_pulls(runtime: Runtime, exchange: Exchange) -> None:
-    rows = [row for row in runtime.pulls.rows() if exchange.visitor.sees_model(row.model)]
-    await exchange.answer_facts(Pulls(pulls=rows))
+    rows = [row for row in runtime.pulls.rows() if exchange.caller.may_use_model(row.model)]
+    await exchange.answer_redacted(Pulls(pulls=rows))
 
 
 async def cancel_pull(runtime: Runtime, exchange: Exchange) -> None:
     model = parameter(exchange, "model")
     if not model:
         raise BadRequest("model is required: DELETE /localrun/v1/pulls?model=NAME", field="model")
-    exchange.visitor.check_model(model)
+    exchange.caller.check_model(model)
     await runtime.pulls.cancel(model)
     await exchange.answer_json(CancelledPull(model=model, cancelled=True))
 
@@ -180,7 +180,7 @@ class GarbageBody(msgspec.Struct, frozen=True, kw_only=True):
 async def collect(runtime: Runtime, exchange: Exchange) -> None:
     body = decode_body(await exchange.read_body() or b"{}", GarbageBody)
     is_early = body.min_age_s < naming.MIN_AGE_S or body.partial_min_age_s < naming.PARTIAL_MIN_AGE_S
-    if is_early and not exchange.visitor.is_admin:
+    if is_early and not exchange.caller.is_admin:
         raise Forbidden(
             f"a min_age_s of less than {naming.MIN_AGE_S:g} and a partial_min_age_s of less than "
             f"{naming.PARTIAL_MIN_AGE_S:g} are for admins: others may be uploading or downloading those files"
@@ -193,7 +193,7 @@ async def collect(runtime: Runtime, exchange: Exchange) -> None:
         partial_min_age_s=body.partial_min_age_s,
     )
     deleted = [str(path) for path in collected.files]
-    await exchange.answer_facts(
+    await exchange.answer_redacted(
         Collected(freed_bytes=collected.freed_bytes, deleted=deleted, kept_blobs=collected.kept_blobs)
     )
 
@@ -202,24 +202,24 @@ async def explain_fit(runtime: Runtime, exchange: Exchange) -> None:
     """Asking the GPUs takes a process, so there is one such question at a time."""
     await exchange.read_body()
     async with exchange.while_connected(), runtime.asks_gpus:
-        await exchange.answer_facts(await _explained(runtime, exchange))
+        await exchange.answer_redacted(await _explained(runtime, exchange))
 
 
 async def _explained(runtime: Runtime, exchange: Exchange) -> FitAnswer:
     name = parameter(exchange, "model")
     if not name:
         raise BadRequest("model is missing: /localrun/v1/fit?model=NAME", field="model")
-    visitor = exchange.visitor
-    runtime.targets.check_own(visitor, name)
+    caller = exchange.caller
+    runtime.targets.check_own(caller, name)
     if drafter := parameter(exchange, "draft"):
-        visitor.check_model(drafter)
+        caller.check_model(drafter)
     adapted = await asyncio.to_thread(adapters.resolve, runtime.store, name, settings=runtime.settings)
     model = adapted.model
     # Raises for models that only make vectors: they have no slots or cells to choose.
     pooling_for(model, Use.TEXT)
     here, idle_bytes = runtime.supervisor.room_for(model.name, await answering_gpus())
     draft, left_out = await asyncio.to_thread(_draft, runtime, model, drafter)
-    if not visitor.sees_model(own_draft(runtime.settings, model)):
+    if not caller.may_use_model(own_draft(runtime.settings, model)):
         left_out = []
     header = None if draft is None else draft.header
     adapter_bytes = model.adapter_bytes
@@ -249,8 +249,8 @@ async def _explained(runtime: Runtime, exchange: Exchange) -> FitAnswer:
         prefix_cache_bytes=runtime.settings.ram_cache_bytes,
         idle_bytes=idle_bytes,
         projector=_projector_part(model, fit),
-        draft=None if draft is None else _draft_part(draft.name if visitor.sees_model(draft.name) else "", fit),
-        load=visitor.load_shown(load.said),
+        draft=None if draft is None else _draft_part(draft.name if caller.may_use_model(draft.name) else "", fit),
+        load=caller.load_shown(load.said),
         notes=[*fit.notes, *left_out],
         problem=None
         if fit.fits

@@ -32,9 +32,9 @@ import msgspec
 import localrun
 from localrun.access.usage import BY, day_of
 from localrun.errors import BadRequest, DiskRefused, Forbidden, Unavailable
-from localrun.server.http.access import Visitor
+from localrun.server.http.access import Caller
 from localrun.server.http.exchange import Exchange, parameter
-from localrun.server.http.hidden_paths import without_paths_in
+from localrun.server.http.path_redaction import redact_paths_in
 from localrun.server.jobs.registry import unknown_request
 from localrun.server.runtime import Runtime
 from localrun.snapshot import EngineRow, LogLine, RequestRow, Snapshot, UsageReport, UsageRow
@@ -79,7 +79,7 @@ async def health(runtime: Runtime, exchange: Exchange) -> None:
 
 
 async def snapshot(runtime: Runtime, exchange: Exchange) -> None:
-    await exchange.answer_facts(shown_to(exchange.visitor, await runtime.telemetry.snapshot()))
+    await exchange.answer_redacted(shown_to(exchange.caller, await runtime.telemetry.snapshot()))
 
 
 async def events(runtime: Runtime, exchange: Exchange) -> None:
@@ -88,24 +88,24 @@ async def events(runtime: Runtime, exchange: Exchange) -> None:
     await exchange.read_body()
     async with exchange.while_connected():
         await exchange.open_stream()
-        while not runtime.shutdown_requested.is_set() and runtime.access.still_admits(exchange.visitor):
-            if exchange.visitor.is_admin:
+        while not runtime.shutdown_requested.is_set() and runtime.access.still_admits(exchange.caller):
+            if exchange.caller.is_admin:
                 data = await runtime.telemetry.encoded_snapshot(interval_s / 2)
             else:
-                seen = shown_to(exchange.visitor, await runtime.telemetry.snapshot())
-                data = _encoder.encode(without_paths_in(msgspec.to_builtins(seen)))
+                seen = shown_to(exchange.caller, await runtime.telemetry.snapshot())
+                data = _encoder.encode(redact_paths_in(msgspec.to_builtins(seen)))
             await exchange.write(b"event: snapshot\ndata: " + data + b"\n\n")
             await _pause(runtime.shutdown_requested, interval_s)
         await exchange.close_stream()
 
 
 async def list_requests(runtime: Runtime, exchange: Exchange) -> None:
-    rows = [row for row in runtime.registry.rows() if exchange.visitor.sees(row.key)]
-    await exchange.answer_facts(Requests(requests=rows))
+    rows = [row for row in runtime.registry.rows() if exchange.caller.can_see(row.key)]
+    await exchange.answer_redacted(Requests(requests=rows))
 
 
 async def one_request(runtime: Runtime, exchange: Exchange) -> None:
-    await exchange.answer_facts(_row(runtime, exchange))
+    await exchange.answer_redacted(_row(runtime, exchange))
 
 
 async def cancel_request(runtime: Runtime, exchange: Exchange) -> None:
@@ -116,48 +116,48 @@ async def cancel_request(runtime: Runtime, exchange: Exchange) -> None:
 
 def _row(runtime: Runtime, exchange: Exchange, *, is_change: bool = False) -> RequestRow:
     """The request that the path names. Raises NotFound, for those of others as for unknown ones, and Forbidden."""
-    visitor, job_id = exchange.visitor, exchange.scope["path_params"]["id"]
+    caller, job_id = exchange.caller, exchange.scope["path_params"]["id"]
     row = runtime.registry.row(job_id)
-    if not visitor.sees(row.key):
+    if not caller.can_see(row.key):
         raise unknown_request(job_id)
-    if is_change and row.key != visitor.name and not visitor.may_change:
-        raise Forbidden(f"the key {visitor.name!r} is read-only: it may cancel its own requests only")
+    if is_change and row.key != caller.name and not caller.may_change:
+        raise Forbidden(f"the key {caller.name!r} is read-only: it may cancel its own requests only")
     return row
 
 
-def shown_to(visitor: Visitor, snapshot: Snapshot) -> Snapshot:
+def shown_to(caller: Caller, snapshot: Snapshot) -> Snapshot:
     """What somebody sees of it: of others' requests only how many there are."""
-    if visitor.is_admin:
+    if caller.is_admin:
         return snapshot
-    requests = [row for row in snapshot.requests if visitor.sees(row.key)]
+    requests = [row for row in snapshot.requests if caller.can_see(row.key)]
     own = {row.id for row in requests}
     return msgspec.structs.replace(
         snapshot,
         requests=requests,
-        engines=[_engine_shown_to(visitor, row, own) for row in snapshot.engines if visitor.sees_model(row.model)],
-        batches=[row for row in snapshot.batches if visitor.sees(row.key)],
+        engines=[_engine_shown_to(caller, row, own) for row in snapshot.engines if caller.may_use_model(row.model)],
+        batches=[row for row in snapshot.batches if caller.can_see(row.key)],
     )
 
 
-def _engine_shown_to(visitor: Visitor, engine: EngineRow, own: set[str]) -> EngineRow:
+def _engine_shown_to(caller: Caller, engine: EngineRow, own: set[str]) -> EngineRow:
     """Cells of others' requests are only in use."""
     runs = [
         run if run.request is None or run.request in own else msgspec.structs.replace(run, request=SOMEBODY)
         for run in engine.kv_runs
     ]
-    return msgspec.structs.replace(engine, kv_runs=runs, load=visitor.load_shown(engine.load))
+    return msgspec.structs.replace(engine, kv_runs=runs, load=caller.load_shown(engine.load))
 
 
 async def cache(runtime: Runtime, exchange: Exchange) -> None:
     report = await runtime.cache.report()
-    rows = [row for row in report.models if exchange.visitor.sees_model(row.model)]
+    rows = [row for row in report.models if exchange.caller.may_use_model(row.model)]
     report = msgspec.structs.replace(
         report,
         models=rows,
         ram_bytes=sum(row.ram_bytes for row in rows),
         disk_bytes=sum(row.disk_bytes for row in rows),
     )
-    await exchange.answer_facts(report)
+    await exchange.answer_redacted(report)
 
 
 async def clear_cache(runtime: Runtime, exchange: Exchange) -> None:
@@ -224,7 +224,7 @@ async def logs(runtime: Runtime, exchange: Exchange) -> None:
             for at in range(0, len(lines), _LINES_PER_WRITE):
                 await exchange.write(b"".join(map(_event, lines[at : at + _LINES_PER_WRITE])))
             number = lines[-1].number if lines else number
-            is_over = runtime.shutdown_requested.is_set() or not runtime.access.still_admits(exchange.visitor)
+            is_over = runtime.shutdown_requested.is_set() or not runtime.access.still_admits(exchange.caller)
             if follow == "0" or is_over:
                 break
             await runtime.logs.wait(number, _TURN_S)
@@ -245,14 +245,14 @@ async def usage(runtime: Runtime, exchange: Exchange) -> None:
         raise BadRequest(f"by must be one of {', '.join(BY)}, not {by[:40]!r}", field="by")
     days = _days(exchange)
     since = day_of(time.time() - (days - 1) * 86400)
-    visitor = exchange.visitor
-    key = None if visitor.is_admin else visitor.name
+    caller = exchange.caller
+    key = None if caller.is_admin else caller.name
     try:
         totals = await asyncio.to_thread(runtime.access.usage.totals, by, since_day=since, key=key)
     except sqlite3.Error as error:
         raise DiskRefused(f"{runtime.access.usage.path} cannot be read: {error}") from None
     rows = [UsageRow(**total._asdict()) for total in totals]
-    await exchange.answer_facts(UsageReport(by=by, since=since, rows=rows))
+    await exchange.answer_redacted(UsageReport(by=by, since=since, rows=rows))
 
 
 def _days(exchange: Exchange) -> int:

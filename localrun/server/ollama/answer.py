@@ -266,8 +266,10 @@ class _Answer:
         return b""
 
     def take(self, _: int, delta: Delta) -> bytes:
-        news = b"".join(self._news(delta))
-        return news if delta.finish is None else news + self._lines.end(delta.finish.value, self._last_fields(delta))
+        update = b"".join(self._update(delta))
+        return (
+            update if delta.finish is None else update + self._lines.end(delta.finish.value, self._last_fields(delta))
+        )
 
     def end(self) -> bytes:
         return b""
@@ -288,17 +290,17 @@ class _Answer:
             line = self._lines.end(finish.value, fields, said=joined(parts))
             await self._exchange.answer(line, headers=self._headers)
 
-    def _news(self, delta: Delta) -> list[bytes]:
+    def _update(self, delta: Delta) -> list[bytes]:
         """The lines of a delta. Its log-probabilities are in the first of them, or in an empty one."""
         parts, logprobs = self._take(delta), delta.logprobs
         if not parts:
             return [self._lines.text("", logprobs)] if logprobs else []
-        news = []
+        update = []
         for part in parts:
             is_text = not part.thinking and not part.tool_calls
-            news.append(self._lines.text(part.text, logprobs) if is_text else self._lines.part(part, logprobs))
+            update.append(self._lines.text(part.text, logprobs) if is_text else self._lines.part(part, logprobs))
             logprobs = None
-        return news
+        return update
 
     def _take(self, delta: Delta) -> list[Said]:
         self._output_tokens += delta.tokens

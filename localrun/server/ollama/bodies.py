@@ -23,7 +23,7 @@ from localrun.server.http import fields
 from localrun.server.prompting.ask import (
     MAX_MESSAGES,
     Attachments,
-    ChatAsk,
+    ChatRequest,
     ChatTools,
     Choice,
     Message,
@@ -233,7 +233,7 @@ class ChatBody(PromptFields, frozen=True, kw_only=True):
     tools: ChatTools | None = None
     tool_choice: Choice | None = None
 
-    def ask(self) -> ChatAsk:
+    def ask(self) -> ChatRequest:
         """The conversation and what is wanted next; an assistant's last message is gone on with. Raises BadRequest."""
         tools, choice = choose_tools(self.tool_choice, tools_of_chat(self.tools or ()))
         media = Attachments()
@@ -241,7 +241,7 @@ class ChatBody(PromptFields, frozen=True, kw_only=True):
         continues = bool(messages) and messages[-1]["role"] == "assistant" and "tool_calls" not in messages[-1]
         if continues:
             check_goes_on(choice)
-        return ChatAsk(
+        return ChatRequest(
             messages=messages,
             tools=tools,
             tool_choice=choice,
@@ -299,7 +299,7 @@ class GenerateBody(PromptFields, frozen=True, kw_only=True):
                 raise BadRequest(f"think: not together with {kind}, which uses no template; leave it out",
                                  field="think")  # fmt: skip
 
-    def ask(self) -> ChatAsk:
+    def ask(self) -> ChatRequest:
         """The prompt as a conversation of one message, after `system`. Raises BadRequest."""
         messages: list[Message] = [{"role": "system", "content": self.system}] if self.system else []
         media = Attachments()
@@ -309,7 +309,7 @@ class GenerateBody(PromptFields, frozen=True, kw_only=True):
         if template and is_go(template):
             notices.note("template (Go's are not run; the model's chat template is used)")
             template = None
-        return ChatAsk(
+        return ChatRequest(
             messages=messages,
             response_grammar=self.answer_grammar(),
             think=self.thinking(),

@@ -19,18 +19,18 @@ import msgspec
 from localrun.errors import BadRequest
 from localrun.server import streaming
 from localrun.server.http.exchange import Exchange
-from localrun.server.http.fields import ask_of, keep_alive_s
+from localrun.server.http.fields import job_request_of, keep_alive_s
 from localrun.server.http.loop_watch import apart
 from localrun.server.jobs.job import Job
 from localrun.server.ollama.answer import Kind, Lines, answer, metrics
 from localrun.server.ollama.bodies import ChatBody, GenerateBody, Options
 from localrun.server.prompting import fitting
-from localrun.server.prompting.ask import ChatAsk
+from localrun.server.prompting.ask import ChatRequest
 from localrun.server.prompting.conversation import begun
 from localrun.server.prompting.fitting import Fitted, Tokens
 from localrun.server.prompting.places import placed
 from localrun.server.prompting.prepare import prepare, thinks_by_default
-from localrun.server.routing import Question
+from localrun.server.routing import RoutingInput
 from localrun.server.runtime import Runtime
 from localrun.wire import Segment, Usage
 
@@ -42,7 +42,7 @@ async def chat(runtime: Runtime, exchange: Exchange) -> None:
         async with exchange.while_connected():
             await load_or_unload(runtime, exchange, body, Lines(body.model, Kind.CHAT))
         return
-    question = Question(ask=ask, effort=body.effort)
+    question = RoutingInput(ask=ask, effort=body.effort)
     entered = streaming.entered(runtime, exchange, body.service, question, load=body.load, needs_name=True)
     async with entered as (body, ask, [job]):
         options = (body.options or Options()).over(job.model)
@@ -64,7 +64,7 @@ async def generate(runtime: Runtime, exchange: Exchange) -> None:
         async with exchange.while_connected():
             await load_or_unload(runtime, exchange, body, Lines(body.model, Kind.GENERATE))
         return
-    question = Question(
+    question = RoutingInput(
         ask=ask, prompts=(body.prompt or "",), suffix=body.suffix or "", context=bool(body.context),
         is_raw=body.is_plain, effort=body.effort,
     )  # fmt: skip
@@ -76,7 +76,7 @@ async def generate(runtime: Runtime, exchange: Exchange) -> None:
         await answer(exchange, job, body, options, fitted, Lines(body.model, Kind.GENERATE), context=context)
 
 
-async def _fitted(runtime: Runtime, job: Job, body: GenerateBody, ask: ChatAsk, options: Options) -> Fitted:
+async def _fitted(runtime: Runtime, job: Job, body: GenerateBody, ask: ChatRequest, options: Options) -> Fitted:
     may_cut = body.truncate is not False
     if body.suffix:
         grammar = body.answer_grammar()
@@ -128,12 +128,12 @@ _NOTHING = Usage(n_prompt=0, n_cached=0, n_output=0, queued_s=0.0, prefill_s=0.0
 async def load_or_unload(runtime: Runtime, exchange: Exchange, body: ChatBody | GenerateBody, lines: Lines) -> None:
     """Loads the model and answers when it is there; with a `keep_alive` of 0 unloads it. Of a tier both, the small one
     last, so that it is there if there is room for one only. Raises what loading raises."""
-    tier = runtime.targets.tier(exchange.visitor, body.model)
+    tier = runtime.targets.tier(exchange.caller, body.model)
     names = (body.model,) if tier is None else (tier.large, tier.small)
-    asks = [ask_of(exchange, name, body.service, load=body.load) for name in names]
+    asks = [job_request_of(exchange, name, body.service, load=body.load) for name in names]
     if keep_alive_s(body.service.keep_alive) == 0:
         for name in names:
-            exchange.visitor.check_change(f"unload {name}")
+            exchange.caller.check_change(f"unload {name}")
             await runtime.supervisor.unload(name)
         await exchange.answer(lines.end("unload", metrics(_NOTHING, load_s=0.0, total_s=0.0)))
         return

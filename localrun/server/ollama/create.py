@@ -28,12 +28,12 @@ from localrun.models.creation import Base, Changes
 from localrun.models.fallback_template import by_marks, name_of
 from localrun.models.storage.manifest import Manifest, Message, StoredFile, check_digest
 from localrun.models.storage.store import Store
-from localrun.server.http.access import Visitor
+from localrun.server.http.access import Caller
 from localrun.server.http.exchange import Exchange, decode_body
 from localrun.server.http.loop_watch import apart
 from localrun.server.ollama.bodies import Options
 from localrun.server.ollama.store import Status, knows_blob, send_statuses
-from localrun.server.prompting.ask import ChatAsk
+from localrun.server.prompting.ask import ChatRequest
 from localrun.server.prompting.prepare import variables_of
 from localrun.server.prompting.profile import profile_of
 from localrun.server.runtime import Runtime
@@ -214,15 +214,15 @@ _DIGEST = re.compile(r"@?(sha256[:-][0-9A-F]{64})", re.IGNORECASE)
 async def create(runtime: Runtime, exchange: Exchange) -> None:
     body = await exchange.read_json(CreateBody)
     async with exchange.while_connected():
-        await send_statuses(exchange, _steps(runtime, body, exchange.visitor), stream=body.stream is not False)
+        await send_statuses(exchange, _steps(runtime, body, exchange.caller), stream=body.stream is not False)
 
 
-async def _steps(runtime: Runtime, body: CreateBody, visitor: Visitor) -> AsyncGenerator[Status, None]:
+async def _steps(runtime: Runtime, body: CreateBody, caller: Caller) -> AsyncGenerator[Status, None]:
     store = runtime.store
     order = await apart(order_of, body)
-    runtime.targets.check_own(visitor, order.name)
+    runtime.targets.check_own(caller, order.name)
     if runtime.settings.tier(order.base) is not None:
-        runtime.targets.check_own(visitor, order.base, "from")
+        runtime.targets.check_own(caller, order.base, "from")
     check_requires(order.requires)
     await asyncio.to_thread(naming.check_free, store, order.name)
     left_out, template = list(order.left_out), order.template
@@ -233,12 +233,12 @@ async def _steps(runtime: Runtime, body: CreateBody, visitor: Visitor) -> AsyncG
     said = (order.base, order.projector or "", *order.adapters, *order.files.values())
     for name in (order.name, order.base, order.draft, *order.adapters):
         if name and not _DIGEST.fullmatch(name):
-            visitor.check_model(name)
+            caller.check_model(name)
     for name in said:
-        visitor.check_file(name)
+        caller.check_file(name)
     digests = [check_digest(match[1]) for text in said if (match := _DIGEST.fullmatch(text))]
     for digest in digests:
-        if not knows_blob(runtime, visitor, digest):
+        if not knows_blob(runtime, caller, digest):
             raise NotFound(f"{digest} is not here; upload it first (POST /api/blobs/{digest})", field="files")
     with store.blobs.held(digests):
         adapter = await asyncio.to_thread(_adapter_alone, store, order)
@@ -334,7 +334,7 @@ def check_load(base: Base, parameters: Mapping[str, Any]) -> None:
 
 async def check_template(runtime: Runtime, template: str) -> None:
     """Raises BadTemplate for a template that is broken. One that only refuses this conversation is a good one."""
-    ask = ChatAsk(messages=({"role": "user", "content": "Hello"},))
+    ask = ChatRequest(messages=({"role": "user", "content": "Hello"},))
     given = {"messages": ask.messages, "add_generation_prompt": True, "bos_token": "", "eos_token": ""}
     given |= variables_of(ask, profile_of(template))
     problem: BadTemplate | None = None

@@ -33,7 +33,7 @@ from localrun.models.storage.model import Model, Origin, Part
 from localrun.models.storage.named_adapter import NamedAdapter
 from localrun.models.storage.store import DamagedFile, Store
 from localrun.server.engines.drafts import own_draft
-from localrun.server.http.access import Visitor
+from localrun.server.http.access import Caller
 from localrun.server.http.exchange import Exchange
 from localrun.server.ollama.adapters import AdapterTag, modelfile_of, more_of, tag_of
 from localrun.server.ollama.answer import rfc3339
@@ -152,27 +152,27 @@ async def tags(runtime: Runtime, exchange: Exchange) -> None:
     """GET /api/tags."""
     # By their files: a model that has several names runs once.
     residents = [resident for resident in runtime.supervisor.residents() if resident.is_loaded]
-    sees = exchange.visitor.sees_model
+    sees = exchange.caller.may_use_model
     loaded = {
         (resident.key, resident.model.parts): model.full_name if sees(model.name) else ""
         for resident in residents
         for model in (resident.model,)
     }
-    await exchange.answer_facts(await asyncio.to_thread(_tags, runtime, loaded, exchange.visitor))
+    await exchange.answer_redacted(await asyncio.to_thread(_tags, runtime, loaded, exchange.caller))
 
 
 async def ps(runtime: Runtime, exchange: Exchange) -> None:
     """GET /api/ps: the models that are loaded."""
-    sees = exchange.visitor.sees_model
+    sees = exchange.caller.may_use_model
     engines = [engine for engine in runtime.supervisor.loaded() if engine.state == "ready" and sees(engine.model)]
-    await exchange.answer_facts(Ps(models=await asyncio.to_thread(_ps_rows, runtime.store, engines)))
+    await exchange.answer_redacted(Ps(models=await asyncio.to_thread(_ps_rows, runtime.store, engines)))
 
 
-def _tags(runtime: Runtime, loaded: dict[Files, str], visitor: Visitor) -> Tags:
+def _tags(runtime: Runtime, loaded: dict[Files, str], caller: Caller) -> Tags:
     """In a thread: reads the folders, and new headers. What cannot be used comes with the reason."""
     rows, named, unusable = list[TagRow](), list[AdapterTag](), list[UnusableFile]()
     for found in runtime.store.survey():
-        if not isinstance(found, DamagedFile) and not runtime.targets.sees(visitor, found.name):
+        if not isinstance(found, DamagedFile) and not runtime.targets.can_see(caller, found.name):
             continue
         if isinstance(found, NamedAdapter):
             named.append(tag_of(found, _source(found)))
@@ -186,7 +186,7 @@ def _tags(runtime: Runtime, loaded: dict[Files, str], visitor: Visitor) -> Tags:
             loaded_as = None if files is None else loaded.get(files)
             rows.append(_tags_row(found, is_loaded=loaded_as is not None, loaded_as=loaded_as or ""))
     for tier in runtime.settings.tiers:
-        if not runtime.targets.sees(visitor, tier.name):
+        if not runtime.targets.can_see(caller, tier.name):
             continue
         try:
             row = _tags_row(runtime.targets.of_tier(tier).model, is_loaded=False)
@@ -194,7 +194,7 @@ def _tags(runtime: Runtime, loaded: dict[Files, str], visitor: Visitor) -> Tags:
             rows.append(msgspec.structs.replace(row, name=name, model=name, size=0, source="tier", tier=tier.rules))
         except (BadModelFile, BadRequest, NotFound) as error:
             unusable.append(UnusableFile(path=tier.source, problem=error.message))
-    return Tags(models=rows, adapters=named, unusable=unusable if visitor.is_admin else [])
+    return Tags(models=rows, adapters=named, unusable=unusable if caller.is_admin else [])
 
 
 def _files(runtime: Runtime, model: Model) -> Files | None:
@@ -296,26 +296,26 @@ _FILLS_IN = "{#- .Suffix -#}"
 async def show(runtime: Runtime, exchange: Exchange) -> None:
     body = await exchange.read_json(ModelBody)
     loaded = {row.model: row.n_ctx for row in runtime.supervisor.loaded() if row.n_ctx}
-    answer = await asyncio.to_thread(_shown, runtime, body, loaded, exchange.visitor)
-    await exchange.answer_facts(answer)
+    answer = await asyncio.to_thread(_shown, runtime, body, loaded, exchange.caller)
+    await exchange.answer_redacted(answer)
 
 
-def _shown(runtime: Runtime, body: ModelBody, loaded: dict[str, int], visitor: Visitor) -> Show:
+def _shown(runtime: Runtime, body: ModelBody, loaded: dict[str, int], caller: Caller) -> Show:
     """In a thread: reads the store. Of `model+adapter` the model, with the adapter among its own. Who is no admin is
     told the model's name in place of its path, and of no draft model that the key may not use."""
     name = body.model_name
-    if runtime.targets.tier(visitor, name) is None and not split_adapters(name).adapters:
+    if runtime.targets.tier(caller, name) is None and not split_adapters(name).adapters:
         found = runtime.store.find(name)
         if isinstance(found, NamedAdapter):
-            return _shown_adapter(found, visitor, is_verbose=bool(body.verbose))
-    _, adapted, tier = runtime.targets.find(visitor, name)
+            return _shown_adapter(found, caller, is_verbose=bool(body.verbose))
+    _, adapted, tier = runtime.targets.find(caller, name)
     model = adapted.model
     header, said = model.header, model.manifest
     licence = _licence(model)
     tensors = _tensors(header) if body.verbose else UNSET
     return Show(
         license=licence,
-        modelfile=_modelfile(model, licence, visitor),
+        modelfile=_modelfile(model, licence, caller),
         parameters=_parameters(model, loaded.get(model.name)),
         template=_template(model),
         system=model.system,
@@ -325,20 +325,20 @@ def _shown(runtime: Runtime, body: ModelBody, loaded: dict[str, int], visitor: V
         capabilities=capabilities(model),
         modified_at=model.modified_at.isoformat(),
         requires=said.requires if said else "",
-        localrun=_more(runtime, adapted, visitor)
+        localrun=_more(runtime, adapted, caller)
         | ({} if tier is None else {"tier": {"name": tier.name, **tier.rules}}),
         projector_info=UNSET if model.projector_header is None else _model_info(model.projector_header),
         tensors=tensors,
     )
 
 
-def _shown_adapter(adapter: NamedAdapter, visitor: Visitor, *, is_verbose: bool) -> Show:
+def _shown_adapter(adapter: NamedAdapter, caller: Caller, *, is_verbose: bool) -> Show:
     """An adapter in the same form. It has no capabilities: nothing can be asked of it alone."""
     header = adapter.header
     family = adapter.facts.architecture
     return Show(
         license=_licence(adapter),
-        modelfile=modelfile_of(adapter, _where(adapter.path, visitor)),
+        modelfile=modelfile_of(adapter, _where(adapter.path, caller)),
         parameters="",
         template="",
         system="",
@@ -387,12 +387,12 @@ def _parameters(model: Model, n_ctx: int | None) -> str:
     return "\n".join(lines)
 
 
-def _modelfile(model: Model, licence: str, visitor: Visitor) -> str:
+def _modelfile(model: Model, licence: str, caller: Caller) -> str:
     return modelfile.write(
-        base=str(model.path) if visitor.is_admin else model.name,
-        projector=_where(model.projector, visitor) if model.projector else "",
-        adapters=[_where(adapter.path, visitor) for adapter in model.adapters],
-        draft=model.draft if visitor.sees_model(model.draft) else "",
+        base=str(model.path) if caller.is_admin else model.name,
+        projector=_where(model.projector, caller) if model.projector else "",
+        adapters=[_where(adapter.path, caller) for adapter in model.adapters],
+        draft=model.draft if caller.may_use_model(model.draft) else "",
         template=model.template,
         parameters=model.parameters,
         system=model.system,
@@ -402,8 +402,8 @@ def _modelfile(model: Model, licence: str, visitor: Visitor) -> str:
     )
 
 
-def _where(path: Path, visitor: Visitor) -> str:
-    return str(path) if visitor.is_admin else path.name
+def _where(path: Path, caller: Caller) -> str:
+    return str(path) if caller.is_admin else path.name
 
 
 def _model_info(header: Header) -> dict[str, Any]:
@@ -425,7 +425,7 @@ def _plain(value: object) -> object:
     return None
 
 
-def _more(runtime: Runtime, adapted: AdaptedModel, visitor: Visitor) -> dict[str, Any]:
+def _more(runtime: Runtime, adapted: AdaptedModel, caller: Caller) -> dict[str, Any]:
     model, header = adapted.model, adapted.model.header
     settings, load = runtime.settings, runtime.supervisor.asked(model)
     draft = own_draft(settings, model)
@@ -445,7 +445,7 @@ def _more(runtime: Runtime, adapted: AdaptedModel, visitor: Visitor) -> dict[str
         sizes[tensor.type_name] += tensor.size_bytes
     return {
         "name": model.name,
-        "path": str(model.path) if visitor.is_admin else model.name,
+        "path": str(model.path) if caller.is_admin else model.name,
         "size": model.size_bytes,
         "digest": model.digest,
         "source": msgspec.to_builtins(model.source),
@@ -454,8 +454,8 @@ def _more(runtime: Runtime, adapted: AdaptedModel, visitor: Visitor) -> dict[str
         "notes": notes,
         "projector": _projector(model),
         "no_projector": model.no_projector,
-        "draft": draft if visitor.sees_model(draft) else "",
-        "load": visitor.load_shown(load.said),
+        "draft": draft if caller.may_use_model(draft) else "",
+        "load": caller.load_shown(load.said),
         "tensor_types": [
             {"type": kind, "tensors": n_tensors[kind], "parameters": count, "size": sizes[kind]}
             for kind, count in weights.most_common()

@@ -30,9 +30,9 @@ from localrun.models.storage.blobs import BlobWriter
 from localrun.models.storage.manifest import check_digest
 from localrun.models.storage.store import Store
 from localrun.server.engines import drafts
-from localrun.server.http.access import Visitor
+from localrun.server.http.access import Caller
 from localrun.server.http.exchange import Exchange
-from localrun.server.http.hidden_paths import without_paths_in
+from localrun.server.http.path_redaction import redact_paths_in
 from localrun.server.ollama.bodies import ModelBody
 from localrun.server.runtime import Runtime
 
@@ -46,7 +46,7 @@ async def send_statuses(exchange: Exchange, statuses: AsyncGenerator[Status, Non
     last: Status = {}
     async with aclosing(statuses):
         async for status in statuses:
-            last = status if exchange.visitor.is_admin else without_paths_in(status)
+            last = status if exchange.caller.is_admin else redact_paths_in(status)
             if stream:
                 if not exchange.started:
                     await exchange.open_stream()
@@ -72,7 +72,7 @@ class PullBody(ModelBody, frozen=True, kw_only=True):
 async def pull(runtime: Runtime, exchange: Exchange) -> None:
     body = await exchange.read_json(PullBody)
     name = body.model_name
-    runtime.targets.check_own(exchange.visitor, name)
+    runtime.targets.check_own(exchange.caller, name)
     stream = body.stream is not False
     is_own = await asyncio.to_thread(_is_own, runtime.store, name)
     async with exchange.while_connected():
@@ -132,8 +132,8 @@ class DeletedModel(msgspec.Struct, frozen=True, kw_only=True):
 async def copy(runtime: Runtime, exchange: Exchange) -> None:
     """POST /api/copy: a second name for a model."""
     body = await exchange.read_json(CopyBody)
-    runtime.targets.check_own(exchange.visitor, body.source, "source")
-    runtime.targets.check_own(exchange.visitor, body.destination, "destination")
+    runtime.targets.check_own(exchange.caller, body.source, "source")
+    runtime.targets.check_own(exchange.caller, body.destination, "destination")
     await asyncio.to_thread(naming.copy, runtime.store, body.source, body.destination)
     await exchange.answer(b"")
 
@@ -142,7 +142,7 @@ async def delete(runtime: Runtime, exchange: Exchange) -> None:
     """DELETE /api/delete."""
     body = await exchange.read_json(ModelBody)
     name = body.model_name
-    runtime.targets.check_own(exchange.visitor, name)
+    runtime.targets.check_own(exchange.caller, name)
     await asyncio.to_thread(naming.check_removable, runtime.store, name)
     # A model whose file is damaged or gone is not loaded under this name, and may be removed all the same.
     with suppress(ModelNotFound, BadModelFile, BadRequest):
@@ -163,7 +163,7 @@ async def delete(runtime: Runtime, exchange: Exchange) -> None:
         for model, why in refused.items()
         if model not in refused_before
     ]
-    await exchange.answer_facts(_shown(removed, notes))
+    await exchange.answer_redacted(_shown(removed, notes))
 
 
 async def push(_: Runtime, exchange: Exchange) -> None:
@@ -192,7 +192,7 @@ async def blob(runtime: Runtime, exchange: Exchange) -> None:
     """The routes' handler."""
     digest = check_digest(exchange.scope["path_params"]["digest"], field="digest")
     is_here = await asyncio.to_thread(runtime.store.blobs.has, digest)
-    is_known = is_here and knows_blob(runtime, exchange.visitor, digest)
+    is_known = is_here and knows_blob(runtime, exchange.caller, digest)
     if exchange.scope["method"] == "HEAD":
         if not is_known:
             raise NotFound(f"{digest} is not here", field="digest")
@@ -221,15 +221,15 @@ async def blob(runtime: Runtime, exchange: Exchange) -> None:
     await _is_sent(runtime, exchange, digest)
 
 
-def knows_blob(runtime: Runtime, visitor: Visitor, digest: str) -> bool:
+def knows_blob(runtime: Runtime, caller: Caller, digest: str) -> bool:
     """Whether it may use a file that is here. A key that may not use all models knows of those that it has sent: the
     digest of a model is no secret, and would be a way around its name."""
-    key = visitor.key
+    key = caller.key
     return key is None or not key.models or (key.id, digest) in runtime.sent_blobs
 
 
 async def _is_sent(runtime: Runtime, exchange: Exchange, digest: str) -> None:
-    runtime.sent_blobs.add((exchange.visitor.id, digest))
+    runtime.sent_blobs.add((exchange.caller.id, digest))
     await exchange.answer(b"", status=201)
 
 

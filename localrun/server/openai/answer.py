@@ -89,7 +89,7 @@ class Chunks(ABC):
         """What precedes a choice's text; may be empty."""
 
     @abstractmethod
-    def news(self, index: int, delta: Delta) -> bytes:
+    def update(self, index: int, delta: Delta) -> bytes:
         """The chunks of one delta; may be empty. Not its end."""
 
     # --- a whole answer ------------------------------------------------------------------------------------------
@@ -156,7 +156,7 @@ class ChatChunks(Chunks):
         join texts."""
         return self._head + b'%d,"delta":{"role":"assistant"' % index + self._after_text
 
-    def news(self, index: int, delta: Delta) -> bytes:
+    def update(self, index: int, delta: Delta) -> bytes:
         """Log-probabilities stand with the first content, or alone where there is none, as for a call."""
         logprobs = delta.logprobs
         chunks: list[bytes] = []
@@ -383,8 +383,8 @@ class Answer:
         return b"".join(self._chunks.first(index) for index in range(len(self.jobs)))
 
     def take(self, index: int, delta: Delta) -> bytes:
-        news = self._chunks.news(index, delta)
-        return news if delta.finish is None else news + self._end(index, delta)
+        update = self._chunks.update(index, delta)
+        return update if delta.finish is None else update + self._end(index, delta)
 
     def end(self) -> bytes:
         return self._chunks.last(self._counts()) + DONE if self._include_usage else DONE

@@ -25,7 +25,7 @@ from localrun.server.parsing.pieces import Reply
 from localrun.server.prompting.ask import (
     MAX_MESSAGES,
     Attachments,
-    ChatAsk,
+    ChatRequest,
     ChatTools,
     Choice,
     FunctionName,
@@ -40,7 +40,7 @@ from localrun.server.prompting.ask import (
 from localrun.server.prompting.conversation import begun
 from localrun.server.prompting.places import shown
 from localrun.server.prompting.prepare import Prepared, prepare, thinks_by_default
-from localrun.server.routing import Question
+from localrun.server.routing import RoutingInput
 from localrun.server.runtime import Runtime
 
 _OWN_VARIABLES = frozenset(("messages", "tools", "add_generation_prompt"))
@@ -128,7 +128,7 @@ class ChatBody(CommonFields, frozen=True, kw_only=True):
         if self.functions and self.tools:
             raise BadRequest("functions: not together with tools; use tools", field="functions")
 
-    def ask(self) -> ChatAsk:
+    def ask(self) -> ChatRequest:
         """The conversation and what is wanted next. Raises BadRequest."""
         tools, choice = self._tools()
         field = "function_call" if self.uses_functions else "tool_choice"
@@ -138,7 +138,7 @@ class ChatBody(CommonFields, frozen=True, kw_only=True):
         continues = self.continues()
         if continues:
             check_goes_on(wanted, field=field)
-        return ChatAsk(
+        return ChatRequest(
             messages=messages,
             tools=allowed,
             tool_choice=wanted,
@@ -216,7 +216,7 @@ async def answer_chat(runtime: Runtime, exchange: Exchange, body: ChatBody, answ
     body.check_supported()
     ask = await apart(body.ask)
     prediction = body.prediction.text if body.prediction is not None else ""
-    question = Question(ask=ask, effort=body.effort)
+    question = RoutingInput(ask=ask, effort=body.effort)
     async with streaming.entered(runtime, exchange, body, question, n_jobs=body.n_choices) as (body, ask, jobs):
         prepared = await _prepared(runtime, jobs[0], ask)
         plan = await streaming.plan(
@@ -254,13 +254,13 @@ async def count_tokens(runtime: Runtime, exchange: Exchange) -> None:
     body = await exchange.read_json(ChatBody)
     body.check_supported()
     ask = await apart(body.ask)
-    question = Question(ask=ask, effort=body.effort, may_probe=False)
+    question = RoutingInput(ask=ask, effort=body.effort, may_probe=False)
     async with streaming.entered(runtime, exchange, body, question) as (_, ask, [job]):
         prepared = await _prepared(runtime, job, ask)
         await exchange.answer_json(InputTokens(input_tokens=len(await job.count(prepared.segments))))
 
 
-async def _prepared(runtime: Runtime, job: Job, ask: ChatAsk) -> Prepared:
+async def _prepared(runtime: Runtime, job: Job, ask: ChatRequest) -> Prepared:
     whole = thinks_by_default(job, msgspec.structs.replace(ask, messages=begun(job.model, ask.messages)))
     with naming("messages"):
         return await prepare(runtime, job, whole)

@@ -30,7 +30,7 @@ from localrun.server.openai.bodies import MAX_ANSWERS, Choices, CommonFields
 from localrun.server.openai.running import Running
 from localrun.server.parsing.pieces import PlainParser, Reply
 from localrun.server.prompting.infill import infill
-from localrun.server.routing import Question
+from localrun.server.routing import RoutingInput
 from localrun.server.runtime import Runtime
 from localrun.wire import ChosenLogprob, Delta, Segment, TokenLogprob
 
@@ -140,7 +140,7 @@ class CompletionChunks(Chunks):
     def first(self, index: int) -> bytes:
         return self.text(index, self._echoes[index]) if self._echoes else b""
 
-    def news(self, index: int, delta: Delta) -> bytes:
+    def update(self, index: int, delta: Delta) -> bytes:
         return self.text(index, delta.text, delta.logprobs) if delta.text or delta.logprobs else b""
 
     def gather(self, index: int, delta: Delta) -> None:
@@ -208,7 +208,7 @@ async def answer_completion(
     body.check_supported()
     prompts = [prompt for prompt in body.prompts() for _ in range(body.n_candidates)]
     grammar = await apart(body.answer_grammar)
-    question = Question(prompts=prompts, suffix=body.suffix or "", has_schema=grammar is not None)
+    question = RoutingInput(prompts=prompts, suffix=body.suffix or "", has_schema=grammar is not None)
     async with streaming.entered(runtime, exchange, body, question, n_jobs=len(prompts)) as (body, _, jobs):
         check_tokens(prompts, jobs[0].n_vocab)
         chooses = body.n_candidates > body.n_choices
@@ -279,7 +279,7 @@ async def complete_fim(runtime: Runtime, exchange: Exchange) -> None:
     body = await exchange.read_json(FimBody)
     if body.seed is None and body.random_seed is not None:
         body = msgspec.structs.replace(body, seed=body.random_seed)
-    question = Question(prompts=[body.prompt], suffix=body.suffix or "", fills_in=True)
+    question = RoutingInput(prompts=[body.prompt], suffix=body.suffix or "", fills_in=True)
     async with streaming.entered(runtime, exchange, body, question) as (body, _, jobs):
         segments = infill(jobs[0].model.header, body.prompt, body.suffix or "", field="model")
         plan = await streaming.plan(body, jobs[0], max_output=body.max_tokens)

@@ -171,16 +171,16 @@ async def list_models(runtime: Runtime, exchange: Exchange) -> None:
     loaded = _loaded(runtime)
 
     def rows() -> list[LmStudioModel]:
-        targets = runtime.targets.visible(exchange.visitor)
+        targets = runtime.targets.visible(exchange.caller)
         return [_row(target, loaded) for target in targets if not target.parent]
 
-    await exchange.answer_facts(LmStudioModels(data=await asyncio.to_thread(rows)))
+    await exchange.answer_redacted(LmStudioModels(data=await asyncio.to_thread(rows)))
 
 
 async def one_model(runtime: Runtime, exchange: Exchange) -> None:
     name: str = exchange.scope["path_params"]["id"]
-    target = await asyncio.to_thread(runtime.targets.find, exchange.visitor, name)
-    await exchange.answer_facts(await asyncio.to_thread(_row, target, _loaded(runtime)))
+    target = await asyncio.to_thread(runtime.targets.find, exchange.caller, name)
+    await exchange.answer_redacted(await asyncio.to_thread(_row, target, _loaded(runtime)))
 
 
 def _loaded(runtime: Runtime) -> dict[str, int]:

@@ -20,7 +20,7 @@ from localrun.errors import BadModelFile, Conflict, NotSupported
 from localrun.models.gguf.header import Header
 from localrun.models.storage.named_adapter import NamedAdapter
 from localrun.models.storage.store import Store
-from localrun.server.http.access import Visitor
+from localrun.server.http.access import Caller
 from localrun.server.http.exchange import Exchange, parameter
 from localrun.server.llama_server.models import (
     LlamaArchitecture,
@@ -72,25 +72,25 @@ class OpenAIModels(msgspec.Struct, frozen=True, kw_only=True):
 
 async def list_models(runtime: Runtime, exchange: Exchange) -> None:
     """GET /v1/models."""
-    data = await asyncio.to_thread(_rows, runtime, exchange.visitor)
+    data = await asyncio.to_thread(_rows, runtime, exchange.caller)
     # Loaded ones first: clients of llama-server look at the first alone.
     also = [
         llama_model(row.id, row.meta.capabilities) for row in sorted(data, key=lambda row: row.status.value != "loaded")
     ]
-    await exchange.answer_facts(OpenAIModels(object="list", data=data, models=also))
+    await exchange.answer_redacted(OpenAIModels(object="list", data=data, models=also))
 
 
 async def one_model(runtime: Runtime, exchange: Exchange) -> None:
     """GET /v1/models/{id}."""
     name: str = exchange.scope["path_params"]["id"]
-    target = await asyncio.to_thread(runtime.targets.find, exchange.visitor, name)
-    await exchange.answer_facts(await asyncio.to_thread(_row, target, statuses(runtime)))
+    target = await asyncio.to_thread(runtime.targets.find, exchange.caller, name)
+    await exchange.answer_redacted(await asyncio.to_thread(_row, target, statuses(runtime)))
 
 
-def _rows(runtime: Runtime, visitor: Visitor) -> list[OpenAIModel]:
+def _rows(runtime: Runtime, caller: Caller) -> list[OpenAIModel]:
     """In a thread."""
     found = statuses(runtime)
-    return [_row(target, found) for target in runtime.targets.visible(visitor)]
+    return [_row(target, found) for target in runtime.targets.visible(caller)]
 
 
 def _row(target: Target, found: dict[Path, Status]) -> OpenAIModel:
@@ -131,13 +131,13 @@ class AdapterRow(msgspec.Struct, frozen=True, kw_only=True):
 
 async def list_adapters(runtime: Runtime, exchange: Exchange) -> None:
     """GET /lora-adapters."""
-    visitor, model = exchange.visitor, parameter(exchange, "model")
-    header = (await runtime.targets.one(visitor, model)).header if model else None
+    caller, model = exchange.caller, parameter(exchange, "model")
+    header = (await runtime.targets.one(caller, model)).header if model else None
     rows = await asyncio.to_thread(_adapter_rows, runtime.store, header)
-    rows = [row for row in rows if visitor.sees_model(row.name)]
-    if not visitor.is_admin:  # where files lie is nobody else's business
+    rows = [row for row in rows if caller.may_use_model(row.name)]
+    if not caller.is_admin:  # where files lie is nobody else's business
         rows = [msgspec.structs.replace(row, path=row.name) for row in rows]
-    await exchange.answer_facts(rows)
+    await exchange.answer_redacted(rows)
 
 
 async def change_adapters(_: Runtime, exchange: Exchange) -> None:

@@ -29,7 +29,7 @@ class PromptProgress(msgspec.Struct, frozen=True, kw_only=True):
     time_ms: int
 
 
-class Wanted(Protocol):
+class ProgressFields(Protocol):
     """The fields of a body that ask for it."""
 
     @property
@@ -46,7 +46,7 @@ class Running:
         self,
         writer: Writer,
         jobs: Sequence[Job],
-        wanted: Wanted,
+        wanted: ProgressFields,
         chunk: Callable[[int, Fields], bytes],
         *,
         times_chunks: bool = True,
@@ -66,10 +66,10 @@ class Running:
 
     def take(self, index: int, delta: Delta) -> bytes:
         progress = self._progress(index, delta) if index in self._told else b""
-        news = self._writer.take(index, delta)
-        if news and self._times_chunks and delta.finish is None:
-            news = with_fields(news, {"timings": timings_so_far(self._records[index], delta.n_output)})
-        return progress + news
+        update = self._writer.take(index, delta)
+        if update and self._times_chunks and delta.finish is None:
+            update = with_fields(update, {"timings": timings_so_far(self._records[index], delta.n_output)})
+        return progress + update
 
     def end(self) -> bytes:
         end, usage = self._writer.end(), self._records[0].usage

@@ -170,7 +170,7 @@ class Tool(msgspec.Struct, frozen=True):
 ToolChoice = Literal["auto", "none", "required"] | tuple[Literal["function"], str]
 
 
-class ChatAsk(msgspec.Struct, frozen=True, kw_only=True):
+class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One conversation and what is wanted of the next message.
 
     `think` None leaves it to the template; a text is an effort ("low", "high"), of which the template has its own words

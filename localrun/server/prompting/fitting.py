@@ -22,7 +22,7 @@ from localrun.server.http.failures import Headers
 from localrun.server.http.loop_watch import apart
 from localrun.server.jobs.job import Job
 from localrun.server.parsing.pieces import PlainParser
-from localrun.server.prompting.ask import ChatAsk, Message
+from localrun.server.prompting.ask import ChatRequest, Message
 from localrun.server.prompting.infill import infill
 from localrun.server.prompting.prepare import Prepared, prepare
 from localrun.server.runtime import Runtime
@@ -130,7 +130,9 @@ def plain(segments: Sequence[Segment], grammar: Grammar | None) -> Prepared:
     return Prepared(tuple(segments), grammar, show_control=False, stop=(), new_parser=PlainParser)
 
 
-async def fit_chat(runtime: Runtime, job: Job, ask: ChatAsk, *, n_predict: int, n_keep: int, may_cut: bool) -> Fitted:
+async def fit_chat(
+    runtime: Runtime, job: Job, ask: ChatRequest, *, n_predict: int, n_keep: int, may_cut: bool
+) -> Fitted:
     """A conversation that may lose its oldest messages, for an answer of `n_predict` tokens (-1 if nobody knows).
     Raises what `prepare` raises."""
     prepared = await prepare(runtime, job, ask)

@@ -36,7 +36,7 @@ from localrun.server.parsing.parser import CallFormat, ParserPlan, ThinkingTags
 from localrun.server.parsing.pieces import PlainParser, ReplyParser
 from localrun.server.parsing.written import Written
 from localrun.server.prompting import constraint, conversation, probing
-from localrun.server.prompting.ask import ChatAsk, Message, Tool
+from localrun.server.prompting.ask import ChatRequest, Message, Tool
 from localrun.server.prompting.conversation import STOP_AT_RESULT
 from localrun.server.prompting.places import placed
 from localrun.server.prompting.profile import REMEMBERED_TEMPLATES, Profile, profile_of
@@ -59,7 +59,7 @@ class Prepared(msgspec.Struct, frozen=True):
     new_parser: Callable[[], ReplyParser]
 
 
-async def prepare(runtime: Runtime, job: Job, ask: ChatAsk) -> Prepared:
+async def prepare(runtime: Runtime, job: Job, ask: ChatRequest) -> Prepared:
     """Raises BadTemplate, and BadRequest for a conversation that the template refuses, for tools that contradict each
     other or the tool choice, for thinking that the model does not know, and for media that it does not take or that
     cannot be decoded."""
@@ -111,7 +111,7 @@ async def prepare(runtime: Runtime, job: Job, ask: ChatAsk) -> Prepared:
     )
 
 
-def thinks_by_default(job: Job, ask: ChatAsk) -> ChatAsk:
+def thinks_by_default(job: Job, ask: ChatRequest) -> ChatRequest:
     """As Ollama and llama-server have it: a model that can think does, unless it is told not to. Templates that would
     not by themselves are told so. Where a call must come, that is the template's to say."""
     if ask.think is not None or ask.template is not None or ask.tool_choice not in ("auto", "none"):
@@ -119,11 +119,11 @@ def thinks_by_default(job: Job, ask: ChatAsk) -> ChatAsk:
     return msgspec.structs.replace(ask, think=True) if profile_of(template_of(job)).thinks else ask
 
 
-def _must_call(ask: ChatAsk) -> bool:
+def _must_call(ask: ChatRequest) -> bool:
     return bool(ask.tools) and ask.tool_choice not in ("auto", "none")
 
 
-def _check(ask: ChatAsk, *, thinks: bool) -> None:
+def _check(ask: ChatRequest, *, thinks: bool) -> None:
     names = [tool.name for tool in ask.tools]
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
@@ -231,7 +231,9 @@ def _special_tokens(header: Header) -> tuple[str, str]:
 _Render = Callable[[Sequence[Message]], Awaitable[tuple[Segment, ...]]]
 
 
-async def render_chat(runtime: Runtime, job: Job, ask: ChatAsk, template: str, profile: Profile) -> tuple[Segment, ...]:
+async def render_chat(
+    runtime: Runtime, job: Job, ask: ChatRequest, template: str, profile: Profile
+) -> tuple[Segment, ...]:
     """The prompt for the next message. Raises BadTemplate and BadRequest as the template does."""
     messages: Sequence[Message] = ask.messages[:-1] if ask.continue_last else ask.messages
     tools = [] if ask.tool_choice == "none" else [tool.for_template() for tool in ask.tools]
@@ -367,7 +369,7 @@ def _missing(messages: Sequence[Message], segments: Sequence[Segment]) -> list[s
     return missing
 
 
-def variables_of(ask: ChatAsk, profile: Profile) -> dict[str, Any]:
+def variables_of(ask: ChatRequest, profile: Profile) -> dict[str, Any]:
     """What the template is told besides the conversation: today's date (Llama 3's templates have another one for those
     who do not say), and only what was asked for, because `is defined` must tell."""
     now = datetime.now().astimezone()
@@ -404,7 +406,7 @@ class Ending:
 
 def ended(
     segments: tuple[Segment, ...],
-    ask: ChatAsk,
+    ask: ChatRequest,
     tools: Sequence[Tool],
     call_format: CallFormat,
     tags: ThinkingTags | None,
@@ -440,7 +442,7 @@ def ended(
 
 
 def _grammar(
-    ask: ChatAsk, tools: Sequence[Tool], call_format: CallFormat, control_tokens: Sequence[str]
+    ask: ChatRequest, tools: Sequence[Tool], call_format: CallFormat, control_tokens: Sequence[str]
 ) -> tuple[Grammar | None, bool]:
     """The grammar, and whether every call will be well-formed by it."""
     written = call_format.written
@@ -463,7 +465,7 @@ def _grammar(
 
 def _continued(
     segments: tuple[Segment, ...],
-    ask: ChatAsk,
+    ask: ChatRequest,
     call_format: CallFormat,
     tags: ThinkingTags | None,
     thinking_texts: tuple[str, str] | None,

@@ -35,8 +35,8 @@ def test_guests_of_the_pool_say_what_they_say_alone(tiny_gguf: Path):
 
     def step() -> int:
         """How many of the two short ones are in the pool afterwards."""
-        news = engine.step()
-        for delta in news.deltas if news else ():
+        update = engine.step()
+        for delta in update.deltas if update else ():
             said.setdefault(delta.id, []).extend(delta.tokens)
             if delta.finish is not None:
                 finals[delta.id] = delta

@@ -9,7 +9,7 @@ from localrun.engine.request import Request
 from localrun.engine.sample.text import TextStream
 from localrun.engine.schedule.budget import Budget
 from localrun.engine.schedule.policy import OUTPUT_WEIGHT
-from localrun.engine.schedule.scheduler import QUEUE_NEWS_S, SHARED_PREFIX_TOKENS, Scheduler, StepPlan
+from localrun.engine.schedule.scheduler import QUEUE_UPDATE_S, SHARED_PREFIX_TOKENS, Scheduler, StepPlan
 from localrun.errors import QueueFull
 from localrun.wire import Lane, Sampling
 from tests.fakes.backend import FakeBackend
@@ -229,26 +229,26 @@ def test_service_is_the_prompt_at_the_start_without_what_was_cached_or_never_com
 
 def test_news_of_the_queue_come_when_it_changes_and_now_and_then():
     plan_of = scheduler(n_slots=1)
-    assert plan_of.queue_news(0.0) is None
+    assert plan_of.queue_update(0.0) is None
     first = run(plan_of, request(1, 5))
-    assert plan_of.queue_news(0.0) is None, "it never waited"
+    assert plan_of.queue_update(0.0) is None, "it never waited"
     plan_of.submit(request(2, 5))
-    news = plan_of.queue_news(0.0)
-    assert news is not None
-    assert (news.ids, news.waits_s) == ([2], None)
-    assert plan_of.queue_news(QUEUE_NEWS_S / 2) is None
+    update = plan_of.queue_update(0.0)
+    assert update is not None
+    assert (update.ids, update.waits_s) == ([2], None)
+    assert plan_of.queue_update(QUEUE_UPDATE_S / 2) is None
     plan_of.waits.observe_step(n_prefill=10, n_decode=1, step_s=0.1)
-    news = plan_of.queue_news(QUEUE_NEWS_S)
-    assert news is not None
-    assert news.waits_s is not None
-    assert news.waits_s[0] > 0
+    update = plan_of.queue_update(QUEUE_UPDATE_S)
+    assert update is not None
+    assert update.waits_s is not None
+    assert update.waits_s[0] > 0
     plan_of.end(first)
-    assert plan_of.queue_news(QUEUE_NEWS_S) is None, "still the same one waits"
+    assert plan_of.queue_update(QUEUE_UPDATE_S) is None, "still the same one waits"
     plan_of.start(plan_of.waiting[0], 0, 0, 1.0)
-    news = plan_of.queue_news(1.0)
-    assert news is not None
-    assert news.ids == []
-    assert plan_of.queue_news(100.0) is None
+    update = plan_of.queue_update(1.0)
+    assert update is not None
+    assert update.ids == []
+    assert plan_of.queue_update(100.0) is None
 
 
 def test_a_full_queue_says_when_those_who_wait_will_have_started():
@@ -257,12 +257,12 @@ def test_a_full_queue_says_when_those_who_wait_will_have_started():
     plan_of.waits.observe_step(n_prefill=10, n_decode=1, step_s=0.1)
     for request_id in (2, 3, 4):
         plan_of.submit(request(request_id, 50))
-    news = plan_of.queue_news(0.0)
+    update = plan_of.queue_update(0.0)
     with pytest.raises(QueueFull) as caught:
         plan_of.check_queue()
-    assert news is not None
-    assert news.waits_s is not None
-    assert caught.value.retry_after_s == news.waits_s[-1] > 2 * news.waits_s[0] > 10
+    assert update is not None
+    assert update.waits_s is not None
+    assert caught.value.retry_after_s == update.waits_s[-1] > 2 * update.waits_s[0] > 10
 
 
 def test_a_deadline_is_weighed_at_the_request_s_own_place_in_the_queue():

@@ -21,7 +21,7 @@ from localrun.models.creation import Changes
 from localrun.models.storage.store import Store
 from localrun.server.engines.link import EngineLink
 from localrun.server.engines.resident import Use
-from localrun.server.jobs.job import Ask
+from localrun.server.jobs.job import JobRequest
 from tests.lora_file import write_lora
 from tests.server.waiting import error_of
 
@@ -65,7 +65,7 @@ async def test_all_adapters_of_a_model_share_its_engine(
         lora = (AdapterChoice("b", 0.25, "lora[0]"), AdapterChoice("a", 3.0, "lora[1]"))
         await generate(runtime, "alpha+a", n_predict=2, lora=lora)
         assert [row.model for row in runtime.supervisor.loaded()] == ["alpha"]
-        async with runtime.job(Ask(model="alpha+a+b=0.5", api="/test", lora=lora[1:])) as job:
+        async with runtime.job(JobRequest(model="alpha+a+b=0.5", api="/test", lora=lora[1:])) as job:
             assert (job.model.name, job.record.row(0.0).model) == ("alpha", "alpha")
             assert job.record.row(0.0).adapters == ["a=3", "b=0.5"]
     opened, *submitted = told

@@ -10,29 +10,29 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from localrun import framing
-from localrun.server.engines.child import EngineChild, FrameBuffer
+from localrun import framing, wire
+from localrun.server.engines.child import End, EndKind, EngineChild, FrameBuffer
 
 
 async def test_lines_come_whole_and_the_last_one_without_its_newline_too() -> None:
     lines: list[str] = []
-    ends: list[int | None] = []
-    child = EngineChild(on_body=lambda body: None, on_line=lines.append, on_exit=ends.append)
+    ends: list[End] = []
+    child = EngineChild(on_message=lambda message: None, on_line=lines.append, on_end=ends.append)
     program = r"import os; os.write(2, b'one\ntw'); os.write(2, b'o\n\n\xff\nlast')"
     await child.spawn([sys.executable, "-c", program])
     while not ends:  # noqa: ASYNC110 - the callback is the interface
         await asyncio.sleep(0.005)
     assert lines == ["one", "two", "\ufffd", "last"]
-    assert ends == [0]
+    assert ends == [End(EndKind.ENDED_BY_OTHERS, "exited with status 0")]
     assert not child.is_alive
 
 
 async def test_a_child_that_ended_takes_no_more_writes_and_stops_at_once() -> None:
-    ends: list[int | None] = []
-    child = EngineChild(on_body=lambda body: None, on_line=lambda line: None, on_exit=ends.append)
+    ends: list[End] = []
+    child = EngineChild(on_message=lambda message: None, on_line=lambda line: None, on_end=ends.append)
     await child.spawn([sys.executable, "-c", "import sys; sys.exit(5)"])
     await child.stop()
-    child.write(b"anybody there?")
+    child.write(wire.Cancel(1))
     child.kill()
     await child.writable()
     await child.stop()
@@ -40,9 +40,9 @@ async def test_a_child_that_ended_takes_no_more_writes_and_stops_at_once() -> No
 
 
 async def test_writing_waits_while_the_child_does_not_read() -> None:
-    child = EngineChild(on_body=lambda body: None, on_line=lambda line: None, on_exit=lambda returncode: None)
+    child = EngineChild(on_message=lambda message: None, on_line=lambda line: None, on_end=lambda end: None)
     await child.spawn([sys.executable, "-c", "import time; time.sleep(600)"])
-    child.write(b"x" * 4_000_000)
+    child.write(wire.Count(id=1, segments=(wire.Segment("x" * 4_000_000),)))
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(child.writable(), 0.2)
     await child.stop()

@@ -20,7 +20,7 @@ from localrun.models.storage.store import Store
 from localrun.server.engines import machine
 from localrun.server.engines.link import EngineLink
 from localrun.server.engines.resident import Use
-from localrun.server.jobs.job import Ask
+from localrun.server.jobs.job import JobRequest
 from tests.server.waiting import error_of
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -281,7 +281,7 @@ async def test_names_with_other_settings_share_the_engine_and_keep_their_setting
 
 async def test_vectors_need_no_draft_model(running: Any, told: Told, models_dir: Path) -> None:
     make(models_dir, "drafting", draft="beta")
-    async with running() as runtime, runtime.job(Ask(model="drafting", api="/test", use=Use.EMBED)) as job:
+    async with running() as runtime, runtime.job(JobRequest(model="drafting", api="/test", use=Use.EMBED)) as job:
         await job.embed(["hello"])
         async for _ in job:
             pass

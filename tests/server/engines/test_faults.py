@@ -25,7 +25,7 @@ from localrun.server.engines.faults import (
     _Work,
 )
 from localrun.server.engines.link import PREPARING_AFTER_S
-from localrun.server.jobs.job import Ask
+from localrun.server.jobs.job import JobRequest
 from tests.server.waiting import until
 
 DEATH = EngineDied("it died")
@@ -87,7 +87,7 @@ def test_an_engine_that_has_answered_did_not_die_of_its_file():
 
 @pytest.mark.parametrize("resume", ["on", "off"])
 async def test_a_stopped_engine_is_killed_and_its_job_goes_on_or_ends(running: Any, submit: Any, resume: str) -> None:
-    async with running(step_ms=2, resume=resume) as runtime, runtime.job(Ask(model="alpha", api="/test")) as job:
+    async with running(step_ms=2, resume=resume) as runtime, runtime.job(JobRequest(model="alpha", api="/test")) as job:
         await submit(job, n_predict=100)
         await anext(job)
         link = job.link
@@ -113,7 +113,7 @@ async def test_a_busy_engine_is_left_alone_however_silent(
 ) -> None:
     used_s = iter([1.0, 11.0, 21.0])
     monkeypatch.setattr("localrun.server.engines.faults._work", lambda pid, is_loading: _Work(next(used_s), 0))
-    async with running(step_ms=2) as runtime, runtime.job(Ask(model="alpha", api="/test")) as job:
+    async with running(step_ms=2) as runtime, runtime.job(JobRequest(model="alpha", api="/test")) as job:
         await submit(job, n_predict=100_000)
         await anext(job)
         link = job.link
@@ -151,7 +151,7 @@ async def test_a_device_that_is_being_prepared_is_no_hang(
 ) -> None:
     """Nothing comes and no processor time is used, for a driver may compile elsewhere."""
     caplog.set_level("INFO")
-    async with running(step_ms=2, resume="off") as runtime, runtime.job(Ask(model="alpha", api="/test")) as job:
+    async with running(step_ms=2, resume="off") as runtime, runtime.job(JobRequest(model="alpha", api="/test")) as job:
         await submit(job, n_predict=100_000)
         await anext(job)
         link = job.link

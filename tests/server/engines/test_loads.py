@@ -18,7 +18,7 @@ from localrun.server.engines import loads, room
 from localrun.server.engines.loads import Loads
 from localrun.server.engines.resident import Use
 from localrun.server.engines.supervisor import Supervisor
-from localrun.server.jobs.job import Ask, Job
+from localrun.server.jobs.job import Job, JobRequest
 from tests.server.waiting import error_of, until
 
 SMALL = {"kv_cells": 1024, "slots": 2}
@@ -141,10 +141,10 @@ async def test_a_context_beyond_the_trained_one_is_that_unless_positions_are_sca
 
 async def test_a_request_goes_on_on_an_engine_as_large_as_the_one_that_died(running: Any, submit: Any) -> None:
     async with running(**SMALL, step_ms=5) as runtime:
-        async with runtime.job(Ask(model="alpha", api="/test", load=LoadSettings(num_ctx=3000))):
+        async with runtime.job(JobRequest(model="alpha", api="/test", load=LoadSettings(num_ctx=3000))):
             pass
         job: Job
-        async with runtime.job(Ask(model="alpha", api="/test")) as job:
+        async with runtime.job(JobRequest(model="alpha", api="/test")) as job:
             await submit(job, n_predict=60)
             n_tokens = 0
             async for delta in job:

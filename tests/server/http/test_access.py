@@ -24,7 +24,7 @@ from localrun.access import keys
 from localrun.access.keys import OUTPUT_TOKENS, REQUESTS, TOKENS, Key, KeyFile, Limit
 from localrun.access.usage import UsageFile
 from localrun.models import builtin
-from localrun.server.http.access import FAILURES, MAX_ADDRESSES, Right, Throttle, Visitor
+from localrun.server.http.access import FAILURES, MAX_ADDRESSES, Caller, Right, Throttle
 from localrun.server.openapi.routes import OPERATIONS
 from localrun.wire import Lane
 from tests.daemon import Daemon, running_daemon
@@ -293,8 +293,8 @@ def test_a_draft_model_that_the_key_may_not_use_is_not_there(daemon: Daemon) -> 
 )
 def test_names_that_are_files_of_this_machine(name: str, is_file: bool) -> None:
     key = Key(id="a", name="a", salt=b"", hash=b"", check=b"", created_at_s=0.0)
-    assert Visitor(key).sees_model(name) is not is_file
-    assert Visitor(msgspec.structs.replace(key, admin=True)).sees_model(name)
+    assert Caller(key).may_use_model(name) is not is_file
+    assert Caller(msgspec.structs.replace(key, admin=True)).may_use_model(name)
 
 
 @pytest.mark.parametrize(
@@ -312,7 +312,7 @@ def test_names_that_are_files_of_this_machine(name: str, is_file: bool) -> None:
 )
 def test_patterns_are_for_all_that_a_name_asks_for(pattern: str, name: str, is_allowed: bool) -> None:
     key = Key(id="a", name="a", salt=b"", hash=b"", check=b"", created_at_s=0.0, models=(pattern,), admin=True)
-    assert Visitor(key).sees_model(name) is is_allowed
+    assert Caller(key).may_use_model(name) is is_allowed
 
 
 def test_a_digest_is_no_way_around_a_pattern(daemon: Daemon) -> None:

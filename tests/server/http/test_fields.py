@@ -136,7 +136,9 @@ def test_lanes() -> None:
 
 
 def test_what_is_asked_of_the_runtime() -> None:
-    ask = fields.ask_of(exchange(x_localrun_client="me", x_localrun_lane="batch"), "tiny", ServiceFields(keep_alive=5))
+    ask = fields.job_request_of(
+        exchange(x_localrun_client="me", x_localrun_lane="batch"), "tiny", ServiceFields(keep_alive=5)
+    )
     assert (ask.model, ask.api, ask.client, ask.lane, ask.keep_alive_s) == ("tiny", "/api/chat", "me", Lane.BATCH, 5)
 
 
@@ -187,7 +189,7 @@ def test_deadlines() -> None:
 
 def test_what_the_body_asks_for_is_asked_of_the_runtime() -> None:
     said = ServiceFields(lane="batch", latency=30, deadline_s=9)
-    ask = fields.ask_of(exchange(), "tiny", said)
+    ask = fields.job_request_of(exchange(), "tiny", said)
     assert (ask.lane, ask.target_itl_s, ask.deadline_s) == (Lane.BATCH, 0.03, 9.0)
 
 

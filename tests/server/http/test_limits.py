@@ -15,7 +15,7 @@ from localrun.access.quotas import Quota
 from localrun.config import ConfigError, Settings
 from localrun.errors import LocalrunError, QueueFull
 from localrun.server.http import failures
-from localrun.server.http.access import Visitor
+from localrun.server.http.access import Caller
 from localrun.server.http.exchange import id_header
 from localrun.server.http.limits import MAX_BODIES, MAX_UPLOADS, Limits
 from localrun.server.openapi.routes import find
@@ -148,7 +148,7 @@ def test_local_origins_pass_with_a_grant(origin: str) -> None:
 def test_a_page_may_read_what_is_left_of_its_key_s_limits(shape: failures.Shape) -> None:
     limits = tuple(Limit(kind, 10, 60.0) for kind in (REQUESTS, TOKENS, PROMPT_TOKENS, OUTPUT_TOKENS))
     key = Key(id="a", name="a", salt=b"", hash=b"", check=b"", created_at_s=0.0, limits=limits)
-    said = [*Visitor(key, Quota(key, 0.0)).headers(shape), *id_header(shape, "req_1")]
+    said = [*Caller(key, Quota(key, 0.0)).headers(shape), *id_header(shape, "req_1")]
     refused = failures.headers(QueueFull("", retry_after_s=1.0))
     answer = ask(Handler(), headers=[*LOCAL, ("origin", "http://localhost:3000")])
     exposed = answer.headers["access-control-expose-headers"].split(", ")

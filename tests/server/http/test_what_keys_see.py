@@ -18,7 +18,7 @@ import pytest
 from localrun.access.keys import KeyFile
 from localrun.models import builtin
 from localrun.models.gguf.reader import read_header
-from localrun.server.http.hidden_paths import hide, without_paths, without_paths_in
+from localrun.server.http.path_redaction import hide, redact_paths, redact_paths_in
 from localrun.server.jobs.registry import MAX_ENDED
 from tests.daemon import Daemon, running_daemon
 from tests.lora_file import write_lora
@@ -284,8 +284,8 @@ def test_nor_is_one_found_by_other_fields(place: Place) -> None:
 )
 def test_paths_in_texts(text: str, shown: str | None) -> None:
     hide([Path("/our disk")])
-    assert without_paths(text) == (text if shown is None else shown)
-    assert without_paths_in({"a": [text], "template": text, "n": 1}) == {
+    assert redact_paths(text) == (text if shown is None else shown)
+    assert redact_paths_in({"a": [text], "template": text, "n": 1}) == {
         "a": [text if shown is None else shown], "template": text, "n": 1,
     }  # fmt: skip
 

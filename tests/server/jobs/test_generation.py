@@ -11,7 +11,7 @@ import pytest
 from localrun import wire
 from localrun.errors import ContextExceeded, EngineDied
 from localrun.server.jobs.generation import MAX_UNREAD, MAX_UNREAD_CHARS, Generation
-from localrun.server.jobs.job import Ask, Job
+from localrun.server.jobs.job import Job, JobRequest
 
 
 def _generation() -> Generation:
@@ -23,7 +23,9 @@ def _delta(text: str = "", **fields: Any) -> wire.Delta:
 
 
 async def test_a_consumer_is_woken_once_for_all_that_is_there() -> None:
-    job = Job("req_1", Ask(model="tiny", api="/api/chat"), names=MagicMock(), lender=MagicMock(), observer=MagicMock())
+    job = Job(
+        "req_1", JobRequest(model="tiny", api="/api/chat"), names=MagicMock(), lender=MagicMock(), observer=MagicMock()
+    )
     seen: list[str] = []
 
     async def consume() -> None:

@@ -14,13 +14,13 @@ import pytest
 
 from localrun import wire
 from localrun.errors import BadRequest, Cancelled, ContextExceeded, EngineDied, LocalrunError, ModelNotFound
-from localrun.server.jobs.job import Ask, Job
+from localrun.server.jobs.job import Job, JobRequest
 from localrun.server.runtime import Runtime
 from localrun.snapshot import RequestState
 from tests.server.waiting import until
 
 SCRIPT = str(Path(__file__).parents[1] / "scripted_engine.py")
-ALPHA = Ask(model="alpha", api="/test", client="pytest")
+ALPHA = JobRequest(model="alpha", api="/test", client="pytest")
 
 
 def _text(deltas: list[wire.Delta]) -> str:
@@ -80,7 +80,7 @@ async def test_what_the_engine_refuses_is_raised_with_its_class(running: Any, su
 async def test_a_model_that_is_not_there_fails_the_job(running: Any) -> None:
     async with running() as runtime:
         with pytest.raises(ModelNotFound):
-            async with runtime.job(Ask(model="nowhere", api="/test")):
+            async with runtime.job(JobRequest(model="nowhere", api="/test")):
                 pytest.fail("entered")
         assert runtime.registry.idle.is_set()
         assert runtime.registry.rows()[0].state is RequestState.FAILED
@@ -163,7 +163,7 @@ async def test_without_resume_a_killed_engine_ends_its_jobs_at_once_and_others_g
         ends: list[tuple[str, LocalrunError | None]] = []
 
         async def stream(model: str, n_predict: int) -> None:
-            async with runtime.job(Ask(model=model, api="/test")) as job:
+            async with runtime.job(JobRequest(model=model, api="/test")) as job:
                 await submit(job, n_predict=n_predict)
                 try:
                     async for _ in job:
@@ -233,7 +233,7 @@ async def test_a_storm_of_jobs_that_end_in_every_way_leaves_nothing(running: Any
         made: list[int] = []
 
         async def client(number: int) -> None:
-            ask = Ask(model=("alpha", "beta")[number % 2], api="/test", client=str(number % 5))
+            ask = JobRequest(model=("alpha", "beta")[number % 2], api="/test", client=str(number % 5))
             made.append(number)
             async with runtime.job(ask) as job:
                 await submit(job, text=f"request {number}", n_predict=chance.randint(1, 30))

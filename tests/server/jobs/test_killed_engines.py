@@ -15,12 +15,12 @@ from localrun import wire
 from localrun.errors import EngineDied
 from localrun.server.engines import machine
 from localrun.server.engines.faults import SILENT_S
-from localrun.server.jobs.job import Ask
+from localrun.server.jobs.job import JobRequest
 from localrun.server.runtime import Runtime
 from tests.server.conftest import SCRIPT
 from tests.server.waiting import until
 
-ALPHA = Ask(model="alpha", api="/test")
+ALPHA = JobRequest(model="alpha", api="/test")
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,7 @@ from localrun import wire
 from localrun.errors import Conflict, NotFound
 from localrun.server.jobs import registry as registry_module
 from localrun.server.jobs.generation import Generation
-from localrun.server.jobs.job import Ask, Job
+from localrun.server.jobs.job import Job, JobRequest
 from localrun.server.jobs.registry import MAX_ENDED
 from localrun.snapshot import RequestState
 from tests.server.waiting import until
@@ -23,7 +23,7 @@ async def test_rows_show_who_runs_and_who_waits_in_which_place(running: Any, sub
         jobs: list[Job] = []
 
         async def client(number: int) -> None:
-            ask = Ask(model="alpha", api="/api/chat", client=f"client {number}", lane=wire.Lane.INTERACTIVE)
+            ask = JobRequest(model="alpha", api="/api/chat", client=f"client {number}", lane=wire.Lane.INTERACTIVE)
             async with runtime.job(ask) as job:
                 jobs.append(job)
                 await submit(job, text=f"question {number}", n_predict=100_000)
@@ -56,7 +56,7 @@ async def test_rows_show_who_runs_and_who_waits_in_which_place(running: Any, sub
 
 async def test_a_loading_request_is_in_the_table(running: Any) -> None:
     async with running() as runtime:
-        job = runtime.job(Ask(model="alpha", api="/api/chat"))
+        job = runtime.job(JobRequest(model="alpha", api="/api/chat"))
         assert runtime.registry.row(job.id).state is RequestState.LOADING
         async with job:
             assert runtime.registry.row(job.id).state is RequestState.QUEUED
@@ -107,7 +107,7 @@ async def test_a_thousand_jobs_at_once_with_random_cancels_leave_nothing_behind(
 
         async def client(number: int) -> None:
             lane = chance.choice(list(wire.Lane))
-            ask = Ask(model="alpha", api="/api/chat", client=f"client {number % 9}", lane=lane)
+            ask = JobRequest(model="alpha", api="/api/chat", client=f"client {number % 9}", lane=lane)
             async with runtime.job(ask) as job:
                 await submit(job, text=f"{number} asks", n_predict=4)
                 if chance.random() < 0.3:

@@ -13,13 +13,13 @@ import pytest
 from localrun import wire
 from localrun.errors import Cancelled, EngineDied, LocalrunError, Unavailable
 from localrun.server.engines.resident import Use
-from localrun.server.jobs.job import Ask, Job
+from localrun.server.jobs.job import Job, JobRequest
 from localrun.server.runtime import Runtime
 from localrun.snapshot import RequestState
 from tests.server.conftest import SCRIPT
 from tests.server.waiting import until
 
-ALPHA = Ask(model="alpha", api="/test")
+ALPHA = JobRequest(model="alpha", api="/test")
 
 
 def kill(runtime: Runtime, signal_number: int = signal.SIGKILL) -> None:
@@ -137,7 +137,7 @@ async def test_vectors_that_are_missing_are_asked_for_again(running: Any) -> Non
 
     async def vectors(runtime: Runtime, *, is_killed: bool) -> tuple[list[wire.Vector], wire.Usage | None]:
         found: list[wire.Vector] = []
-        async with runtime.job(Ask(model="alpha", api="/test", use=Use.EMBED)) as job:
+        async with runtime.job(JobRequest(model="alpha", api="/test", use=Use.EMBED)) as job:
             await job.embed(inputs)
             async for delta in job:
                 found += delta.vectors or []

@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from localrun import wire
 from localrun.errors import ModelNotFound
 from localrun.server.engines.machine import MachineSampler
-from localrun.server.jobs.job import Ask
+from localrun.server.jobs.job import JobRequest
 from localrun.server.metering import telemetry
 from localrun.server.runtime import Runtime
 from localrun.snapshot import RequestState, Snapshot
@@ -38,7 +38,7 @@ async def test_totals_are_the_sums_over_the_jobs(running: Any, generate: Any, su
         answers.append(await generate(runtime, "alpha", text=SHARED + "0", n_predict=5))
         with pytest.raises(ModelNotFound):
             await generate(runtime, "nowhere")
-        async with runtime.job(Ask(model="alpha", api="/test")) as job:
+        async with runtime.job(JobRequest(model="alpha", api="/test")) as job:
             await submit(job, n_predict=100_000)
             cancelled = await anext(job)
         snapshot = await runtime.telemetry.snapshot()
@@ -77,7 +77,7 @@ async def test_rates_of_running_streams(running: Any, submit: Any) -> None:
     async with running(step_ms=5) as runtime:
 
         async def stream() -> None:
-            async with runtime.job(Ask(model="alpha", api="/test")) as job:
+            async with runtime.job(JobRequest(model="alpha", api="/test")) as job:
                 await submit(job, n_predict=100_000)
                 async for _ in job:
                     pass
@@ -107,7 +107,7 @@ async def test_rates_of_running_streams(running: Any, submit: Any) -> None:
 async def test_a_running_request_counts_in_the_share_of_cached_tokens(running: Any, generate: Any, submit: Any) -> None:
     async with running() as runtime:
         await generate(runtime, text=SHARED + "0", n_predict=5)
-        async with runtime.job(Ask(model="alpha", api="/test")) as job:
+        async with runtime.job(JobRequest(model="alpha", api="/test")) as job:
             await submit(job, text=SHARED + "0", n_predict=100_000)
             await anext(job)
             snapshot = await runtime.telemetry.snapshot()

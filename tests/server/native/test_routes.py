@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from starlette.applications import Starlette
 
 from localrun import __version__
-from localrun.server.jobs.job import Ask
+from localrun.server.jobs.job import JobRequest
 from localrun.server.native import routes as native
 from localrun.server.openapi.routes import routes
 from localrun.server.runtime import Runtime
@@ -69,7 +69,7 @@ async def test_a_snapshot_is_the_struct_that_clients_decode(serving: Any, genera
 
 async def test_requests_are_listed_shown_and_cancelled(serving: Any, submit: Any) -> None:
     async with serving(step_ms=2) as (runtime, client):
-        async with runtime.job(Ask(model="alpha", api="/api/chat")) as job:
+        async with runtime.job(JobRequest(model="alpha", api="/api/chat")) as job:
             await submit(job, n_predict=100_000)
             await anext(job)
             rows = (await client.get("/localrun/v1/requests")).json()["requests"]

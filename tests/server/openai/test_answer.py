@@ -71,13 +71,13 @@ def chat(*, n: int = 2, uses_functions: bool = False) -> ChatChunks:
 
 def deltas_of(chunks: ChatChunks, *texts: str) -> list[dict[str, Any]]:
     """What a choice's deltas say, text by text."""
-    data = b"".join(chunks.news(0, delta(text)) for text in texts) + chunks.news(0, delta("", Finish.STOP))
+    data = b"".join(chunks.update(0, delta(text)) for text in texts) + chunks.update(0, delta("", Finish.STOP))
     return [one["choices"][0]["delta"] for one in events(data)]
 
 
 def test_a_stream_of_content() -> None:
     chunks = chat()
-    first, text = event(chunks.first(0)), event(chunks.news(0, delta('é "x"\n')))
+    first, text = event(chunks.first(0)), event(chunks.update(0, delta('é "x"\n')))
     end = event(chunks.end(0, "stop", {"t": 1}))
     assert first["choices"] == [{"index": 0, "delta": {"role": "assistant"}, "logprobs": None, "finish_reason": None}]
     assert text["choices"] == [{"index": 0, "delta": {"content": 'é "x"\n'}, "logprobs": None, "finish_reason": None}]
@@ -90,7 +90,7 @@ def test_a_stream_of_content() -> None:
 
 
 def test_a_delta_without_news_is_no_chunk() -> None:
-    assert chat().news(0, delta("<")) == b""
+    assert chat().update(0, delta("<")) == b""
 
 
 def test_a_call_begins_with_its_name_and_its_arguments_follow() -> None:
@@ -135,7 +135,7 @@ def test_no_chunk_but_the_last_has_usage() -> None:
     """A null, as OpenAI has it, makes some clients skip the chunk."""
     chunks = chat()
     data = [chunks.first(0), chunks.end(0, "stop", {})]
-    data += [chunks.news(0, delta(text, logprobs=[HALF])) for text in ("x", "<t>y", "</t><c f>{}", "")]
+    data += [chunks.update(0, delta(text, logprobs=[HALF])) for text in ("x", "<t>y", "</t><c f>{}", "")]
     assert not any("usage" in one for part in data for one in events(part))
     last = event(chunks.last({"usage": {"total_tokens": 3}}))
     assert (last["choices"], last["usage"]) == ([], {"total_tokens": 3})
@@ -143,7 +143,7 @@ def test_no_chunk_but_the_last_has_usage() -> None:
 
 def test_logprobs_stand_with_the_content_or_alone() -> None:
     chunks = chat()
-    choice = event(chunks.news(1, delta("xy", logprobs=[HALF, WORD])))["choices"][0]
+    choice = event(chunks.update(1, delta("xy", logprobs=[HALF, WORD])))["choices"][0]
     assert choice["index"] == 1
     entries = choice["logprobs"]["content"]
     assert entries[0] == {
@@ -156,7 +156,7 @@ def test_logprobs_stand_with_the_content_or_alone() -> None:
         ],
     }
     assert entries[1]["token"] == "word"
-    alone = event(chunks.news(1, delta("", logprobs=[WORD])))["choices"][0]
+    alone = event(chunks.update(1, delta("", logprobs=[WORD])))["choices"][0]
     assert (alone["delta"], len(alone["logprobs"]["content"])) == ({"content": ""}, 1)
 
 

@@ -19,7 +19,7 @@ from localrun.server import structured
 from localrun.server.jobs.job import Job
 from localrun.server.parsing.parser import ParserPlan
 from localrun.server.prompting import prepare as prepare_module
-from localrun.server.prompting.ask import ChatAsk, Tool, arguments_of, called
+from localrun.server.prompting.ask import ChatRequest, Tool, arguments_of, called
 from localrun.server.prompting.prepare import Prepared, prepare, render_template, template_of
 from localrun.server.runtime import Runtime
 from localrun.server.templates.renderer import TemplateOverrunError, TemplateRenderer
@@ -78,7 +78,7 @@ class Desk:
         model = SimpleNamespace(header=self._header, template=chat_template, tool_template=self.tool_template)
         job = cast(Job, SimpleNamespace(model=model, control_tokens=control_tokens))
         ask.setdefault("messages", [HELLO])
-        return self._loop.run_until_complete(prepare(self._runtime, job, ChatAsk(**ask)))
+        return self._loop.run_until_complete(prepare(self._runtime, job, ChatRequest(**ask)))
 
 
 @pytest.fixture

@@ -7,11 +7,11 @@ import json
 import pytest
 
 from localrun.server import structured
-from localrun.server.jobs.job import Ask
+from localrun.server.jobs.job import JobRequest
 from localrun.server.parsing import formats
 from localrun.server.parsing.parser import CallFormat
 from localrun.server.parsing.pieces import Content, Piece
-from localrun.server.prompting.ask import ChatAsk, Tool
+from localrun.server.prompting.ask import ChatRequest, Tool
 from localrun.server.prompting.prepare import Prepared, prepare
 from localrun.server.prompting.profile import _BY_MARKS, profile_of
 from localrun.server.runtime import Runtime
@@ -40,9 +40,9 @@ SCHEMA = {
 MESSAGES = [{"role": "user", "content": "What is the weather?"}]
 
 
-async def reply(runtime: Runtime, ask: ChatAsk) -> list[Piece]:
+async def reply(runtime: Runtime, ask: ChatRequest) -> list[Piece]:
     pieces: list[Piece] = []
-    async with runtime.job(Ask(model="alpha", api="test")) as job:
+    async with runtime.job(JobRequest(model="alpha", api="test")) as job:
         prepared: Prepared = await prepare(runtime, job, ask)
         parser = prepared.new_parser()
         asked = Submit(
@@ -63,7 +63,7 @@ async def reply(runtime: Runtime, ask: ChatAsk) -> list[Piece]:
 async def test_a_named_tool_is_called_with_arguments_of_its_schema(running: Running):
     async with running() as runtime:
         pieces = await reply(
-            runtime, ChatAsk(messages=MESSAGES, tools=(WEATHER, TIME), tool_choice=("function", "get_weather"))
+            runtime, ChatRequest(messages=MESSAGES, tools=(WEATHER, TIME), tool_choice=("function", "get_weather"))
         )
     ((kind, (name, arguments)),) = meaning(pieces)
     assert (kind, name) == ("call", "get_weather")
@@ -77,7 +77,7 @@ async def test_a_call_is_forced_in_every_format(running: Running, marks: tuple[s
     assert profile_of(template).call_format is call_format
     async with running() as runtime:
         for choice in ("required", ("function", "get_weather")):
-            ask = ChatAsk(
+            ask = ChatRequest(
                 messages=MESSAGES,
                 tools=(WEATHER, TIME),
                 tool_choice=choice,
@@ -94,7 +94,7 @@ async def test_a_required_call_is_one_when_calls_are_not_parallel(running: Runni
     async with running() as runtime:
         pieces = await reply(
             runtime,
-            ChatAsk(messages=MESSAGES, tools=(TIME,), tool_choice="required", parallel_calls=False),
+            ChatRequest(messages=MESSAGES, tools=(TIME,), tool_choice="required", parallel_calls=False),
         )
     assert meaning(pieces) == (("call", ("get_time", {})),)
 
@@ -102,7 +102,7 @@ async def test_a_required_call_is_one_when_calls_are_not_parallel(running: Runni
 async def test_a_structured_answer_is_content(running: Running):
     async with running() as runtime:
         pieces = await reply(
-            runtime, ChatAsk(messages=MESSAGES, response_grammar=structured.json_schema(SCHEMA, field="format"))
+            runtime, ChatRequest(messages=MESSAGES, response_grammar=structured.json_schema(SCHEMA, field="format"))
         )
     assert all(isinstance(piece, Content) for piece in pieces)
     assert isinstance(json.loads("".join(piece.text for piece in pieces if isinstance(piece, Content)))["ok"], bool)
@@ -112,7 +112,9 @@ async def test_tools_or_a_structured_answer(running: Running):
     async with running() as runtime:
         pieces = await reply(
             runtime,
-            ChatAsk(messages=MESSAGES, tools=(TIME,), response_grammar=structured.json_schema(SCHEMA, field="format")),
+            ChatRequest(
+                messages=MESSAGES, tools=(TIME,), response_grammar=structured.json_schema(SCHEMA, field="format")
+            ),
         )
     for kind, value in meaning(pieces):
         assert value[0] == "get_time" if kind == "call" else "ok" in json.loads(value)

@@ -33,10 +33,10 @@ from localrun.server.openai.responses.tools import Client, Offered, offered
 from localrun.server.openai.running import Running
 from localrun.server.parsing.pieces import Reply, ended
 from localrun.server.prompting import conversation as beginning
-from localrun.server.prompting.ask import Attachments, ChatAsk, choose_tools
+from localrun.server.prompting.ask import Attachments, ChatRequest, choose_tools
 from localrun.server.prompting.fitting import Fitted, fit_chat
 from localrun.server.prompting.prepare import thinks_by_default
-from localrun.server.routing import Question
+from localrun.server.routing import RoutingInput
 from localrun.server.runtime import Runtime
 from localrun.wire import Delta, Finish, Sampling, Usage
 
@@ -157,7 +157,7 @@ class _Asked(NamedTuple):
 
     conversation: list[Item]
     found: Offered
-    ask: ChatAsk
+    ask: ChatRequest
 
 
 def _asked(body: ResponsesBody, before: Sequence[Item], find: Callable[[str], Item | None]) -> _Asked:
@@ -168,7 +168,7 @@ def _asked(body: ResponsesBody, before: Sequence[Item], find: Callable[[str], It
     found = offered([*(body.tools or ()), *response_items.tools_in(conversation)])
     tools, choice = choose_tools(found.choice(body.tool_choice), found.tools)
     media = Attachments()
-    ask = ChatAsk(
+    ask = ChatRequest(
         messages=response_items.messages_of(body.instructions, conversation, media),
         tools=tools,
         tool_choice=choice,
@@ -185,14 +185,14 @@ def _asked(body: ResponsesBody, before: Sequence[Item], find: Callable[[str], It
 async def _read_body(runtime: Runtime, exchange: Exchange) -> tuple[ResponsesBody, _Asked]:
     body = await exchange.read_json(ResponsesBody)
     body.check_supported()
-    owner = exchange.visitor.namespace
+    owner = exchange.caller.namespace
     before: tuple[Item, ...] = ()
     if body.previous_response_id is not None:
         before = runtime.responses.get(body.previous_response_id, owner, field="previous_response_id").conversation
     return body, await apart(partial(_asked, body, before, partial(runtime.responses.item, owner=owner)))
 
 
-async def _fitted(runtime: Runtime, job: Job, body: ResponsesBody, ask: ChatAsk) -> Fitted:
+async def _fitted(runtime: Runtime, job: Job, body: ResponsesBody, ask: ChatRequest) -> Fitted:
     messages = beginning.begun(job.model, ask.messages)
     whole = thinks_by_default(job, msgspec.structs.replace(ask, messages=messages))
     n_predict, may_cut = body.max_output or -1, body.truncation == "auto"
@@ -203,7 +203,7 @@ async def _fitted(runtime: Runtime, job: Job, body: ResponsesBody, ask: ChatAsk)
 async def count(runtime: Runtime, exchange: Exchange) -> None:
     """POST /v1/responses/input_tokens: what the prompt of a response comes to."""
     body, asked = await _read_body(runtime, exchange)
-    question = Question(ask=asked.ask, effort=body.effort, may_probe=False)
+    question = RoutingInput(ask=asked.ask, effort=body.effort, may_probe=False)
     async with streaming.entered(runtime, exchange, body, question) as (body, ask, [job]):
         fitted = await _fitted(runtime, job, body, ask)
         tokens = fitted.tokens if fitted.tokens is not None else await job.count(fitted.prepared.segments)
@@ -212,7 +212,7 @@ async def count(runtime: Runtime, exchange: Exchange) -> None:
 
 async def create(runtime: Runtime, exchange: Exchange) -> None:
     body, (conversation, found, ask) = await _read_body(runtime, exchange)
-    question = Question(ask=ask, effort=body.effort)
+    question = RoutingInput(ask=ask, effort=body.effort)
     async with streaming.entered(runtime, exchange, body, question) as (body, ask, [job]):
         fitted = await _fitted(runtime, job, body, ask)
         prepared = fitted.prepared
@@ -282,7 +282,7 @@ class _Run:
         except LocalrunError as error:
             if not self._exchange.started:
                 raise
-            self._response = failed_response(self._response, self._output.items, self._exchange.told(error))
+            self._response = failed_response(self._response, self._output.items, self._exchange.redacted(error))
             await self._exchange.close_stream(self.end())
 
     # --- as the writer of a stream -------------------------------------------------------------------------------
@@ -302,7 +302,7 @@ class _Run:
         counts = _usage(usage, self._reply.n_thinking)
         self._response = ended_response(self._response, self._output.items, finish, counts)
         if self._kept is not None:
-            self._kept.add(self._response, self._conversation, self._exchange.visitor.namespace)
+            self._kept.add(self._response, self._conversation, self._exchange.caller.namespace)
         return told
 
     def end(self) -> bytes:
@@ -318,18 +318,18 @@ class _Run:
 
 
 async def read(runtime: Runtime, exchange: Exchange) -> None:
-    await exchange.answer(encode(runtime.responses.get(_id(exchange), exchange.visitor.namespace).response))
+    await exchange.answer(encode(runtime.responses.get(_id(exchange), exchange.caller.namespace).response))
 
 
 async def delete(runtime: Runtime, exchange: Exchange) -> None:
     response_id = _id(exchange)
-    runtime.responses.delete(response_id, exchange.visitor.namespace)
+    runtime.responses.delete(response_id, exchange.caller.namespace)
     await exchange.answer(encode(ResponseDeleted(id=response_id, object="response", deleted=True)))
 
 
 async def input_items(runtime: Runtime, exchange: Exchange) -> None:
     """The newest first, as OpenAI lists them; all of them."""
-    items = list(reversed(runtime.responses.get(_id(exchange), exchange.visitor.namespace).input))
+    items = list(reversed(runtime.responses.get(_id(exchange), exchange.caller.namespace).input))
     ids = [item.get("id") for item in items]
     listed = ResponseItems(object="list", data=items, first_id=ids[0], last_id=ids[-1], has_more=False)
     await exchange.answer(encode(listed))

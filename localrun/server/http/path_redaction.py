@@ -43,7 +43,7 @@ def hide(own: Iterable[Path]) -> None:
     _patterns.cache_clear()
 
 
-def without_paths(text: str) -> str:
+def redact_paths(text: str) -> str:
     """The text with the name of each file and folder in place of its path."""
     whole, within = _patterns()
     if whole.fullmatch(text):
@@ -51,14 +51,14 @@ def without_paths(text: str) -> str:
     return within.sub(lambda found: _name(found[0]), text)
 
 
-def without_paths_in(value: Any) -> Any:
+def redact_paths_in(value: Any) -> Any:
     """The same of all texts in what JSON is made of, but for those that are the models' own."""
     if isinstance(value, str):
-        return without_paths(value)
+        return redact_paths(value)
     if isinstance(value, dict):
-        return {key: each if key in _OF_MODELS else without_paths_in(each) for key, each in value.items()}
+        return {key: each if key in _OF_MODELS else redact_paths_in(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
-        return [without_paths_in(each) for each in value]
+        return [redact_paths_in(each) for each in value]
     return value
 
 

@@ -51,7 +51,7 @@ _RETRY_S = 10.0
 T = TypeVar("T")
 
 
-class Offline:
+class BatchService:
     """See the module. `is_stopping` says that the daemon ends."""
 
     def __init__(

@@ -1,0 +1,99 @@
+"""What a door and a replica say to each other: the engine's messages, and a few about the connection itself.
+
+The frames are those of the pipes (`framing.py`), over TCP. Two machines have two clocks, so what is a time in `wire.py`
+travels as an age: the sender subtracts its clock (`aged`), the receiver adds its own (`dated`).
+
+The first frame is the door's `Hello`, the second the replica's `Welcome` or `Refused`. From then on both say something
+at least every `BEAT_S`, and whoever hears nothing for `SILENCE_S` takes the other for lost: a machine without power and
+a process that hangs close no connection.
+"""
+
+from __future__ import annotations
+
+from typing import TypeVar, cast
+
+import msgspec
+
+from localrun import framing, wire
+from localrun.server.engines.child import End
+
+PROTOCOL = 1
+BEAT_S = 1.0
+SILENCE_S = 3.0
+
+_Decoded = TypeVar("_Decoded")
+
+
+class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
+    """Who comes, and what for: `app` is the fingerprint of what it takes the replica to compute, `version` localrun's.
+    `token` is the cluster's secret for frames."""
+
+    protocol: int
+    version: str
+    token: bytes
+    app: str
+
+
+class Beat(msgspec.Struct, frozen=True, tag="beat"):
+    """Still here."""
+
+
+class Welcome(msgspec.Struct, frozen=True, kw_only=True, tag="welcome"):
+    ready: wire.Ready
+
+
+class Refused(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):
+    """The connection ends with it. `code` is one of `errors.py`."""
+
+    code: str
+    message: str
+
+
+class Ended(msgspec.Struct, frozen=True, kw_only=True, tag="ended"):
+    """The replica's engine is gone, and so is the connection."""
+
+    end: End
+
+
+ToReplica = Hello | Beat | wire.Submit | wire.Embed | wire.Cancel | wire.Count | wire.ClearCache
+FromReplica = Welcome | Refused | Ended | Beat | wire.Counted | wire.Cleared | wire.Step
+
+_to_replica: msgspec.msgpack.Decoder[ToReplica] = msgspec.msgpack.Decoder(ToReplica)
+_from_replica: msgspec.msgpack.Decoder[FromReplica] = msgspec.msgpack.Decoder(FromReplica)
+
+
+def aged(message: _Decoded, now_s: float) -> _Decoded:
+    """A message as it travels: with ages, which are negative."""
+    return _shifted(message, -now_s)
+
+
+def decode_to_replica(body: bytes, now_s: float) -> ToReplica:
+    """A door's message, with times of this machine's clock. Raises framing.FrameError."""
+    return _shifted(_decoded(_to_replica, body), now_s)
+
+
+def decode_from_replica(body: bytes, now_s: float) -> FromReplica:
+    """A replica's message, with times of this machine's clock. Raises framing.FrameError."""
+    return _shifted(_decoded(_from_replica, body), now_s)
+
+
+def _decoded(decoder: msgspec.msgpack.Decoder[_Decoded], body: bytes) -> _Decoded:
+    try:
+        return decoder.decode(body)
+    except msgspec.MsgspecError as error:
+        raise framing.FrameError(str(error)) from error
+
+
+def _shifted(message: _Decoded, by_s: float) -> _Decoded:
+    replace = msgspec.structs.replace
+    if isinstance(message, wire.Step):
+        started = [replace(one, at_s=one.at_s + by_s) for one in message.started]
+        return cast("_Decoded", replace(message, sent_at_s=message.sent_at_s + by_s, started=started))
+    if isinstance(message, wire.Submit | wire.Embed):
+        resume = message.resume
+        if resume is not None:
+            times = (resume.started_at_s, resume.first_token_at_s, resume.last_token_at_s)
+            started, first, last = (None if at_s is None else at_s + by_s for at_s in times)
+            resume = replace(resume, started_at_s=started, first_token_at_s=first, last_token_at_s=last)
+        return cast("_Decoded", replace(message, arrived_at_s=message.arrived_at_s + by_s, resume=resume))
+    return message

@@ -1,0 +1,100 @@
+"""Who gives jobs their engine in a door: the cluster for its own apps, the machine's supervisor for every other model.
+
+A lease of an app is only a permission, since the replica is chosen with the prompt (`link.py`): it takes nothing and
+holds nothing. Whether a stream may go on elsewhere is decided by the app's fingerprint, not by files.
+
+Runs in the door's event loop. Does not: place replicas.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+from localrun import wire
+from localrun.cluster.link import ClusterLink
+from localrun.config import NOTHING_ASKED, LoadSettings
+from localrun.errors import BadRequest
+from localrun.models.adapters import AdaptedModel
+from localrun.models.name import split_adapters
+from localrun.models.storage.model import Model
+from localrun.server.engines.resident import Use
+from localrun.server.jobs.job import Lease, Lender
+
+# A replica that is started anew has to load its model.
+WAIT_S = 60.0
+
+
+class App(NamedTuple):
+    """What the cluster runs under a model's name. `fingerprint` is of everything that its replicas are opened with."""
+
+    model: Model
+    fingerprint: str
+    link: ClusterLink
+    use: Use = Use.TEXT
+
+
+class ClusterLease:
+    """See `jobs.job.Lease`."""
+
+    load = NOTHING_ASKED
+
+    def __init__(self, app: App, waited_s: float) -> None:
+        self.model, self.identity, self.link = app.model, app.fingerprint, app.link
+        self.waited_s = waited_s
+
+    async def speculation(self, speculates: bool | None, draft: str) -> tuple[bool | None, str]:
+        """Raises BadRequest for a draft model of the request's own."""
+        if draft:
+            raise BadRequest("draft models of single requests do not work in a cluster yet", field="draft_model")
+        return speculates, ""
+
+    async def adapters(self, adapted: AdaptedModel) -> tuple[wire.Adapter, ...] | None:
+        """Raises BadRequest for adapters of the request's own."""
+        if adapted.adapters:
+            raise BadRequest("adapters of single requests do not work in a cluster yet", field="model")
+        return None
+
+    def release(self) -> None:
+        pass
+
+
+class ClusterLender:
+    """See the module. `find` knows the cluster's apps by the names of their models."""
+
+    def __init__(self, own: Lender, find: Callable[[str], App | None]) -> None:
+        self._own, self._find = own, find
+
+    def lend(self, name: str, keep_alive_s: float | None, use: Use, load: LoadSettings) -> Lease | None:
+        app = self._find(split_adapters(name).model)
+        if app is None:
+            return self._own.lend(name, keep_alive_s, use, load)
+        _check(app, use, load)
+        return ClusterLease(app, 0.0) if app.link.links() else None
+
+    async def acquire(
+        self, name: str, keep_alive_s: float | None, use: Use, load: LoadSettings, *, is_resumed: bool = False
+    ) -> Lease:
+        """Waits for a replica, up to `WAIT_S`. Raises Unavailable, and BadRequest for what the app is not for."""
+        app = self._find(split_adapters(name).model)
+        if app is None:
+            return await self._own.acquire(name, keep_alive_s, use, load, is_resumed=is_resumed)
+        _check(app, use, load)
+        began_s = time.monotonic()
+        await app.link.reachable(WAIT_S)
+        return ClusterLease(app, time.monotonic() - began_s)
+
+
+def _check(app: App, use: Use, load: LoadSettings) -> None:
+    if use is not app.use:
+        raise BadRequest(
+            f"the cluster runs '{app.model.name}' for {app.use}, not for {use}; deploy another model for that",
+            field="model",
+        )
+    if load != NOTHING_ASKED:
+        raise BadRequest(
+            f"how '{app.model.name}' is loaded is the cluster's to say (`localrun cluster deploy`), not a request's; "
+            f"leave out {', '.join(load.said)}",
+            field="options",
+        )

@@ -1,0 +1,366 @@
+"""A door's conversation with all replicas of one app: to its jobs, one engine that does not die.
+
+`submit` returns at once, as that of an engine does; where the request goes is chosen in a task, and a link to that
+replica is opened if there is none. Until a replica has it, a request that is cancelled ends here, and a failure is told
+as the death of an engine that nobody is to blame for: the job resumes by its own rules, and the next choice leaves out
+whoever has just failed.
+
+Turns (see `EngineLink`) are for each replica: as many jobs that lost their engine try the next one at a time as there
+are replicas, and each such request goes to where the fewest streams run.
+
+Runs in the door's event loop. Does not: know the replicas by itself (`Roster` is told), or fetch models.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import ssl
+import time
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+from localrun import wire
+from localrun.cluster import frames
+from localrun.cluster.affinity import BLOCK_TOKENS, Affinity, Digest, blocks
+from localrun.cluster.wire_child import Address, WireChild
+from localrun.errors import Cancelled, EngineDied, EngineFailed, LocalrunError, Unavailable
+from localrun.server.engines.link import EngineLink, Progress, Sink
+
+OPEN_TIMEOUT_S = 10.0
+# So long nothing goes to a replica whose connection broke, unless all of them are like that.
+AVOIDED_S = 30.0
+LOOK_AGAIN_S = 0.2
+# Of requests whose length nobody knows: those of other doors, and answers that are being written.
+QUEUED_TOKENS, RUNNING_TOKENS = 8 * BLOCK_TOKENS, BLOCK_TOKENS
+
+_log = logging.getLogger(__name__)
+
+
+class Turns:
+    """Of jobs that lost their engine: a lock with as many places as there are replicas."""
+
+    def __init__(self, n_places: Callable[[], int]) -> None:
+        self._n_places = n_places
+        self._n_taken = 0
+        self._freed = asyncio.Condition()
+
+    def locked(self) -> bool:
+        return self._n_taken >= max(1, self._n_places())
+
+    async def __aenter__(self) -> None:
+        async with self._freed:
+            await self._freed.wait_for(lambda: not self.locked())
+            self._n_taken += 1
+
+    async def __aexit__(self, *_of_error: object) -> None:
+        async with self._freed:
+            self._n_taken -= 1
+            self._freed.notify()
+
+
+class ClusterLink:
+    """See the module. `ready` is that of the replicas, which are opened alike. `hello` says which app, and with which
+    token; without `tls` everything goes in the clear. `on_step` sees the steps of all replicas."""
+
+    error: LocalrunError | None = None  # of the app as a whole; there is always a next replica to wait for
+
+    def __init__(
+        self,
+        *,
+        model: str,
+        hello: frames.Hello,
+        tls: ssl.SSLContext | None = None,
+        on_step: Callable[[EngineLink, wire.Step], None],
+        ids: Iterator[int] | None = None,
+    ) -> None:
+        self.model = model
+        self.was_killed = False  # the replica that died last
+        self.turn = Turns(lambda: len(self._addresses))
+        self._hello, self._tls, self._on_step = hello, tls, on_step
+        self._ids = itertools.count(1) if ids is None else ids
+        self._addresses: dict[str, Address] = {}
+        self._links: dict[str, EngineLink] = {}
+        self._opening: dict[str, asyncio.Task[EngineLink]] = {}
+        self._avoided_until_s: dict[str, float] = {}
+        self._affinity = Affinity()
+        self._placed: dict[int, Placed] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._ready: wire.Ready | None = None
+
+    # --- the replicas --------------------------------------------------------------------------------------------
+
+    def replicas(self, addresses: Mapping[str, Address]) -> None:
+        """Those that there are from now on. What runs on one that is gone from this list goes on there; it ends when
+        the connection does."""
+        for replica in set(self._addresses) - set(addresses):
+            self._affinity.forget(replica)
+        self._addresses = dict(addresses)
+
+    @property
+    def ready(self) -> wire.Ready:
+        assert self._ready is not None, "`open` comes first"
+        return self._ready
+
+    async def open(self) -> None:
+        """Connects with one replica, to know what they have. Raises Unavailable when none answers, and what a replica
+        refuses a door with."""
+        last: LocalrunError | None = None
+        for replica in self._usable():
+            try:
+                self._ready = (await self._link_to(replica)).ready
+            except LocalrunError as error:
+                last = error
+            else:
+                return
+        raise last or Unavailable(f"no replica of '{self.model}' is running")
+
+    async def reachable(self, limit_s: float) -> None:
+        """Waits until a replica takes requests. Raises Unavailable after `limit_s`, or what it was refused with."""
+        until_s = time.monotonic() + limit_s
+        while not any(link.error is None for link in self._links.values()):
+            try:
+                await self.open()
+            except Unavailable as error:
+                if time.monotonic() > until_s:
+                    raise Unavailable(
+                        f"no replica of '{self.model}' came within {limit_s:g} seconds: {error.message}"
+                    ) from None
+            except EngineFailed as error:  # nobody listens there
+                if time.monotonic() > until_s:
+                    raise Unavailable(f"no replica of '{self.model}' can be reached: {error.message}") from None
+            else:
+                return
+            await asyncio.sleep(LOOK_AGAIN_S)
+
+    async def stop(self) -> None:
+        for task in (*self._tasks, *self._opening.values()):
+            task.cancel()
+        await asyncio.gather(*(link.stop() for link in self._links.values()))
+
+    @property
+    def pid(self) -> int | None:
+        return None
+
+    def links(self) -> dict[str, EngineLink]:
+        """Those that are open, by replica."""
+        return dict(self._links)
+
+    # --- for jobs ------------------------------------------------------------------------------------------------
+
+    def next_id(self) -> int:
+        return next(self._ids)
+
+    async def writable(self) -> None:
+        """The wait for a slow replica comes after the choice."""
+
+    def submit(self, message: wire.Submit | wire.Embed, sink: Sink) -> None:
+        """See `EngineLink.submit`. What a replica refuses comes as the request's end."""
+        placed = Placed(sink, prompt_of(message), self._release)
+        self._placed[message.id] = placed
+        placed.task = self._spawn(self._place(message, placed))
+
+    def cancel(self, request_id: int) -> None:
+        placed = self._placed.get(request_id)
+        if placed is None:
+            return
+        if placed.link is not None:
+            placed.link.cancel(request_id)
+        elif placed.task is not None:
+            placed.task.cancel()
+
+    async def count(
+        self, segments: tuple[wire.Segment, ...], *, is_prompt: bool = True, wants_pieces: bool = False
+    ) -> wire.Counted:
+        link = await self._link_to(next(iter(self._usable()), ""))
+        return await link.count(segments, is_prompt=is_prompt, wants_pieces=wants_pieces)
+
+    def queue_position(self, request_id: int) -> int | None:
+        placed = self._placed.get(request_id)
+        return None if placed is None or placed.link is None else placed.link.queue_position(request_id)
+
+    def predicted_wait_s(self, request_id: int, now_s: float) -> float | None:
+        placed = self._placed.get(request_id)
+        return None if placed is None or placed.link is None else placed.link.predicted_wait_s(request_id, now_s)
+
+    # --- inside --------------------------------------------------------------------------------------------------
+
+    async def _place(self, message: wire.Submit | wire.Embed, placed: Placed) -> None:
+        try:
+            replica = self._choose(message, placed.prompt)
+            placed.replica = replica
+            link = await self._link_to(replica)
+            await link.writable()
+            placed.link = link
+            link.submit(message, placed)
+        except asyncio.CancelledError:
+            self._end(message.id, placed, Cancelled("the request was cancelled"), wire.Finish.CANCELLED)
+        except LocalrunError as error:
+            if isinstance(error, EngineDied | Unavailable) or placed.link is None:
+                died = EngineDied(f"no replica of '{self.model}' took the request: {error.message}")
+                placed.on_engine_gone(died, is_blamed=False, is_alone=False)
+            else:
+                self._end(message.id, placed, error, wire.Finish.ERROR)
+
+    def _choose(self, message: wire.Submit | wire.Embed, prompt: tuple[Digest, ...]) -> str:
+        waiting = {replica: self._waiting_tokens(replica) for replica in self._usable()}
+        if not waiting:
+            raise Unavailable(f"no replica of '{self.model}' is running")
+        if message.resume is not None:  # it may be deadly: where it harms the fewest
+            return min(waiting, key=lambda replica: (self._n_running(replica), waiting[replica]))
+        replica = self._affinity.choose(prompt, waiting)
+        self._affinity.note(prompt, replica)
+        return replica
+
+    def _usable(self) -> list[str]:
+        now_s = time.monotonic()
+        good = [name for name in self._addresses if self._avoided_until_s.get(name, 0.0) <= now_s]
+        return good or [name for name in self._addresses if name in self._links] or list(self._addresses)
+
+    def _waiting_tokens(self, replica: str) -> float:
+        """What it has to compute before a new prompt, as far as this door knows."""
+        own = [placed for placed in self._placed.values() if placed.replica == replica]
+        not_begun = [placed for placed in own if not placed.has_started]
+        stats = self._links[replica].stats if replica in self._links else None
+        n_queued, n_running = (0, 0) if stats is None else (stats.n_queued, stats.n_running)
+        n_of_others = max(0, n_queued - len(not_begun))
+        tokens = sum(BLOCK_TOKENS * len(placed.prompt) for placed in not_begun)
+        return tokens + QUEUED_TOKENS * n_of_others + RUNNING_TOKENS * n_running
+
+    def _n_running(self, replica: str) -> int:
+        stats = self._links[replica].stats if replica in self._links else None
+        return 0 if stats is None else stats.n_running
+
+    async def _link_to(self, replica: str) -> EngineLink:
+        """The open link, or a new one. Raises LocalrunError."""
+        link = self._links.get(replica)
+        if link is not None and link.error is None:
+            return link
+        if replica not in self._addresses:
+            raise Unavailable(f"no replica of '{self.model}' is running")
+        opening = self._opening.get(replica)
+        if opening is None:
+            opening = self._opening[replica] = asyncio.create_task(self._open(replica, self._addresses[replica]))
+            opening.add_done_callback(lambda done: self._opened(replica, done))
+        return await asyncio.shield(opening)
+
+    async def _open(self, replica: str, address: Address) -> EngineLink:
+        link = EngineLink(
+            model=self.model, command=(), on_step=self._on_step, on_end=lambda ended: self._lost(replica, ended),
+            new_child=partial(WireChild, address, self._hello, self._tls), ids=self._ids,
+        )  # fmt: skip
+        ready = await link.open(_NOTHING_TO_OPEN, OPEN_TIMEOUT_S)
+        if self._ready is not None and not _is_alike(ready, self._ready):
+            await link.stop()
+            raise Unavailable(f"the replica on {address.node} was opened otherwise than the others")
+        return link
+
+    def _opened(self, replica: str, opening: asyncio.Task[EngineLink]) -> None:
+        self._opening.pop(replica, None)
+        if opening.cancelled():
+            return
+        if opening.exception() is None:
+            self._links[replica] = opening.result()
+            self._avoided_until_s.pop(replica, None)
+        else:
+            self._avoid(replica)
+
+    def _lost(self, replica: str, link: EngineLink) -> None:
+        self.was_killed = link.was_killed
+        if self._links.get(replica) is link:
+            del self._links[replica]
+            self._avoid(replica)
+
+    def _avoid(self, replica: str) -> None:
+        self._avoided_until_s[replica] = time.monotonic() + AVOIDED_S
+        self._affinity.forget(replica)
+
+    def _release(self, placed: Placed) -> None:
+        for request_id, one in self._placed.items():
+            if one is placed:
+                del self._placed[request_id]
+                return
+
+    def _end(self, request_id: int, placed: Placed, error: LocalrunError, finish: wire.Finish) -> None:
+        is_error = finish is wire.Finish.ERROR
+        placed.on_delta(
+            wire.Delta(
+                request_id, wire.Phase.DONE, 0, 0, finish=finish, error_code=error.code if is_error else None,
+                error_message=error.message if is_error else None,
+                retry_after_s=getattr(error, "retry_after_s", None),
+            ),
+            time.monotonic(),
+        )  # fmt: skip
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+
+class Placed:
+    """A request and where it is: its job's sink, as the replica's link sees it."""
+
+    def __init__(self, sink: Sink, prompt: tuple[Digest, ...], released: Callable[[Placed], None]) -> None:
+        self._sink, self._released = sink, released
+        self.prompt = prompt
+        self.replica = ""
+        self.link: EngineLink | None = None
+        self.task: asyncio.Task[None] | None = None
+        self.has_started = False
+
+    @property
+    def id(self) -> str:
+        return self._sink.id
+
+    @property
+    def record(self) -> Progress:
+        return self._sink.record
+
+    def on_started(self, started: wire.Started) -> None:
+        self.has_started = True
+        self._sink.on_started(started)
+
+    def on_delta(self, delta: wire.Delta, sent_at_s: float) -> None:
+        if delta.finish is not None:
+            self._released(self)
+        self._sink.on_delta(delta, sent_at_s)
+
+    def on_engine_gone(self, error: LocalrunError, *, is_blamed: bool, is_alone: bool) -> bool:
+        self._released(self)
+        return self._sink.on_engine_gone(error, is_blamed=is_blamed, is_alone=is_alone)
+
+
+# A replica's engine is open; a link asks for it all the same.
+_NOTHING_TO_OPEN = wire.Open(
+    model_path="", n_slots=0, n_kv_cells=0, n_batch=0, n_threads=0, n_gpu_layers=0, kv_type="", target_itl_s=0.0,
+    ram_cache_bytes=0, max_queue=0,
+)  # fmt: skip
+
+
+def prompt_of(message: wire.Submit | wire.Embed) -> tuple[Digest, ...]:
+    """The digests that a replica is chosen by. Of media their own digest stands for them."""
+    if isinstance(message, wire.Embed):
+        return blocks([])
+    pieces = (_bytes_of(segment) for segment in message.segments)
+    if message.tokens is not None:
+        pieces = (token.to_bytes(4, "little") for token in message.tokens)
+    realm = message.namespace + b"".join(each.digest for each in message.adapters or ())
+    return blocks(pieces, realm=realm)
+
+
+def _bytes_of(segment: wire.Segment) -> bytes:
+    if segment.media is not None:
+        return segment.media.digest
+    if segment.tokens:
+        return b"".join(token.to_bytes(4, "little") for token in segment.tokens)
+    return segment.text.encode("utf-8", "surrogatepass")
+
+
+def _is_alike(one: wire.Ready, other: wire.Ready) -> bool:
+    """Whether a request means the same on both."""
+    fields = ("n_ctx", "n_vocab", "control_tokens", "eog_tokens", "n_embd", "media", "audio_rate_hz")
+    return all(getattr(one, field) == getattr(other, field) for field in fields)

@@ -1,0 +1,275 @@
+"""Streams of one door on three replicas, each a process of its own: chosen by prefix, killed, hung, started again."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from localrun import wire
+from localrun.cluster import frames
+from localrun.cluster import link as cluster_link
+from localrun.cluster.lender import App, ClusterLender
+from localrun.cluster.link import ClusterLink, Turns
+from localrun.cluster.wire_child import Address
+from localrun.errors import BadRequest, Unavailable
+from localrun.server.engines.resident import Use
+from localrun.server.jobs.job import JobRequest
+from localrun.server.runtime import Runtime
+from tests.cluster.test_wire import HELLO
+from tests.server.waiting import until
+
+ALPHA = JobRequest(model="alpha", api="/test")
+PATIENCE_S = 60
+
+
+class Machine:
+    """A replica's process."""
+
+    def __init__(self, folder: Path, node: str) -> None:
+        self._folder, self.node = folder, node
+        self._process: asyncio.subprocess.Process | None = None
+        self.port = 0
+
+    async def start(self) -> None:
+        self._process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "tests.cluster.replica_process", str(self._folder), "alpha", str(self.port),
+            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+        assert self._process.stdout is not None
+        self.port = int(await asyncio.wait_for(self._process.stdout.readline(), PATIENCE_S))
+
+    @property
+    def address(self) -> Address:
+        return Address("127.0.0.1", self.port, self.node)
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def engine_pid(self) -> int | None:
+        children = psutil.Process(self.pid).children()
+        return children[0].pid if children else None
+
+    async def kill(self) -> None:
+        """As a machine that is gone: everything at once."""
+        assert self._process is not None
+        for process in psutil.Process(self.pid).children():
+            process.kill()
+        self._process.kill()
+        await self._process.wait()
+
+    async def stop(self) -> None:
+        if self._process is not None and self._process.returncode is None:
+            await self.kill()
+
+
+@pytest.fixture
+async def machines(models_dir: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[list[Machine]]:
+    monkeypatch.setenv("LOCALRUN_FAKE_STEP_MS", "5")
+    machines = [Machine(models_dir, f"node{number}") for number in range(3)]
+    await asyncio.gather(*(machine.start() for machine in machines))
+    yield machines
+    await asyncio.gather(*(machine.stop() for machine in machines))
+
+
+class Door:
+    """A daemon whose model `alpha` is the cluster's."""
+
+    def __init__(self, runtime: Runtime, link: ClusterLink) -> None:
+        self.runtime, self.link = runtime, link
+
+    async def stream(self, text: str, n_predict: int = 60, **fields: Any) -> list[int]:
+        asked = wire.Submit(id=0, sampling=wire.Sampling(temperature=0), n_predict=n_predict, ignore_eos=True, **fields)
+        async with self.runtime.job(ALPHA) as job:
+            await job.submit(asked, segments=[wire.Segment(text)])
+            return [token for delta in [delta async for delta in job] for token in delta.tokens]
+
+    def streams(self, n: int, n_predict: int = 60) -> list[asyncio.Task[list[int]]]:
+        return [asyncio.create_task(self.stream(f"stream {number}", n_predict)) for number in range(n)]
+
+    def loads(self) -> list[int]:
+        """Requests on each replica."""
+        return sorted(link.n_requests for link in self.link.links().values())
+
+    @property
+    def n_resumed(self) -> int:
+        return sum(row.resumed for row in self.runtime.registry.rows())
+
+
+@pytest.fixture
+async def door(running: Any, machines: list[Machine]) -> AsyncIterator[Door]:
+    async with running() as runtime:
+        link = ClusterLink(model="alpha", hello=HELLO, on_step=lambda *_: None)
+        link.replicas({machine.node: machine.address for machine in machines})
+        app = App(runtime.store.resolve("alpha"), "fingerprint", link)
+        runtime.lender = ClusterLender(runtime.supervisor, lambda name: app if name == "alpha" else None)
+        yield Door(runtime, link)
+        await link.stop()
+
+
+async def test_a_stream_is_the_same_wherever_it_is_computed(door: Door, running: Any) -> None:
+    expected = [await door.stream(f"stream {number}", 20) for number in range(2)]
+    async with running() as alone:
+        assert [await Door(alone, door.link).stream(f"stream {number}", 20) for number in range(2)] == expected
+
+
+async def test_other_models_are_this_machines(door: Door) -> None:
+    async with door.runtime.job(JobRequest(model="beta", api="/test")):
+        assert [row.model for row in door.runtime.supervisor.loaded()] == ["beta"]
+    await door.stream("x", 3)
+    assert len(door.runtime.supervisor.loaded()) == 1
+
+
+async def test_streams_go_to_all_replicas_and_a_conversation_to_its_own(door: Door) -> None:
+    streams = door.streams(12, 100)
+    await until(lambda: sum(door.loads()) == 12)
+    assert len(door.loads()) == 3
+    assert max(door.loads()) <= 6
+    await asyncio.gather(*streams)
+    talk = "".join(random.Random(1).choices("abcdefgh ", k=3000))
+    await door.stream(talk, 3)
+    (first,) = [name for name, link in door.link.links().items() if link.stats and link.stats.prompt_tokens_total > 900]
+    for more in ("and", "then", "some"):
+        talk += more * 60
+        await door.stream(talk, 3)
+        stats = door.link.links()[first].stats
+        assert stats is not None
+        assert stats.cached_tokens_total > 0
+
+
+@pytest.mark.parametrize("kills", ["engine", "machine"])
+async def test_kills_lose_nothing(door: Door, machines: list[Machine], kills: str) -> None:
+    expected = await asyncio.gather(*door.streams(8))
+    streams = door.streams(8)
+    draws = random.Random(kills)
+    for _ in range(4):
+        n_before = door.n_resumed
+        await until(lambda: sum(row.output_tokens > 1 for row in door.runtime.registry.rows()[-8:]) >= 6)
+        busy = [machine for machine in machines if _n_requests(door, machine)]
+        if not busy:
+            break
+        victim = draws.choice(busy)
+        if kills == "engine":
+            os.kill(victim.engine_pid() or 0, signal.SIGKILL)
+        else:
+            await victim.kill()
+            await victim.start()
+        await until(lambda n_before=n_before: door.n_resumed > n_before)
+    assert await asyncio.gather(*streams) == expected
+    assert door.n_resumed > 0
+
+
+def _n_requests(door: Door, machine: Machine) -> int:
+    link = door.link.links().get(machine.node)
+    return 0 if link is None else link.n_requests
+
+
+async def test_all_machines_gone_and_back_lose_nothing(door: Door, machines: list[Machine]) -> None:
+    expected = await asyncio.gather(*door.streams(4))
+    streams = door.streams(4)
+    await until(lambda: all(row.output_tokens > 1 for row in door.runtime.registry.rows()[-4:]))
+    for machine in machines:
+        await machine.kill()
+    await asyncio.sleep(0.5)
+    await asyncio.gather(*(machine.start() for machine in machines))
+    assert await asyncio.gather(*streams) == expected
+
+
+async def test_a_replica_that_hangs_is_left_within_four_seconds(door: Door, machines: list[Machine]) -> None:
+    expected = await asyncio.gather(*door.streams(6))
+    streams = door.streams(6)
+    await until(lambda: all(row.output_tokens > 1 for row in door.runtime.registry.rows()[-6:]))
+    hung = next(machine for machine in machines if _n_requests(door, machine))
+    began_s = asyncio.get_running_loop().time()
+    os.kill(hung.pid, signal.SIGSTOP)
+    assert await asyncio.gather(*streams) == expected
+    assert asyncio.get_running_loop().time() - began_s < frames.SILENCE_S + 20
+    assert hung.node not in door.link.links()
+
+
+async def test_no_replica_at_all_is_said(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("localrun.cluster.lender.WAIT_S", 0.3)
+    door.link.replicas({})
+    with pytest.raises(Unavailable, match="no replica of 'alpha'"):
+        await door.stream("x")
+
+
+async def test_a_request_can_be_cancelled_while_its_replica_is_being_found(
+    door: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def never(*_: object) -> None:
+        await asyncio.Event().wait()
+
+    async with door.runtime.job(ALPHA) as job:
+        monkeypatch.setattr(ClusterLink, "_link_to", never)
+        await job.submit(wire.Submit(id=0, n_predict=5), segments=[wire.Segment("x")])
+        await asyncio.sleep(0)
+        job.request_cancel()
+        deltas = [delta async for delta in job]
+    assert deltas[-1].finish is wire.Finish.CANCELLED
+    assert door.link._placed == {}
+
+
+@pytest.mark.parametrize(
+    ("ask", "text"),
+    [
+        (JobRequest(model="alpha", api="/test", use=Use.EMBED), "for text, not for embed"),
+        (JobRequest(model="alpha", api="/test", draft="beta"), "draft models"),
+    ],
+)
+async def test_what_the_cluster_does_not_do_is_refused(door: Door, ask: JobRequest, text: str) -> None:
+    with pytest.raises(BadRequest, match=text):
+        async with door.runtime.job(ask) as job:
+            await job.submit(wire.Submit(id=0, n_predict=5), segments=[wire.Segment("x")])
+
+
+async def test_nothing_is_left_when_all_have_ended(door: Door) -> None:
+    await asyncio.gather(*door.streams(4, 5))
+    assert door.link._placed == {}
+    assert door.loads() == [0] * len(door.loads())
+
+
+# --- turns ------------------------------------------------------------------------------------------------------------
+
+
+async def test_as_many_take_a_turn_as_there_are_replicas() -> None:
+    n_inside = most = 0
+    turns = Turns(lambda: 3)
+
+    async def take() -> None:
+        nonlocal n_inside, most
+        async with turns:
+            n_inside += 1
+            most = max(most, n_inside)
+            assert turns.locked() == (n_inside == 3)
+            await asyncio.sleep(0.001)
+            n_inside -= 1
+
+    await asyncio.gather(*(take() for _ in range(20)))
+    assert (most, turns.locked()) == (3, False)
+
+
+async def test_with_no_replica_one_may_try() -> None:
+    turns = Turns(lambda: 0)
+    assert not turns.locked()
+    async with turns:
+        assert turns.locked()
+
+
+def test_what_a_prompt_is_chosen_by_tells_realms_apart():
+    one, other = (
+        cluster_link.prompt_of(wire.Submit(id=1, segments=(wire.Segment("x" * 600),), namespace=key))
+        for key in (b"a", b"b")
+    )
+    assert not set(one) & set(other)
+    assert len(one) == 2
