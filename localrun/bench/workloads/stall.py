@@ -14,8 +14,9 @@ from localrun.bench.workloads.workload import WorkloadResult, define
 
 N_STREAMS = 3
 N_PROMPT = 50
-# Enough that a server which keeps them going has some left when the newcomer's prompt is done.
-N_STREAM_OUTPUT = 256
+# A server that keeps them going should have some left when the newcomer's prompt is done: so many tokens at least, and
+# one for so many of the prompt.
+N_STREAM_OUTPUT, N_LONG_PER_OUTPUT = 256, 16
 N_LONG = 2400
 N_LONG_OUTPUT = 8
 # A server may want a cell or two beyond the last token.
@@ -50,7 +51,8 @@ async def arrive(
     """Send `prompt` while `n_streams` are running. The window of the gaps is from its sending to its first token; a gap
     that touches it counts whole. The wall is from that sending until it and all streams are done."""
     prompts = [numbers(options.seed, f"{label} {index}", N_PROMPT) for index in range(n_streams)]
-    streams = [endpoint.begin(prompt, N_STREAM_OUTPUT, group="streams") for prompt in prompts]
+    n_each = max(N_STREAM_OUTPUT, len(prompt) // N_LONG_PER_OUTPUT)
+    streams = [endpoint.begin(beside, n_each, group="streams") for beside in prompts]
     await endpoint.until(_have(streams, [STEADY_PIECES] * n_streams), options.request_timeout_s)
     long = await endpoint.send(prompt, n_output, group="long")
     records = [await stream.task for stream in streams]
