@@ -114,8 +114,9 @@ class EngineRow(msgspec.Struct, kw_only=True):
     of the `size_bytes` lie on GPUs. One that `is_preparing` takes seconds for a step, since the driver of its device
     compiles what that needs. `name` is the model's as lists have it.
 
-    A field that `wire.StepStats` has too is copied from the engine's last step by its name. `localrun ps` shows rows by
-    `cli/running.py`, the monitor by `tui/widgets/tables.py`, and `/metrics` by `ENGINE_GAUGES`.
+    A field that `wire.StepStats` has too is copied from the engine's last step by its name: `step_s` and the rows that
+    it computed say why it took long. `localrun ps --json` has all fields, its table those of `cli/running.py`, the
+    monitor those of `tui/widgets/tables.py` and, of the cache, `kv_map.py`, and `/metrics` those of `ENGINE_GAUGES`.
 
     Totals count since it was loaded. `*_entries` are saved segments of prefixes; `disk_cache_bytes` is this model's
     part of what all models may use together. `cached_tokens_total` includes the two `*_restored_tokens_total`.
@@ -138,6 +139,10 @@ class EngineRow(msgspec.Struct, kw_only=True):
     cached_sequences: int = 0
     ram_cache_bytes: int = 0
     step_s: float | None = None
+    n_prefill_rows: int = 0
+    n_decode_rows: int = 0
+    n_draft_rows: int = 0
+    background_s: float = 0.0
     target_itl_s: float | None = None
     rss_bytes: int | None = None
     size_bytes: int = 0

@@ -489,7 +489,8 @@ class StepStats(msgspec.Struct, frozen=True, array_like=True):
     `ram_entries` and `disk_entries` are saved segments of prefixes. `ram_restored_tokens_total` and
     `disk_restored_tokens_total` are prompt tokens that were copied from there instead of being computed. `n_draft_rows`
     are verified drafts, beside `n_prefill_rows` and `n_decode_rows`, one for each stream; `drafts` and `media` are
-    totals.
+    totals. Rows that the background computed since the step before took `background_s`, and `step` is still that of
+    before if nothing else was computed.
     """
 
     step: int
@@ -515,6 +516,7 @@ class StepStats(msgspec.Struct, frozen=True, array_like=True):
     n_draft_rows: int = 0
     drafts: tuple[DraftCounts, ...] = ()
     media: MediaCounts = MediaCounts()
+    background_s: float = 0.0
 
 
 class Started(msgspec.Struct, frozen=True, array_like=True):

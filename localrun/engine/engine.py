@@ -450,7 +450,7 @@ class Engine:
             return
         self._n_failed_steps = 0
         self._advance(batch.grants)
-        self.totals.note_rows(n_prefill=len(batch.seqs), n_decode=0)
+        self.totals.note_background(len(batch.seqs), batch.seconds)
         self.scheduler.observe_background(n_rows=len(batch.seqs), seconds=batch.seconds)
         for request, _, _ in batch.grants:
             if request.n_computed == request.last_start and self._leave_background(request):

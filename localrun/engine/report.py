@@ -146,6 +146,7 @@ class Totals:
     n_prefill_rows: int = 0
     n_decode_rows: int = 0
     n_draft_rows: int = 0
+    background_s: float = 0.0
     drafts: DraftTotals = field(default_factory=DraftTotals)
 
     def note_rows(self, *, n_prefill: int, n_decode: int) -> None:
@@ -154,6 +155,11 @@ class Totals:
         self.decode_tokens += n_decode
         self.n_prefill_rows += n_prefill
         self.n_decode_rows += n_decode
+
+    def note_background(self, n_rows: int, seconds: float) -> None:
+        """The background computed a batch."""
+        self.background_s += seconds
+        self.note_rows(n_prefill=n_rows, n_decode=0)
 
     def note_step(self, *, n_prefill: int, n_decode: int, step_s: float) -> None:
         """A step was computed, which took so long."""
@@ -164,6 +170,7 @@ class Totals:
     def end_step(self) -> None:
         """The step was reported."""
         self.n_prefill_rows = self.n_decode_rows = self.n_draft_rows = 0
+        self.background_s = 0.0
 
     def stats(self, cache: Cache, scheduler: Scheduler, media: MediaCounts) -> StepStats:
         """What people are told of a step."""
@@ -192,6 +199,7 @@ class Totals:
             n_draft_rows=self.n_draft_rows,
             drafts=self.drafts.by_source(),
             media=media,
+            background_s=self.background_s,
         )
 
 

@@ -321,6 +321,7 @@ class _EngineMeter:
     def __init__(self) -> None:
         self.decode = RateWindow()
         self.prefill = RateWindow()
+        self.step = 0
         self.prefill_total = 0
         self.ram_restored_total = 0
         self.disk_restored_total = 0
@@ -469,7 +470,7 @@ class Telemetry:
             meter.decode.add(step.sent_at_s, stats.step_s, n_output)
         n_prefill = stats.prefill_tokens_total - meter.prefill_total
         if n_prefill:
-            meter.prefill.add(step.sent_at_s, stats.step_s, n_prefill)
+            meter.prefill.add(step.sent_at_s, stats.background_s or stats.step_s, n_prefill)
             meter.prefill_total = stats.prefill_tokens_total
         if stats.ram_restored_tokens_total > meter.ram_restored_total:
             n_restored = stats.ram_restored_tokens_total - meter.ram_restored_total
@@ -485,7 +486,8 @@ class Telemetry:
         if stats.media != meter.media:
             self._count_media(link.model, stats.media, meter.media)
             meter.media = stats.media
-        if stats.n_prefill_rows or stats.n_decode_rows:
+        if stats.step != meter.step:  # else the background computed, beside or between steps
+            meter.step = stats.step
             self.metrics.of(link.model).step.observe(stats.step_s)
             self._llama_totals.n_steps += 1
             self._llama_totals.n_busy += stats.n_running

@@ -255,6 +255,25 @@ async def test_histograms_and_counters_agree_with_what_ran(running: Any, generat
         assert samples[_key("localrun_step_seconds_count", model="alpha")] >= 20
 
 
+async def test_what_the_background_computes_is_no_step(running: Any, generate: Any) -> None:
+    """The engine tells of its rows with the step of before; their rate is over the time that they took."""
+    async with running() as runtime:
+        await generate(runtime, n_predict=2)
+        [resident] = runtime.supervisor.residents()
+        before = _samples(runtime)[_key("localrun_step_seconds_count", model="alpha")]
+        stats = resident.link.stats
+        for n_batches in (1, 2):
+            told = msgspec.structs.replace(
+                stats, step_s=0.01, n_prefill_rows=500, background_s=0.5,
+                prefill_tokens_total=stats.prefill_tokens_total + 500 * n_batches,
+            )  # fmt: skip
+            runtime.telemetry.engine_step(
+                resident.link, wire.Step(sent_at_s=1000.0 + n_batches / 2, deltas=[], stats=told)
+            )
+        assert _samples(runtime)[_key("localrun_step_seconds_count", model="alpha")] == before
+        assert runtime.telemetry._meters[resident.link].prefill.per_s(1001.0) == pytest.approx(1000)
+
+
 async def test_gauges_are_those_of_the_moment(running: Any, generate: Any) -> None:
     async with running() as runtime:
         assert _samples(runtime)[_key("localrun_models_loaded")] == 0
