@@ -107,7 +107,7 @@ def test_two_daemons_do_not_run_the_same_lines(tmp_path: Path):
 
 
 def test_a_daemon_that_could_not_open_the_folder_tries_again_by_itself(tmp_path: Path):
-    faults = Injected(tmp_path, localrun__server__batches__offline___RETRY_S=0.1)
+    faults = Injected(tmp_path, localrun__server__batches__service___RETRY_S=0.1)
     home = {"LOCALRUN_HOME": str(tmp_path / "home"), "LOCALRUN_FAKE_STEP_MS": "20"}
     with running_daemon(**home) as first:
         # So many that there are some left when the second one is up, which takes a second or more.
