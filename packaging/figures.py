@@ -72,12 +72,12 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     workloads: list[str]
     ratios: dict[str, Ratio]
     drafts: dict[str, Drafts] = {}
+    machine: str
 
 
 class Figures(msgspec.Struct, frozen=True):
-    """`machine` is a sentence's end: on what this was measured."""
+    """`Measured.machine` is a sentence's end: on what this was measured."""
 
-    machine: str
     measured: list[Measured]
 
 
@@ -158,6 +158,10 @@ SENTENCES = (
     ("stall:longest_gap_s", "balanced", "shorter", "longer",
         "When somebody sends a long prompt, the longest pause in the answers that are running is {}."),
     ("stall:long_ttft_s", "balanced", "shorter", "longer", "That long prompt's own wait for its first token is {}."),
+    ("outgrow:4800_beside_3_long_ttft_s", "balanced", "sooner", "later",
+        "A prompt that is longer than a slot's share of the cells has its first token {}."),
+    ("agent:clients_1_wall_s", "balanced", "sooner", "later",
+        "Twenty turns of an agent, up to 30,000 tokens, are done {}."),
     ("shared:cold_wall_s", "balanced", "sooner", "later",
         "Requests that begin with the same long system prompt are all answered {}."),
     ("restart:restarted_ttft_s", "balanced", "sooner", "later",
@@ -167,7 +171,7 @@ SENTENCES = (
 )  # fmt: skip
 
 
-def condensed(peer: dict[str, Any], processor: str) -> Measured:
+def condensed(peer: dict[str, Any], processor: str, machine: str) -> Measured:
     """What is kept of the JSON of `python -m bench`. `processor` counts where the file does not name its own."""
     flags, shown = peer["flags"], {row.metric for row in ROWS}
     ratios = {}
@@ -189,6 +193,7 @@ def condensed(peer: dict[str, Any], processor: str) -> Measured:
         workloads=sorted({each["workload"] for each in peer["comparisons"]} - {"memory"}),
         ratios=ratios,
         drafts=_drafts(peer["comparisons"]),
+        machine=machine,
     )
 
 
@@ -251,7 +256,7 @@ def tables(figures: Figures) -> dict[Path, str]:
     rows = [[_label(row, measured), _shown(ratio)] for row, measured, ratio in found]
     headlines = [[row.headline, _shown(ratio)] for row, _, ratio in found if row.headline]
     header = ("workload", "ratio, median (lowest to highest)")
-    conditions = _conditions(figures, [measured for _, measured, _ in found])
+    conditions = _conditions([measured for _, measured, _ in found])
     modes = _table(
         ("`latency`", "longest gap of a stream while a 2,400-token prompt arrives", "first token of that prompt"),
         [[f"`{mode}`", *(_cell(figures.measured, row) for row in _stall_rows(mode)[:2])] for mode in MODES],
@@ -301,7 +306,7 @@ def _speculation(figures: Figures) -> str:
         ratio = NOT_MEASURED if found.ratio is None else _shown(found.ratio)
         shares = [f"{share:.0%}" if share is not None else "-" for share in (found.accepted, found.peer_accepted)]
         rows.append([f"{model}, {workload}, {streams}", gain, shares[0], peer_gain, shares[1], ratio])
-    conditions = _conditions(figures, list({id(each): each for each, _ in drafts.values()}.values()))
+    conditions = _conditions(list({id(each): each for each, _ in drafts.values()}.values()))
     return f"\n\n**Speculation**, tokens/s:\n\n{_table(header, rows)}\n\n{conditions}"
 
 
@@ -325,10 +330,14 @@ def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join("|" + "|".join(cell if cell == "---" else f" {cell} " for cell in line) + "|" for line in lines)
 
 
-def _conditions(figures: Figures, used: Sequence[Measured]) -> str:
-    """Two sentences: on what, when, and how often."""
-    if not used:
-        return ""
+def _conditions(used: Sequence[Measured]) -> str:
+    """For each machine two sentences: on what, when, and how often."""
+    machines = dict.fromkeys(each.machine for each in used)
+    texts = [_measured_on(machine, [each for each in used if each.machine == machine]) for machine in machines]
+    return "\n".join(_wrapped(" ".join(texts)))
+
+
+def _measured_on(machine: str, used: Sequence[Measured]) -> str:
     dates = sorted({each.date for each in used})
     when = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
     sizes = {(each.slots, each.threads, each.model) for each in used}
@@ -340,8 +349,7 @@ def _conditions(figures: Figures, used: Sequence[Measured]) -> str:
         rounds[f"{each.rounds} of {names}"] = None
     changed = {f"{name}={value}" for each in used for name, value in each.environment.items()}
     settings = f" Settings: {', '.join(sorted(changed))}." if changed else ""
-    text = f"Measured on {figures.machine}, {when}: {how}, {cells} KV cells. Rounds: {'; '.join(rounds)}.{settings}"
-    return "\n".join(_wrapped(text))
+    return f"Measured on {machine}, {when}: {how}, {cells} KV cells. Rounds: {'; '.join(rounds)}.{settings}"
 
 
 def _wrapped(text: str, width: int = 120) -> list[str]:
@@ -368,18 +376,19 @@ def kept() -> Figures:
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python packaging/figures.py", description=__doc__)
     parser.add_argument(
-        "files", nargs="*", type=Path, help="what `python -m bench --json` wrote; replaces what is kept"
+        "files", nargs="*", type=Path, help="what `python -m bench --json` wrote; replaces what is kept, but for --add"
     )
-    parser.add_argument("--machine", help="on what this was measured, in words; default: as before")
+    parser.add_argument("--machine", default="this machine", help="on what this was measured, in words")
+    parser.add_argument("--add", action="store_true", help="keep what is there, too; what came last counts")
     args = parser.parse_args(arguments)
-    before = kept() if KEPT.is_file() else Figures("this machine", [])
-    measured = before.measured
+    measured = kept().measured if KEPT.is_file() and (args.add or not args.files) else []
     if args.files:
         from localrun.hardware.processors import usable
 
-        here = usable()
-        measured = [condensed(msgspec.json.decode(file.read_bytes()), here.name) for file in args.files]
-    figures = Figures(args.machine or before.machine, measured)
+        name = usable().name
+        files = [msgspec.json.decode(file.read_bytes()) for file in args.files]
+        measured = [*measured, *(condensed(each, name, args.machine) for each in files)]
+    figures = Figures(measured)
     KEPT.write_bytes(msgspec.json.format(msgspec.json.encode(figures), indent=1) + b"\n")
     for path in (README, BENCH, PERFORMANCE):
         path.write_text(page(path, figures), encoding="utf-8")

@@ -36,12 +36,12 @@ def peer(workload: str, metric: str, ratio: dict[str, Any] | None, *, latency: s
 
 
 def test_what_is_kept_names_no_folder_and_has_both_sides():
-    kept = figures.condensed(peer("stall", "wall_s", spread(1.25, 1.1, 1.4)), "unknown")
+    kept = figures.condensed(peer("stall", "wall_s", spread(1.25, 1.1, 1.4)), "unknown", "")
     assert (kept.date, kept.processor, kept.model) == ("2031-05-04", "Some CPU", "m.gguf")
     assert kept.environment == {"LOCALRUN_MAX_QUEUE": "3"}
     ratio = kept.ratios["stall:wall_s"]
     assert (ratio.median, ratio.localrun, ratio.opponent, ratio.opponent_name) == (1.25, 100, 80, "llama-server -kvu")
-    assert figures.condensed(peer("stall", "wall_s", None), "unknown").ratios == {}
+    assert figures.condensed(peer("stall", "wall_s", None), "unknown", "").ratios == {}
 
 
 def drafts(*, with_gain: bool) -> dict[str, Any]:
@@ -59,19 +59,19 @@ def drafts(*, with_gain: bool) -> dict[str, Any]:
 
 
 def test_what_drafts_gained_is_a_table_of_its_own():
-    made = figures.Figures("a machine", [figures.condensed(drafts(with_gain=True), "")])
+    made = figures.Figures([figures.condensed(drafts(with_gain=True), "", "a machine")])
     bench = figures.tables(made)[figures.BENCH]
     assert "| m.gguf, edit, 4 | 1.90 (1.80 to 2.00) | 80% | 1.50 | 40% | 1.50 (1.20 to 1.80) |" in bench
     assert "Speculation" not in figures.tables(made)[figures.README]
 
 
 def test_a_gain_that_was_not_measured_is_left_open():
-    made = figures.Figures("a machine", [figures.condensed(drafts(with_gain=False), "")])
+    made = figures.Figures([figures.condensed(drafts(with_gain=False), "", "a machine")])
     assert "| m.gguf, edit, 4 | - | - | 1.50 | - | 1.50 (1.20 to 1.80) |" in figures.tables(made)[figures.BENCH]
 
 
 def test_without_drafts_there_is_no_table_of_them():
-    made = figures.Figures("", [figures.condensed(peer("stall", "wall_s", spread(1.0, 1.0, 1.0)), "")])
+    made = figures.Figures([figures.condensed(peer("stall", "wall_s", spread(1.0, 1.0, 1.0)), "", "")])
     assert made.measured[0].drafts == {}
     assert "Speculation" not in figures.tables(made)[figures.BENCH]
 
@@ -82,7 +82,7 @@ def test_the_last_file_counts_and_modes_are_kept_apart():
         peer("stall", "wall_s", spread(2.0, 1.5, 2.5)),
         peer("stall", "wall_s", spread(9.0, 8.0, 10.0), latency="throughput"),
     ]
-    made = figures.Figures("a machine", [figures.condensed(each, "") for each in files])
+    made = figures.Figures([figures.condensed(each, "", "a machine") for each in files])
     bench = figures.tables(made)[figures.BENCH]
     assert "| stall, balanced: wall until all are done | 2.00 (1.50 to 2.50) |" in bench
     assert "| stall, throughput: wall until all are done | 9.00 (8.00 to 10.00) |" in bench
@@ -92,16 +92,33 @@ def test_the_last_file_counts_and_modes_are_kept_apart():
     assert "| `interactive` | not measured | not measured |" in performance
 
 
+def test_each_machine_has_its_own_conditions_and_earlier_figures_can_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("README", "BENCH", "PERFORMANCE"):
+        (tmp_path / name).write_text(f"{figures.BEGIN}{figures.END}")
+        monkeypatch.setattr(figures, name, tmp_path / name)
+    monkeypatch.setattr(figures, "KEPT", tmp_path / "figures.json")
+    for name, metric in (("a", "wall_s"), ("b", "long_ttft_s")):
+        (tmp_path / f"{name}.json").write_text(json.dumps(peer("stall", metric, spread(0.5, 0.4, 0.6))))
+        figures.main([str(tmp_path / f"{name}.json"), "--add", "--machine", f"machine {name}"])
+    page = (tmp_path / "PERFORMANCE").read_text()
+    assert page.count("0.50 (0.40 to 0.60)") == 3, "two rows, and one in the table of modes"
+    assert page.index("Measured on machine a, ") < page.index("Measured on machine b, ")
+    figures.main([str(tmp_path / "b.json"), "--machine", "machine b"])
+    assert "machine a" not in (tmp_path / "PERFORMANCE").read_text()
+
+
 def test_one_round_is_called_one():
-    made = figures.Figures("", [figures.condensed(peer("shared", "cold_wall_s", spread(0.5, 0.5, 0.5, 1)), "")])
+    made = figures.Figures([figures.condensed(peer("shared", "cold_wall_s", spread(0.5, 0.5, 0.5, 1)), "", "")])
     assert "| 0.50 (one round) |" in figures.tables(made)[figures.PERFORMANCE]
 
 
 def test_the_readme_says_in_words_which_side_a_figure_favours():
     def said(metric: str, median: float) -> str:
         workload, _, name = metric.partition(":")
-        made = figures.condensed(peer(workload, name, spread(median, median, median)), "")
-        return " ".join(figures.tables(figures.Figures("", [made]))[figures.README].split())
+        made = figures.condensed(peer(workload, name, spread(median, median, median)), "", "")
+        return " ".join(figures.tables(figures.Figures([made]))[figures.README].split())
 
     assert said("stall:longest_gap_s", 0.07).endswith("the answers that are running is 14 times shorter.")
     assert said("stall:long_ttft_s", 1.11).endswith("wait for its first token is 11 % longer.")
