@@ -93,7 +93,7 @@ def _shifted(message: _Decoded, by_s: float) -> _Decoded:
         resume = message.resume
         if resume is not None:
             times = (resume.started_at_s, resume.first_token_at_s, resume.last_token_at_s)
-            started, first, last = (None if at_s is None else at_s + by_s for at_s in times)
-            resume = replace(resume, started_at_s=started, first_token_at_s=first, last_token_at_s=last)
+            begun, first, last = (None if at_s is None else at_s + by_s for at_s in times)
+            resume = replace(resume, started_at_s=begun, first_token_at_s=first, last_token_at_s=last)
         return cast("_Decoded", replace(message, arrived_at_s=message.arrived_at_s + by_s, resume=resume))
     return message

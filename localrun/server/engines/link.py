@@ -50,8 +50,8 @@ class Progress(Protocol):
 class Sink(Protocol):
     """Where a request's news go: its job, which people know as `id`."""
 
-    id: str
-
+    @property
+    def id(self) -> str: ...
     @property
     def record(self) -> Progress: ...
 
