@@ -22,14 +22,21 @@ from tests.fakes.tokens import IM_END, IM_START
 
 OBJECT = Grammar(GrammarKind.JSON_SCHEMA, '{"type":"object"}')
 DIGITS = Grammar(GrammarKind.REGEX, "[0-9]{30}")
+
+
 # Takes seconds to read.
 # Eight chains: one takes a quick processor less than a second.
-SLOW = Grammar(
-    GrammarKind.GBNF,
-    "root ::= " + " | ".join(f"r{chain}-0" for chain in range(8)) + "\n"
-    + "".join(f'r{chain}-{n} ::= "x" r{chain}-{n + 1}\n' for chain in range(8) for n in range(2000))
-    + "".join(f'r{chain}-2000 ::= "y"\n' for chain in range(8)),
-)  # fmt: skip
+def chains(length: int) -> Grammar:
+    """Takes long to compile: by the square of the length."""
+    return Grammar(
+        GrammarKind.GBNF,
+        "root ::= " + " | ".join(f"r{chain}-0" for chain in range(8)) + "\n"
+        + "".join(f'r{chain}-{n} ::= "x" r{chain}-{n + 1}\n' for chain in range(8) for n in range(length))
+        + "".join(f'r{chain}-{length} ::= "y"\n' for chain in range(8)),
+    )  # fmt: skip
+
+
+SLOW = chains(2000)
 # A reference through references: as deep as the stack of whoever follows them.
 DEEP = Grammar(
     GrammarKind.JSON_SCHEMA,
@@ -266,7 +273,7 @@ def test_a_worker_that_somebody_ends_costs_nobody_an_answer(monkeypatch: pytest.
     for limit in ("COMPILE_LIMIT_S", "_LONGEST_S"):  # what a slow machine takes is no fault of the grammar
         monkeypatch.setattr(grammar_checker, limit, 600)
     harness = Harness(n_cells=2048)
-    harness.submit(1, "slow", grammar=SLOW, n_predict=400)
+    harness.submit(1, "slow", grammar=chains(800), n_predict=400)
     worker_at_work(harness).kill()
     harness.submit(2, "other", grammar=DIGITS, n_predict=40)
     harness.run(max_steps=50_000)
