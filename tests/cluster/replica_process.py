@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from pathlib import Path
 
 from localrun.cluster.replica import Replica
 from localrun.config import Settings
@@ -23,7 +24,7 @@ async def main(folder: str, name: str, port: int) -> None:
 
     replica = Replica(borrow, token=TOKEN, app=APP)
     supervisor = Supervisor(
-        settings, Store(settings.models_dir), command=ENGINE, on_step=replica.on_step, on_loaded=lambda link: None,
+        settings, Store(Path(folder)), command=ENGINE, on_step=replica.on_step, on_loaded=lambda link: None,
         on_ended=replica.on_ended,
     )  # fmt: skip
     supervisor.start()
