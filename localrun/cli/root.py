@@ -52,6 +52,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
     "Share": {
         "key": ("share.key", "Make and revoke API keys."),
         "hosts": ("share.hosts", "Find other machines, and trust their certificates."),
+        "cluster": ("cluster", "Run models on several machines behind one endpoint."),
     },
     "This program": {
         "doctor": ("program", "Check this machine, the build and the files."),
@@ -119,6 +120,11 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "usage": ("localrun usage --by model", "localrun usage --by day --days 7"),
     "key": ("localrun key create --name laptop --rate 60/min", "localrun key list", "localrun key revoke laptop"),
     "hosts": ("localrun hosts", "localrun hosts trust studio.local", "localrun --host studio.local list"),
+    "cluster": (
+        "localrun cluster up",
+        "localrun cluster join HEAD --token-file F",
+        "localrun cluster deploy qwen3.5:4b --replicas 2",
+    ),
     "doctor": ("localrun doctor", "localrun doctor --deep"),
     "version": ("localrun version --json",),
 }

@@ -25,6 +25,7 @@ from localrun.cli.text import say, tell
 from localrun.config import Settings
 
 if TYPE_CHECKING:
+    from localrun.cluster.door import Door
     from localrun.service.manager import Manager
 
 
@@ -53,11 +54,15 @@ def serve_command(idle_exit_s: float | None, **flags: Any) -> None:
     Every option can also be set in `localrun.toml` in the configuration folder, or with the environment variable named
     beside it. The command line takes precedence over the environment, and the environment over the file. Ollama's
     variables (OLLAMA_HOST and others) apply where none of these is set."""
-    settings = load_settings(flags, serves=True)
+    run_daemon(load_settings(flags, serves=True), idle_exit_s)
+
+
+def run_daemon(settings: Settings, idle_exit_s: float | None = None, elsewhere: Door | None = None) -> None:
+    """See `app.serve`. Raises click.UsageError for settings, and PortBusy, which says who has the port."""
     from localrun.server.app import serve
 
     try:
-        serve(settings, idle_exit_s)
+        serve(settings, idle_exit_s, elsewhere)
     except config.ConfigError as error:
         named = " (OLLAMA_HOST; --host and LOCALRUN_HOST count before it)"
         raise click.UsageError(f"{error}{named if ollama_environment.named_host(settings) else ''}") from None

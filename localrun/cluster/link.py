@@ -144,6 +144,10 @@ class ClusterLink:
     def pid(self) -> int | None:
         return None
 
+    @property
+    def n_requests(self) -> int:
+        return len(self._placed)
+
     def links(self) -> dict[str, EngineLink]:
         """Those that are open, by replica."""
         return dict(self._links)

@@ -86,6 +86,11 @@ class Replica:
             self._loan = None
 
     @property
+    def n_requests(self) -> int:
+        """Those of all doors, running and waiting."""
+        return sum(door.n_requests for door in self._doors)
+
+    @property
     def link(self) -> EngineLink:
         """Raises Unavailable while there is none."""
         if self._loan is None or self._loan.link.error is not None:
@@ -164,6 +169,10 @@ class _Door(asyncio.Protocol):
         self._asking: set[asyncio.Task[None]] = set()
         self._deltas: list[wire.Delta] = []
         self._started: list[wire.Started] = []
+
+    @property
+    def n_requests(self) -> int:
+        return len(self._requests)
 
     # --- called by the event loop --------------------------------------------------------------------------------
 

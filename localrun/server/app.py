@@ -61,7 +61,7 @@ from localrun.server.http.names import bracketed, is_wildcard, served
 from localrun.server.metering import request_log
 from localrun.server.metering.logs import LineFormatter, goes_to_journal
 from localrun.server.openapi import routes as table
-from localrun.server.runtime import Runtime
+from localrun.server.runtime import Elsewhere, Runtime
 
 if sys.platform != "win32":
     import resource
@@ -107,8 +107,9 @@ def build(settings: Settings, runtime: Runtime) -> Limits:
     return Limits(app, settings, runtime.access, runtime.loop_watch, ended, table.find)
 
 
-def serve(settings: Settings, idle_exit_s: float | None = None) -> None:
-    """Runs the daemon until it is asked to end, or has been idle for `idle_exit_s`.
+def serve(settings: Settings, idle_exit_s: float | None = None, elsewhere: Elsewhere | None = None) -> None:
+    """Runs the daemon until it is asked to end, or has been idle for `idle_exit_s`. `elsewhere` are engines of other
+    machines.
 
     Prints `localrun is listening on URL` when it is ready, and how other machines reach it if they can. Raises
     ConfigError for an address that this machine does not have, and for one that others can reach without an API key or
@@ -129,7 +130,7 @@ def serve(settings: Settings, idle_exit_s: float | None = None) -> None:
         for name, meant in slips().items():
             _log.warning("%s is no setting; set %s if that is meant", name, meant)
         _check_files(settings)
-        runtime = Runtime(settings)
+        runtime = Runtime(settings, elsewhere=elsewhere)
         if not is_local and not runtime.access.has_usable_keys():
             raise ConfigError(
                 f"host is {settings.host!r}, which other machines can reach, and there is no API key; make one first: "

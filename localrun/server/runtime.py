@@ -18,6 +18,7 @@ import contextlib
 import logging
 import sqlite3
 from collections.abc import Sequence
+from typing import Protocol
 
 from localrun import kv_folders
 from localrun.config import Settings, folders, model_dirs, models_folder
@@ -55,11 +56,24 @@ CHECKPOINT_EVERY_S = 60.0
 __all__ = ["Job", "JobRequest", "Runtime"]
 
 
+class Elsewhere(Protocol):
+    """Engines on other machines, which it lends before this one's are asked."""
+
+    def lender(self, own: Lender, store: Store) -> Lender: ...
+    def start(self) -> None: ...
+    async def stop(self) -> None: ...
+
+
 class Runtime:
     """See the module. `engine_command` runs engines that are not llama.cpp's: nothing is asked about its build."""
 
     def __init__(
-        self, settings: Settings, *, store: Store | None = None, engine_command: Sequence[str] = ENGINE_COMMAND
+        self,
+        settings: Settings,
+        *,
+        store: Store | None = None,
+        engine_command: Sequence[str] = ENGINE_COMMAND,
+        elsewhere: Elsewhere | None = None,
     ) -> None:
         is_llama = engine_command == ENGINE_COMMAND
         kv_folder = kv_folders.kv_folder(folders().cache)
@@ -96,8 +110,9 @@ class Runtime:
             threads_file=folders().cache / thread_choice.FILE_NAME,
             kernels_folder=kernels.folder(folders().cache) if is_llama else None,
         )
-        # Who has engines: this machine.
-        self.lender: Lender = self.supervisor
+        # Who has engines: this machine, and others if it is in a cluster.
+        self._elsewhere = elsewhere
+        self.lender: Lender = self.supervisor if elsewhere is None else elsewhere.lender(self.supervisor, self.store)
         self.responses = KeptResponses()
         # Asking the GPUs takes a process: one question at a time.
         self.asks_gpus = asyncio.Lock()
@@ -120,6 +135,8 @@ class Runtime:
         await self.renderer.start()
         await self.media.start()
         self.supervisor.start()
+        if self._elsewhere is not None:
+            self._elsewhere.start()
         await self.pulls.start()
         self._checkpoints = asyncio.create_task(self._checkpoint())
         self.batch_service.start()
@@ -160,6 +177,8 @@ class Runtime:
             await asyncio.wait_for(self.registry.idle.wait(), STOP_GRACE_S)
         await self.batch_service.stop()
         await self.pulls.stop()
+        if self._elsewhere is not None:
+            await self._elsewhere.stop()
         await self.supervisor.stop()
         await self.renderer.stop()
         await self.media.stop()

@@ -23,7 +23,7 @@ def served(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str]) -> list
     """What `serve` would have started."""
     calls: list[tuple[config.Settings, float | None]] = []
     app: Any = types.ModuleType("localrun.server.app")
-    app.serve = lambda settings, idle_exit_s: calls.append((settings, idle_exit_s))
+    app.serve = lambda settings, idle_exit_s, elsewhere: calls.append((settings, idle_exit_s))
     monkeypatch.setitem(sys.modules, "localrun.server.app", app)
     return calls
 
@@ -78,7 +78,7 @@ def test_wrong_values_are_named_and_nothing_starts(arguments, words, served, cap
 
 
 def test_what_the_server_refuses_is_wrong_use_too(served, capsys, monkeypatch):
-    def refuse(settings: config.Settings, idle_exit_s: float | None) -> None:
+    def refuse(settings: config.Settings, idle_exit_s: float | None, elsewhere: None) -> None:
         raise config.ConfigError("host is '0.0.0.0', which other machines can reach")
 
     monkeypatch.setattr(sys.modules["localrun.server.app"], "serve", refuse)

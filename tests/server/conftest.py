@@ -16,7 +16,7 @@ from localrun.config import Settings
 from localrun.models.storage.store import Store
 from localrun.server.engines.supervisor import Supervisor
 from localrun.server.jobs.job import Job, JobRequest
-from localrun.server.runtime import Runtime
+from localrun.server.runtime import Elsewhere, Runtime
 from tests.fakes import ENGINE
 from tests.support.synthesis.synthesize import synthesize
 
@@ -45,10 +45,14 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def models_dir(small_model: Path, tmp_path: Path) -> Path:
-    folder = tmp_path / "models"
+    return copies(small_model, tmp_path / "models")
+
+
+def copies(model: Path, folder: Path) -> Path:
+    """A new folder of models, all of them this one."""
     folder.mkdir()
     for name in NAMES:
-        shutil.copy(small_model, folder / f"{name}.gguf")
+        shutil.copy(model, folder / f"{name}.gguf")
     return folder
 
 
@@ -68,9 +72,11 @@ def running(settings: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch) 
     others."""
 
     @asynccontextmanager
-    async def start(*, step_ms: float = 0, engine: Sequence[str] = ENGINE, **changes: Any) -> AsyncIterator[Runtime]:
+    async def start(
+        *, step_ms: float = 0, engine: Sequence[str] = ENGINE, elsewhere: Elsewhere | None = None, **changes: Any
+    ) -> AsyncIterator[Runtime]:
         monkeypatch.setenv("LOCALRUN_FAKE_STEP_MS", str(step_ms))
-        runtime = Runtime(settings(**changes), engine_command=tuple(engine))
+        runtime = Runtime(settings(**changes), engine_command=tuple(engine), elsewhere=elsewhere)
         await runtime.start()
         try:
             yield runtime

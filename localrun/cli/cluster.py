@@ -1,0 +1,294 @@
+"""The commands for several machines: `cluster up`, `join`, `deploy`, `status`, `drain` and `down`.
+
+`up` and `join` stay in the foreground and hold this machine's part of the cluster; the others ask the cluster from any
+machine that is in it.
+
+Does not: start anything in the background, or import Ray (`localrun.cluster.bridge` does, in a process of its own).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from localrun.cli.arguments import complete_here, load_settings
+from localrun.cli.daemon import daemon_version
+from localrun.cli.serve import run_daemon
+from localrun.cli.text import print_json, progress, say, table
+from localrun.config import LoadSettings, Settings, folders, model_dirs, models_folder
+from localrun.errors import PortBusy, Unavailable
+
+if TYPE_CHECKING:
+    from localrun.cluster.nodes import Node
+    from localrun.cluster.reports import AppReport, ClusterReport
+    from localrun.cluster.settings import Membership
+
+END_TIMEOUT_S = 60.0
+DEPLOY_WAIT_S = 600.0
+DRAIN_S = 600
+_NODES = ("NODE", "STATE", "ADDRESS", "CPUS", "GPUS")
+_APPS = ("MODEL", "STATE", "REPLICAS", "SLOTS", "QUEUE", "TOK/S")
+_REPLICAS = ("MODEL", "NODE", "SLOTS", "QUEUE", "TOK/S", "PORT", "PID")
+
+
+@click.group("cluster")
+def cluster_command() -> None:
+    """Run models on several machines, behind one endpoint.
+
+    Each machine runs whole models. A request goes to the replica that has the least to compute for it, which is often
+    the one that knows its beginning. When a machine is lost, its streams pause and go on on another one.
+
+    `up` on the first machine names a file with the cluster's token. Copy it to each other machine, pull the models
+    there, and `join`. Whoever has the token can run any program on every node. Nothing is done without it, and what
+    machines say to each other is encrypted; still, Ray listens on all interfaces of a node, so let only the nodes reach
+    each other there, and clients only those that take requests.
+
+    Not yet: pictures and sound, adapters and draft models of single requests, models fetched from another node, and
+    quotas over several doors. After the head's end nodes join it again, and models have to be deployed again.
+
+    All machines need Ray: pip install 'localrun[cluster]'.
+    """
+
+
+_name_option = click.option("--name", help="Name of this node (default: the machine's).")
+_host_option = click.option("--host", help="Address for clients (LOCALRUN_HOST).")
+_port_option = click.option("--port", type=int, help="Port for clients (LOCALRUN_PORT).")
+
+
+@cluster_command.command("up")
+@_host_option
+@_port_option
+@_name_option
+@click.option(
+    "--address", default="127.0.0.1", show_default=True, metavar="ADDRESS",
+    help="This machine's address for the other nodes; that of its private network lets other machines join.",
+)  # fmt: skip
+@click.option("--head-port", type=click.IntRange(1, 65535), help="Port for the other nodes (default: 11433).")
+def up(host: str | None, port: int | None, name: str | None, address: str, head_port: int | None) -> None:
+    """Start a cluster: this machine is its head, and takes requests as `localrun serve` does, until Ctrl-C."""
+    from localrun.cluster import settings as kept
+
+    settings = load_settings({"host": host, "port": port}, serves=True)
+    address = kept.own_address(address)
+    member = kept.Membership(
+        head=f"{address}:{head_port or kept.HEAD_PORT}", address=address, node=_named(name), is_head=True
+    )
+    _check_free(settings)
+    with _held(member, kept.own_token()):
+        progress(f"other nodes join with\n  localrun cluster join {member.head} --token-file {kept.token_file()}")
+        _be_a_door(settings)
+
+
+@cluster_command.command("join")
+@click.argument("head", metavar="HEAD[:PORT]")
+@click.option(
+    "--token-file", type=click.Path(path_type=Path, exists=True, dir_okay=False), required=True,
+    help="Copy of the head's file with the cluster's token.",
+)  # fmt: skip
+@_name_option
+@click.option(
+    "--address", metavar="ADDRESS", help="This machine's address for the other nodes (default: as the head sees it)."
+)
+@click.option("--door", is_flag=True, help="Take requests here, too.")
+@_host_option
+@_port_option
+def join(
+    head: str, token_file: Path, name: str | None, address: str | None, door: bool, host: str | None, port: int | None
+) -> None:
+    """Give this machine's processors, GPUs and models to a cluster, until Ctrl-C.
+
+    A model has to be pulled on each node that is to run it.
+    """
+    from localrun.cluster import settings as kept
+
+    if not door and (host or port):
+        raise click.UsageError("--host and --port are for clients, whom only a node with --door takes")
+    settings = load_settings({"host": host, "port": port}, serves=True)
+    token = kept.read_token(token_file)
+    head = kept.checked_head(head)
+    address = kept.own_address(address or kept.address_towards(head))
+    member = kept.Membership(head=head, address=address, node=_named(name), is_head=False)
+    if door:
+        _check_free(settings)
+    with _held(member, token) as node:
+        progress(f"this machine is '{member.node}' of the cluster of {member.head}")
+        if door:
+            _be_a_door(settings)
+        else:
+            node.wait()
+
+
+@cluster_command.command("deploy")
+@click.argument("model", shell_complete=complete_here)
+@click.option(
+    "--replicas", "n_replicas", type=click.IntRange(0, 1000), default=1, show_default=True,
+    help="Engines in the cluster; 0 takes the model back.",
+)  # fmt: skip
+@click.option(
+    "--gpus", "n_gpus", type=click.FloatRange(min=0), default=0.0,
+    help="GPUs of each replica, or a part of one (default: none, only processors).",
+)  # fmt: skip
+@click.option("--slots", type=click.IntRange(1, 256), help="Requests that each replica runs at once.")
+@click.option("--num-ctx", type=click.IntRange(1), help="Tokens of context of each request.")
+def deploy(model: str, n_replicas: int, n_gpus: float, slots: int | None, num_ctx: int | None) -> None:
+    """Run a model in the cluster.
+
+    Without GPUs a node runs one replica of a model. Pictures, sound, and adapters and draft models of single requests
+    do not work in a cluster yet.
+    """
+    from localrun.cluster import reports
+    from localrun.cluster.description import described
+    from localrun.models.storage import other_programs
+    from localrun.models.storage.store import Store
+
+    reports.require_ray()
+    settings = load_settings({})
+    others = other_programs.found(folders().cache)
+    store = Store(models_folder(settings), model_dirs=model_dirs(settings), others=others)
+    if n_replicas == 0:
+        list(reports.ask(reports.Undeploy(model=store.meant(model).text)))
+        say(f"the cluster does not run {model} any more; what runs ends in peace")
+        return
+    description = described(store, model, LoadSettings(slots=slots, num_ctx=num_ctx), n_gpus)
+    asked = reports.Deploy(description=description, n_replicas=n_replicas, wait_s=DEPLOY_WAIT_S)
+    app, shown = None, ""
+    for report in reports.ask(asked):
+        if isinstance(report, reports.ClusterReport):
+            app = next((one for one in report.apps if one.description == description), None)
+            line = "" if app is None else f"{app.n_ready} of {n_replicas} replicas of {description.model} are ready"
+            if line and line != shown:
+                progress(line)
+            shown = line
+    if app is None or app.n_ready == 0:
+        raise Unavailable(f"no replica of '{description.model}' is ready after {DEPLOY_WAIT_S:g} s; "
+                          f"`localrun cluster status` shows what happens")  # fmt: skip
+    missing = "" if app.n_ready >= n_replicas else "; further ones start when there are nodes for them"
+    say(f"the cluster runs {description.model}{missing}")
+
+
+@cluster_command.command("status")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
+def status(as_json: bool) -> None:
+    """Show nodes, models and replicas.
+
+    TOK/S counts the tokens of all answers in the last seconds, QUEUE the requests that wait for a slot.
+    """
+    from localrun.cluster import reports
+
+    reports.require_ray()
+    report = next(one for one in reports.ask(reports.Look()) if isinstance(one, reports.ClusterReport))
+    if as_json:
+        print_json(report)
+        return
+    print(_shown(report))
+
+
+@cluster_command.command("drain")
+@click.argument("node")
+@click.option("--seconds", type=click.IntRange(min=1), default=DRAIN_S, show_default=True,
+              help="How long running answers have there; what is left goes on elsewhere.")  # fmt: skip
+def drain(node: str, seconds: int) -> None:
+    """Take the replicas away from NODE, which can be switched off then. It gets no others."""
+    from localrun.cluster import reports
+
+    reports.require_ray()
+    list(reports.ask(reports.Drain(node=node, deadline_s=seconds)))
+    say(f"{node} is drained; `localrun cluster down` there takes it out of the cluster")
+
+
+@cluster_command.command("down")
+def down() -> None:
+    """Take this machine out of the cluster. On the head, that is the cluster's end.
+
+    Other nodes keep waiting for a head, and join it again when there is one.
+    """
+    from localrun.cluster import settings as kept
+
+    member = kept.membership()
+    os.kill(member.pid, signal.SIGTERM)
+    until_s = time.monotonic() + END_TIMEOUT_S
+    while member.is_held:
+        if time.monotonic() > until_s:
+            raise Unavailable(f"process {member.pid} is still there after {END_TIMEOUT_S:g} s; it ends its streams")
+        time.sleep(0.1)
+    say("the cluster is down" if member.is_head else f"'{member.node}' has left the cluster")
+
+
+# --- what up and join have in common ----------------------------------------------------------------------------------
+
+
+@contextmanager
+def _held(member: Membership, token: str) -> Iterator[Node]:
+    """While this machine is in the cluster."""
+    from localrun.cluster import reports
+    from localrun.cluster import settings as kept
+    from localrun.cluster.nodes import Node
+
+    reports.require_ray()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # what is begun here has its end
+    kept.keep(member, token)
+    try:
+        with Node(member) as node:
+            yield node
+    finally:
+        kept.forget()
+
+
+def _be_a_door(settings: Settings) -> None:
+    from localrun.cluster.door import Door
+
+    run_daemon(settings, elsewhere=Door())
+
+
+def _check_free(settings: Settings) -> None:
+    """Before Ray is started. Raises PortBusy."""
+    if settings.port and (version := daemon_version(settings)) is not None:
+        raise PortBusy(
+            f"localrun {version} runs at port {settings.port} already; end it (localrun stop --daemon), or give the "
+            f"cluster another --port"
+        )
+
+
+def _named(name: str | None) -> str:
+    return name or socket.gethostname().partition(".")[0]
+
+
+# --- what status shows ------------------------------------------------------------------------------------------------
+
+
+def _shown(report: ClusterReport) -> str:
+    nodes = [
+        (node.node + " (head)" * node.is_head, node.state, node.address, f"{node.n_cpus:g}", f"{node.n_gpus:g}")
+        for node in report.nodes
+    ]
+    parts = [table(_NODES, nodes, spare=("GPUS", "CPUS"))]
+    if report.apps:
+        parts.append(table(_APPS, [_app_cells(app) for app in report.apps], spare=("SLOTS", "QUEUE")))
+    replicas = [
+        (app.description.model, one.node, f"{one.n_running}/{one.n_slots}", str(one.n_queued),
+         f"{one.tokens_per_s:.1f}", str(one.port), str(one.pid))
+        for app in report.apps
+        for one in app.replicas
+    ]  # fmt: skip
+    if replicas:
+        parts.append(table(_REPLICAS, replicas, spare=("PID", "PORT", "QUEUE")))
+    parts += [f"{app.description.model}: {app.message}" for app in report.apps if app.message]
+    return "\n\n".join(parts)
+
+
+def _app_cells(app: AppReport) -> tuple[str, ...]:
+    ready = app.replicas
+    return (
+        app.description.model, app.state, f"{app.n_ready}/{app.n_wanted}",
+        f"{sum(one.n_running for one in ready)}/{sum(one.n_slots for one in ready)}",
+        str(sum(one.n_queued for one in ready)), f"{sum(one.tokens_per_s for one in ready):.1f}",
+    )  # fmt: skip

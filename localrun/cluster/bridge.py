@@ -1,0 +1,280 @@
+"""The process that talks to Ray for a door, or for one command: `python -m localrun.cluster.bridge`, with what
+`reports.py` says on its pipes.
+
+Doors choose replicas by themselves (`link.py`), by what they see of each one's steps, which is more than Ray knows; so
+the bridge says which there are, and no request waits for it. When the head is lost, replicas are still asked, which
+needs no head; what the head alone knows is then as it was last.
+
+Ends when its standard input does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import re
+import sys
+import threading
+import time
+from typing import Any, BinaryIO
+
+import msgspec
+import ray
+from ray import serve
+from ray.core.generated.autoscaler_pb2 import DrainNodeReason
+from ray.serve.config import ProxyLocation
+from ray.serve.exceptions import RayServeException
+
+from localrun import framing
+from localrun.cluster import settings
+from localrun.cluster.description import Description, app_name
+from localrun.cluster.reports import (
+    AppReport,
+    ClusterReport,
+    Deploy,
+    Done,
+    Drain,
+    Failed,
+    Follow,
+    FromBridge,
+    Look,
+    NodeReport,
+    ReplicaReport,
+    ToBridge,
+    Undeploy,
+    decode_to_bridge,
+)
+from localrun.cluster.serve_app import DEPLOYMENT, MARK, Engine, build
+from localrun.errors import LocalrunError, NotFound, Unavailable
+
+EVERY_S = 1.0
+ANSWER_S = 3.0
+
+_log = logging.getLogger(__name__)
+
+
+class Bridge:
+    """See the module."""
+
+    def __init__(self, member: settings.Membership, engine: type[Engine] = Engine) -> None:
+        self._member = member
+        self._engine = engine
+        self._nodes: tuple[NodeReport, ...] = ()
+        self._apps: dict[str, AppReport] = {}  # as Serve's controller knows them, by the app's name
+        self._asking: asyncio.Future[None] | None = None
+        self._handles: dict[str, Any] = {}
+        self._replicas: dict[str, tuple[ReplicaReport, ...]] = {}  # as they answered last
+
+    async def look(self) -> ClusterReport:
+        """What there is."""
+        await self._ask_head()
+        replicas = await asyncio.gather(*(self._ask_replicas(app) for app in self._apps))
+        apps = (
+            msgspec.structs.replace(app, replicas=found)
+            for app, found in zip(self._apps.values(), replicas, strict=True)
+        )
+        return ClusterReport(nodes=self._nodes, apps=tuple(apps))
+
+    async def deploy(self, asked: Deploy) -> None:
+        """Tells Serve; what comes of it is to be looked at."""
+        await self._ask_head()
+        there = self._apps.get(asked.description.app)
+        if there is not None and there.description == asked.description:
+            await asyncio.to_thread(_scale, asked.description.app, asked.n_replicas)
+            return
+        await asyncio.to_thread(_run, build(asked.description, asked.n_replicas, self._engine), asked.description.app)
+
+    async def undeploy(self, model: str) -> None:
+        """Raises NotFound."""
+        await self._ask_head()
+        app = app_name(model)
+        if app not in self._apps:
+            names = ", ".join(f"'{one.description.model}'" for one in self._apps.values()) or "nothing"
+            raise NotFound(f"the cluster does not run '{model}'; it runs {names}")
+        await asyncio.to_thread(serve.delete, app, _blocking=False)
+
+    async def drain(self, asked: Drain) -> None:
+        """Raises NotFound, and Unavailable when Ray refuses."""
+        await self._ask_head()
+        node = next((one for one in self._nodes if asked.node in (one.node, one.id) and one.state != "dead"), None)
+        if node is None:
+            names = ", ".join(one.node for one in self._nodes if one.state != "dead")
+            raise NotFound(f"there is no node '{asked.node}'; there are {names}")
+        await asyncio.to_thread(_drain, node.id, asked.deadline_s)
+
+    # --- inside --------------------------------------------------------------------------------------------------
+
+    async def _ask_head(self) -> None:
+        """Takes what it answers in time. One question at a time: a lost head answers none."""
+        if self._asking is None or self._asking.done():
+            self._asking = asyncio.ensure_future(asyncio.to_thread(self._take))
+        with contextlib.suppress(TimeoutError, ray.exceptions.RayError, RayServeException):
+            await asyncio.wait_for(asyncio.shield(self._asking), ANSWER_S)
+
+    def _take(self) -> None:
+        """In a thread."""
+        self._nodes = _nodes(self._member)
+        self._apps = _apps()
+
+    async def _ask_replicas(self, app: str) -> tuple[ReplicaReport, ...]:
+        """Those of whom Serve says that they run, as they are now, or else as they were last."""
+        if app not in self._handles:
+            self._handles[app] = serve.get_deployment_handle(DEPLOYMENT, app)
+        try:
+            answers = self._handles[app].broadcast("report")
+            said = await answers.results_async(timeout_s=ANSWER_S, return_exceptions=True)
+            found = tuple(msgspec.msgpack.decode(one, type=ReplicaReport) for one in said if isinstance(one, bytes))
+        except (RayServeException, ray.exceptions.RayError):  # none runs
+            found = ()
+        except TimeoutError:  # one hangs
+            found = self._replicas.get(app, ())
+        self._replicas[app] = found
+        return found
+
+
+def _nodes(member: settings.Membership) -> tuple[NodeReport, ...]:
+    draining = ray._private.state.state.get_draining_nodes()
+    head = member.head.partition(":")[0]
+    reports = []
+    for node in ray.nodes():
+        state = "dead" if not node["Alive"] else "draining" if node["NodeID"] in draining else "alive"
+        has = node.get("Resources", {})
+        reports.append(
+            NodeReport(
+                node=node.get("NodeName") or node["NodeManagerAddress"], id=node["NodeID"],
+                address=node["NodeManagerAddress"], state=state, n_cpus=has.get("CPU", 0.0),
+                is_head="node:__internal_head__" in has or node["NodeManagerAddress"] == head,
+                n_gpus=has.get("GPU", 0.0),
+            )
+        )  # fmt: skip
+    return tuple(reports)
+
+
+def _apps() -> dict[str, AppReport]:
+    """Of apps whose deployment Serve has begun."""
+    client = serve.context._get_global_client(raise_if_no_controller_running=False)
+    found: dict[str, AppReport] = {}
+    applications = {} if client is None else client.get_serve_details().get("applications", {})
+    for name, app in applications.items():
+        deployment = app["deployments"].get(DEPLOYMENT)
+        if deployment is None or app["status"] == "DELETING":
+            continue
+        said = deployment["deployment_config"]["user_config"]
+        message = deployment["message"] or app["message"]
+        found[name] = AppReport(
+            description=msgspec.convert(said, Description), n_wanted=deployment["target_num_replicas"],
+            state=str(getattr(app["status"], "value", app["status"])).lower(), message=_in_short(message),
+        )  # fmt: skip
+    return found
+
+
+def _in_short(message: str) -> str:
+    """Serve's words on a failed start hold a traceback; ours are in it, or else its last line says most."""
+    ours = re.search(re.escape(MARK) + r"(.*)", message)
+    return ours[1] if ours else message.strip().rpartition("\n")[2]
+
+
+def _run(app: serve.Application, name: str) -> None:
+    serve.start(proxy_location=ProxyLocation.Disabled)
+    target = serve.RunTarget(target=app, name=name, route_prefix=None, external_scaler_enabled=True)
+    serve.run_many([target], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)
+
+
+def _scale(app: str, n_replicas: int) -> None:
+    """Running replicas stay as they are: deploying the same again would start all of them anew."""
+    client = serve.context._get_global_client()
+    deployment = ray.serve._private.common.DeploymentID(name=DEPLOYMENT, app_name=app)
+    ray.get(client._controller.update_deployment_replicas.remote(deployment, n_replicas))
+
+
+def _drain(node_id: str, deadline_s: int) -> None:
+    client = ray._raylet.GcsClient(address=ray.get_runtime_context().gcs_address)
+    until_ms = int((time.time() + deadline_s) * 1000)
+    # The other reason, idleness, is refused by a node that is busy.
+    reason = DrainNodeReason.DRAIN_NODE_REASON_PREEMPTION
+    is_accepted, why_not = client.drain_node(node_id, reason, "localrun cluster drain", until_ms)
+    if not is_accepted:
+        raise Unavailable(f"Ray refuses to drain it: {why_not}")
+
+
+class _Pipes:
+    """Frames of one process. Ray prints to standard output, which becomes standard error."""
+
+    def __init__(self) -> None:
+        self._out: BinaryIO = os.fdopen(os.dup(1), "wb")
+        os.dup2(2, 1)
+
+    def read(self) -> ToBridge:
+        """Raises framing.FrameError."""
+        body = framing.read_body(sys.stdin.buffer)
+        if body is None:
+            raise framing.FrameError("nothing was asked")
+        return decode_to_bridge(body)
+
+    def say(self, message: FromBridge) -> None:
+        self._out.write(framing.encode(message))
+        self._out.flush()
+
+
+async def _answer(bridge: Bridge, pipes: _Pipes, asked: ToBridge) -> None:
+    if isinstance(asked, Follow):
+        while True:
+            pipes.say(await bridge.look())
+            await asyncio.sleep(EVERY_S)
+    elif isinstance(asked, Look):
+        pipes.say(await bridge.look())
+    elif isinstance(asked, Deploy):
+        await _deployed(bridge, pipes, asked)
+    elif isinstance(asked, Undeploy):
+        await bridge.undeploy(asked.model)
+    else:
+        await bridge.drain(asked)
+    pipes.say(Done())
+
+
+async def _deployed(bridge: Bridge, pipes: _Pipes, asked: Deploy) -> None:
+    """Until all replicas are there, or as many as there is room for. Raises Unavailable for what cannot be started."""
+    await bridge.deploy(asked)
+    until_s = time.monotonic() + asked.wait_s
+    while time.monotonic() < until_s:
+        seen = await bridge.look()
+        pipes.say(seen)
+        app = next((one for one in seen.apps if one.description == asked.description), None)
+        if app is not None and app.state in ("deploy_failed", "unhealthy"):
+            raise Unavailable(f"'{asked.description.model}' cannot be run: {app.message}")
+        n_nodes = sum(node.state == "alive" for node in seen.nodes)
+        n_most = asked.n_replicas if asked.description.n_gpus else min(asked.n_replicas, n_nodes)
+        if app is not None and app.n_wanted == asked.n_replicas and n_most <= app.n_ready:
+            return
+        await asyncio.sleep(EVERY_S)
+
+
+def _end_with_stdin() -> None:
+    """In a thread of its own: Ray may hold the others."""
+    while os.read(0, 4096):
+        pass
+    os._exit(0)
+
+
+def main(engine: type[Engine] = Engine) -> None:
+    """Another class of engines is for tests."""
+    pipes = _Pipes()
+    try:
+        asked = pipes.read()
+        threading.Thread(target=_end_with_stdin, daemon=True).start()
+        member = settings.membership()
+        ray.init(
+            address=member.head, namespace="localrun", log_to_driver=False, logging_level=logging.WARNING,
+            _node_ip_address=member.address,
+        )  # fmt: skip
+        asyncio.run(_answer(Bridge(member, engine), pipes, asked))
+    except LocalrunError as error:
+        pipes.say(Failed(error.message))
+    except (ray.exceptions.RayError, ConnectionError, RuntimeError, ValueError) as error:
+        pipes.say(Failed(f"Ray does not do what it was asked: {str(error).strip().rpartition(chr(10))[2]}"))
+
+
+if __name__ == "__main__":
+    main()

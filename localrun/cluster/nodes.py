@@ -1,0 +1,150 @@
+"""This machine's part of Ray, held by the process that began it: `ray start`, and its end.
+
+`Node` runs it as a child and watches it in a thread. The child is this module (`python -m localrun.cluster.nodes`): it
+runs Ray's own command, and ends with its standard input, so that nothing of Ray outlives a holder that was killed. A
+node that lost its head, which Ray's processes end of at last, joins again as soon as there is one. The token is asked
+for at every port, whatever it listens on (`settings.environment`).
+
+Does not: import Ray into the holder (the child does).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import types
+
+from localrun.cluster import settings
+from localrun.cluster.settings import Membership
+from localrun.errors import Unavailable
+from localrun.processes import HIDDEN, last_words
+
+START_TIMEOUT_S = 120.0
+END_GRACE_S = 15.0
+JOIN_AGAIN_S = 2.0
+# Tokens do not pass Ray, nor files: its store of objects is as small as Ray takes it.
+OBJECT_STORE_BYTES = 80_000_000
+# What the command prints when its processes are up.
+_UP = "Ray runtime started"
+# And when a busy machine did not start them within its half minute.
+_SLOW = "timed out during startup"
+N_LINES = 40
+
+_log = logging.getLogger(__name__)
+
+
+class Node:
+    """`with Node(member):` is while this machine is in the cluster. Raises Unavailable, or OSError, where it cannot."""
+
+    def __init__(self, member: Membership) -> None:
+        self._member = member
+        self._process: subprocess.Popen[str] | None = None
+        self._is_up, self._is_ending = threading.Event(), threading.Event()
+        self._lines: list[str] = []
+        self._thread = threading.Thread(target=self._run, name="cluster-node", daemon=True)
+
+    def __enter__(self) -> Node:
+        settings.clear_temp_folder(anew=True)
+        self._thread.start()
+        try:
+            self._await_start()
+        except BaseException:
+            self.end()
+            raise
+        return self
+
+    def __exit__(self, *_of_error: object) -> None:
+        self.end()
+
+    def _await_start(self) -> None:
+        until_s = time.monotonic() + START_TIMEOUT_S
+        while not self._is_up.wait(0.1):
+            if time.monotonic() > until_s or not self._thread.is_alive():
+                raise Unavailable(f"Ray does not start here{last_words(chr(10).join(self._lines))}")
+
+    def end(self) -> None:
+        """Returns when Ray's processes are gone."""
+        self._is_ending.set()
+        process = self._process
+        if process is not None and process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+            try:
+                process.wait(END_GRACE_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+        if self._thread.is_alive():
+            self._thread.join(END_GRACE_S)
+        settings.clear_temp_folder(anew=False)
+
+    def wait(self) -> None:
+        """Until it ends, or is given up."""
+        self._thread.join()
+
+    # --- in the thread -------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while not self._is_ending.is_set():
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", __name__, *_arguments(self._member)], stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", start_new_session=True,
+                env=settings.environment(self._member), **HIDDEN,
+            )  # fmt: skip
+            self._lines = []
+            with self._process as process:
+                assert process.stdout is not None
+                for line in process.stdout:
+                    self._take(line.rstrip())
+            was_slow = any(_SLOW in line for line in self._lines)
+            if self._is_ending.is_set() or not (self._is_up.is_set() or was_slow):
+                return
+            _log.warning("this node's part of Ray ended%s; it is started again", last_words("\n".join(self._lines)))
+            self._is_ending.wait(JOIN_AGAIN_S)
+
+    def _take(self, line: str) -> None:
+        _log.debug("ray: %s", line)
+        self._lines = [*self._lines[-N_LINES:], line]
+        if _UP in line:
+            self._is_up.set()
+
+
+def _arguments(member: Membership) -> list[str]:
+    arguments = [
+        "start", "--block", f"--node-ip-address={member.address}", f"--node-name={member.node}",
+        f"--object-store-memory={OBJECT_STORE_BYTES}", "--disable-usage-stats", "--dashboard-agent-listen-port=0",
+        f"--temp-dir={settings.temp_folder()}", "--min-worker-port=0", "--max-worker-port=0",  # any
+    ]  # fmt: skip
+    if not member.is_head:
+        return [*arguments, f"--address={member.head}"]
+    with socket.create_server((member.address, 0)) as free:
+        client_port = free.getsockname()[1]
+    return [
+        *arguments, "--head", f"--port={member.head.partition(':')[2]}", "--include-dashboard=false",
+        f"--ray-client-server-port={client_port}",
+    ]  # fmt: skip
+
+
+def _end_with_stdin() -> None:
+    while os.read(0, 4096):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def main() -> None:
+    """Ray's command, which ends its processes when it is told to end."""
+    from ray.scripts import scripts
+
+    threading.Thread(target=_end_with_stdin, daemon=True).start()
+    # On loopback Ray is told that there is one machine alone (`settings.environment`), and would let nobody join.
+    constants = {**vars(scripts.ray_constants), "ENABLE_RAY_CLUSTER": True}
+    scripts.ray_constants = types.SimpleNamespace(**constants)
+    scripts.main()
+
+
+if __name__ == "__main__":
+    main()

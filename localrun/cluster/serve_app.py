@@ -1,0 +1,158 @@
+"""A replica as Ray Serve starts it: one engine of this node's, and the port for doors (`replica.py`).
+
+Serve places it, starts another one when it is gone, and ends it. No request passes Serve: doors come to the port, which
+`report` tells to whoever asks all replicas, and no slot of Serve's is held for them. So a replica that is to end waits
+by itself for what runs here, up to `LINGER_S`; what is left then goes on elsewhere.
+
+Runs in a process of Ray's, in the event loop that Serve has for code such as this; not in the main thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections import deque
+from collections.abc import Sequence
+
+import msgspec
+from ray import serve
+
+from localrun import ollama_environment, wire
+from localrun.cluster import settings as kept
+from localrun.cluster import tls
+from localrun.cluster.description import Description, found
+from localrun.cluster.replica import Replica
+from localrun.cluster.reports import ReplicaReport
+from localrun.config import folders, model_dirs, models_folder
+from localrun.errors import LocalrunError
+from localrun.hardware import kernels, thread_choice
+from localrun.models.storage import other_programs
+from localrun.models.storage.store import Store
+from localrun.server.engines.link import ENGINE_COMMAND, EngineLink
+from localrun.server.engines.resident import EngineLease
+from localrun.server.engines.supervisor import Supervisor
+
+DEPLOYMENT = "Engine"
+# Answers are long.
+LINGER_S = 600
+# A replica whose engine does not come back for so long is started anew, maybe elsewhere.
+NO_ENGINE_S = 120.0
+RATE_OVER_S = 5.0
+# Before what a person is told of a failed start; Serve's own words are around it.
+MARK = "localrun says: "
+
+
+class Engine:
+    """See the module. `said` is a `Description` in JSON."""
+
+    command: Sequence[str] = ENGINE_COMMAND
+
+    async def __init__(self, said: str) -> None:  # type: ignore[misc] # as Serve has it
+        # Ray's own limit, for libraries that would take all processors; engines know how many threads they want.
+        os.environ.pop("OMP_NUM_THREADS", None)
+        self._description = msgspec.json.decode(said, type=Description)
+        try:
+            await self._open()
+        except (LocalrunError, OSError, ValueError) as error:
+            raise RuntimeError(f"{MARK}{error}") from None
+
+    async def _open(self) -> None:
+        self._member = kept.membership()
+        settings = msgspec.structs.replace(ollama_environment.load(), keep_alive_s=-1)
+        own = folders()
+        store = Store(models_folder(settings), model_dirs=model_dirs(settings), others=other_programs.found(own.cache))
+        model = await asyncio.to_thread(found, store, self._description)
+        is_llama = self.command == ENGINE_COMMAND
+
+        async def borrow() -> EngineLease:
+            return await self._supervisor.acquire(model.name, -1, load=self._description.load)
+
+        self._replica = Replica(borrow, token=kept.frames_token(), app=self._description.fingerprint)
+        self._supervisor = Supervisor(
+            settings, store, command=self.command, on_step=self._on_step, on_loaded=lambda link: None,
+            on_ended=self._replica.on_ended, threads_file=own.cache / thread_choice.FILE_NAME,
+            kernels_folder=kernels.folder(own.cache) if is_llama else None,
+        )  # fmt: skip
+        self._written: deque[tuple[float, int]] = deque()
+        self._had_engine_at_s = time.monotonic()
+        self._supervisor.start()
+        try:
+            encryption = tls.for_replicas(own.state) if self._member.is_encrypted else None
+            self._port = await self._replica.start(self._member.address, tls=encryption)
+        except BaseException:
+            await self._supervisor.stop()
+            raise
+
+    def reconfigure(self, said: dict[str, object]) -> None:
+        """By Serve, with the description that `__init__` was given: it is there for whoever asks Serve what it runs."""
+
+    async def report(self) -> bytes:
+        """A `ReplicaReport` in msgpack."""
+        said = ReplicaReport(
+            id=serve.get_replica_context().replica_id.unique_id, node=self._member.node, host=self._member.address,
+            port=self._port, pid=os.getpid(), fingerprint=self._description.fingerprint,
+        )  # fmt: skip
+        try:
+            link = self._replica.link
+        except LocalrunError as error:
+            return msgspec.msgpack.encode(msgspec.structs.replace(said, why_not=error.message))
+        stats = link.stats
+        now = msgspec.structs.replace(
+            said, n_slots=link.ready.n_slots, tokens_per_s=self._tokens_per_s(),
+            n_running=0 if stats is None else stats.n_running, n_queued=0 if stats is None else stats.n_queued,
+        )  # fmt: skip
+        return msgspec.msgpack.encode(now)
+
+    async def check_health(self) -> None:
+        """By Serve, now and then. Raises RuntimeError for a replica that is of no use."""
+        try:
+            assert self._replica.link is not None
+            self._had_engine_at_s = time.monotonic()
+        except LocalrunError as error:
+            if time.monotonic() - self._had_engine_at_s > NO_ENGINE_S:
+                raise RuntimeError(f"{MARK}{error.message}") from None
+
+    async def __del__(self) -> None:
+        """By Serve, before it ends the process: doors have been told to go elsewhere."""
+        if not hasattr(self, "_port"):
+            return
+        until_s = time.monotonic() + LINGER_S
+        while self._replica.n_requests and time.monotonic() < until_s:  # noqa: ASYNC110 - rare
+            await asyncio.sleep(0.2)
+        await self._replica.stop()
+        await self._supervisor.stop()
+
+    def _on_step(self, link: EngineLink, step: wire.Step) -> None:
+        self._replica.on_step(link, step)
+        self._written.append((time.monotonic(), step.stats.decode_tokens_total))
+
+    def _tokens_per_s(self) -> float:
+        now_s = time.monotonic()
+        while self._written and self._written[0][0] < now_s - RATE_OVER_S:
+            self._written.popleft()
+        if len(self._written) < 2:
+            return 0.0
+        (first_s, before), (_, after) = self._written[0], self._written[-1]
+        return max(0.0, (after - before) / max(now_s - first_s, 0.1))
+
+
+def build(description: Description, n_replicas: int, engine: type[Engine] = Engine) -> serve.Application:
+    """The app, for Serve to run."""
+    n_gpus = description.n_gpus
+    deployment = serve.deployment(
+        name=DEPLOYMENT,
+        num_replicas=n_replicas,
+        ray_actor_options={"num_cpus": 0 if n_gpus else 1, "num_gpus": n_gpus},
+        # Replicas without GPUs would share one machine's memory bandwidth, and gain nothing.
+        **({} if n_gpus else {"max_replicas_per_node": 1}),
+        # What is asked of all replicas is answered beside everything else.
+        max_ongoing_requests=1000,
+        max_constructor_retry_count=3,
+        health_check_period_s=2,
+        health_check_timeout_s=5,
+        graceful_shutdown_timeout_s=LINGER_S + 30,
+        graceful_shutdown_wait_loop_s=0.5,
+        user_config=msgspec.to_builtins(description),
+    )(engine)
+    return deployment.bind(msgspec.json.encode(description).decode())

@@ -1,0 +1,202 @@
+"""What this machine keeps of the cluster that it is in: in the state folder, for its owner alone.
+
+`cluster.json` says where the head is, how the node is called, and which process holds it; `cluster.token` is the
+cluster's secret. Whoever has that can run any program on any node: it is Ray's, and what replicas ask of doors is
+derived from it, so that who sees the one does not know the other; so is the authority of the nodes' certificates, which
+they need as soon as the head can be reached from other machines (`tls.py`).
+
+Does not: talk to Ray, or let anything be reached without the token.
+"""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+import os
+import secrets
+import shutil
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+import psutil
+
+from localrun import stored
+from localrun.cluster import tls
+from localrun.config import ConfigError, folders
+from localrun.errors import NotFound
+
+HEAD_PORT = 11433
+TOKEN_BYTES = 32
+# Ray's processes outlive a lost head for so long; by themselves they end after a minute, and streams with them.
+HEADLESS_S = 24 * 3600
+
+
+class Membership(msgspec.Struct, frozen=True, kw_only=True):
+    """`head` is HOST:PORT, `address` this node's own. `pid` and `started_at_s` are of the process that holds it."""
+
+    head: str
+    address: str
+    node: str
+    is_head: bool
+    pid: int = 0
+    started_at_s: float = 0.0
+
+    @property
+    def is_encrypted(self) -> bool:
+        """Whether more than one machine can be in it: what nodes say to each other is encrypted then."""
+        return not ipaddress.ip_address(self.head.rpartition(":")[0]).is_loopback
+
+    @property
+    def is_held(self) -> bool:
+        """Whether that process is still there."""
+        try:
+            return bool(psutil.Process(self.pid).create_time() == self.started_at_s)
+        except psutil.Error:
+            return False
+
+
+_decoder = msgspec.json.Decoder(Membership)
+
+
+def file() -> Path:
+    return folders().state / "cluster.json"
+
+
+def token_file() -> Path:
+    return folders().state / "cluster.token"
+
+
+def temp_folder() -> Path:
+    """Of Ray's sockets and logs. Paths of sockets end at 107 characters, and Ray's own part of them takes 60."""
+    kept = folders().cache / "ray"
+    name = f"localrun-{hmac.digest(b'', bytes(kept), 'sha256').hex()[:8]}-{os.getuid()}"
+    return (kept if len(bytes(kept)) < 40 else Path("/tmp") / name) / "r"
+
+
+def clear_temp_folder(*, anew: bool) -> None:
+    """What is in it goes; `anew` makes it, where nobody else can get to: Ray lets everybody write to its own. Raises
+    OSError for a folder of somebody else."""
+    outer = temp_folder().parent
+    shutil.rmtree(outer, ignore_errors=True)
+    if anew:
+        outer.parent.mkdir(parents=True, exist_ok=True)
+        outer.mkdir(mode=0o700)
+
+
+def membership() -> Membership:
+    """Raises NotFound for a machine that is in no cluster."""
+    kept = stored.read(file(), _decoder)
+    if kept is None or not kept.is_held:
+        raise NotFound(
+            "this machine is in no cluster; `localrun cluster up` starts one, and `localrun cluster join` joins one"
+        )
+    return kept
+
+
+def keep(member: Membership, token: str) -> None:
+    """Of this process. Raises ConfigError while another one holds a node here, and OSError."""
+    other = stored.read(file(), _decoder)
+    if other is not None and other.is_held:
+        raise ConfigError(
+            f"this machine is '{other.node}' of the cluster of {other.head} already (process {other.pid}); "
+            f"`localrun cluster down` ends that"
+        )
+    own = psutil.Process()
+    stored.replace(token_file(), token.encode("ascii"))
+    if member.is_encrypted:
+        tls.make(folders().state, token, member.node, member.address)
+    stored.write(file(), msgspec.structs.replace(member, pid=own.pid, started_at_s=own.create_time()))
+
+
+def forget() -> None:
+    """The token stays: a head that comes back has the same."""
+    file().unlink(missing_ok=True)
+
+
+def own_token() -> str:
+    """The one of the cluster that is begun here, which stays the same."""
+    try:
+        return read_token(token_file())
+    except ConfigError:
+        return secrets.token_hex(TOKEN_BYTES)
+
+
+def read_token(path: Path) -> str:
+    """Raises ConfigError."""
+    try:
+        text = path.read_text(encoding="ascii").strip()
+        is_open = os.name != "nt" and path.stat().st_mode & 0o077
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} cannot be read as a cluster's token: {error}") from None
+    if is_open:
+        raise ConfigError(f"{path} can be read by others; whoever has a cluster's token owns it: chmod 600 {path}")
+    if len(text) != 2 * TOKEN_BYTES or not set(text) <= set("0123456789abcdef"):
+        raise ConfigError(f"{path} holds no cluster's token, which is {2 * TOKEN_BYTES} hexadecimal digits")
+    return text
+
+
+def frames_token() -> bytes:
+    """What doors show to replicas. Raises ConfigError."""
+    return hmac.digest(read_token(token_file()).encode("ascii"), b"localrun: frames", "sha256")
+
+
+def environment(member: Membership, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Of every process with Ray in it. Raises ConfigError where somebody wants it without a token."""
+    if environ.get("RAY_AUTH_MODE", "token").lower() != "token":
+        raise ConfigError("RAY_AUTH_MODE must be token or unset: without a token anybody could run programs here")
+    others = {name: value for name, value in environ.items() if name not in ("RAY_AUTH_TOKEN", "RAY_ADDRESS")}
+    return others | (tls.environment(folders().state) if member.is_encrypted else {}) | {
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN_PATH": str(token_file()),
+        "RAY_gcs_rpc_server_reconnect_timeout_s": str(HEADLESS_S),
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
+        # What names macOS and Windows counts everywhere: with it Ray takes 127.0.0.1 for another address of the
+        # machine, if that has one, and listens on all interfaces.
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "1" if member.is_encrypted else "0",
+        "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",  # what runs goes on elsewhere
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1",  # a replica that was given no GPU sees none
+    }  # fmt: skip
+
+
+def own_address(text: str) -> str:
+    """An address of this machine, for a node of it. Raises ConfigError."""
+    address = address_of(text)
+    try:
+        with socket.create_server((address, 0)):
+            return address
+    except OSError:
+        raise ConfigError(f"{address} is no address of this machine, so that no node of it can have it") from None
+
+
+def address_of(host: str) -> str:
+    """Raises ConfigError for what other nodes cannot connect to."""
+    try:
+        address = ipaddress.IPv4Address(socket.gethostbyname(host))
+    except (OSError, ValueError):
+        raise ConfigError(f"{host[:100]!r} is no address (IPv4) of a machine; give one such as 192.168.0.7") from None
+    if address.is_unspecified or address.is_multicast:
+        raise ConfigError(f"{host[:100]!r} is no single machine's address; give one such as 192.168.0.7")
+    return str(address)
+
+
+def address_towards(head: str) -> str:
+    """This machine's address, as the head sees it. Raises ConfigError where there is no way to it."""
+    host, _, port = head.rpartition(":")
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:  # sends nothing
+            probe.connect((host, int(port)))
+            address: str = probe.getsockname()[0]
+            return address
+    except OSError as error:
+        raise ConfigError(f"there is no way to {host}: {error.strerror}") from None
+
+
+def checked_head(text: str) -> str:
+    """HOST:PORT of HOST or HOST:PORT. Raises ConfigError."""
+    host, _, port = text.partition(":")
+    if port and not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
+        raise ConfigError(f"{port[:20]!r} is not a port; the head is named HOST or HOST:PORT")
+    return f"{address_of(host)}:{port or HEAD_PORT}"

@@ -1,0 +1,129 @@
+"""The commands where there is no cluster, or where it says no: what they say, and what they leave alone."""
+
+from __future__ import annotations
+
+import importlib.machinery
+import importlib.util
+import json
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import psutil
+import pytest
+
+from localrun import stored
+from localrun.cli import exits
+from localrun.cli.root import run
+from localrun.cluster import settings
+from localrun.cluster.description import Description
+from localrun.cluster.reports import AppReport, ClusterReport, Done, Failed, ReplicaReport
+from tests.cluster.test_reports import REPORT, bridge
+from tests.cluster.test_settings import TOKEN
+
+__all__ = ["bridge"]
+
+
+@pytest.fixture(autouse=True)
+def ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Looks as if it was installed."""
+    spec = importlib.machinery.ModuleSpec("ray", None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
+
+
+@pytest.mark.parametrize("arguments", [["status"], ["drain", "studio"], ["down"], ["deploy", "alpha"]])
+def test_a_machine_in_no_cluster_is_told_how_to_get_into_one(arguments, models_dir, monkeypatch, capsys):
+    monkeypatch.setenv("LOCALRUN_MODELS", str(models_dir))
+    assert run(["cluster", *arguments]) == exits.ERROR
+    assert "in no cluster; `localrun cluster up` starts one" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [["up"], ["status"], ["deploy", "alpha"], ["drain", "n"]])
+def test_without_ray_the_extra_is_named(arguments, monkeypatch, capsys):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setenv("LOCALRUN_PORT", "1")
+    assert run(["cluster", *arguments]) == exits.ERROR
+    assert "pip install 'localrun[cluster]'" in capsys.readouterr().err
+    assert not settings.file().exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["join", "127.0.0.1", "--token-file", "TOKEN", "--host", "0.0.0.0"], "--door"),
+        (["join", "127.0.0.1", "--token-file", "no such file"], "does not exist"),
+        (["join", "127.0.0.1:x", "--token-file", "TOKEN"], "not a port"),
+        (["join", "127.0.0.1", "--token-file", "OPEN"], "chmod 600"),
+        (["up", "--address", "192.0.2.77"], "no address of this machine"),
+        (["deploy", "alpha", "--replicas", "-1"], "--replicas"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_starts(tmp_path: Path, capsys, arguments, said):
+    stored.replace(tmp_path / "token", TOKEN.encode())
+    (tmp_path / "open").write_text(TOKEN)
+    (tmp_path / "open").chmod(0o644)
+    files = {"TOKEN": str(tmp_path / "token"), "OPEN": str(tmp_path / "open")}
+    assert run(["cluster", *(files.get(one, one) for one in arguments)]) == exits.USAGE
+    assert said in capsys.readouterr().err
+    assert not settings.file().exists()
+
+
+def replica(node: str, **fields: object) -> ReplicaReport:
+    said = {"id": node, "node": node, "host": "127.0.0.1", "port": 5, "pid": 7, "fingerprint": "", "n_slots": 4}
+    return ReplicaReport(**(said | fields))  # type: ignore[arg-type]
+
+
+APP = AppReport(
+    description=Description(model="alpha", contents=""), n_wanted=3, state="deploying", message="no room",
+    replicas=(
+        replica("n1", n_running=3, n_queued=2, tokens_per_s=10.5), replica("n2", n_running=1, tokens_per_s=2.0),
+    ),
+)  # fmt: skip
+
+
+def test_status_sums_what_replicas_say(bridge, capsys):
+    bridge(ClusterReport(nodes=REPORT.nodes, apps=(APP,)), Done())
+    assert run(["cluster", "status"]) == exits.OK
+    shown = capsys.readouterr().out
+    assert "studio (head)  alive" in shown
+    (line,) = [line for line in shown.splitlines() if line.startswith("alpha  ") and "deploying" in line]
+    assert line.split() == ["alpha", "deploying", "2/3", "4/8", "2", "12.5"]
+    assert "alpha: no room" in shown
+
+
+def test_status_is_read_by_programs(bridge, capsys):
+    bridge(ClusterReport(nodes=REPORT.nodes, apps=(APP,)), Done())
+    assert run(["cluster", "status", "--json"]) == exits.OK
+    shown = json.loads(capsys.readouterr().out)
+    assert [one["n_running"] for one in shown["apps"][0]["replicas"]] == [3, 1]
+    assert shown["nodes"][0]["node"] == "studio"
+
+
+def test_what_the_cluster_refuses_is_an_error(bridge, capsys):
+    bridge(Failed("there is no node 'x'; there are studio"))
+    assert run(["cluster", "drain", "x"]) == exits.ERROR
+    assert "error: there is no node 'x'; there are studio" in capsys.readouterr().err
+
+
+def test_what_cannot_be_deployed_says_why(bridge, models_dir, monkeypatch, capsys):
+    monkeypatch.setenv("LOCALRUN_MODELS", str(models_dir))
+    bridge(REPORT, Failed("'alpha' cannot be run: no room"))
+    assert run(["cluster", "deploy", "alpha"]) == exits.ERROR
+    assert "'alpha' cannot be run: no room" in capsys.readouterr().err
+    assert run(["cluster", "deploy", "no-such-model"]) == exits.MODEL_NOT_FOUND
+
+
+def test_down_ends_who_holds_the_node(capsys):
+    holder = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    started_at_s = psutil.Process(holder.pid).create_time()
+    stored.write(
+        settings.file(),
+        settings.Membership(
+            head="127.0.0.1:1", address="127.0.0.1", node="n", is_head=True, pid=holder.pid, started_at_s=started_at_s
+        ),
+    )
+    threading.Thread(target=holder.wait, daemon=True).start()  # its parent has to take note of its end
+    assert run(["cluster", "down"]) == exits.OK
+    assert "the cluster is down" in capsys.readouterr().out
+    assert holder.wait(10) != 0

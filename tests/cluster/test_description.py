@@ -1,0 +1,59 @@
+"""An app by its contents: what is the same on two machines, and what is not."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from localrun.cluster.description import Description, app_name, contents_of, described, found
+from localrun.config import NOTHING_ASKED, LoadSettings
+from localrun.errors import Conflict, ModelNotFound
+from localrun.models.storage.store import Store
+
+
+def test_a_copy_on_another_machine_is_the_same(models_dir: Path, tmp_path: Path) -> None:
+    there = tmp_path / "there"
+    there.mkdir()
+    shutil.copy(models_dir / "alpha.gguf", there / "alpha.gguf")
+    os.utime(there / "alpha.gguf", (1, 1))
+    told = described(Store(models_dir), "alpha", NOTHING_ASKED, 0)
+    assert found(Store(there), told).name == "alpha"
+
+
+def test_another_model_of_the_same_name_is_refused(models_dir: Path) -> None:
+    told = described(Store(models_dir), "alpha", NOTHING_ASKED, 0)
+    with (models_dir / "alpha.gguf").open("r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        last = file.read(1)[0]
+        file.seek(-1, os.SEEK_END)
+        file.write(bytes([last ^ 1]))
+    with pytest.raises(Conflict, match="'alpha' is here with other contents"):
+        found(Store(models_dir), told)
+    (models_dir / "alpha.gguf").unlink()
+    with pytest.raises(ModelNotFound):
+        found(Store(models_dir), told)
+
+
+def test_the_fingerprint_is_of_contents_and_settings_alone() -> None:
+    one = Description(model="m", contents="c")
+    assert one.fingerprint == msgspec.structs.replace(one, n_gpus=0.5).fingerprint
+    others = [
+        msgspec.structs.replace(one, **changes)
+        for changes in ({"contents": "d"}, {"model": "n"}, {"load": LoadSettings(num_ctx=512)})
+    ]
+    assert len({each.fingerprint for each in (one, *others)}) == 4
+
+
+def test_names_of_apps_tell_models_apart_and_hold_nothing_odd() -> None:
+    names = {app_name(model) for model in ("a/b:c", "a_b_c", "a/b_c", "modèle")}
+    assert len(names) == 4
+    assert all(set(name) <= set("abcdefghijklmnopqrstuvwxyz0123456789_-.") for name in names)
+
+
+def test_copies_have_the_same_contents(models_dir: Path) -> None:
+    store = Store(models_dir)
+    assert contents_of(store, store.resolve("alpha")) == contents_of(store, store.resolve("beta"))

@@ -1,0 +1,42 @@
+"""What is used of Ray and is not promised to stay: an upgrade fails here first."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.cluster
+
+
+def parameters(function: Any) -> set[str]:
+    return set(inspect.signature(function).parameters)
+
+
+def test_ray_has_what_the_bridge_and_the_replicas_use():
+    import ray
+    from ray import serve
+    from ray._private.state import GlobalState
+    from ray.core.generated.autoscaler_pb2 import DrainNodeReason
+    from ray.scripts import scripts
+    from ray.serve._private.common import DeploymentID
+    from ray.serve._private.controller import ServeController
+    from ray.serve.handle import DeploymentBroadcastResponse, DeploymentHandle
+
+    assert {"max_replicas_per_node", "user_config", "graceful_shutdown_timeout_s"} <= parameters(serve.deployment)
+    assert {"target", "name", "route_prefix", "external_scaler_enabled"} <= parameters(serve.RunTarget)
+    assert {"wait_for_ingress_deployment_creation", "wait_for_applications_running"} <= parameters(serve.run_many)
+    assert "method_name" in parameters(DeploymentHandle.broadcast)
+    assert {"timeout_s", "return_exceptions"} <= parameters(DeploymentBroadcastResponse.results_async)
+    assert {"name", "app_name"} <= parameters(DeploymentID)
+    assert "raise_if_no_controller_running" in parameters(serve.context._get_global_client)
+    actor = ServeController.__ray_actor_class__ if hasattr(ServeController, "__ray_actor_class__") else ServeController
+    assert {"deployment_id", "target_num_replicas"} <= parameters(actor.update_deployment_replicas)
+    assert hasattr(ray._raylet.GcsClient, "drain_node")
+    assert hasattr(GlobalState, "get_draining_nodes")
+    assert DrainNodeReason.DRAIN_NODE_REASON_PREEMPTION
+    assert scripts.ray_constants.ENABLE_RAY_CLUSTER in (True, False)
+    assert {"--node-ip-address", "--node-name", "--temp-dir", "--block", "--dashboard-agent-listen-port"} <= {
+        name for option in scripts.start.params for name in option.opts
+    }
