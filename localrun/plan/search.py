@@ -18,7 +18,7 @@ from localrun.plan.clock import Account
 from localrun.plan.replica import Outcome, Setup, simulate
 from localrun.plan.workload import Limits, Session, Turn, Workload
 
-N_REQUESTS = 400
+N_REQUESTS = 300
 # The engine learns what steps cost while these are answered, and they do not count.
 N_WARM = 60
 # Few enough that nobody waits for another.
@@ -94,9 +94,10 @@ def _inverse(seconds: float) -> float:
 class Search:
     """Of one workload with one promise; `points` has what was found of the last machine."""
 
-    def __init__(self, workload: Workload, limits: Limits, *, seed: int = 1, n_requests: int = N_REQUESTS) -> None:
+    def __init__(self, workload: Workload, limits: Limits, *, seed: int = 1, n_requests: int | None = None) -> None:
         self.workload, self.limits = workload, limits
         self._seed = seed
+        n_requests = n_requests or N_REQUESTS
         self._sessions = workload.sessions(n_requests, seed)
         self._n_warm = min(N_WARM, n_requests // 4)
         self.points: list[Point] = []
@@ -107,10 +108,11 @@ class Search:
         outcome = simulate(setup, self._sessions, rate_per_s, seed=self._seed, promise=promise, n_warm=self._n_warm)
         return point_of(outcome, self.workload, rate_per_s, self.limits, self._n_warm)
 
-    def carries(self, setup: Setup) -> Point:
-        """The highest rate at which the promise is kept. Raises BadRequest where a request alone breaks it."""
+    def carries(self, setup: Setup, near_per_s: float | None = None) -> Point:
+        """The highest rate at which the promise is kept, perhaps near a known one. Raises BadRequest where a request
+        alone breaks it."""
         self.points = []
-        rate_per_s = 0.5 / self._alone_s(setup)
+        rate_per_s = near_per_s or 0.5 / self._alone_s(setup)
         low, high = None, None
         for _ in range(_MOST_RUNS):
             if low is not None and high is not None and high.rate_per_s <= _PRECISION * low.rate_per_s:

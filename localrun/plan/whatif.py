@@ -98,13 +98,15 @@ def what_if(search: Search, setup: Setup, carried: Point) -> WhatIf:
     by_resource = {name: tried(change) for name, change in short.items()}
     # Of two that help alike, the one on which more time is spent; they are in that order.
     bottleneck = max(by_resource, key=lambda name: round(by_resource[name].kept_beyond, 2))
-    twice = msgspec.structs.replace(by_resource[bottleneck], carries=search.carries(short[bottleneck].setup))
+    twice = msgspec.structs.replace(
+        by_resource[bottleneck], carries=search.carries(short[bottleneck].setup, rate_per_s)
+    )
     changes = settings(setup)
     by_setting = [tried(change) for change in changes]
     at = max(range(len(changes)), key=lambda index: by_setting[index].kept_beyond)
     best = None
     if by_setting[at].kept_beyond >= base.kept + _LEAST_HELP:
-        carries = search.carries(changes[at].setup)
+        carries = search.carries(changes[at].setup, rate_per_s)
         if carries.rate_per_s > carried.rate_per_s:
             best = msgspec.structs.replace(by_setting[at], carries=carries)
     return WhatIf(

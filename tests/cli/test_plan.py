@@ -29,6 +29,7 @@ def keep(of: Costs, settings: Settings) -> None:
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("LOCALRUN_HOME", str(tmp_path))
+    monkeypatch.setattr("localrun.plan.search.N_REQUESTS", 60)
     keep(costs(), Settings())
     return tmp_path
 

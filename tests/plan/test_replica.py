@@ -47,11 +47,11 @@ def mean_wait_s(n_outputs: list[int], load: float, seed: int) -> float:
 def test_waits_are_those_of_theory() -> None:
     """One server with constant service (M/D/1): rho / (2 mu (1 - rho)). With exponential service (M/M/1) twice that."""
     service_s, load = 0.2, 0.6
-    constant = mean_wait_s([20] * 4000, load, seed=3)
-    assert constant == pytest.approx(load * service_s / (2 * (1 - load)), rel=0.15)
+    constant = mean_wait_s([20] * 1500, load, seed=3)
+    assert constant == pytest.approx(load * service_s / (2 * (1 - load)), rel=0.25)
     chance = random.Random(5)
-    exponential = mean_wait_s([max(1, round(chance.expovariate(1 / 20))) for _ in range(4000)], load, seed=3)
-    assert exponential == pytest.approx(load * service_s / (1 - load), rel=0.25)
+    exponential = mean_wait_s([max(1, round(chance.expovariate(1 / 20))) for _ in range(1500)], load, seed=3)
+    assert exponential == pytest.approx(load * service_s / (1 - load), rel=0.4)
 
 
 def test_equal_seeds_give_equal_runs_and_others_do_not() -> None:

@@ -19,7 +19,7 @@ MADE = Calibration(
 
 @pytest.fixture(scope="module")
 def search() -> Search:
-    return Search(alike(200, 40), Limits())
+    return Search(alike(200, 20), Limits())
 
 
 @pytest.fixture(scope="module")

@@ -26,7 +26,7 @@ def test_every_machine_is_plausible() -> None:
     for name, found in machines().items():
         assert found.backend in ALL, name
         assert found.source
-        assert 5 <= 1000 * found.tflops / found.gb_per_s <= 500, name
+        assert 5 <= 1000 * found.tflops / found.gb_per_s <= 1000, name
         assert found.arithmetic == "f16" or found.tflops_source, name
 
 
@@ -63,7 +63,7 @@ def test_no_band_is_narrower_than_the_least() -> None:
 
 
 def test_a_faster_machine_carries_more(header: Header) -> None:
-    search = Search(alike(200, 50, 150), Limits(), n_requests=150)
+    search = Search(alike(200, 20, 60), Limits())
     rates = [search.carries(estimate_of(header, name, Settings()).setup).rate_per_s for name in ("l4", "h100-sxm")]
     assert rates[0] < rates[1]
 

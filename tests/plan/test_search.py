@@ -15,20 +15,21 @@ from tests.plan.made import FREE, costs, setup, turn, workload
 SERVICE_S = 0.2
 
 
-def alike(n_prompt: int, n_output: int, n: int = 400, limits: Limits | None = None) -> Workload:
+def alike(n_prompt: int, n_output: int, n: int = 100, limits: Limits | None = None) -> Workload:
     times = arrivals_s(rate_per_s=1.0, seconds=n, seed=7)
     return workload([Session(at, (turn(f"r{i}", n_prompt, n_output),)) for i, at in enumerate(times)], limits)
 
 
 def test_the_carried_rate_is_at_the_limit() -> None:
-    """One slot that takes 200 ms: the promise is kept there, and 4 % beyond no more."""
+    """One slot that takes 200 ms, constantly: a twentieth waits for 2.4 times as long when it is busy for 0.41 of the
+    time. The promise is kept there, and 5 % beyond no more."""
     own = setup(of=costs(streams=StreamCosts((1,), (0.010,), (0.0,)), beside=FREE, background=FREE), slots=1)
-    search = Search(alike(1, 20, 2000), Limits(ttft_limit_s=0.5, itl_limit_s=0.2), n_requests=2000)
+    search = Search(alike(1, 20, 400), Limits(ttft_limit_s=0.5, itl_limit_s=0.2))
     carried = search.carries(own)
-    assert 0.5 / SERVICE_S < carried.rate_per_s < 0.95 / SERVICE_S
+    assert 0.35 / SERVICE_S < carried.rate_per_s < 0.5 / SERVICE_S
     assert carried.kept >= 0.95 > search.at(own, 1.05 * carried.rate_per_s).kept
     assert carried.users == pytest.approx(carried.rate_per_s * 30, rel=0.1)  # who think much longer than they wait
-    again = Search(alike(1, 20, 2000), Limits(ttft_limit_s=0.5, itl_limit_s=0.2), n_requests=2000)
+    again = Search(alike(1, 20, 400), Limits(ttft_limit_s=0.5, itl_limit_s=0.2))
     assert again.carries(own) == carried
 
 
@@ -56,9 +57,9 @@ def test_so_many_users_get_what_the_rate_of_their_questions_gives() -> None:
     ("n_prompt", "n_output", "of", "n_slots", "bottleneck"),
     [
         (800, 2, costs(streams=StreamCosts((1,), (0.001,), (0.0,))), 8, "prefill"),
-        (2, 60, costs(beside=FREE, background=FREE), 1, "decode bandwidth"),
-        (2, 60, costs(streams=StreamCosts((1,), (0.001,), (0.0,)), delta_s=0.02, beside=FREE), 8, "host"),
-        (2, 60, costs(streams=StreamCosts((1,), (0.02,), (0.0,)), beside=FREE, background=FREE), 1, "slots"),
+        (2, 30, costs(beside=FREE, background=FREE), 1, "decode bandwidth"),
+        (2, 30, costs(streams=StreamCosts((1,), (0.001,), (0.0,)), delta_s=0.02, beside=FREE), 8, "host"),
+        (2, 30, costs(streams=StreamCosts((1,), (0.02,), (0.0,)), beside=FREE, background=FREE), 1, "slots"),
     ],
 )
 def test_what_is_short_is_named(n_prompt: int, n_output: int, of: object, n_slots: int, bottleneck: str) -> None:
@@ -80,7 +81,7 @@ def test_what_is_short_is_named(n_prompt: int, n_output: int, of: object, n_slot
 
 def test_more_slots_are_the_best_change_where_slots_are_short() -> None:
     own = setup(of=costs(streams=StreamCosts((1,), (0.02,), (0.0,)), beside=FREE, background=FREE), slots=1)
-    search = Search(alike(2, 60), Limits())
+    search = Search(alike(2, 30), Limits())
     carried = search.carries(own)
     best = what_if(search, own, carried).best
     assert best is not None
