@@ -73,6 +73,8 @@ ALLOWED = {
         *(PROCESSES, SNAPSHOT, TOOLS, VISIBLE, WIRE),
     ),
     "localrun.bench": (ACCESS, CLIENT, CONFIG, ERRORS, HARDWARE, SNAPSHOT, "localrun.models"),
+    # The engine as it is, in a process of its own: a command's.
+    "localrun.plan": (CONFIG, ERRORS, HARDWARE, STORED, WIRE, "localrun.bench", "localrun.engine", "localrun.models"),
     "localrun.service": (CONFIG, ERRORS, OLLAMA_ENVIRONMENT, STORED, PROCESSES, VISIBLE),
     OLLAMA_ENVIRONMENT: (CONFIG,),
     "localrun.doctor": (
@@ -102,6 +104,7 @@ ALLOWED_LAZILY = {
         "localrun.tui.app",
         "localrun.tui.recording",
         "localrun.bench",
+        "localrun.plan",
     ),
     "localrun.engine": ("localrun.models.gguf",),
     "localrun.tui": ("localrun.cli.daemon",),
@@ -253,7 +256,7 @@ FLOORS = (
     "access bench.workloads engine.cache engine.sample hardware models.builtin models.gguf server.structured",
     "engine.schedule models.storage native_build probe service tools",
     "engine.embedding engine.speculate models.download server.engines tui.widgets",
-    "doctor engine.native models.sources server.jobs tui.screens",
+    "doctor engine.native models.sources plan server.jobs tui.screens",
     "cli.bench cli.share cluster engine.tools server.http",
     "server.metering server.native server.templates server.web",
     "server.parsing",
@@ -396,7 +399,7 @@ def test_help_is_not_kept_waiting_by_heavy_imports():
     assert not loaded & {"numpy", "gguf", "textual", "starlette", "uvicorn", "httpx2", "llama_cpp", "jinja2"}
 
 
-def test_the_loop_and_the_fakes_run_without_native_libraries():
-    loaded = loaded_after("import tests.fakes.process, localrun.engine.engine")
+def test_the_loop_the_fakes_and_the_planner_run_without_native_libraries():
+    loaded = loaded_after("import tests.fakes.process, localrun.engine.engine, localrun.plan.report")
     assert "localrun" in loaded
     assert "llama_cpp" not in loaded

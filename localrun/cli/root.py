@@ -47,6 +47,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
     "Measure": {
         "top": ("running", "Watch requests, engines and the machine live."),
         "bench": ("bench.command", "Measure the speed of this or another server."),
+        "plan": ("plan", "Forecast how many users a machine carries."),
         "usage": ("share.key", "Show how much was used."),
     },
     "Share": {
@@ -117,6 +118,12 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "service": ("localrun service install", "localrun service status", "localrun service logs"),
     "top": ("localrun top", "localrun top --once", "localrun top --record monday.jsonl"),
     "bench": ("localrun bench decode --streams 1,4", "localrun bench stall"),
+    "plan": (
+        "localrun plan tiny",
+        "localrun plan tiny --workload agent --vary slots=4,8",
+        "localrun plan tiny --vary machine=this,rtx-4090",
+        "localrun plan check tiny",
+    ),
     "usage": ("localrun usage --by model", "localrun usage --by day --days 7"),
     "key": ("localrun key create --name laptop --rate 60/min", "localrun key list", "localrun key revoke laptop"),
     "hosts": ("localrun hosts", "localrun hosts trust studio.local", "localrun --host studio.local list"),

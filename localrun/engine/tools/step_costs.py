@@ -1,0 +1,322 @@
+"""How long steps, prompts and copies take, with the layout that an engine would have.
+
+`python -m localrun.engine.tools.step_costs --seconds 40`, with the frame `wire.Open` as JSON on stdin: what `localrun
+plan calibrate` runs. stdout has JSON lines. The first is `{"layout": ...}`, what a scheduler sees of the backend; then
+come `{"phase", "rows", "tokens", "seconds", "spread"}`, medians with the standard deviation of their logarithms, and at
+the end `{"others"}`, how many processors other programs took meanwhile. The phases:
+
+    streams     a step of `rows` streams with `tokens` of context together, sampling included
+    background  a batch of `rows` of one prompt, `tokens` deep, where prompts are computed
+    beside      the same among the streams
+    step, batch a step of streams while a batch is computed, and that batch; `tokens` as for streams, or its depth
+    copy        a copy of `tokens`
+    rebuild     new KV cells
+
+Each phase goes from coarse to fine and stops when its share of the time is over, but has its first lines.
+
+Does not: fit anything.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import TextIO
+
+import msgspec
+
+from localrun import wire
+from localrun.engine.backend import Backend, Batch
+from localrun.engine.cache.disk_files import library_build
+from localrun.engine.native.library import library_folder
+from localrun.engine.process import LLAMA, n_spare_sequences
+from localrun.engine.tools import own_stdout
+from localrun.errors import LocalrunError
+from localrun.hardware.processors import others_busy_s
+
+DEPTHS = (64, 512, 1024, 2048, 4096)
+BATCHES = (64, 512, 256, 128)
+FEW_ROWS = (64, 16, 8, 32, 2, 48)
+COPIES = (256, 2048)
+REPEATS = 6
+# Of all seconds.
+_PARTS = {"background": 0.35, "beside": 0.1, "streams": 0.35, "both": 0.1, "copy": 0.1}
+# Between two steps, so that a batch goes on.
+_PAUSE_S = 0.03
+_N_STEPS_BESIDE = 16
+
+
+class StepCosts:
+    """Measures with an open backend. Every sequence is empty before and after a phase."""
+
+    def __init__(self, backend: Backend, lines: TextIO, seconds: float) -> None:
+        self._backend, self._lines, self._seconds = backend, lines, seconds
+        self._ends_s = 0.0
+        n_streams = backend.n_seqs if backend.is_split else 1
+        self._most_tokens = min(backend.n_cells // n_streams, backend.n_ctx)
+        self._sampler = backend.sampler(wire.Sampling(temperature=0), ignore_eos=True)
+
+    def measure(self, n_slots: int) -> None:
+        """All phases."""
+        self._begin("streams")
+        self._streams(n_slots)
+        self._begin("background")
+        self._prompts("background", BATCHES, in_background=self._backend.worker is not None)
+        self._begin("beside")
+        self._prompts("beside", FEW_ROWS, in_background=False)
+        if self._backend.worker is not None:
+            self._begin("both")
+            self._both(min(n_slots, 4))
+        if self._backend.cuts_states and n_slots > 1:
+            self._begin("copy")
+            self._copies()
+        began_s = time.perf_counter()
+        self._backend.rebuild()
+        self._say("rebuild", 0, 0, [time.perf_counter() - began_s])
+
+    def _begin(self, phase: str) -> None:
+        self._ends_s = time.perf_counter() + _PARTS[phase] * self._seconds
+
+    @property
+    def _is_over(self) -> bool:
+        return time.perf_counter() > self._ends_s
+
+    def _say(self, phase: str, n_rows: int, n_tokens: int, seconds: Sequence[float]) -> None:
+        median = statistics.median(seconds)
+        logs = [math.log(each / median) for each in seconds]
+        line = {
+            "phase": phase,
+            "rows": n_rows,
+            "tokens": n_tokens,
+            "seconds": median,
+            "spread": statistics.pstdev(logs),
+        }
+        self._lines.write(msgspec.json.encode(line).decode() + "\n")
+
+    def _streams(self, n_slots: int) -> None:
+        """Of 1, 2, 4 ... streams at each depth: the first one is computed, and copied to the others."""
+        counts = sorted({min(1 << power, n_slots) for power in range(n_slots.bit_length() + 1)})
+        depth = 0
+        for wanted in DEPTHS:
+            if wanted + REPEATS * len(counts) + 1 > self._most_tokens * (1 if self._backend.is_split else 1 / n_slots):
+                break
+            depth = self._extend(0, depth, wanted)
+            for seq in range(1, n_slots):
+                self._backend.seq_remove(seq, 0)
+                self._fill(seq, depth)
+            lengths = [depth] * n_slots
+            for n_streams in counts:
+                seconds = [self._step_s(n_streams, lengths) for _ in range(REPEATS)]
+                self._say("streams", n_streams, sum(lengths[:n_streams]) - n_streams * REPEATS // 2, seconds)
+                if self._is_over and n_streams > 1:
+                    break
+            depth = lengths[0]
+            if self._is_over:
+                break
+        for seq in range(n_slots):
+            self._backend.seq_remove(seq, 0)
+
+    def _fill(self, seq: int, depth: int) -> None:
+        """Bring an empty sequence to where the first one is."""
+        if not (self._backend.cuts_states and self._backend.seq_copy(0, seq)):
+            self._extend(seq, 0, depth)
+
+    def _step_s(self, n_streams: int, lengths: list[int]) -> float:
+        """One more token for each of so many streams."""
+        batch = self._backend.batch
+        for seq in range(n_streams):
+            batch.token[seq], batch.pos[seq], batch.seq[seq] = _token(lengths[seq]), lengths[seq], seq
+            lengths[seq] += 1
+        batch.wants_logits[:n_streams] = 1
+        began_s = time.perf_counter()
+        self._backend.decode(n_streams)
+        self._backend.sample([(self._sampler, row) for row in range(n_streams)])
+        return time.perf_counter() - began_s
+
+    def _prompts(self, phase: str, sizes: Sequence[int], *, in_background: bool) -> None:
+        """Batches of each size at each depth, and back again."""
+        worker = self._backend.worker
+        compute = self._batch_s if in_background else self._rows_s
+        seq = worker.first_seq if in_background and worker is not None else 0
+        most_tokens = self._backend.n_ctx if in_background else self._most_tokens
+        depth, n_said = 0, 0
+        for wanted in (0, *DEPTHS):
+            for begin, n_rows in _parts(depth, wanted, self._backend.batch.capacity):
+                compute(seq, begin, n_rows)
+            depth = wanted
+            for n_rows in sizes:
+                if (
+                    n_rows > self._backend.batch.capacity
+                    or depth + n_rows > most_tokens
+                    or (self._is_over and n_said > 1)
+                ):
+                    continue
+                seconds = [compute(seq, depth, n_rows)]
+                self._back(seq, depth, n_rows, compute)
+                if not self._is_over:
+                    seconds.append(compute(seq, depth, n_rows))
+                    self._back(seq, depth, n_rows, compute)
+                self._say(phase, n_rows, depth, seconds)
+                n_said += 1
+            if self._is_over or depth + max(sizes) > most_tokens:
+                break
+        self._backend.seq_remove(seq, 0)
+
+    def _back(self, seq: int, depth: int, n_rows: int, compute: Callable[[int, int, int], float]) -> None:
+        """Take the last rows off a sequence again; where the model cannot, compute the rest anew."""
+        if self._backend.seq_remove(seq, depth):
+            return
+        self._backend.seq_remove(seq, 0)
+        for begin, n_part in _parts(0, depth, self._backend.batch.capacity):
+            compute(seq, begin, n_part)
+
+    def _rows_s(self, seq: int, begin: int, n_rows: int) -> float:
+        """Rows of one sequence among the streams."""
+        _fill_rows(self._backend.batch, seq, begin, n_rows)
+        began_s = time.perf_counter()
+        self._backend.decode(n_rows)
+        self._backend.is_finite(n_rows - 1)  # a GPU is waited for
+        return time.perf_counter() - began_s
+
+    def _batch_s(self, seq: int, begin: int, n_rows: int) -> float:
+        """Rows of one sequence in the background."""
+        self._start(seq, begin, n_rows)
+        worker = self._backend.worker
+        assert worker is not None
+        worker.finish()
+        return worker.computed_s
+
+    def _start(self, seq: int, begin: int, n_rows: int) -> None:
+        worker = self._backend.worker
+        assert worker is not None
+        _fill_rows(worker.batch, seq - worker.first_seq, begin, n_rows)
+        worker.start(n_rows)
+
+    def _extend(self, seq: int, begin: int, end: int) -> int:
+        for at, n_rows in _parts(begin, end, self._backend.batch.capacity):
+            self._rows_s(seq, at, n_rows)
+        return max(begin, end)
+
+    def _both(self, n_streams: int) -> None:
+        """Steps while a batch is computed."""
+        worker = self._backend.worker
+        assert worker is not None
+        n_rows = min(512, worker.batch.capacity)
+        lengths = [self._extend(seq, 0, DEPTHS[0]) for seq in range(n_streams)]
+        steps: list[float] = []
+        batches: list[float] = []
+        while len(batches) < 2 or not (self._is_over or len(steps) > 64):
+            self._start(worker.first_seq, 0, n_rows)
+            for _ in range(_N_STEPS_BESIDE):
+                time.sleep(_PAUSE_S)
+                if worker.is_over() or lengths[0] + 1 >= self._most_tokens:
+                    break
+                steps.append(self._step_s(n_streams, lengths))
+            worker.finish()
+            batches.append(worker.computed_s)
+            self._backend.seq_remove(worker.first_seq, 0)
+            if lengths[0] + _N_STEPS_BESIDE >= self._most_tokens:
+                break
+        if steps:
+            self._say("step", n_streams, sum(lengths) - len(steps) * n_streams // 2, steps)
+            self._say("batch", n_rows, 0, batches)
+        for seq in range(n_streams):
+            self._backend.seq_remove(seq, 0)
+
+    def _copies(self) -> None:
+        for n_tokens in COPIES:
+            if 2 * n_tokens > self._most_tokens or (self._is_over and n_tokens > COPIES[0]):
+                break
+            self._extend(0, 0, n_tokens)
+            seconds = []
+            for _ in range(REPEATS):
+                self._backend.seq_remove(1, 0)
+                began_s = time.perf_counter()
+                self._backend.seq_copy(0, 1)
+                seconds.append(time.perf_counter() - began_s)
+            self._say("copy", 1, n_tokens, seconds[1:])  # the first one into fresh memory
+            self._backend.seq_remove(0, 0)
+            self._backend.seq_remove(1, 0)
+
+
+def _parts(begin: int, end: int, most_rows: int) -> Iterator[tuple[int, int]]:
+    """Batches from `begin` to `end`: where each begins, and its rows."""
+    for at in range(begin, end, most_rows):
+        yield at, min(most_rows, end - at)
+
+
+def _fill_rows(batch: Batch, seq: int, begin: int, n_rows: int) -> None:
+    batch.token[:n_rows] = [_token(pos) for pos in range(begin, begin + n_rows)]
+    batch.pos[:n_rows] = range(begin, begin + n_rows)
+    batch.seq[:n_rows] = seq
+    batch.wants_logits[:n_rows] = 0
+    batch.wants_logits[n_rows - 1] = 1
+
+
+def _token(pos: int) -> int:
+    return pos * 17 % 251
+
+
+def layout(backend: Backend, opened: wire.Open, n_heads: int) -> dict[str, object]:
+    """What a scheduler sees of it."""
+    cuts_states = backend.cuts_states
+    n_short, n_long = (0, 0) if cuts_states else (_state_bytes(backend, 1), _state_bytes(backend, 257))
+    token_bytes = backend.state_token_bytes if cuts_states else max(1, (n_long - n_short) // 256)
+    is_tiled = not backend.n_gpu_layers and opened.kv_type == "f16"
+    return {
+        "slots": opened.n_slots,
+        "n_cells": backend.n_cells,
+        "n_ctx_train": backend.n_ctx_train,
+        "n_batch": backend.batch.capacity,
+        "n_spare_seqs": n_spare_sequences(opened) if backend.memory_kind == "attention" else 0,
+        "memory_kind": backend.memory_kind.value,
+        "cuts_states": cuts_states,
+        "is_split": backend.is_split,
+        "mixes_rows": backend.mixes_rows,
+        "n_gpu_layers": backend.n_gpu_layers,
+        "n_threads": backend.n_threads,
+        "n_heads": n_heads if is_tiled else 0,
+        "kv_type": opened.kv_type,
+        "state_token_bytes": token_bytes,
+        "state_bytes": max(0, n_short - token_bytes),
+    }
+
+
+def _state_bytes(backend: Backend, n_tokens: int) -> int:
+    """Of the state of so many tokens, where it is whole or nothing."""
+    _fill_rows(backend.batch, 0, 0, n_tokens)
+    backend.decode(n_tokens)
+    state = backend.state_get(0, limit_bytes=1 << 40)
+    backend.seq_remove(0, 0)
+    return len(state or b"")
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m localrun.engine.tools.step_costs", description=__doc__)
+    parser.add_argument("--seconds", type=float, default=40.0)
+    parser.add_argument("--heads", type=int, default=0, help="query heads of the model")
+    args = parser.parse_args(argv)
+    lines = own_stdout()
+    opened = msgspec.json.decode(sys.stdin.buffer.read(), type=wire.Open)
+    try:
+        backend, _ = LLAMA.backend(opened)
+    except LocalrunError as error:
+        print(error.message, file=sys.stderr)
+        return 1
+    build = library_build("llama-cpp-python", library_folder())
+    first = {"build": build, "layout": layout(backend, opened, args.heads)}
+    lines.write(msgspec.json.encode(first).decode() + "\n")
+    began_s, others_s = time.perf_counter(), others_busy_s()
+    StepCosts(backend, lines, args.seconds).measure(opened.n_slots)
+    others = max(0.0, others_busy_s() - others_s) / (time.perf_counter() - began_s)
+    lines.write(msgspec.json.encode({"others": others}).decode() + "\n")
+    backend.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

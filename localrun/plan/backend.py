@@ -1,0 +1,434 @@
+"""A `Backend` that computes nothing: it knows how long every sequence is, and lets virtual time pass.
+
+Everything that llama.cpp does beside the steps happens at a virtual time: a batch of the background goes on whenever
+the clock does, but for the steps. The rest is complete when it is asked for. States have their real length and take no
+memory. Tokens are numbers without text: an answer's are those of its seed (`tokens_of`), so that the next turn of a
+conversation begins with what is in the cells.
+
+Does not: draft, take media, or load adapters.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+
+import msgspec
+import numpy as np
+
+from localrun.engine.backend import (
+    BASE,
+    AdapterSet,
+    Batch,
+    DecodeFailed,
+    Logprobs,
+    MediaChunk,
+    MediaRows,
+    MemoryKind,
+    Sampler,
+    State,
+)
+from localrun.engine.sample.constraint import Constraint
+from localrun.engine.schedule import budget
+from localrun.engine.speculate.choice import MOST_DRAFTS
+from localrun.errors import NotSupported
+from localrun.plan.clock import Account, VirtualClock
+from localrun.plan.costs import Costs
+from localrun.wire import Adapter, Sampling, TokenLogprob
+
+# Of the batch's 32 bits; no answer is longer than what is kept free.
+N_TOKENS = 2**31 - 1
+_MOST_TOKENS = 2**24
+_N_NOISE = 4093
+_CELL_STEP = 256
+_DRAFT_ROWS = 64
+# As `native/llama.py` has them.
+_BACKGROUND_SEQUENCES = 4
+
+
+def tokens_of(seed: int, n_tokens: int) -> range:
+    """The tokens of a text that is known by a number."""
+    first = seed * 2654435761 % (N_TOKENS - _MOST_TOKENS)
+    return range(first, first + n_tokens)
+
+
+class Layout(msgspec.Struct, frozen=True, kw_only=True):
+    """How a model is opened: what the scheduler and the cache see of a backend. A token's state is `state_token_bytes`
+    long, and one that is not cut has `state_bytes` more. `n_heads` is 0 where rows are not computed in tiles."""
+
+    slots: int
+    n_cells: int
+    n_ctx_train: int
+    n_batch: int = 512
+    n_spare_seqs: int = 0
+    memory_kind: MemoryKind = MemoryKind.ATTENTION
+    cuts_states: bool = True
+    is_split: bool = True
+    mixes_rows: bool = False
+    n_gpu_layers: int = 0
+    n_threads: int = 1
+    n_heads: int = 0
+    kv_type: str = "f16"
+    state_token_bytes: int = 1
+    state_bytes: int = 0
+
+    def with_slots(self, slots: int) -> Layout:
+        """The same cells for more or fewer slots."""
+        return msgspec.structs.replace(self, slots=slots, is_split=self.is_split and slots > 1).with_cells(self.n_cells)
+
+    def with_cells(self, n_cells: int) -> Layout:
+        """In whole streams, as llama.cpp pads them."""
+        step = _CELL_STEP * (self.slots if self.is_split else 1)
+        return msgspec.structs.replace(self, n_cells=-(-n_cells // step) * step)
+
+
+class SimSampler:
+    """Draws the tokens that belong to its request's seed."""
+
+    is_greedy = True
+    mu: float | None = None
+
+    def __init__(self, seed: int) -> None:
+        self._next = iter(tokens_of(seed, _MOST_TOKENS))
+
+    def constrain(self, constraint: Constraint) -> None:
+        raise NotSupported("grammars are not simulated")
+
+    def accept(self, tokens: list[int], mu: float | None = None) -> None:
+        pass
+
+    def sample(self, row: int) -> int:
+        return next(self._next)
+
+    def hold(self, row: int) -> Callable[[], int]:
+        return lambda: self.sample(row)
+
+    def close(self) -> None:
+        pass
+
+
+class SimWorker:
+    """A batch beside the steps, which is over when enough time has passed outside of them."""
+
+    def __init__(self, backend: SimBackend, n_seqs: int) -> None:
+        self.batch, self.first_seq, self.n_seqs = Batch(backend.layout.n_batch), backend.n_seqs, n_seqs
+        self.batch.first_seq = self.first_seq
+        self.is_busy = False
+        self._backend, self._clock = backend, backend.clock
+        self._batch_s = self._left_s = self._extra_s = self._seen_s = 0.0
+        self._slowdown = 1.0
+        self._n_rows = 0
+
+    @property
+    def ends_at_s(self) -> float:
+        """If nothing interrupts it."""
+        return self._seen_s + self._left_s * self._slowdown
+
+    @property
+    def computed_s(self) -> float:
+        return self._batch_s + self._extra_s
+
+    def use(self, adapters: AdapterSet) -> None:
+        pass
+
+    def start(self, n_rows: int) -> None:
+        seqs = self.batch.seq[:n_rows].tolist()
+        runs = _runs(seqs, self.batch.pos[:n_rows].tolist())
+        depth = sum(pos * n for _, pos, n in runs) / n_rows
+        self._batch_s = self._backend.costs.background.batch_s(n_rows, depth) * self._backend.noise()
+        self._n_rows, self._left_s, self._extra_s, self._slowdown = n_rows, self._batch_s, 0.0, 1.0
+        self._seen_s, self.is_busy = self._clock.now_s, True
+
+    def start_media(self, part: MediaRows) -> None:
+        raise NotSupported("media are not simulated")
+
+    def go_on(self) -> None:
+        """Time has passed, and was not a step's."""
+        done_s = min(self._left_s, (self._clock.now_s - self._seen_s) / self._slowdown)
+        self._left_s -= done_s
+        self._extra_s += done_s * (self._slowdown - 1)
+        self._seen_s = self._clock.now_s
+
+    def interrupted(self) -> None:
+        """A step is over, in which it paused; now its caches are cold."""
+        self._seen_s, self._slowdown = self._clock.now_s, self._backend.costs.cold
+
+    def is_over(self) -> bool:
+        if self.is_busy and self._clock.now_s > self._seen_s:
+            self.go_on()
+        return self._left_s <= 1e-9  # a rounding error of a long time
+
+    def finish(self) -> None:
+        self._backend.place(self.batch, self._n_rows)
+        self.is_busy = False
+
+    def is_finite(self, row: int) -> bool:
+        return True
+
+    def halt(self) -> None:
+        self.is_busy = False
+
+
+class SimCopy:
+    """Reads the sequence at the first look, and is done at the one after that, as a thread would be."""
+
+    def __init__(self, backend: SimBackend, seq: int, ranges: list[tuple[int, int]]) -> None:
+        self.has_left = False
+        self.states: list[State] = []
+        self._backend, self._seq, self._ranges = backend, seq, ranges
+
+    def advance(self) -> bool:
+        if self.has_left:
+            self.states = [self._backend.state_of(end - start) for start, end in self._ranges]
+        else:
+            self._backend.spend_copy(self._backend.length(self._seq))
+            self.has_left = True
+        return bool(self.states)
+
+    def wait(self, timeout_s: float) -> None:
+        pass
+
+
+class SimBackend:
+    """See the module and `backend.Backend`."""
+
+    name = "simulated"
+    n_vocab = N_TOKENS
+    model_size_bytes = 0
+    eog_tokens: frozenset[int] = frozenset()
+    control_tokens: tuple[str, ...] = ()
+    bos_token: int | None = None
+    state_salt = b""
+    n_draft_rows = _DRAFT_ROWS
+    projector = None
+
+    def __init__(self, layout: Layout, costs: Costs, clock: VirtualClock, seed: int) -> None:
+        self.layout, self.costs, self.clock = layout, costs, clock
+        self.memory_kind = layout.memory_kind
+        self.cuts_states, self.is_split = layout.cuts_states, layout.is_split
+        self.mixes_rows = self.overlaps = layout.mixes_rows
+        self.n_cells, self.n_ctx_train = layout.n_cells, layout.n_ctx_train
+        self.n_ctx = min(layout.n_cells, layout.n_ctx_train)
+        self.n_threads, self.n_gpu_layers = layout.n_threads, layout.n_gpu_layers
+        self.state_token_bytes = layout.state_token_bytes
+        self.n_rollback = MOST_DRAFTS if self.memory_kind is MemoryKind.ATTENTION else 0
+        self.on_compute: Callable[[], None] = lambda: None
+        self.n_seqs = layout.slots + (0 if layout.is_split else layout.n_spare_seqs)
+        self._stream_costs = [(0.0, 0.0)] + [costs.streams.of(n) for n in range(1, self.n_seqs + 1)]
+        self._chance = random.Random(seed)
+        self._noise = [self._chance.lognormvariate(-(costs.sigma**2) / 2, costs.sigma) for _ in range(_N_NOISE)]
+        self._n_noise = 0
+        self._state = np.broadcast_to(np.zeros(1, np.uint8), (1 << 40,))
+        self.worker: SimWorker | None = None
+        self._empty()
+
+    # --- time --------------------------------------------------------------------------------------------------
+
+    def noise(self) -> float:
+        """By how much something takes longer, or less, than it should."""
+        self._n_noise = (self._n_noise + 1) % _N_NOISE
+        return self._noise[self._n_noise]
+
+    def spend_copy(self, n_tokens: int) -> None:
+        """So many tokens' state is copied."""
+        self.clock.spend(self.costs.copy_s + self.costs.copy_token_s * n_tokens, Account.COPIES)
+
+    def decode(self, n_rows: int, should_abort: Callable[[], bool] | None = None) -> None:
+        costs, clock, worker = self.costs, self.clock, self.worker
+        n_streams, tokens, n_prompt, depth = self.place(self.batch, n_rows)
+        factor = self.noise()
+        is_beside = worker is not None and worker.is_busy
+        if worker is not None and is_beside:
+            worker.go_on()
+            clock.spend(self._chance.random() * costs.piece_s, Account.PROMPTS)
+            factor *= costs.cold
+        base_s, per_token_s = self._stream_costs[n_streams]
+        decode_s = factor * (base_s + per_token_s * tokens)
+        if not n_prompt:
+            clock.spend(decode_s, Account.DECODE)
+        elif self.mixes_rows:  # one pass, which reads the weights once
+            mixed_s = factor * costs.beside.batch_s(n_prompt + n_streams, depth) + factor * per_token_s * tokens
+            clock.spend(decode_s, Account.DECODE)
+            clock.spend(max(0.0, mixed_s - decode_s), Account.PROMPTS)
+        else:
+            clock.spend(decode_s, Account.DECODE)
+            clock.spend(factor * costs.beside.batch_s(n_prompt, depth), Account.PROMPTS)
+        if worker is not None and is_beside:
+            worker.interrupted()
+
+    def place(self, batch: Batch, n_rows: int) -> tuple[int, float, int, float]:
+        """Rows are computed: streams, the tokens of their contexts, rows of prompts, and how deep these begin. Raises
+        DecodeFailed where a row is not the next one of its sequence."""
+        lengths, first = self._lengths, batch.first_seq
+        seqs, positions = batch.seq[:n_rows].tolist(), batch.pos[:n_rows].tolist()
+        if len(set(seqs)) == n_rows:
+            for seq, pos in zip(seqs, positions, strict=True):
+                if lengths[first + seq] != pos:
+                    raise DecodeFailed(f"position {pos} of sequence {first + seq} is not the next one", is_fatal=False)
+                lengths[first + seq] = pos + 1
+            return n_rows, float(sum(positions) + n_rows), 0, 0.0
+        n_streams = n_prompt = tokens = depth = 0
+        for seq, pos, n in _runs(seqs, positions):
+            if lengths[first + seq] != pos:
+                raise DecodeFailed(f"position {pos} of sequence {first + seq} is not the next one", is_fatal=False)
+            lengths[first + seq] = pos + n
+            if n == 1:
+                n_streams, tokens = n_streams + 1, tokens + pos + 1
+            else:
+                n_prompt, depth = n_prompt + n, depth + pos * n
+        return n_streams, float(tokens), n_prompt, depth / n_prompt
+
+    def tile_waste(self, n_rows: int) -> float:
+        return budget.tile_waste(n_rows, self.layout.n_heads, self.n_threads) if self.layout.n_heads else 1.0
+
+    # --- sequences ---------------------------------------------------------------------------------------------
+
+    @property
+    def batch(self) -> Batch:
+        return self.worker.batch if self._is_in_pool and self.worker is not None else self._batch
+
+    @property
+    def pool_spare(self) -> int:
+        return len(self._lengths) - 1
+
+    def length(self, seq: int) -> int:
+        """Tokens of a sequence."""
+        return self._lengths[seq]
+
+    def state_of(self, n_tokens: int) -> State:
+        """As long as the state of so many tokens."""
+        return self._state[: n_tokens * self.state_token_bytes]
+
+    def turn_to(self, *, pool: bool) -> None:
+        self._is_in_pool = pool
+
+    def seq_share(self, source: int, target: int, start: int, end: int) -> None:
+        self._lengths[target] = max(self._lengths[target], end)
+
+    def seq_remove(self, seq: int, start: int, end: int = -1) -> bool:
+        length = self._lengths[seq]
+        if self.memory_kind is not MemoryKind.ATTENTION and 0 < start < length:
+            return False
+        if end < 0:
+            self._lengths[seq] = min(length, start)
+        return True  # of a part in the middle others' cells take the place at once
+
+    def seq_copy(self, source: int, target: int) -> bool:
+        self._lengths[target] = self._lengths[source]
+        self.spend_copy(self._lengths[source])
+        return True
+
+    def state_get(self, seq: int, *, limit_bytes: int) -> bytearray | None:
+        """With its number of tokens at the beginning; the rest is memory that nobody touches."""
+        n_tokens = self._lengths[seq]
+        size = self.layout.state_bytes + n_tokens * self.state_token_bytes
+        if size > limit_bytes:
+            return None
+        self.spend_copy(n_tokens)
+        state = bytearray(max(8, size))
+        state[:8] = n_tokens.to_bytes(8, "little")
+        return state
+
+    def state_set(self, seq: int, state: State) -> bool:
+        if isinstance(state, bytearray):
+            self._lengths[seq] = int.from_bytes(state[:8], "little")
+        else:
+            self._lengths[seq] = self._n_joined
+        self.spend_copy(self._lengths[seq])
+        return True
+
+    def state_slices(self, seq: int, ranges: list[tuple[int, int]]) -> Iterator[State]:
+        for start, end in ranges:
+            self.spend_copy(end - start)
+            yield self.state_of(end - start)
+
+    def state_join(self, seq: int, pieces: list[tuple[State, int, int, int]]) -> State:
+        self._n_joined = pieces[-1][3]
+        return self.state_of(self._n_joined)
+
+    def save(self, seq: int, ranges: list[tuple[int, int]]) -> SimCopy:
+        return SimCopy(self, seq, ranges)
+
+    def warm(self, seq: int, n_tokens: int, *, moves: bool = False) -> bool:
+        """Memory is touched by a thread until the next look."""
+        is_warm = n_tokens <= self._n_warm.get(seq, 0)
+        self._n_warm[seq] = max(n_tokens, self._n_warm.get(seq, 0))
+        return is_warm
+
+    def rebuild(self) -> None:
+        self.clock.spend(self.costs.rebuild_s, Account.COPIES)
+        self._empty()
+
+    def _empty(self) -> None:
+        n_away = max(self.layout.slots, _BACKGROUND_SEQUENCES) if self.is_split else 0
+        self._batch, self._is_in_pool = Batch(self.layout.n_batch), False
+        self.worker = SimWorker(self, n_away) if n_away else None
+        self._lengths = [0] * (self.n_seqs + (n_away + 1 if n_away else 0))
+        self._n_warm: dict[int, int] = {}
+        self._n_joined = 0
+
+    # --- what has no length and takes no time ------------------------------------------------------------------
+
+    def tell(self, ring: Callable[[], None]) -> None:
+        pass
+
+    def use(self, adapters: AdapterSet) -> None:
+        assert adapters == BASE, "adapters are not simulated"
+
+    def load_adapter(self, adapter: Adapter) -> None:
+        raise NotSupported("adapters are not simulated")
+
+    def leave_adapter(self, digest: bytes) -> bool:
+        return True
+
+    def free_adapter(self, digest: bytes) -> None:
+        pass
+
+    def set_chunks(self, seq: int, chunks: tuple[tuple[int, MediaChunk], ...]) -> None:
+        pass
+
+    def decode_media(self, part: MediaRows) -> None:
+        raise NotSupported("media are not simulated")
+
+    def tokenize(self, text: str, *, parse_special: bool) -> list[int]:
+        raise NotSupported("text is not simulated")
+
+    def piece(self, token: int) -> bytes:
+        return b""
+
+    def control_text(self, token: int) -> str:
+        return ""
+
+    def sampler(self, sampling: Sampling, *, ignore_eos: bool) -> SimSampler:
+        return SimSampler(sampling.seed or 0)
+
+    def learn(self, sampling: Sampling) -> None:
+        pass
+
+    def expect(self, seq: int, sampler: Sampler, *, wants_logprobs: bool) -> None:
+        pass
+
+    def is_finite(self, row: int) -> bool:
+        return True
+
+    def sample(self, wanted: Sequence[tuple[Sampler, int]]) -> list[int]:
+        return [sampler.sample(row) for sampler, row in wanted]
+
+    def logprobs(self, row: int, token: int, n_top: int) -> tuple[float, tuple[TokenLogprob, ...]]:
+        return 0.0, ()
+
+    def hold_logprobs(self, row: int) -> Logprobs:
+        return lambda token, n_top: (0.0, ())
+
+    def close(self) -> None:
+        pass
+
+
+def _runs(seqs: Sequence[int], positions: Sequence[int]) -> list[tuple[int, int, int]]:
+    """The sequences of a batch, whose rows are together, with the first position of each and how many rows it has."""
+    found, begin = [], 0
+    for at in range(1, len(seqs) + 1):
+        if at == len(seqs) or seqs[at] != seqs[begin]:
+            found.append((seqs[begin], positions[begin], at - begin))
+            begin = at
+    return found

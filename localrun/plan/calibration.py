@@ -1,0 +1,293 @@
+"""Measuring this machine with one model, and the file that keeps what came out.
+
+An engine's process measures steps, prompts and copies (`engine/tools/step_costs.py`), the engine's own work is a
+simulation whose backend takes no time, by the real clock, and what the daemon takes is the difference to a few streams
+of one of our own. A calibration holds for a machine, a model, a build of llama.cpp and settings; with others there is
+another file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import psutil
+
+from localrun import config, stored, wire
+from localrun.bench.metrics import gaps_s, percentile
+from localrun.bench.session import own_server
+from localrun.config import Settings
+from localrun.errors import CannotFit, EngineFailed, LocalrunError
+from localrun.hardware import thread_choice
+from localrun.hardware.processors import usable
+from localrun.models.fit import FitRequest, Machine, choose
+from localrun.models.storage.model import Model
+from localrun.plan.backend import Layout
+from localrun.plan.costs import Costs, PromptCosts, Sample, StreamCosts, errors_of
+from localrun.plan.real import as_sent, send
+from localrun.plan.replica import Setup, simulate
+from localrun.plan.workload import Session, Turn
+
+VERSION = 1
+FOLDER = "calibrations"
+SECONDS = 30.0
+MOST_CHECKS = 20
+# A fit is not worth keeping whose median error is larger.
+MOST_ERROR = 0.25
+# Times vary by no more than this, whatever repeats say.
+_MOST_SIGMA = 0.3
+_N_PROMPT, _N_OUTPUT = 50, 64
+
+
+class Check(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a simulation was off, by metric: 0.1 is 10 % too high. `others` is how many processors other programs
+    took meanwhile."""
+
+    at: str
+    workload: str
+    rate_per_s: float
+    errors: dict[str, float]
+    others: float
+
+
+class Calibration(msgspec.Struct, frozen=True, kw_only=True):
+    """`median_error` and `worst_error` are those of the fit, `others` as in `Check`."""
+
+    version: Annotated[int, msgspec.Meta(ge=VERSION, le=VERSION)] = VERSION
+    made_at: str
+    machine: str
+    model: str
+    build: str
+    layout: Layout
+    costs: Costs
+    median_error: float
+    worst_error: float
+    others: float
+    checks: tuple[Check, ...] = ()
+
+    @property
+    def is_disturbed(self) -> bool:
+        return self.others > thread_choice.MOST_OTHERS
+
+
+def path_of(model: Model, settings: Settings) -> Path:
+    """Where the calibration of a model lies, on this machine and with these settings."""
+    held = (
+        usable().identity,
+        model.digest,
+        version("llama-cpp-python"),
+        [settings.slots, settings.kv_cells, settings.kv_type, settings.threads, settings.gpu_layers],
+        settings.batch_tokens,
+    )
+    name = hashlib.sha256(msgspec.json.encode(held)).hexdigest()[:24]
+    return config.folders().data / FOLDER / f"{name}.json"
+
+
+def kept(path: Path) -> Calibration | None:
+    """What is kept there; None for nothing, and for a file of another version."""
+    return stored.read(path, _decoder)
+
+
+_decoder = msgspec.json.Decoder(Calibration)
+
+
+def keep_check(path: Path, calibration: Calibration, check: Check) -> None:
+    """Add what a comparison with a real daemon said. Raises OSError."""
+    checks = (*calibration.checks, check)[-MOST_CHECKS:]
+    stored.write(path, msgspec.structs.replace(calibration, checks=checks))
+
+
+def settings_for(model: Model, settings: Settings) -> Settings:
+    """As the daemon would load it: its own parameters, its table of the settings file, all settings."""
+    return settings.with_load(model.load.over(settings.of_model(model.name)))
+
+
+def setup_of(calibration: Calibration, settings: Settings) -> Setup:
+    """What is simulated."""
+    return Setup(
+        calibration.layout,
+        calibration.costs,
+        settings.target_itl_s,
+        settings.ram_cache_bytes,
+        settings.max_queue,
+    )
+
+
+def open_message(model: Model, settings: Settings) -> wire.Open:
+    """The frame that an engine would be opened with. Raises CannotFit."""
+    machine = Machine(psutil.virtual_memory().available)
+    wish = FitRequest(
+        n_slots=settings.slots, n_kv_cells=settings.kv_cells, kv_type=settings.kv_type, n_ubatch=settings.batch_tokens
+    )
+    fit = choose(model.header, machine, wish)
+    if not fit.fits and not settings.gpu_layers:
+        raise CannotFit(f"{model.name} does not fit this machine's memory; `localrun show {model.name} --fit` says why")
+    return wire.Open(
+        model_path=str(model.path),
+        n_slots=fit.n_slots,
+        n_kv_cells=fit.n_kv_cells,
+        n_batch=settings.batch_tokens,
+        n_threads=settings.threads,
+        n_gpu_layers=settings.gpu_layers,
+        kv_type=fit.kv_type,
+        target_itl_s=settings.target_itl_s,
+        ram_cache_bytes=settings.ram_cache_bytes,
+        max_queue=settings.max_queue,
+        n_layers=model.header.n_layers,
+        weights_bytes=model.header.weights_bytes,
+        kv_bytes=fit.estimate.kv_bytes,
+        model=model.name,
+        threads_file=str(config.folders().cache / thread_choice.FILE_NAME),
+        later_shards=tuple(map(str, model.header.shard_paths[1:])),
+    )
+
+
+class _Line(msgspec.Struct):
+    """Of `step_costs`."""
+
+    phase: str = ""
+    rows: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    spread: float = 0.0
+    build: str = ""
+    layout: Layout | None = None
+    others: float | None = None
+
+
+def calibrate(
+    model: Model, settings: Settings, tell: Callable[[str], None], *, seconds: float = SECONDS, with_daemon: bool = True
+) -> Calibration:
+    """Measure, fit, and keep it. `tell` is told what is being done. Raises EngineFailed where the engine's side fails,
+    LocalrunError for a fit that is worth nothing, and OSError."""
+    tell(f"measuring steps and prompts of {model.name}, about {seconds:.0f} s")
+    lines = _measured(open_message(model, settings), model, seconds)
+    if lines[0].layout is None or lines[-1].others is None:
+        raise EngineFailed(f"{model.name} cannot be measured: its process ended early")
+    layout = lines[0].layout
+    costs, median_error, worst_error = fitted(lines[1:-1])
+    if median_error > MOST_ERROR:
+        raise LocalrunError(
+            f"the fit is {median_error:.0%} off, so a forecast would say nothing; other programs took "
+            f"{lines[-1].others:.1f} processors meanwhile: measure again without them"
+        )
+    host_s, host_row_s = host_costs(layout)
+    costs = msgspec.structs.replace(costs, host_s=host_s, host_row_s=host_row_s)
+    if with_daemon:
+        tell("measuring what the daemon takes")
+        costs = _with_daemon(costs, layout, model, settings)
+    calibration = Calibration(
+        made_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        machine=usable().identity,
+        model=model.name,
+        build=lines[0].build,
+        layout=layout,
+        costs=costs,
+        median_error=median_error,
+        worst_error=worst_error,
+        others=lines[-1].others,
+    )
+    stored.write(path_of(model, settings), calibration)
+    return calibration
+
+
+def _measured(opened: wire.Open, model: Model, seconds: float) -> list[_Line]:
+    command = [sys.executable, "-P", "-m", "localrun.engine.tools.step_costs", "--seconds", str(seconds)]
+    command += ["--heads", str(model.header.n_heads)]
+    done = subprocess.run(command, input=msgspec.json.encode(opened), stdout=subprocess.PIPE, check=False)
+    if done.returncode != 0:
+        raise EngineFailed(f"{model.name} cannot be measured: its process ended with status {done.returncode}")
+    return [msgspec.json.decode(line, type=_Line) for line in done.stdout.splitlines()]
+
+
+def fitted(lines: list[_Line]) -> tuple[Costs, float, float]:
+    """Costs, with the median and the largest error of their fit. Raises LocalrunError if something is missing."""
+    of: dict[str, list[Sample]] = {}
+    for line in lines:
+        of.setdefault(line.phase, []).append(Sample(line.rows, line.tokens, line.seconds))
+    streams = StreamCosts.fitted(of.get("streams", []))
+    background, beside = (PromptCosts.fitted(of.get(phase, [])) for phase in ("background", "beside"))
+    predicted = {sample: streams.step_s(sample.n_rows, sample.tokens) for sample in of["streams"]}
+    predicted |= {
+        sample: prompts.batch_s(sample.n_rows, sample.tokens)
+        for prompts, phase in ((background, "background"), (beside, "beside"))
+        for sample in of[phase]
+    }
+    cold, piece_s = 1.0, 0.0
+    if "step" in of and "batch" in of:
+        [step], [batch] = of["step"], of["batch"]
+        cold = min(2.0, max(1.0, batch.seconds / background.batch_s(batch.n_rows, 0)))
+        piece_s = 2 * max(0.0, step.seconds - cold * streams.step_s(step.n_rows, step.tokens))
+    copies = of.get("copy", [])
+    copy_s = copy_token_s = 0.0
+    if copies:
+        slope = (copies[-1].seconds - copies[0].seconds) / max(1.0, copies[-1].tokens - copies[0].tokens)
+        copy_token_s = slope if slope > 0 else copies[0].seconds / copies[0].tokens
+        copy_s = max(0.0, copies[0].seconds - copy_token_s * copies[0].tokens)
+    sigma = statistics.median(line.spread for line in lines if line.phase == "streams")
+    costs = Costs(
+        streams=streams,
+        background=background,
+        beside=beside,
+        piece_s=piece_s,
+        cold=cold,
+        copy_s=copy_s,
+        copy_token_s=copy_token_s,
+        rebuild_s=of["rebuild"][0].seconds if "rebuild" in of else 0.2,
+        sigma=min(_MOST_SIGMA, sigma),
+    )
+    return costs, *errors_of(predicted)
+
+
+def host_costs(layout: Layout, clock: Callable[[], float] = time.perf_counter) -> tuple[float, float]:
+    """What the engine's own work takes: seconds of a step, and more for each stream."""
+    nothing = PromptCosts(0.0, 0.0, 0.0)
+    costs = Costs(streams=StreamCosts((1,), (0.0,), (0.0,)), background=nothing, beside=nothing, host_s=1e-6)
+    setup = Setup(layout, costs, 0.0, 0, 256)
+    found = []
+    for n_streams in sorted({1, layout.slots}):
+        turn = Turn((("host", 16),), 400)
+        best_s = float("inf")
+        for _ in range(3):
+            began_s = clock()
+            outcome = simulate(setup, [Session(0.0, (turn,)) for _ in range(n_streams)], 1.0)
+            best_s = min(best_s, (clock() - began_s) / outcome.n_steps)
+        found.append((n_streams, best_s))
+    (few, few_s), (many, many_s) = found[0], found[-1]
+    row_s = max(0.0, (many_s - few_s) / (many - few)) if many > few else 0.0
+    return max(1e-6, few_s - few * row_s), row_s
+
+
+def _with_daemon(costs: Costs, layout: Layout, model: Model, settings: Settings) -> Costs:
+    """The same streams with a daemon and without: what is missing in a gap between tokens is what the daemon takes for
+    each, and in a first token the way of a request."""
+    deltas, requests = [], []
+    setup = Setup(layout, costs, settings.target_itl_s, settings.ram_cache_bytes, settings.max_queue)
+    with own_server(
+        model.path, slots=layout.slots, kv_cells=layout.n_cells, threads=layout.n_threads, latency=settings.latency
+    ) as server:
+        for n_streams in sorted({1, layout.slots}) * 2:
+            sessions = [
+                Session(0.0, (Turn(((f"{len(deltas)}/{each}", _N_PROMPT),), _N_OUTPUT),)) for each in range(n_streams)
+            ]
+            real = send(server.target, sessions, 1.0, len(deltas))
+            if any(not record.is_complete for record in real):
+                raise LocalrunError(f"{model.name}: the daemon did not answer: {real[0].problem}")
+            simulated = simulate(setup, as_sent(sessions), 1.0).records
+            gap_s, expected_s = (
+                percentile([gap for record in records for gap in gaps_s(record.arrivals_s)], 50)
+                for records in (real, simulated)
+            )
+            deltas.append(max(0.0, gap_s - expected_s) / n_streams)
+            if n_streams == 1:
+                requests.append(max(0.0, real[0].ttft_s - simulated[0].ttft_s))
+    return msgspec.structs.replace(costs, delta_s=statistics.median(deltas), request_s=min(requests))

@@ -1,0 +1,104 @@
+"""Whether a forecast is true: the same requests against a daemon of our own and in a simulation, side by side.
+
+Both become the same records, and one function makes the figures of both (`bench.metrics.stream_metrics`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from typing import NamedTuple
+
+import psutil
+
+from localrun.bench.metrics import Metrics, stream_metrics
+from localrun.bench.results import StreamRecord
+from localrun.bench.session import own_server
+from localrun.config import Settings
+from localrun.errors import LocalrunError
+from localrun.hardware.processors import others_busy_s
+from localrun.models.storage.model import Model
+from localrun.plan.calibration import Calibration, Check, setup_of
+from localrun.plan.real import as_sent, send
+from localrun.plan.replica import simulate
+from localrun.plan.workload import Workload
+
+# These are sent first, and do not count.
+N_WARM = 8
+LEAST_REQUESTS = 40
+# What is compared, with its unit.
+COMPARED = {
+    "tokens_per_s": "tok/s",
+    "ttft_p50_s": "s",
+    "ttft_p95_s": "s",
+    "itl_p50_s": "s",
+    "itl_p95_s": "s",
+    "tpot_p50_s": "s",
+    "cached_tokens": "tokens",
+}
+
+
+class Comparison(NamedTuple):
+    """Figures of both by name, and what is kept of their differences."""
+
+    real: Metrics
+    simulated: Metrics
+    check: Check
+
+
+def compare(
+    model: Model,
+    settings: Settings,
+    calibration: Calibration,
+    workload: Workload,
+    *,
+    rate_per_s: float,
+    seconds: float,
+    seed: int,
+    tell: Callable[[str], None],
+) -> Comparison:
+    """Raises LocalrunError where the daemon does not start, or a request fails."""
+    n_requests = max(LEAST_REQUESTS, round(rate_per_s * seconds))
+    sessions = as_sent(workload.sessions(n_requests, seed))
+    layout = calibration.layout
+    setup = setup_of(calibration, settings)
+    simulated = figures(simulate(setup, sessions, rate_per_s, seed=seed).records)
+    tell(f"{workload.name}: {n_requests} requests, {rate_per_s:.3g} a second, to a daemon of our own")
+    with own_server(
+        model.path, slots=layout.slots, kv_cells=layout.n_cells, threads=layout.n_threads, latency=settings.latency
+    ) as server:
+        pid = server.target.pid or 0
+        began_s, others_s = time.perf_counter(), others_busy_s() - _busy_s(pid)
+        records = send(server.target, sessions, rate_per_s, seed)
+        others = (others_busy_s() - _busy_s(pid) - others_s) / (time.perf_counter() - began_s)
+    real = figures(records)
+    check = Check(
+        at=datetime.now(UTC).isoformat(timespec="seconds"),
+        workload=workload.name,
+        rate_per_s=rate_per_s,
+        errors={name: simulated[name] / real[name] - 1 for name in COMPARED if real.get(name) and name in simulated},
+        others=max(0.0, others),
+    )
+    return Comparison(real, simulated, check)
+
+
+def figures(records: Sequence[StreamRecord]) -> Metrics:
+    """Of those behind the first. Raises LocalrunError if one did not complete."""
+    counted = sorted(records, key=lambda record: record.intended_at_s)[N_WARM:]
+    failed = next((record.problem for record in counted if not record.is_complete), "")
+    if failed:
+        raise LocalrunError(f"a request did not complete, so there is nothing to compare: {failed}")
+    metrics = stream_metrics("", counted)
+    metrics["tokens_per_s"] = sum(record.n_output for record in counted) / metrics["wall_s"]
+    return metrics
+
+
+def _busy_s(pid: int) -> float:
+    """Processor seconds of a process and its children."""
+    try:
+        root = psutil.Process(pid)
+        times = [process.cpu_times() for process in (root, *root.children(recursive=True))]
+    except psutil.NoSuchProcess:
+        return 0.0
+    return float(sum(each.user + each.system for each in times))

@@ -1,0 +1,170 @@
+"""What computing costs on one machine with one model: seconds of a step, of a batch of prompt rows, of a copy.
+
+A step of n streams takes base[n] + per_token[n] * (tokens of context of all of them). Prompt rows take
+(fixed + row * rows + row_depth * rows * (depth + rows / 2)) * factor[rows], the form that the engine itself learns
+(`schedule/budget.py`). The coefficients are measured (`calibration.py`) or estimated (`roofline.py`). Pure.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from localrun.errors import LocalrunError
+
+LEAST_S = 1e-6
+
+
+class Sample(NamedTuple):
+    """`n_rows` rows took `seconds`. Of streams `tokens` is the context of all together, of a prompt its depth."""
+
+    n_rows: int
+    tokens: float
+    seconds: float
+
+
+class StreamCosts(msgspec.Struct, frozen=True):
+    """Of steps without prompts, by number of streams, ascending."""
+
+    streams: tuple[int, ...]
+    base_s: tuple[float, ...]
+    per_token_s: tuple[float, ...]
+
+    def of(self, n_streams: int) -> tuple[float, float]:
+        """Seconds of a step, and more for each token of context. Between what was measured it is a straight line, and
+        beyond the most streams it goes on."""
+        if len(self.streams) == 1:
+            return self.base_s[0], self.per_token_s[0]
+        at = next((at for at, (_, upper) in enumerate(pairwise(self.streams)) if n_streams <= upper), -2)
+        low, high = self.streams[at], self.streams[at + 1]
+        part = (n_streams - low) / (high - low)
+        base, per_token = (
+            values[at] + part * (values[at + 1] - values[at]) for values in (self.base_s, self.per_token_s)
+        )
+        return max(base, LEAST_S), max(per_token, 0.0)
+
+    def step_s(self, n_streams: int, tokens: float) -> float:
+        base_s, per_token_s = self.of(n_streams)
+        return base_s + per_token_s * tokens
+
+    def scaled(self, factor: float) -> StreamCosts:
+        return StreamCosts(
+            self.streams, tuple(factor * s for s in self.base_s), tuple(factor * s for s in self.per_token_s)
+        )
+
+    @classmethod
+    def fitted(cls, samples: Iterable[Sample]) -> StreamCosts:
+        """Raises LocalrunError without samples."""
+        by_rows: dict[int, list[Sample]] = {}
+        for sample in samples:
+            by_rows.setdefault(sample.n_rows, []).append(sample)
+        if not by_rows:
+            raise LocalrunError("no step was measured, so nothing can be planned")
+        lines = {
+            n_rows: least_squares([(1.0, each.tokens) for each in own], [each.seconds for each in own])
+            for n_rows, own in sorted(by_rows.items())
+        }
+        return cls(
+            tuple(lines), tuple(base for base, _ in lines.values()), tuple(per_token for _, per_token in lines.values())
+        )
+
+
+class PromptCosts(msgspec.Struct, frozen=True):
+    """Of prompt rows, in the background or among the streams. `factors` are by number of rows; the nearest counts."""
+
+    fixed_s: float
+    row_s: float
+    row_depth_s: float
+    factors: dict[int, float] = {}
+
+    def batch_s(self, n_rows: int, depth: float) -> float:
+        seconds = self._line_s(n_rows, depth)
+        if self.factors:
+            seconds *= self.factors[min(self.factors, key=lambda known: abs(known - n_rows))]
+        return max(seconds, LEAST_S)
+
+    def scaled(self, factor: float) -> PromptCosts:
+        return PromptCosts(factor * self.fixed_s, factor * self.row_s, factor * self.row_depth_s, self.factors)
+
+    @classmethod
+    def fitted(cls, samples: Sequence[Sample]) -> PromptCosts:
+        """Raises LocalrunError without samples."""
+        if not samples:
+            raise LocalrunError("no prompt was measured, so nothing can be planned")
+        features = [(1.0, float(n), n * (depth + n / 2)) for n, depth, _ in samples]
+        line = cls(*least_squares(features, [each.seconds for each in samples]))
+        ratios: dict[int, list[float]] = {}
+        for n_rows, depth, seconds in samples:
+            ratios.setdefault(n_rows, []).append(seconds / max(line._line_s(n_rows, depth), LEAST_S))
+        return msgspec.structs.replace(
+            line, factors={n_rows: statistics.median(own) for n_rows, own in sorted(ratios.items())}
+        )
+
+    def _line_s(self, n_rows: int, depth: float) -> float:
+        return self.fixed_s + self.row_s * n_rows + self.row_depth_s * n_rows * (depth + n_rows / 2)
+
+
+class Costs(msgspec.Struct, frozen=True, kw_only=True):
+    """All of them. `background` is of batches beside the steps, `beside` of rows among the streams.
+
+    A step waits up to `piece_s` for the piece of the background that is being computed, and takes `cold` times as long,
+    because caches are cold; so does the rest of that batch. A copy takes `copy_s`, and `copy_token_s` for each token; a
+    state that is not cut is `state_bytes` long besides. `rebuild_s` is for new KV cells. The engine's own work takes
+    `host_s` in each step and `host_row_s` for each stream. The daemon takes `delta_s` for each token it passes on from
+    the processors that compute, and a request is `request_s` on its way. Times vary by a log-normal factor of `sigma`.
+    """
+
+    streams: StreamCosts
+    background: PromptCosts
+    beside: PromptCosts
+    piece_s: float = 0.0
+    cold: float = 1.0
+    copy_s: float = 0.0
+    copy_token_s: float = 0.0
+    rebuild_s: float = 0.2
+    host_s: float = 1e-4
+    host_row_s: float = 0.0
+    delta_s: float = 0.0
+    request_s: float = 0.0
+    sigma: float = 0.0
+
+    def scaled(self, *, prompts: float = 1.0, decode: float = 1.0, host: float = 1.0) -> Costs:
+        """The costs of a machine that takes so many times as long."""
+        return msgspec.structs.replace(
+            self,
+            streams=self.streams.scaled(decode),
+            background=self.background.scaled(prompts),
+            beside=self.beside.scaled(prompts),
+            host_s=host * self.host_s,
+            host_row_s=host * self.host_row_s,
+            delta_s=host * self.delta_s,
+            request_s=host * self.request_s,
+        )
+
+
+def least_squares(features: Sequence[Sequence[float]], seconds: Sequence[float]) -> tuple[float, ...]:
+    """The coefficients >= 0 with the smallest relative errors: those that come out negative are left out, one by one
+    (an active set)."""
+    matrix, target = np.array(features, float), np.array(seconds, float)
+    matrix = matrix / target[:, np.newaxis]
+    scales = np.maximum(np.abs(matrix).max(axis=0), 1e-300)
+    found = np.zeros(matrix.shape[1])
+    kept = list(range(matrix.shape[1]))
+    while kept:
+        part, *_ = np.linalg.lstsq(matrix[:, kept] / scales[kept], np.ones(len(target)), rcond=None)
+        if (part >= 0).all():
+            found[kept] = part / scales[kept]
+            break
+        del kept[int(part.argmin())]
+    return tuple(map(float, found))
+
+
+def errors_of(predicted: Mapping[Sample, float]) -> tuple[float, float]:
+    """The median and the largest relative error of a fit."""
+    errors = [abs(seconds / sample.seconds - 1) for sample, seconds in predicted.items()]
+    return (statistics.median(errors), max(errors)) if errors else (0.0, 0.0)

@@ -1,0 +1,288 @@
+"""One engine in virtual time: requests go in when they arrive, and what clients see of them comes out as records.
+
+`run_steps` is to a simulated engine what `engine/pipes.run_steps` is to a real one: it steps, sleeps as long as the
+engine says, and is woken by an arrival or by the end of a batch in the background.
+
+Does not: decide anything that the engine decides, or draft.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from heapq import heapify, heappop, heappush
+from typing import NamedTuple, Protocol
+from zlib import crc32
+
+from localrun.bench.metrics import is_good
+from localrun.bench.results import StreamRecord
+from localrun.engine.backend import Backend, Worker
+from localrun.engine.engine import Engine, Limits
+from localrun.engine.schedule.scheduler import StepPlan
+from localrun.engine.speculate.speculation import Speculation
+from localrun.plan.backend import Layout, SimBackend, tokens_of
+from localrun.plan.clock import Account, VirtualClock
+from localrun.plan.costs import Costs
+from localrun.plan.workload import ANSWER, Session, Turn
+from localrun.plan.workload import Limits as Promise
+from localrun.wire import Finish, KvRun, Sampling, Step, Submit
+
+# A look of the engine at nothing.
+_LOOK_S = 1e-4
+# How often, in steps, it is asked whether a run is lost.
+_ASK_STEPS = 64
+
+
+class Setup(NamedTuple):
+    """A machine with a model, as the daemon would open it. `target_itl_s` to `max_queue` are settings."""
+
+    layout: Layout
+    costs: Costs
+    target_itl_s: float
+    ram_cache_bytes: int
+    max_queue: int
+
+
+class Outcome(NamedTuple):
+    """`records` are those of the requests that arrived, in order of arrival; times are virtual. `is_given_up`: it was
+    certain that too few would be good. `blocked_s`: how long requests waited for KV cells while slots were free."""
+
+    records: list[StreamRecord]
+    spent_s: dict[Account, float]
+    seconds: float
+    n_steps: int
+    n_preempted: int
+    blocked_s: float
+    is_given_up: bool = False
+
+
+class _Arrival(NamedTuple):
+    at_s: float
+    number: int
+    session: Session
+    turn: int
+
+
+def seed_of(name: str) -> int:
+    """What the tokens of a part depend on."""
+    return crc32(name.encode()) | len(name) % 128 << 32
+
+
+def simulate(
+    setup: Setup,
+    sessions: Sequence[Session],
+    rate_per_s: float,
+    *,
+    seed: int = 1,
+    promise: Promise | None = None,
+    n_warm: int = 0,
+) -> Outcome:
+    """Let sessions arrive at this rate, and run until all requests are over; with a promise only until it is certain
+    that too few of those behind the first `n_warm` keep it."""
+    with _without_collecting():
+        clock = VirtualClock()
+        backend = SimBackend(setup.layout, setup.costs, clock, seed)
+        return Replica(setup, backend, clock, sessions, rate_per_s, promise, n_warm).run()
+
+
+class SimulatedWorker(Worker, Protocol):
+    """A worker that knows when its batch is over, if nothing interrupts it."""
+
+    @property
+    def ends_at_s(self) -> float: ...
+
+
+class SimulatedBackend(Backend, Protocol):
+    """A backend whose calls let virtual time pass."""
+
+    @property
+    def worker(self) -> SimulatedWorker | None: ...
+
+
+class Replica:
+    """See the module; `simulate` makes one."""
+
+    def __init__(
+        self,
+        setup: Setup,
+        backend: SimulatedBackend,
+        clock: VirtualClock,
+        sessions: Sequence[Session],
+        rate_per_s: float,
+        promise: Promise | None = None,
+        n_warm: int = 0,
+    ) -> None:
+        self.clock, self.backend = clock, backend
+        limits = Limits(setup.layout.slots, setup.max_queue, setup.target_itl_s, setup.ram_cache_bytes)
+        self.engine = Engine(
+            self.backend,
+            limits,
+            self.clock,
+            beside=_never,
+            speculation=_NoDrafts(self.backend, self.clock, is_on=False),
+            ring=_no_ring,
+        )
+        self._costs = setup.costs
+        self._arrivals = [_Arrival(each.at / rate_per_s, at, each, 0) for at, each in enumerate(sessions)]
+        heapify(self._arrivals)
+        self._records: list[StreamRecord] = []
+        self._running: dict[int, tuple[StreamRecord, _Arrival]] = {}
+        self._n_steps = 0
+        self._blocked_s = 0.0
+        self._promise, self._n_warm = promise, n_warm
+        n_counted = sum(len(each.turns) for each in sessions) - n_warm
+        self._n_may_fail = n_counted * (1 - promise.share) if promise else 0.0
+        self._n_failed = 0
+
+    def run(self) -> Outcome:
+        is_given_up = False
+        while self._arrivals or self._running or not self.engine.is_idle:
+            self._submit_due()
+            if self.engine.is_idle and not self._running:
+                if self._arrivals:
+                    self.clock.sleep_until(self._arrivals[0].at_s + self._costs.request_s, Account.IDLE)
+                continue
+            self._step()
+            if self._promise and self._n_steps % _ASK_STEPS == 0 and self._is_lost():
+                is_given_up = True
+                break
+        return Outcome(
+            self._records,
+            self.clock.spent_s,
+            self.clock.now_s,
+            self._n_steps,
+            self.engine.totals.preemptions,
+            self._blocked_s,
+            is_given_up,
+        )
+
+    def _submit_due(self) -> None:
+        """A request is on its way for a moment: a thread beside the steps makes tokens of it."""
+        while self._arrivals and self._arrivals[0].at_s + self._costs.request_s <= self.clock.now_s:
+            arrival = heappop(self._arrivals)
+            turn = arrival.session.turns[arrival.turn]
+            request_id = len(self._records) + 1
+            record = StreamRecord(
+                intended_at_s=arrival.at_s, sent_at_s=arrival.at_s, client=turn.client, lane=turn.lane, status=200
+            )
+            self._records.append(record)
+            self._running[request_id] = record, arrival
+            self.engine.submit(_submit(request_id, turn, arrival.at_s), prompt_tokens(turn))
+
+    def _step(self) -> None:
+        engine, clock = self.engine, self.clock
+        self._n_steps += 1
+        before_s = clock.now_s
+        step = engine.step()
+        is_blocked = bool(engine.scheduler.waiting) and engine.scheduler.has_free_slot
+        if step is not None:
+            self._publish(step)
+        if engine.wait_s:
+            worker = self.backend.worker
+            is_computing = worker is not None and worker.is_busy
+            wakes_s = clock.now_s + engine.wait_s
+            if worker is not None and is_computing:
+                wakes_s = min(wakes_s, max(clock.now_s, worker.ends_at_s))
+            if self._arrivals:
+                wakes_s = min(wakes_s, self._arrivals[0].at_s + self._costs.request_s)
+            clock.sleep_until(wakes_s, Account.PROMPTS if is_computing else Account.IDLE)
+        if clock.now_s == before_s:
+            clock.spend(_LOOK_S, Account.HOST)
+        if is_blocked:
+            self._blocked_s += clock.now_s - before_s
+
+    def _publish(self, step: Step) -> None:
+        """What a step took besides computing, and what clients see of it."""
+        costs, clock = self._costs, self.clock
+        clock.spend(costs.host_s + costs.host_row_s * len(step.deltas), Account.HOST)
+        for started in step.started:
+            record = self._running[started.id][0]
+            record.n_prompt, record.n_cached = started.n_prompt, started.n_cached
+        n_delivered = sum(bool(delta.tokens) for delta in step.deltas)
+        clock.spend(costs.delta_s * n_delivered, Account.DAEMON)
+        for delta in step.deltas:
+            record, arrival = self._running[delta.id]
+            if delta.tokens:
+                record.arrivals_s.append(clock.now_s)
+            if delta.finish is None:
+                continue
+            del self._running[delta.id]
+            record.ended_at_s, record.n_output = clock.now_s, delta.n_output
+            if delta.finish is not Finish.LENGTH:
+                record.problem = delta.error_message or delta.finish.value
+                record.status = 429 if delta.retry_after_s is not None else 500
+            if self._promise and delta.id > self._n_warm and not self._is_good(record):
+                self._n_failed += 1
+            if arrival.turn + 1 < len(arrival.session.turns):
+                think_s = arrival.session.turns[arrival.turn + 1].think_s
+                heappush(self._arrivals, arrival._replace(at_s=clock.now_s + think_s, turn=arrival.turn + 1))
+
+    def _is_good(self, record: StreamRecord) -> bool:
+        assert self._promise is not None
+        return is_good(record, ttft_limit_s=self._promise.ttft_limit_s, itl_limit_s=self._promise.itl_limit_s)
+
+    def _is_lost(self) -> bool:
+        """Whether too many requests have failed, or are waiting too long already."""
+        assert self._promise is not None
+        limit_s, now_s = self._promise.ttft_limit_s, self.clock.now_s
+        n_late = sum(
+            number > self._n_warm and not record.arrivals_s and now_s - record.intended_at_s > limit_s
+            for number, (record, _) in self._running.items()
+        )
+        return self._n_failed + n_late > self._n_may_fail
+
+
+def _submit(request_id: int, turn: Turn, at_s: float) -> Submit:
+    return Submit(
+        id=request_id,
+        sampling=Sampling(temperature=0, seed=seed_of(turn.parts[-1][0] + ANSWER)),
+        n_predict=turn.n_output,
+        ignore_eos=True,
+        client=turn.client,
+        lane=turn.lane,
+        target_itl_s=turn.target_itl_s,
+        arrived_at_s=at_s,
+    )
+
+
+def prompt_tokens(turn: Turn) -> list[int]:
+    """The prompt of a request."""
+    return [token for name, n_tokens in turn.parts for token in tokens_of(seed_of(name), n_tokens)]
+
+
+class _NoDrafts(Speculation):
+    """Nobody knows the text, and where no token comes twice nothing is drafted: nothing has to be learned of drafts."""
+
+    def extend(
+        self, plan: StepPlan, n_free: int, target_s: Callable[[], float], attend_s: Callable[[], float]
+    ) -> StepPlan:
+        return plan
+
+    def computed(self, plan: StepPlan, ended_at_s: float) -> None:
+        pass
+
+
+def _never(_draw: Callable[[], list[KvRun]]) -> Callable[[], list[KvRun] | None]:
+    """The map of KV cells is for people who watch."""
+    return _nothing
+
+
+def _nothing() -> None:
+    return None
+
+
+def _no_ring() -> None:
+    """The driver looks by itself."""
+
+
+@contextmanager
+def _without_collecting() -> Iterator[None]:
+    """Thousands of requests are alive, and none of them is garbage."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()

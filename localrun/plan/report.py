@@ -1,0 +1,191 @@
+"""Forecasts as text for a terminal. Pure.
+
+A forecast of a roofline never comes without its band, with two significant digits, and says what it is; one of a
+calibration says how far the last check was off.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from localrun.bench.report import aligned
+from localrun.plan.calibration import Calibration
+from localrun.plan.check import COMPARED, Comparison
+from localrun.plan.clock import Account
+from localrun.plan.roofline import LEAST_BAND, Device
+from localrun.plan.search import Point
+from localrun.plan.whatif import BEYOND, Tried, WhatIf
+from localrun.plan.workload import Limits, Workload
+
+_MOST_POINTS = 6
+# A wait for cells of so much of the time is worth a word.
+_BLOCKED = 0.02
+
+
+def promise(limits: Limits) -> str:
+    return (
+        f"first token within {limits.ttft_limit_s:g} s and {1 / limits.itl_limit_s:.3g} tokens/s or more, for "
+        f"{100 * limits.share:g} of 100 requests"
+    )
+
+
+def amount(point: Point) -> str:
+    """What is carried: whole users, where there are any, or requests."""
+    if point.users is None or point.users < 1:
+        return f"{point.rate_per_s:.2g} requests/s"
+    n_users = math.floor(point.users)
+    return f"{n_users} user{'s' if n_users > 1 else ''}"
+
+
+def points_table(points: Sequence[Point], carried: Point | None, limits: Limits) -> list[str]:
+    """Rates, slowest first, the one that is carried marked. Of runs that were given up nothing is known but that."""
+    header = [
+        "",
+        "users",
+        "requests/s",
+        "first token p50/p95",
+        "tokens/s each p50/p5",
+        "tokens/s",
+        "busy",
+        "promise kept",
+    ]
+    rows = []
+    for point in _chosen(points, carried):
+        cells = [">" if point is carried else "", _users(point), f"{point.rate_per_s:.3g}"]
+        if point.is_given_up:
+            cells += ["-", "-", "-", "-", f"below {limits.share:.0%}"]
+        else:
+            cells += [
+                f"{point.ttft_p50_s:.2g} s / {point.ttft_p95_s:.2g} s",
+                f"{point.each_p50_tokens_per_s:.3g} / {point.each_p5_tokens_per_s:.3g}",
+                f"{point.tokens_per_s:.3g}",
+                f"{point.busy:.0%}",
+                f"{point.kept:.0%}",
+            ]
+        rows.append(cells)
+    return aligned(header, rows)
+
+
+def _users(point: Point) -> str:
+    return "-" if point.users is None or point.is_given_up else f"{point.users:.3g}"
+
+
+def _chosen(points: Sequence[Point], carried: Point | None) -> list[Point]:
+    """Not the many near the limit: the one that is carried, and those furthest from it and each other."""
+    ordered = sorted(points, key=lambda point: point.rate_per_s)
+    while len(ordered) > _MOST_POINTS:
+        inner = [at for at in range(1, len(ordered) - 1) if ordered[at] is not carried]
+        del ordered[min(inner, key=lambda at: ordered[at + 1].rate_per_s / ordered[at - 1].rate_per_s)]
+    return ordered
+
+
+def where_time_goes(point: Point) -> list[str]:
+    """Of the time in which anything is computed, most first."""
+    spent = sorted(
+        ((share, account) for account, share in point.spent.items() if account is not Account.IDLE), reverse=True
+    )
+    lines = [f"  {share:4.0%}  {account}" for share, account in spent if share >= 0.005]
+    if point.blocked_share > _BLOCKED:
+        lines.append(f"  requests waited for KV cells while slots were free in {point.blocked_share:.0%} of the time")
+    if point.n_preempted:
+        lines.append(
+            f"  requests lost their slots {point.n_preempted} times, for others of a higher lane or for KV cells"
+        )
+    return lines
+
+
+def what_if_lines(found: WhatIf, carried: Point) -> list[str]:
+    """What is short, and what one change would bring."""
+    lines = [f"what breaks first: {found.bottleneck}", f"  {_change(found.twice, carried)}"]
+    if found.best is not None:
+        lines += ["the best change of a setting", f"  {_change(found.best, carried)}"]
+    else:
+        tried = ", ".join(each.words for each in found.settings)
+        lines.append(f"no change of a setting carries more; tried: {tried}")
+    rows = [[each.words, f"{each.kept_beyond:.0%}"] for each in sorted((*found.resources, *found.settings), key=_kept)]
+    lines += [f"at {BEYOND:g} times that rate the promise is kept for {found.kept_beyond:.0%}, and", ""]
+    return [*lines, *(f"  {line}" for line in aligned(["with", "kept"], rows))]
+
+
+def _kept(tried: Tried) -> float:
+    return -tried.kept_beyond
+
+
+def _change(tried: Tried, carried: Point) -> str:
+    assert tried.carries is not None
+    return f"{tried.words}: {amount(carried)} -> {amount(tried.carries)} (simulated)"
+
+
+def basis_lines(calibration: Calibration) -> list[str]:
+    """How far a forecast can be trusted."""
+    fit = f"the fit is {calibration.median_error:.0%} off in the median, {calibration.worst_error:.0%} at most"
+    lines = [f"calibrated {calibration.made_at[:16].replace('T', ' ')} UTC on {calibration.machine}; {fit}"]
+    if calibration.is_disturbed:
+        lines.append(f"other programs took {calibration.others:.1f} processors meanwhile: calibrate again without them")
+    if not calibration.checks:
+        return [*lines, "never checked against a real run: `localrun plan check` does it"]
+    check = calibration.checks[-1]
+    errors = ", ".join(f"{_label(name)} {error:+.0%}" for name, error in check.errors.items())
+    return [*lines, f"last check, {check.workload} at {check.rate_per_s:.3g} requests/s: {errors}"]
+
+
+def _label(metric: str) -> str:
+    """As people call it."""
+    return "throughput" if metric == "tokens_per_s" else metric.removesuffix("_s").replace("_", " ")
+
+
+def header_lines(model: str, workload: Workload, limits: Limits, slots: int, n_cells: int) -> list[str]:
+    lines = [f"{model}: {slots} slots, {n_cells} KV cells", f"workload: {workload.name} ({workload.summary})"]
+    if workload.think_s is not None:
+        lines.append(f"a user asks again {workload.think_s:.3g} s after an answer; requests come by themselves")
+    return [*lines, f"promise: {promise(limits)}"]
+
+
+def band(low: Point, middle: Point, high: Point) -> str:
+    """What is carried by a roofline: never narrower than its least band."""
+    in_users = middle.users is not None and middle.users >= 1
+    values = [point.users or 0.0 if in_users else point.rate_per_s for point in (low, middle, high)]
+    least, most = min(values[0], (1 - LEAST_BAND) * values[1]), max(values[2], (1 + LEAST_BAND) * values[1])
+    return f"{two_digits(least)} to {two_digits(most)} {'users' if in_users else 'requests/s'} (roofline)"
+
+
+def two_digits(value: float) -> str:
+    """As `1.2`, `35` or `350`."""
+    if value <= 0:
+        return "0"
+    digits = 1 - math.floor(math.log10(value))
+    return f"{round(value, digits):.{max(0, digits)}f}"
+
+
+def comparison_lines(found: Comparison, workload: Workload) -> list[str]:
+    """Both, side by side."""
+    errors = {name: f"{error:+.0%}" for name, error in found.check.errors.items()}
+    rows = [
+        [
+            _label(name),
+            f"{found.real[name]:.4g} {unit}",
+            f"{found.simulated[name]:.4g} {unit}",
+            errors.get(name, "-"),
+        ]
+        for name, unit in COMPARED.items()
+        if name in found.real and name in found.simulated
+    ]
+    title = f"{workload.name}, {found.check.rate_per_s:.3g} requests/s"
+    return [
+        *aligned([title, "real", "simulated", "error"], rows),
+        f"other programs took {found.check.others:.2f} processors during the real run",
+    ]
+
+
+def machine_lines(name: str, device: Device) -> list[str]:
+    """Each figure with its source."""
+    rows = [
+        ["memory", f"{device.memory_gb:g} GB", device.source],
+        ["bandwidth", f"{device.gb_per_s:g} GB/s", device.source],
+        ["arithmetic", f"{device.tflops:g} TFLOPS {device.arithmetic}", device.tflops_source or device.source],
+        ["power", f"{device.watts:g} W", device.source],
+    ]
+    lines = [f"{name}: {device.title}"]
+    lines += [f"  {what:<10}  {figure:<18}  {source}" for what, figure, source in rows]
+    return [*lines, *([f"  {device.note}"] if device.note else [])]

@@ -1,0 +1,179 @@
+"""What a machine would take that nobody measured: the roofline of its memory and of its arithmetic, with a band.
+
+A step of n rows reads all weights (of experts, those that n rows are expected to choose) and each row's keys and
+values, and multiplies every active weight with every row. It takes the longer of the two, at the part of a data sheet's
+figures that llama.cpp reaches on such a device (`Efficiency`), and a launch. The parts are given with their range: it
+is the band, and the band is never below `LEAST_BAND`.
+
+Only for GPUs and machines with one memory for all: on a CPU neither figure of a data sheet says much, and it is
+calibrated. Does not: divide a model between devices.
+"""
+
+from __future__ import annotations
+
+from importlib import resources
+from typing import NamedTuple
+
+import msgspec
+
+from localrun.bench.roofline import step_bytes
+from localrun.config import Settings
+from localrun.engine.backend import MemoryKind
+from localrun.errors import BadRequest, CannotFit, meant
+from localrun.models.fit import FitRequest, Gpu, Machine, choose, in_gb
+from localrun.models.gguf.header import Header
+from localrun.models.memory import memory_kind, model_memory
+from localrun.plan.backend import Layout
+from localrun.plan.costs import Costs, PromptCosts, StreamCosts
+from localrun.plan.replica import Setup
+
+LEAST_BAND = 0.35
+# Memory of the host, which holds nothing here but what is kept of prompts.
+_HOST_BYTES = 1 << 40
+# Between a device and its host.
+_COPY_BYTES_PER_S = 8e9
+_SPARE_SEQUENCES = 64
+_STREAMS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+_ROWS = (1, 8, 16, 32, 64, 128, 256, 512)
+
+
+class Efficiency(NamedTuple):
+    """Parts of the data sheet's bandwidth and arithmetic, as (lowest, usual, highest). Half of the arithmetic is
+    reached with `half_rows` rows; a step is launched in `launch_s`."""
+
+    bandwidth: tuple[float, float, float]
+    arithmetic: tuple[float, float, float]
+    half_rows: float
+    launch_s: float
+
+
+# Nobody's figures: what was seen of llama.cpp's backends, with wide ranges.
+EFFICIENCIES = {
+    "cuda": Efficiency((0.5, 0.65, 0.8), (0.25, 0.35, 0.5), 96, 3e-4),
+    "rocm": Efficiency((0.4, 0.55, 0.7), (0.12, 0.2, 0.3), 128, 6e-4),
+    "metal": Efficiency((0.55, 0.7, 0.85), (0.4, 0.55, 0.7), 64, 5e-4),
+}
+
+
+class Device(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A row of machines.toml. `tflops` are of 16-bit floats, dense, or of what `arithmetic` names; `watts` of the whole
+    device. Each figure's source is named."""
+
+    title: str
+    memory_gb: float
+    gb_per_s: float
+    tflops: float
+    watts: float
+    backend: str
+    source: str
+    arithmetic: str = "f16"
+    tflops_source: str = ""
+    note: str = ""
+
+
+def machines() -> dict[str, Device]:
+    """The known ones, by key."""
+    text = resources.files("localrun.plan").joinpath("machines.toml").read_bytes()
+    return msgspec.toml.decode(text, type=dict[str, Device])
+
+
+def device(name: str) -> Device:
+    """Raises BadRequest with the nearest name."""
+    known = machines()
+    if name not in known:
+        way_out = meant(name, known) or "`localrun plan machines` lists them"
+        raise BadRequest(f"there is no machine '{name}'; {way_out}", field="machine")
+    return known[name]
+
+
+class Estimate(NamedTuple):
+    """A machine as it probably is, and where everything takes so many times as long, or as short."""
+
+    setup: Setup
+    slower: float
+    faster: float
+
+
+def estimate_of(header: Header, name: str, settings: Settings) -> Estimate:
+    """Raises BadRequest for an unknown machine, and CannotFit for a model that is not in its memory as a whole."""
+    found = device(name)
+    wish = FitRequest(
+        n_slots=settings.slots, n_kv_cells=settings.kv_cells, kv_type=settings.kv_type, n_ubatch=settings.batch_tokens
+    )
+    fit = choose(header, Machine(_HOST_BYTES, (Gpu(name, int(found.memory_gb * 1e9)),)), wish)
+    if not fit.fits or fit.n_gpu_layers <= header.n_layers:
+        needed = in_gb(fit.estimate.weights_bytes)
+        raise CannotFit(f"{header.name} has {needed} of weights, too many for {name} with {found.memory_gb:g} GB")
+    memory = model_memory(header, n_kv_cells=fit.n_kv_cells)
+    read = step_bytes(header, n_streams=1)
+    layout = Layout(
+        slots=fit.n_slots,
+        n_cells=fit.n_kv_cells,
+        n_ctx_train=header.n_ctx_train,
+        n_batch=max(settings.batch_tokens, fit.n_slots + 32),
+        n_spare_seqs=_SPARE_SEQUENCES if memory.is_shareable else 0,
+        memory_kind=MemoryKind.ATTENTION if memory.is_shareable else MemoryKind(memory_kind(header)),
+        cuts_states=memory.is_shareable,
+        is_split=False,
+        mixes_rows=True,
+        n_gpu_layers=fit.n_gpu_layers,
+        kv_type=fit.kv_type,
+        state_token_bytes=max(1, int(read.kv_bytes_per_token)),
+        state_bytes=4 * memory.state_elements * sum(layer.has_state for layer in memory.layers),
+    )
+    costs = costs_of(header, found, layout.slots)
+    setup = Setup(layout, costs, settings.target_itl_s, settings.ram_cache_bytes, settings.max_queue)
+    return Estimate(setup, *band(EFFICIENCIES[found.backend]))
+
+
+def band(efficiency: Efficiency) -> tuple[float, float]:
+    """How many times as long everything may take, and how many times as short, at least by `LEAST_BAND`."""
+    ranges = (efficiency.bandwidth, efficiency.arithmetic)
+    slower = max(usual / low for low, usual, _ in ranges)
+    faster = max(high / usual for _, usual, high in ranges)
+    return max(slower, 1 / (1 - LEAST_BAND)), 1 / max(faster, 1 + LEAST_BAND)
+
+
+def active_weights(header: Header) -> float:
+    """With how many weights each row is multiplied."""
+    n_experts, n_used = header.count("expert_count"), header.count("expert_used_count")
+    is_tied = not any(tensor.name == "output.weight" for tensor in header.tensors)
+    total = 0.0
+    for tensor in header.tensors:
+        if len(tensor.shape) < 2 or (tensor.name == "token_embd.weight" and not is_tied):
+            continue
+        total += tensor.n_elements * (n_used / n_experts if n_experts and "_exps." in tensor.name else 1.0)
+    return total
+
+
+def step_s(header: Header, found: Device, n_rows: int) -> float:
+    """Seconds of a step of so many rows without anything before them, as they probably are."""
+    efficiency = EFFICIENCIES[found.backend]
+    read_s = step_bytes(header, n_streams=n_rows).weights_bytes / (efficiency.bandwidth[1] * found.gb_per_s * 1e9)
+    part = efficiency.arithmetic[1] * n_rows / (n_rows + efficiency.half_rows)
+    return max(read_s, 2 * active_weights(header) * n_rows / (part * found.tflops * 1e12)) + efficiency.launch_s
+
+
+def costs_of(header: Header, found: Device, n_slots: int) -> Costs:
+    """What a device probably takes; the host and the daemon as on a usual machine."""
+    efficiency = EFFICIENCIES[found.backend]
+    counts = tuple(n for n in _STREAMS if n <= n_slots) or (1,)
+    token_bytes = step_bytes(header, n_streams=1).kv_bytes_per_token
+    token_s = token_bytes / (efficiency.bandwidth[1] * found.gb_per_s * 1e9)
+    flops_per_s = efficiency.arithmetic[1] * found.tflops * 1e12
+    attended = 4 * header.n_layers * header.n_heads * header.head_dim_k
+    line = PromptCosts(efficiency.launch_s, 2 * active_weights(header) / flops_per_s, attended / flops_per_s)
+    factors = {n_rows: step_s(header, found, n_rows) / line.batch_s(n_rows, 0.0) for n_rows in _ROWS}
+    prompts = msgspec.structs.replace(line, factors=factors)
+    return Costs(
+        streams=StreamCosts(counts, tuple(step_s(header, found, n) for n in counts), (token_s,) * len(counts)),
+        background=prompts,
+        beside=prompts,
+        copy_s=1e-4,
+        copy_token_s=token_bytes / _COPY_BYTES_PER_S,
+        host_s=2e-4,
+        host_row_s=1e-5,
+        delta_s=1e-4,
+        request_s=2e-3,
+        sigma=0.05,
+    )

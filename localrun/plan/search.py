@@ -1,0 +1,183 @@
+"""The highest rate at which a machine keeps a promise: for so many of 100 requests the first token in time, and every
+further one.
+
+The same sessions arrive at every rate, only closer together: two rates, or two machines, differ in nothing else. The
+rate is doubled until the promise is broken, and then the interval is halved, on a logarithmic scale.
+"""
+
+from __future__ import annotations
+
+import statistics
+
+import msgspec
+
+from localrun.bench.metrics import goodput, percentile
+from localrun.bench.results import StreamRecord
+from localrun.errors import BadRequest
+from localrun.plan.clock import Account
+from localrun.plan.replica import Outcome, Setup, simulate
+from localrun.plan.workload import Limits, Session, Turn, Workload
+
+N_REQUESTS = 300
+# The engine learns what steps cost while these are answered, and they do not count.
+N_WARM = 60
+# Few enough that nobody waits for another.
+_N_ALONE = 24
+_APART = 20.0
+# Between two rates that are as good as one.
+_PRECISION = 1.03
+_MOST_RUNS = 24
+
+
+class Point(msgspec.Struct, frozen=True, kw_only=True):
+    """What happens at one rate. `users` ask again `think_s` after an answer (Little's law: rate * (think + answer));
+    None where nobody knows how long they think. Rates of tokens are of each request, and of all together. `busy` is the
+    share of time in which anything is computed. With `is_given_up` only `kept`, which is too low then, means anything.
+    """
+
+    rate_per_s: float
+    users: float | None
+    kept: float
+    ttft_p50_s: float
+    ttft_p95_s: float
+    itl_p50_s: float
+    itl_p95_s: float
+    each_p50_tokens_per_s: float
+    each_p5_tokens_per_s: float
+    tokens_per_s: float
+    busy: float
+    n_refused: int
+    n_preempted: int
+    cached_share: float
+    blocked_share: float
+    spent: dict[Account, float]
+    is_given_up: bool = False
+
+
+def point_of(outcome: Outcome, workload: Workload, rate_per_s: float, limits: Limits, n_warm: int) -> Point:
+    """From the records of a run to figures."""
+    counted = outcome.records[n_warm:]
+    done = [record for record in counted if record.is_complete]
+    tpots = [record.tpot_s for record in done if record.tpot_s] or [0.0]
+    ttfts = [record.ttft_s for record in done] or [0.0]
+    answer_s = statistics.mean([record.latency_s for record in done] or [0.0])
+    good = goodput("", counted, 1.0, ttft_limit_s=limits.ttft_limit_s, itl_limit_s=limits.itl_limit_s)
+    first_s = min((record.intended_at_s for record in counted), default=0.0)
+    last_s = max((record.arrivals_s[-1] for record in done), default=first_s)
+    busy_s = sum(seconds for account, seconds in outcome.spent_s.items() if account is not Account.IDLE)
+    n_prompt = sum(record.n_prompt for record in done)
+    return Point(
+        rate_per_s=rate_per_s,
+        users=None if workload.think_s is None else rate_per_s * (workload.think_s + answer_s),
+        kept=good["goodput_ratio"],
+        ttft_p50_s=percentile(ttfts, 50),
+        ttft_p95_s=percentile(ttfts, 95),
+        itl_p50_s=percentile(tpots, 50),
+        itl_p95_s=percentile(tpots, 95),
+        each_p50_tokens_per_s=_inverse(percentile(tpots, 50)),
+        each_p5_tokens_per_s=_inverse(percentile(tpots, 95)),
+        tokens_per_s=sum(record.n_output for record in done) / max(last_s - first_s, 1e-9),
+        busy=busy_s / max(outcome.seconds, 1e-9),
+        n_refused=sum(record.status == 429 for record in counted),
+        n_preempted=outcome.n_preempted,
+        cached_share=sum(record.n_cached for record in done) / n_prompt if n_prompt else 0.0,
+        blocked_share=outcome.blocked_s / max(outcome.seconds, 1e-9),
+        spent={account: seconds / max(busy_s, 1e-9) for account, seconds in outcome.spent_s.items()},
+        is_given_up=outcome.is_given_up,
+    )
+
+
+def _inverse(seconds: float) -> float:
+    return 1 / seconds if seconds > 0 else 0.0
+
+
+class Search:
+    """Of one workload with one promise; `points` has what was found of the last machine."""
+
+    def __init__(self, workload: Workload, limits: Limits, *, seed: int = 1, n_requests: int | None = None) -> None:
+        self.workload, self.limits = workload, limits
+        self._seed = seed
+        n_requests = n_requests or N_REQUESTS
+        self._sessions = workload.sessions(n_requests, seed)
+        self._n_warm = min(N_WARM, n_requests // 4)
+        self.points: list[Point] = []
+
+    def at(self, setup: Setup, rate_per_s: float, *, is_whole: bool = True) -> Point:
+        """One rate; unless the run `is_whole` it ends when the promise is certain to be broken."""
+        promise = None if is_whole else self.limits
+        outcome = simulate(setup, self._sessions, rate_per_s, seed=self._seed, promise=promise, n_warm=self._n_warm)
+        return point_of(outcome, self.workload, rate_per_s, self.limits, self._n_warm)
+
+    def carries(self, setup: Setup, near_per_s: float | None = None) -> Point:
+        """The highest rate at which the promise is kept, perhaps near a known one. Raises BadRequest where a request
+        alone breaks it."""
+        self.points = []
+        rate_per_s = near_per_s or 0.5 / self._alone_s(setup)
+        low, high = None, None
+        for _ in range(_MOST_RUNS):
+            if low is not None and high is not None and high.rate_per_s <= _PRECISION * low.rate_per_s:
+                break
+            point = self.at(setup, rate_per_s, is_whole=False)
+            self.points.append(point)
+            if point.kept >= self.limits.share and not point.is_given_up:
+                low = point
+                rate_per_s = 2 * point.rate_per_s if high is None else _between(point, high)
+            else:
+                high = point
+                rate_per_s = point.rate_per_s / 2 if low is None else _between(low, point)
+        if low is None:
+            raise BadRequest(
+                "the promise is kept at no rate that was tried; a longer --ttft-limit may be", field="users"
+            )
+        return low
+
+    def for_users(self, setup: Setup, users: float) -> Point:
+        """What so many users see. How long answers take depends on how many there are, so it is tried twice."""
+        if self.workload.think_s is None:
+            raise BadRequest(f"{self.workload.name} is a trace, which has no users; ask for a --rate", field="users")
+        answer_s, point = self._alone_s(setup), None
+        for _ in range(3):
+            rate_per_s = users / (self.workload.think_s + answer_s)
+            point = self.at(setup, rate_per_s)
+            assert point.users is not None
+            answer_s = point.users / rate_per_s - self.workload.think_s
+        assert point is not None
+        return point
+
+    def _alone_s(self, setup: Setup) -> float:
+        """Seconds of a request when nobody else asks. Raises BadRequest where that breaks the promise: which limit, and
+        by how much."""
+        turns = [turn for session in self._sessions[:_N_ALONE] for turn in session.turns]
+        outcome = simulate(setup, _apart(turns[:_N_ALONE]), 1.0, seed=self._seed)
+        done = [record for record in outcome.records if record.is_complete]
+        if not done:
+            raise BadRequest(f"no request of {self.workload.name} is answered: {outcome.records[0].problem}")
+        self._check_alone(done)
+        return statistics.mean(record.latency_s for record in done)
+
+    def _check_alone(self, done: list[StreamRecord]) -> None:
+        percent, limits = 100 * self.limits.share, self.limits
+        ttft_s = percentile([record.ttft_s for record in done], percent)
+        itl_s = percentile([record.tpot_s or 0.0 for record in done], percent)
+        of = f"for {percent:g} of 100 requests that are alone"
+        if ttft_s > limits.ttft_limit_s:
+            raise BadRequest(
+                f"not even one user gets this promise: the first token takes {ttft_s:.3g} s {of}, "
+                f"{ttft_s / limits.ttft_limit_s - 1:.0%} more than --ttft-limit {limits.ttft_limit_s:g} allows",
+                field="ttft_limit",
+            )
+        if itl_s > limits.itl_limit_s:
+            raise BadRequest(
+                f"not even one user gets this promise: a token takes {itl_s:.3g} s {of}, "
+                f"{itl_s / limits.itl_limit_s - 1:.0%} more than --itl-limit {limits.itl_limit_s:g} allows",
+                field="itl_limit",
+            )
+
+
+def _apart(turns: list[Turn]) -> list[Session]:
+    """Requests of which each has more than enough time, one after the other: a turn comes after the end of the last."""
+    return [Session(0.0, tuple(turn._replace(think_s=_APART) for turn in turns))]
+
+
+def _between(low: Point, high: Point) -> float:
+    return float((low.rate_per_s * high.rate_per_s) ** 0.5)

@@ -1,0 +1,260 @@
+"""Who asks for what: workloads as TOML, and the requests that they make. Pure, but for reading files.
+
+A workload describes people: kinds of them (`Source`), how long they read before they ask again, what their prompts have
+in common, how long prompts and answers are. Sessions come in units of time in which one request arrives, so that one
+list of them serves every rate: what differs between two runs is then the machine, and not the dice.
+
+A prompt is a list of parts, (name, tokens); equal names at equal places are equal tokens. The answer to it is the part
+that is called like its last one, with ANSWER behind.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Sequence
+from importlib import resources
+from itertools import accumulate
+from pathlib import Path
+from typing import Annotated, NamedTuple
+
+import msgspec
+
+from localrun.bench.results import Options
+from localrun.bench.streams import arrivals_s
+from localrun.config import latency_target_s
+from localrun.errors import BadRequest, meant
+from localrun.wire import Lane
+
+ANSWER = ".answer"
+DEFAULT = "chat"
+# The 95th percentile of the normal distribution.
+_Z95 = 1.6449
+_MOST_TOKENS = 1_000_000
+
+Positive = Annotated[float, msgspec.Meta(gt=0, le=1e6)]
+NonNegative = Annotated[float, msgspec.Meta(ge=0, le=1e6)]
+Part = tuple[str, int]
+
+
+class Lognormal(msgspec.Struct, frozen=True, tag_field="kind", tag="lognormal", forbid_unknown_fields=True):
+    """Most are near the median, a few much larger: 95 of 100 below `p95`, none above `most`."""
+
+    median: Positive
+    p95: Positive
+    most: Positive = 1e6
+
+    def draw(self, chance: random.Random) -> float:
+        sigma = max(0.0, math.log(self.p95 / self.median) / _Z95)
+        return min(self.most, chance.lognormvariate(math.log(self.median), sigma))
+
+
+class Uniform(msgspec.Struct, frozen=True, tag_field="kind", tag="uniform", forbid_unknown_fields=True):
+    """Any number between the two."""
+
+    least: NonNegative
+    most: Positive
+
+    def draw(self, chance: random.Random) -> float:
+        return chance.uniform(self.least, self.most)
+
+
+class Geometric(msgspec.Struct, frozen=True, tag_field="kind", tag="geometric", forbid_unknown_fields=True):
+    """1 or more; whoever comes so far goes on with the same probability."""
+
+    mean: Annotated[float, msgspec.Meta(ge=1, le=1000)]
+
+    def draw(self, chance: random.Random) -> float:
+        return 1.0 if self.mean == 1 else 1.0 + math.floor(math.log(1 - chance.random()) / math.log(1 - 1 / self.mean))
+
+
+class Histogram(msgspec.Struct, frozen=True, tag_field="kind", tag="histogram", forbid_unknown_fields=True):
+    """Between two neighbouring edges with the weight of that place."""
+
+    edges: tuple[NonNegative, ...]
+    weights: tuple[NonNegative, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.edges) != len(self.weights) + 1 or list(self.edges) != sorted(self.edges) or not any(self.weights):
+            raise ValueError("a histogram has ascending edges, one more than it has weights, which are not all 0")
+
+    def draw(self, chance: random.Random) -> float:
+        (at,) = chance.choices(range(len(self.weights)), self.weights)
+        return chance.uniform(self.edges[at], self.edges[at + 1])
+
+
+Amount = NonNegative | Lognormal | Uniform | Geometric | Histogram
+
+
+class Prefix(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A beginning that prompts have in common: all of a source, or all of a group. Groups are chosen with a probability
+    that falls as 1 / rank ** skew."""
+
+    name: str
+    tokens: Annotated[int, msgspec.Meta(ge=1, le=_MOST_TOKENS)]
+    groups: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 1
+    skew: NonNegative = 0.0
+
+    def draw(self, chance: random.Random) -> Part:
+        if self.groups == 1:
+            return self.name, self.tokens
+        weights = list(accumulate(rank**-self.skew for rank in range(1, self.groups + 1)))
+        (group,) = chance.choices(range(self.groups), cum_weights=weights)
+        return f"{self.name}/{group}", self.tokens
+
+
+class Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A kind of user, who makes `weight` of the requests. `burstiness` 1 is a Poisson process of sessions."""
+
+    name: str
+    prompt_tokens: Amount
+    output_tokens: Amount
+    weight: Positive = 1.0
+    think_s: Amount = 30.0
+    turns: Amount = 1.0
+    prefix: tuple[Prefix, ...] = ()
+    burstiness: Positive = 1.0
+    lane: Lane = Lane.DEFAULT
+    latency: str = ""
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What counts as good, for `share` of the requests; the words are those of `localrun bench chat`."""
+
+    ttft_limit_s: Positive = Options.ttft_limit_s
+    itl_limit_s: Positive = Options.itl_limit_s
+    share: Annotated[float, msgspec.Meta(gt=0, lt=1)] = 0.95
+
+
+class Turn(NamedTuple):
+    """A request, `think_s` after the answer to the one before it. `target_itl_s` None is the engine's own."""
+
+    parts: tuple[Part, ...]
+    n_output: int
+    think_s: float = 0.0
+    client: str = ""
+    lane: Lane = Lane.DEFAULT
+    target_itl_s: float | None = None
+
+    @property
+    def n_prompt(self) -> int:
+        return sum(n_tokens for _, n_tokens in self.parts)
+
+
+class Session(NamedTuple):
+    """Turns, the first of which arrives at `at`, in units of time in which one request arrives."""
+
+    at: float
+    turns: tuple[Turn, ...]
+
+
+class Workload(NamedTuple):
+    """`sessions(n_requests, seed)` has about so many requests, by time. `think_s` is the mean, None where nobody knows
+    who the users are. `own_rate_per_s` is that of a trace."""
+
+    name: str
+    summary: str
+    limits: Limits
+    sessions: Callable[[int, int], list[Session]]
+    think_s: float | None
+    own_rate_per_s: float | None = None
+
+
+class WorkloadFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A workload as TOML."""
+
+    source: Annotated[tuple[Source, ...], msgspec.Meta(min_length=1)]
+    name: str = ""
+    summary: str = ""
+    promise: Limits = Limits()
+
+    def workload(self, name: str) -> Workload:
+        chance = random.Random(0)
+        total = sum(source.weight for source in self.source)
+        thinking = [source.weight * _mean(source.think_s, chance) for source in self.source]
+        return Workload(self.name or name, self.summary, self.promise, self._sessions, sum(thinking) / total)
+
+    def _sessions(self, n_requests: int, seed: int) -> list[Session]:
+        total = sum(source.weight for source in self.source)
+        found: list[Session] = []
+        for number, source in enumerate(self.source):
+            n_turns = _mean(source.turns, random.Random(0))
+            times = arrivals_s(
+                rate_per_s=source.weight / total / n_turns,
+                seconds=float(n_requests),
+                burstiness=source.burstiness,
+                seed=seed + number,
+            )
+            chance = random.Random(f"{seed}/{source.name}")
+            found += [_session(source, at, f"{source.name}{index}", chance) for index, at in enumerate(times)]
+        return sorted(found, key=lambda session: session.at)
+
+
+def _session(source: Source, at: float, name: str, chance: random.Random) -> Session:
+    target_itl_s = latency_target_s(source.latency) if source.latency else None
+    parts = [prefix.draw(chance) for prefix in source.prefix]
+    turns = []
+    for number in range(max(1, round(_drawn(source.turns, chance)))):
+        parts.append((f"{name}/{number}", _whole(source.prompt_tokens, chance)))
+        n_output = _whole(source.output_tokens, chance)
+        think_s = _drawn(source.think_s, chance) if number else 0.0
+        turns.append(Turn(tuple(parts), n_output, think_s, name, source.lane, target_itl_s))
+        parts.append((f"{name}/{number}{ANSWER}", n_output))
+    return Session(at, tuple(turns))
+
+
+def _drawn(amount: Amount, chance: random.Random) -> float:
+    return float(amount) if isinstance(amount, int | float) else amount.draw(chance)
+
+
+def _whole(amount: Amount, chance: random.Random) -> int:
+    return max(1, min(_MOST_TOKENS, round(_drawn(amount, chance))))
+
+
+def _mean(amount: Amount, chance: random.Random) -> float:
+    if isinstance(amount, int | float):
+        return float(amount)
+    return sum(amount.draw(chance) for _ in range(2000)) / 2000
+
+
+def built_in() -> dict[str, Workload]:
+    """Those that come with it, by name."""
+    text = resources.files("localrun.plan").joinpath("workloads.toml").read_bytes()
+    files = msgspec.toml.decode(text, type=dict[str, WorkloadFile])
+    return {name: file.workload(name) for name, file in files.items()}
+
+
+def named(text: str) -> Workload:
+    """A workload by its name, or by the path of a file: TOML, or a trace (`traces.py`). Raises BadRequest."""
+    known = built_in()
+    if text in known:
+        return known[text]
+    path = Path(text).expanduser()
+    if not path.is_file():
+        way_out = meant(text, known) or f"the names are {', '.join(known)}; a file is TOML or a trace"
+        raise BadRequest(f"there is no workload '{text}', and no such file; {way_out}", field="workload")
+    if path.suffix == ".toml":
+        return of_toml(path)
+    from localrun.plan.traces import of_trace
+
+    return of_trace(path)
+
+
+def of_toml(path: Path) -> Workload:
+    """Raises BadRequest, which names the file and the field."""
+    try:
+        return _checked(msgspec.toml.decode(path.read_bytes(), type=WorkloadFile)).workload(path.stem)
+    except (msgspec.DecodeError, ValueError) as error:  # of TOML, of a field, of a latency
+        raise BadRequest(f"{path}: {error}", field="workload") from None
+
+
+def _checked(file: WorkloadFile) -> WorkloadFile:
+    """Raises ValueError for a latency that is none."""
+    for source in file.source:
+        if source.latency:
+            latency_target_s(source.latency)
+    return file
+
+
+def n_requests(sessions: Sequence[Session]) -> int:
+    return sum(len(session.turns) for session in sessions)

@@ -1,0 +1,47 @@
+"""What is measured can be read; no figures are compared."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from localrun import wire
+
+
+def opened(path: Path, n_slots: int) -> wire.Open:
+    return wire.Open(
+        model_path=str(path), n_slots=n_slots, n_kv_cells=2048, n_batch=128, n_threads=1, n_gpu_layers=0, kv_type="f16",
+        target_itl_s=0.1, ram_cache_bytes=0, max_queue=8,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("n_slots", [2, 1])
+def test_every_phase_says_something(tiny_gguf: Path, n_slots: int) -> None:
+    command = [sys.executable, "-P", "-m", "localrun.engine.tools.step_costs", "--seconds", "1.5", "--heads", "4"]
+    done = subprocess.run(
+        command, input=msgspec.json.encode(opened(tiny_gguf, n_slots)), stdout=subprocess.PIPE, check=True
+    )
+    first, *lines, last = [json.loads(line) for line in done.stdout.splitlines()]
+    assert first["layout"]["slots"] == n_slots
+    assert first["layout"]["is_split"] == (n_slots > 1)
+    assert first["layout"]["state_token_bytes"] > 0
+    assert last["others"] >= 0
+    phases = {line["phase"] for line in lines}
+    beside = {"step", "batch", "copy"} if n_slots > 1 else set()
+    assert phases == {"streams", "background", "beside", "rebuild"} | beside
+    assert {line["rows"] for line in lines if line["phase"] == "streams"} == set(range(1, n_slots + 1))
+    assert all(line["seconds"] > 0 and line["spread"] >= 0 for line in lines)
+
+
+def test_a_model_that_cannot_be_opened_is_said(tmp_path: Path) -> None:
+    path = tmp_path / "no.gguf"
+    path.write_bytes(b"no model")
+    command = [sys.executable, "-P", "-m", "localrun.engine.tools.step_costs"]
+    done = subprocess.run(command, input=msgspec.json.encode(opened(path, 2)), capture_output=True, check=False)
+    assert done.returncode == 1
+    assert str(path).encode() in done.stderr

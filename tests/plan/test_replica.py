@@ -1,0 +1,92 @@
+"""The driver: time adds up, queues are as long as theory has it, equal seeds give equal runs."""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+
+import pytest
+
+from localrun.bench.streams import arrivals_s
+from localrun.plan.clock import Account, VirtualClock
+from localrun.plan.costs import StreamCosts
+from localrun.plan.replica import simulate
+from localrun.plan.workload import ANSWER, Session, Turn
+from tests.plan.made import FREE, costs, setup, turn
+
+
+def test_the_accounts_add_up_to_the_time_that_passed() -> None:
+    sessions = [Session(at / 4, (turn(f"p{at}", 30 + 40 * at % 900, 20),)) for at in range(60)]
+    outcome = simulate(setup(of=costs(copy_s=1e-4, host_s=1e-4, delta_s=1e-4, sigma=0.2, piece_s=0.004)), sessions, 2.0)
+    assert math.fsum(outcome.spent_s.values()) == pytest.approx(outcome.seconds)
+    assert all(seconds > 0 for account, seconds in outcome.spent_s.items() if account is not Account.IDLE)
+    assert len(outcome.records) == 60
+    assert all(record.is_complete and record.n_output == 20 for record in outcome.records)
+
+
+def test_a_clock_does_not_go_back() -> None:
+    clock = VirtualClock()
+    clock.spend(2.0, Account.DECODE)
+    clock.sleep_until(1.0, Account.IDLE)
+    assert clock() == 2.0
+    assert clock.spent_s[Account.IDLE] == 0
+
+
+def mean_wait_s(n_outputs: list[int], load: float, seed: int) -> float:
+    """Of requests to one slot, whose tokens take 10 ms each and whose prompts take nothing."""
+    own = setup(of=costs(streams=StreamCosts((1,), (0.010,), (0.0,)), beside=FREE, background=FREE), slots=1)
+    rate_per_s = load / (0.010 * statistics.mean(n_outputs))
+    times = arrivals_s(rate_per_s=1.0, seconds=len(n_outputs), seed=seed)
+    sessions = [Session(at, (turn(f"q{n}", 1, n_outputs[n % len(n_outputs)]),)) for n, at in enumerate(times)]
+    own = own._replace(max_queue=10**6)
+    records = simulate(own, sessions, rate_per_s).records[200:]
+    return statistics.mean(record.latency_s - 0.010 * record.n_output for record in records)
+
+
+def test_waits_are_those_of_theory() -> None:
+    """One server with constant service (M/D/1): rho / (2 mu (1 - rho)). With exponential service (M/M/1) twice that."""
+    service_s, load = 0.2, 0.6
+    constant = mean_wait_s([20] * 1500, load, seed=3)
+    assert constant == pytest.approx(load * service_s / (2 * (1 - load)), rel=0.25)
+    chance = random.Random(5)
+    exponential = mean_wait_s([max(1, round(chance.expovariate(1 / 20))) for _ in range(1500)], load, seed=3)
+    assert exponential == pytest.approx(load * service_s / (1 - load), rel=0.4)
+
+
+def test_equal_seeds_give_equal_runs_and_others_do_not() -> None:
+    sessions = [Session(at / 2, (turn(f"p{at}", 200, 15),)) for at in range(30)]
+    own = setup(of=costs(sigma=0.2))
+    first, again, other = (simulate(own, sessions, 1.0, seed=seed).records for seed in (1, 1, 2))
+    assert first == again
+    assert first != other
+
+
+def test_a_second_turn_finds_what_the_first_one_left() -> None:
+    first = Turn((("system", 300), ("a", 50)), 40)
+    second = Turn((*first.parts, (f"a{ANSWER}", 40), ("b", 30)), 10, think_s=5.0)
+    records = simulate(setup(), [Session(0.0, (first, second))], 1.0).records
+    assert records[1].intended_at_s == pytest.approx(records[0].ended_at_s + 5.0)
+    assert records[0].n_cached == 0
+    assert records[1].n_cached >= 380  # all but the last token of the answer, whose cell was never computed
+
+
+def test_a_full_queue_refuses() -> None:
+    sessions = [Session(0.0, (turn(f"p{at}", 100, 50),)) for at in range(20)]
+    records = simulate(setup(slots=2)._replace(max_queue=4), sessions, 1.0).records
+    assert sum(record.status == 429 for record in records) == 14
+    assert sum(record.is_complete for record in records) == 6
+
+
+def test_a_prompt_that_is_too_long_is_a_problem_of_its_own() -> None:
+    records = simulate(setup(n_cells=4096), [Session(0.0, (turn("long", 5000, 5),))], 1.0).records
+    assert "5000 tokens" in records[0].problem
+
+
+def test_cells_are_short_before_slots_are() -> None:
+    """In one pool with room for two, the others wait although slots are free."""
+    own = setup(is_split=False, mixes_rows=True, n_cells=2048, slots=8, n_spare_seqs=8)
+    sessions = [Session(0.0, (turn(f"p{at}", 700, 200),)) for at in range(8)]
+    outcome = simulate(own, sessions, 1.0)
+    assert outcome.blocked_s > 0 or outcome.n_preempted > 0
+    assert all(record.is_complete for record in outcome.records)

@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from localrun.plan import report
+from localrun.plan.calibration import Calibration, Check, fitted
+from localrun.plan.search import Point, Search
+from localrun.plan.whatif import what_if
+from localrun.plan.workload import Limits
+from tests.plan.made import costs, layout, setup
+from tests.plan.test_search import alike
+
+MADE = Calibration(
+    made_at="2026-11-24T02:34:00+00:00", machine="made", model="m", build="b", layout=layout(), costs=costs(),
+    median_error=0.04, worst_error=0.13, others=0.0,
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def search() -> Search:
+    return Search(alike(200, 20), Limits())
+
+
+@pytest.fixture(scope="module")
+def carried(search: Search) -> Point:
+    return search.carries(setup())
+
+
+def test_the_rate_that_is_carried_is_marked(search: Search, carried: Point) -> None:
+    header, *lines = report.points_table(search.points, carried, search.limits)
+    assert header.split()[:2] == ["users", "requests/s"]
+    assert len(lines) <= 6
+    (marked,) = (line for line in lines if line.startswith(">"))
+    assert f"{carried.rate_per_s:.3g}" in marked
+    assert any("below 95%" in line for line in lines)
+
+
+def test_what_breaks_first_comes_with_what_one_change_brings(search: Search, carried: Point) -> None:
+    text = "\n".join(report.what_if_lines(what_if(search, setup(), carried), carried))
+    assert text.startswith("what breaks first: ")
+    assert f"{report.amount(carried)} -> " in text
+    assert "(simulated)" in text
+    shares = sum(carried.spent[account] for account in carried.spent if account != "idle")
+    assert shares == pytest.approx(1)
+    assert "%" in report.where_time_goes(carried)[0]
+
+
+def test_a_calibration_says_whether_it_was_checked() -> None:
+    assert "never checked" in report.basis_lines(MADE)[-1]
+    check = Check(at="", workload="chat", rate_per_s=0.5, errors={"ttft_p95_s": 0.114, "tokens_per_s": -0.02}, others=0)
+    said = report.basis_lines(msgspec.structs.replace(MADE, checks=(check,), others=0.9))
+    assert "ttft p95 +11%, throughput -2%" in said[-1]
+    assert "other programs took 0.9 processors" in said[1]
+
+
+@pytest.mark.parametrize(("value", "text"), [(0.1234, "0.12"), (1.26, "1.3"), (35.4, "35"), (3512.0, "3500"), (0, "0")])
+def test_rooflines_have_two_digits(value: float, text: str) -> None:
+    assert report.two_digits(value) == text
+
+
+def test_a_roofline_never_comes_without_a_band(carried: Point) -> None:
+    text = report.band(carried, carried, carried)  # as if nothing were uncertain
+    assert carried.users is not None
+    low, high = report.two_digits(0.65 * carried.users), report.two_digits(1.35 * carried.users)
+    assert text == f"{low} to {high} users (roofline)"
+
+
+def test_costs_are_fitted_from_what_an_engine_says() -> None:
+    from localrun.plan.calibration import _Line
+
+    lines = [_Line("streams", n, 100 * n, 0.004 + 0.001 * n, 0.05) for n in (1, 4)]
+    lines += [_Line(phase, n, 0, 0.001 * n, 0.1) for phase in ("background", "beside") for n in (8, 64)]
+    lines += [_Line("step", 4, 400, 0.012, 0.1), _Line("batch", 64, 0, 0.0768, 0.1)]
+    lines += [_Line("copy", 1, 256, 0.002, 0.1), _Line("copy", 1, 2048, 0.016, 0.1)]
+    found, median_error, _ = fitted(lines)
+    assert median_error == pytest.approx(0, abs=1e-6)
+    assert found.cold == pytest.approx(1.2)
+    assert found.piece_s == pytest.approx(2 * (0.012 - 1.2 * 0.008))
+    assert found.copy_token_s * 1792 == pytest.approx(0.014)
+    assert found.sigma == 0.05

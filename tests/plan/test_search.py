@@ -1,0 +1,90 @@
+"""The search and what it says: the highest rate, what is short, what would help."""
+
+from __future__ import annotations
+
+import pytest
+
+from localrun.bench.streams import arrivals_s
+from localrun.errors import BadRequest
+from localrun.plan.costs import StreamCosts
+from localrun.plan.search import Search
+from localrun.plan.whatif import what_if
+from localrun.plan.workload import Limits, Session, Workload
+from tests.plan.made import FREE, costs, setup, turn, workload
+
+SERVICE_S = 0.2
+
+
+def alike(n_prompt: int, n_output: int, n: int = 100, limits: Limits | None = None) -> Workload:
+    times = arrivals_s(rate_per_s=1.0, seconds=n, seed=7)
+    return workload([Session(at, (turn(f"r{i}", n_prompt, n_output),)) for i, at in enumerate(times)], limits)
+
+
+def test_the_carried_rate_is_at_the_limit() -> None:
+    """One slot that takes 200 ms, constantly: a twentieth waits for 2.4 times as long when it is busy for 0.41 of the
+    time. The promise is kept there, and 5 % beyond no more."""
+    own = setup(of=costs(streams=StreamCosts((1,), (0.010,), (0.0,)), beside=FREE, background=FREE), slots=1)
+    search = Search(alike(1, 20, 400), Limits(ttft_limit_s=0.5, itl_limit_s=0.2))
+    carried = search.carries(own)
+    assert 0.35 / SERVICE_S < carried.rate_per_s < 0.5 / SERVICE_S
+    assert carried.kept >= 0.95 > search.at(own, 1.05 * carried.rate_per_s).kept
+    assert carried.users == pytest.approx(carried.rate_per_s * 30, rel=0.1)  # who think much longer than they wait
+    again = Search(alike(1, 20, 400), Limits(ttft_limit_s=0.5, itl_limit_s=0.2))
+    assert again.carries(own) == carried
+
+
+def test_limits_that_nobody_gets_say_which_and_by_how_much() -> None:
+    slow = setup(of=costs(streams=StreamCosts((1,), (0.3,), (0.0,))))
+    with pytest.raises(BadRequest, match=r"a token takes 0\.3 s for 95 of 100 .* 50% more than --itl-limit 0\.2"):
+        Search(alike(50, 5), Limits()).carries(slow)
+    prompts = setup(of=costs(beside=FREE, background=FREE).scaled(prompts=1.0))
+    late = prompts._replace(costs=costs(request_s=3.0))
+    with pytest.raises(BadRequest, match=r"the first token takes 3\.\d+ s .* --ttft-limit 2 allows"):
+        Search(alike(10, 5), Limits()).carries(late)
+
+
+def test_so_many_users_get_what_the_rate_of_their_questions_gives() -> None:
+    own = setup()
+    search = Search(alike(100, 20), Limits())
+    point = search.for_users(own, 20.0)
+    assert point.users == pytest.approx(20, rel=0.05)
+    assert point.rate_per_s == pytest.approx(20 / 30, rel=0.1)
+    with pytest.raises(BadRequest, match="no users"):
+        Search(alike(100, 20)._replace(think_s=None), Limits()).for_users(own, 20.0)
+
+
+@pytest.mark.parametrize(
+    ("n_prompt", "n_output", "of", "n_slots", "bottleneck"),
+    [
+        (800, 2, costs(streams=StreamCosts((1,), (0.001,), (0.0,))), 8, "prefill"),
+        (2, 30, costs(beside=FREE, background=FREE), 1, "decode bandwidth"),
+        (2, 30, costs(streams=StreamCosts((1,), (0.001,), (0.0,)), delta_s=0.02, beside=FREE), 8, "host"),
+        (2, 30, costs(streams=StreamCosts((1,), (0.02,), (0.0,)), beside=FREE, background=FREE), 1, "slots"),
+    ],
+)
+def test_what_is_short_is_named(n_prompt: int, n_output: int, of: object, n_slots: int, bottleneck: str) -> None:
+    from localrun.plan.costs import Costs
+
+    assert isinstance(of, Costs)
+    own = setup(of=of, slots=n_slots, n_cells=4096 * n_slots)
+    search = Search(alike(n_prompt, n_output), Limits(itl_limit_s=1.0))
+    carried = search.carries(own)
+    found = what_if(search, own, carried)
+    if bottleneck in ("slots", "decode bandwidth"):  # with one slot both halve the time that it is taken
+        assert found.bottleneck in ("slots", "decode bandwidth")
+    else:
+        assert found.bottleneck == bottleneck
+    assert found.twice.carries is not None
+    assert found.twice.carries.rate_per_s > 1.2 * carried.rate_per_s
+    assert found.kept_beyond < 0.95
+
+
+def test_more_slots_are_the_best_change_where_slots_are_short() -> None:
+    own = setup(of=costs(streams=StreamCosts((1,), (0.02,), (0.0,)), beside=FREE, background=FREE), slots=1)
+    search = Search(alike(2, 30), Limits())
+    carried = search.carries(own)
+    best = what_if(search, own, carried).best
+    assert best is not None
+    assert best.words == "--slots 2"
+    assert best.carries is not None
+    assert best.carries.rate_per_s > 1.5 * carried.rate_per_s
