@@ -108,7 +108,7 @@ def main() -> None:
         for n_streams in (8, 32):
             measure(path, n_streams)
     chunks = ChatChunks(request_id="1", model="tiny", replies=[Reply(PlainParser())])
-    encoding("/v1/chat/completions", lambda delta: chunks.news(0, delta))
+    encoding("/v1/chat/completions", lambda delta: chunks.update(0, delta))
     reply, output = Reply(PlainParser()), Output(Events(), {}, summarizes=False)
     encoding("/v1/responses", lambda delta: output.take(reply.take(delta), None))
     message, blocks = Reply(PlainParser()), Blocks()

@@ -102,8 +102,8 @@ def completions(*echoes: str, shows_logprobs: bool = True) -> CompletionChunks:
 def test_a_stream() -> None:
     chunks = completions()
     assert chunks.first(0) == b""
-    assert chunks.news(0, delta("")) == b""
-    text = event(chunks.news(0, delta("x")))
+    assert chunks.update(0, delta("")) == b""
+    text = event(chunks.update(0, delta("x")))
     assert (text["id"], text["object"]) == ("cmpl-1", "text_completion")
     assert text["choices"] == [{"index": 0, "text": "x", "logprobs": None, "finish_reason": None}]
     assert event(chunks.end(0, "length", {}))["choices"][0]["text"] == ""
