@@ -34,7 +34,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 ROOT = Path(__file__).parents[2]
 PROGRAM = (sys.executable, "-P", "-m", "tests.cluster.fake_cluster")
 PATIENCE_S = 180
-N_TOKENS = 150
+N_TOKENS = 400
 
 
 def free_port() -> int:
@@ -236,7 +236,8 @@ def test_kills_of_replicas_lose_nothing(cluster: Cluster):
     streams = cluster.streams(cluster.head, 8)
     for pid in pids[:2]:
         before = [stream.n_pieces for stream in streams]
-        until(lambda before=before: all(s.n_pieces > n + 5 for s, n in zip(streams, before, strict=True)), "tokens")
+        # A busy door sends several tokens in one piece.
+        until(lambda before=before: sum(s.n_pieces > n + 3 for s, n in zip(streams, before, strict=True)) > 5, "tokens")
         os.kill(pid, signal.SIGKILL)
     assert texts(streams) == expected
     again = {replica["pid"] for replica in cluster.ready("alpha", 3)["replicas"]}
@@ -246,7 +247,7 @@ def test_kills_of_replicas_lose_nothing(cluster: Cluster):
 def test_a_node_that_is_killed_loses_nothing_and_comes_back(cluster: Cluster):
     expected = texts(cluster.streams(cluster.second, 8))
     streams = cluster.streams(cluster.second, 8)
-    until(lambda: all(stream.n_pieces > 10 for stream in streams), "tokens")
+    until(lambda: all(stream.n_pieces > 3 for stream in streams), "tokens")
     cluster.third.kill()
     assert texts(streams) == expected
     cluster.join(cluster.third)
@@ -256,7 +257,7 @@ def test_a_node_that_is_killed_loses_nothing_and_comes_back(cluster: Cluster):
 def test_a_node_is_drained_under_streams(cluster: Cluster):
     expected = texts(cluster.streams(cluster.head, 6))
     streams = cluster.streams(cluster.head, 6)
-    until(lambda: all(stream.n_pieces > 10 for stream in streams), "tokens")
+    until(lambda: all(stream.n_pieces > 3 for stream in streams), "tokens")
     assert "drained" in cluster.head.run("drain", "n3", "--seconds", "30")
     assert texts(streams) == expected
     states = {node["node"]: node["state"] for node in cluster.head.status()["nodes"] if node["state"] != "dead"}
