@@ -260,8 +260,8 @@ def test_a_node_is_drained_under_streams(cluster: Cluster):
     until(lambda: all(stream.n_pieces > 3 for stream in streams), "tokens")
     assert "drained" in cluster.head.run("drain", "n3", "--seconds", "30")
     assert texts(streams) == expected
-    states = {node["node"]: node["state"] for node in cluster.head.status()["nodes"] if node["state"] != "dead"}
-    assert states["n3"] == "draining"
+    # Ray's part of it ends when it is empty.
+    assert ("n3", "alive") not in {(node["node"], node["state"]) for node in cluster.head.status()["nodes"]}
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------
@@ -275,7 +275,11 @@ def listening(node: Node) -> set[tuple[str, int, int]]:
             sockets = process.net_connections("tcp")
         except psutil.NoSuchProcess:
             continue
-        found |= {(one.laddr.ip, one.laddr.port, process.pid) for one in sockets if one.status == psutil.CONN_LISTEN}
+        found |= {
+            (one.laddr.ip.removeprefix("::ffff:"), one.laddr.port, process.pid)
+            for one in sockets
+            if one.status == psutil.CONN_LISTEN
+        }
     return found
 
 
@@ -325,7 +329,7 @@ def test_ray_lets_nobody_in_without_the_token(cluster: Cluster):
     program = f"import ray; ray.init(address='127.0.0.1:{cluster.head_port}', log_to_driver=False); print('IN')"
     environment = {name: text for name, text in os.environ.items() if not name.startswith("RAY")}
     done = subprocess.run(
-        [sys.executable, "-c", program], env=environment | {"HOME": str(cluster.head.home)}, capture_output=True,
+        [sys.executable, "-c", program], env=environment | {"HOME": str(cluster.head.home), "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}, capture_output=True,
         text=True, timeout=PATIENCE_S, check=False,
     )  # fmt: skip
     assert "IN" not in done.stdout
