@@ -58,8 +58,7 @@ _log = logging.getLogger(__name__)
 class Bridge:
     """See the module."""
 
-    def __init__(self, member: settings.Membership, engine: type[Engine] = Engine) -> None:
-        self._member = member
+    def __init__(self, engine: type[Engine] = Engine) -> None:
         self._engine = engine
         self._nodes: tuple[NodeReport, ...] = ()
         self._apps: dict[str, AppReport] = {}  # as Serve's controller knows them, by the app's name
@@ -115,7 +114,7 @@ class Bridge:
 
     def _take(self) -> None:
         """In a thread."""
-        self._nodes = _nodes(self._member)
+        self._nodes = _nodes()
         self._apps = _apps()
 
     async def _ask_replicas(self, app: str) -> tuple[ReplicaReport, ...]:
@@ -134,9 +133,8 @@ class Bridge:
         return found
 
 
-def _nodes(member: settings.Membership) -> tuple[NodeReport, ...]:
+def _nodes() -> tuple[NodeReport, ...]:
     draining = ray._private.state.state.get_draining_nodes()
-    head = member.head.partition(":")[0]
     reports = []
     for node in ray.nodes():
         state = "dead" if not node["Alive"] else "draining" if node["NodeID"] in draining else "alive"
@@ -145,7 +143,7 @@ def _nodes(member: settings.Membership) -> tuple[NodeReport, ...]:
             NodeReport(
                 node=node.get("NodeName") or node["NodeManagerAddress"], id=node["NodeID"],
                 address=node["NodeManagerAddress"], state=state, n_cpus=has.get("CPU", 0.0),
-                is_head="node:__internal_head__" in has or node["NodeManagerAddress"] == head,
+                is_head="node:__internal_head__" in has,
                 n_gpus=has.get("GPU", 0.0),
             )
         )  # fmt: skip
@@ -269,7 +267,7 @@ def main(engine: type[Engine] = Engine) -> None:
             address=member.head, namespace="localrun", log_to_driver=False, logging_level=logging.WARNING,
             _node_ip_address=member.address,
         )  # fmt: skip
-        asyncio.run(_answer(Bridge(member, engine), pipes, asked))
+        asyncio.run(_answer(Bridge(engine), pipes, asked))
     except LocalrunError as error:
         pipes.say(Failed(error.message))
     except (ray.exceptions.RayError, ConnectionError, RuntimeError, ValueError) as error:

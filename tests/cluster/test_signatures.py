@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.filterwarnings("ignore")]
 
 
 def parameters(function: Any) -> set[str]:

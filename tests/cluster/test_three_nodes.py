@@ -34,7 +34,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 ROOT = Path(__file__).parents[2]
 PROGRAM = (sys.executable, "-P", "-m", "tests.cluster.fake_cluster")
 PATIENCE_S = 180
-N_TOKENS = 150
+N_TOKENS = 400
 
 
 def free_port() -> int:
@@ -236,7 +236,8 @@ def test_kills_of_replicas_lose_nothing(cluster: Cluster):
     streams = cluster.streams(cluster.head, 8)
     for pid in pids[:2]:
         before = [stream.n_pieces for stream in streams]
-        until(lambda before=before: all(s.n_pieces > n + 5 for s, n in zip(streams, before, strict=True)), "tokens")
+        # A busy door sends several tokens in one piece.
+        until(lambda before=before: sum(s.n_pieces > n + 3 for s, n in zip(streams, before, strict=True)) > 5, "tokens")
         os.kill(pid, signal.SIGKILL)
     assert texts(streams) == expected
     again = {replica["pid"] for replica in cluster.ready("alpha", 3)["replicas"]}
@@ -246,7 +247,7 @@ def test_kills_of_replicas_lose_nothing(cluster: Cluster):
 def test_a_node_that_is_killed_loses_nothing_and_comes_back(cluster: Cluster):
     expected = texts(cluster.streams(cluster.second, 8))
     streams = cluster.streams(cluster.second, 8)
-    until(lambda: all(stream.n_pieces > 10 for stream in streams), "tokens")
+    until(lambda: all(stream.n_pieces > 3 for stream in streams), "tokens")
     cluster.third.kill()
     assert texts(streams) == expected
     cluster.join(cluster.third)
@@ -256,11 +257,11 @@ def test_a_node_that_is_killed_loses_nothing_and_comes_back(cluster: Cluster):
 def test_a_node_is_drained_under_streams(cluster: Cluster):
     expected = texts(cluster.streams(cluster.head, 6))
     streams = cluster.streams(cluster.head, 6)
-    until(lambda: all(stream.n_pieces > 10 for stream in streams), "tokens")
+    until(lambda: all(stream.n_pieces > 3 for stream in streams), "tokens")
     assert "drained" in cluster.head.run("drain", "n3", "--seconds", "30")
     assert texts(streams) == expected
-    states = {node["node"]: node["state"] for node in cluster.head.status()["nodes"] if node["state"] != "dead"}
-    assert states["n3"] == "draining"
+    # Ray's part of it ends when it is empty.
+    assert ("n3", "alive") not in {(node["node"], node["state"]) for node in cluster.head.status()["nodes"]}
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------
@@ -274,7 +275,11 @@ def listening(node: Node) -> set[tuple[str, int, int]]:
             sockets = process.net_connections("tcp")
         except psutil.NoSuchProcess:
             continue
-        found |= {(one.laddr.ip, one.laddr.port, process.pid) for one in sockets if one.status == psutil.CONN_LISTEN}
+        found |= {
+            (one.laddr.ip.removeprefix("::ffff:"), one.laddr.port, process.pid)
+            for one in sockets
+            if one.status == psutil.CONN_LISTEN
+        }
     return found
 
 
@@ -290,17 +295,18 @@ def test_no_port_does_anything_without_the_token(cluster: Cluster):
     for address, port, pid in sorted(open_ports):
         host = "127.0.0.1" if address in ("0.0.0.0", "::", "127.0.0.1") else address
         with grpc.insecure_channel(f"{host}:{port}") as channel:
-            call = channel.unary_unary("/ray.rpc.NodeManagerService/GetNodeStats")
-            try:
-                call(b"", timeout=3)
-                other[port] = "answered", psutil.Process(pid).cmdline()[:3]
-            except grpc.RpcError as error:
-                if error.code() == grpc.StatusCode.UNAUTHENTICATED:
-                    refused.add(port)
-                else:
-                    other[port] = str(error.code()), psutil.Process(pid).cmdline()[:3]
+            for method in (
+                "ray.rpc.NodeManagerService/GetNodeStats",
+                "ray.serve.ASGIService/HandleRequest",
+            ):
+                try:
+                    channel.unary_unary(f"/{method}")(b"", timeout=3)
+                    other[port] = "answered", psutil.Process(pid).cmdline()[:3]
+                except grpc.RpcError as error:
+                    if error.code() == grpc.StatusCode.UNAUTHENTICATED:
+                        refused.add(port)
     assert refused
-    assert not [said for said in other.values() if said[0] == "answered"], other
+    assert not other
     assert frame_ports.isdisjoint(refused)
     # Of the head, which has a loopback address, others reach Serve's own ports alone.
     outside = {port for address, port, _ in head_ports if not ipaddress.ip_address(address).is_loopback}
@@ -323,10 +329,15 @@ def test_frames_are_refused_without_their_token(cluster: Cluster):
 def test_ray_lets_nobody_in_without_the_token(cluster: Cluster):
     program = f"import ray; ray.init(address='127.0.0.1:{cluster.head_port}', log_to_driver=False); print('IN')"
     environment = {name: text for name, text in os.environ.items() if not name.startswith("RAY")}
+    environment |= {"HOME": str(cluster.head.home), "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
     done = subprocess.run(
-        [sys.executable, "-c", program], env=environment | {"HOME": str(cluster.head.home)}, capture_output=True,
-        text=True, timeout=PATIENCE_S, check=False,
-    )  # fmt: skip
+        [sys.executable, "-c", program],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
     assert "IN" not in done.stdout
     assert done.returncode
 
