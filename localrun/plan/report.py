@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from localrun.bench.report import aligned
 from localrun.plan.calibration import Calibration
 from localrun.plan.check import COMPARED, Comparison
-from localrun.plan.clock import Account
 from localrun.plan.roofline import LEAST_BAND, Device
 from localrun.plan.search import Point
 from localrun.plan.whatif import BEYOND, Tried, WhatIf
