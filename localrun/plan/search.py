@@ -32,8 +32,8 @@ _MOST_RUNS = 24
 class Point(msgspec.Struct, frozen=True, kw_only=True):
     """What happens at one rate. `users` ask again `think_s` after an answer (Little's law: rate * (think + answer));
     None where nobody knows how long they think. Rates of tokens are of each request, and of all together. `busy` is the
-    share of time in which anything is done, and `spent` what of. With `is_given_up` only `kept`, which is too low then, means anything.
-    """
+    share of the time in which anything is done, and `spent` says what. With `is_given_up` only `kept`, which is too low
+    then, means anything."""
 
     rate_per_s: float
     users: float | None
