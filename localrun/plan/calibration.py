@@ -270,7 +270,8 @@ def host_costs(layout: Layout, clock: Callable[[], float] = time.perf_counter) -
 def _with_daemon(costs: Costs, layout: Layout, model: Model, settings: Settings) -> Costs:
     """The same streams with a daemon and without: what is missing in a gap between tokens is what the daemon takes for
     each, and in a first token the way of a request."""
-    deltas, requests = [], []
+    deltas: list[float] = []
+    requests: list[float] = []
     setup = Setup(layout, costs, settings.target_itl_s, settings.ram_cache_bytes, settings.max_queue)
     with own_server(
         model.path, slots=layout.slots, kv_cells=layout.n_cells, threads=layout.n_threads, latency=settings.latency
