@@ -223,10 +223,12 @@ def fitted(lines: list[_Line]) -> tuple[Costs, float, float]:
         for sample in of[phase]
     }
     cold, piece_s = 1.0, 0.0
-    if "step" in of and "batch" in of:
-        [step], [batch] = of["step"], of["batch"]
-        cold = min(2.0, max(1.0, batch.seconds / background.batch_s(batch.n_rows, 0)))
-        piece_s = 2 * max(0.0, step.seconds - cold * streams.step_s(step.n_rows, step.tokens))
+    if "step" in of:
+        step, alone_step, batch, alone_batch = (
+            of[phase][0].seconds for phase in ("step", "alone_step", "batch", "alone_batch")
+        )
+        cold = min(2.0, max(1.0, batch / alone_batch))
+        piece_s = 2 * max(0.0, step - cold * alone_step)
     copies = of.get("copy", [])
     copy_s = copy_token_s = 0.0
     if copies:

@@ -70,7 +70,8 @@ def test_costs_are_fitted_from_what_an_engine_says() -> None:
 
     lines = [_Line("streams", n, 100 * n, 0.004 + 0.001 * n, 0.05) for n in (1, 4)]
     lines += [_Line(phase, n, 0, 0.001 * n, 0.1) for phase in ("background", "beside") for n in (8, 64)]
-    lines += [_Line("step", 4, 400, 0.012, 0.1), _Line("batch", 64, 0, 0.0768, 0.1)]
+    lines += [_Line("step", 4, 400, 0.012, 0.1), _Line("batch", 64, 0, 0.12, 0.1)]
+    lines += [_Line("alone_step", 4, 400, 0.008, 0.1), _Line("alone_batch", 64, 0, 0.1, 0.1)]
     lines += [_Line("copy", 1, 256, 0.002, 0.1), _Line("copy", 1, 2048, 0.016, 0.1)]
     found, median_error, _ = fitted(lines)
     assert median_error == pytest.approx(0, abs=1e-6)
