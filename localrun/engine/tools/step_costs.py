@@ -46,7 +46,7 @@ COPIES = (256, 2048)
 REPEATS = 6
 # Of all seconds.
 _PARTS = {"background": 0.35, "beside": 0.1, "streams": 0.35, "both": 0.1, "copy": 0.1}
-# Between two steps, so that a batch goes on.
+# Between two steps at most, so that a batch goes on.
 _PAUSE_S = 0.03
 _N_STEPS_BESIDE = 16
 
@@ -218,7 +218,7 @@ class StepCosts:
             alone_steps += [self._step_s(n_streams, lengths) for _ in range(REPEATS)]
             self._start(worker.first_seq, 0, n_rows)
             for _ in range(_N_STEPS_BESIDE):
-                time.sleep(_PAUSE_S)
+                time.sleep(min(_PAUSE_S, alone_batches[-1] / 4))
                 if worker.is_over() or lengths[0] + 1 >= self._most_tokens:
                     break
                 steps.append(self._step_s(n_streams, lengths))
