@@ -124,7 +124,7 @@ def plan_command(
     if users is not None and rate_per_s is not None:
         raise click.UsageError("--users and --rate ask for the same; leave one of them out")
     from localrun.plan.search import Search
-    from localrun.plan.workload import named
+    from localrun.plan.traces import named
 
     model, settings = _model(name)
     workload = named(workload_name)
@@ -367,7 +367,7 @@ def check_command(
     from localrun.plan.calibration import keep_check, path_of, setup_of
     from localrun.plan.check import compare
     from localrun.plan.search import Search
-    from localrun.plan.workload import named
+    from localrun.plan.traces import named
 
     model, settings = _model(name)
     workload = named(workload_name)

@@ -223,10 +223,12 @@ def fitted(lines: list[_Line]) -> tuple[Costs, float, float]:
         for sample in of[phase]
     }
     cold, piece_s = 1.0, 0.0
-    if "step" in of and "batch" in of:
-        [step], [batch] = of["step"], of["batch"]
-        cold = min(2.0, max(1.0, batch.seconds / background.batch_s(batch.n_rows, 0)))
-        piece_s = 2 * max(0.0, step.seconds - cold * streams.step_s(step.n_rows, step.tokens))
+    if "step" in of:
+        step, alone_step, batch, alone_batch = (
+            of[phase][0].seconds for phase in ("step", "alone_step", "batch", "alone_batch")
+        )
+        cold = min(2.0, max(1.0, batch / alone_batch))
+        piece_s = 2 * max(0.0, step - cold * alone_step)
     copies = of.get("copy", [])
     copy_s = copy_token_s = 0.0
     if copies:
@@ -270,7 +272,8 @@ def host_costs(layout: Layout, clock: Callable[[], float] = time.perf_counter) -
 def _with_daemon(costs: Costs, layout: Layout, model: Model, settings: Settings) -> Costs:
     """The same streams with a daemon and without: what is missing in a gap between tokens is what the daemon takes for
     each, and in a first token the way of a request."""
-    deltas, requests = [], []
+    deltas: list[float] = []
+    requests: list[float] = []
     setup = Setup(layout, costs, settings.target_itl_s, settings.ram_cache_bytes, settings.max_queue)
     with own_server(
         model.path, slots=layout.slots, kv_cells=layout.n_cells, threads=layout.n_threads, latency=settings.latency

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import psutil
 
-from localrun.bench.metrics import Metrics, stream_metrics
-from localrun.bench.results import StreamRecord
+from localrun.bench.metrics import stream_metrics
+from localrun.bench.results import Metrics, StreamRecord
 from localrun.bench.session import own_server
 from localrun.config import Settings
 from localrun.errors import LocalrunError

@@ -97,7 +97,8 @@ class PromptCosts(msgspec.Struct, frozen=True):
         if not samples:
             raise LocalrunError("no prompt was measured, so nothing can be planned")
         features = [(1.0, float(n), n * (depth + n / 2)) for n, depth, _ in samples]
-        line = cls(*least_squares(features, [each.seconds for each in samples]))
+        fixed_s, row_s, row_depth_s = least_squares(features, [each.seconds for each in samples])
+        line = cls(fixed_s, row_s, row_depth_s)
         ratios: dict[int, list[float]] = {}
         for n_rows, depth, seconds in samples:
             ratios.setdefault(n_rows, []).append(seconds / max(line._line_s(n_rows, depth), LEAST_S))

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from localrun.bench.report import aligned
 from localrun.plan.calibration import Calibration
 from localrun.plan.check import COMPARED, Comparison
-from localrun.plan.clock import Account
 from localrun.plan.roofline import LEAST_BAND, Device
 from localrun.plan.search import Point
 from localrun.plan.whatif import BEYOND, Tried, WhatIf
@@ -82,10 +81,8 @@ def _chosen(points: Sequence[Point], carried: Point | None) -> list[Point]:
 
 def where_time_goes(point: Point) -> list[str]:
     """Of the time in which anything is computed, most first."""
-    spent = sorted(
-        ((share, account) for account, share in point.spent.items() if account is not Account.IDLE), reverse=True
-    )
-    lines = [f"  {share:4.0%}  {account}" for share, account in spent if share >= 0.005]
+    spent = sorted(point.spent.items(), key=lambda item: -item[1])
+    lines = [f"  {share:4.0%}  {what}" for what, share in spent if share >= 0.005]
     if point.blocked_share > _BLOCKED:
         lines.append(f"  requests waited for KV cells while slots were free in {point.blocked_share:.0%} of the time")
     if point.n_preempted:

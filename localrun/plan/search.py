@@ -32,8 +32,8 @@ _MOST_RUNS = 24
 class Point(msgspec.Struct, frozen=True, kw_only=True):
     """What happens at one rate. `users` ask again `think_s` after an answer (Little's law: rate * (think + answer));
     None where nobody knows how long they think. Rates of tokens are of each request, and of all together. `busy` is the
-    share of time in which anything is computed. With `is_given_up` only `kept`, which is too low then, means anything.
-    """
+    share of the time in which anything is done, and `spent` says what. With `is_given_up` only `kept`, which is too low
+    then, means anything."""
 
     rate_per_s: float
     users: float | None
@@ -82,7 +82,11 @@ def point_of(outcome: Outcome, workload: Workload, rate_per_s: float, limits: Li
         n_preempted=outcome.n_preempted,
         cached_share=sum(record.n_cached for record in done) / n_prompt if n_prompt else 0.0,
         blocked_share=outcome.blocked_s / max(outcome.seconds, 1e-9),
-        spent={account: seconds / max(busy_s, 1e-9) for account, seconds in outcome.spent_s.items()},
+        spent={
+            account: seconds / max(busy_s, 1e-9)
+            for account, seconds in outcome.spent_s.items()
+            if account is not Account.IDLE
+        },
         is_given_up=outcome.is_given_up,
     )
 

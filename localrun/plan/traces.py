@@ -21,8 +21,8 @@ from typing import Annotated, NamedTuple
 
 import msgspec
 
-from localrun.errors import BadRequest
-from localrun.plan.workload import Limits, Part, Session, Turn, Workload
+from localrun.errors import BadRequest, meant
+from localrun.plan.workload import Limits, Part, Session, Turn, Workload, built_in, of_toml
 from localrun.wire import Lane
 
 HASHED_TOKENS = 512
@@ -54,6 +54,20 @@ class _Mooncake(msgspec.Struct):
 class _Arrival(NamedTuple):
     at_s: float
     turn: Turn | None  # None for what never was answered
+
+
+def named(text: str) -> Workload:
+    """A workload by its name, or by the path of a file: TOML, or a trace. Raises BadRequest."""
+    known = built_in()
+    if text in known:
+        return known[text]
+    path = Path(text).expanduser()
+    if not path.is_file():
+        way_out = meant(text, known) or f"the names are {', '.join(known)}; a file is TOML or a trace"
+        raise BadRequest(f"there is no workload '{text}', and no such file; {way_out}", field="workload")
+    if path.suffix == ".toml":
+        return of_toml(path)
+    return of_trace(path)
 
 
 def of_trace(path: Path) -> Workload:

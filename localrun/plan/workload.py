@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from importlib import resources
 from itertools import accumulate
 from pathlib import Path
@@ -23,7 +23,7 @@ import msgspec
 from localrun.bench.results import Options
 from localrun.bench.streams import arrivals_s
 from localrun.config import latency_target_s
-from localrun.errors import BadRequest, meant
+from localrun.errors import BadRequest
 from localrun.wire import Lane
 
 ANSWER = ".answer"
@@ -224,22 +224,6 @@ def built_in() -> dict[str, Workload]:
     return {name: file.workload(name) for name, file in files.items()}
 
 
-def named(text: str) -> Workload:
-    """A workload by its name, or by the path of a file: TOML, or a trace (`traces.py`). Raises BadRequest."""
-    known = built_in()
-    if text in known:
-        return known[text]
-    path = Path(text).expanduser()
-    if not path.is_file():
-        way_out = meant(text, known) or f"the names are {', '.join(known)}; a file is TOML or a trace"
-        raise BadRequest(f"there is no workload '{text}', and no such file; {way_out}", field="workload")
-    if path.suffix == ".toml":
-        return of_toml(path)
-    from localrun.plan.traces import of_trace
-
-    return of_trace(path)
-
-
 def of_toml(path: Path) -> Workload:
     """Raises BadRequest, which names the file and the field."""
     try:
@@ -254,7 +238,3 @@ def _checked(file: WorkloadFile) -> WorkloadFile:
         if source.latency:
             latency_target_s(source.latency)
     return file
-
-
-def n_requests(sessions: Sequence[Session]) -> int:
-    return sum(len(session.turns) for session in sessions)

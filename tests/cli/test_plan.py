@@ -17,6 +17,15 @@ from localrun.plan.calibration import Calibration, path_of
 from localrun.plan.costs import Costs
 from tests.plan.made import costs, layout
 
+TEAM = """
+summary = "short questions"
+[[source]]
+name = "team"
+prompt_tokens = 100
+output_tokens = 8
+"""
+SHORT = ("tiny", "--workload", "team.toml")
+
 
 def keep(of: Costs, settings: Settings) -> None:
     made = Calibration(
@@ -29,7 +38,9 @@ def keep(of: Costs, settings: Settings) -> None:
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("LOCALRUN_HOME", str(tmp_path))
-    monkeypatch.setattr("localrun.plan.search.N_REQUESTS", 60)
+    monkeypatch.setattr("localrun.plan.search.N_REQUESTS", 40)
+    (tmp_path / "team.toml").write_text(TEAM)
+    monkeypatch.chdir(tmp_path)
     keep(costs(), Settings())
     return tmp_path
 
@@ -45,36 +56,36 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 
 def test_it_says_what_is_carried_what_breaks_and_what_would_help(capsys: pytest.CaptureFixture[str]) -> None:
-    text = said(capsys, "tiny")
+    text = said(capsys, *SHORT)
     assert "promise: first token within 2 s and 5 tokens/s or more, for 95 of 100 requests" in text
     assert "carries " in text
     assert "what breaks first: " in text
     assert "(simulated)" in text
     assert "never checked against a real run" in " ".join(text.split())
-    found = json.loads(said(capsys, "tiny", "--json"))
+    found = json.loads(said(capsys, *SHORT, "--json"))
     assert found["basis"] == "calibration"
     assert found["what_if"]["twice"]["carries"]["rate_per_s"] > found["point"]["rate_per_s"]
     assert {"ttft_p95_s", "users", "kept"} <= found["points"][0].keys()
 
 
 def test_it_can_be_asked_the_other_way_round(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "the promise is kept" in said(capsys, "tiny", "--users", "10")
-    assert "the promise is broken" in said(capsys, "tiny", "--rate", "50")
+    assert "the promise is kept" in said(capsys, *SHORT, "--users", "10")
+    assert "the promise is broken" in said(capsys, *SHORT, "--rate", "500")
     assert "leave one of them out" in refused(capsys, "tiny", "--rate", "1", "--users", "5")
 
 
 def test_variants_are_compared(capsys: pytest.CaptureFixture[str]) -> None:
-    header, *lines = said(capsys, "tiny", "--vary", "slots=1,4", "--vary", "machine=this,l4").splitlines()
+    header, *lines = said(capsys, *SHORT, "--vary", "slots=1,4", "--vary", "machine=this,l4").splitlines()
     assert header.split()[:3] == ["slots", "machine", "carries"]
     assert [line.split()[:2] for line in lines[:4]] == [["1", "this"], ["1", "l4"], ["4", "this"], ["4", "l4"]]
     assert ["roofline" in line for line in lines[:4]] == [False, True, False, True]
     assert "rooflines are estimates" in " ".join(lines)
-    text = said(capsys, "tiny", "--vary", "slots=1,8", "--rate", "4")
-    assert "the first that keeps it: 8" in text
+    text = said(capsys, *SHORT, "--vary", "slots=1,8", "--rate", "0.5")
+    assert "the first that keeps it: 1" in text
 
 
 def test_what_no_calibration_reaches_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    text = said(capsys, "tiny", "--vary", "slots=4,64")
+    text = said(capsys, *SHORT, "--vary", "slots=4,64")
     assert "64: 4 slots were calibrated, and a forecast reaches to 8" in text
 
 

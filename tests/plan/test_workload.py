@@ -7,7 +7,8 @@ import pytest
 from localrun.bench.workloads.throughput import N_CHAT_OUTPUT, N_CHAT_PROMPT
 from localrun.errors import BadRequest
 from localrun.plan.replica import prompt_tokens
-from localrun.plan.workload import ANSWER, built_in, named
+from localrun.plan.traces import named
+from localrun.plan.workload import ANSWER, built_in
 
 TEAM = """
 name = "our team"

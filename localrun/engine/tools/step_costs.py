@@ -9,6 +9,7 @@ the end `{"others"}`, how many processors other programs took meanwhile. The pha
     background  a batch of `rows` of one prompt, `tokens` deep, where prompts are computed
     beside      the same among the streams
     step, batch a step of streams while a batch is computed, and that batch; `tokens` as for streams, or its depth
+    alone_step, alone_batch  the same one after the other, in turn with these
     copy        a copy of `tokens`
     rebuild     new KV cells
 
@@ -45,7 +46,7 @@ COPIES = (256, 2048)
 REPEATS = 6
 # Of all seconds.
 _PARTS = {"background": 0.35, "beside": 0.1, "streams": 0.35, "both": 0.1, "copy": 0.1}
-# Between two steps, so that a batch goes on.
+# Between two steps at most, so that a batch goes on.
 _PAUSE_S = 0.03
 _N_STEPS_BESIDE = 16
 
@@ -202,28 +203,35 @@ class StepCosts:
         return max(begin, end)
 
     def _both(self, n_streams: int) -> None:
-        """Steps while a batch is computed."""
+        """Steps while a batch is computed, in turn with both alone: others may disturb all of them alike."""
         worker = self._backend.worker
         assert worker is not None
         n_rows = min(512, worker.batch.capacity)
         lengths = [self._extend(seq, 0, DEPTHS[0]) for seq in range(n_streams)]
         steps: list[float] = []
         batches: list[float] = []
-        while len(batches) < 2 or not (self._is_over or len(steps) > 64):
+        alone_steps: list[float] = []
+        alone_batches: list[float] = []
+        while len(batches) < 3 or not (self._is_over or len(steps) > 64):
+            alone_batches.append(self._batch_s(worker.first_seq, 0, n_rows))
+            self._backend.seq_remove(worker.first_seq, 0)
+            alone_steps += [self._step_s(n_streams, lengths) for _ in range(REPEATS)]
             self._start(worker.first_seq, 0, n_rows)
             for _ in range(_N_STEPS_BESIDE):
-                time.sleep(_PAUSE_S)
+                time.sleep(min(_PAUSE_S, alone_batches[-1] / 4))
                 if worker.is_over() or lengths[0] + 1 >= self._most_tokens:
                     break
                 steps.append(self._step_s(n_streams, lengths))
             worker.finish()
             batches.append(worker.computed_s)
             self._backend.seq_remove(worker.first_seq, 0)
-            if lengths[0] + _N_STEPS_BESIDE >= self._most_tokens:
+            if lengths[0] + _N_STEPS_BESIDE + REPEATS >= self._most_tokens:
                 break
         if steps:
-            self._say("step", n_streams, sum(lengths) - len(steps) * n_streams // 2, steps)
-            self._say("batch", n_rows, 0, batches)
+            for phase, seconds in (("step", steps), ("alone_step", alone_steps)):
+                self._say(phase, n_streams, sum(lengths), seconds)
+            for phase, seconds in (("batch", batches), ("alone_batch", alone_batches)):
+                self._say(phase, n_rows, 0, seconds)
         for seq in range(n_streams):
             self._backend.seq_remove(seq, 0)
 
