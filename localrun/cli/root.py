@@ -47,13 +47,13 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
     "Measure": {
         "top": ("running", "Watch requests, engines and the machine live."),
         "bench": ("bench.command", "Measure the speed of this or another server."),
-        "plan": ("plan", "Forecast how many users a machine carries."),
+        "plan": ("bench.plan", "Forecast how many users a machine carries."),
         "usage": ("share.key", "Show how much was used."),
     },
     "Share": {
         "key": ("share.key", "Make and revoke API keys."),
         "hosts": ("share.hosts", "Find other machines, and trust their certificates."),
-        "cluster": ("cluster", "Run models on several machines behind one endpoint."),
+        "cluster": ("share.cluster", "Run models on several machines behind one endpoint."),
     },
     "This program": {
         "doctor": ("program", "Check this machine, the build and the files."),
