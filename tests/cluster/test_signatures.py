@@ -15,7 +15,6 @@ def parameters(function: Any) -> set[str]:
 
 
 def test_ray_has_what_the_bridge_and_the_replicas_use():
-    import ray
     from ray import serve
     from ray._private.state import GlobalState
     from ray.core.generated.autoscaler_pb2 import DrainNodeReason
@@ -33,7 +32,6 @@ def test_ray_has_what_the_bridge_and_the_replicas_use():
     assert "raise_if_no_controller_running" in parameters(serve.context._get_global_client)
     actor = ServeController.__ray_actor_class__ if hasattr(ServeController, "__ray_actor_class__") else ServeController
     assert {"deployment_id", "target_num_replicas"} <= parameters(actor.update_deployment_replicas)
-    assert hasattr(ray._raylet.GcsClient, "drain_node")
     assert hasattr(GlobalState, "get_draining_nodes")
     assert DrainNodeReason.DRAIN_NODE_REASON_PREEMPTION
     assert scripts.ray_constants.ENABLE_RAY_CLUSTER in (True, False)
