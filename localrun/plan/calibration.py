@@ -42,7 +42,7 @@ FOLDER = "calibrations"
 SECONDS = 30.0
 MOST_CHECKS = 20
 # A fit is not worth keeping whose median error is larger.
-MOST_ERROR = 0.25
+MOST_ERROR = 0.10
 # Times vary by no more than this, whatever repeats say.
 _MOST_SIGMA = 0.3
 _N_PROMPT, _N_OUTPUT = 50, 64
