@@ -74,7 +74,10 @@ ALLOWED = {
     ),
     "localrun.bench": (ACCESS, CLIENT, CONFIG, ERRORS, HARDWARE, SNAPSHOT, "localrun.models"),
     # The engine as it is, in a process of its own: a command's.
-    "localrun.plan": (CONFIG, ERRORS, HARDWARE, STORED, WIRE, "localrun.bench", "localrun.engine", "localrun.models"),
+    "localrun.plan": (
+        *(CONFIG, ERRORS, HARDWARE, PROCESSES, STORED, WIRE),
+        *("localrun.bench", "localrun.engine", "localrun.models"),
+    ),
     "localrun.service": (CONFIG, ERRORS, OLLAMA_ENVIRONMENT, STORED, PROCESSES, VISIBLE),
     OLLAMA_ENVIRONMENT: (CONFIG,),
     "localrun.doctor": (

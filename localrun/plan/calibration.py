@@ -36,6 +36,7 @@ from localrun.plan.costs import Costs, PromptCosts, Sample, StreamCosts, errors_
 from localrun.plan.real import as_sent, send
 from localrun.plan.replica import Setup, simulate
 from localrun.plan.workload import Session, Turn
+from localrun.processes import HIDDEN
 
 VERSION = 1
 FOLDER = "calibrations"
@@ -203,7 +204,7 @@ def calibrate(
 def _measured(opened: wire.Open, model: Model, seconds: float) -> list[_Line]:
     command = [sys.executable, "-P", "-m", "localrun.engine.tools.step_costs", "--seconds", str(seconds)]
     command += ["--heads", str(model.header.n_heads)]
-    done = subprocess.run(command, input=msgspec.json.encode(opened), stdout=subprocess.PIPE, check=False)
+    done = subprocess.run(command, input=msgspec.json.encode(opened), stdout=subprocess.PIPE, check=False, **HIDDEN)
     if done.returncode != 0:
         raise EngineFailed(f"{model.name} cannot be measured: its process ended with status {done.returncode}")
     return [msgspec.json.decode(line, type=_Line) for line in done.stdout.splitlines()]

@@ -97,12 +97,17 @@ def run(played: Played, *commands: list[str], **more: str) -> dict[str, str]:
     return said
 
 
+# An extra that is not installed here.
+WITH_RAY = ("localrun.cluster.bridge", "localrun.cluster.serve_app")
+
+
 def test_every_module_can_be_imported(tmp_path: Path, played: Played) -> None:
     names = []
     for package, folder in FOLDERS.items():
         for path in folder.rglob("*.py"):
             parts = path.relative_to(folder).with_suffix("").parts
             names.append(".".join([package, *(part for part in parts if part != "__init__")]))
+    names = [name for name in names if name not in WITH_RAY]
     program = "import importlib, sys\nfor name in sys.stdin.read().split():\n    importlib.import_module(name)"
     ended = subprocess.run(
         [sys.executable, "-P", "-c", program], input="\n".join(sorted(names)), env=played.environment,
