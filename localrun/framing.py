@@ -60,45 +60,46 @@ def body_length(prefix: bytes) -> int:
 
 def decode_to_engine(body: bytes) -> ToEngine:
     """Raises FrameError when the body is not one of `ToEngine`."""
-    return _decoded(_to_engine, body)
+    return decoded(_to_engine, body)
 
 
 def decode_from_engine(body: bytes) -> FromEngine:
     """Raises FrameError when the body is not one of `FromEngine`."""
-    return _decoded(_from_engine, body)
+    return decoded(_from_engine, body)
 
 
 def decode_to_renderer(body: bytes) -> RenderRequest:
     """Raises FrameError when the body is not a RenderRequest."""
-    return _decoded(_to_renderer, body)
+    return decoded(_to_renderer, body)
 
 
 def decode_from_renderer(body: bytes) -> RenderReply:
     """Raises FrameError when the body is not a RenderReply."""
-    return _decoded(_from_renderer, body)
+    return decoded(_from_renderer, body)
 
 
 def decode_to_media_worker(body: bytes) -> DecodeRequest:
     """Raises FrameError when the body is not a DecodeRequest."""
-    return _decoded(_to_media_worker, body)
+    return decoded(_to_media_worker, body)
 
 
 def decode_from_media_worker(body: bytes) -> DecodeReply:
     """Raises FrameError when the body is not a DecodeReply."""
-    return _decoded(_from_media_worker, body)
+    return decoded(_from_media_worker, body)
 
 
 def decode_to_grammar_worker(body: bytes) -> GrammarCheck:
     """Raises FrameError when the body is not a GrammarCheck."""
-    return _decoded(_to_grammar_worker, body)
+    return decoded(_to_grammar_worker, body)
 
 
 def decode_from_grammar_worker(body: bytes) -> GrammarChecked:
     """Raises FrameError when the body is not a GrammarChecked."""
-    return _decoded(_from_grammar_worker, body)
+    return decoded(_from_grammar_worker, body)
 
 
-def _decoded(decoder: msgspec.msgpack.Decoder[_Message], body: bytes) -> _Message:
+def decoded(decoder: msgspec.msgpack.Decoder[_Message], body: bytes) -> _Message:
+    """Raises FrameError when the body is nothing that `decoder` knows."""
     try:
         return decoder.decode(body)
     except msgspec.MsgspecError as error:

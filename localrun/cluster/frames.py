@@ -21,7 +21,7 @@ PROTOCOL = 1
 BEAT_S = 1.0
 SILENCE_S = 3.0
 
-_Decoded = TypeVar("_Decoded")
+_Message = TypeVar("_Message")
 
 
 class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
@@ -62,38 +62,31 @@ _to_replica: msgspec.msgpack.Decoder[ToReplica] = msgspec.msgpack.Decoder(ToRepl
 _from_replica: msgspec.msgpack.Decoder[FromReplica] = msgspec.msgpack.Decoder(FromReplica)
 
 
-def aged(message: _Decoded, now_s: float) -> _Decoded:
+def aged(message: _Message, now_s: float) -> _Message:
     """A message as it travels: with ages, which are negative."""
     return _shifted(message, -now_s)
 
 
 def decode_to_replica(body: bytes, now_s: float) -> ToReplica:
     """A door's message, with times of this machine's clock. Raises framing.FrameError."""
-    return _shifted(_decoded(_to_replica, body), now_s)
+    return _shifted(framing.decoded(_to_replica, body), now_s)
 
 
 def decode_from_replica(body: bytes, now_s: float) -> FromReplica:
     """A replica's message, with times of this machine's clock. Raises framing.FrameError."""
-    return _shifted(_decoded(_from_replica, body), now_s)
+    return _shifted(framing.decoded(_from_replica, body), now_s)
 
 
-def _decoded(decoder: msgspec.msgpack.Decoder[_Decoded], body: bytes) -> _Decoded:
-    try:
-        return decoder.decode(body)
-    except msgspec.MsgspecError as error:
-        raise framing.FrameError(str(error)) from error
-
-
-def _shifted(message: _Decoded, by_s: float) -> _Decoded:
+def _shifted(message: _Message, by_s: float) -> _Message:
     replace = msgspec.structs.replace
     if isinstance(message, wire.Step):
         started = [replace(one, at_s=one.at_s + by_s) for one in message.started]
-        return cast("_Decoded", replace(message, sent_at_s=message.sent_at_s + by_s, started=started))
+        return cast("_Message", replace(message, sent_at_s=message.sent_at_s + by_s, started=started))
     if isinstance(message, wire.Submit | wire.Embed):
         resume = message.resume
         if resume is not None:
             times = (resume.started_at_s, resume.first_token_at_s, resume.last_token_at_s)
             begun, first, last = (None if at_s is None else at_s + by_s for at_s in times)
             resume = replace(resume, started_at_s=begun, first_token_at_s=first, last_token_at_s=last)
-        return cast("_Decoded", replace(message, arrived_at_s=message.arrived_at_s + by_s, resume=resume))
+        return cast("_Message", replace(message, arrived_at_s=message.arrived_at_s + by_s, resume=resume))
     return message

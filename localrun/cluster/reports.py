@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from typing import BinaryIO, TypeVar, cast
+from typing import BinaryIO, cast
 
 import msgspec
 
@@ -121,26 +121,18 @@ class Drain(msgspec.Struct, frozen=True, kw_only=True, tag="drain"):
 ToBridge = Look | Follow | Deploy | Undeploy | Drain
 FromBridge = ClusterReport | Done | Failed
 
-_Said = TypeVar("_Said")
 _to_bridge: msgspec.msgpack.Decoder[ToBridge] = msgspec.msgpack.Decoder(ToBridge)
 _from_bridge: msgspec.msgpack.Decoder[FromBridge] = msgspec.msgpack.Decoder(FromBridge)
 
 
 def decode_to_bridge(body: bytes) -> ToBridge:
     """Raises framing.FrameError."""
-    return _decoded(_to_bridge, body)
+    return framing.decoded(_to_bridge, body)
 
 
 def decode_from_bridge(body: bytes) -> FromBridge:
     """Raises framing.FrameError."""
-    return _decoded(_from_bridge, body)
-
-
-def _decoded(decoder: msgspec.msgpack.Decoder[_Said], body: bytes) -> _Said:
-    try:
-        return decoder.decode(body)
-    except msgspec.MsgspecError as error:
-        raise framing.FrameError(str(error)) from error
+    return framing.decoded(_from_bridge, body)
 
 
 def require_ray() -> None:
