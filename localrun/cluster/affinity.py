@@ -20,6 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 BLOCK_BYTES = 256
 MAX_BLOCKS = 64
+MAX_BYTES = MAX_BLOCKS * BLOCK_BYTES
 # Of text; what the difference costs is a rounder choice.
 BYTES_PER_TOKEN = 4
 BLOCK_TOKENS = BLOCK_BYTES // BYTES_PER_TOKEN
@@ -39,10 +40,10 @@ def blocks(pieces: Iterable[bytes], *, realm: bytes = b"") -> tuple[Digest, ...]
     text = bytearray()
     for piece in pieces:
         text += piece
-        if len(text) >= MAX_BLOCKS * BLOCK_BYTES:
+        if len(text) >= MAX_BYTES:
             break
     chained, found = hashlib.blake2b(realm, digest_size=8).digest(), []
-    for at in range(0, min(len(text), MAX_BLOCKS * BLOCK_BYTES) - BLOCK_BYTES + 1, BLOCK_BYTES):
+    for at in range(0, min(len(text), MAX_BYTES) - BLOCK_BYTES + 1, BLOCK_BYTES):
         chained = hashlib.blake2b(text[at : at + BLOCK_BYTES], key=chained, digest_size=8).digest()
         found.append(chained)
     return tuple(found) or (hashlib.blake2b(text, key=chained, digest_size=8).digest(),)

@@ -18,13 +18,14 @@ import itertools
 import logging
 import ssl
 import time
+from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from functools import partial
 from typing import Any
 
 from localrun import wire
 from localrun.cluster import frames
-from localrun.cluster.affinity import BLOCK_TOKENS, Affinity, Digest, blocks
+from localrun.cluster.affinity import BLOCK_TOKENS, MAX_BYTES, Affinity, Digest, blocks
 from localrun.cluster.wire_child import Address, WireChild
 from localrun.errors import Cancelled, EngineDied, EngineFailed, LocalrunError, Unavailable
 from localrun.server.engines.link import EngineLink, Progress, Sink
@@ -162,7 +163,7 @@ class ClusterLink:
 
     def submit(self, message: wire.Submit | wire.Embed, sink: Sink) -> None:
         """See `EngineLink.submit`. What a replica refuses comes as the request's end."""
-        placed = Placed(sink, prompt_of(message), self._release)
+        placed = Placed(sink, prompt_of(message), lambda: self._placed.pop(message.id, None))
         self._placed[message.id] = placed
         placed.task = self._spawn(self._place(message, placed))
 
@@ -209,7 +210,7 @@ class ClusterLink:
                 self._end(message.id, placed, error, wire.Finish.ERROR)
 
     def _choose(self, message: wire.Submit | wire.Embed, prompt: tuple[Digest, ...]) -> str:
-        waiting = {replica: self._waiting_tokens(replica) for replica in self._usable()}
+        waiting = self._waiting_tokens()
         if not waiting:
             raise Unavailable(f"no replica of '{self.model}' is running")
         if message.resume is not None:  # it may be deadly: where it harms the fewest
@@ -223,15 +224,20 @@ class ClusterLink:
         good = [name for name in self._addresses if self._avoided_until_s.get(name, 0.0) <= now_s]
         return good or [name for name in self._addresses if name in self._links] or list(self._addresses)
 
-    def _waiting_tokens(self, replica: str) -> float:
-        """What it has to compute before a new prompt, as far as this door knows."""
-        own = [placed for placed in self._placed.values() if placed.replica == replica]
-        not_begun = [placed for placed in own if not placed.has_started]
-        stats = self._links[replica].stats if replica in self._links else None
-        n_queued, n_running = (0, 0) if stats is None else (stats.n_queued, stats.n_running)
-        n_of_others = max(0, n_queued - len(not_begun))
-        tokens = sum(BLOCK_TOKENS * len(placed.prompt) for placed in not_begun)
-        return tokens + QUEUED_TOKENS * n_of_others + RUNNING_TOKENS * n_running
+    def _waiting_tokens(self) -> dict[str, float]:
+        """What each usable replica has to compute before a new prompt, as far as this door knows."""
+        waiting: dict[str, float] = dict.fromkeys(self._usable(), 0.0)
+        not_begun: Counter[str] = Counter()
+        for placed in self._placed.values():
+            if not placed.has_started and placed.replica in waiting:
+                not_begun[placed.replica] += 1
+                waiting[placed.replica] += BLOCK_TOKENS * len(placed.prompt)
+        for replica in waiting:
+            stats = self._links[replica].stats if replica in self._links else None
+            if stats is not None:
+                n_of_others = max(0, stats.n_queued - not_begun[replica])
+                waiting[replica] += QUEUED_TOKENS * n_of_others + RUNNING_TOKENS * stats.n_running
+        return waiting
 
     def _n_running(self, replica: str) -> int:
         stats = self._links[replica].stats if replica in self._links else None
@@ -281,12 +287,6 @@ class ClusterLink:
         self._avoided_until_s[replica] = time.monotonic() + AVOIDED_S
         self._affinity.forget(replica)
 
-    def _release(self, placed: Placed) -> None:
-        for request_id, one in self._placed.items():
-            if one is placed:
-                del self._placed[request_id]
-                return
-
     def _end(self, request_id: int, placed: Placed, error: LocalrunError, finish: wire.Finish) -> None:
         is_error = finish is wire.Finish.ERROR
         placed.on_delta(
@@ -308,7 +308,7 @@ class ClusterLink:
 class Placed:
     """A request and where it is: its job's sink, as the replica's link sees it."""
 
-    def __init__(self, sink: Sink, prompt: tuple[Digest, ...], released: Callable[[Placed], None]) -> None:
+    def __init__(self, sink: Sink, prompt: tuple[Digest, ...], released: Callable[[], object]) -> None:
         self._sink, self._released = sink, released
         self.prompt = prompt
         self.replica = ""
@@ -330,11 +330,11 @@ class Placed:
 
     def on_delta(self, delta: wire.Delta, sent_at_s: float) -> None:
         if delta.finish is not None:
-            self._released(self)
+            self._released()
         self._sink.on_delta(delta, sent_at_s)
 
     def on_engine_gone(self, error: LocalrunError, *, is_blamed: bool, is_alone: bool) -> bool:
-        self._released(self)
+        self._released()
         return self._sink.on_engine_gone(error, is_blamed=is_blamed, is_alone=is_alone)
 
 
@@ -357,11 +357,12 @@ def prompt_of(message: wire.Submit | wire.Embed) -> tuple[Digest, ...]:
 
 
 def _bytes_of(segment: wire.Segment) -> bytes:
+    """As much of it as can count."""
     if segment.media is not None:
         return segment.media.digest
     if segment.tokens:
-        return b"".join(token.to_bytes(4, "little") for token in segment.tokens)
-    return segment.text.encode("utf-8", "surrogatepass")
+        return b"".join(token.to_bytes(4, "little") for token in segment.tokens[:MAX_BYTES])
+    return segment.text[:MAX_BYTES].encode("utf-8", "surrogatepass")
 
 
 def _is_alike(one: wire.Ready, other: wire.Ready) -> bool:

@@ -100,7 +100,7 @@ class Replica:
     def on_step(self, link: EngineLink, step: wire.Step) -> None:
         """The engine's step is over, and each request has its news."""
         for door in self._doors:
-            door.flush(link, step)
+            door.flush(step)
 
     def on_ended(self, link: EngineLink) -> None:
         """The engine is gone."""
@@ -244,8 +244,8 @@ class _Door(asyncio.Protocol):
             self._requests[message.id] = request
             self._numbers[request.number] = message.id
             link.submit(msgspec.structs.replace(message, id=request.number), request)
-        except EngineDied:
-            return  # `end` comes, or has come
+        except (EngineDied, Unavailable):
+            return  # the connection ends with the engine
         except LocalrunError as error:
             self.forget(message.id)
             self._deltas.append(
@@ -294,7 +294,7 @@ class _Door(asyncio.Protocol):
         if request is not None:
             self._numbers.pop(request.number, None)
 
-    def flush(self, link: EngineLink, step: wire.Step) -> None:
+    def flush(self, step: wire.Step) -> None:
         """One step's news. What is about others stays here, but how many of them wait before whom."""
         if not (self._deltas or self._started or self._requests):
             return
