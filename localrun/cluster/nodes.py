@@ -35,6 +35,8 @@ _UP = "Ray runtime started"
 # And when a busy machine did not start them within its half minute.
 _SLOW = "timed out during startup"
 N_LINES = 40
+# Where KubeRay asks whether a node is well.
+AGENT_PORT = 52365
 
 _log = logging.getLogger(__name__)
 
@@ -116,7 +118,8 @@ class Node:
 def _arguments(member: Membership) -> list[str]:
     arguments = [
         "start", "--block", f"--node-ip-address={member.address}", f"--node-name={member.node}",
-        f"--object-store-memory={OBJECT_STORE_BYTES}", "--disable-usage-stats", "--dashboard-agent-listen-port=0",
+        f"--object-store-memory={OBJECT_STORE_BYTES}", "--disable-usage-stats",
+        f"--dashboard-agent-listen-port={AGENT_PORT if member.is_kuberay else 0}",
         f"--temp-dir={settings.temp_folder()}", "--min-worker-port=0", "--max-worker-port=0",  # any
     ]  # fmt: skip
     if not member.is_head:
@@ -124,8 +127,8 @@ def _arguments(member: Membership) -> list[str]:
     with socket.create_server((member.address, 0)) as free:
         client_port = free.getsockname()[1]
     return [
-        *arguments, "--head", f"--port={member.head.partition(':')[2]}", "--include-dashboard=false",
-        f"--ray-client-server-port={client_port}",
+        *arguments, "--head", f"--port={member.head.partition(':')[2]}", f"--ray-client-server-port={client_port}",
+        f"--include-dashboard={str(member.is_kuberay).lower()}", f"--dashboard-host={member.address}",
     ]  # fmt: skip
 
 

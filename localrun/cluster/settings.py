@@ -34,19 +34,21 @@ HEADLESS_S = 24 * 3600
 
 
 class Membership(msgspec.Struct, frozen=True, kw_only=True):
-    """`head` is HOST:PORT, `address` this node's own. `pid` and `started_at_s` are of the process that holds it."""
+    """`head` is HOST:PORT, `address` this node's own. `is_kuberay` is for a pod: the operator asks Ray's dashboard, in
+    the clear, and the pods' network keeps others out. `pid` and `started_at_s` are of the process that holds it."""
 
     head: str
     address: str
     node: str
     is_head: bool
+    is_kuberay: bool = False
     pid: int = 0
     started_at_s: float = 0.0
 
     @property
     def is_encrypted(self) -> bool:
         """Whether more than one machine can be in it: what nodes say to each other is encrypted then."""
-        return not ipaddress.ip_address(self.head.rpartition(":")[0]).is_loopback
+        return not self.is_kuberay and not ipaddress.ip_address(self.head.rpartition(":")[0]).is_loopback
 
     @property
     def is_held(self) -> bool:
@@ -115,8 +117,11 @@ def forget() -> None:
     file().unlink(missing_ok=True)
 
 
-def own_token() -> str:
-    """The one of the cluster that is begun here, which stays the same."""
+def own_token(environ: Mapping[str, str] = os.environ) -> str:
+    """The one of the cluster that is begun here, which stays the same; RAY_AUTH_TOKEN names another. Raises
+    ConfigError for one that is none."""
+    if "RAY_AUTH_TOKEN" in environ:
+        return _checked_token(environ["RAY_AUTH_TOKEN"].strip(), "RAY_AUTH_TOKEN")
     try:
         return read_token(token_file())
     except ConfigError:
@@ -132,8 +137,12 @@ def read_token(path: Path) -> str:
         raise ConfigError(f"{path} cannot be read as a cluster's token: {error}") from None
     if is_open:
         raise ConfigError(f"{path} can be read by others; whoever has a cluster's token owns it: chmod 600 {path}")
+    return _checked_token(text, str(path))
+
+
+def _checked_token(text: str, where: str) -> str:
     if len(text) != 2 * TOKEN_BYTES or not set(text) <= set("0123456789abcdef"):
-        raise ConfigError(f"{path} holds no cluster's token, which is {2 * TOKEN_BYTES} hexadecimal digits")
+        raise ConfigError(f"{where} holds no cluster's token, which is {2 * TOKEN_BYTES} hexadecimal digits")
     return text
 
 

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import msgspec
 import psutil
@@ -41,6 +41,7 @@ from localrun.processes import HIDDEN
 VERSION = 1
 FOLDER = "calibrations"
 SECONDS = 30.0
+PROBE_SECONDS = 6.0
 MOST_CHECKS = 20
 # A fit is not worth keeping whose median error is larger.
 MOST_ERROR = 0.10
@@ -51,13 +52,15 @@ _N_PROMPT, _N_OUTPUT = 50, 64
 
 class Check(msgspec.Struct, frozen=True, kw_only=True):
     """How far a simulation was off, by metric: 0.1 is 10 % too high. `others` is how many processors other programs
-    took meanwhile."""
+    took meanwhile, `slowdown` how many times as long as when it was calibrated the machine took for prompts, which is
+    taken into account."""
 
     at: str
     workload: str
     rate_per_s: float
     errors: dict[str, float]
     others: float
+    slowdown: float = 1.0
 
 
 class Calibration(msgspec.Struct, frozen=True, kw_only=True):
@@ -150,6 +153,21 @@ def open_message(model: Model, settings: Settings) -> wire.Open:
         threads_file=str(config.folders().cache / thread_choice.FILE_NAME),
         later_shards=tuple(map(str, model.header.shard_paths[1:])),
     )
+
+
+class Speed(NamedTuple):
+    """How many times as long as in a calibration things take: a machine's clock and its neighbours change."""
+
+    prompts: float
+    decode: float
+
+    @classmethod
+    def now(cls, model: Model, settings: Settings, calibration: Calibration) -> Speed:
+        """Measured anew, in `PROBE_SECONDS`. Raises what `calibrate` does."""
+        costs, *_ = fitted(_measured(open_message(model, settings), model, PROBE_SECONDS)[1:-1])
+        known = calibration.costs
+        steps = [costs.streams.step_s(n, 256.0 * n) / known.streams.step_s(n, 256.0 * n) for n in known.streams.streams]
+        return cls(costs.background.batch_s(512, 0) / known.background.batch_s(512, 0), statistics.median(steps))
 
 
 class _Line(msgspec.Struct):

@@ -1,10 +1,12 @@
 """Whether a forecast is true: the same requests against a daemon of our own and in a simulation, side by side.
 
-Both become the same records, and one function makes the figures of both (`bench.metrics.stream_metrics`).
+Both become the same records, and one function makes the figures of both (`bench.metrics.stream_metrics`). What the
+machine takes is measured before and after, because it may not be as quick as when it was calibrated.
 """
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
@@ -19,7 +21,7 @@ from localrun.config import Settings
 from localrun.errors import LocalrunError
 from localrun.hardware.processors import others_busy_s
 from localrun.models.storage.model import Model
-from localrun.plan.calibration import Calibration, Check, setup_of
+from localrun.plan.calibration import Calibration, Check, Speed, setup_of
 from localrun.plan.real import as_sent, send
 from localrun.plan.replica import simulate
 from localrun.plan.workload import Workload
@@ -62,8 +64,7 @@ def compare(
     n_requests = max(LEAST_REQUESTS, round(rate_per_s * seconds))
     sessions = as_sent(workload.sessions(n_requests, seed))
     layout = calibration.layout
-    setup = setup_of(calibration, settings)
-    simulated = figures(simulate(setup, sessions, rate_per_s, seed=seed).records)
+    speeds = [Speed.now(model, settings, calibration)]
     tell(f"{workload.name}: {n_requests} requests, {rate_per_s:.3g} a second, to a daemon of our own")
     with own_server(
         model.path, slots=layout.slots, kv_cells=layout.n_cells, threads=layout.n_threads, latency=settings.latency
@@ -72,13 +73,18 @@ def compare(
         began_s, others_s = time.perf_counter(), others_busy_s() - _busy_s(pid)
         records = send(server.target, sessions, rate_per_s, seed)
         others = (others_busy_s() - _busy_s(pid) - others_s) / (time.perf_counter() - began_s)
-    real = figures(records)
+    speeds.append(Speed.now(model, settings, calibration))
+    prompts, decode = (statistics.geometric_mean(each) for each in zip(*speeds, strict=True))
+    setup = setup_of(calibration, settings)
+    setup = setup._replace(costs=setup.costs.scaled(prompts=prompts, decode=decode))
+    real, simulated = figures(records), figures(simulate(setup, sessions, rate_per_s, seed=seed).records)
     check = Check(
         at=datetime.now(UTC).isoformat(timespec="seconds"),
         workload=workload.name,
         rate_per_s=rate_per_s,
         errors={name: simulated[name] / real[name] - 1 for name in COMPARED if real.get(name) and name in simulated},
         others=max(0.0, others),
+        slowdown=prompts,
     )
     return Comparison(real, simulated, check)
 

@@ -171,7 +171,8 @@ def comparison_lines(found: Comparison, workload: Workload) -> list[str]:
     title = f"{workload.name}, {found.check.rate_per_s:.3g} requests/s"
     return [
         *aligned([title, "real", "simulated", "error"], rows),
-        f"other programs took {found.check.others:.2f} processors during the real run",
+        f"other programs took {found.check.others:.2f} processors during the real run; the machine took "
+        f"{found.check.slowdown:.2f} times as long for prompts as when it was calibrated",
     ]
 
 

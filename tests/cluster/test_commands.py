@@ -53,6 +53,7 @@ def test_without_ray_the_extra_is_named(arguments, monkeypatch, capsys):
     [
         (["join", "127.0.0.1", "--token-file", "TOKEN", "--host", "0.0.0.0"], "--door"),
         (["join", "127.0.0.1", "--token-file", "no such file"], "does not exist"),
+        (["join", "127.0.0.1"], "give --token-file"),
         (["join", "127.0.0.1:x", "--token-file", "TOKEN"], "not a port"),
         (["join", "127.0.0.1", "--token-file", "OPEN"], "chmod 600"),
         (["up", "--address", "192.0.2.77"], "no address of this machine"),

@@ -8,6 +8,7 @@ import sys
 import textwrap
 from pathlib import Path
 
+import msgspec
 import psutil
 import pytest
 
@@ -45,6 +46,17 @@ def starts(folder: Path) -> list[tuple[int, list[str]]]:
 
 
 UP = "print('Ray runtime started.', flush=True)\n"
+
+
+@pytest.mark.parametrize("is_kuberay", [False, True])
+def test_the_dashboard_is_for_the_operator_alone(ray: Path, is_kuberay: bool):
+    says(ray, f"{UP}sys.stdin.read()")
+    head = msgspec.structs.replace(MEMBER, is_head=True, is_kuberay=is_kuberay)
+    with Node(head):
+        pass
+    ((_, argv),) = starts(ray)
+    assert (f"--include-dashboard={str(is_kuberay).lower()}" in argv) and f"--dashboard-host={MEMBER.address}" in argv
+    assert (f"--dashboard-agent-listen-port={nodes.AGENT_PORT}" in argv) is is_kuberay
 
 
 def test_a_node_is_up_when_ray_says_so_and_gone_at_the_end(ray: Path):

@@ -31,6 +31,18 @@ def test_what_is_kept_is_there_for_its_owner_alone_until_it_is_forgotten():
     assert settings.own_token() == TOKEN
 
 
+def test_a_token_may_be_in_the_environment_as_operators_put_it_there():
+    assert settings.own_token({"RAY_AUTH_TOKEN": f"{TOKEN}\n"}) == TOKEN
+    with pytest.raises(ConfigError, match="RAY_AUTH_TOKEN holds no cluster's token"):
+        settings.own_token({"RAY_AUTH_TOKEN": "secret"})
+
+
+def test_pods_leave_encryption_to_their_network():
+    pod = msgspec.structs.replace(MEMBER, head="10.0.0.7:6379")
+    assert pod.is_encrypted
+    assert not msgspec.structs.replace(pod, is_kuberay=True).is_encrypted
+
+
 def test_a_process_that_is_gone_holds_no_node():
     gone = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True)
     stored.write(

@@ -62,6 +62,10 @@ def cluster_command() -> None:
 _name_option = click.option("--name", help="Name of this node (default: the machine's).")
 _host_option = click.option("--host", help="Address for clients (LOCALRUN_HOST).")
 _port_option = click.option("--port", type=int, help="Port for clients (LOCALRUN_PORT).")
+_kuberay_option = click.option(
+    "--kuberay", is_flag=True,
+    help="For a pod of the KubeRay operator: answer it, and leave it to the pods' network to keep others out.",
+)  # fmt: skip
 
 
 @cluster_command.command("up")
@@ -73,15 +77,19 @@ _port_option = click.option("--port", type=int, help="Port for clients (LOCALRUN
     help="This machine's address for the other nodes; that of its private network lets other machines join.",
 )  # fmt: skip
 @click.option("--head-port", type=click.IntRange(1, 65535), help="Port for the other nodes (default: 11433).")
-def up(host: str | None, port: int | None, name: str | None, address: str, head_port: int | None) -> None:
+@_kuberay_option
+def up(
+    host: str | None, port: int | None, name: str | None, address: str, head_port: int | None, kuberay: bool
+) -> None:
     """Start a cluster: this machine is its head, and takes requests as `localrun serve` does, until Ctrl-C."""
     from localrun.cluster import settings as kept
 
     settings = load_settings({"host": host, "port": port}, serves=True)
     address = kept.own_address(address)
     member = kept.Membership(
-        head=f"{address}:{head_port or kept.HEAD_PORT}", address=address, node=_named(name), is_head=True
-    )
+        head=f"{address}:{head_port or kept.HEAD_PORT}", address=address, node=_named(name), is_head=True,
+        is_kuberay=kuberay,
+    )  # fmt: skip
     _check_free(settings)
     with _held(member, kept.own_token()):
         progress(f"other nodes join with\n  localrun cluster join {member.head} --token-file {kept.token_file()}")
@@ -91,8 +99,8 @@ def up(host: str | None, port: int | None, name: str | None, address: str, head_
 @cluster_command.command("join")
 @click.argument("head", metavar="HEAD[:PORT]")
 @click.option(
-    "--token-file", type=click.Path(path_type=Path, exists=True, dir_okay=False), required=True,
-    help="Copy of the head's file with the cluster's token.",
+    "--token-file", type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="Copy of the head's file with the cluster's token (default: RAY_AUTH_TOKEN is the token).",
 )  # fmt: skip
 @_name_option
 @click.option(
@@ -101,9 +109,11 @@ def up(host: str | None, port: int | None, name: str | None, address: str, head_
 @click.option("--door", is_flag=True, help="Take requests here, too.")
 @_host_option
 @_port_option
+@_kuberay_option
 def join(
-    head: str, token_file: Path, name: str | None, address: str | None, door: bool, host: str | None, port: int | None
-) -> None:
+    head: str, token_file: Path | None, name: str | None, address: str | None, door: bool, host: str | None,
+    port: int | None, kuberay: bool,
+) -> None:  # fmt: skip
     """Give this machine's processors, GPUs and models to a cluster, until Ctrl-C.
 
     A model has to be pulled on each node that is to run it.
@@ -113,10 +123,14 @@ def join(
     if not door and (host or port):
         raise click.UsageError("--host and --port are for clients, whom only a node with --door takes")
     settings = load_settings({"host": host, "port": port}, serves=True)
-    token = kept.read_token(token_file)
+    if token_file is None and "RAY_AUTH_TOKEN" not in os.environ:
+        raise click.UsageError("the cluster's token is missing: give --token-file, a copy of the head's file")
+    token = kept.own_token() if token_file is None else kept.read_token(token_file)
     head = kept.checked_head(head)
     address = kept.own_address(address or kept.address_towards(head))
-    member = kept.Membership(head=head, address=address, node=_named(name), is_head=False)
+    member = kept.Membership(
+        head=head, address=address, node=_named(name), is_head=False, is_kuberay=kuberay
+    )  # fmt: skip
     if door:
         _check_free(settings)
     with _held(member, token) as node:
