@@ -67,6 +67,8 @@ class Admission:
         self._passed_over: dict[Request, _Reason] = {}
         # Whether a long request before those that are looked at waits until prompts leave the pool.
         self._awaits_prompts = False
+        # By depth, while requests that wait are looked at and none is started.
+        self._direct_tokens: dict[int, int] = {}
 
     def take(self, submit: Submit, prompt: Prompt, match: Callable[[PrefixKey], int], *, now_s: float) -> Request:
         """Take a new request, which waits from now on. Raises BadRequest, ContextExceeded or QueueFull if it may not.
@@ -89,19 +91,20 @@ class Admission:
         """Whether a prompt with `n_new` tokens to compute, from `depth` on, is computed in the background. Without
         streams, nobody is held up by a few tokens or by the last ones of a long prompt, and they are done sooner
         without two copies and a step for the last token."""
-        if not self._background.is_there:
-            return False
-        target_s = self._scheduler.target_s
-        budget = self._scheduler.budget
+        return self._background.is_there and self._background.takes(n_new, self._n_direct(depth))
+
+    def _n_direct(self, depth: int) -> int:
+        target_s, budget = self._scheduler.target_s, self._scheduler.budget
         if target_s is None:
-            return self._background.takes(n_new, budget.direct_tokens(ALONE * self._target_itl_s))
-        return self._background.takes(n_new, budget.direct_tokens(target_s or self._target_itl_s, depth))
+            return budget.direct_tokens(ALONE * self._target_itl_s)
+        return budget.direct_tokens(target_s or self._target_itl_s, depth)
 
     def start(self, cache: Cache, now_s: float) -> Iterator[Admitted]:
         """Start waiting requests while slots and cells last, next first. A later one may take the slot that an earlier
         one was just given."""
         reasons, self._passed_over = self._passed_over, {}
         self._awaits_prompts = lacks_cells = False
+        self._direct_tokens.clear()
         if not self._scheduler.waiting:
             return
         for request in self._scheduler.next_up(now_s):
@@ -130,6 +133,7 @@ class Admission:
                 break  # later ones do not overtake it: it waits only for a copy
             is_first = not request.was_started
             self._scheduler.start(request, lease.seq, lease.n_cached, now_s)
+            self._direct_tokens.clear()
             self._backend.expect(
                 lease.seq, request.sampler, wants_logprobs=request.n_probs is not None or request.is_scoring
             )
@@ -163,8 +167,11 @@ class Admission:
     def _awaits_batch(self, request: Request, n_matched: int, is_long: bool) -> bool:
         """Whether it belongs in the background, whose sequences nobody may touch now, or whose cells are another's."""
         n_new = request.last_start + 1 - n_matched
-        is_open = not self._background.is_busy and not self._awaits_prompts
-        return not is_open and (is_long or self.goes_to_background(n_new, n_matched))
+        if not (self._background.is_busy or self._awaits_prompts):
+            return False
+        if n_matched not in self._direct_tokens:
+            self._direct_tokens[n_matched] = self._n_direct(n_matched)
+        return is_long or self._background.takes(n_new, self._direct_tokens[n_matched])
 
     @property
     def pooled(self) -> list[Request]:

@@ -250,7 +250,8 @@ class Budget:
             return TILE_ROWS
         if not self._beside.knows(depth):
             return untried_rows(depth)
-        return max((n for n in sizes(TILE_ROWS) if self._beside.predict_s(n, depth) <= target_s), default=1)
+        descending = reversed(sizes(TILE_ROWS))  # it is asked for each request that waits
+        return next((n_rows for n_rows in descending if self._beside.predict_s(n_rows, depth) <= target_s), 1)
 
 
 def untried_rows(depth: float) -> int:
