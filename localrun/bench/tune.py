@@ -15,12 +15,11 @@ from pathlib import Path
 
 import msgspec
 
-from localrun.config import Settings, folders, model_dirs, models_folder
+from localrun.config import Settings
 from localrun.errors import EngineFailed
 from localrun.hardware import thread_choice
 from localrun.hardware.processors import Processors
 from localrun.hardware.thread_choice import ModelShape, SavedChoice, Threads
-from localrun.models.storage import other_programs
 from localrun.models.storage.model import Model
 from localrun.models.storage.store import Store
 
@@ -81,8 +80,7 @@ class _RunHeader(msgspec.Struct):
 
 def find_model(name: str, settings: Settings) -> Model:
     """By name or path. Raises ModelNotFound, BadRequest or BadModelFile."""
-    others = other_programs.found(folders().cache)
-    return Store(models_folder(settings), model_dirs=model_dirs(settings), others=others).resolve(name)
+    return Store.of(settings).resolve(name)
 
 
 def counts_to_try(processors: Processors) -> list[int]:

@@ -19,7 +19,7 @@ import msgspec
 from localrun import config, errors, ollama_environment
 from localrun.cli.daemon import PROBE_TIMEOUT_S, endpoint
 from localrun.cli.names import explained
-from localrun.config import Settings, folders, model_dirs, models_folder
+from localrun.config import Settings
 
 ANNOUNCED_S = 2.0
 
@@ -129,12 +129,9 @@ def complete_catalog(_: click.Context, __: click.Parameter, incomplete: str) -> 
 
 
 def _stored(settings: Settings) -> list[str]:
-    from localrun.models.storage import other_programs
     from localrun.models.storage.store import Store
 
-    others = other_programs.found(folders().cache)
-    store = Store(models_folder(settings), model_dirs=model_dirs(settings), others=others)
-    return [str(model.name) for model in store.list()]
+    return [str(model.name) for model in Store.of(settings).list()]
 
 
 class NumberList(click.ParamType[tuple[int, ...]]):

@@ -27,7 +27,6 @@ from localrun.doctor.surroundings import (
     own_requirements,
 )
 from localrun.hardware import kernels, processors, thread_choice
-from localrun.models.storage import other_programs
 from localrun.models.storage.store import Store
 from localrun.native_build.machine import Machine
 
@@ -124,9 +123,7 @@ def _files(seen: KnownState, is_deep: bool, environ: Mapping[str, str]) -> Itera
 
 
 def _models(seen: KnownState, is_deep: bool, environ: Mapping[str, str]) -> Iterator[Finding]:
-    others = other_programs.found(config.folders(environ).cache, environ)
-    folder, model_dirs = config.models_folder(seen.settings, environ), config.model_dirs(seen.settings)
-    store = Store(folder, model_dirs=model_dirs, others=others)
+    store = Store.of(seen.settings, environ)
     yield from check_models(store, now_s=time.time(), is_deep=is_deep)
     root = kv_folders.kv_folder(config.folders(environ).cache)
     yield from check_kv_cache(kv_folders.survey(root), limit_bytes=seen.settings.disk_cache_bytes, root=root)

@@ -25,7 +25,7 @@ from localrun.config import Settings, folders, model_dirs, models_folder
 from localrun.errors import LocalrunError, ModelNotFound, Unavailable
 from localrun.hardware import kernels, thread_choice
 from localrun.last_model import remember_model
-from localrun.models.storage import hub_cache, other_programs
+from localrun.models.storage import hub_cache
 from localrun.models.storage.store import Store
 from localrun.server.batches.service import BatchService
 from localrun.server.cache import Cache
@@ -235,6 +235,5 @@ def _store(settings: Settings, *, is_llama: bool) -> Store:
         no_projectors = (
             "projectors cannot be used: llama.cpp was built without libmtmd (`localrun doctor` says what to do)"
         )
-    folder, dirs = models_folder(settings), model_dirs(settings)
-    path_redaction.hide((folder, *dirs, hub_cache.folder()))
-    return Store(folder, model_dirs=dirs, others=other_programs.found(folders().cache), no_projectors=no_projectors)
+    path_redaction.hide((models_folder(settings), *model_dirs(settings), hub_cache.folder()))
+    return Store.of(settings, no_projectors=no_projectors)

@@ -25,12 +25,13 @@ from collections.abc import Iterator, Mapping, MutableSequence, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from localrun.config import Settings, folders, model_dirs, models_folder
 from localrun.errors import BadModelFile, BadRequest, LocalrunError, ModelNotFound, NotFound
 from localrun.models import builtin, projector_choice
 from localrun.models.gguf import projectors
 from localrun.models.gguf.header import FileKind, Header
 from localrun.models.name import BUILT_IN, DEFAULT_TAG, Kind, ModelName
-from localrun.models.storage import hub_cache, manifest, model_files
+from localrun.models.storage import hub_cache, manifest, model_files, other_programs
 from localrun.models.storage.blobs import Blobs
 from localrun.models.storage.manifest import Manifest, ManifestKey, Place, Role, StoredFile, in_full
 from localrun.models.storage.model import Evidence, Model, Origin, OwnAdapter
@@ -101,6 +102,15 @@ class Store:
         self._held_lock = threading.Lock()
         self._files = ModelFiles()
         self._no_projectors = no_projectors
+
+    @classmethod
+    def of(cls, settings: Settings, environ: Mapping[str, str] = os.environ, *, no_projectors: str = "") -> Store:
+        """The one that settings name, with what other programs have here."""
+        own = folders(environ)
+        return cls(
+            models_folder(settings, environ), model_dirs=model_dirs(settings),
+            others=other_programs.found(own.cache, environ), no_projectors=no_projectors,
+        )  # fmt: skip
 
     def resolve(self, name: str) -> Model:
         """The model that a client means by `name`.
