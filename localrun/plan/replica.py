@@ -9,6 +9,7 @@ Does not: decide anything that the engine decides, or draft.
 from __future__ import annotations
 
 import gc
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from heapq import heapify, heappop, heappush
@@ -57,11 +58,20 @@ class Outcome(NamedTuple):
     is_given_up: bool = False
 
 
-class _Arrival(NamedTuple):
+class Arrival(NamedTuple):
+    """A turn of a session, the first of which is 0. `number` is the session's."""
+
     at_s: float
     number: int
     session: Session
     turn: int
+
+
+def arrivals_of(sessions: Sequence[Session], rate_per_s: float) -> list[Arrival]:
+    """The first turns, as a heap."""
+    arrivals = [Arrival(each.at / rate_per_s, at, each, 0) for at, each in enumerate(sessions)]
+    heapify(arrivals)
+    return arrivals
 
 
 def seed_of(name: str) -> int:
@@ -80,7 +90,7 @@ def simulate(
 ) -> Outcome:
     """Let sessions arrive at this rate, and run until all requests are over; with a promise only until it is certain
     that too few of those behind the first `n_warm` keep it."""
-    with _without_collecting():
+    with without_collecting():
         clock = VirtualClock()
         backend = SimBackend(setup.layout, setup.costs, clock, seed)
         return Replica(setup, backend, clock, sessions, rate_per_s, promise, n_warm).run()
@@ -101,7 +111,7 @@ class SimulatedBackend(Backend, Protocol):
 
 
 class Replica:
-    """See the module; `simulate` makes one."""
+    """See the module; `simulate` makes one. Another `on_turn` than its own gets the turns that follow on an answer."""
 
     def __init__(
         self,
@@ -124,10 +134,10 @@ class Replica:
             ring=_no_ring,
         )
         self._costs = setup.costs
-        self._arrivals = [_Arrival(each.at / rate_per_s, at, each, 0) for at, each in enumerate(sessions)]
-        heapify(self._arrivals)
-        self._records: list[StreamRecord] = []
-        self._running: dict[int, tuple[StreamRecord, _Arrival]] = {}
+        self._arrivals = arrivals_of(sessions, rate_per_s)
+        self.on_turn: Callable[[Arrival], None] = self.arrive
+        self.records: list[StreamRecord] = []
+        self._running: dict[int, tuple[StreamRecord, Arrival]] = {}
         self._n_steps = 0
         self._blocked_s = 0.0
         self._promise, self._n_warm = promise, n_warm
@@ -135,20 +145,47 @@ class Replica:
         self._n_may_fail = n_counted * (1 - promise.share) if promise else 0.0
         self._n_failed = 0
 
+    def arrive(self, arrival: Arrival) -> None:
+        heappush(self._arrivals, arrival)
+
+    @property
+    def is_busy(self) -> bool:
+        return bool(self._arrivals or self._running or not self.engine.is_idle)
+
+    @property
+    def next_s(self) -> float:
+        """Where it goes on: an idle one when something arrives."""
+        if self._running or not self.engine.is_idle or not self._arrivals:
+            return self.clock.now_s
+        return max(self.clock.now_s, self._arrivals[0].at_s + self._costs.request_s)
+
+    @property
+    def n_running(self) -> int:
+        return len(self._running) + len(self._arrivals)
+
+    @property
+    def running(self) -> list[tuple[StreamRecord, Turn]]:
+        """The requests that it has, waiting ones included."""
+        return [(record, arrival.session.turns[arrival.turn]) for record, arrival in self._running.values()]
+
     def run(self) -> Outcome:
         is_given_up = False
-        while self._arrivals or self._running or not self.engine.is_idle:
-            self._submit_due()
-            if self.engine.is_idle and not self._running:
-                if self._arrivals:
-                    self.clock.sleep_until(self._arrivals[0].at_s + self._costs.request_s, Account.IDLE)
-                continue
-            self._step()
-            if self._promise and self._n_steps % _ASK_STEPS == 0 and self._is_lost():
-                is_given_up = True
-                break
+        while self.is_busy and not is_given_up:
+            self.advance()
+            is_given_up = self._promise is not None and self._n_steps % _ASK_STEPS == 0 and self._is_lost()
+        return self.outcome(is_given_up=is_given_up)
+
+    def advance(self, until_s: float = math.inf) -> None:
+        """One step, or a sleep, which ends by `until_s`."""
+        self._submit_due()
+        if self._running or not self.engine.is_idle:
+            self._step(until_s)
+        elif self._arrivals:
+            self.clock.sleep_until(min(until_s, self._arrivals[0].at_s + self._costs.request_s), Account.IDLE)
+
+    def outcome(self, *, is_given_up: bool = False) -> Outcome:
         return Outcome(
-            self._records,
+            self.records,
             self.clock.spent_s,
             self.clock.now_s,
             self._n_steps,
@@ -162,15 +199,15 @@ class Replica:
         while self._arrivals and self._arrivals[0].at_s + self._costs.request_s <= self.clock.now_s:
             arrival = heappop(self._arrivals)
             turn = arrival.session.turns[arrival.turn]
-            request_id = len(self._records) + 1
+            request_id = len(self.records) + 1
             record = StreamRecord(
                 intended_at_s=arrival.at_s, sent_at_s=arrival.at_s, client=turn.client, lane=turn.lane, status=200
             )
-            self._records.append(record)
+            self.records.append(record)
             self._running[request_id] = record, arrival
             self.engine.submit(_submit(request_id, turn, arrival.at_s), prompt_tokens(turn))
 
-    def _step(self) -> None:
+    def _step(self, until_s: float) -> None:
         engine, clock = self.engine, self.clock
         self._n_steps += 1
         before_s = clock.now_s
@@ -181,7 +218,7 @@ class Replica:
         if engine.wait_s:
             worker = self.backend.worker
             is_computing = worker is not None and worker.is_busy
-            wakes_s = clock.now_s + engine.wait_s
+            wakes_s = min(until_s, clock.now_s + engine.wait_s)
             if worker is not None and is_computing:
                 wakes_s = min(wakes_s, max(clock.now_s, worker.ends_at_s))
             if self._arrivals:
@@ -216,7 +253,7 @@ class Replica:
                 self._n_failed += 1
             if arrival.turn + 1 < len(arrival.session.turns):
                 think_s = arrival.session.turns[arrival.turn + 1].think_s
-                heappush(self._arrivals, arrival._replace(at_s=clock.now_s + think_s, turn=arrival.turn + 1))
+                self.on_turn(arrival._replace(at_s=clock.now_s + think_s, turn=arrival.turn + 1))
 
     def _is_good(self, record: StreamRecord) -> bool:
         assert self._promise is not None
@@ -277,7 +314,7 @@ def _no_ring() -> None:
 
 
 @contextmanager
-def _without_collecting() -> Iterator[None]:
+def without_collecting() -> Iterator[None]:
     """Thousands of requests are alive, and none of them is garbage."""
     was_on = gc.isenabled()
     gc.disable()

@@ -9,9 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from localrun.bench.report import aligned
+from localrun.bench.report import aligned, cost_per_million_tokens
 from localrun.plan.calibration import Calibration
 from localrun.plan.check import COMPARED, Comparison
+from localrun.plan.clock import Account
+from localrun.plan.fleet import FleetPoint
 from localrun.plan.roofline import LEAST_BAND, Device
 from localrun.plan.search import Point
 from localrun.plan.whatif import BEYOND, Tried, WhatIf
@@ -130,6 +132,48 @@ def basis_lines(calibration: Calibration) -> list[str]:
 def _label(metric: str) -> str:
     """As people call it."""
     return "throughput" if metric == "tokens_per_s" else metric.removesuffix("_s").replace("_", " ")
+
+
+def cost_lines(point: Point, hourly_price: float, watts: float | None, n_replicas: int = 1) -> list[str]:
+    """What an hour and a million tokens cost: price_per_hour * 1e6 / (3600 * tokens_per_s), at this rate. Prompts bear
+    the share of the time that they take, where that is known."""
+    hourly = hourly_price * n_replicas
+    lines = [f"costs {hourly:.4g} an hour; {cost_per_million_tokens(hourly, point.tokens_per_s):.3g} per million tokens"
+             " of answers, prompts included"]  # fmt: skip
+    if point.spent and point.prompt_tokens_per_s:
+        share = point.spent.get(Account.PROMPTS, 0.0) + point.spent.get(Account.COPIES, 0.0)
+        read = cost_per_million_tokens(hourly * share, point.prompt_tokens_per_s)
+        written = cost_per_million_tokens(hourly * (1 - share), point.tokens_per_s)
+        lines.append(f"  apart: {read:.3g} per million tokens of prompts, {written:.3g} per million of answers")
+    if watts is not None and point.tokens_per_s:
+        energy_kwh = watts * n_replicas / 1000 / 3600 / point.tokens_per_s * 1e6
+        lines.append(f"  {energy_kwh:.3g} kWh per million tokens of answers")
+    return lines
+
+
+def fleet_lines(found: Sequence[FleetPoint], limits: Limits, hourly_price: float | None) -> list[str]:
+    """A row for each router."""
+    header = ["router", "replicas", "promise kept", "tokens/s", "first token p95", "cached", "fullest", "busy"]
+    rows = []
+    for each in found:
+        point = each.point
+        row = [
+            each.router, str(each.n_replicas), f"{point.kept:.0%}", f"{point.tokens_per_s:.3g}",
+            f"{point.ttft_p95_s:.2g} s", f"{point.cached_share:.0%}", f"{each.fullest:.2f}", f"{point.busy:.0%}",
+        ]  # fmt: skip
+        if hourly_price is not None:
+            hourly = hourly_price * each.n_replicas
+            row += [f"{hourly:.4g}", f"{cost_per_million_tokens(hourly, point.tokens_per_s):.3g}"]
+        rows.append(row)
+    header += [] if hourly_price is None else ["per hour", "per million"]
+    lines = aligned(header, rows)
+    rough = [each for each in found if each.coarse_error is not None]
+    if rough:
+        error = max(abs(each.coarse_error or 0.0) for each in rough)
+        lines.append(
+            f"some replicas were simulated exactly; the router saw coarse ones, whose first tokens are {error:.0%} off"
+        )
+    return [*lines, f"promise: {promise(limits)}"]
 
 
 def header_lines(model: str, workload: Workload, limits: Limits, slots: int, n_cells: int) -> list[str]:

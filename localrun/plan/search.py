@@ -51,6 +51,7 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     cached_share: float
     blocked_share: float
     spent: dict[Account, float]
+    prompt_tokens_per_s: float = 0.0
     is_given_up: bool = False
 
 
@@ -87,6 +88,7 @@ def point_of(outcome: Outcome, workload: Workload, rate_per_s: float, limits: Li
             for account, seconds in outcome.spent_s.items()
             if account is not Account.IDLE
         },
+        prompt_tokens_per_s=n_prompt / max(last_s - first_s, 1e-9),
         is_given_up=outcome.is_given_up,
     )
 
@@ -100,7 +102,7 @@ class Search:
 
     def __init__(self, workload: Workload, limits: Limits, *, seed: int = 1, n_requests: int | None = None) -> None:
         self.workload, self.limits = workload, limits
-        self._seed = seed
+        self.seed = seed
         n_requests = n_requests or N_REQUESTS
         self._sessions = workload.sessions(n_requests, seed)
         self._n_warm = min(N_WARM, n_requests // 4)
@@ -109,7 +111,7 @@ class Search:
     def at(self, setup: Setup, rate_per_s: float, *, is_whole: bool = True) -> Point:
         """One rate; unless the run `is_whole` it ends when the promise is certain to be broken."""
         promise = None if is_whole else self.limits
-        outcome = simulate(setup, self._sessions, rate_per_s, seed=self._seed, promise=promise, n_warm=self._n_warm)
+        outcome = simulate(setup, self._sessions, rate_per_s, seed=self.seed, promise=promise, n_warm=self._n_warm)
         return point_of(outcome, self.workload, rate_per_s, self.limits, self._n_warm)
 
     def carries(self, setup: Setup, near_per_s: float | None = None) -> Point:
@@ -152,7 +154,7 @@ class Search:
         """Seconds of a request when nobody else asks. Raises BadRequest where that breaks the promise: which limit, and
         by how much."""
         turns = [turn for session in self._sessions[:_N_ALONE] for turn in session.turns]
-        outcome = simulate(setup, _apart(turns[:_N_ALONE]), 1.0, seed=self._seed)
+        outcome = simulate(setup, _apart(turns[:_N_ALONE]), 1.0, seed=self.seed)
         done = [record for record in outcome.records if record.is_complete]
         if not done:
             raise BadRequest(f"no request of {self.workload.name} is answered: {outcome.records[0].problem}")

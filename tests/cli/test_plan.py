@@ -11,10 +11,13 @@ import pytest
 from localrun import stored
 from localrun.bench.tune import find_model
 from localrun.cli import exits
+from localrun.cli.bench.plan import MOST_REPLICAS, ROUTER_NAMES
 from localrun.cli.root import run
 from localrun.config import Settings
+from localrun.plan import fleet
 from localrun.plan.calibration import Calibration, path_of
 from localrun.plan.costs import Costs
+from localrun.plan.fleet import ROUTERS
 from tests.plan.made import costs, layout
 
 TEAM = """
@@ -84,6 +87,27 @@ def test_variants_are_compared(capsys: pytest.CaptureFixture[str]) -> None:
     assert "the first that keeps it: 1" in text
 
 
+def test_a_fleet_is_planned_with_each_router(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    text = said(capsys, *SHORT, "--rate", "40", "--replicas", "auto", "--router", "all", "--price-per-hour", "2")
+    header, *lines = text.splitlines()
+    assert header.split()[:2] == ["router", "replicas"]
+    assert {line.split()[0]: int(line.split()[1]) > 1 for line in lines[:5]} == dict.fromkeys(ROUTER_NAMES, True)
+    assert lines[0].split()[-2] == f"{2 * int(lines[0].split()[1])}"
+    estimated = said(capsys, *SHORT, "--rate", "40", "--replicas", "2", "--machine", "l4")
+    assert "from data sheets (roofline): 35% or more" in estimated
+
+
+def test_the_names_of_routers_are_those_of_the_simulation() -> None:
+    assert tuple(ROUTERS) == ROUTER_NAMES
+    assert fleet.MOST_REPLICAS == MOST_REPLICAS
+
+
+def test_it_says_what_it_costs(capsys: pytest.CaptureFixture[str]) -> None:
+    text = said(capsys, *SHORT, "--rate", "1", "--watts", "100", "--price-per-kwh", "0.3")
+    assert "costs 0.03 an hour" in text
+    assert "kWh per million tokens" in text
+
+
 def test_what_no_calibration_reaches_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     text = said(capsys, *SHORT, "--vary", "slots=4,64")
     assert "64: 4 slots were calibrated, and a forecast reaches to 8" in text
@@ -100,6 +124,9 @@ def test_what_no_calibration_reaches_is_said(capsys: pytest.CaptureFixture[str])
         (["tiny", "--vary", "kv-type=f32"], "it is one of f16, q8_0, q4_0"),
         (["tiny", "--vary", "latency=quick"], "'quick' is not a latency"),
         (["tiny", "--share", "1"], "share"),
+        (["tiny", "--replicas", "3"], "needs a --rate"),
+        (["tiny", "--rate", "3", "--replicas", "many"], "or auto"),
+        (["tiny", "--watts", "60"], "--watts and --price-per-kwh go together"),
         (["tiny", "--itl-limit", "0.001"], "more than --itl-limit 0.001 allows"),
         (["tiny", "--ttft-limit", "0.01"], "more than --ttft-limit 0.01 allows"),
         (["no-such-model"], "no-such-model"),

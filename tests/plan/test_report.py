@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 import pytest
 
-from localrun.plan import report
+from localrun.plan import curve, report
 from localrun.plan.calibration import Calibration, Check, fitted
 from localrun.plan.search import Point, Search
 from localrun.plan.whatif import what_if
@@ -79,3 +81,29 @@ def test_costs_are_fitted_from_what_an_engine_says() -> None:
     assert found.piece_s == pytest.approx(2 * (0.012 - 1.2 * 0.008))
     assert found.copy_token_s * 1792 == pytest.approx(0.014)
     assert found.sigma == 0.05
+
+
+@pytest.mark.parametrize(("rate", "per_million"), [(10_000.0, "0.278"), (1_000.0, "2.78")])
+def test_an_hour_has_3600_seconds(carried: Point, rate: float, per_million: str) -> None:
+    """10 an hour at 10,000 tokens/s: 10 / (10,000 * 3,600) * 10**6."""
+    lines = report.cost_lines(msgspec.structs.replace(carried, tokens_per_s=rate), 10.0, watts=None)
+    assert lines[0].startswith(f"costs 10 an hour; {per_million} per million tokens")
+
+
+def test_prompts_and_answers_together_cost_what_the_hour_costs(carried: Point) -> None:
+    point = msgspec.structs.replace(carried, tokens_per_s=100.0, prompt_tokens_per_s=1000.0)
+    _, apart, energy = report.cost_lines(point, 3.6, watts=360.0, n_replicas=2)
+    read, written = (float(word) for word in apart.split() if word[0].isdigit())
+    assert read * 1000 * 3600 / 1e6 + written * 100 * 3600 / 1e6 == pytest.approx(7.2, rel=0.01)
+    assert energy.split()[0] == "2"  # 0.72 kW for 10,000 s
+
+
+def test_the_curve_is_drawn_with_its_knee(search: Search, carried: Point, tmp_path: Path) -> None:
+    search.carries(setup())
+    text = "\n".join(curve.chart(search.points, carried))
+    assert "first token p95" in text
+    assert "requests per second" in text
+    assert curve.chart(search.points[:1], carried) == []
+    pytest.importorskip("matplotlib")
+    curve.plot(tmp_path / "curve.png", search.points, carried, "made")
+    assert (tmp_path / "curve.png").read_bytes()[:4] == b"\x89PNG"

@@ -90,32 +90,48 @@ class Reporting:
         return [*curve_tables(curves, self.hourly_price), *decode_chart(curves).splitlines()]
 
 
-def with_reporting(function: Callable[..., int]) -> Callable[..., int]:
-    """Give a command the options about what is done with the numbers, and its function the argument `reporting`. What
-    cannot work is said at once."""
+def with_price(function: Callable[..., int]) -> Callable[..., int]:
+    """Give a command the options about what a machine costs, and its function the arguments `hourly_price`, in the
+    currency of whoever asks, and `watts`."""
 
     @click.option(
         "--price-per-hour", type=float, help="Price of this machine per hour, for the cost of a million tokens."
     )
     @click.option("--watts", type=float, help="Power that this machine draws; needs --price-per-kwh.")
     @click.option("--price-per-kwh", type=float, help="Price of a kilowatt-hour.")
+    @functools.wraps(function)
+    def with_options(
+        *arguments: Any, price_per_hour: float | None, watts: float | None, price_per_kwh: float | None, **options: Any
+    ) -> int:
+        from localrun.bench.report import price_per_hour as hourly_price_of
+
+        hourly = hourly_price_of(price_per_hour=price_per_hour, watts=watts, price_per_kwh=price_per_kwh)
+        return function(*arguments, hourly_price=hourly, watts=watts, **options)
+
+    return with_options
+
+
+def with_reporting(function: Callable[..., int]) -> Callable[..., int]:
+    """Give a command the options about what is done with the numbers, and its function the argument `reporting`. What
+    cannot work is said at once."""
+
+    @with_price
     @click.option("--bandwidth", type=POSITIVE, metavar="GB/S",
                   help="Bandwidth of the memory that holds the model. Default: main memory, measured.")  # fmt: skip
     @click.option("--json", "json_path", type=_FILE, help="Write everything to this file, with every request.")
     @click.option("--plot", "plot_path", type=_FILE, help="Draw the decode curve and the latencies as a PNG.")
     @functools.wraps(function)
     def with_options(
-        *arguments: Any, price_per_hour: float | None, watts: float | None, price_per_kwh: float | None,
-        bandwidth: float | None, json_path: Path | None, plot_path: Path | None, **options: Any,
+        *arguments: Any, hourly_price: float | None, watts: float | None, bandwidth: float | None,
+        json_path: Path | None, plot_path: Path | None, **options: Any,
     ) -> int:  # fmt: skip
-        from localrun.bench.report import price_per_hour as hourly_price_of
 
         if plot_path is not None:
             from localrun.bench.plot import require_matplotlib
 
             require_matplotlib()
         reporting = Reporting(
-            hourly_price=hourly_price_of(price_per_hour=price_per_hour, watts=watts, price_per_kwh=price_per_kwh),
+            hourly_price=hourly_price,
             bandwidth_bytes_per_s=None if bandwidth is None else bandwidth * 1e9,
             json_path=json_path,
             plot_path=plot_path,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
@@ -11,7 +13,7 @@ import click
 from localrun import config, errors
 from localrun.cli import exits
 from localrun.cli.arguments import complete_here
-from localrun.cli.bench.command import POSITIVE
+from localrun.cli.bench.command import POSITIVE, with_price
 from localrun.cli.text import print_json, progress, say
 from localrun.config import KV_TYPES, Settings
 
@@ -23,6 +25,9 @@ if TYPE_CHECKING:
     from localrun.plan.workload import Limits, Workload
 
 THIS = "this"
+# As `plan.fleet` has them.
+ROUTER_NAMES = ("prefix", "session", "least-requests", "two-choices", "round-robin")
+MOST_REPLICAS = 10_000
 # What may vary, and what is tried where nobody says.
 VARIED = {
     "slots": ("4", "8", "16"),
@@ -103,13 +108,24 @@ def _with_workload(function: Callable[..., int]) -> Callable[..., int]:
               help="So many of the requests have to be good. Default: the workload's, or 0.95.")  # fmt: skip
 @click.option("--users", type=POSITIVE, help="Show what so many users get, instead of how many there can be.")
 @click.option("--rate", "rate_per_s", type=POSITIVE, help="The same for so many requests per second.")
+@click.option("--machine", "machine", default=THIS, metavar="NAME",
+              help="Plan for another machine: `localrun plan machines` lists them.")  # fmt: skip
+@click.option(
+    "--replicas", metavar="N", help="Plan so many of them behind a router, or `auto` for the fewest; needs --rate."
+)
+@click.option("--router", type=click.Choice(["all", *ROUTER_NAMES]), default="prefix", show_default=True,
+              help="How requests are spread over replicas; `localrun cluster` does it by prefix.")  # fmt: skip
+@with_price
 @click.option("--vary", "varied", type=_Vary(), multiple=True,
               help="Compare: slots=4,8 kv-cells=... kv-type=... latency=... machine=this,rtx-4090.")  # fmt: skip
+@click.option("--plot", "plot_path", type=click.Path(dir_okay=False, path_type=Path),
+              help="Draw the curve as a PNG; a terminal shows it as well.")  # fmt: skip
 @click.option("--seed", type=int, default=1, show_default=True, help="Seed of arrivals and lengths.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
 def plan_command(
     name: str, workload_name: str, users: float | None, rate_per_s: float | None,
-    varied: tuple[tuple[str, tuple[str, ...]], ...], seed: int, as_json: bool, **limits: float | None,
+    varied: tuple[tuple[str, tuple[str, ...]], ...], seed: int, as_json: bool, machine: str, replicas: str | None,
+    router: str, hourly_price: float | None, watts: float | None, plot_path: Path | None, **limits: float | None,
 ) -> int:  # fmt: skip
     """How many users this machine carries with MODEL.
 
@@ -121,6 +137,8 @@ def plan_command(
     localrun plan check MODEL         compare a forecast with a real run
     localrun plan machines [NAME]     the machines that can be varied
     """
+    if replicas is not None and (rate_per_s is None or varied):
+        raise click.UsageError("--replicas needs a --rate for all of them together, and nothing that varies")
     if users is not None and rate_per_s is not None:
         raise click.UsageError("--users and --rate ask for the same; leave one of them out")
     from localrun.plan.search import Search
@@ -131,9 +149,20 @@ def plan_command(
     promise = _promise(workload, limits)
     search = Search(workload, promise, seed=seed)
     asked = _Asked(users, rate_per_s)
+    if replicas is not None:
+        assert rate_per_s is not None
+        setup = _setup(model, settings, machine)
+        routers = ROUTER_NAMES if router == "all" else (router,)
+        is_estimate = machine != THIS
+        return _fleet(
+            search, setup, rate_per_s, _count(replicas), routers, hourly_price, is_estimate=is_estimate, as_json=as_json
+        )  # fmt: skip
+    if machine != THIS:
+        varied = (*varied, ("machine", (machine,)))
     if varied:
         return _compare(model, settings, search, dict(varied), asked, as_json=as_json)
-    return _forecast(model, settings, search, asked, as_json=as_json)
+    shown = _Shown(hourly_price, watts, plot_path, as_json)
+    return _forecast(model, settings, search, asked, shown)
 
 
 class _Asked(NamedTuple):
@@ -171,8 +200,57 @@ def _calibration(model: Model, settings: Settings) -> Calibration:
     return kept(path_of(model, settings)) or calibrate(model, settings, progress)
 
 
-def _forecast(model: Model, settings: Settings, search: Search, asked: _Asked, *, as_json: bool) -> int:
+def _setup(model: Model, settings: Settings, machine: str) -> Setup:
+    from localrun.plan.calibration import setup_of
+    from localrun.plan.roofline import estimate_of
+
+    if machine != THIS:
+        return estimate_of(model.header, machine, settings).setup
+    return setup_of(_calibration(model, settings), settings)
+
+
+def _count(text: str) -> int | None:
+    """None for `auto`."""
+    if text == "auto":
+        return None
+    if not (text.isascii() and text.isdigit() and 0 < int(text) <= MOST_REPLICAS):
+        raise click.UsageError(f"--replicas {text}: a number from 1 to {MOST_REPLICAS}, or auto")
+    return int(text)
+
+
+def _fleet(
+    search: Search, setup: Setup, rate_per_s: float, n_replicas: int | None, routers: Sequence[str],
+    hourly_price: float | None, *, is_estimate: bool, as_json: bool,
+) -> int:  # fmt: skip
     from localrun.plan import report
+    from localrun.plan.fleet import FleetSearch
+
+    fleets = FleetSearch(setup, search.workload, search.limits, rate_per_s, seed=search.seed)
+    near = n_replicas or max(1, round(rate_per_s / search.carries(setup).rate_per_s))
+    found = []
+    for router in routers:
+        progress(f"{router}, {near} replicas" if n_replicas else f"{router}, from {near} replicas on")
+        found.append(fleets.of(near, router) if n_replicas else fleets.least(router, near))
+    if as_json:
+        print_json({"workload": search.workload.name, "promise": search.limits, "rate": rate_per_s, "fleets": found})
+    else:
+        print("\n".join(report.fleet_lines(found, search.limits, hourly_price)))
+        if is_estimate:
+            say(f"from data sheets (roofline): {report.LEAST_BAND:.0%} or more to either side")
+    return exits.OK
+
+
+class _Shown(NamedTuple):
+    """How a forecast is shown."""
+
+    hourly_price: float | None
+    watts: float | None
+    plot_path: Path | None
+    as_json: bool
+
+
+def _forecast(model: Model, settings: Settings, search: Search, asked: _Asked, shown: _Shown) -> int:
+    from localrun.plan import curve, report
     from localrun.plan.calibration import setup_of
     from localrun.plan.whatif import what_if
 
@@ -198,7 +276,13 @@ def _forecast(model: Model, settings: Settings, search: Search, asked: _Asked, *
         lines += [*report.points_table(points, carried, search.limits), "", "where the time goes"]
         lines += [*report.where_time_goes(carried), "", *report.what_if_lines(found, carried)]
         point = carried
-    if as_json:
+        if sys.stdout.isatty() and not shown.as_json:
+            lines += ["", *curve.chart(points, carried)]
+    if shown.plot_path is not None:
+        curve.plot(shown.plot_path, points, point, f"{model.name}, {search.workload.name}")
+    if shown.hourly_price is not None:
+        lines += ["", *report.cost_lines(point, shown.hourly_price, shown.watts)]
+    if shown.as_json:
         print_json({
             "model": model.name, "workload": search.workload.name, "promise": search.limits, "basis": "calibration",
             "calibration": calibration, "point": point, "points": points,
