@@ -1,9 +1,10 @@
 """What a machine would take that nobody measured: the roofline of its memory and of its arithmetic, with a band.
 
 A step of n rows reads all weights (of experts, those that n rows are expected to choose) and each row's keys and
-values, and multiplies every active weight with every row. It takes the longer of the two, at the part of a data sheet's
-figures that llama.cpp reaches on such a device (`Efficiency`), and a launch. The parts are given with their range: it
-is the band, and the band is never below `LEAST_BAND`.
+values, and multiplies every active weight with every row. It takes the sum of the two, at the part of a data sheet's
+figures that llama.cpp reaches on such a device (`Efficiency`), and a launch: not the longer one, for its kernels hardly
+do both at once, as the published figures in docs/planning.md show. The parts are given with their range: it is the
+band, and the band is never below `LEAST_BAND`.
 
 Only for GPUs and machines with one memory for all: on a CPU neither figure of a data sheet says much, and it is
 calibrated. Does not: divide a model between devices.
@@ -38,20 +39,19 @@ _ROWS = (1, 8, 16, 32, 64, 128, 256, 512)
 
 
 class Efficiency(NamedTuple):
-    """Parts of the data sheet's bandwidth and arithmetic, as (lowest, usual, highest). Half of the arithmetic is
-    reached with `half_rows` rows; a step is launched in `launch_s`."""
+    """Parts of the data sheet's bandwidth and arithmetic, as (lowest, usual, highest). A step is launched in
+    `launch_s`."""
 
     bandwidth: tuple[float, float, float]
     arithmetic: tuple[float, float, float]
-    half_rows: float
     launch_s: float
 
 
-# Nobody's figures: what was seen of llama.cpp's backends, with wide ranges.
+# What published figures of llama.cpp's backends show, with wide ranges.
 EFFICIENCIES = {
-    "cuda": Efficiency((0.5, 0.65, 0.8), (0.25, 0.35, 0.5), 96, 3e-4),
-    "rocm": Efficiency((0.4, 0.55, 0.7), (0.12, 0.2, 0.3), 128, 6e-4),
-    "metal": Efficiency((0.55, 0.7, 0.85), (0.4, 0.55, 0.7), 64, 5e-4),
+    "cuda": Efficiency((0.6, 0.75, 0.85), (0.25, 0.35, 0.5), 3e-4),
+    "rocm": Efficiency((0.5, 0.62, 0.75), (0.12, 0.2, 0.3), 6e-4),
+    "metal": Efficiency((0.5, 0.7, 0.85), (0.5, 0.65, 0.8), 5e-4),
 }
 
 
@@ -150,8 +150,8 @@ def step_s(header: Header, found: Device, n_rows: int) -> float:
     """Seconds of a step of so many rows without anything before them, as they probably are."""
     efficiency = EFFICIENCIES[found.backend]
     read_s = step_bytes(header, n_streams=n_rows).weights_bytes / (efficiency.bandwidth[1] * found.gb_per_s * 1e9)
-    part = efficiency.arithmetic[1] * n_rows / (n_rows + efficiency.half_rows)
-    return max(read_s, 2 * active_weights(header) * n_rows / (part * found.tflops * 1e12)) + efficiency.launch_s
+    flops_per_s = efficiency.arithmetic[1] * found.tflops * 1e12
+    return read_s + 2 * active_weights(header) * n_rows / flops_per_s + efficiency.launch_s
 
 
 def costs_of(header: Header, found: Device, n_slots: int) -> Costs:
@@ -162,8 +162,10 @@ def costs_of(header: Header, found: Device, n_slots: int) -> Costs:
     token_s = token_bytes / (efficiency.bandwidth[1] * found.gb_per_s * 1e9)
     flops_per_s = efficiency.arithmetic[1] * found.tflops * 1e12
     attended = 4 * header.n_layers * header.n_heads * header.head_dim_k
-    line = PromptCosts(efficiency.launch_s, 2 * active_weights(header) / flops_per_s, attended / flops_per_s)
-    factors = {n_rows: step_s(header, found, n_rows) / line.batch_s(n_rows, 0.0) for n_rows in _ROWS}
+    row_s = 2 * active_weights(header) / flops_per_s
+    line = PromptCosts(step_s(header, found, _ROWS[-1]) - _ROWS[-1] * row_s, row_s, attended / flops_per_s)
+    # Few rows read fewer experts.
+    factors = {n: step_s(header, found, n) / (line.fixed_s + n * row_s) for n in _ROWS}
     prompts = msgspec.structs.replace(line, factors=factors)
     return Costs(
         streams=StreamCosts(counts, tuple(step_s(header, found, n) for n in counts), (token_s,) * len(counts)),

@@ -62,15 +62,16 @@ def write_model(
     path: Path, shape: Shape, plans: list[TensorPlan], file_type: str, vocabulary: Vocabulary | None, seed: int
 ) -> None:
     """Write a file of these tensors. Without a vocabulary its tokens have numbers and no texts."""
-    _write_header(path, shape, plans, file_type, vocabulary)
+    write_header(path, shape, plans, file_type, vocabulary)
     with path.open("ab") as file:
         _pad(file)
         _write_tensors(file, plans, seed)
 
 
-def _write_header(
+def write_header(
     path: Path, shape: Shape, plans: list[TensorPlan], file_type: str, vocabulary: Vocabulary | None
 ) -> None:
+    """All of a file that comes before the tensors' data."""
     writer = gguf.GGUFWriter(path, shape.architecture)
     writer.add_name(f"synthetic {shape.name} {file_type}")
     writer.add_description("random weights for tests and benchmarks")
