@@ -224,6 +224,7 @@ def _fleet(
 ) -> int:  # fmt: skip
     from localrun.plan import report
     from localrun.plan.fleet import FleetSearch
+    from localrun.plan.roofline import LEAST_BAND
 
     fleets = FleetSearch(setup, search.workload, search.limits, rate_per_s, seed=search.seed)
     near = n_replicas or max(1, round(rate_per_s / search.carries(setup).rate_per_s))
@@ -236,7 +237,7 @@ def _fleet(
     else:
         print("\n".join(report.fleet_lines(found, search.limits, hourly_price)))
         if is_estimate:
-            say(f"from data sheets (roofline): {report.LEAST_BAND:.0%} or more to either side")
+            say(f"from data sheets (roofline): {LEAST_BAND:.0%} or more to either side")
     return exits.OK
 
 
