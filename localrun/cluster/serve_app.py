@@ -94,8 +94,8 @@ class Engine:
         )  # fmt: skip
         try:
             link = self._replica.link
-        except LocalrunError as error:
-            return msgspec.msgpack.encode(msgspec.structs.replace(said, why_not=error.message))
+        except LocalrunError:
+            return msgspec.msgpack.encode(msgspec.structs.replace(said, why_not=self._replica.why_not))
         return msgspec.msgpack.encode(self._reporter.said(said, link))
 
     async def check_health(self) -> None:

@@ -232,7 +232,7 @@ class History:
                 self._ready[one.id] = model, one, now_s
         for name, (model, one, heard_at_s) in list(self._ready.items()):
             if why_not.get(name):
-                yield f"{model} on {one.node} has lost its engine: {why_not[name]}"
+                yield f"{model} on {one.node} has lost its engine: {why_not[name].partition('; the next')[0]}"
             elif name in why_not or now_s - heard_at_s < GONE_S:
                 continue
             elif model in apps:

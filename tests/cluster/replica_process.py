@@ -51,8 +51,8 @@ async def main(folder: str, name: str, port: int) -> None:
         )
         try:
             report = reporter.said(report, replica.link)
-        except Unavailable as error:
-            report = msgspec.structs.replace(report, why_not=error.message)
+        except Unavailable:
+            report = msgspec.structs.replace(report, why_not=replica.why_not)
         print(msgspec.json.encode(report).decode(), flush=True)
     await replica.stop()
     await supervisor.stop()

@@ -287,6 +287,10 @@ def _shown(report: ClusterReport) -> str:
     if replicas:
         parts.append(table(_REPLICAS, replicas, spare=("PID", "PORT", "QUEUE", "KV CELLS")))
     parts += [f"{app.description.model}: {app.message}" for app in report.apps if app.message]
+    parts += [
+        f"{app.description.model} on {one.node}: {one.why_not}"
+        for app in report.apps for one in app.replicas if one.why_not
+    ]  # fmt: skip
     if report.events:
         events = [
             (f"{datetime.fromtimestamp(one.at_s).astimezone():%Y-%m-%d %H:%M:%S}", one.text) for one in report.events
