@@ -41,7 +41,7 @@ UNKNOWN = "unknown"
 SOMEBODY = "other"
 
 _log = logging.getLogger(__name__)
-_events: msgspec.json.Decoder[list[Event]] = msgspec.json.Decoder(list[Event])
+_events: msgspec.json.Decoder[tuple[Event, ...]] = msgspec.json.Decoder(tuple[Event, ...])
 
 
 class Reporter:
@@ -161,7 +161,7 @@ def events_file() -> Path:
 
 def kept_events() -> tuple[Event, ...]:
     """The last ones that a door on this machine has seen, oldest first."""
-    return tuple(stored.read(events_file(), _events) or ())
+    return stored.read(events_file(), _events) or ()
 
 
 class History:

@@ -21,6 +21,8 @@ from localrun.server.prompting.profile import capabilities
 from localrun.server.runtime import Runtime
 
 Status = Literal["loaded", "loading", "unloaded"]
+# Of files that are in memory here, or on their way, and of models that are elsewhere, by their names.
+Statuses = dict[Path | str, Status]
 
 
 class LlamaModelStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,9 +58,8 @@ class Done(msgspec.Struct, frozen=True, kw_only=True):
     success: Literal[True]
 
 
-def statuses(runtime: Runtime) -> dict[Path | str, Status]:
-    """Of the files that are in memory, or on their way, and of models that are elsewhere, by their names."""
-    found: dict[Path | str, Status] = {row.model: "loaded" for row in runtime.rows_elsewhere() if row.state == "ready"}
+def statuses(runtime: Runtime) -> Statuses:
+    found: Statuses = {row.model: "loaded" for row in runtime.rows_elsewhere() if row.state == "ready"}
     for resident in runtime.supervisor.residents():
         if resident.state is ResidentState.READY:
             found[resident.key] = "loaded"
@@ -67,7 +68,7 @@ def statuses(runtime: Runtime) -> dict[Path | str, Status]:
     return found
 
 
-def status_of(model: Model, found: dict[Path | str, Status]) -> LlamaModelStatus:
+def status_of(model: Model, found: Statuses) -> LlamaModelStatus:
     """In a thread: asks the disk where anything is loaded."""
     if not found:
         return LlamaModelStatus(value="unloaded")

@@ -146,14 +146,12 @@ class _Engine(NamedTuple):
 def _generating(runtime: Runtime, caller: Caller) -> list[_Engine]:
     """The loaded engines that generate, of models that whoever asks may use."""
     target_itl_s = runtime.settings.target_itl_s
-    found = [(one.row(target_itl_s), one.link) for one in runtime.supervisor.residents()]
-    if runtime.view is not None:
-        found += [(row, runtime.view.link_of(row)) for row in runtime.view.rows()]
-    return [
-        _Engine(row, {} if link is None else link.last_in_slot)
-        for row, link in found
-        if row.state == "ready" and row.use == Use.TEXT and caller.may_use_model(row.model)
-    ]
+    found = [_Engine(one.row(target_itl_s), one.link.last_in_slot) for one in runtime.supervisor.residents()]
+    if (view := runtime.view) is not None:
+        links = ((row, view.link_of(row)) for row in view.rows())
+        found += [_Engine(row, {} if link is None else link.last_in_slot) for row, link in links]
+    rows = [(one, one.row) for one in found]
+    return [one for one, row in rows if (row.state, row.use) == ("ready", Use.TEXT) and caller.may_use_model(row.model)]
 
 
 async def _with_its_files(runtime: Runtime, name: str, loaded: list[_Engine]) -> list[_Engine]:

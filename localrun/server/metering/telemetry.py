@@ -110,13 +110,7 @@ class Metrics:
     """The families of the Prometheus page. Its registry is its own, so that two runtimes in one process (tests) do not
     share counters."""
 
-    def __init__(
-        self,
-        requests: Registry,
-        engine_rows: Callable[[], list[EngineRow]],
-        batch_rows: Callable[[], list[BatchRow]],
-        nodes: Nodes | None,
-    ) -> None:
+    def __init__(self) -> None:
         # A `_created` series beside every counter and histogram doubles the page and says nothing new.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = registry = CollectorRegistry()
@@ -238,7 +232,6 @@ class Metrics:
         for family in Shape:
             for status in (200, CLIENT_GONE, *(kind.status for kind in kinds)):
                 self.responses.labels(family.value, str(status))
-        registry.register(LiveCollector(requests, engine_rows, batch_rows, nodes))
         ProcessCollector(registry=registry)
 
     def of(self, model: str) -> _ModelMetrics:
@@ -317,7 +310,8 @@ class Telemetry:
         self._encoder = msgspec.json.Encoder()
         self._encoded = b""
         self._encoded_at_s = float("-inf")
-        self.metrics = Metrics(registry, engine_rows, batch_rows, nodes)
+        self.metrics = Metrics()
+        self.metrics.registry.register(LiveCollector(registry, engine_rows, batch_rows, nodes))
         self._llama_totals = Totals()
         self.metrics.registry.register(LlamaServerNames(self._llama_totals, lambda: self._aggregate(time.monotonic())))
 
