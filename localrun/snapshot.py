@@ -59,7 +59,8 @@ class RequestRow(msgspec.Struct, kw_only=True):
     far `accepted_tokens` are part of the answer. Once it has ended, `drafts` says by which source (without what engines
     drafted that died), and `speedup` how many times as fast it was as without drafts. `key` names the API key that it
     came with; `client_id` is what the client or a gateway calls it (`X-Request-Id` or `X-Client-Request-Id`), and
-    `trace_id` the trace that it belongs to (`traceparent`)."""
+    `trace_id` the trace that it belongs to (`traceparent`). `node` is where it is computed, in a cluster; empty while
+    that is not known."""
 
     id: str
     client: str
@@ -97,6 +98,7 @@ class RequestRow(msgspec.Struct, kw_only=True):
         return self.accepted_tokens / self.drafted_tokens if self.drafted_tokens else None
 
     key: str = ""
+    node: str = ""
 
 
 class KvRunRow(msgspec.Struct, array_like=True):
@@ -122,7 +124,10 @@ class EngineRow(msgspec.Struct, kw_only=True):
     part of what all models may use together. `cached_tokens_total` includes the two `*_restored_tokens_total`.
     `kv_runs` are the cells in use, up to a quarter of a second old; split streams lie one after the other, those of
     prompts in the making last, beyond `kv_cells`. `load` are the settings that were asked for when it was loaded, by a
-    request, the model's parameters or its table in the settings file.
+    request, the model's parameters or its table in the settings file. `use` is text, embed or rerank.
+
+    In a cluster `node` is where it runs, and `replica` its id if the cluster started it: `pid` is one of that node
+    then, and the figures are up to a second old. `state` is unknown while nothing is heard of it.
     """
 
     model: str
@@ -164,6 +169,17 @@ class EngineRow(msgspec.Struct, kw_only=True):
     kv_runs: list[KvRunRow] = []
     kv_type: str = ""
     load: dict[str, str | int | float] = {}
+    use: str = "text"
+    node: str = ""
+    replica: str = ""
+    tokens_per_s: float = 0.0
+    prefill_tokens_per_s: float = 0.0
+    output_tokens_total: int = 0
+
+    @property
+    def hit_rate(self) -> float | None:
+        """Cached over all prompt tokens."""
+        return self.cached_tokens_total / self.prompt_tokens_total if self.prompt_tokens_total else None
 
 
 ENGINE_GAUGES = {
@@ -177,6 +193,16 @@ ENGINE_GAUGES = {
     "disk_cache_entries": ("disk_entries", "Saved segments of prefixes on disk."),
 }
 """Gauges of `/metrics`, by name without `localrun_`: the field of a model's `EngineRow`, and the help text."""
+
+NODE_TOTALS = {
+    "node_output_tokens": ("output_tokens_total", "Tokens that a node's replicas generated."),
+    "node_prompt_tokens": ("prompt_tokens_total", "Prompt tokens of a node's replicas, cached ones included."),
+    "node_cached_tokens": ("cached_tokens_total", "Prompt tokens that a node's replicas had in their cache."),
+    "node_ram_restored_tokens": ("ram_restored_tokens_total", "Those that a node's replicas had in memory."),
+    "node_disk_restored_tokens": ("disk_restored_tokens_total", "Those that a node's replicas had on disk."),
+    "node_preemptions": ("preemptions_total", "Times that a node's replicas put a request back."),
+}
+"""Counters of `/metrics` for the cluster's nodes, as `ENGINE_GAUGES`."""
 
 
 class LogLine(msgspec.Struct):
@@ -194,7 +220,7 @@ class CacheRow(msgspec.Struct, kw_only=True):
     """What is kept of one model's prompts. `pid` is None when it is not loaded, and then only the disk has something.
 
     `hit_rate` is cached over all prompt tokens since it was loaded; the `*_restored_tokens` are those of them that came
-    out of memory or from disk. `disk_used_at_s` is Unix time.
+    out of memory or from disk. `disk_used_at_s` is Unix time. `node` is the cluster's whose replica keeps it.
     """
 
     model: str
@@ -209,10 +235,12 @@ class CacheRow(msgspec.Struct, kw_only=True):
     disk_restored_tokens: int = 0
     disk_used_at_s: float | None = None
     hit_rate: float | None = None
+    node: str = ""
 
 
 class CacheReport(msgspec.Struct, kw_only=True):
-    """All that is kept. `ram_limit_bytes` is per loaded model, `disk_limit_bytes` for all together; 0 is off."""
+    """All that is kept. `ram_limit_bytes` is per loaded model, `disk_limit_bytes` for all together; 0 is off. Sums and
+    limits are of this machine."""
 
     models: list[CacheRow]
     ram_bytes: int
@@ -266,8 +294,9 @@ class BatchRow(msgspec.Struct, kw_only=True):
 
 class Aggregate(msgspec.Struct, kw_only=True):
     """Sums over all engines. `*_tokens_per_s` are of the last second. Prompts are in `*_total` once their request has
-    ended. `prefix_hit_rate` is cached prompt tokens over prompt tokens, those of running requests included, and
-    `draft_hit_rate` accepted over drafted tokens, since the daemon started."""
+    ended. In a cluster rates, `running` and `queued` include what replicas do for others; the rest is of requests that
+    came to this daemon. `prefix_hit_rate` is cached prompt tokens over prompt tokens, those of running requests
+    included, and `draft_hit_rate` accepted over drafted tokens, since the daemon started."""
 
     decode_tokens_per_s: float = 0.0
     prefill_tokens_per_s: float = 0.0

@@ -33,6 +33,7 @@ scrape_configs:
 
 QUERIES = {
     "tokens per second": "sum by (model) (rate(localrun_output_tokens_total[1m]))",
+    "the same of each node of a cluster": "sum by (node) (rate(localrun_node_output_tokens_total[1m]))",
     "TTFT, 95th percentile": "histogram_quantile(0.95, "
     "sum by (le, model) (rate(localrun_time_to_first_token_seconds_bucket[5m])))",
     "share of prompt tokens from the prefix cache": "rate(localrun_cached_tokens_total[5m]) "
@@ -45,6 +46,10 @@ QUERIES = {
 }
 
 FAMILIES = """
+In a [cluster](cli.md#localrun-cluster) scrape every node that takes requests, each by itself: sums over them count
+nothing twice. What is of requests is counted by the daemon that they came to. What is of engines has the label `node`;
+the head's daemon tells of all replicas, and has the `localrun_node_` families.
+
 A series starts at 0 where its labels are known beforehand, so that `increase` sees the first event. Connections that
 are refused before there is a request (`400`, `408`, `431`, `503` for too many connections) have the family
 `connection`.
@@ -85,9 +90,18 @@ runs.
 """
 
 
+class _Nodes:
+    """A cluster, which has families of its own."""
+
+    node, is_counted_here = "", True
+
+    def totals(self) -> dict[tuple[str, str], dict[str, int]]:
+        return {}
+
+
 def text() -> str:
     """The whole page."""
-    metrics = Telemetry(Settings(), Registry(), list).metrics
+    metrics = Telemetry(Settings(), Registry(), list, nodes=_Nodes()).metrics
     metrics.registry.register(LoopWatch())
     families = [
         family for family in metrics.registry.collect() if not family.name.startswith(("process_", "llamacpp:"))

@@ -49,7 +49,7 @@ class AnswerProgress:
         if row is None:
             return
         self.row = row
-        ours = [engine for engine in snapshot.engines if engine.model == row.model]
+        ours = [each for each in snapshot.engines if each.model == row.model and row.node in ("", each.node)]
         self.is_preparing = bool(ours) and all(engine.is_preparing for engine in ours)
         for engine in snapshot.engines:
             if engine.model == row.model and engine.n_ctx:

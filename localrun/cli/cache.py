@@ -19,7 +19,7 @@ from localrun.config import Settings
 from localrun.kv_folders import ModelFolder
 from localrun.snapshot import CacheCleared, CacheReport, CacheRow
 
-_HEADER = ("NAME", "KV CELLS", "IN MEMORY", "ON DISK", "LAST USED", "HIT RATE")
+_HEADER = ("NAME", "KV CELLS", "IN MEMORY", "ON DISK", "LAST USED", "HIT RATE", "NODE")
 _SPARE = ("KV CELLS", "LAST USED", "HIT RATE", "IN MEMORY")
 
 
@@ -104,7 +104,8 @@ def _is_of(folder: ModelFolder, model: str) -> bool:
 
 
 def _show(report: CacheReport, now: datetime) -> None:
-    print(table(_HEADER, [_cells(row, now) for row in report.models], spare=_SPARE))
+    n_columns = len(_HEADER) if any(row.node for row in report.models) else len(_HEADER) - 1
+    print(table(_HEADER[:n_columns], [_cells(row, now)[:n_columns] for row in report.models], spare=_SPARE))
     memory = f"{size(report.ram_bytes)} in memory (at most {_limit(report.ram_limit_bytes)} for each loaded model)"
     disk = f"{size(report.disk_bytes)} on disk (at most {_limit(report.disk_limit_bytes)} together), in"
     say(f"\n{memory}\n{disk} {report.disk_folder}")
@@ -124,6 +125,7 @@ def _cells(row: CacheRow, now: datetime) -> tuple[str, ...]:
         _holding(row.disk_bytes, row.disk_entries),
         "-" if used_at is None else ago(used_at, now),
         "-" if row.hit_rate is None else f"{row.hit_rate:.0%}",
+        row.node or "-",
     )
 
 

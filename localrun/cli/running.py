@@ -33,13 +33,15 @@ from localrun.visible import visible
 END_TIMEOUT_S = 60.0
 _ENGINES = (
     *("NAME", "PID", "STATE", "WEIGHTS+KV", "IN RAM", "SLOTS", "KV CELLS", "CONTEXT", "LOADED WITH", "BACKEND"),
-    *("LAYERS", "UNLOADS IN"),
+    *("LAYERS", "UNLOADS IN", "NODE"),
 )
 _SPARE = (
     *("LOADED WITH", "BACKEND", "PID", "LAYERS", "KV CELLS", "SLOTS", "IN RAM", "CONTEXT", "UNLOADS IN", "WEIGHTS+KV"),
 )
 _SPARE_OF_REQUESTS = ("DRAFTS", "CACHED", "ROUTE", "AGE", "PROMPT", "CLIENT", "OUTPUT", "TTFT")
-_REQUESTS = ("STATE", "CLIENT", "ROUTE", "MODEL", "PROMPT", "CACHED", "OUTPUT", "DRAFTS", "TOK/S", "TTFT", "AGE")
+_REQUESTS = (
+    *("STATE", "CLIENT", "ROUTE", "MODEL", "PROMPT", "CACHED", "OUTPUT", "DRAFTS", "TOK/S", "TTFT", "AGE", "NODE"),
+)
 
 
 @click.command("ps")
@@ -56,7 +58,7 @@ def ps_command(as_json: bool, settings: Settings) -> None:
         print_json(ask(require_daemon(settings), lambda client: client.snapshot()).engines)
     else:
         engines = ask(require_daemon(settings), _named_engines)
-        print(table(_ENGINES, [_engine_cells(engine) for engine in engines], spare=_SPARE))
+        print(_by_node(_ENGINES, [_engine_cells(engine) for engine in engines], _SPARE))
 
 
 async def _named_engines(client: Client) -> list[EngineRow]:
@@ -74,6 +76,12 @@ async def _named_engines(client: Client) -> list[EngineRow]:
     return engines
 
 
+def _by_node(header: tuple[str, ...], rows: list[tuple[str, ...]], spare: tuple[str, ...]) -> str:
+    """A table whose last column is the node, if there is a cluster."""
+    has_nodes = any(row[-1] for row in rows)
+    return table(header if has_nodes else header[:-1], rows if has_nodes else [row[:-1] for row in rows], spare=spare)
+
+
 def _engine_cells(engine: EngineRow) -> tuple[str, ...]:
     return (
         short_path(engine.name or engine.model),
@@ -88,6 +96,7 @@ def _engine_cells(engine: EngineRow) -> tuple[str, ...]:
         engine.backend or "-",
         _where(engine),
         "never" if engine.expires_in_s is None else duration(engine.expires_in_s),
+        engine.node,
     )
 
 
@@ -173,7 +182,7 @@ def _as_text(snapshot: Snapshot) -> str:
         f"running {aggregate.running}  queued {aggregate.queued}  {drafts}CPU {system.cpu_percent:.0f}%"
     )
     rows = [_request_cells(row) for row in snapshot.requests]
-    return f"{wrapped(said)}\n{table(_REQUESTS, rows, spare=_SPARE_OF_REQUESTS) if rows else 'no requests'}"
+    return f"{wrapped(said)}\n{_by_node(_REQUESTS, rows, _SPARE_OF_REQUESTS) if rows else 'no requests'}"
 
 
 def _request_cells(row: RequestRow) -> tuple[str, ...]:
@@ -192,6 +201,7 @@ def _request_cells(row: RequestRow) -> tuple[str, ...]:
         "-" if rate is None else f"{rate:.1f}",
         "-" if row.ttft_s is None else f"{row.ttft_s:.3f} s",
         duration(row.age_s),
+        row.node,
     )
 
 

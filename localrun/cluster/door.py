@@ -20,10 +20,12 @@ from localrun.cluster.description import Description, found
 from localrun.cluster.lender import App, ClusterLender
 from localrun.cluster.link import ClusterLink
 from localrun.cluster.reports import AppReport, ClusterReport, Watch
+from localrun.cluster.view import View
 from localrun.cluster.wire_child import Address
 from localrun.config import folders
 from localrun.errors import LocalrunError, ModelNotFound, Unavailable
 from localrun.models.storage.store import Store
+from localrun.server.engines.link import EngineLink
 from localrun.server.jobs.job import Lender
 
 LOOK_AGAIN_S = 1.0
@@ -35,12 +37,14 @@ class Door:
     """See the module, and `runtime.Elsewhere`."""
 
     def __init__(self) -> None:
+        member = settings.membership()
         self._token = settings.frames_token()
-        self._tls = tls.for_doors(folders().state) if settings.membership().is_encrypted else None
+        self._tls = tls.for_doors(folders().state) if member.is_encrypted else None
         self._store: Store | None = None
         self._apps: dict[str, App] = {}  # by the model's name
         self._refused: dict[str, tuple[Description, str]] = {}  # which this door cannot take, and why
         self._taking: set[str] = set()
+        self.view = View(member.node, self._links, is_counted_here=member.is_head)
         self._watch = Watch(self._on_report)
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_closed = False
@@ -74,7 +78,12 @@ class Door:
 
     # --- inside --------------------------------------------------------------------------------------------------
 
+    def _links(self, model: str) -> dict[str, EngineLink]:
+        app = self._apps.get(model.removesuffix(":latest"))
+        return {} if app is None else app.link.links()
+
     def _on_report(self, report: ClusterReport) -> None:
+        self.view.told(report)
         told = {one.description.model.removesuffix(":latest"): one for one in report.apps}
         for name in set(self._apps) - set(told):
             self._leave(name)

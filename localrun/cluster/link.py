@@ -196,6 +196,7 @@ class ClusterLink:
         try:
             replica = self._choose(message, placed.prompt)
             placed.replica = replica
+            placed.record.node = self._addresses[replica].node
             link = await self._link_to(replica)
             await link.writable()
             placed.link = link

@@ -356,6 +356,7 @@ class _Request:
     death, the door knows."""
 
     has_begun = has_shown = is_on_trial = False
+    node = ""
 
     def __init__(self, door: _Door, link: EngineLink, message: wire.Submit | wire.Embed) -> None:
         self.id = f"door:{message.id}"

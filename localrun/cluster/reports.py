@@ -28,6 +28,7 @@ from localrun.cluster.description import Description
 from localrun.errors import LocalrunError, NotSupported, Unavailable
 from localrun.processes import HIDDEN, last_words
 from localrun.server.engines.child import FrameBuffer
+from localrun.snapshot import EngineRow
 
 COMMAND = (sys.executable, "-m", "localrun.cluster.bridge")
 START_AGAIN_S = 2.0
@@ -37,7 +38,7 @@ _log = logging.getLogger(__name__)
 
 
 class ReplicaReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What a replica says of itself. `id` is Serve's; without an engine it says `why_not`."""
+    """What a replica says of itself. `id` is Serve's; without an engine it says `why_not`, else `row` has all of it."""
 
     id: str
     node: str
@@ -50,6 +51,7 @@ class ReplicaReport(msgspec.Struct, frozen=True, kw_only=True):
     n_queued: int = 0
     tokens_per_s: float = 0.0
     why_not: str = ""
+    row: EngineRow | None = None
 
 
 class AppReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,9 +80,19 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     n_gpus: float
 
 
+class Event(msgspec.Struct, frozen=True):
+    """Something that happened, at Unix time, for a person."""
+
+    at_s: float
+    text: str
+
+
 class ClusterReport(msgspec.Struct, frozen=True, kw_only=True, tag="cluster"):
+    """`events` are the last ones, oldest first, which no bridge knows: doors keep them (`view.py`)."""
+
     nodes: tuple[NodeReport, ...]
     apps: tuple[AppReport, ...]
+    events: tuple[Event, ...] = ()
 
 
 class Done(msgspec.Struct, frozen=True, tag="done"):

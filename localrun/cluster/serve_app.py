@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections import deque
 from collections.abc import Sequence
 
 import msgspec
@@ -24,6 +23,7 @@ from localrun.cluster import tls
 from localrun.cluster.description import Description, found
 from localrun.cluster.replica import Replica
 from localrun.cluster.reports import ReplicaReport
+from localrun.cluster.view import Reporter
 from localrun.config import folders, model_dirs, models_folder
 from localrun.errors import LocalrunError
 from localrun.hardware import kernels, thread_choice
@@ -38,7 +38,6 @@ DEPLOYMENT = "Engine"
 LINGER_S = 600
 # A replica whose engine does not come back for so long is started anew, maybe elsewhere.
 NO_ENGINE_S = 120.0
-RATE_OVER_S = 5.0
 # Before what a person is told of a failed start; Serve's own words are around it.
 MARK = "localrun says: "
 
@@ -74,7 +73,7 @@ class Engine:
             on_ended=self._replica.on_ended, threads_file=own.cache / thread_choice.FILE_NAME,
             kernels_folder=kernels.folder(own.cache) if is_llama else None,
         )  # fmt: skip
-        self._written: deque[tuple[float, int]] = deque()
+        self._reporter = Reporter(self._supervisor.loaded)
         self._had_engine_at_s = time.monotonic()
         self._supervisor.start()
         try:
@@ -95,14 +94,9 @@ class Engine:
         )  # fmt: skip
         try:
             link = self._replica.link
-        except LocalrunError as error:
-            return msgspec.msgpack.encode(msgspec.structs.replace(said, why_not=error.message))
-        stats = link.stats
-        now = msgspec.structs.replace(
-            said, n_slots=link.ready.n_slots, tokens_per_s=self._tokens_per_s(),
-            n_running=0 if stats is None else stats.n_running, n_queued=0 if stats is None else stats.n_queued,
-        )  # fmt: skip
-        return msgspec.msgpack.encode(now)
+        except LocalrunError:
+            return msgspec.msgpack.encode(msgspec.structs.replace(said, why_not=self._replica.why_not))
+        return msgspec.msgpack.encode(self._reporter.said(said, link))
 
     async def check_health(self) -> None:
         """By Serve, now and then. Raises RuntimeError for a replica that is of no use."""
@@ -125,16 +119,7 @@ class Engine:
 
     def _on_step(self, link: EngineLink, step: wire.Step) -> None:
         self._replica.on_step(link, step)
-        self._written.append((time.monotonic(), step.stats.decode_tokens_total))
-
-    def _tokens_per_s(self) -> float:
-        now_s = time.monotonic()
-        while self._written and self._written[0][0] < now_s - RATE_OVER_S:
-            self._written.popleft()
-        if len(self._written) < 2:
-            return 0.0
-        (first_s, before), (_, after) = self._written[0], self._written[-1]
-        return max(0.0, (after - before) / max(now_s - first_s, 0.1))
+        self._reporter.on_step(link, step)
 
 
 def build(description: Description, n_replicas: int, engine: type[Engine] = Engine) -> serve.Application:

@@ -24,11 +24,19 @@ from localrun.snapshot import CacheCleared, CacheReport, CacheRow, EngineRow
 
 
 class Cache:
-    """See the module. `residents` gives those of the supervisor; `folder` is where all models' state lies."""
+    """See the module. `residents` gives those of the supervisor; `folder` is where all models' state lies. `elsewhere`
+    gives engines of other machines, which are shown and no more."""
 
     def __init__(
-        self, settings: Settings, store: Store, *, residents: Callable[[], list[Resident]], folder: Path
+        self,
+        settings: Settings,
+        store: Store,
+        *,
+        residents: Callable[[], list[Resident]],
+        folder: Path,
+        elsewhere: Callable[[], list[EngineRow]] = list,
     ) -> None:
+        self._elsewhere = elsewhere
         self._settings = settings
         self._store = store
         self._residents = residents
@@ -53,7 +61,7 @@ class Cache:
                 row.disk_used_at_s = max(folder.used_at_s, row.disk_used_at_s or 0.0)
         models = list(rows.values())
         return CacheReport(
-            models=models,
+            models=[*models, *(_row_of_engine(row, row.node) for row in self._elsewhere())],
             ram_bytes=sum(row.ram_bytes for row in models),
             ram_limit_bytes=self._settings.ram_cache_bytes,
             disk_bytes=sum(row.disk_bytes for row in models),
@@ -107,9 +115,10 @@ class Cache:
         return [folder for folder in kv_folders.survey(self._folder) if belongs(*_names_of(folder))]
 
 
-def _row_of_engine(engine: EngineRow) -> CacheRow:
+def _row_of_engine(engine: EngineRow, node: str = "") -> CacheRow:
     return CacheRow(
         model=engine.model,
+        node=node,
         pid=engine.pid,
         kv_cells=engine.kv_cells,
         kv_cells_used=engine.kv_cells_used,
@@ -117,7 +126,7 @@ def _row_of_engine(engine: EngineRow) -> CacheRow:
         ram_entries=engine.ram_entries,
         ram_restored_tokens=engine.ram_restored_tokens_total,
         disk_restored_tokens=engine.disk_restored_tokens_total,
-        hit_rate=engine.cached_tokens_total / engine.prompt_tokens_total if engine.prompt_tokens_total else None,
+        hit_rate=engine.hit_rate,
     )
 
 

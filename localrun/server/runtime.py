@@ -22,9 +22,10 @@ from typing import Protocol
 
 from localrun import kv_folders
 from localrun.config import Settings, folders, model_dirs, models_folder
-from localrun.errors import LocalrunError, ModelNotFound, Unavailable
+from localrun.errors import BadRequest, LocalrunError, ModelNotFound, Unavailable
 from localrun.hardware import kernels, thread_choice
 from localrun.last_model import remember_model
+from localrun.models.name import split_adapters
 from localrun.models.storage import hub_cache
 from localrun.models.storage.store import Store
 from localrun.server.batches.service import BatchService
@@ -39,6 +40,7 @@ from localrun.server.jobs.quarantine import Quarantine
 from localrun.server.jobs.registry import Registry
 from localrun.server.media.decoder import MediaDecoder
 from localrun.server.media.fetching import Fetcher
+from localrun.server.metering.live_gauges import Nodes
 from localrun.server.metering.logs import LogFeed
 from localrun.server.metering.telemetry import Telemetry
 from localrun.server.openai.responses.kept import KeptResponses
@@ -56,9 +58,19 @@ CHECKPOINT_EVERY_S = 60.0
 __all__ = ["Job", "JobRequest", "Runtime"]
 
 
+class View(Nodes, Protocol):
+    """The engines elsewhere: a row for each, this daemon's link to it if one is open, and whether a model is theirs."""
+
+    def rows(self) -> list[EngineRow]: ...
+    def link_of(self, row: EngineRow) -> EngineLink | None: ...
+    def runs(self, name: str) -> bool: ...
+
+
 class Elsewhere(Protocol):
     """Engines on other machines, which it lends before this one's are asked."""
 
+    @property
+    def view(self) -> View: ...
     def lender(self, own: Lender, store: Store) -> Lender: ...
     def start(self) -> None: ...
     async def stop(self) -> None: ...
@@ -90,13 +102,15 @@ class Runtime:
         self.access = Access(settings, data=own.data, state=own.state)
         # Files that keys have sent: the key's ID and the digest.
         self.sent_blobs: set[tuple[str, str]] = set()
-        self.registry = Registry()
+        # What there is on other machines, if this one is in a cluster.
+        self.view: View | None = None if elsewhere is None else elsewhere.view
+        self.registry = Registry(self._node_of)
         self.quarantine = Quarantine()
         self.loop_watch = LoopWatch()
         self.logs = LogFeed()
         self.telemetry = Telemetry(
-            settings, self.registry, self._engine_rows, lambda: self.batch_service.rows(),
-            lambda name: self.supervisor.loaded_as(name),
+            settings, self.registry, self.engine_rows, lambda: self.batch_service.rows(),
+            lambda name: self.supervisor.loaded_as(name), self.view,
         )  # fmt: skip
         self.telemetry.metrics.registry.register(self.loop_watch)
         self.supervisor = Supervisor(
@@ -117,7 +131,9 @@ class Runtime:
         # Asking the GPUs takes a process: one question at a time.
         self.asks_gpus = asyncio.Lock()
         self.targets = Targets(settings, self.store, self.supervisor.residents)
-        self.cache = Cache(settings, self.store, residents=self.supervisor.residents, folder=kv_folder)
+        self.cache = Cache(
+            settings, self.store, residents=self.supervisor.residents, folder=kv_folder, elsewhere=self.rows_elsewhere
+        )
         self.pulls = Pulls(
             self.store, journal=folders().state / "pulls.json", rate_bytes_per_s=settings.pull_rate_bytes_per_s
         )
@@ -203,7 +219,7 @@ class Runtime:
 
     async def metrics_page(self, accept: str) -> tuple[bytes, str]:
         """The page for Prometheus and its content type, without the series of models that are gone."""
-        loaded = {row.model for row in self._engine_rows()}
+        loaded = {row.model for row in self.engine_rows()}
         unloaded = self.telemetry.metrics.models(but=loaded)
         for name in await asyncio.to_thread(self._gone, unloaded) if unloaded else ():
             if not self.supervisor.loaded_as(name):
@@ -223,8 +239,29 @@ class Runtime:
                 continue  # it is damaged, and may be mended
         return gone
 
-    def _engine_rows(self) -> list[EngineRow]:
-        return self.supervisor.loaded()
+    def engine_rows(self) -> list[EngineRow]:
+        """One for each engine, of this machine and elsewhere: for whoever shows what is loaded."""
+        rows = self.supervisor.loaded()
+        if self.view is not None:
+            for row in rows:
+                row.node = self.view.node
+        return rows + self.rows_elsewhere()
+
+    def rows_elsewhere(self) -> list[EngineRow]:
+        return [] if self.view is None else self.view.rows()
+
+    async def unload(self, name: str) -> bool:
+        """As the supervisor does, for whoever asks by the API. Raises BadRequest for a model of the cluster."""
+        if self.view is not None and self.view.runs(split_adapters(name).model):
+            raise BadRequest(
+                f"'{name}' runs in the cluster, where no request unloads it: `localrun cluster deploy {name} "
+                f"--replicas 0` takes it back",
+                field="model",
+            )
+        return await self.supervisor.unload(name)
+
+    def _node_of(self, model: str) -> str:
+        return "" if self.view is None or self.view.runs(model) else self.view.node
 
 
 def _store(settings: Settings, *, is_llama: bool) -> Store:

@@ -41,6 +41,22 @@ def test_it_says_where_the_layers_lie(localrun, daemon):
     assert [re.split(r"\s{2,}", row)[-2] for row in rows] == list(expected.values())
 
 
+def test_nodes_have_a_column_where_there_are_any(localrun, daemon):
+    header, _ = localrun("ps", port=daemon.port).stdout.splitlines()
+    assert "NODE" not in header
+    engines = [ENGINE | {"node": node, "replica": node, "slots_busy": busy} for node, busy in (("n1", 3), ("n2", 5))]
+    requests = [REQUEST | {"node": "n2"}, REQUEST | {"id": "req_2", "state": "queued", "node": ""}]
+    daemon.answers["/localrun/v1/snapshot"] = SNAPSHOT | {"engines": engines, "requests": requests}
+    header, *rows = localrun("ps", port=daemon.port).stdout.splitlines()
+    assert header.split()[-1] == "NODE"
+    assert [row.split()[-1] for row in rows] == ["n1", "n2"]
+    assert [f"{busy}/8" in row for busy, row in zip((3, 5), rows, strict=True)] == [True, True]
+    _, header, *rows = localrun("top", "--once", port=daemon.port).stdout.splitlines()
+    assert header.split()[-1] == "NODE"
+    assert rows[0].split()[-1] == "n2"
+    assert rows[1].endswith("3.00 s"), "it is on none yet"
+
+
 def test_a_device_that_is_being_prepared_is_no_mystery(localrun, daemon):
     engines = [ENGINE | {"layers": 32, "gpu_layers": 33, "is_preparing": True, "slots_busy": 2}]
     daemon.answers["/localrun/v1/snapshot"] = SNAPSHOT | {"engines": engines}

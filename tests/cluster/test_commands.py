@@ -16,9 +16,10 @@ import pytest
 from localrun import stored
 from localrun.cli import exits
 from localrun.cli.root import run
-from localrun.cluster import settings
+from localrun.cluster import settings, view
 from localrun.cluster.description import Description
-from localrun.cluster.reports import AppReport, ClusterReport, Done, Failed, ReplicaReport
+from localrun.cluster.reports import AppReport, ClusterReport, Done, Event, Failed, NodeReport, ReplicaReport
+from localrun.snapshot import EngineRow
 from tests.cluster.test_reports import REPORT, bridge
 from tests.cluster.test_settings import TOKEN
 
@@ -75,10 +76,15 @@ def replica(node: str, **fields: object) -> ReplicaReport:
     return ReplicaReport(**(said | fields))  # type: ignore[arg-type]
 
 
+def row(**fields: int) -> EngineRow:
+    return EngineRow(model="alpha", pid=7, state="ready", kv_cells=1000, **fields)  # type: ignore[arg-type]
+
+
 APP = AppReport(
     description=Description(model="alpha", contents=""), n_wanted=3, state="deploying", message="no room",
     replicas=(
-        replica("n1", n_running=3, n_queued=2, tokens_per_s=10.5), replica("n2", n_running=1, tokens_per_s=2.0),
+        replica("n1", n_running=3, n_queued=2, tokens_per_s=10.5, row=row(kv_cells_used=300)),
+        replica("n2", n_running=1, tokens_per_s=2.0, row=row(prompt_tokens_total=100, cached_tokens_total=25)),
     ),
 )  # fmt: skip
 
@@ -89,8 +95,34 @@ def test_status_sums_what_replicas_say(bridge, capsys):
     shown = capsys.readouterr().out
     assert "studio (head)  alive" in shown
     (line,) = [line for line in shown.splitlines() if line.startswith("alpha  ") and "deploying" in line]
-    assert line.split() == ["alpha", "deploying", "2/3", "4/8", "2", "12.5"]
+    assert line.split() == ["alpha", "deploying", "2/3", "4/8", "300/2000", "2", "12.5", "25%"]
+    assert ["alpha", "n1", "3/4", "300/1000", "2", "10.5", "-", "5", "7"] in map(str.split, shown.splitlines())
     assert "alpha: no room" in shown
+
+
+def test_a_node_that_came_back_is_not_dead_as_well(bridge, capsys):
+    def node(name: str, number: int, state: str) -> NodeReport:
+        return NodeReport(
+            node=name, id=str(number), address="127.0.0.1", state=state, is_head=False, n_cpus=2, n_gpus=0
+        )
+
+    nodes = [node("n1", 1, "dead"), node("n1", 2, "alive"), node("n1", 3, "dead"), node("n2", 4, "dead"),
+             node("n2", 5, "dead"), node("n3", 6, "alive"), node("n3", 7, "alive")]  # fmt: skip
+    bridge(ClusterReport(nodes=tuple(nodes), apps=()), Done())
+    assert run(["cluster", "status", "--json"]) == exits.OK
+    shown = json.loads(capsys.readouterr().out)["nodes"]
+    assert [(one["node"], one["id"]) for one in shown] == [("n1", "2"), ("n2", "5"), ("n3", "6"), ("n3", "7")]
+
+
+def test_status_says_what_happened_last(bridge, capsys):
+    bridge(ClusterReport(nodes=REPORT.nodes, apps=()), Done())
+    assert run(["cluster", "status"]) == exits.OK
+    assert "EVENT" not in capsys.readouterr().out
+    stored.write(view.events_file(), [Event(1_700_000_000.0, "node n2 is gone")])
+    assert run(["cluster", "status"]) == exits.OK
+    assert capsys.readouterr().out.splitlines()[-1].endswith("  node n2 is gone")
+    assert run(["cluster", "status", "--json"]) == exits.OK
+    assert json.loads(capsys.readouterr().out)["events"] == [{"at_s": 1_700_000_000.0, "text": "node n2 is gone"}]
 
 
 def test_status_is_read_by_programs(bridge, capsys):
@@ -98,6 +130,7 @@ def test_status_is_read_by_programs(bridge, capsys):
     assert run(["cluster", "status", "--json"]) == exits.OK
     shown = json.loads(capsys.readouterr().out)
     assert [one["n_running"] for one in shown["apps"][0]["replicas"]] == [3, 1]
+    assert [one["row"]["kv_cells_used"] for one in shown["apps"][0]["replicas"]] == [300, 0]
     assert shown["nodes"][0]["node"] == "studio"
 
 

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 import pytest
 
@@ -19,6 +20,7 @@ from localrun.cluster import frames
 from localrun.cluster import link as cluster_link
 from localrun.cluster.lender import App, ClusterLender
 from localrun.cluster.link import ClusterLink, Turns
+from localrun.cluster.reports import ReplicaReport
 from localrun.cluster.wire_child import Address
 from localrun.errors import BadRequest, Unavailable
 from localrun.server.engines.resident import Use
@@ -46,6 +48,15 @@ class Machine:
         )  # fmt: skip
         assert self._process.stdout is not None
         self.port = int(await asyncio.wait_for(self._process.stdout.readline(), PATIENCE_S))
+
+    async def report(self) -> ReplicaReport:
+        """What it says of itself now."""
+        assert self._process is not None
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(f"{self.node}\n".encode())
+        said = await asyncio.wait_for(self._process.stdout.readline(), PATIENCE_S)
+        return msgspec.json.decode(said, type=ReplicaReport)
 
     @property
     def address(self) -> Address:

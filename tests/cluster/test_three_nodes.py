@@ -91,6 +91,11 @@ class Node:
     def status(self) -> Any:
         return json.loads(self.run("status", "--json"))
 
+    def engines(self) -> Any:
+        """As a door shows them."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/localrun/v1/snapshot") as answer:
+            return json.load(answer)["engines"]
+
     def processes(self) -> list[psutil.Process]:
         assert self.process is not None
         own = psutil.Process(self.process.pid)
@@ -212,8 +217,18 @@ def test_both_doors_give_the_same_answers_and_compute_nothing_themselves(cluster
     assert one == other
     assert all(one)
     for door in (cluster.head, cluster.second):
-        with urllib.request.urlopen(f"http://127.0.0.1:{door.port}/api/ps") as answer:
-            assert json.load(answer)["models"] == []
+        assert not [row for row in door.engines() if not row["replica"]]
+
+
+def test_both_doors_show_the_same_replicas(cluster: Cluster):
+    replicas = cluster.ready("alpha", 2)["replicas"]
+    assert all(one["row"]["kv_cells"] and one["row"]["output_tokens_total"] for one in replicas)
+    for door in (cluster.head, cluster.second):
+        assert [(row["node"], row["replica"], row["state"]) for row in door.engines()] == [
+            (one["node"], one["id"], "ready") for one in replicas
+        ]
+        with urllib.request.urlopen(f"http://127.0.0.1:{door.port}/metrics") as answer:
+            assert ("localrun_node_output_tokens_total{" in answer.read().decode()) == (door is cluster.head)
 
 
 def test_a_door_has_no_ray_in_it(cluster: Cluster):
@@ -252,6 +267,8 @@ def test_a_node_that_is_killed_loses_nothing_and_comes_back(cluster: Cluster):
     assert texts(streams) == expected
     cluster.join(cluster.third)
     cluster.ready("alpha", 3)
+    events = [one["text"] for one in cluster.head.status()["events"]]
+    assert {"alpha on n3 is lost", "node n3 is gone", "node n3 joined", "alpha runs on n3"} <= set(events)
 
 
 def test_a_node_is_drained_under_streams(cluster: Cluster):

@@ -63,7 +63,9 @@ class MonitorScreen(Screen[None]):
         self._vitals = Vitals()
         self._graph = RateGraph(session.rates)
         self._map = KvMap()
-        self._filter = Input(placeholder="part of a state, client, route, model or lane", id="filter", compact=True)
+        self._filter = Input(
+            placeholder="part of a state, client, route, model, node or lane", id="filter", compact=True
+        )
         self._requests = RequestTable(cursor=True)
         self._nothing = Static(id="nothing")
         self._detail = RequestDetail()
@@ -242,10 +244,10 @@ class MonitorScreen(Screen[None]):
 
 def _searched(row: RequestRow) -> str:
     """What the filter looks at."""
-    return " ".join((row.state, row.client, row.api, row.model, row.lane, row.id)).casefold()
+    return " ".join((row.state, row.client, row.api, row.model, row.node, row.lane, row.id)).casefold()
 
 
 def _engine_for(row: RequestRow | None, engines: list[EngineRow]) -> EngineRow | None:
     """The engine of a request, else the one with the most cells in use."""
-    own = [engine for engine in engines if row is not None and engine.model == row.model]
+    own = [each for each in engines if row is not None and each.model == row.model and row.node in ("", each.node)]
     return max(own or engines, key=lambda engine: engine.kv_cells_used, default=None)

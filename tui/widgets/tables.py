@@ -30,7 +30,8 @@ from localrun.tui.widgets.vitals import bar
 @dataclass(frozen=True)
 class Column:
     """`width` and the `gap` after it are in cells. `grows` is its share of the space left over. `from_width` is the
-    terminal width from which the column is shown."""
+    terminal width from which the column is shown. Once a row has a node, those that are `is_for_nodes` are there as
+    well, and others from the width `beside_nodes`."""
 
     key: str
     label: str
@@ -39,6 +40,8 @@ class Column:
     grows: int = 0
     from_width: int = 0
     gap: int = 2
+    beside_nodes: int = 0
+    is_for_nodes: bool = False
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,7 @@ class LiveTable(DataTable[KeyedText]):
             cursor_type="row" if cursor else "none", cursor_foreground_priority="renderable", cell_padding=0
         )
         self._shown_columns: list[Column] = []
+        self._has_nodes = False
         self._rows: dict[str, TableRow] = {}
         self._order: list[str] = []
 
@@ -83,6 +87,10 @@ class LiveTable(DataTable[KeyedText]):
 
     def show(self, rows: Sequence[TableRow]) -> None:
         """Makes the table show exactly these rows in this order."""
+        if not self._has_nodes and any(row.texts.get("node") for row in rows):
+            self._has_nodes = True
+            if self._shown_columns:
+                self._fit_columns(self.size.width)
         if not self._shown_columns:
             self._rows = {row.key: row for row in rows}
             self._order = [row.key for row in rows]
@@ -130,7 +138,7 @@ class LiveTable(DataTable[KeyedText]):
 
     def _fit_columns(self, width: int) -> None:
         """Chooses the columns for a width and spreads what is left over the ones that grow."""
-        columns = [column for column in self.COLUMNS if width >= column.from_width]
+        columns = [column for column in self.COLUMNS if self._is_shown(column, width)]
         spare = width - len(_INDENT) - sum(column.width + column.gap for column in columns)
         shares = sum(column.grows for column in columns)
         if spare > 0 and shares:
@@ -147,21 +155,28 @@ class LiveTable(DataTable[KeyedText]):
         if selected in self._rows:
             self.move_cursor(row=self._order.index(selected), animate=False)
 
+    def _is_shown(self, column: Column, width: int) -> bool:
+        if not self._has_nodes:
+            return width >= column.from_width and not column.is_for_nodes
+        return width >= max(column.from_width, column.beside_nodes)
+
 
 class EngineTable(LiveTable):
     """One row for each engine process."""
 
     COLUMNS: ClassVar[tuple[Column, ...]] = (
         Column("model", "engine", 11, right=False, grows=1),
-        Column("pid", "pid", 7, from_width=52),
-        Column("state", "state", 8, right=False, from_width=46),
+        Column("node", "node", 9, right=False, grows=1, is_for_nodes=True),
+        Column("pid", "pid", 7, from_width=52, beside_nodes=113),
+        Column("state", "state", 8, right=False, from_width=46, beside_nodes=60),
         Column("slots", "slots", 5),
         Column("queued", "queue", 5, from_width=100),
         Column("kv", "KV cells", 11),
-        Column("step", "step", 6),
+        Column("rate", "tok/s", 5, is_for_nodes=True, from_width=63),
+        Column("step", "step", 6, beside_nodes=71),
         Column("target", "target", 6, from_width=100),
-        Column("rss", "in RAM", 8),
-        Column("expires", "expires", 7, gap=1),
+        Column("rss", "in RAM", 8, beside_nodes=80),
+        Column("expires", "expires", 7, gap=1, beside_nodes=104),
     )
 
     def show_engines(self, engines: Sequence[EngineRow], colours: Mapping[str, Style]) -> None:
@@ -173,6 +188,8 @@ def _engine_row(engine: EngineRow, colours: Mapping[str, Style]) -> TableRow:
     ready = engine.state == "ready" and not engine.is_preparing
     texts = {
         "model": engine.model,
+        "node": engine.node,
+        "rate": _text(short_text.rate(engine.tokens_per_s or None)),
         "pid": "" if engine.pid is None else str(engine.pid),
         "state": "prepares" if engine.is_preparing else engine.state,
         "slots": f"{engine.slots_busy}/{engine.slots}" if engine.slots else "",
@@ -187,7 +204,7 @@ def _engine_row(engine: EngineRow, colours: Mapping[str, Style]) -> TableRow:
     }
     state = colours["good"] if ready else colours["bad"] if engine.state == "failed" else colours["wait"]
     # Two engines never serve the same model, but one that stops and its successor may be seen together.
-    return TableRow(f"{engine.model} {engine.pid}", texts, {"state": state})
+    return TableRow(f"{engine.model} {engine.replica or engine.pid}", texts, {"state": state})
 
 
 def _expiry(engine: EngineRow) -> str:
@@ -250,20 +267,21 @@ class RequestTable(LiveTable):
     COLUMNS: ClassVar[tuple[Column, ...]] = (
         Column("state", "state", 11, right=False, gap=1),
         Column("client", "client", 9, right=False, grows=2),
-        Column("api", "api", 12, right=False, grows=2, from_width=115),
-        Column("model", "model", 7, right=False, grows=1, from_width=48),
-        Column("lane", "lane", 11, right=False, from_width=126),
+        Column("api", "api", 12, right=False, grows=2, from_width=115, beside_nodes=124),
+        Column("model", "model", 7, right=False, grows=1, from_width=48, beside_nodes=58),
+        Column("node", "node", 7, right=False, grows=1, is_for_nodes=True, from_width=48),
+        Column("lane", "lane", 11, right=False, from_width=126, beside_nodes=136),
         Column("slot", "slot", 4, from_width=94),
-        Column("prompt", "prompt", 6, from_width=56),
-        Column("cached", "cached", 6, from_width=80),
+        Column("prompt", "prompt", 6, from_width=56, beside_nodes=66),
+        Column("cached", "cached", 6, from_width=80, beside_nodes=102),
         Column("output", "output", 6),
-        Column("drafts", "draft", 5, from_width=100),
+        Column("drafts", "draft", 5, from_width=100, beside_nodes=110),
         Column("now", "tok/s", 5),
         Column("avg", "avg", 5, from_width=94),
-        Column("trend", "lately", 10, right=False, from_width=147),
-        Column("ttft", "TTFT", 6, from_width=66),
-        Column("itl", "ITL", 6, from_width=135),
-        Column("age", "age", 6, gap=1, from_width=74),
+        Column("trend", "lately", 10, right=False, from_width=147, beside_nodes=156),
+        Column("ttft", "TTFT", 6, from_width=66, beside_nodes=74),
+        Column("itl", "ITL", 6, from_width=135, beside_nodes=144),
+        Column("age", "age", 6, gap=1, from_width=74, beside_nodes=80),
     )
 
     def show_requests(
@@ -284,6 +302,7 @@ def _request_row(row: RequestRow, trend: str, colours: Mapping[str, Style]) -> T
         "client": row.client,
         "api": row.api.removeprefix("/"),
         "model": row.model,
+        "node": row.node,
         "lane": row.lane,
         "slot": "" if row.slot is None else str(row.slot),
         "prompt": _count(row.prompt_tokens),

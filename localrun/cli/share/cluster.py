@@ -13,12 +13,14 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+import msgspec
 
 from localrun.cli.arguments import complete_here, load_settings
 from localrun.cli.daemon import daemon_version
@@ -29,15 +31,17 @@ from localrun.errors import PortBusy, Unavailable
 
 if TYPE_CHECKING:
     from localrun.cluster.nodes import Node
-    from localrun.cluster.reports import AppReport, ClusterReport
+    from localrun.cluster.reports import AppReport, ClusterReport, NodeReport, ReplicaReport
     from localrun.cluster.settings import Membership
 
 END_TIMEOUT_S = 60.0
 DEPLOY_WAIT_S = 600.0
 DRAIN_S = 600
 _NODES = ("NODE", "STATE", "ADDRESS", "CPUS", "GPUS")
-_APPS = ("MODEL", "STATE", "REPLICAS", "SLOTS", "QUEUE", "TOK/S")
-_REPLICAS = ("MODEL", "NODE", "SLOTS", "QUEUE", "TOK/S", "PORT", "PID")
+_LOAD = ("SLOTS", "KV CELLS", "QUEUE", "TOK/S", "HIT RATE")
+_APPS = ("MODEL", "STATE", "REPLICAS", *_LOAD)
+_REPLICAS = ("MODEL", "NODE", *_LOAD, "PORT", "PID")
+_EVENTS = ("TIME", "EVENT")
 
 
 @click.group("cluster")
@@ -192,14 +196,16 @@ def deploy(model: str, n_replicas: int, n_gpus: float, slots: int | None, num_ct
 @cluster_command.command("status")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
 def status(as_json: bool) -> None:
-    """Show nodes, models and replicas.
+    """Show nodes, models and replicas, and what happened last.
 
-    TOK/S counts the tokens of all answers in the last seconds, QUEUE the requests that wait for a slot.
+    TOK/S counts the tokens of all answers now, QUEUE the requests that wait for a slot. HIT RATE is the share of prompt
+    tokens that the cache had. Events are seen by nodes that take requests, and shown there.
     """
-    from localrun.cluster import reports
+    from localrun.cluster import reports, view
 
     reports.require_ray()
     report = next(one for one in reports.ask(reports.Look()) if isinstance(one, reports.ClusterReport))
+    report = msgspec.structs.replace(report, nodes=_last_of_each(report.nodes), events=view.kept_events())
     if as_json:
         print_json(report)
         return
@@ -286,23 +292,47 @@ def _shown(report: ClusterReport) -> str:
     ]
     parts = [table(_NODES, nodes, spare=("GPUS", "CPUS"))]
     if report.apps:
-        parts.append(table(_APPS, [_app_cells(app) for app in report.apps], spare=("SLOTS", "QUEUE")))
+        parts.append(table(_APPS, [_app_cells(app) for app in report.apps], spare=("SLOTS", "QUEUE", "KV CELLS")))
     replicas = [
-        (app.description.model, one.node, f"{one.n_running}/{one.n_slots}", str(one.n_queued),
-         f"{one.tokens_per_s:.1f}", str(one.port), str(one.pid))
+        (app.description.model, one.node, *_load_cells([one]), str(one.port), str(one.pid))
         for app in report.apps
         for one in app.replicas
-    ]  # fmt: skip
+    ]
     if replicas:
-        parts.append(table(_REPLICAS, replicas, spare=("PID", "PORT", "QUEUE")))
+        parts.append(table(_REPLICAS, replicas, spare=("PID", "PORT", "QUEUE", "KV CELLS")))
     parts += [f"{app.description.model}: {app.message}" for app in report.apps if app.message]
+    parts += [
+        f"{app.description.model} on {one.node}: {one.why_not}"
+        for app in report.apps for one in app.replicas if one.why_not
+    ]  # fmt: skip
+    if report.events:
+        events = [
+            (f"{datetime.fromtimestamp(one.at_s).astimezone():%Y-%m-%d %H:%M:%S}", one.text) for one in report.events
+        ]
+        parts.append(table(_EVENTS, events, spare=()))
     return "\n\n".join(parts)
 
 
+def _last_of_each(nodes: Sequence[NodeReport]) -> tuple[NodeReport, ...]:
+    """Without the dead ones that came back, which Ray knows as others of the same name."""
+    by_name: dict[str, NodeReport] = {}
+    for node in sorted(nodes, key=lambda node: node.state != "dead"):
+        by_name[node.node] = node
+    return tuple(node for node in nodes if node.state != "dead" or by_name[node.node] is node)
+
+
 def _app_cells(app: AppReport) -> tuple[str, ...]:
-    ready = app.replicas
+    return (app.description.model, app.state, f"{app.n_ready}/{app.n_wanted}", *_load_cells(app.replicas))
+
+
+def _load_cells(replicas: Sequence[ReplicaReport]) -> tuple[str, ...]:
+    """All of them together."""
+    rows = [one.row for one in replicas if one.row is not None]
+    n_prompt = sum(row.prompt_tokens_total for row in rows)
     return (
-        app.description.model, app.state, f"{app.n_ready}/{app.n_wanted}",
-        f"{sum(one.n_running for one in ready)}/{sum(one.n_slots for one in ready)}",
-        str(sum(one.n_queued for one in ready)), f"{sum(one.tokens_per_s for one in ready):.1f}",
-    )  # fmt: skip
+        f"{sum(one.n_running for one in replicas)}/{sum(one.n_slots for one in replicas)}",
+        f"{sum(row.kv_cells_used for row in rows)}/{sum(row.kv_cells for row in rows)}",
+        str(sum(one.n_queued for one in replicas)),
+        f"{sum(one.tokens_per_s for one in replicas):.1f}",
+        f"{sum(row.cached_tokens_total for row in rows) / n_prompt:.0%}" if n_prompt else "-",
+    )

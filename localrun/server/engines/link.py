@@ -40,6 +40,7 @@ class Progress(Protocol):
     """How far a request is. See `Generation`."""
 
     has_shown: bool
+    node: str
 
     @property
     def has_begun(self) -> bool: ...

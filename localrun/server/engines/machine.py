@@ -232,15 +232,16 @@ class MachineSampler:
             cpu_percent=psutil.cpu_percent(),
             memory_total_bytes=total_bytes(),
             memory_available_bytes=available_bytes(),
-            daemon_rss_bytes=_rss(os.getpid()) or 0,
+            daemon_rss_bytes=rss_bytes(os.getpid()) or 0,
             cores=self._cores,
             gpus=self._gpu_load.rows(),
         )
-        rss = {pid: size for pid in pids if (size := _rss(pid)) is not None}
+        rss = {pid: size for pid in pids if (size := rss_bytes(pid)) is not None}
         return MachineSample(system, rss, pids, time.monotonic())
 
 
-def _rss(pid: int) -> int | None:
+def rss_bytes(pid: int) -> int | None:
+    """What a process has in RAM; None when it is gone."""
     try:
         rss: int = psutil.Process(pid).memory_info().rss
     except psutil.Error:

@@ -257,6 +257,7 @@ class Resident:
     def row(self, target_itl_s: float) -> EngineRow:
         """What people see of it; `rss_bytes` is left to whoever samples processes."""
         row = EngineRow(model=self.model.name, name=self.model.full_name, pid=self.link.pid, state=self.state.value)
+        row.use = self.use.value
         row.expires_in_s = self._expires_in_s()
         row.target_itl_s = target_itl_s or None
         row.load = self.load.said
@@ -277,14 +278,7 @@ class Resident:
             row.load_s = ready.load_s
         row.is_preparing = self.link.is_preparing
         row.slots_busy = min(row.slots, self.link.n_requests)  # until a step says better
-        stats = self.link.stats
-        if stats is not None and not row.is_preparing:
-            row.slots_busy = stats.n_running
-            row.queued = stats.n_queued
-        if stats is not None:
-            for name in _OF_STEP:
-                setattr(row, name, getattr(stats, name))
-            row.kv_runs = self.link.kv_runs()
+        show_last_step(row, self.link)
         return row
 
     @cached_property
@@ -306,6 +300,19 @@ class Resident:
         if self._expiry is not None:
             return max(0.0, self._expiry.when() - asyncio.get_running_loop().time())
         return self.keep_alive_s if 0 <= self.keep_alive_s < LONGEST_KEEP_ALIVE_S else None
+
+
+def show_last_step(row: EngineRow, link: EngineLink) -> None:
+    """What the engine said last goes into its row."""
+    stats = link.stats
+    if stats is None:
+        return
+    if not row.is_preparing:
+        row.slots_busy = stats.n_running
+        row.queued = stats.n_queued
+    for name in _OF_STEP:
+        setattr(row, name, getattr(stats, name))
+    row.kv_runs = link.kv_runs()
 
 
 # `Drafts.of_request`, and `Room.make_for_adapters`.

@@ -45,8 +45,8 @@ class Generation:
     `model` is the name asked for until the model is found, then its own name; `engine` is the name that its engine was
     loaded under, which is another one where names share files, empty before there is one. `key` is the name of the API
     key that it came with, empty for none. `number` counts the daemon's requests; `asked` is what it asked of the
-    engine, without its prompt. `has_shown` says that its present engine gave it something new, and `n_deaths` how many
-    may have died of it since one did.
+    engine, without its prompt. `node` is the cluster's that computes it, empty where this machine does. `has_shown`
+    says that its present engine gave it something new, and `n_deaths` how many may have died of it since one did.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Generation:
         self.engine_request_id: int | None = None
         self.adapters: tuple[str, ...] = ()
         self.tier = ""
-        self.client_id = self.trace_id = ""
+        self.client_id = self.trace_id = self.node = ""
         self.slot: int | None = None
         self.last_slot: int | None = None
         self.started_at_s: float | None = None
@@ -148,7 +148,7 @@ class Generation:
         """Its engine died, and another one goes on."""
         self.resumed += 1
         self._drafted_before = (self.n_drafted, self.n_accepted)
-        self.slot = None
+        self.slot, self.node = None, ""
         self.state = RequestState.QUEUED
 
     def started(self, started: wire.Started) -> None:
@@ -321,7 +321,6 @@ class Generation:
         self, now_s: float, *, queue_position: int | None = None, predicted_wait_s: float | None = None
     ) -> RequestRow:
         """The row that people see. `queue_position` 1 is next."""
-        is_decoding = self.state is RequestState.DECODE and self._gaps.count > 0
         return RequestRow(
             id=self.id,
             client=self.client,
@@ -332,6 +331,7 @@ class Generation:
             tier=self.tier,
             client_id=self.client_id,
             trace_id=self.trace_id,
+            node=self.node,
             lane=self.lane.value,
             state=self.state,
             slot=self.slot,
@@ -341,7 +341,7 @@ class Generation:
             computed_tokens=min(self.n_computed, self.n_prompt or 0),
             cached_tokens=self.n_cached,
             output_tokens=self.n_output,
-            tokens_per_s=self._rate.per_s(now_s) if is_decoding else None,
+            tokens_per_s=self.tokens_per_s(now_s),
             tokens_per_s_avg=self._average_per_s(),
             ttft_s=self.ttft_s,
             itl_p50_s=self._gaps.quantiles(0.5)[0],
@@ -354,6 +354,11 @@ class Generation:
             drafts=[_draft_row(counts) for counts in self.drafts],
             speedup=self.speedup,
         )
+
+    def tokens_per_s(self, now_s: float) -> float | None:
+        """Of the last second; None unless it decodes, and before its second token."""
+        is_decoding = self.state is RequestState.DECODE and self._gaps.count > 0
+        return self._rate.per_s(now_s) if is_decoding else None
 
     def _count_drafts(self, n_drafted: int, n_accepted: int) -> None:
         """By the engine that it runs on. One that says nothing of them, as in some ends, takes nothing back."""

@@ -13,6 +13,7 @@ import math
 import time
 import uuid
 from collections import Counter, deque
+from collections.abc import Callable
 
 from localrun import wire
 from localrun.errors import Conflict, NotFound
@@ -33,9 +34,11 @@ def unknown_request(job_id: str) -> NotFound:
 
 
 class Registry:
-    """Jobs by id. `idle` is set while none is active."""
+    """Jobs by id. `idle` is set while none is active. `node_of` says where requests for a model are computed that the
+    cluster has on none of its nodes."""
 
-    def __init__(self) -> None:
+    def __init__(self, node_of: Callable[[str], str] = lambda model: "") -> None:
+        self._node_of = node_of
         self._active: dict[str, Job] = {}
         self.idle = asyncio.Event()
         self.idle.set()
@@ -92,13 +95,13 @@ class Registry:
             return self._row(job, now_s)
         for record in self._recent(now_s):
             if record.id == job_id:
-                return record.row(now_s)
+                return self._with_node(record.row(now_s))
         raise unknown_request(job_id)
 
     def rows(self) -> list[RequestRow]:
         """All rows, oldest first."""
         now_s = time.monotonic()
-        rows = [(record.arrived_at_s, record.row(now_s)) for record in self._recent(now_s)]
+        rows = [(record.arrived_at_s, self._with_node(record.row(now_s))) for record in self._recent(now_s)]
         rows += [(job.arrived_at_s, self._row(job, now_s)) for job in self._active.values()]
         rows.sort(key=lambda pair: pair[0])
         return [row for _, row in rows]
@@ -116,6 +119,16 @@ class Registry:
         """Active requests in one of these states, by the name that their engine was loaded under."""
         return Counter(job.record.engine for job in self._active.values() if job.record.state in states)
 
+    def counts_by_node(self, *states: RequestState) -> Counter[tuple[str, str]]:
+        """Those on nodes of the cluster, by model and node."""
+        records = (job.record for job in self._active.values())
+        return Counter((each.engine, each.node) for each in records if each.node and each.state in states)
+
+    def tokens_per_s_on_nodes(self, now_s: float) -> float:
+        """What nodes of the cluster write for requests of this daemon."""
+        records = (job.record for job in self._active.values())
+        return sum(each.tokens_per_s(now_s) or 0.0 for each in records if each.node)
+
     def _dispensable(self) -> Generation:
         """The oldest of whoever has most: nobody's go for another's."""
         ((most, _),) = Counter(record.key for record in self._ended).most_common(1)
@@ -129,9 +142,14 @@ class Registry:
     def _row(self, job: Job, now_s: float) -> RequestRow:
         record, link = job.record, job.link
         if record.engine_request_id is None or link is None or record.state is not RequestState.QUEUED:
-            return record.row(now_s)
-        return record.row(
+            return self._with_node(record.row(now_s))
+        row = record.row(
             now_s,
             queue_position=link.queue_position(record.engine_request_id),
             predicted_wait_s=link.predicted_wait_s(record.engine_request_id, now_s),
         )
+        return self._with_node(row)
+
+    def _with_node(self, row: RequestRow) -> RequestRow:
+        row.node = row.node or self._node_of(row.model)
+        return row

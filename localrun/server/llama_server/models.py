@@ -21,6 +21,8 @@ from localrun.server.prompting.profile import capabilities
 from localrun.server.runtime import Runtime
 
 Status = Literal["loaded", "loading", "unloaded"]
+# Of files that are in memory here, or on their way, and of models that are elsewhere, by their names.
+Statuses = dict[Path | str, Status]
 
 
 class LlamaModelStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,9 +58,8 @@ class Done(msgspec.Struct, frozen=True, kw_only=True):
     success: Literal[True]
 
 
-def statuses(runtime: Runtime) -> dict[Path, Status]:
-    """Of the files that are in memory, or on their way."""
-    found: dict[Path, Status] = {}
+def statuses(runtime: Runtime) -> Statuses:
+    found: Statuses = {row.model: "loaded" for row in runtime.rows_elsewhere() if row.state == "ready"}
     for resident in runtime.supervisor.residents():
         if resident.state is ResidentState.READY:
             found[resident.key] = "loaded"
@@ -67,9 +68,11 @@ def statuses(runtime: Runtime) -> dict[Path, Status]:
     return found
 
 
-def status_of(model: Model, found: dict[Path, Status]) -> LlamaModelStatus:
+def status_of(model: Model, found: Statuses) -> LlamaModelStatus:
     """In a thread: asks the disk where anything is loaded."""
-    return LlamaModelStatus(value=found.get(model.path.resolve(), "unloaded") if found else "unloaded")
+    if not found:
+        return LlamaModelStatus(value="unloaded")
+    return LlamaModelStatus(value=found.get(model.name) or found.get(model.path.resolve(), "unloaded"))
 
 
 def architecture_of(model: Model) -> LlamaArchitecture:
@@ -105,6 +108,6 @@ async def unload(runtime: Runtime, exchange: Exchange) -> None:
     name = (await exchange.read_json(NamedModel)).model
     runtime.targets.check_one(exchange.caller, name)
     exchange.caller.check_change(f"unload {name}")
-    if not await runtime.supervisor.unload(name):
+    if not await runtime.unload(name):
         raise BadRequest(f"model: '{name}' is not loaded, so there is nothing to unload", field="model")
     await exchange.answer_json(Done(success=True))

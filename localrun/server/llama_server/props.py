@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from localrun.config import in_short
 from localrun.errors import BadModelFile, BadRequest, ModelNotFound, NotSupported, Unavailable
 from localrun.models.gguf.header import special_token_text
+from localrun.models.name import split_adapters
 from localrun.models.storage.model import Model
 from localrun.server.build import build_name
 from localrun.server.embedding.bodies import MEDIA_PLACE
-from localrun.server.engines.resident import Resident, ResidentState
+from localrun.server.engines.resident import Use
 from localrun.server.http.access import Caller
 from localrun.server.http.exchange import Exchange, parameter
 from localrun.server.http.fields import defaults_of, sampling, stop_strings
@@ -27,7 +30,7 @@ from localrun.server.jobs.generation import Generation
 from localrun.server.llama_server.completion import generation_settings, with_defaults
 from localrun.server.media.decoder import kinds_of
 from localrun.server.runtime import Runtime
-from localrun.snapshot import RequestState
+from localrun.snapshot import EngineRow, RequestState
 from localrun.wire import MediaKind, Sampling, Submit
 
 
@@ -100,8 +103,8 @@ class LlamaSlot(msgspec.Struct, frozen=True, kw_only=True):
 async def show_props(runtime: Runtime, exchange: Exchange) -> None:
     name = parameter(exchange, "model")
     loaded = _generating(runtime, exchange.caller)
-    if not name and len({resident.model.name for resident in loaded}) == 1:
-        name = loaded[0].model.name
+    if not name and len({engine.row.model for engine in loaded}) == 1:
+        name = loaded[0].row.model
     if not name:
         await exchange.answer_redacted(_of_daemon(runtime, is_sleeping=not loaded))
         return
@@ -115,10 +118,10 @@ async def show_props(runtime: Runtime, exchange: Exchange) -> None:
 async def list_slots(runtime: Runtime, exchange: Exchange) -> None:
     """The route's handler. Raises Unavailable with `fail_on_no_slot` where none is free."""
     name, caller = parameter(exchange, "model"), exchange.caller
-    residents = _generating(runtime, caller)
+    engines = _generating(runtime, caller)
     if name:
-        residents = await _with_its_files(runtime, name, residents)
-    slots = [slot for resident in residents for slot in _slots_of(resident, caller, runtime)]
+        engines = await _with_its_files(runtime, name, engines)
+    slots = [slot for engine in engines for slot in _slots_of(engine, caller, runtime)]
     if parameter(exchange, "fail_on_no_slot") and all(slot.is_processing for slot in slots):
         raise Unavailable("no slot is free; try again later")
     await exchange.answer_redacted(slots)
@@ -133,21 +136,31 @@ async def keep_slot(_: Runtime, exchange: Exchange) -> None:
     )
 
 
-def _generating(runtime: Runtime, caller: Caller) -> list[Resident]:
-    """The loaded models that generate, of those that whoever asks may use."""
-    return [
-        one
-        for one in runtime.supervisor.residents()
-        if one.state is ResidentState.READY and one.pooling is None and caller.may_use_model(one.model.name)
-    ]
+class _Engine(NamedTuple):
+    """One that generates, and the requests that are or were the last ones in its slots, as far as this daemon knows."""
+
+    row: EngineRow
+    last_in_slot: Mapping[int, Generation]
 
 
-async def _with_its_files(runtime: Runtime, name: str, loaded: list[Resident]) -> list[Resident]:
+def _generating(runtime: Runtime, caller: Caller) -> list[_Engine]:
+    """The loaded engines that generate, of models that whoever asks may use."""
+    target_itl_s = runtime.settings.target_itl_s
+    found = [_Engine(one.row(target_itl_s), one.link.last_in_slot) for one in runtime.supervisor.residents()]
+    if (view := runtime.view) is not None:
+        links = ((row, view.link_of(row)) for row in view.rows())
+        found += [_Engine(row, {} if link is None else link.last_in_slot) for row, link in links]
+    rows = [(one, one.row) for one in found]
+    return [one for one, row in rows if (row.state, row.use) == ("ready", Use.TEXT) and caller.may_use_model(row.model)]
+
+
+async def _with_its_files(runtime: Runtime, name: str, loaded: list[_Engine]) -> list[_Engine]:
     """Those that answer requests by this name, whatever they were loaded as."""
+    pids = set[int | None]()
     with suppress(ModelNotFound, BadModelFile):
-        sharing = await runtime.supervisor.residents_of(name)
-        return [one for one in loaded if one in sharing]
-    return []
+        pids = {one.link.pid for one in await runtime.supervisor.residents_of(name)}
+    named = in_short(split_adapters(name).model)
+    return [one for one in loaded if (in_short(one.row.model) == named if one.row.replica else one.row.pid in pids)]
 
 
 def _of_daemon(runtime: Runtime, *, is_sleeping: bool) -> LlamaProps:
@@ -164,13 +177,12 @@ def _of_daemon(runtime: Runtime, *, is_sleeping: bool) -> LlamaProps:
     )
 
 
-def _of_model(runtime: Runtime, name: str, model: Model, loaded: list[Resident]) -> LlamaProps:
+def _of_model(runtime: Runtime, name: str, model: Model, loaded: list[_Engine]) -> LlamaProps:
     """In a thread: reads the store. `loaded` have its files."""
     header = model.header
     if not header.generates:
         raise BadRequest(f"model: '{name}' generates no text", field="model")
     kinds = kinds_of(model)
-    ready = loaded[0].link.ready if loaded else None
     defaults = defaults_of(model)
     n_ctx = runtime.supervisor.asked(model).num_ctx or header.n_ctx_train
     said = Submit(
@@ -181,9 +193,9 @@ def _of_model(runtime: Runtime, name: str, model: Model, loaded: list[Resident])
     )
     params = generation_settings(said)
     return LlamaProps(
-        default_generation_settings=GenerationDefaults(params=params, n_ctx=n_ctx if ready is None else ready.n_ctx),
-        is_sleeping=ready is None,
-        total_slots=runtime.settings.slots if ready is None else ready.n_slots,
+        default_generation_settings=GenerationDefaults(params=params, n_ctx=loaded[0].row.n_ctx if loaded else n_ctx),
+        is_sleeping=not loaded,
+        total_slots=sum(one.row.slots for one in loaded) if loaded else runtime.settings.slots,
         model_alias=model.name,
         model_path=str(model.path),
         model_ftype=header.quantization,
@@ -195,17 +207,21 @@ def _of_model(runtime: Runtime, name: str, model: Model, loaded: list[Resident])
     )
 
 
-def _slots_of(resident: Resident, caller: Caller, runtime: Runtime) -> list[LlamaSlot]:
-    link, speculates = resident.link, runtime.settings.speculation == "on"
+def _slots_of(engine: _Engine, caller: Caller, runtime: Runtime) -> list[LlamaSlot]:
+    row, speculates = engine.row, runtime.settings.speculation == "on"
+    known = {place: record for place, record in engine.last_in_slot.items() if place < row.slots}
+    busy = {place for place, record in known.items() if record.slot == place}
+    if row.replica:  # requests of other doors are somewhere
+        busy.update([place for place in range(row.slots) if place not in busy][: max(0, row.slots_busy - len(busy))])
     slots = []
-    for place in range(link.ready.n_slots):
-        record: Generation | None = link.last_in_slot.get(place)
-        is_processing = record is not None and record.slot == place
+    for place in range(row.slots):
         slot = LlamaSlot(
-            id=place, n_ctx=link.ready.n_ctx, speculative=speculates, is_processing=is_processing, model=link.model
+            id=place, n_ctx=row.n_ctx, speculative=speculates, is_processing=place in busy, model=row.model
         )
+        record = known.get(place)
         # What others ask is nobody's business.
-        slots.append(slot if record is None or not caller.can_see(record.key) else _with_request(slot, record))
+        is_shown = record is not None and caller.can_see(record.key) and (record.slot == place or place not in busy)
+        slots.append(_with_request(slot, record) if record is not None and is_shown else slot)
     return slots
 
 

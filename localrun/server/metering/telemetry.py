@@ -15,6 +15,11 @@ API key; `name` is a tier's in the settings file, `size` small or large. Nothing
 batch. What can be told beforehand is there with 0, since a rate does not see a series begin with 1; what is of a model
 that is gone goes.
 
+In a cluster whoever sums over all daemons counts nothing twice. What is of requests is counted by the daemon that they
+came to. What is of engines has the label `node`: each daemon tells of the engines that it started itself, and of the
+replicas that the cluster did only the head's does, which always runs one. It tells of them as they say themselves, so
+that requests of all daemons are in it; histograms and deaths of engines are those of daemons' own.
+
 Does not: decide anything; nothing in the daemon acts on these numbers.
 """
 
@@ -22,14 +27,13 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections import Counter as Sums
+from collections.abc import Callable, Collection, Sequence
 
 import msgspec
 from prometheus_client import CollectorRegistry, Counter, Histogram, Info, ProcessCollector, disable_created_metrics
-from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics import MetricWrapperBase
-from prometheus_client.registry import Collector
 
 import localrun
 from localrun import errors, wire
@@ -43,10 +47,9 @@ from localrun.server.http.failures import Shape
 from localrun.server.jobs.generation import CALLED, Generation
 from localrun.server.jobs.registry import Registry
 from localrun.server.jobs.windows import LatencyWindow, RateWindow
+from localrun.server.metering.live_gauges import RUNNING_STATES, LiveCollector, Nodes
 from localrun.server.metering.llama_server_names import LlamaServerNames, Totals
-from localrun.snapshot import ENGINE_GAUGES, Aggregate, BatchRow, EngineRow, RequestState, Snapshot
-
-RUNNING_STATES = (RequestState.PREFILL, RequestState.DECODE)
+from localrun.snapshot import Aggregate, BatchRow, EngineRow, RequestState, Snapshot
 
 # Codes of errors: what llama.cpp handed back could not be used.
 UNUSABLE = (NoNumbers.code, UnknownToken.code)
@@ -107,9 +110,7 @@ class Metrics:
     """The families of the Prometheus page. Its registry is its own, so that two runtimes in one process (tests) do not
     share counters."""
 
-    def __init__(
-        self, requests: Registry, engine_rows: Callable[[], list[EngineRow]], batch_rows: Callable[[], list[BatchRow]]
-    ) -> None:
+    def __init__(self) -> None:
         # A `_created` series beside every counter and histogram doubles the page and says nothing new.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = registry = CollectorRegistry()
@@ -231,7 +232,6 @@ class Metrics:
         for family in Shape:
             for status in (200, CLIENT_GONE, *(kind.status for kind in kinds)):
                 self.responses.labels(family.value, str(status))
-        registry.register(_LiveCollector(requests, engine_rows, batch_rows))
         ProcessCollector(registry=registry)
 
     def of(self, model: str) -> _ModelMetrics:
@@ -266,55 +266,6 @@ class Metrics:
         return encode(self.registry), content_type
 
 
-class _LiveCollector(Collector):
-    """Gauges, made at each scrape, so that a step never touches them."""
-
-    def __init__(
-        self, requests: Registry, engine_rows: Callable[[], list[EngineRow]], batch_rows: Callable[[], list[BatchRow]]
-    ) -> None:
-        self._requests = requests
-        self._engine_rows = engine_rows
-        self._batch_rows = batch_rows
-
-    def collect(self) -> Iterable[Metric]:
-        engines = self._engine_rows()
-        names = [row.model for row in engines]
-        ready = [row for row in engines if row.state == "ready"]
-        running = self._requests.counts_by_engine(*RUNNING_STATES)
-        queued = self._requests.counts_by_engine(RequestState.QUEUED)
-        yield GaugeMetricFamily("localrun_models_loaded", "Models that are loaded.", value=len(ready))
-        yield GaugeMetricFamily(
-            "localrun_requests_loading",
-            "Requests waiting for a model to load.",
-            value=self._requests.count(RequestState.LOADING),
-        )
-        yield _by_model("localrun_requests_running", "Requests in a slot.", {name: running[name] for name in names})
-        yield _by_model(
-            "localrun_requests_queued", "Requests waiting for a slot.", {name: queued[name] for name in names}
-        )
-        for name, (field, text) in ENGINE_GAUGES.items():
-            yield _by_model(f"localrun_{name}", text, {row.model: getattr(row, field) for row in ready})
-        batches = self._batch_rows()
-        yield GaugeMetricFamily("localrun_batches", "Batches that have not ended.", value=len(batches))
-        yield GaugeMetricFamily(
-            "localrun_batches_waiting",
-            "Batches whose lines wait: for memory, room on the disk, an engine or their key's limit.",
-            value=sum(bool(row.waits_for) for row in batches),
-        )
-        yield GaugeMetricFamily(
-            "localrun_batch_lines_left",
-            "Lines of batches without a result.",
-            value=sum(row.lines - row.succeeded - row.errored for row in batches),
-        )
-
-
-def _by_model(name: str, documentation: str, values: dict[str, int]) -> Metric:
-    family = GaugeMetricFamily(name, documentation, labels=["model"])
-    for model, value in values.items():
-        family.add_metric([model], value)
-    return family
-
-
 class _EngineMeter:
     """The rates of one engine."""
 
@@ -322,6 +273,7 @@ class _EngineMeter:
         self.decode = RateWindow()
         self.prefill = RateWindow()
         self.step = 0
+        self.output_total = 0
         self.prefill_total = 0
         self.ram_restored_total = 0
         self.disk_restored_total = 0
@@ -330,8 +282,8 @@ class _EngineMeter:
 
 
 class Telemetry:
-    """See the module. `engine_rows` gives the supervisor's rows, `batch_rows` those of batches, and `loaded_as` the
-    name under which a model is loaded that a request names otherwise; empty for none."""
+    """See the module. `engine_rows` gives the rows of engines, `batch_rows` those of batches, and `loaded_as` the name
+    under which a model is loaded that a request names otherwise; empty for none. `nodes` is the cluster, in one."""
 
     def __init__(
         self,
@@ -340,7 +292,9 @@ class Telemetry:
         engine_rows: Callable[[], list[EngineRow]],
         batch_rows: Callable[[], list[BatchRow]] = list,
         loaded_as: Callable[[str], str] = lambda name: "",
+        nodes: Nodes | None = None,
     ) -> None:
+        self._own_node = "" if nodes is None else nodes.node
         self._settings = settings
         self._registry = registry
         self._engine_rows = engine_rows
@@ -356,7 +310,8 @@ class Telemetry:
         self._encoder = msgspec.json.Encoder()
         self._encoded = b""
         self._encoded_at_s = float("-inf")
-        self.metrics = Metrics(registry, engine_rows, batch_rows)
+        self.metrics = Metrics()
+        self.metrics.registry.register(LiveCollector(registry, engine_rows, batch_rows, nodes))
         self._llama_totals = Totals()
         self.metrics.registry.register(LlamaServerNames(self._llama_totals, lambda: self._aggregate(time.monotonic())))
 
@@ -436,6 +391,10 @@ class Telemetry:
             return
         self.metrics.request.labels(model, record.api).observe(record.ended_at_s - record.arrived_at_s)
         metrics = self.metrics.of(model)
+        if record.error_code in UNUSABLE:
+            self.metrics.unusable.labels(model, record.error_code).inc()
+        if record.node:  # of this machine's engines they are counted with each step
+            self._count_drafts(model, record.drafts, {})
         metrics.prompt_tokens.inc(record.n_prompt or 0)
         metrics.cached_tokens.inc(record.n_cached or 0)
         if record.usage is not None:
@@ -463,10 +422,8 @@ class Telemetry:
         if meter is None:
             return
         n_output = sum(len(delta.tokens) for delta in step.deltas)
-        for delta in step.deltas:
-            if delta.error_code in UNUSABLE:
-                self.metrics.unusable.labels(link.model, delta.error_code).inc()
         if n_output:
+            meter.output_total += n_output
             meter.decode.add(step.sent_at_s, stats.step_s, n_output)
         n_prefill = stats.prefill_tokens_total - meter.prefill_total
         if n_prefill:
@@ -526,17 +483,21 @@ class Telemetry:
 
     async def snapshot(self) -> Snapshot:
         """Everything as of now; the system's figures are up to a second old."""
-        rows = self._engine_rows()
-        sample = await self._machine.sample([row.pid for row in rows if row.pid is not None])
-        rows = self._engine_rows()
+        pids = [row.pid for row in self._engine_rows() if row.pid is not None and row.node == self._own_node]
+        sample = await self._machine.sample(pids)
+        rows, now_s = self._engine_rows(), time.monotonic()
+        meters = {link.pid: meter for link, meter in self._meters.items()}
         for row in rows:
-            row.rss_bytes = sample.rss_by_pid.get(row.pid or 0)
-        now_s = time.monotonic()
+            if row.node == self._own_node:
+                row.rss_bytes = sample.rss_by_pid.get(row.pid or 0)
+            if not row.replica and (meter := meters.get(row.pid)) is not None:
+                row.tokens_per_s, row.prefill_tokens_per_s = meter.decode.per_s(now_s), meter.prefill.per_s(now_s)
+                row.output_tokens_total = meter.output_total
         return Snapshot(
             time_s=time.time(),
             uptime_s=now_s - self._started_s,
             version=localrun.__version__,
-            aggregate=self._aggregate(now_s),
+            aggregate=self._aggregate(now_s, [row for row in rows if row.replica]),
             engines=rows,
             requests=self._registry.rows(),
             system=sample.system,
@@ -550,14 +511,18 @@ class Telemetry:
             self._encoded_at_s = time.monotonic()
         return self._encoded
 
-    def _aggregate(self, now_s: float) -> Aggregate:
+    def _aggregate(self, now_s: float, replicas: Sequence[EngineRow] = ()) -> Aggregate:
+        """Of what replicas say that they do for others as well."""
         count, totals = self._registry.count, self._totals
         n_prompt, n_cached = self._registry.prompt_tokens()
+        for_own = self._registry.tokens_per_s_on_nodes(now_s)
         return Aggregate(
-            decode_tokens_per_s=sum(meter.decode.per_s(now_s) for meter in self._meters.values()),
-            prefill_tokens_per_s=sum(meter.prefill.per_s(now_s) for meter in self._meters.values()),
-            running=count(*RUNNING_STATES),
-            queued=count(RequestState.QUEUED),
+            decode_tokens_per_s=sum(meter.decode.per_s(now_s) for meter in self._meters.values())
+            + max(for_own, sum(row.tokens_per_s for row in replicas)),
+            prefill_tokens_per_s=sum(meter.prefill.per_s(now_s) for meter in self._meters.values())
+            + sum(row.prefill_tokens_per_s for row in replicas),
+            running=count(*RUNNING_STATES) + self._n_of_others(replicas, "slots_busy", *RUNNING_STATES),
+            queued=count(RequestState.QUEUED) + self._n_of_others(replicas, "queued", RequestState.QUEUED),
             loading=count(RequestState.LOADING),
             requests_total=totals.requests_total,
             failed_total=totals.failed_total,
@@ -572,6 +537,12 @@ class Telemetry:
             ttft_s=self._ttft.percentiles(now_s),
             itl_s=self._itl.percentiles(now_s),
         )
+
+    def _n_of_others(self, replicas: Sequence[EngineRow], field: str, *states: RequestState) -> int:
+        own, there = self._registry.counts_by_node(*states), Sums[tuple[str, str]]()
+        for row in replicas:
+            there[row.model, row.node] += getattr(row, field)
+        return (there - own).total()  # what is more there than here
 
 
 def _share(part: int, whole: int) -> float | None:

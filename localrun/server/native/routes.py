@@ -154,8 +154,8 @@ async def cache(runtime: Runtime, exchange: Exchange) -> None:
     report = msgspec.structs.replace(
         report,
         models=rows,
-        ram_bytes=sum(row.ram_bytes for row in rows),
-        disk_bytes=sum(row.disk_bytes for row in rows),
+        ram_bytes=sum(row.ram_bytes for row in rows if not row.node),
+        disk_bytes=sum(row.disk_bytes for row in rows if not row.node),
     )
     await exchange.answer_redacted(report)
 

@@ -134,7 +134,7 @@ async def load_or_unload(runtime: Runtime, exchange: Exchange, body: ChatBody | 
     if keep_alive_s(body.service.keep_alive) == 0:
         for name in names:
             exchange.caller.check_change(f"unload {name}")
-            await runtime.supervisor.unload(name)
+            await runtime.unload(name)
         await exchange.answer(lines.end("unload", metrics(_NOTHING, load_s=0.0, total_s=0.0)))
         return
     if tier is not None:

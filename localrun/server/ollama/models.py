@@ -158,18 +158,20 @@ async def tags(runtime: Runtime, exchange: Exchange) -> None:
         for resident in residents
         for model in (resident.model,)
     }
-    await exchange.answer_redacted(await asyncio.to_thread(_tags, runtime, loaded, exchange.caller))
+    there = {row.model for row in runtime.rows_elsewhere() if row.state == "ready"}
+    await exchange.answer_redacted(await asyncio.to_thread(_tags, runtime, loaded, there, exchange.caller))
 
 
 async def ps(runtime: Runtime, exchange: Exchange) -> None:
     """GET /api/ps: the models that are loaded."""
     sees = exchange.caller.may_use_model
-    engines = [engine for engine in runtime.supervisor.loaded() if engine.state == "ready" and sees(engine.model)]
+    engines = [engine for engine in runtime.engine_rows() if engine.state == "ready" and sees(engine.model)]
     await exchange.answer_redacted(Ps(models=await asyncio.to_thread(_ps_rows, runtime.store, engines)))
 
 
-def _tags(runtime: Runtime, loaded: dict[Files, str], caller: Caller) -> Tags:
-    """In a thread: reads the folders, and new headers. What cannot be used comes with the reason."""
+def _tags(runtime: Runtime, loaded: dict[Files, str], there: set[str], caller: Caller) -> Tags:
+    """In a thread: reads the folders, and new headers. What cannot be used comes with the reason. Of what is loaded on
+    other machines, `there`, the names are known."""
     rows, named, unusable = list[TagRow](), list[AdapterTag](), list[UnusableFile]()
     for found in runtime.store.survey():
         if not isinstance(found, DamagedFile) and not runtime.targets.can_see(caller, found.name):
@@ -183,7 +185,7 @@ def _tags(runtime: Runtime, loaded: dict[Files, str], caller: Caller) -> Tags:
             continue
         with suppress(BadModelFile):
             files = _files(runtime, found) if loaded else None
-            loaded_as = None if files is None else loaded.get(files)
+            loaded_as = found.full_name if found.name in there else None if files is None else loaded.get(files)
             rows.append(_tags_row(found, is_loaded=loaded_as is not None, loaded_as=loaded_as or ""))
     for tier in runtime.settings.tiers:
         if not runtime.targets.can_see(caller, tier.name):
@@ -295,7 +297,7 @@ _FILLS_IN = "{#- .Suffix -#}"
 
 async def show(runtime: Runtime, exchange: Exchange) -> None:
     body = await exchange.read_json(ModelBody)
-    loaded = {row.model: row.n_ctx for row in runtime.supervisor.loaded() if row.n_ctx}
+    loaded = {row.model: row.n_ctx for row in runtime.engine_rows() if row.n_ctx}
     answer = await asyncio.to_thread(_shown, runtime, body, loaded, exchange.caller)
     await exchange.answer_redacted(answer)
 

@@ -15,7 +15,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from localrun import __version__
 from localrun.errors import told_of
-from localrun.server.engines.resident import ResidentState
+from localrun.server.engines.resident import Use
 from localrun.server.http import fields
 from localrun.server.http.exchange import Exchange
 from localrun.server.openai.answer import Answer, Fields
@@ -185,9 +185,9 @@ async def one_model(runtime: Runtime, exchange: Exchange) -> None:
 
 def _loaded(runtime: Runtime) -> dict[str, int]:
     """The context of each model that is loaded; of one with two engines, that of the one that generates."""
-    ready = [one for one in runtime.supervisor.residents() if one.state is ResidentState.READY]
-    ready.sort(key=lambda one: one.pooling is None)
-    return {one.model.name: one.link.ready.n_ctx for one in ready}
+    ready = [row for row in runtime.engine_rows() if row.state == "ready"]
+    ready.sort(key=lambda row: row.use == Use.TEXT)
+    return {row.model: row.n_ctx for row in ready}
 
 
 def _row(target: Target, loaded: dict[str, int]) -> LmStudioModel:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
@@ -26,7 +25,7 @@ from localrun.server.llama_server.models import (
     LlamaArchitecture,
     LlamaModel,
     LlamaModelStatus,
-    Status,
+    Statuses,
     architecture_of,
     llama_model,
     status_of,
@@ -93,7 +92,7 @@ def _rows(runtime: Runtime, caller: Caller) -> list[OpenAIModel]:
     return [_row(target, found) for target in runtime.targets.visible(caller)]
 
 
-def _row(target: Target, found: dict[Path, Status]) -> OpenAIModel:
+def _row(target: Target, found: Statuses) -> OpenAIModel:
     """In a thread: reads the file."""
     model, header = target.model, target.model.header
     return OpenAIModel(

@@ -188,18 +188,16 @@ async def test_an_engine_that_died_leaves_the_rates_and_is_counted(running: Any,
 
 @pytest.mark.parametrize("kind", ["no_numbers", "unknown_token"])
 async def test_what_llama_cpp_handed_back_and_could_not_be_used_is_counted(
-    running: Any, generate: Any, kind: str
+    running: Any, submit: Any, kind: str
 ) -> None:
     async with running() as runtime:
-        await generate(runtime, n_predict=2)
-        [resident] = runtime.supervisor.residents()
-        deltas = [
-            wire.Delta(1, wire.Phase.DECODE, 5, 1, finish=wire.Finish.ERROR, error_code=code)
-            for code in (kind, "bad_request", kind)
-        ]
-        runtime.telemetry.engine_step(
-            resident.link, wire.Step(sent_at_s=0.0, deltas=deltas, stats=wire.StepStats(*[0] * 15))
-        )
+        for code in (kind, "bad_request", kind):
+            async with runtime.job(JobRequest(model="alpha", api="/test")) as job:
+                await submit(job, n_predict=100_000)
+                failed = wire.Delta(
+                    1, wire.Phase.DONE, 5, 1, finish=wire.Finish.ERROR, error_code=code, error_message="no"
+                )
+                job.on_delta(failed, time.monotonic())
         labels = frozenset({("model", "alpha"), ("kind", kind)})
         counted = {
             name_and_labels: value

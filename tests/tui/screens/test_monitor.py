@@ -74,6 +74,38 @@ async def test_own_requests_have_a_name_and_routes_are_whole_where_there_is_room
         ]
 
 
+@pytest.mark.parametrize("width", [50, 60, 70, 80, 100, 126, 150])
+async def test_nodes_of_a_cluster_have_a_column_that_fits(desk: Any, width: int) -> None:
+    """Beside a table without nodes there is none."""
+    async with desk.open((width, 36)) as pilot:
+        await _open(desk, pilot)
+        desk.daemon.publish(desk.row("a"))
+        await desk.see(pilot, "decode")
+        assert "node" not in desk.seen(desk.app)
+        there = [replace(TINY, node=name, replica=name, slots_busy=busy, slots=8, tokens_per_s=10.0 * busy)
+                 for name, busy in (("studio-1", 3), ("studio-2", 5))]  # fmt: skip
+        desk.daemon.publish(desk.row("a", node="studio-2", age_s=4.0), engines=tuple(there), time_s=1001)
+        await desk.until(pilot, lambda: desk.seen(desk.app).count("/8") == 2)
+        lines = desk.seen(desk.app).split("\n")
+        assert max(map(len, lines)) <= width
+        (asked,) = _table_lines(desk)
+        assert " studio" in asked
+        engines = [line for line in lines if "/8" in line]
+        for line, name, busy in zip(engines, ("studio-1", "studio-2"), ("3/8", "5/8"), strict=True):
+            assert f" {name} " in line
+            assert f" {busy} " in line
+        assert ("50.0" in engines[1]) == (width >= 63), "tokens per second of a node"
+
+
+async def test_the_map_is_of_the_node_that_a_request_is_on(desk: Any) -> None:
+    async with desk.open(WIDE) as pilot:
+        await _open(desk, pilot)
+        there = [replace(TINY, node=name, replica=name, kv_cells=8192, kv_cells_used=used)
+                 for name, used in (("n1", 4000), ("n2", 16))]  # fmt: skip
+        desk.daemon.publish(desk.row("a", node="n2"), engines=tuple(there))
+        await desk.see(pilot, "KV cells of tiny: 16")
+
+
 async def test_the_important_columns_fit_eighty(desk: Any) -> None:
     async with desk.open(NARROW) as pilot:
         await _open(desk, pilot)

@@ -1,0 +1,100 @@
+"""What `/metrics` says of this moment, made at each scrape, so that a step never touches it: requests, engines and
+batches, and what the cluster's nodes have done. Which daemon tells of which engine is said in `telemetry.py`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Protocol
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from localrun.server.jobs.registry import Registry
+from localrun.snapshot import ENGINE_GAUGES, NODE_TOTALS, BatchRow, EngineRow, RequestState
+
+RUNNING_STATES = (RequestState.PREFILL, RequestState.DECODE)
+
+
+class Nodes(Protocol):
+    """The cluster. `node` is this machine in it. `is_counted_here` says whether this daemon counts what replicas do,
+    and `totals` has that by model and node: the fields of `NODE_TOTALS`, which never fall."""
+
+    node: str
+    is_counted_here: bool
+
+    def totals(self) -> Mapping[tuple[str, str], Mapping[str, int]]: ...
+
+
+class LiveCollector(Collector):
+    """See the module."""
+
+    def __init__(
+        self,
+        requests: Registry,
+        engine_rows: Callable[[], list[EngineRow]],
+        batch_rows: Callable[[], list[BatchRow]],
+        nodes: Nodes | None,
+    ) -> None:
+        self._requests = requests
+        self._engine_rows = engine_rows
+        self._batch_rows = batch_rows
+        self._nodes = nodes
+
+    def collect(self) -> Iterable[Metric]:
+        engines = self._engine_rows()
+        names = [row.model for row in engines]
+        counts_replicas = self._nodes is not None and self._nodes.is_counted_here
+        ready = [row for row in engines if row.state == "ready" and (counts_replicas or not row.replica)]
+        running = self._requests.counts_by_engine(*RUNNING_STATES)
+        queued = self._requests.counts_by_engine(RequestState.QUEUED)
+        yield GaugeMetricFamily("localrun_models_loaded", "Models that are loaded.", value=len(ready))
+        yield GaugeMetricFamily(
+            "localrun_requests_loading",
+            "Requests waiting for a model to load.",
+            value=self._requests.count(RequestState.LOADING),
+        )
+        yield _by_model("localrun_requests_running", "Requests in a slot.", {name: running[name] for name in names})
+        yield _by_model(
+            "localrun_requests_queued", "Requests waiting for a slot.", {name: queued[name] for name in names}
+        )
+        for name, (field, text) in ENGINE_GAUGES.items():
+            yield _by_engine(f"localrun_{name}", text, ready, field)
+        if self._nodes is not None:
+            totals = self._nodes.totals() if counts_replicas else {}
+            for name, (field, text) in NODE_TOTALS.items():
+                family = CounterMetricFamily(f"localrun_{name}", text, labels=["model", "node"])
+                for place, of_place in totals.items():
+                    family.add_metric(place, of_place[field])
+                yield family
+        batches = self._batch_rows()
+        yield GaugeMetricFamily("localrun_batches", "Batches that have not ended.", value=len(batches))
+        yield GaugeMetricFamily(
+            "localrun_batches_waiting",
+            "Batches whose lines wait: for memory, room on the disk, an engine or their key's limit.",
+            value=sum(bool(row.waits_for) for row in batches),
+        )
+        yield GaugeMetricFamily(
+            "localrun_batch_lines_left",
+            "Lines of batches without a result.",
+            value=sum(row.lines - row.succeeded - row.errored for row in batches),
+        )
+
+
+def _by_model(name: str, documentation: str, values: dict[str, int]) -> Metric:
+    family = GaugeMetricFamily(name, documentation, labels=["model"])
+    for model, value in values.items():
+        family.add_metric([model], value)
+    return family
+
+
+def _by_engine(name: str, documentation: str, rows: Sequence[EngineRow], field: str) -> Metric:
+    """Engines of one model on one node together; `node` is a label where there are nodes."""
+    sums: Counter[tuple[str, str]] = Counter()
+    for row in rows:
+        sums[row.model, row.node] += getattr(row, field)
+    family = GaugeMetricFamily(name, documentation, labels=["model"])
+    for (model, node), value in sums.items():
+        family.add_sample(name, {"model": model, **({"node": node} if node else {})}, value)
+    return family
