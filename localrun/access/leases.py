@@ -67,6 +67,7 @@ class Leased:
         self._n_promised = 0
         self._waiting: deque[asyncio.Future[bool]] = deque()
         self._n_free = 0  # of requests at once, of those lent
+        self._limits = key.limits  # as the head has them, which may know of a change first
         self._left: dict[Limit, float] = {}
         self._ends_at_s = -math.inf  # of the monotonic clock
         self._standings: list[QuotaState] = []
@@ -75,6 +76,8 @@ class Leased:
         self._has_news = False
 
     def follow(self, key: Key, now_s: float) -> None:
+        if key.limits != self._key.limits:
+            self._limits = key.limits
         self._key = key
 
     @property
@@ -161,7 +164,7 @@ class Leased:
         has_ended = time.monotonic() >= self._ends_at_s
         if has_ended or (self._key.n_concurrent and not self._n_free):
             return False
-        if any(self._left.get(limit, 0.0) < 1 for limit in self._key.limits):
+        if any(self._left.get(limit, 0.0) < 1 for limit in self._limits):
             return False
         self._n_free -= bool(self._key.n_concurrent)
         self._count({REQUESTS: 1})
@@ -169,7 +172,7 @@ class Leased:
         return True
 
     def _count(self, used: dict[str, int]) -> None:
-        for limit in set(self._key.limits):
+        for limit in set(self._limits):
             if limit.kind in used:
                 self._left[limit] = self._left.get(limit, 0.0) - used[limit.kind]
 
@@ -224,6 +227,8 @@ class Leased:
         self._ends_at_s = now_s + LEASE_S
         self._standings = lent.standings
         self._n_free = lent.n if self._key.n_concurrent else 0
+        if lent.n:
+            self._limits = tuple(limit for limit, _ in lent.amounts)
         self._add(lent.amounts)
         return lent
 

@@ -126,10 +126,7 @@ class Line:
         self._head, self._door, self._running = head, door, running
         self._turn = asyncio.Lock()
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
-
-    @property
-    def is_open(self) -> bool:
-        return self._streams is not None
+        self.is_open = False  # and answers
 
     async def open(self) -> News:
         """Raises Unavailable, and what the head refuses with."""
@@ -144,7 +141,9 @@ class Line:
         knock = Knock(
             protocol=PROTOCOL, version=__version__, token=token, door=self._door, running=self._running()
         )  # fmt: skip
-        return await self.ask(knock, News)
+        news = await self.ask(knock, News)
+        self.is_open = True
+        return news
 
     async def ask(self, message: ToHead, kind: type[_Answer]) -> _Answer:
         """Raises Unavailable, and what the head refuses with."""
@@ -171,7 +170,7 @@ class Line:
     def close(self) -> None:
         if self._streams is not None:
             self._streams[1].close()
-            self._streams = None
+        self._streams, self.is_open = None, False
 
     def _lost(self, why: object) -> Unavailable:
         host, port, *_ = self._head

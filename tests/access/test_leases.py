@@ -136,6 +136,14 @@ async def test_what_one_door_does_not_use_is_the_others_when_the_lease_ends(cloc
 
 
 @pytest.mark.usefixtures("clock")
+async def test_a_limit_that_is_used_up_takes_nothing_from_the_others() -> None:
+    limits = Limit(REQUESTS, 100, DAY_S), Limit(TOKENS, 50, DAY_S)
+    doors = Doors(key(*limits))
+    assert [await doors.ask(n % 2, 60) for n in range(20)] == [True, *[False] * 19]
+    assert doors.left(limits[0]) == 99
+
+
+@pytest.mark.usefixtures("clock")
 async def test_many_at_once_need_few_questions() -> None:
     doors = Doors(key(Limit(REQUESTS, 1000, DAY_S)), n=1)
     await asyncio.gather(*(doors.begin(0) for _ in range(400)))

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -24,7 +25,7 @@ from localrun import framing
 from localrun.access.books import OwnBooks
 from localrun.access.keys import REQUESTS, TOKENS, KeyFile, Limit
 from localrun.access.usage import UsageRecord
-from localrun.cluster import ledger, reports, state, tls
+from localrun.cluster import frames, ledger, reports, state, tls
 from localrun.cluster import settings as cluster_settings
 from localrun.cluster.description import Description
 from localrun.cluster.ledger import Head, Knock, Ledger, Line, Look, News
@@ -46,8 +47,8 @@ DAY_S = 86400.0
 class HeadMachine:
     """The head's daemon, as far as books go. It comes and goes, with what is in its folder."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, token: bytes = TOKEN) -> None:
+        self.folder, self.token = folder, token
         self.keys = KeyFile(folder)
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.port: int = free.getsockname()[1]
@@ -57,11 +58,11 @@ class HeadMachine:
 
     @property
     def address(self) -> Head:
-        return Head("127.0.0.1", self.port, TOKEN, None)
+        return Head("127.0.0.1", self.port, self.token, None)
 
     async def start(self, encryption: ssl.SSLContext | None = None) -> None:
         self.books = OwnBooks(self.folder)
-        self.state = State(self.books, self.folder, TOKEN)
+        self.state = State(self.books, self.folder, self.token)
         at = socket.create_server(("127.0.0.1", self.port))
         self._task = asyncio.create_task(self.state.run(at, encryption))
         _, writer = await asyncio.open_connection("127.0.0.1", self.port)  # it answers
@@ -346,6 +347,59 @@ async def test_without_the_head_a_door_lends_no_more_and_counts_on(head, doors):
         await door.ask(free.text, 2)
     await head.start()
     await until(lambda: head.used() == {"free": (3, 6), "zed": (5, 35)})
+
+
+async def test_a_head_that_hangs_holds_up_the_first_request_alone(head, doors, monkeypatch):
+    """Its machine takes connections, and nobody reads them: who waited for an answer each time would serve nobody."""
+    monkeypatch.setattr(frames, "SILENCE_S", 0.5)
+    new = head.keys.create("zed", limits=(Limit(REQUESTS, 100, DAY_S),))
+    await knows(doors[0], new.text)
+    await head.stop()
+    with socket.create_server(("127.0.0.1", head.port)):
+        await until(lambda: not doors[0].ledger.is_there)
+        for _ in range(5):
+            with contextlib.suppress(Unavailable):
+                await doors[0].ask(new.text)
+        asked = Mock(wraps=doors[0].ledger.lend)
+        monkeypatch.setattr(doors[0].ledger, "lend", asked)
+        for _ in range(50):
+            with pytest.raises(Unavailable):
+                await doors[0].ask(new.text)
+            await asyncio.sleep(0.02)
+        assert asked.call_count == 0
+    await head.start()
+    await until(lambda: doors[0].ledger.is_there)
+    await doors[0].ask(new.text)
+
+
+async def test_other_limits_of_a_key_count_at_all_doors_at_once(head, doors):
+    new = head.keys.create("zed", limits=(Limit(REQUESTS, 4, DAY_S),))
+    for door in doors:
+        await knows(door, new.text)
+    assert sum([await door.asks(new.text, 9) for door in doors]) == 4
+    head.keys.change("zed", lambda key: msgspec.structs.replace(key, limits=(Limit(REQUESTS, 6, 3600.0),)))
+    for door in doors:
+        await knows_room(door, new.text)
+    assert sum([await door.asks(new.text, 9) for door in doors]) == 4
+    head.keys.change("zed", lambda key: msgspec.structs.replace(key, limits=()))
+    for door in doors:
+        await knows_room(door, new.text)
+    assert [await door.asks(new.text, 9) for door in doors] == [9, 9]
+
+
+async def test_clients_that_leave_while_they_wait_take_nothing_with_them(head, doors):
+    new = head.keys.create("zed", limits=(Limit(REQUESTS, 20, DAY_S),), n_concurrent=2)
+    await knows(doors[0], new.text)
+    for _ in range(10):
+        waiting = [asyncio.create_task(doors[0].come(new.text)) for _ in range(5)]
+        await asyncio.sleep(0)
+        for task in waiting:
+            task.cancel()
+        for one in await asyncio.gather(*waiting, return_exceptions=True):
+            if isinstance(one, Caller):
+                one.leave()
+    await until(lambda: head.books.quota(new.key, 0.0).n_running == 0)
+    assert await doors[1].asks(new.text, 1) + await doors[0].asks(new.text, 30) == 20
 
 
 async def test_a_request_that_wants_no_model_costs_nothing(head, doors):
