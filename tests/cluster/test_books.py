@@ -10,8 +10,10 @@ import contextlib
 import os
 import socket
 import ssl
+import subprocess
+import sys
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -24,7 +26,7 @@ from hypothesis import strategies as st
 from localrun import framing
 from localrun.access.books import OwnBooks
 from localrun.access.keys import REQUESTS, TOKENS, KeyFile, Limit
-from localrun.access.usage import UsageRecord
+from localrun.access.usage import UsageFile, UsageRecord
 from localrun.cluster import frames, ledger, reports, state, tls
 from localrun.cluster import settings as cluster_settings
 from localrun.cluster.description import Description
@@ -504,6 +506,75 @@ def test_kills_at_any_point_lose_no_use_and_count_none_twice(steps, tmp_path_fac
         await head.stop()
 
     asyncio.run(work())
+
+
+class Killable:
+    """A process of `books_process.py`, and what it has said, also before it was killed."""
+
+    def __init__(self, role: str, folder: Path, port: int, key: str = "", seconds_off: int = 0) -> None:
+        self._said = folder.with_suffix(".said")
+        self._arguments = [role, str(folder), str(port), key, str(seconds_off)]
+        self._n_starts = 0
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self, n_requests: int = 10**6) -> None:
+        self._n_starts += 1
+        with self._said.open("ab") as said:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tests.cluster.books_process", *self._arguments, str(n_requests)], stdout=said
+            )
+
+    def n(self, word: str) -> int:
+        return self._said.read_text().split().count(word)
+
+    def is_up(self) -> bool:
+        return self.n("up") == self._n_starts
+
+    def kill(self) -> None:
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait()
+
+
+def eventually(is_so: Callable[[], bool]) -> None:
+    until_s = time.monotonic() + 120
+    while not is_so():
+        assert time.monotonic() < until_s
+        time.sleep(0.02)
+
+
+@pytest.mark.slow
+def test_processes_that_are_killed_lose_no_use_count_none_twice(tmp_path):
+    """One of the doors has a clock that is an hour ahead, the other one an hour behind."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    new = KeyFile(tmp_path / "head").create("zed", limits=(Limit(REQUESTS, 10**6, DAY_S),))
+    head = Killable("head", tmp_path / "head", port)
+    doors = [Killable("door", tmp_path / f"door{n}", port, new.text, off) for n, off in enumerate((3600, -3600))]
+    everybody = [head, *doors]
+    try:
+        for one in everybody:
+            one.start()
+        for victim in (0, 1, 2, 0):
+            eventually(lambda: all(one.is_up() for one in everybody))
+            before = [door.n("done") for door in doors]
+            for n, door in enumerate(doors):
+                eventually(lambda door=door, before=before[n]: door.n("done") > before + 20)
+            everybody[victim].kill()
+            everybody[victim].start()
+        for door in doors:
+            door.kill()
+            door.start(0)
+        eventually(lambda: all(door.n("told") for door in doors))
+    finally:
+        for one in everybody:
+            one.kill()
+    [total] = UsageFile(tmp_path / "head").totals("key")
+    own = [UsageFile(tmp_path / f"door{n}" / "cluster").totals("key")[0] for n in range(2)]
+    assert total.requests == sum(one.requests for one in own)
+    assert total.output_tokens == 3 * total.requests
+    for door, one in zip(doors, own, strict=True):
+        assert door.n("done") <= one.requests <= door.n("begun") - door.n("refused")
 
 
 # --- what is deployed -------------------------------------------------------------------------------------------------

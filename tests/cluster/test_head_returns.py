@@ -29,13 +29,19 @@ class Pair:
         self.head, self.door = Node(folder, "n1", "127.0.0.1", models), Node(folder, "n2", "127.0.0.2", models)
         self._head_port = free_port()
         self.clients = ThreadPoolExecutor(16)
+        self._n_starts = 0
 
     def start_head(self) -> None:
+        self._n_starts += 1
         self.head.start("up", "--port", str(self.head.port), "--head-port", str(self._head_port))
+
+    def head_is_up(self) -> None:
+        log = self.head.home.parent / "n1.log"
+        until(lambda: log.read_text().count("localrun is listening") == self._n_starts, "the head")
 
     def start(self) -> None:
         self.start_head()
-        self.head.says("localrun is listening")
+        self.head_is_up()
         token = self.head.home / "state" / "cluster.token"
         self.door.start(
             "join", f"127.0.0.1:{self._head_port}", "--token-file", str(token), "--door", "--port", str(self.door.port)
@@ -118,6 +124,7 @@ def test_doors_go_on_without_the_head_and_it_comes_back_with_keys_use_and_models
     streams = [pair.clients.submit(generate, pair.door, free.text, f"stream {n}", 300) for n in range(4)]
     pair.start_head()
     assert [one.result(PATIENCE_S) for one in streams] == expected
+    pair.head_is_up()
     until(lambda: pair.n_ready() == 2, "both replicas again")
     for node in (pair.head, pair.door):
         assert generate(node, limited.text, "stream 2", 300) == expected[2]
