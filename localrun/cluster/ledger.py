@@ -236,11 +236,11 @@ class Ledger:
         """Tells the head what it does not know yet, if it is there."""
         if self._task is None or self._line is None:
             return
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
-        with contextlib.suppress(LocalrunError, OSError, sqlite3.Error):
+        with contextlib.suppress(LocalrunError, ConfigError, OSError, sqlite3.Error):
             async with asyncio.timeout(STOP_S):
                 await self._look()
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
         self._line.close()
 
     # --- books ---------------------------------------------------------------------------------------------------
@@ -263,8 +263,12 @@ class Ledger:
 
     async def totals(self, by: str, since_day: str, key: str | None) -> list[Total]:
         """Of the whole cluster."""
-        await self._look()
-        return (await self._asked(AskTotals(by, since_day, key), Totals)).totals
+
+        async def ask() -> list[Total]:
+            await self._look()
+            return (await self._asked(AskTotals(by, since_day, key), Totals)).totals
+
+        return await asyncio.shield(ask())  # a client that leaves must not end the line for all
 
     # --- for leases ----------------------------------------------------------------------------------------------
 

@@ -45,6 +45,7 @@ class State:
     def __init__(self, books: OwnBooks, folder: Path, token: bytes) -> None:
         self._books, self._token = books, token
         self._path = folder / "cluster-apps.json"
+        self.apps = stored.read(self._path, _apps) or {}  # that are deployed, by Serve's names
         self._keys: dict[str, Key] = {}
         self._stamp: object = ()  # of no file
         self._content = _NO_KEYS
@@ -67,20 +68,17 @@ class State:
 
     # --- what is deployed ----------------------------------------------------------------------------------------
 
-    def apps(self) -> dict[str, Deploy]:
-        return stored.read(self._path, _apps) or {}
-
     @property
     def models(self) -> list[str]:
-        return [one.description.model for one in self.apps().values()]
+        return [one.description.model for one in self.apps.values()]
 
     def deploy_again(self) -> None:
         """Returns at once. What is taken back or changed in the meantime is as it was said last."""
         threading.Thread(target=self._deploy_again, name="cluster-deploy", daemon=True).start()
 
     def _deploy_again(self) -> None:
-        for app in self.apps():
-            while (asked := self.apps().get(app)) is not None:
+        for app in list(self.apps):
+            while (asked := self.apps.get(app)) is not None:
                 try:
                     list(reports.ask(msgspec.structs.replace(asked, wait_s=0.0)))
                     break
@@ -168,8 +166,10 @@ class State:
             if isinstance(message, ledger.Look) and message.sums:
                 self._books.usage.put(door, message.sums)
             elif isinstance(message, ledger.Keep):
-                apps = {name: app for name, app in self.apps().items() if name != message.name}
-                stored.write(self._path, apps if message.app is None else apps | {message.name: message.app})
+                apps = {name: app for name, app in self.apps.items() if name != message.name}
+                apps |= {} if message.app is None else {message.name: message.app}
+                stored.write(self._path, apps)
+                self.apps = apps
         except (sqlite3.Error, OSError) as error:
             _log.warning("what a door tells cannot be written down: %s", error)
             is_noted = False

@@ -442,6 +442,16 @@ async def test_what_all_doors_did_is_in_one_ledger_and_shown_by_each(head, doors
         await doors[0].ledger.totals("key", "", None)
 
 
+async def test_a_client_that_does_not_wait_for_totals_ends_nobody_elses_line(head, doors):
+    for n_turns in range(6):
+        asking = asyncio.create_task(doors[0].ledger.totals("key", "", None))
+        for _ in range(n_turns):
+            await asyncio.sleep(0)
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+        assert doors[0].ledger.is_there
+
+
 async def test_more_than_one_message_of_use_is_told(head, doors, monkeypatch):
     monkeypatch.setattr(ledger, "MAX_SUMS", 3)
     await head.stop()
@@ -604,14 +614,14 @@ async def test_what_is_deployed_is_known_at_doors_and_deployed_again_by_a_head_t
     assert {(one.description.model, one.n_replicas, one.wait_s) for one in asked} == {("alpha", 2, 0.0)}
     await ledger.keep(head.address, "a", None)
     await until(lambda: doors[0].ledger.models == frozenset())
-    assert head.state.apps() == {}
+    assert head.state.apps == {}
 
 
 async def test_what_is_taken_back_is_not_deployed_again(head, monkeypatch):
     await ledger.keep(head.address, "a", ALPHA)
 
     def ask(deploy: Deploy) -> Iterator[Done]:
-        (head.folder / "cluster-apps.json").write_text("{}")
+        head.state.apps = {}
         asked.append(deploy)
         raise Unavailable("Ray is not there yet")
 
