@@ -155,7 +155,8 @@ class UsageFile:
 
     def put(self, door: str, sums: Sequence[Sum]) -> None:
         """What a door has told. Raises sqlite3.Error, and OSError."""
-        self._transact((_PUT, [(*one, door) for one in sums]))
+        if sums:
+            self._transact((_PUT, [(*one, door) for one in sums]))
 
     def untold(self, n_most: int) -> list[Sum]:
         """In a thread: so many of the sums that the head does not have. They are on the disk, or after a loss of power

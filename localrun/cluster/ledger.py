@@ -236,7 +236,7 @@ class Ledger:
         """Tells the head what it does not know yet, if it is there."""
         if self._task is None or self._line is None:
             return
-        with contextlib.suppress(LocalrunError, ConfigError, OSError, sqlite3.Error):
+        with contextlib.suppress(LocalrunError, ConfigError, OSError):
             async with asyncio.timeout(STOP_S):
                 await self._look()
         self._task.cancel()
@@ -300,7 +300,7 @@ class Ledger:
                         quota.tell()
                 await self._look()
                 said = ""
-            except (LocalrunError, ConfigError, OSError, sqlite3.Error) as error:
+            except (LocalrunError, ConfigError, OSError) as error:
                 if str(error) != said:
                     said = str(error)
                     _log.warning("this door goes on with what it knows: %s", said)
@@ -309,19 +309,25 @@ class Ledger:
             await asyncio.sleep(LOOK_EVERY_S)
 
     async def _look(self) -> None:
-        """Tells what was used, and takes what is new. Raises Unavailable, ConfigError, OSError and sqlite3.Error."""
-        n_sums = MAX_SUMS
-        while n_sums == MAX_SUMS:
-            n_writes, sums = self.usage.n_writes, list[Sum]()
+        """Tells what was used, and takes what is new. Raises Unavailable, ConfigError and OSError."""
+        while True:
+            n_writes, sums, is_readable = self.usage.n_writes, list[Sum](), True
             if n_writes != self._n_told:
-                sums = await asyncio.to_thread(self.usage.untold, MAX_SUMS)
+                try:
+                    sums = await asyncio.to_thread(self.usage.untold, MAX_SUMS)
+                except sqlite3.Error:  # whoever writes it has said so
+                    is_readable = False
             news = await self._asked(Look(sums), News)
-            if news.is_noted and sums:
-                self.usage.put("", sums)
-            n_sums = len(sums) if news.is_noted else 0
-            if news.is_noted and n_sums < MAX_SUMS:
-                self._n_told = n_writes
             await self._take(news)
+            if not (is_readable and news.is_noted):
+                return
+            try:
+                self.usage.put("", sums)
+            except (sqlite3.Error, OSError):  # it is told again
+                return
+            if len(sums) < MAX_SUMS:
+                self._n_told = n_writes
+                return
 
     async def _take(self, news: News) -> None:
         """Raises OSError, and ConfigError for keys that this version cannot read."""

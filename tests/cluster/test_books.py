@@ -473,6 +473,19 @@ async def test_a_head_that_cannot_write_is_told_again(head, doors, monkeypatch):
     await until(lambda: head.used() == {"zed": (4, 8)})
 
 
+async def test_a_door_whose_own_record_is_damaged_has_the_keys_all_the_same(head, tmp_path):
+    (tmp_path / "door" / "cluster").mkdir(parents=True)
+    (tmp_path / "door" / "cluster" / "usage.db").write_bytes(b"no database" * 1000)
+    new = head.keys.create("zed")
+    door = DoorMachine(head, tmp_path / "door")
+    await door.start()
+    await knows(door, new.text)
+    await door.ask(new.text, 3)
+    head.keys.revoke("zed")
+    await knows(door, new.text, does=False)
+    await door.stop()
+
+
 STEP = st.tuples(
     st.sampled_from(("ask", "ask", "ask", "head killed", "door killed", "line cut", "wait")), st.integers(0, 1)
 )
