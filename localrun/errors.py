@@ -211,7 +211,10 @@ class NotSupported(LocalrunError, status=501, code="not_supported"):
     """A route of an API that this build does not serve yet."""
 
 
-class Unavailable(LocalrunError, status=503, code="unavailable"): ...
+class Unavailable(LocalrunError, status=503, code="unavailable"):
+    def __init__(self, message: str, *, field: str | None = None, retry_after_s: float | None = None) -> None:
+        super().__init__(message, field=field)
+        self.retry_after_s = retry_after_s
 
 
 class DeviceLost(Unavailable, code="device_lost"):

@@ -50,7 +50,7 @@ ALLOWED = {
     ),
     ACCESS: (CONFIG, ERRORS, STORED, WIRE),
     CLUSTER: (
-        *(CONFIG, ERRORS, FRAMING, HARDWARE, OLLAMA_ENVIRONMENT, PROCESSES, SNAPSHOT, STORED, WIRE),
+        *(ACCESS, CONFIG, ERRORS, FRAMING, HARDWARE, OLLAMA_ENVIRONMENT, PROCESSES, SNAPSHOT, STORED, WIRE),
         *("localrun.models", "localrun.server.engines", "localrun.server.jobs"),
     ),
     "localrun.models": (CONFIG, ERRORS, FILE_STAMP, STORED),

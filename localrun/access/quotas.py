@@ -21,6 +21,8 @@ from localrun.errors import RateLimited
 
 # When the next of several running requests of a key will end, nobody knows.
 _BUSY_RETRY_S = 1.0
+# What is lent of a bucket at once, unless more requests wait.
+LENT_SHARE = 0.05
 _KIND_NAMES = {
     REQUESTS: "requests", TOKENS: "tokens", PROMPT_TOKENS: "prompt tokens", OUTPUT_TOKENS: "output tokens"
 }  # fmt: skip
@@ -41,6 +43,10 @@ class QuotaState(NamedTuple):
     limit: Limit
     remaining: int
     reset_s: float
+
+
+# Of a limit: how much was lent, or is left of it.
+Amount = tuple[Limit, float]
 
 
 class Bucket:
@@ -70,7 +76,7 @@ class Bucket:
 
 
 def _buckets(key: Key, now_s: float, kept: Iterable[BucketLevel]) -> list[Bucket]:
-    made = [Bucket(limit, now_s) for limit in key.limits]
+    made = [Bucket(limit, now_s) for limit in dict.fromkeys(key.limits)]
     found = {(level.kind, level.per_s): level for level in kept}
     for bucket in made:
         level = found.get((bucket.limit.kind, bucket.limit.per_s))
@@ -96,6 +102,13 @@ class Quota:
 
     def admit(self, now_s: float) -> None:
         """Takes one request. Raises RateLimited, and takes nothing."""
+        self._check(now_s)
+        self.n_running += 1
+        for bucket in self._buckets:
+            if bucket.limit.kind == REQUESTS:
+                bucket.take(1)
+
+    def _check(self, now_s: float) -> None:
         key = self._key
         if key.n_concurrent and self.n_running >= key.n_concurrent:
             raise RateLimited(
@@ -116,10 +129,30 @@ class Quota:
                 retry_after_s=wait_s,
                 kind=limit.kind,
             )
-        self.n_running += 1
+
+    def lend(self, n_wanted: int, now_s: float) -> tuple[int, list[Amount]]:
+        """Takes up to so many requests, and tokens to go with them, for somebody else to give out (`leases.py`): a
+        small share of each bucket, or as much as the requests need. Returns how many may run, which count as running
+        from now on. Raises RateLimited, and takes nothing."""
+        self._check(now_s)
+        n = min(n_wanted, self._key.n_concurrent - self.n_running) if self._key.n_concurrent else n_wanted
+        amounts = []
         for bucket in self._buckets:
+            amount = max(1.0, math.floor(LENT_SHARE * bucket.limit.amount))
             if bucket.limit.kind == REQUESTS:
-                bucket.take(1)
+                amount = min(math.floor(bucket.level), max(amount, n))
+            amount = min(bucket.level, amount)
+            bucket.level -= amount
+            amounts.append((bucket.limit, amount))
+        self.n_running += n
+        return n, amounts
+
+    def settle(self, amounts: Iterable[Amount], now_s: float) -> None:
+        """Takes back what is left of what was lent; below zero, what was used beyond it."""
+        left = dict(amounts)
+        for bucket in self._buckets:
+            level = bucket.fill(now_s) + left.get(bucket.limit, 0.0)
+            bucket.level = min(float(bucket.limit.amount), level)
 
     def leave(self) -> None:
         """A request that was let in is over."""

@@ -10,6 +10,9 @@ without waiting for the disk: it outlives the process, and after a loss of power
 
 What cannot be written (a full disk, another daemon that writes) is kept in memory and written with the next.
 
+A door of a cluster tells the head its sums (`untold`), not what was added to them. Sums only grow, so one that comes
+twice, late or out of order changes nothing. `elsewhere` has those of the doors; at a door, what the head has.
+
 Owner: one connection per daemon, on its event loop; others read with connections of their own.
 Does not: decide anything.
 """
@@ -20,8 +23,8 @@ import logging
 import os
 import sqlite3
 import time
-from collections.abc import Iterable
-from contextlib import closing
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -37,6 +40,12 @@ CREATE TABLE IF NOT EXISTS usage (
   output_tokens INTEGER NOT NULL,
   PRIMARY KEY (day, key, model)
 ) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS elsewhere (
+  day TEXT NOT NULL, key TEXT NOT NULL, model TEXT NOT NULL,
+  requests INTEGER NOT NULL, prompt_tokens INTEGER NOT NULL, cached_tokens INTEGER NOT NULL,
+  output_tokens INTEGER NOT NULL, door TEXT NOT NULL,
+  PRIMARY KEY (day, key, model, door)
+) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS level (
   key_id TEXT NOT NULL, kind TEXT NOT NULL, per_s REAL NOT NULL, level REAL NOT NULL, at_s REAL NOT NULL,
   PRIMARY KEY (key_id, kind, per_s)
@@ -46,6 +55,11 @@ _COUNT = """
 INSERT INTO usage VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET
   requests = requests + excluded.requests, prompt_tokens = prompt_tokens + excluded.prompt_tokens,
   cached_tokens = cached_tokens + excluded.cached_tokens, output_tokens = output_tokens + excluded.output_tokens
+"""
+_PUT = """
+INSERT INTO elsewhere VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET
+  requests = max(requests, excluded.requests), prompt_tokens = max(prompt_tokens, excluded.prompt_tokens),
+  cached_tokens = max(cached_tokens, excluded.cached_tokens), output_tokens = max(output_tokens, excluded.output_tokens)
 """
 _KEEP = "INSERT OR REPLACE INTO level VALUES (?, ?, ?, ?, ?)"
 BY = ("key", "day", "model")
@@ -62,6 +76,21 @@ class UsageRecord(NamedTuple):
     n_prompt: int
     n_cached: int
     n_output: int
+
+
+class Sum(NamedTuple):
+    """What a door counted in all, of one day, key and model."""
+
+    day: str
+    key: str
+    model: str
+    requests: int
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+
+
+_COLUMNS = ", ".join(Sum._fields)
 
 
 class Total(NamedTuple):
@@ -88,9 +117,11 @@ class UsageFile:
         self._waiting_counts: dict[tuple[str, str, str], tuple[int, int, int, int]] = {}
         self._waiting_levels: dict[tuple[str, str, float], tuple[object, ...]] = {}
         self._has_warned = False
+        self.n_writes = 0
 
     def write(self, key_id: str, levels: Iterable[BucketLevel], used: UsageRecord | None, now_s: float) -> None:
         """One transaction with all of it, and what could not be written before. Never raises."""
+        self.n_writes += 1
         if used is not None:
             whose, counts = (day_of(now_s), used.key, used.model), used[2:]
             before = self._waiting_counts.get(whose, (0, 0, 0, 0))
@@ -98,15 +129,10 @@ class UsageFile:
         for level in levels:
             self._waiting_levels[key_id, level.kind, level.per_s] = (key_id, *level)
         try:
-            db = self._opened()
-            db.execute("BEGIN IMMEDIATE")
-            try:
-                db.executemany(_COUNT, [whose + counts for whose, counts in self._waiting_counts.items()])
-                db.executemany(_KEEP, self._waiting_levels.values())
-                db.execute("COMMIT")
-            except BaseException:
-                db.execute("ROLLBACK") if db.in_transaction else None
-                raise
+            self._transact(
+                (_COUNT, [whose + counts for whose, counts in self._waiting_counts.items()]),
+                (_KEEP, list(self._waiting_levels.values())),
+            )
         except (sqlite3.Error, OSError) as error:
             if not self._has_warned:
                 self._has_warned = True
@@ -115,6 +141,33 @@ class UsageFile:
         self._waiting_counts.clear()
         self._waiting_levels.clear()
         self._has_warned = False
+
+    def _transact(self, *changes: tuple[str, Sequence[tuple[object, ...]]]) -> None:
+        db = self._opened()
+        db.execute("BEGIN IMMEDIATE")
+        try:
+            for statement, rows in changes:
+                db.executemany(statement, rows)
+            db.execute("COMMIT")
+        except BaseException:
+            db.execute("ROLLBACK") if db.in_transaction else None
+            raise
+
+    def put(self, door: str, sums: Sequence[Sum]) -> None:
+        """What a door has told. Raises sqlite3.Error, and OSError."""
+        if sums:
+            self._transact((_PUT, [(*one, door) for one in sums]))
+
+    def untold(self, n_most: int) -> list[Sum]:
+        """In a thread: so many of the sums that the head does not have. They are on the disk, or after a loss of power
+        there could be smaller ones. Raises sqlite3.Error."""
+        told = f"SELECT {_COLUMNS} FROM elsewhere WHERE door = ''"
+        with self._reading() as db:
+            rows = db.execute(f"SELECT {_COLUMNS} FROM usage EXCEPT {told} LIMIT ?", (n_most,))
+            found = [Sum(*row) for row in rows]
+        if found:
+            self.checkpoint()
+        return found
 
     def levels(self, key_id: str) -> list[BucketLevel]:
         """What was written down of a key's buckets."""
@@ -155,12 +208,20 @@ class UsageFile:
     def totals(self, by: str, *, since_day: str = "", key: str | None = None) -> list[Total]:
         """In a thread: what was used since a day, by key, day or model, of one key or of all."""
         assert by in BY
-        if not self.path.exists():
-            return []
         where, values = "day >= ?", [since_day]
         if key is not None:
             where, values = f"{where} AND key = ?", [since_day, key]
         sums = "sum(requests), sum(prompt_tokens), sum(cached_tokens), sum(output_tokens)"
-        with closing(sqlite3.connect(self.path, timeout=1.0)) as db:
-            rows = db.execute(f"SELECT {by}, {sums} FROM usage WHERE {where} GROUP BY {by} ORDER BY {by}", values)
+        own, others = f"SELECT {_COLUMNS} FROM usage", f"SELECT {_COLUMNS} FROM elsewhere WHERE door != ''"
+        with self._reading() as db:
+            found = f"FROM ({own} UNION ALL {others}) WHERE {where}"
+            rows = db.execute(f"SELECT {by}, {sums} {found} GROUP BY {by} ORDER BY {by}", values)
             return [Total(*row) for row in rows]
+
+    @contextmanager
+    def _reading(self) -> Iterator[sqlite3.Connection]:
+        """A connection of its own, for a thread."""
+        path = self.path if self.path.exists() else ":memory:"
+        with closing(sqlite3.connect(path, timeout=1.0)) as db:
+            db.executescript(_SCHEMA)
+            yield db

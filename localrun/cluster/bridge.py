@@ -28,7 +28,7 @@ from ray.serve.config import ProxyLocation
 from ray.serve.exceptions import RayServeException
 
 from localrun import framing
-from localrun.cluster import settings
+from localrun.cluster import ledger, settings
 from localrun.cluster.description import Description, app_name
 from localrun.cluster.reports import (
     AppReport,
@@ -226,6 +226,7 @@ async def _answer(bridge: Bridge, pipes: _Pipes, asked: ToBridge) -> None:
     elif isinstance(asked, Deploy):
         await _deployed(bridge, pipes, asked)
     elif isinstance(asked, Undeploy):
+        await ledger.keep(ledger.head_of(settings.membership()), app_name(asked.model), None)
         await bridge.undeploy(asked.model)
     else:
         await bridge.drain(asked)
@@ -235,6 +236,8 @@ async def _answer(bridge: Bridge, pipes: _Pipes, asked: ToBridge) -> None:
 async def _deployed(bridge: Bridge, pipes: _Pipes, asked: Deploy) -> None:
     """Until all replicas are there, or as many as there is room for. Raises Unavailable for what cannot be started."""
     await bridge.deploy(asked)
+    if asked.wait_s:  # not by the head, which keeps it already
+        await ledger.keep(ledger.head_of(settings.membership()), asked.description.app, asked)
     until_s = time.monotonic() + asked.wait_s
     while time.monotonic() < until_s:
         seen = await bridge.look()

@@ -11,19 +11,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 from collections.abc import Coroutine
 from typing import Any
 
 from localrun import __version__
+from localrun.access.books import Books, OwnBooks
 from localrun.cluster import frames, settings, tls
 from localrun.cluster.description import Description, found
+from localrun.cluster.ledger import Ledger, head_of
 from localrun.cluster.lender import App, ClusterLender
 from localrun.cluster.link import ClusterLink
 from localrun.cluster.reports import AppReport, ClusterReport, Watch
+from localrun.cluster.state import State
 from localrun.cluster.view import View
 from localrun.cluster.wire_child import Address
 from localrun.config import folders
-from localrun.errors import LocalrunError, ModelNotFound, Unavailable
+from localrun.errors import LocalrunError, ModelNotFound, PortBusy, Unavailable
 from localrun.models.storage.store import Store
 from localrun.server.engines.link import EngineLink
 from localrun.server.jobs.job import Lender
@@ -40,6 +44,10 @@ class Door:
         member = settings.membership()
         self._token = settings.frames_token()
         self._tls = tls.for_doors(folders().state) if member.is_encrypted else None
+        self._member = member
+        self._books: Ledger | State | None = (
+            None if member.is_head else Ledger(head_of(member), settings.books_folder())
+        )
         self._store: Store | None = None
         self._apps: dict[str, App] = {}  # by the model's name
         self._refused: dict[str, tuple[Description, str]] = {}  # which this door cannot take, and why
@@ -49,17 +57,45 @@ class Door:
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_closed = False
 
+    def fetch(self) -> None:
+        """Before the daemon: the cluster's keys. Raises Unavailable when the head does not give them."""
+        if isinstance(self._books, Ledger):
+            self._books.fetch()
+
+    def books(self, own: OwnBooks) -> Books:
+        """Those of the cluster: the head's own. Raises PortBusy."""
+        if isinstance(self._books, Ledger):
+            return self._books
+        host, port = self._member.books
+        try:
+            self._socket = socket.create_server((host, port))
+        except OSError as error:
+            raise PortBusy(
+                f"port {port} of {host}, at which other doors ask for keys and quotas, cannot be had "
+                f"({error.strerror}); it is the one below --head-port"
+            ) from None
+        self._books = State(own, folders().state, self._token)
+        return own
+
     def lender(self, own: Lender, store: Store) -> Lender:
         self._store = store
         return ClusterLender(own, self.find)
 
     def start(self) -> None:
         self._watch.start()
+        if isinstance(self._books, State):
+            encryption = tls.for_replicas(folders().state) if self._member.is_encrypted else None
+            self._spawn(self._books.run(self._socket, encryption))
+            self._books.deploy_again()
+        elif self._books is not None:
+            self._books.start()
 
     async def stop(self) -> None:
         """What still runs on replicas is cancelled."""
         self._is_closed = True
         await self._watch.stop()
+        if isinstance(self._books, Ledger):
+            await self._books.stop()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*(app.link.stop() for app in self._apps.values()))
@@ -85,7 +121,8 @@ class Door:
     def _on_report(self, report: ClusterReport) -> None:
         self.view.told(report)
         told = {one.description.model.removesuffix(":latest"): one for one in report.apps}
-        for name in set(self._apps) - set(told):
+        kept = {name.removesuffix(":latest") for name in (self._books.models if self._books is not None else ())}
+        for name in set(self._apps) - set(told) - kept:  # a head that has come back deploys again
             self._leave(name)
         self._refused = {name: why for name, why in self._refused.items() if name in told}
         for name, one in told.items():

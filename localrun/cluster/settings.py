@@ -51,6 +51,12 @@ class Membership(msgspec.Struct, frozen=True, kw_only=True):
         return not self.is_kuberay and not ipaddress.ip_address(self.head.rpartition(":")[0]).is_loopback
 
     @property
+    def books(self) -> tuple[str, int]:
+        """Where the head's daemon tells doors of keys and quotas (`state.py`)."""
+        host, _, port = self.head.rpartition(":")
+        return host, int(port) - 1
+
+    @property
     def is_held(self) -> bool:
         """Whether that process is still there."""
         try:
@@ -149,6 +155,12 @@ def _checked_token(text: str, where: str) -> str:
 def frames_token() -> bytes:
     """What doors show to replicas. Raises ConfigError."""
     return hmac.digest(read_token(token_file()).encode("ascii"), b"localrun: frames", "sha256")
+
+
+def books_folder() -> Path:
+    """Of a door that is not the head: what it keeps of this cluster's books."""
+    cluster = hmac.digest(frames_token(), b"localrun: books", "sha256").hex()[:8]
+    return folders().data / f"cluster-{cluster}"
 
 
 def environment(member: Membership, environ: Mapping[str, str] = os.environ) -> dict[str, str]:

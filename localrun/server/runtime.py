@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from localrun import kv_folders
+from localrun.access.books import Books, OwnBooks
 from localrun.config import Settings, folders, model_dirs, models_folder
 from localrun.errors import BadRequest, LocalrunError, ModelNotFound, Unavailable
 from localrun.hardware import kernels, thread_choice
@@ -67,10 +68,11 @@ class View(Nodes, Protocol):
 
 
 class Elsewhere(Protocol):
-    """Engines on other machines, which it lends before this one's are asked."""
+    """Engines on other machines, which it lends before this one's are asked, and who keeps the books of all of them."""
 
     @property
     def view(self) -> View: ...
+    def books(self, own: OwnBooks) -> Books: ...
     def lender(self, own: Lender, store: Store) -> Lender: ...
     def start(self) -> None: ...
     async def stop(self) -> None: ...
@@ -99,7 +101,8 @@ class Runtime:
             folders().cache / "media", fetcher=Fetcher() if settings.fetch_images == "on" else None
         )
         own = folders()
-        self.access = Access(settings, data=own.data, state=own.state)
+        books = OwnBooks(own.data)
+        self.access = Access(settings, books if elsewhere is None else elsewhere.books(books), state=own.state)
         # Files that keys have sent: the key's ID and the digest.
         self.sent_blobs: set[tuple[str, str]] = set()
         # What there is on other machines, if this one is in a cluster.

@@ -10,6 +10,7 @@ import sys
 import threading
 from pathlib import Path
 
+import msgspec
 import psutil
 import pytest
 
@@ -21,7 +22,7 @@ from localrun.cluster.description import Description
 from localrun.cluster.reports import AppReport, ClusterReport, Done, Event, Failed, NodeReport, ReplicaReport
 from localrun.snapshot import EngineRow
 from tests.cluster.test_reports import REPORT, bridge
-from tests.cluster.test_settings import TOKEN
+from tests.cluster.test_settings import MEMBER, TOKEN
 
 __all__ = ["bridge"]
 
@@ -87,6 +88,16 @@ APP = AppReport(
         replica("n2", n_running=1, tokens_per_s=2.0, row=row(prompt_tokens_total=100, cached_tokens_total=25)),
     ),
 )  # fmt: skip
+
+
+def test_who_makes_a_key_on_a_machine_that_is_not_the_head_is_told_whose_keys_count(capsys):
+    settings.keep(MEMBER, TOKEN)
+    assert run(["key", "list"]) == exits.OK
+    assert "doors of the cluster of 127.0.0.1:11433 go by the keys that are made there" in capsys.readouterr().err
+    settings.forget()
+    settings.keep(msgspec.structs.replace(MEMBER, is_head=True), TOKEN)
+    assert run(["key", "list"]) == exits.OK
+    assert capsys.readouterr().err == ""
 
 
 def test_status_sums_what_replicas_say(bridge, capsys):

@@ -2,36 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import msgspec
 import pytest
 
 from localrun import wire
-from localrun.cluster import reports, settings
+from localrun.access.books import OwnBooks
+from localrun.access.keys import TOKENS, Limit
+from localrun.cluster import ledger, reports
+from localrun.cluster import settings as cluster_settings
 from localrun.cluster.description import Description, described
 from localrun.cluster.door import Door
+from localrun.cluster.ledger import Ledger
 from localrun.cluster.reports import AppReport, ClusterReport, ReplicaReport
-from localrun.config import NOTHING_ASKED
-from localrun.errors import ModelNotFound, Unavailable
+from localrun.config import NOTHING_ASKED, Settings
+from localrun.errors import ModelNotFound, PortBusy, Unavailable
 from localrun.models.storage.store import Store
+from localrun.server import app
 from localrun.server.jobs.job import JobRequest
 from localrun.server.runtime import Runtime
+from tests.cluster.test_books import HeadMachine
 from tests.cluster.test_link import Machine
 from tests.cluster.test_settings import MEMBER, TOKEN
 from tests.cluster.test_wire import APP
 from tests.cluster.test_wire import TOKEN as FRAMES_TOKEN
+from tests.fakes import ENGINE
+from tests.server.batches.batch_files import chat_line, encoded
 from tests.server.waiting import until
 
 
 @pytest.fixture
 def told(models_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Description:
     """The description that the replicas are of."""
-    settings.keep(MEMBER, TOKEN)
+    cluster_settings.keep(MEMBER, TOKEN)
     monkeypatch.setattr(reports.Watch, "start", lambda self: None)
-    monkeypatch.setattr(settings, "frames_token", lambda: FRAMES_TOKEN)
+    monkeypatch.setattr(cluster_settings, "frames_token", lambda: FRAMES_TOKEN)
     monkeypatch.setattr(Description, "fingerprint", APP)
     return described(Store(models_dir), "alpha", NOTHING_ASKED, 0)
 
@@ -51,8 +63,8 @@ class Daemon:
             for one in machines
         )  # fmt: skip
         description = msgspec.structs.replace(self._told, **of_description)
-        app = AppReport(description=description, n_wanted=1, state="running", replicas=replicas)
-        self.door._on_report(ClusterReport(nodes=(), apps=(app,)))
+        one = AppReport(description=description, n_wanted=1, state="running", replicas=replicas)
+        self.door._on_report(ClusterReport(nodes=(), apps=(one,)))
 
     async def taken(self) -> None:
         await until(lambda: self.door._apps)
@@ -103,6 +115,17 @@ async def test_a_model_that_is_taken_back_is_this_machines_again(daemon: Daemon,
     assert daemon.own == ["alpha"]
 
 
+async def test_a_model_that_a_head_which_came_back_will_deploy_again_stays(daemon: Daemon, machine: Machine) -> None:
+    daemon.tell(machine)
+    await daemon.taken()
+    there = await daemon.ask()
+    assert isinstance(daemon.door._books, Ledger)
+    daemon.door._books.models = frozenset({"alpha"})
+    daemon.door._on_report(ClusterReport(nodes=(), apps=()))
+    assert await daemon.ask() == there
+    assert daemon.own == []
+
+
 async def test_another_model_of_the_same_name_is_refused(daemon: Daemon, machine: Machine) -> None:
     daemon.tell(machine, contents="other")
     with pytest.raises(Unavailable, match="in a moment"):
@@ -134,3 +157,78 @@ async def test_at_the_end_nothing_is_lent(daemon: Daemon, machine: Machine) -> N
     await daemon.door.stop()
     with pytest.raises(Unavailable, match="shutting down"):
         await daemon.ask()
+
+
+def test_a_port_below_the_heads_that_somebody_has_is_named(home: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        cluster_settings.keep(msgspec.structs.replace(MEMBER, head=f"127.0.0.1:{port + 1}", is_head=True), TOKEN)
+        with pytest.raises(PortBusy, match=f"port {port} of 127.0.0.1, .*; it is the one below --head-port"):
+            Door().books(OwnBooks(home))
+
+
+# --- batches ----------------------------------------------------------------------------------------------------------
+
+N_LINES = 40
+
+
+@asynccontextmanager
+async def serving(door: Door, made: Settings, told: Description, machine: Machine) -> AsyncIterator[httpx2.AsyncClient]:
+    """A door's daemon, as its clients see it."""
+    runtime = Runtime(made, engine_command=ENGINE, elsewhere=door)
+    transport = httpx2.ASGITransport(app=app.build(made, runtime))
+    await runtime.start()
+    try:
+        Daemon(runtime, door, told, []).tell(machine)
+        await until(lambda: door._apps)
+        async with httpx2.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+            yield client
+    finally:
+        await runtime.stop()
+
+
+async def test_a_batch_goes_on_without_the_head_and_after_the_doors_restart(
+    told: Description, machine: Machine, settings: Callable[..., Settings], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(ledger, "LOOK_EVERY_S", 0.05)
+    head = HeadMachine(tmp_path / "head", FRAMES_TOKEN)
+    await head.start()
+    new = head.keys.create("zed", limits=(Limit(TOKENS, 10**9, 86400.0),), n_concurrent=2)
+    cluster_settings.forget()
+    cluster_settings.keep(msgspec.structs.replace(MEMBER, head=f"127.0.0.1:{head.port + 1}"), TOKEN)
+    headers = {"x-api-key": new.text}
+
+    async def n_done(client: httpx2.AsyncClient) -> int:
+        shown = (await client.get(f"/v1/batches/{batch}", headers=headers)).json()
+        assert shown["request_counts"]["failed"] == 0, shown
+        done: int = shown["request_counts"]["completed"]
+        return done
+
+    async def until_done(client: httpx2.AsyncClient, n: int) -> None:
+        while await n_done(client) < n:  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(0.02)
+
+    lines = encoded([chat_line(f"r{n}", model="alpha") for n in range(N_LINES)])
+    door = Door()
+    await asyncio.to_thread(door.fetch)
+    async with serving(door, settings(), told, machine) as client:
+        sent = await client.post(
+            "/v1/files", headers=headers, data={"purpose": "batch"}, files={"file": ("lines.jsonl", lines)}
+        )
+        asked = {"input_file_id": sent.json()["id"], "endpoint": "/v1/chat/completions", "completion_window": "24h"}
+        batch = (await client.post("/v1/batches", headers=headers, json=asked)).json()["id"]
+        await until_done(client, 3)
+        await head.stop()
+        await until(lambda: not door._books.is_there)  # type: ignore[union-attr]
+        seen = await n_done(client)
+        await head.start()
+        await until_done(client, seen + 3)
+    again = Door()
+    async with serving(again, settings(), told, machine) as client:
+        await until_done(client, N_LINES)
+        await until(lambda: head.used()["zed"][0] == N_LINES)
+        shown = (await client.get(f"/v1/batches/{batch}", headers=headers)).json()
+        assert shown["status"] in ("completed", "finalizing")
+        assert head.used()["zed"] == (N_LINES, shown["usage"]["output_tokens"])
+    await head.stop()

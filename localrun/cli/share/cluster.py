@@ -56,8 +56,10 @@ def cluster_command() -> None:
     machines say to each other is encrypted; still, Ray listens on all interfaces of a node, so let only the nodes reach
     each other there, and clients only those that take requests.
 
-    Not yet: pictures and sound, adapters and draft models of single requests, models fetched from another node, and
-    quotas over several doors. After the head's end nodes join it again, and models have to be deployed again.
+    API keys are made on the head (`localrun key`), and hold at all doors. When the head comes back, nodes join it again
+    and models are deployed again.
+
+    Not yet: pictures and sound, adapters and draft models of single requests, and models fetched from another node.
 
     All machines need Ray: pip install 'localrun[cluster]'.
     """
@@ -266,7 +268,9 @@ def _held(member: Membership, token: str) -> Iterator[Node]:
 def _be_a_door(settings: Settings) -> None:
     from localrun.cluster.door import Door
 
-    run_daemon(settings, elsewhere=Door())
+    door = Door()
+    door.fetch()
+    run_daemon(settings, elsewhere=door)
 
 
 def _check_free(settings: Settings) -> None:

@@ -6,6 +6,7 @@ write the file can make them.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import getpass
 import json
@@ -36,8 +37,9 @@ from localrun.access.keys import (
 )
 from localrun.cli.arguments import with_settings
 from localrun.cli.daemon import ask, require_daemon
-from localrun.cli.text import print_json, progress, say, size, table
+from localrun.cli.text import print_json, progress, say, size, table, tell
 from localrun.config import Settings
+from localrun.errors import NotFound
 from localrun.wire import Lane
 
 _HEADER = ("NAME", "ID", "STATE", "LANE", "MODELS", "LIMITS", "RIGHTS", "EXPIRES")
@@ -243,6 +245,11 @@ def list_keys(as_json: bool) -> None:
 
 
 def _file() -> KeyFile:
+    from localrun.cluster import settings as cluster
+
+    with contextlib.suppress(NotFound):
+        if not (member := cluster.membership()).is_head:
+            tell("warning", f"doors of the cluster of {member.head} go by the keys that are made there, not by these")
     return KeyFile(config.folders().data)
 
 

@@ -346,6 +346,7 @@ class Runner:
         try:
             try:
                 caller = self._access.caller_of(one.batch.owner)
+                await caller.prepare()
                 answered = await self._answer(one.batch, line, caller)
             except InvalidKey as error:
                 answered = lines.refused(error, is_anthropic=one.batch.api is Api.ANTHROPIC)
@@ -360,6 +361,7 @@ class Runner:
         except (LocalrunError, OSError, sqlite3.Error) as error:
             self._hold_all(error)
         finally:
+            caller.leave()
             del one.running[line.place]
             if not is_done:
                 one.queue.appendleft(line)

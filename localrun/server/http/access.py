@@ -37,11 +37,13 @@ from starlette.types import Scope, Send
 
 from localrun.access import keys
 from localrun.access.audit import AuditLog
-from localrun.access.keys import OUTPUT_TOKENS, PROMPT_TOKENS, REQUESTS, TOKENS, Key, KeyFile
+from localrun.access.books import Books
+from localrun.access.keys import OUTPUT_TOKENS, PROMPT_TOKENS, REQUESTS, TOKENS, Key
+from localrun.access.leases import Leased
 from localrun.access.quotas import Quota, QuotaState
 from localrun.access.usage import UsageFile, UsageRecord
 from localrun.config import ConfigError, Settings
-from localrun.errors import BadRequest, Forbidden, InvalidKey, ModelNotFound, TooManyFailures
+from localrun.errors import BadRequest, Forbidden, InvalidKey, ModelNotFound, TooManyFailures, Unavailable
 from localrun.models.name import Kind, ModelName, split_adapters
 from localrun.server.http.failures import Headers, Shape
 from localrun.snapshot import RequestState
@@ -52,6 +54,7 @@ if TYPE_CHECKING:
 
 # A key file that cannot be read is tried again.
 _LOOK_AGAIN_S = 1.0
+_AWAY_RETRY_S = 10.0
 # Texts that were right: old secrets of rotated keys go when their place is needed.
 _MAX_KNOWN = 2 * keys.MAX_KEYS
 # So many wrong keys in a row, and one more in so many seconds.
@@ -87,7 +90,7 @@ class Caller:
     def __init__(
         self,
         key: Key | None = None,
-        quota: Quota | None = None,
+        quota: Quota | Leased | None = None,
         usage: UsageFile | None = None,
         *,
         commits_later: bool = False,
@@ -102,11 +105,16 @@ class Caller:
         self.may_change = key is None or not key.read_only
         self._quota = quota
         self._usage = usage
-        self._has_begun = False
+        self._has_begun = self._has_place = False
         self._is_taken = False
         self._n_answers = 0
         self._commits_later = commits_later
         self._uncommitted: list[UsageRecord] = []
+
+    async def prepare(self) -> None:
+        """Before `begin`, at a door of a cluster, whose head may have to be asked; `leave` has to follow."""
+        if isinstance(self._quota, Leased):
+            self._has_place = await self._quota.ready()
 
     def begin(self, model: str, lane: Lane) -> Lane:
         """A request for a model: takes it from the quota, once, and returns the lane that it gets. Raises
@@ -164,7 +172,9 @@ class Caller:
         """The HTTP request is over."""
         if self._has_begun and self._quota is not None:
             self._quota.leave()
-            self._has_begun = False
+        elif self._has_place and isinstance(self._quota, Leased):
+            self._quota.release(time.time())
+        self._has_begun = self._has_place = False
 
     @property
     def storage_bytes(self) -> int:
@@ -239,17 +249,19 @@ def _is_path(name: str) -> bool:
 
 
 class Access:
-    """See the module. `folder` has the key file and the record of use, `state` the local key and the audit log."""
+    """See the module. `state` is the folder of the local key and the audit log."""
 
-    def __init__(self, settings: Settings, *, data: Path, state: Path, clock: Callable[[], float] = time.time) -> None:
-        self.usage = UsageFile(data)
+    def __init__(
+        self, settings: Settings, books: Books, *, state: Path, clock: Callable[[], float] = time.time
+    ) -> None:
+        self.books = books
+        self.usage = books.usage
         self.audit = AuditLog(state)
-        self._file = KeyFile(data)
+        self._file = books.keys
         self._state = state
         self._clock = clock
         self._settings = settings
         self._loopback_needs_key = settings.loopback_needs_key == "on"
-        self._quotas: dict[str, Quota] = {}
         self._by_id: dict[str, Key] = {}
         self._stamp = self._file.stamp()
         self._take(self._file.read())
@@ -283,7 +295,8 @@ class Access:
         """Who sends this request, to a route with this right or to none; None where nobody needs to say so, and nothing
         is counted.
 
-        Raises InvalidKey, TooManyFailures, and Forbidden for what this one may not do.
+        Raises InvalidKey, TooManyFailures, Forbidden for what this one may not do, and Unavailable at a door that does
+        not know.
         """
         self._look()
         is_local = is_loopback(scope)
@@ -299,6 +312,8 @@ class Access:
             found = Caller(usage=self.usage)
         if isinstance(found, Caller):
             _check_right(found, right, f"{scope['method']} {path}")
+            if right is Right.USE and scope["method"] == "POST":
+                await found.prepare()
             return found
         wait_s, is_first = self._throttle.fail(address, time.monotonic())
         reason = found or ("no key" if not text else "unknown key")
@@ -321,6 +336,7 @@ class Access:
             return Caller(usage=self.usage) if is_right else None
         split = keys.split(text)
         key = self._by_id.get(split[0]) if split is not None else None
+        self._check_fresh()
         if split is None or key is None:
             return None
         digest = hashlib.blake2b(text.encode(), digest_size=32, key=self._process_secret).digest()
@@ -338,9 +354,7 @@ class Access:
 
     def caller(self, key: Key, *, commits_later: bool = False) -> Caller:
         """A new request of a key. Whatever works for a key without an HTTP request begins and leaves by it, too."""
-        quota = self._quotas.get(key.id)
-        if quota is None:
-            quota = self._quotas[key.id] = Quota(key, self._clock(), self.usage.levels(key.id))
+        quota = self.books.quota(key, self._clock())
         return Caller(
             key, quota, self.usage, commits_later=commits_later, storage_bytes=self._settings.key_storage_bytes
         )
@@ -351,15 +365,16 @@ class Access:
         if caller.key is None:
             return True
         self._look()
-        key = self._by_id.get(caller.key.id)
+        key = self._by_id.get(caller.key.id) if self.books.is_fresh else None
         return key is not None and key.hash == caller.key.hash and key.problem(self._clock()) is None
 
     def caller_of(self, key_id: str) -> Caller:
         """The same of a key's ID, "" for the owner; it pays later. Raises InvalidKey for a key that opens nothing any
-        more."""
+        more, and Unavailable while nobody knows."""
         self._look()
         if not key_id:
             return Caller(usage=self.usage, commits_later=True)
+        self._check_fresh()
         key = self._by_id.get(key_id)
         problem = "was removed" if key is None else key.problem(self._clock())
         if key is None or problem is not None:
@@ -388,12 +403,14 @@ class Access:
 
     def _take(self, found: list[Key]) -> None:
         self._by_id = {key.id: key for key in found}
-        now_s = self._clock()
-        for key_id, quota in list(self._quotas.items()):
-            if key_id in self._by_id:
-                quota.follow(self._by_id[key_id], now_s)
-            elif not quota.n_running:
-                del self._quotas[key_id]
+        self.books.follow(self._by_id, self._clock())
+
+    def _check_fresh(self) -> None:
+        if not self.books.is_fresh:
+            raise Unavailable(
+                "this door has not heard from the head of its cluster for too long to know which API keys hold",
+                retry_after_s=_AWAY_RETRY_S,
+            )
 
     # --- what it may do ------------------------------------------------------------------------------------------
 

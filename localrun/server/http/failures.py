@@ -21,7 +21,7 @@ import logging
 import math
 from enum import StrEnum
 
-from localrun.errors import ContextExceeded, LocalrunError, QueueFull, RateLimited, Unauthorized, of_disk
+from localrun.errors import ContextExceeded, LocalrunError, QueueFull, RateLimited, Unauthorized, Unavailable, of_disk
 
 _log = logging.getLogger(__name__)
 
@@ -105,7 +105,7 @@ def body(error: LocalrunError, shape: Shape, request_id: str | None = None) -> b
 def headers(error: LocalrunError) -> Headers:
     """The headers of an error answer, without its length."""
     result = [(b"content-type", b"application/json"), (b"x-localrun-error", error.code.encode("ascii"))]
-    if isinstance(error, QueueFull):
+    if isinstance(error, QueueFull | Unavailable) and error.retry_after_s is not None:
         result.append((b"retry-after", str(max(1, math.ceil(error.retry_after_s))).encode("ascii")))
     if isinstance(error, Unauthorized):
         result.append((b"www-authenticate", b'Bearer realm="localrun"'))

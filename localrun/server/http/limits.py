@@ -178,6 +178,8 @@ class Limits:
             if is_file:
                 self._check_uploads()
         except LocalrunError as error:
+            if caller is not None:
+                caller.leave()
             if origin is not None:
                 send = granting(send, origin)
             await self._refuse(error, scope, headers, receive, send)

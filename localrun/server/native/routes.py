@@ -248,7 +248,7 @@ async def usage(runtime: Runtime, exchange: Exchange) -> None:
     caller = exchange.caller
     key = None if caller.is_admin else caller.name
     try:
-        totals = await asyncio.to_thread(runtime.access.usage.totals, by, since_day=since, key=key)
+        totals = await runtime.access.books.totals(by, since, key)
     except sqlite3.Error as error:
         raise DiskRefused(f"{runtime.access.usage.path} cannot be read: {error}") from None
     rows = [UsageRow(**total._asdict()) for total in totals]
