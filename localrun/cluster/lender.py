@@ -23,7 +23,7 @@ from localrun.server.engines.resident import Use
 from localrun.server.jobs.job import Lease, Lender
 
 # A replica that is started anew has to load its model.
-WAIT_S = 60.0
+WAIT_S = 120.0
 
 
 class App(NamedTuple):

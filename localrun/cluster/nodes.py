@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import os
+import platform
 import signal
 import socket
 import subprocess
@@ -20,6 +21,7 @@ import threading
 import time
 import types
 
+from localrun import __version__
 from localrun.cluster import settings
 from localrun.cluster.settings import Membership
 from localrun.errors import Unavailable
@@ -35,6 +37,11 @@ _UP = "Ray runtime started"
 # And when a busy machine did not start them within its half minute.
 _SLOW = "timed out during startup"
 N_LINES = 40
+# Before what a person is told of a head that this machine cannot join.
+MARK = "localrun says: "
+HEAD_TIMEOUT_S = 10.0
+# Of each node, so that who joins sees with whom.
+VERSION_LABEL = "localrun"
 
 _log = logging.getLogger(__name__)
 
@@ -66,7 +73,10 @@ class Node:
         until_s = time.monotonic() + START_TIMEOUT_S
         while not self._is_up.wait(0.1):
             if time.monotonic() > until_s or not self._thread.is_alive():
-                raise Unavailable(f"Ray does not start here{last_words(chr(10).join(self._lines))}")
+                ours = [line.removeprefix(MARK) for line in self._lines if line.startswith(MARK)]
+                raise Unavailable(
+                    ours[0] if ours else f"Ray does not start here{last_words(chr(10).join(self._lines))}"
+                )
 
     def end(self) -> None:
         """Returns when Ray's processes are gone."""
@@ -117,7 +127,8 @@ def _arguments(member: Membership) -> list[str]:
     arguments = [
         "start", "--block", f"--node-ip-address={member.address}", f"--node-name={member.node}",
         f"--object-store-memory={OBJECT_STORE_BYTES}", "--disable-usage-stats", "--dashboard-agent-listen-port=0",
-        f"--temp-dir={settings.temp_folder()}", "--min-worker-port=0", "--max-worker-port=0",  # any
+        f"--temp-dir={settings.temp_folder()}", f"--labels={VERSION_LABEL}={_label()}",
+        "--min-worker-port=0", "--max-worker-port=0",  # any
     ]  # fmt: skip
     if not member.is_head:
         return [*arguments, f"--address={member.head}"]
@@ -127,6 +138,34 @@ def _arguments(member: Membership) -> list[str]:
         *arguments, "--head", f"--port={member.head.partition(':')[2]}", "--include-dashboard=false",
         f"--ray-client-server-port={client_port}",
     ]  # fmt: skip
+
+
+def _label() -> str:
+    """This version of localrun, as labels can be."""
+    return __version__.replace("+", ".")
+
+
+def _check_head(head: str) -> None:
+    """Before anything of this node is started. Raises Unavailable for a head that it cannot join."""
+    from ray import __version__ as ray_version
+    from ray._common.usage.usage_lib import get_cluster_metadata
+    from ray._raylet import GcsClient
+    from ray.exceptions import RpcError
+
+    try:
+        client = GcsClient(address=head)
+        theirs = get_cluster_metadata(client)
+        nodes = client.get_all_node_info(timeout=HEAD_TIMEOUT_S).values()
+    except RpcError as error:
+        raise Unavailable(f"nobody answers at {head}: {error}") from None
+    versions = {
+        "Ray": (theirs["ray_version"], ray_version),
+        "Python": (theirs["python_version"], platform.python_version()),
+        "localrun": (next(node.labels.get(VERSION_LABEL, "?") for node in nodes), _label()),
+    }
+    for name, (at_head, here) in versions.items():
+        if at_head != here:
+            raise Unavailable(f"the cluster of {head} has {name} {at_head}, this machine {here}: all need the same")
 
 
 def _end_with_stdin() -> None:
@@ -140,6 +179,12 @@ def main() -> None:
     from ray.scripts import scripts
 
     threading.Thread(target=_end_with_stdin, daemon=True).start()
+    heads = [argument.partition("=")[2] for argument in sys.argv if argument.startswith("--address=")]
+    try:
+        for head in heads:
+            _check_head(head)
+    except Unavailable as error:
+        sys.exit(f"{MARK}{error.message}")
     # On loopback Ray is told that there is one machine alone (`settings.environment`), and would let nobody join.
     constants = {**vars(scripts.ray_constants), "ENABLE_RAY_CLUSTER": True}
     scripts.ray_constants = types.SimpleNamespace(**constants)

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 
 import msgspec
 from ray import serve
+from ray.serve.config import RequestRouterConfig
 
 from localrun import ollama_environment, wire
 from localrun.cluster import settings as kept
@@ -24,6 +25,7 @@ from localrun.cluster import tls
 from localrun.cluster.description import Description, found
 from localrun.cluster.replica import Replica
 from localrun.cluster.reports import ReplicaReport
+from localrun.cluster.router import PrefixRouter
 from localrun.config import folders, model_dirs, models_folder
 from localrun.errors import LocalrunError
 from localrun.hardware import kernels, thread_choice
@@ -87,7 +89,7 @@ class Engine:
     def reconfigure(self, said: dict[str, object]) -> None:
         """By Serve, with the description that `__init__` was given: it is there for whoever asks Serve what it runs."""
 
-    async def report(self) -> bytes:
+    async def report(self, to_follower: bool = False) -> bytes:
         """A `ReplicaReport` in msgpack."""
         said = ReplicaReport(
             id=serve.get_replica_context().replica_id.unique_id, node=self._member.node, host=self._member.address,
@@ -101,6 +103,8 @@ class Engine:
         now = msgspec.structs.replace(
             said, n_slots=link.ready.n_slots, tokens_per_s=self._tokens_per_s(),
             n_running=0 if stats is None else stats.n_running, n_queued=0 if stats is None else stats.n_queued,
+            work_tokens=self._replica.work_tokens, recent=self._replica.recent if to_follower else b"",
+            wait_s=link.longest_wait_s(time.monotonic()),
         )  # fmt: skip
         return msgspec.msgpack.encode(now)
 
@@ -154,5 +158,8 @@ def build(description: Description, n_replicas: int, engine: type[Engine] = Engi
         graceful_shutdown_timeout_s=LINGER_S + 30,
         graceful_shutdown_wait_loop_s=0.5,
         user_config=msgspec.to_builtins(description),
+        request_router_config=RequestRouterConfig(request_router_class=PrefixRouter),
     )(engine)
-    return deployment.bind(msgspec.json.encode(description).decode())
+    # Between what is the same to replicas Serve changes numbers, and starts none anew.
+    version = f"{description.fingerprint[:16]}-{n_gpus:g}"
+    return deployment.options(_internal=True, version=version).bind(msgspec.json.encode(description).decode())

@@ -25,7 +25,7 @@ import psutil
 from localrun import stored
 from localrun.cluster import tls
 from localrun.config import ConfigError, folders
-from localrun.errors import NotFound
+from localrun.errors import NotFound, PortBusy
 
 HEAD_PORT = 11433
 TOKEN_BYTES = 32
@@ -169,6 +169,18 @@ def own_address(text: str) -> str:
             return address
     except OSError:
         raise ConfigError(f"{address} is no address of this machine, so that no node of it can have it") from None
+
+
+def check_port(head: str) -> None:
+    """Of a head that is to be started here. Raises PortBusy."""
+    host, _, port = head.rpartition(":")
+    try:
+        with socket.create_server((host, int(port))):
+            pass
+    except OSError as error:
+        raise PortBusy(
+            f"the head cannot listen at {head} ({error.strerror}); maybe another cluster's does; give --head-port"
+        ) from None
 
 
 def address_of(host: str) -> str:

@@ -16,9 +16,10 @@ import pytest
 from localrun import stored
 from localrun.cli import exits
 from localrun.cli.root import run
-from localrun.cluster import settings
+from localrun.cluster import reports, settings
 from localrun.cluster.description import Description
 from localrun.cluster.reports import AppReport, ClusterReport, Done, Failed, ReplicaReport
+from localrun.cluster.scaling import Scale
 from tests.cluster.test_reports import REPORT, bridge
 from tests.cluster.test_settings import TOKEN
 
@@ -57,6 +58,9 @@ def test_without_ray_the_extra_is_named(arguments, monkeypatch, capsys):
         (["join", "127.0.0.1", "--token-file", "OPEN"], "chmod 600"),
         (["up", "--address", "192.0.2.77"], "no address of this machine"),
         (["deploy", "alpha", "--replicas", "-1"], "--replicas"),
+        (["deploy", "alpha", "--min", "2"], "give --max as well"),
+        (["deploy", "alpha", "--min", "3", "--max", "2"], "--min 3 is more than --max 2"),
+        (["deploy", "alpha", "--replicas", "2", "--max", "4"], "leave it out, or --min and --max"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_starts(tmp_path: Path, capsys, arguments, said):
@@ -112,6 +116,29 @@ def test_what_cannot_be_deployed_says_why(bridge, models_dir, monkeypatch, capsy
     assert run(["cluster", "deploy", "alpha"]) == exits.ERROR
     assert "'alpha' cannot be run: no room" in capsys.readouterr().err
     assert run(["cluster", "deploy", "no-such-model"]) == exits.MODEL_NOT_FOUND
+
+
+@pytest.mark.parametrize(
+    ("bounds", "scale", "n_first"), [(["--min", "0", "--max", "4"], Scale(0, 4), 1), (["--max", "4"], Scale(1, 4), 1),
+                                     (["--min", "2", "--max", "2"], Scale(2, 2), 2), ([], None, 1)],
+)  # fmt: skip
+def test_bounds_are_part_of_what_is_deployed(models_dir, monkeypatch, capsys, bounds, scale, n_first):
+    monkeypatch.setenv("LOCALRUN_MODELS", str(models_dir))
+    asked = []
+
+    def ask(request):
+        asked.append(request)
+        app = AppReport(
+            description=request.description, n_wanted=n_first, state="running",
+            replicas=tuple(replica(f"n{number}") for number in range(n_first)),
+        )  # fmt: skip
+        yield ClusterReport(nodes=(), apps=(app,))
+
+    monkeypatch.setattr(reports, "ask", ask)
+    assert run(["cluster", "deploy", "alpha", *bounds]) == exits.OK
+    (deployed,) = asked
+    assert (deployed.description.scale, deployed.n_replicas) == (scale, n_first)
+    assert f"{n_first} of {n_first} replicas of alpha are ready" in capsys.readouterr().err
 
 
 def test_down_ends_who_holds_the_node(capsys):

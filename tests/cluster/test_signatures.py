@@ -38,3 +38,25 @@ def test_ray_has_what_the_bridge_and_the_replicas_use():
     assert {"--node-ip-address", "--node-name", "--temp-dir", "--block", "--dashboard-agent-listen-port"} <= {
         name for option in scripts.start.params for name in option.opts
     }
+
+
+def test_ray_has_what_the_router_and_who_joins_use():
+    from ray import serve
+    from ray._common.usage.usage_lib import get_cluster_metadata
+    from ray._raylet import GcsClient
+    from ray.exceptions import RpcError
+    from ray.scripts import scripts
+    from ray.serve._private.router import AsyncioRouter
+    from ray.serve.handle import DeploymentHandle
+    from ray.serve.request_router import RequestRouter
+
+    assert {"candidate_replicas", "pending_request"} <= parameters(RequestRouter.choose_replicas)
+    assert {"args", "kwargs"} <= parameters(DeploymentHandle.choose_replica)
+    # A choice that holds no slot: what Serve's own ingress asks for.
+    assert 'pop("_reserve", True)' in inspect.getsource(AsyncioRouter.choose_replica)
+    assert {"version", "_internal"} <= parameters(serve.Deployment.options)
+    assert "request_router_config" in parameters(serve.deployment)
+    assert "gcs_client" in parameters(get_cluster_metadata)
+    assert hasattr(GcsClient, "get_all_node_info")
+    assert issubclass(RpcError, Exception)
+    assert "--labels" in {name for option in scripts.start.params for name in option.opts}
