@@ -74,8 +74,9 @@ def _mean_wait_s(loads: Sequence[Load]) -> float:
 
 
 def _others_suffice(n: int, loads: Sequence[Load]) -> bool:
-    """Whether one less could do what is done. One that never became ready is not missed, as long as none waits."""
-    if any(one.n_queued for one in loads):
+    """Whether one less could do what is done. One that never became ready is not missed, as long as none waits; but the
+    first one is being waited for."""
+    if not loads or any(one.n_queued for one in loads):
         return False
     n_slots = sum(one.n_slots for one in loads)
     if len(loads) >= n:

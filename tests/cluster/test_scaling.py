@@ -64,6 +64,10 @@ def test_without_any_load_starting_replicas_stay_as_they_are():
     assert after(Scaler(), 10 * DOWN_AFTER_S, 2, [], Scale(2, 10)) == 2
 
 
+def test_the_first_one_may_take_its_time_to_start():
+    assert after(Scaler(), 10 * DOWN_AFTER_S, 1, [], Scale(0, 4)) == 1
+
+
 def test_a_wait_that_ends_in_between_begins_anew():
     scaler = Scaler()
     after(scaler, UP_AFTER_S - 2, 1, [behind(60.0)])
