@@ -10,6 +10,7 @@ Does not: import Ray into the holder (the child does).
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import platform
@@ -148,24 +149,36 @@ def _label() -> str:
 def _check_head(head: str) -> None:
     """Before anything of this node is started. Raises Unavailable for a head that it cannot join."""
     from ray import __version__ as ray_version
-    from ray._common.usage.usage_lib import get_cluster_metadata
     from ray._raylet import GcsClient
-    from ray.exceptions import RpcError
+    from ray.exceptions import AuthenticationError, RpcError
 
+    host, _, port = head.rpartition(":")
     try:
+        socket.create_connection((host, int(port)), HEAD_TIMEOUT_S).close()
         client = GcsClient(address=head)
-        theirs = get_cluster_metadata(client)
-        nodes = client.get_all_node_info(timeout=HEAD_TIMEOUT_S).values()
+        told = json.loads(client.internal_kv_get(b"CLUSTER_METADATA", namespace=b"cluster") or b"{}")
+        heads = [node for node in client.get_all_node_info(timeout=HEAD_TIMEOUT_S).values() if node.is_head_node]
+    except OSError as error:
+        raise Unavailable(f"nobody answers at {head} ({error}): is the head up, and its port open?") from None
+    except AuthenticationError:
+        raise Unavailable(f"this token is not that of the cluster of {head}; copy the head's file again") from None
     except RpcError as error:
-        raise Unavailable(f"nobody answers at {head}: {error}") from None
-    versions = {
-        "Ray": (theirs["ray_version"], ray_version),
-        "Python": (theirs["python_version"], platform.python_version()),
-        "localrun": (next(node.labels.get(VERSION_LABEL, "?") for node in nodes), _label()),
+        raise Unavailable(f"what answers at {head} is no head of a cluster with this token: {error}") from None
+    python, label = platform.python_version(), _label()
+    at_head = {
+        "localrun": (
+            next((node.labels[VERSION_LABEL] for node in heads if VERSION_LABEL in node.labels), label),
+            label,
+        ),
+        "Ray": (told.get("ray_version", ray_version), ray_version),
+        # The last part may differ (`settings.environment`).
+        "Python": tuple(one.rpartition(".")[0] for one in (told.get("python_version", python), python)),
     }
-    for name, (at_head, here) in versions.items():
-        if at_head != here:
-            raise Unavailable(f"the cluster of {head} has {name} {at_head}, this machine {here}: all need the same")
+    for name, (theirs, ours) in at_head.items():
+        if theirs != ours:
+            raise Unavailable(
+                f"the cluster of {head} runs on {name} {theirs}, and this machine has {ours}: install that"
+            )
 
 
 def _end_with_stdin() -> None:

@@ -152,6 +152,7 @@ def environment(member: Membership, environ: Mapping[str, str] = os.environ) -> 
         "RAY_AUTH_TOKEN_PATH": str(token_file()),
         "RAY_gcs_rpc_server_reconnect_timeout_s": str(HEADLESS_S),
         "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_DEFAULT_PYTHON_VERSION_MATCH_LEVEL": "minor",
         "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
         # What names macOS and Windows counts everywhere: with it Ray takes 127.0.0.1 for another address of the
         # machine, if that has one, and listens on all interfaces.

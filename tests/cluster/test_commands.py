@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.machinery
 import importlib.util
 import json
+import socket
 import subprocess
 import sys
 import threading
@@ -70,6 +71,14 @@ def test_what_cannot_be_is_refused_before_anything_starts(tmp_path: Path, capsys
     files = {"TOKEN": str(tmp_path / "token"), "OPEN": str(tmp_path / "open")}
     assert run(["cluster", *(files.get(one, one) for one in arguments)]) == exits.USAGE
     assert said in capsys.readouterr().err
+    assert not settings.file().exists()
+
+
+def test_a_head_has_a_port_of_its_own(capsys):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        assert run(["cluster", "up", "--port", "0", "--head-port", str(port)]) == exits.ERROR
+    assert f"the head cannot listen at 127.0.0.1:{port}" in capsys.readouterr().err
     assert not settings.file().exists()
 
 

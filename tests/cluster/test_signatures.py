@@ -42,9 +42,10 @@ def test_ray_has_what_the_bridge_and_the_replicas_use():
 
 def test_ray_has_what_the_router_and_who_joins_use():
     from ray import serve
-    from ray._common.usage.usage_lib import get_cluster_metadata
+    from ray._common.usage.usage_constants import CLUSTER_METADATA_KEY
+    from ray._private.ray_constants import KV_NAMESPACE_CLUSTER
     from ray._raylet import GcsClient
-    from ray.exceptions import RpcError
+    from ray.exceptions import AuthenticationError, RpcError
     from ray.scripts import scripts
     from ray.serve._private.router import AsyncioRouter
     from ray.serve.handle import DeploymentHandle
@@ -56,7 +57,9 @@ def test_ray_has_what_the_router_and_who_joins_use():
     assert 'pop("_reserve", True)' in inspect.getsource(AsyncioRouter.choose_replica)
     assert {"version", "_internal"} <= parameters(serve.Deployment.options)
     assert "request_router_config" in parameters(serve.deployment)
-    assert "gcs_client" in parameters(get_cluster_metadata)
+    assert (CLUSTER_METADATA_KEY, KV_NAMESPACE_CLUSTER) == (b"CLUSTER_METADATA", b"cluster")
     assert hasattr(GcsClient, "get_all_node_info")
+    assert hasattr(GcsClient, "internal_kv_get")
     assert issubclass(RpcError, Exception)
+    assert not issubclass(AuthenticationError, RpcError)
     assert "--labels" in {name for option in scripts.start.params for name in option.opts}

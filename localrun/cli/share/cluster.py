@@ -83,7 +83,6 @@ def up(host: str | None, port: int | None, name: str | None, address: str, head_
         head=f"{address}:{head_port or kept.HEAD_PORT}", address=address, node=_named(name), is_head=True
     )
     _check_free(settings)
-    kept.check_port(member.head)
     with _held(member, kept.own_token()):
         progress(f"other nodes join with\n  localrun cluster join {member.head} --token-file {kept.token_file()}")
         _be_a_door(settings)
@@ -257,6 +256,8 @@ def _held(member: Membership, token: str) -> Iterator[Node]:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # what is begun here has its end
     kept.keep(member, token)
     try:
+        if member.is_head:
+            kept.check_port(member.head)
         with Node(member) as node:
             yield node
     finally:
