@@ -180,7 +180,8 @@ def check_port(head: str) -> None:
             pass
     except OSError as error:
         raise PortBusy(
-            f"the head cannot listen at {head} ({error.strerror}); maybe another cluster's does; give --head-port"
+            f"the head cannot listen at {head}, as another cluster's may do: {os.strerror(error.errno or 0)}; give "
+            f"--head-port"
         ) from None
 
 
