@@ -71,7 +71,7 @@ class ClusterLender:
         if app is None:
             return self._own.lend(name, keep_alive_s, use, load)
         _check(app, use, load)
-        return ClusterLease(app, 0.0) if app.link.links() else None
+        return ClusterLease(app, 0.0) if app.link.is_reachable else None
 
     async def acquire(
         self, name: str, keep_alive_s: float | None, use: Use, load: LoadSettings, *, is_resumed: bool = False

@@ -143,11 +143,15 @@ class ClusterLink:
                 return
         raise last or Unavailable(f"no replica of '{self.model}' is running")
 
+    @property
+    def is_reachable(self) -> bool:
+        """Whether a replica takes requests. One that is to end does not, although its link is open."""
+        return any(self._links[name].error is None for name in self._addresses if name in self._links)
+
     async def reachable(self, limit_s: float) -> None:
         """Waits until a replica takes requests. Raises Unavailable after `limit_s`, or what it was refused with."""
         until_s = time.monotonic() + limit_s
-        # One that ends is not for new requests, although its link is open.
-        while not any(self._links[name].error is None for name in self._addresses if name in self._links):
+        while not self.is_reachable:
             if not self._addresses:
                 self._wake()
             try:
@@ -208,7 +212,11 @@ class ClusterLink:
     async def count(
         self, segments: tuple[wire.Segment, ...], *, is_prompt: bool = True, wants_pieces: bool = False
     ) -> wire.Counted:
-        link = await self._link_to(next(iter(self._usable()), ""))
+        try:
+            link = await self._link_to(next(iter(self._usable()), ""))
+        except (EngineFailed, Unavailable) as error:  # whoever asks waits for the next one, as with a request
+            self.was_killed = True
+            raise EngineDied(f"no replica of '{self.model}' counted the tokens: {error.message}") from None
         return await link.count(segments, is_prompt=is_prompt, wants_pieces=wants_pieces)
 
     def queue_position(self, request_id: int) -> int | None:

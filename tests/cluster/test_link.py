@@ -306,6 +306,18 @@ async def test_no_replica_is_there_for_new_requests_while_the_last_one_ends(
     assert len(await stream) == 300
 
 
+async def test_counting_waits_for_a_replica_as_an_answer_does(door: Door, machines: list[Machine]) -> None:
+    """Also when the last one goes after the model was borrowed, or nobody listens where it was."""
+    addresses = {machine.node: machine.address for machine in machines}
+    async with door.runtime.job(ALPHA) as job:
+        expected = await job.count([wire.Segment("once upon a time")])
+        door.link.replicas({})
+        counting = asyncio.create_task(job.count([wire.Segment("once upon a time")]))
+        await asyncio.sleep(0)
+        door.link.replicas({"gone": Address("127.0.0.1", 1, "gone"), **addresses})
+        assert await counting == expected
+
+
 async def test_a_request_wakes_an_app_that_has_no_replica(door: Door, machines: list[Machine]) -> None:
     addresses = {machine.node: machine.address for machine in machines}
     door.link.replicas({})

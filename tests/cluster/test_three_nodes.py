@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -206,7 +207,7 @@ class Stream:
     def _read(self) -> str:
         request = urllib.request.Request(self._url, self._body, {"Content-Type": "application/json"})
         text = ""
-        with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
+        with _opened(request) as answer:
             for line in answer:
                 piece = json.loads(line)
                 assert "error" not in piece, piece
@@ -214,6 +215,13 @@ class Stream:
                 self.n_pieces += 1
         assert piece["done"]
         return text
+
+
+def _opened(request: urllib.request.Request) -> Any:
+    try:
+        return urllib.request.urlopen(request, timeout=PATIENCE_S)
+    except urllib.error.HTTPError as error:
+        raise AssertionError(error.read()) from None
 
 
 def texts(streams: list[Stream]) -> list[str]:
@@ -254,6 +262,15 @@ def test_both_doors_give_the_same_answers_and_compute_nothing_themselves(cluster
     for door in (cluster.head, cluster.second):
         with urllib.request.urlopen(f"http://127.0.0.1:{door.port}/api/ps") as answer:
             assert json.load(answer)["models"] == []
+
+
+def test_a_door_whose_bridge_hangs_or_is_gone_chooses_by_itself(cluster: Cluster):
+    expected = texts(cluster.streams(cluster.head, 6, 20))
+    (bridge,) = [one for one in cluster.head.processes() if "tests.cluster.fake_bridge" in one.cmdline()]
+    bridge.suspend()
+    assert texts(cluster.streams(cluster.head, 6, 20)) == expected
+    bridge.kill()
+    assert texts(cluster.streams(cluster.head, 6, 20)) == expected
 
 
 def test_a_door_has_no_ray_in_it(cluster: Cluster):
