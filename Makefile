@@ -15,7 +15,7 @@ define INSTALL
 	@touch $@
 endef
 
-.PHONY: run test suite duration test-fast test-deep test-emulated test-arm64 test-stall test-clients test-cluster test-real soak mutants lint types smoke generate constraints bench bench-peer native-wheel gpu-check clean
+.PHONY: run test suite duration test-fast test-deep test-emulated test-arm64 test-stall test-clients test-cluster test-real soak soak-cluster mutants lint types smoke generate constraints bench bench-peer native-wheel gpu-check clean
 
 # A terminal gets the TUI; without one, a prompt goes through the daemon and the reply is printed with its rate.
 run: $(RUN_STAMP)
@@ -76,6 +76,10 @@ test-real: $(STAMP)
 MINUTES ?= 60
 soak: $(STAMP)
 	$(BIN)/python -m tests.soak --minutes $(MINUTES)
+
+# The same load on two doors of a cluster of three nodes, while replicas and nodes are killed, and hang.
+soak-cluster: $(VENV)/.installed-cluster
+	$(BIN)/python -m tests.soak.cluster --minutes $(MINUTES)
 
 # Puts plausible faults into a copy of the tree, one at a time: do the tests notice each? WORDS="cache.py" for some.
 mutants: $(STAMP)

@@ -322,7 +322,7 @@ def test_only_one_module_imports_llama_cpp():
     }
 
 
-def test_only_commands_know_of_clusters_and_only_three_modules_of_ray():
+def test_only_commands_know_of_clusters_and_few_modules_of_ray():
     outside = [
         found
         for found in imports()
@@ -336,6 +336,7 @@ def test_only_commands_know_of_clusters_and_only_three_modules_of_ray():
     assert {found.importer for found in imports() if is_within(found.name, "ray")} == {
         f"{CLUSTER}.bridge",
         f"{CLUSTER}.nodes",
+        f"{CLUSTER}.router",
         f"{CLUSTER}.serve_app",
     }
     assert "ray" not in loaded_after("import localrun.cluster.door, localrun.cluster.nodes, localrun.server.app")

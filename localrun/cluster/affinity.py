@@ -32,6 +32,9 @@ KEPT_SHARE = 0.98
 MAX_DIGESTS = 200_000
 
 Digest = bytes
+DIGEST_BYTES = 8
+# Tokens that a replica would have to compute before a prompt's first one, and how many of its blocks it knows.
+Cost = tuple[float, int]
 
 
 def blocks(pieces: Iterable[bytes], *, realm: bytes = b"") -> tuple[Digest, ...]:
@@ -42,11 +45,11 @@ def blocks(pieces: Iterable[bytes], *, realm: bytes = b"") -> tuple[Digest, ...]
         text += piece
         if len(text) >= MAX_BYTES:
             break
-    chained, found = hashlib.blake2b(realm, digest_size=8).digest(), []
+    chained, found = hashlib.blake2b(realm, digest_size=DIGEST_BYTES).digest(), []
     for at in range(0, min(len(text), MAX_BYTES) - BLOCK_BYTES + 1, BLOCK_BYTES):
-        chained = hashlib.blake2b(text[at : at + BLOCK_BYTES], key=chained, digest_size=8).digest()
+        chained = hashlib.blake2b(text[at : at + BLOCK_BYTES], key=chained, digest_size=DIGEST_BYTES).digest()
         found.append(chained)
-    return tuple(found) or (hashlib.blake2b(text, key=chained, digest_size=8).digest(),)
+    return tuple(found) or (hashlib.blake2b(text, key=chained, digest_size=DIGEST_BYTES).digest(),)
 
 
 class Affinity:
@@ -63,21 +66,20 @@ class Affinity:
     def choose(self, prompt: Sequence[Digest], waiting_tokens: Mapping[str, float]) -> str:
         """One of the replicas in `waiting_tokens`, which says how much each has still to compute before it would come
         to this prompt. Raises ValueError without any."""
-        if not waiting_tokens:
-            raise ValueError("no replica to choose from")
+        return pick(prompt[0], self.costs(prompt, waiting_tokens))
+
+    def costs(self, prompt: Sequence[Digest], waiting_tokens: Mapping[str, float]) -> dict[str, Cost]:
+        """What the prompt costs at each of them."""
         known = self._depths(prompt, waiting_tokens)
         given = {replica: self._given_tokens.get(replica, 0.0) for replica in waiting_tokens}
-        share = sum(given.values()) / len(given)
-        costs = {
-            replica: waits + given[replica] - share + BLOCK_TOKENS * (len(prompt) - known.get(replica, 0))
+        share = sum(given.values()) / max(1, len(given))
+        return {
+            replica: (
+                waits + given[replica] - share + BLOCK_TOKENS * (len(prompt) - known.get(replica, 0)),
+                known.get(replica, 0),
+            )
             for replica, waits in waiting_tokens.items()
         }
-        limit = min(costs.values()) + SLACK_TOKENS
-        deepest = max(known.values(), default=0)
-        close = [replica for replica, cost in costs.items() if cost <= limit and known.get(replica, 0) == deepest]
-        # Whoever knows most may have too much to do.
-        close = close or [replica for replica, cost in costs.items() if cost <= limit]
-        return max(close, key=lambda replica: _weight(prompt[0], replica))
 
     def note(self, prompt: Sequence[Digest], replica: str) -> None:
         """That one has computed this prompt, or is about to. Blocks that are noted later, of the answer or after a
@@ -90,6 +92,15 @@ class Affinity:
             self._holders.move_to_end(digest)
         self._given_tokens = {name: tokens * KEPT_SHARE for name, tokens in self._given_tokens.items()}
         self._given_tokens[replica] = self._given_tokens.get(replica, 0.0) + BLOCK_TOKENS * n_new
+        self._trim()
+
+    def hear(self, replica: str, digests: Iterable[Digest]) -> None:
+        """That one has computed these, whoever asked it to."""
+        for digest in digests:
+            self._holders.setdefault(digest, set()).add(replica)
+        self._trim()
+
+    def _trim(self) -> None:
         while len(self._holders) > self._max_digests:
             self._holders.popitem(last=False)
 
@@ -114,5 +125,17 @@ class Affinity:
         return depths
 
 
+def pick(first: Digest, costs: Mapping[str, Cost]) -> str:
+    """Who computes a prompt that begins with this block. Raises ValueError without anybody."""
+    if not costs:
+        raise ValueError("no replica to choose from")
+    limit = min(tokens for tokens, _ in costs.values()) + SLACK_TOKENS
+    deepest = max(depth for _, depth in costs.values())
+    close = [replica for replica, (tokens, depth) in costs.items() if tokens <= limit and depth == deepest]
+    # Whoever knows most may have too much to do.
+    close = close or [replica for replica, (tokens, _) in costs.items() if tokens <= limit]
+    return max(close, key=lambda replica: _weight(first, replica))
+
+
 def _weight(block: Digest, replica: str) -> bytes:
-    return hashlib.blake2b(replica.encode(), key=block, digest_size=8).digest()
+    return hashlib.blake2b(replica.encode(), key=block, digest_size=DIGEST_BYTES).digest()

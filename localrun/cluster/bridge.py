@@ -1,9 +1,9 @@
 """The process that talks to Ray for a door, or for one command: `python -m localrun.cluster.bridge`, with what
 `reports.py` says on its pipes.
 
-Doors choose replicas by themselves (`link.py`), by what they see of each one's steps, which is more than Ray knows; so
-the bridge says which there are, and no request waits for it. When the head is lost, replicas are still asked, which
-needs no head; what the head alone knows is then as it was last.
+It says which replicas there are, and corrects a door's choice among them (`router.py`), for which no request waits
+long: the door chooses by itself as well (`link.py`). When the head is lost, replicas are still asked and chosen, which
+needs no head; what the head alone knows is then as it was last. The bridge of the head's door is the one that scales.
 
 Ends when its standard input does.
 """
@@ -18,6 +18,8 @@ import re
 import sys
 import threading
 import time
+from collections import defaultdict
+from collections.abc import Callable
 from typing import Any, BinaryIO
 
 import msgspec
@@ -28,10 +30,12 @@ from ray.serve.config import ProxyLocation
 from ray.serve.exceptions import RayServeException
 
 from localrun import framing
-from localrun.cluster import ledger, settings
+from localrun.cluster import ledger, router, settings
 from localrun.cluster.description import Description, app_name
 from localrun.cluster.reports import (
     AppReport,
+    Choose,
+    Chosen,
     ClusterReport,
     Deploy,
     Done,
@@ -44,13 +48,17 @@ from localrun.cluster.reports import (
     ReplicaReport,
     ToBridge,
     Undeploy,
+    Wake,
     decode_to_bridge,
 )
+from localrun.cluster.scaling import Load, Scaler
 from localrun.cluster.serve_app import DEPLOYMENT, MARK, Engine, build
 from localrun.errors import LocalrunError, NotFound, Unavailable
 
 EVERY_S = 1.0
 ANSWER_S = 3.0
+# A choice that takes so long is of no use to anybody.
+CHOICE_S = 1.0
 
 _log = logging.getLogger(__name__)
 
@@ -65,6 +73,8 @@ class Bridge:
         self._asking: asyncio.Future[None] | None = None
         self._handles: dict[str, Any] = {}
         self._replicas: dict[str, tuple[ReplicaReport, ...]] = {}  # as they answered last
+        self.is_following = False
+        self._scalers: defaultdict[str, Scaler] = defaultdict(Scaler)
 
     async def look(self) -> ClusterReport:
         """What there is."""
@@ -79,11 +89,42 @@ class Bridge:
     async def deploy(self, asked: Deploy) -> None:
         """Tells Serve; what comes of it is to be looked at."""
         await self._ask_head()
-        there = self._apps.get(asked.description.app)
+        there, scale = self._apps.get(asked.description.app), asked.description.scale
+        n_replicas = (
+            asked.n_replicas if scale is None else scale.within(asked.n_replicas if there is None else there.n_wanted)
+        )
         if there is not None and there.description == asked.description:
-            await asyncio.to_thread(_scale, asked.description.app, asked.n_replicas)
+            await asyncio.to_thread(_scale, asked.description.app, n_replicas)
             return
-        await asyncio.to_thread(_run, build(asked.description, asked.n_replicas, self._engine), asked.description.app)
+        await asyncio.to_thread(_run, build(asked.description, max(1, n_replicas), self._engine), asked.description.app)
+
+    async def choose(self, asked: Choose) -> Chosen:
+        """Which replica computes a prompt, as Serve's router has it."""
+        with contextlib.suppress(TimeoutError, RayServeException, ray.exceptions.RayError):
+            async with asyncio.timeout(CHOICE_S):
+                return Chosen(asked.id, await router.choose(self._handle(asked.app), asked.first, asked.costs))
+        return Chosen(asked.id, "")
+
+    async def wake(self, name: str) -> None:
+        """One replica of an app that was scaled to none."""
+        app = self._apps.get(name)
+        if app is not None and app.n_wanted == 0 and app.description.scale is not None:
+            self._apps[name] = msgspec.structs.replace(app, n_wanted=1)  # until the head is asked again
+            await _try_to_scale(name, 1)
+
+    async def scale(self, report: ClusterReport) -> None:
+        """As many replicas as the work that waits asks for."""
+        for app in report.apps:
+            if app.description.scale is None or not app.n_wanted:
+                continue
+            loads = [
+                Load(one.n_slots, one.n_running, one.n_queued, one.wait_s) for one in app.replicas if not one.why_not
+            ]
+            name = app.description.app
+            n = self._scalers[name].wanted(app.description.scale, app.n_wanted, loads, time.monotonic())
+            if n != app.n_wanted:
+                _log.warning("'%s' gets %d replicas instead of %d", app.description.model, n, app.n_wanted)
+                await _try_to_scale(name, n)
 
     async def undeploy(self, model: str) -> None:
         """Raises NotFound."""
@@ -119,10 +160,8 @@ class Bridge:
 
     async def _ask_replicas(self, app: str) -> tuple[ReplicaReport, ...]:
         """Those of whom Serve says that they run, as they are now, or else as they were last."""
-        if app not in self._handles:
-            self._handles[app] = serve.get_deployment_handle(DEPLOYMENT, app)
         try:
-            answers = self._handles[app].broadcast("report")
+            answers = self._handle(app).broadcast("report", self.is_following)
             said = await answers.results_async(timeout_s=ANSWER_S, return_exceptions=True)
             found = tuple(msgspec.msgpack.decode(one, type=ReplicaReport) for one in said if isinstance(one, bytes))
         except (RayServeException, ray.exceptions.RayError):  # none runs
@@ -131,6 +170,11 @@ class Bridge:
             found = self._replicas.get(app, ())
         self._replicas[app] = found
         return found
+
+    def _handle(self, app: str) -> Any:
+        if app not in self._handles:
+            self._handles[app] = serve.get_deployment_handle(DEPLOYMENT, app)
+        return self._handles[app]
 
 
 def _nodes() -> tuple[NodeReport, ...]:
@@ -187,6 +231,12 @@ def _scale(app: str, n_replicas: int) -> None:
     ray.get(client._controller.update_deployment_replicas.remote(deployment, n_replicas))
 
 
+async def _try_to_scale(app: str, n_replicas: int) -> None:
+    """If the controller is there, and knows the app; whoever wants it looks again."""
+    with contextlib.suppress(ray.exceptions.RayError, RayServeException, ValueError):
+        await asyncio.to_thread(_scale, app, n_replicas)
+
+
 def _drain(node_id: str, deadline_s: int) -> None:
     client = ray._raylet.GcsClient(address=ray.get_runtime_context().gcs_address)
     until_ms = int((time.time() + deadline_s) * 1000)
@@ -202,6 +252,8 @@ class _Pipes:
 
     def __init__(self) -> None:
         self._out: BinaryIO = os.fdopen(os.dup(1), "wb")
+        self._loop: asyncio.AbstractEventLoop
+        self._take: Callable[[ToBridge], None] | None = None
         os.dup2(2, 1)
 
     def read(self) -> ToBridge:
@@ -211,6 +263,19 @@ class _Pipes:
             raise framing.FrameError("nothing was asked")
         return decode_to_bridge(body)
 
+    def hear(self, take: Callable[[ToBridge], None]) -> None:
+        """What is said from now on, in the running loop."""
+        self._loop, self._take = asyncio.get_running_loop(), take
+
+    def listen(self) -> None:
+        """In a thread of its own, because Ray may hold the others: ends the process with standard input."""
+        with contextlib.suppress(framing.FrameError):
+            while True:
+                asked = self.read()
+                if self._take is not None:
+                    self._loop.call_soon_threadsafe(self._take, asked)
+        os._exit(0)
+
     def say(self, message: FromBridge) -> None:
         self._out.write(framing.encode(message))
         self._out.flush()
@@ -218,9 +283,7 @@ class _Pipes:
 
 async def _answer(bridge: Bridge, pipes: _Pipes, asked: ToBridge) -> None:
     if isinstance(asked, Follow):
-        while True:
-            pipes.say(await bridge.look())
-            await asyncio.sleep(EVERY_S)
+        await _follow(bridge, pipes)
     elif isinstance(asked, Look):
         pipes.say(await bridge.look())
     elif isinstance(asked, Deploy):
@@ -228,9 +291,36 @@ async def _answer(bridge: Bridge, pipes: _Pipes, asked: ToBridge) -> None:
     elif isinstance(asked, Undeploy):
         await ledger.keep(ledger.head_of(settings.membership()), app_name(asked.model), None)
         await bridge.undeploy(asked.model)
-    else:
+    elif isinstance(asked, Drain):
         await bridge.drain(asked)
     pipes.say(Done())
+
+
+async def _follow(bridge: Bridge, pipes: _Pipes) -> None:
+    """Reports, and answers to what is asked meanwhile."""
+    tasks: set[asyncio.Task[None]] = set()
+
+    async def answer(asked: ToBridge) -> None:
+        if isinstance(asked, Choose):
+            pipes.say(await bridge.choose(asked))
+        elif isinstance(asked, Wake):
+            await bridge.wake(asked.app)
+
+    def take(asked: ToBridge) -> None:
+        task = asyncio.create_task(answer(asked))
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+
+    pipes.hear(take)
+    bridge.is_following = True
+    is_head = settings.membership().is_head
+    scaling: asyncio.Task[None] | None = None
+    while True:
+        report = await bridge.look()
+        pipes.say(report)
+        if is_head and (scaling is None or scaling.done()):  # a lost controller does not answer
+            scaling = asyncio.create_task(bridge.scale(report))
+        await asyncio.sleep(EVERY_S)
 
 
 async def _deployed(bridge: Bridge, pipes: _Pipes, asked: Deploy) -> None:
@@ -246,17 +336,12 @@ async def _deployed(bridge: Bridge, pipes: _Pipes, asked: Deploy) -> None:
         if app is not None and app.state in ("deploy_failed", "unhealthy"):
             raise Unavailable(f"'{asked.description.model}' cannot be run: {app.message}")
         n_nodes = sum(node.state == "alive" for node in seen.nodes)
-        n_most = asked.n_replicas if asked.description.n_gpus else min(asked.n_replicas, n_nodes)
-        if app is not None and app.n_wanted == asked.n_replicas and n_most <= app.n_ready:
+        n_wanted = 1 if app is None else app.n_wanted
+        n_most = n_wanted if asked.description.n_gpus else min(n_wanted, n_nodes)
+        is_told = asked.description.scale is not None or n_wanted == asked.n_replicas
+        if app is not None and is_told and n_most <= app.n_ready:
             return
         await asyncio.sleep(EVERY_S)
-
-
-def _end_with_stdin() -> None:
-    """In a thread of its own: Ray may hold the others."""
-    while os.read(0, 4096):
-        pass
-    os._exit(0)
 
 
 def main(engine: type[Engine] = Engine) -> None:
@@ -264,7 +349,7 @@ def main(engine: type[Engine] = Engine) -> None:
     pipes = _Pipes()
     try:
         asked = pipes.read()
-        threading.Thread(target=_end_with_stdin, daemon=True).start()
+        threading.Thread(target=pipes.listen, daemon=True).start()
         member = settings.membership()
         ray.init(
             address=member.head, namespace="localrun", log_to_driver=False, logging_level=logging.WARNING,

@@ -12,6 +12,7 @@ import re
 import msgspec
 
 from localrun import __version__
+from localrun.cluster.scaling import Scale
 from localrun.config import NOTHING_ASKED, LoadSettings
 from localrun.errors import Conflict
 from localrun.models.storage.blobs import hash_file
@@ -20,12 +21,14 @@ from localrun.models.storage.store import Store
 
 
 class Description(msgspec.Struct, frozen=True, kw_only=True):
-    """`contents` is of all files that an engine opens. `n_gpus` is for each replica, a part of one for less."""
+    """`contents` is of all files that an engine opens. `n_gpus` is for each replica, a part of one for less. Without
+    `scale` there are as many replicas as were asked for."""
 
     model: str
     contents: str
     load: LoadSettings = NOTHING_ASKED
     n_gpus: float = 0.0
+    scale: Scale | None = None
 
     @property
     def fingerprint(self) -> str:
@@ -56,10 +59,10 @@ def contents_of(store: Store, model: Model) -> str:
     return whole.hexdigest()
 
 
-def described(store: Store, name: str, load: LoadSettings, n_gpus: float) -> Description:
+def described(store: Store, name: str, load: LoadSettings, n_gpus: float, scale: Scale | None = None) -> Description:
     """Of a model of this machine. Raises what the store raises for the name, and Conflict."""
     model = store.resolve(name)
-    return Description(model=model.name, contents=contents_of(store, model), load=load, n_gpus=n_gpus)
+    return Description(model=model.name, contents=contents_of(store, model), load=load, n_gpus=n_gpus, scale=scale)
 
 
 def found(store: Store, description: Description) -> Model:

@@ -13,6 +13,7 @@ import asyncio
 import logging
 import socket
 from collections.abc import Coroutine
+from functools import partial
 from typing import Any
 
 from localrun import __version__
@@ -21,7 +22,7 @@ from localrun.cluster import frames, settings, tls
 from localrun.cluster.description import Description, found
 from localrun.cluster.ledger import Ledger, head_of
 from localrun.cluster.lender import App, ClusterLender
-from localrun.cluster.link import ClusterLink
+from localrun.cluster.link import ClusterLink, Told
 from localrun.cluster.reports import AppReport, ClusterReport, Watch
 from localrun.cluster.state import State
 from localrun.cluster.view import View
@@ -128,7 +129,7 @@ class Door:
         for name, one in told.items():
             app = self._apps.get(name)
             if app is not None and app.fingerprint == one.description.fingerprint:
-                app.link.replicas(_addresses(one))
+                app.link.replicas(*_replicas(one))
             elif name not in self._taking and self._refused.get(name, (None, ""))[0] != one.description:
                 self._taking.add(name)
                 self._spawn(self._take(name, one))
@@ -151,8 +152,12 @@ class Door:
             protocol=frames.PROTOCOL, version=__version__, token=self._token, app=told.description.fingerprint
         )
         # An engine's totals are counted where it runs.
-        link = ClusterLink(model=model.name, hello=hello, tls=self._tls, on_step=lambda *_: None)
-        link.replicas(_addresses(told))
+        serve_app = told.description.app
+        link = ClusterLink(
+            model=model.name, hello=hello, tls=self._tls, on_step=lambda *_: None,
+            choose=partial(self._watch.choose, serve_app), wake=lambda: self._watch.wake(serve_app),
+        )  # fmt: skip
+        link.replicas(*_replicas(told))
         self._apps[name] = App(model, told.description.fingerprint, link)
         _log.info("'%s' is the cluster's", name)
 
@@ -168,13 +173,13 @@ class Door:
         task.add_done_callback(self._tasks.discard)
 
 
-def _addresses(told: AppReport) -> dict[str, Address]:
-    """Of replicas that are of the description, and have an engine."""
-    return {
-        one.id: Address(one.host, one.port, one.node)
-        for one in told.replicas
-        if one.fingerprint == told.description.fingerprint and not one.why_not
-    }
+def _replicas(told: AppReport) -> tuple[dict[str, Address], dict[str, Told]]:
+    """Of those that are of the description, and have an engine."""
+    usable = [
+        one for one in told.replicas if one.fingerprint == told.description.fingerprint and not one.why_not
+    ]  # fmt: skip
+    addresses = {one.id: Address(one.host, one.port, one.node) for one in usable}
+    return addresses, {one.id: Told(one.work_tokens, one.recent) for one in usable}
 
 
 async def _ended(link: ClusterLink) -> None:

@@ -23,7 +23,7 @@ from localrun.server.engines.resident import Use
 from localrun.server.jobs.job import Lease, Lender
 
 # A replica that is started anew has to load its model.
-WAIT_S = 60.0
+WAIT_S = 120.0
 
 
 class App(NamedTuple):
@@ -71,7 +71,7 @@ class ClusterLender:
         if app is None:
             return self._own.lend(name, keep_alive_s, use, load)
         _check(app, use, load)
-        return ClusterLease(app, 0.0) if app.link.links() else None
+        return ClusterLease(app, 0.0) if app.link.is_reachable else None
 
     async def acquire(
         self, name: str, keep_alive_s: float | None, use: Use, load: LoadSettings, *, is_resumed: bool = False

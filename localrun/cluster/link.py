@@ -1,7 +1,8 @@
 """A door's conversation with all replicas of one app: to its jobs, one engine that does not die.
 
-`submit` returns at once, as that of an engine does; where the request goes is chosen in a task, and a link to that
-replica is opened if there is none. Until a replica has it, a request that is cancelled ends here, and a failure is told
+`submit` returns at once, as that of an engine does; where the request goes is chosen at once, too, by what this door
+knows, and then by whoever knows more (`Choose`), if that answers in time. A link to that replica is opened if there is
+none. Until a replica has it, a request that is cancelled ends here, and a failure is told
 as the death of an engine that nobody is to blame for: the job resumes by its own rules, and the next choice leaves out
 whoever has just failed.
 
@@ -19,14 +20,15 @@ import logging
 import ssl
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from localrun import wire
 from localrun.cluster import frames
-from localrun.cluster.affinity import BLOCK_TOKENS, MAX_BYTES, Affinity, Digest, blocks
+from localrun.cluster.affinity import DIGEST_BYTES, Affinity, Cost, Digest, pick
 from localrun.cluster.wire_child import Address, WireChild
+from localrun.cluster.work import RUNNING_TOKENS, Work, prompt_of
 from localrun.errors import Cancelled, EngineDied, EngineFailed, LocalrunError, Unavailable
 from localrun.server.engines.link import EngineLink, Progress, Sink
 
@@ -34,10 +36,20 @@ OPEN_TIMEOUT_S = 10.0
 # So long nothing goes to a replica whose connection broke, unless all of them are like that.
 AVOIDED_S = 30.0
 LOOK_AGAIN_S = 0.2
-# Of requests whose length nobody knows: those of other doors, and answers that are being written.
-QUEUED_TOKENS, RUNNING_TOKENS = 8 * BLOCK_TOKENS, BLOCK_TOKENS
+# What replicas said of themselves counts for so long.
+TOLD_FOR_S = 5.0
+
+# Who else may choose: by a prompt's first block, and what it costs at each replica. "" is no answer.
+Choose = Callable[[Digest, Mapping[str, Cost]], Awaitable[str]]
 
 _log = logging.getLogger(__name__)
+
+
+class Told(NamedTuple):
+    """Of a replica: the work that it has for all doors, and digests of what it computed lately, one after the other."""
+
+    work_tokens: float
+    recent: bytes = b""
 
 
 class Turns:
@@ -64,7 +76,8 @@ class Turns:
 
 class ClusterLink:
     """See the module. `ready` is that of the replicas, which are opened alike. `hello` says which app, and with which
-    token; without `tls` everything goes in the clear. `on_step` sees the steps of all replicas."""
+    token; without `tls` everything goes in the clear. `on_step` sees the steps of all replicas. `choose` may correct
+    where a request goes; `wake` is told, again and again, that somebody waits and there is no replica."""
 
     error: LocalrunError | None = None  # of the app as a whole; there is always a next replica to wait for
 
@@ -76,8 +89,11 @@ class ClusterLink:
         tls: ssl.SSLContext | None = None,
         on_step: Callable[[EngineLink, wire.Step], None],
         ids: Iterator[int] | None = None,
+        choose: Choose | None = None,
+        wake: Callable[[], None] = lambda: None,
     ) -> None:
         self.model = model
+        self._ask, self._wake = choose, wake
         self.was_killed = False  # the replica that died last
         self.turn = Turns(lambda: len(self._addresses))
         self._hello, self._tls, self._on_step = hello, tls, on_step
@@ -86,6 +102,8 @@ class ClusterLink:
         self._links: dict[str, EngineLink] = {}
         self._opening: dict[str, asyncio.Task[EngineLink]] = {}
         self._avoided_until_s: dict[str, float] = {}
+        self._others_tokens: dict[str, float] = {}  # what other doors have there
+        self._told_at_s = 0.0
         self._affinity = Affinity()
         self._placed: dict[int, Placed] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -93,12 +111,19 @@ class ClusterLink:
 
     # --- the replicas --------------------------------------------------------------------------------------------
 
-    def replicas(self, addresses: Mapping[str, Address]) -> None:
-        """Those that there are from now on. What runs on one that is gone from this list goes on there; it ends when
-        the connection does."""
+    def replicas(self, addresses: Mapping[str, Address], told: Mapping[str, Told] | None = None) -> None:
+        """Those that there are from now on, and what they say of themselves. What runs on one that is
+        gone from this list goes on there; it ends when the connection does."""
         for replica in set(self._addresses) - set(addresses):
             self._affinity.forget(replica)
         self._addresses = dict(addresses)
+        own = self._own_tokens()
+        told = told or {}
+        self._others_tokens = {name: max(0.0, one.work_tokens - own[name]) for name, one in told.items()}
+        for name, one in told.items():
+            starts = range(0, len(one.recent), DIGEST_BYTES)
+            self._affinity.hear(name, (one.recent[start : start + DIGEST_BYTES] for start in starts))
+        self._told_at_s = time.monotonic()
 
     @property
     def ready(self) -> wire.Ready:
@@ -118,16 +143,24 @@ class ClusterLink:
                 return
         raise last or Unavailable(f"no replica of '{self.model}' is running")
 
+    @property
+    def is_reachable(self) -> bool:
+        """Whether a replica takes requests. One that is to end does not, although its link is open."""
+        return any(self._links[name].error is None for name in self._addresses if name in self._links)
+
     async def reachable(self, limit_s: float) -> None:
         """Waits until a replica takes requests. Raises Unavailable after `limit_s`, or what it was refused with."""
         until_s = time.monotonic() + limit_s
-        while not any(link.error is None for link in self._links.values()):
+        while not self.is_reachable:
+            if not self._addresses:
+                self._wake()
             try:
                 await self.open()
             except Unavailable as error:
                 if time.monotonic() > until_s:
                     raise Unavailable(
-                        f"no replica of '{self.model}' came within {limit_s:g} seconds: {error.message}"
+                        f"no replica of '{self.model}' came within {limit_s:g} seconds: {error.message}; `localrun "
+                        f"cluster status` shows what is missing"
                     ) from None
             except EngineFailed as error:  # nobody listens there
                 if time.monotonic() > until_s:
@@ -163,7 +196,7 @@ class ClusterLink:
 
     def submit(self, message: wire.Submit | wire.Embed, sink: Sink) -> None:
         """See `EngineLink.submit`. What a replica refuses comes as the request's end."""
-        placed = Placed(sink, prompt_of(message), lambda: self._placed.pop(message.id, None))
+        placed = Placed(sink, message, lambda: self._placed.pop(message.id, None))
         self._placed[message.id] = placed
         placed.task = self._spawn(self._place(message, placed))
 
@@ -179,7 +212,11 @@ class ClusterLink:
     async def count(
         self, segments: tuple[wire.Segment, ...], *, is_prompt: bool = True, wants_pieces: bool = False
     ) -> wire.Counted:
-        link = await self._link_to(next(iter(self._usable()), ""))
+        try:
+            link = await self._link_to(next(iter(self._usable()), ""))
+        except (EngineFailed, Unavailable) as error:  # whoever asks waits for the next one, as with a request
+            self.was_killed = True
+            raise EngineDied(f"no replica of '{self.model}' counted the tokens: {error.message}") from None
         return await link.count(segments, is_prompt=is_prompt, wants_pieces=wants_pieces)
 
     def queue_position(self, request_id: int) -> int | None:
@@ -194,8 +231,7 @@ class ClusterLink:
 
     async def _place(self, message: wire.Submit | wire.Embed, placed: Placed) -> None:
         try:
-            replica = self._choose(message, placed.prompt)
-            placed.replica = replica
+            replica = await self._chosen(message, placed)
             placed.record.node = self._addresses[replica].node
             link = await self._link_to(replica)
             await link.writable()
@@ -210,15 +246,21 @@ class ClusterLink:
             else:
                 self._end(message.id, placed, error, wire.Finish.ERROR)
 
-    def _choose(self, message: wire.Submit | wire.Embed, prompt: tuple[Digest, ...]) -> str:
+    async def _chosen(self, message: wire.Submit | wire.Embed, placed: Placed) -> str:
         waiting = self._waiting_tokens()
         if not waiting:
             raise Unavailable(f"no replica of '{self.model}' is running")
         if message.resume is not None:  # it may be deadly: where it harms the fewest
-            return min(waiting, key=lambda replica: (self._n_running(replica), waiting[replica]))
-        replica = self._affinity.choose(prompt, waiting)
-        self._affinity.note(prompt, replica)
-        return replica
+            placed.replica = min(waiting, key=lambda replica: (self._n_running(replica), waiting[replica]))
+            return placed.replica
+        # Whoever comes while somebody else is asked sees this one there.
+        costs = self._affinity.costs(placed.prompt, waiting)
+        placed.replica = pick(placed.prompt[0], costs)
+        if self._ask is not None:
+            better = await self._ask(placed.prompt[0], costs)
+            placed.replica = better if better in self._usable() else placed.replica
+        self._affinity.note(placed.prompt, placed.replica)
+        return placed.replica
 
     def _usable(self) -> list[str]:
         now_s = time.monotonic()
@@ -227,22 +269,23 @@ class ClusterLink:
 
     def _waiting_tokens(self) -> dict[str, float]:
         """What each usable replica has to compute before a new prompt, as far as this door knows."""
-        waiting: dict[str, float] = dict.fromkeys(self._usable(), 0.0)
-        not_begun: Counter[str] = Counter()
+        own = self._own_tokens()
+        is_fresh = time.monotonic() - self._told_at_s < TOLD_FOR_S
+        others = self._others_tokens if is_fresh else {}
+        return {name: own[name] + others.get(name, 0.0) for name in self._usable()}
+
+    def _own_tokens(self) -> Counter[str]:
+        """This door's work at each replica."""
+        tokens: Counter[str] = Counter()
         for placed in self._placed.values():
-            if not placed.has_started and placed.replica in waiting:
-                not_begun[placed.replica] += 1
-                waiting[placed.replica] += BLOCK_TOKENS * len(placed.prompt)
-        for replica in waiting:
-            stats = self._links[replica].stats if replica in self._links else None
-            if stats is not None:
-                n_of_others = max(0, stats.n_queued - not_begun[replica])
-                waiting[replica] += QUEUED_TOKENS * n_of_others + RUNNING_TOKENS * stats.n_running
-        return waiting
+            tokens[placed.replica] += placed.work.left_tokens + RUNNING_TOKENS
+        return tokens
 
     def _n_running(self, replica: str) -> int:
-        stats = self._links[replica].stats if replica in self._links else None
-        return 0 if stats is None else stats.n_running
+        """This door's requests there, or all doors' at the last step of one of them."""
+        n_own = sum(placed.replica == replica for placed in self._placed.values())
+        stats = self._links[replica].stats if replica in self._links and n_own else None
+        return max(n_own, 0 if stats is None else stats.n_running)
 
     async def _link_to(self, replica: str) -> EngineLink:
         """The open link, or a new one. Raises LocalrunError."""
@@ -309,13 +352,12 @@ class ClusterLink:
 class Placed:
     """A request and where it is: its job's sink, as the replica's link sees it."""
 
-    def __init__(self, sink: Sink, prompt: tuple[Digest, ...], released: Callable[[], object]) -> None:
+    def __init__(self, sink: Sink, message: wire.Submit | wire.Embed, released: Callable[[], object]) -> None:
         self._sink, self._released = sink, released
-        self.prompt = prompt
+        self.prompt, self.work = prompt_of(message), Work(message)
         self.replica = ""
         self.link: EngineLink | None = None
         self.task: asyncio.Task[None] | None = None
-        self.has_started = False
 
     @property
     def id(self) -> str:
@@ -326,10 +368,11 @@ class Placed:
         return self._sink.record
 
     def on_started(self, started: wire.Started) -> None:
-        self.has_started = True
+        self.work.on_started(started)
         self._sink.on_started(started)
 
     def on_delta(self, delta: wire.Delta, sent_at_s: float) -> None:
+        self.work.on_delta(delta)
         if delta.finish is not None:
             self._released()
         self._sink.on_delta(delta, sent_at_s)
@@ -344,26 +387,6 @@ _NOTHING_TO_OPEN = wire.Open(
     model_path="", n_slots=0, n_kv_cells=0, n_batch=0, n_threads=0, n_gpu_layers=0, kv_type="", target_itl_s=0.0,
     ram_cache_bytes=0, max_queue=0,
 )  # fmt: skip
-
-
-def prompt_of(message: wire.Submit | wire.Embed) -> tuple[Digest, ...]:
-    """The digests that a replica is chosen by. Of media their own digest stands for them."""
-    if isinstance(message, wire.Embed):
-        return blocks([])
-    pieces = (_bytes_of(segment) for segment in message.segments)
-    if message.tokens is not None:
-        pieces = (token.to_bytes(4, "little") for token in message.tokens)
-    realm = message.namespace + b"".join(each.digest for each in message.adapters or ())
-    return blocks(pieces, realm=realm)
-
-
-def _bytes_of(segment: wire.Segment) -> bytes:
-    """As much of it as can count."""
-    if segment.media is not None:
-        return segment.media.digest
-    if segment.tokens:
-        return b"".join(token.to_bytes(4, "little") for token in segment.tokens[:MAX_BYTES])
-    return segment.text[:MAX_BYTES].encode("utf-8", "surrogatepass")
 
 
 def _is_alike(one: wire.Ready, other: wire.Ready) -> bool:

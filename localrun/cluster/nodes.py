@@ -10,8 +10,10 @@ Does not: import Ray into the holder (the child does).
 
 from __future__ import annotations
 
+import json
 import logging
 import os
+import platform
 import signal
 import socket
 import subprocess
@@ -20,6 +22,7 @@ import threading
 import time
 import types
 
+from localrun import __version__
 from localrun.cluster import settings
 from localrun.cluster.settings import Membership
 from localrun.errors import Unavailable
@@ -37,6 +40,11 @@ _SLOW = "timed out during startup"
 N_LINES = 40
 # Where KubeRay asks whether a node is well.
 AGENT_PORT = 52365
+# Before what a person is told of a head that this machine cannot join.
+MARK = "localrun says: "
+HEAD_TIMEOUT_S = 10.0
+# Of each node, so that who joins sees with whom.
+VERSION_LABEL = "localrun"
 
 _log = logging.getLogger(__name__)
 
@@ -68,7 +76,10 @@ class Node:
         until_s = time.monotonic() + START_TIMEOUT_S
         while not self._is_up.wait(0.1):
             if time.monotonic() > until_s or not self._thread.is_alive():
-                raise Unavailable(f"Ray does not start here{last_words(chr(10).join(self._lines))}")
+                ours = [line.removeprefix(MARK) for line in self._lines if line.startswith(MARK)]
+                raise Unavailable(
+                    ours[0] if ours else f"Ray does not start here{last_words(chr(10).join(self._lines))}"
+                )
 
     def end(self) -> None:
         """Returns when Ray's processes are gone."""
@@ -120,7 +131,8 @@ def _arguments(member: Membership) -> list[str]:
         "start", "--block", f"--node-ip-address={member.address}", f"--node-name={member.node}",
         f"--object-store-memory={OBJECT_STORE_BYTES}", "--disable-usage-stats",
         f"--dashboard-agent-listen-port={AGENT_PORT if member.is_kuberay else 0}",
-        f"--temp-dir={settings.temp_folder()}", "--min-worker-port=0", "--max-worker-port=0",  # any
+        f"--temp-dir={settings.temp_folder()}", f"--labels={VERSION_LABEL}={_label()}",
+        "--min-worker-port=0", "--max-worker-port=0",  # any
     ]  # fmt: skip
     if not member.is_head:
         return [*arguments, f"--address={member.head}"]
@@ -130,6 +142,46 @@ def _arguments(member: Membership) -> list[str]:
         *arguments, "--head", f"--port={member.head.partition(':')[2]}", f"--ray-client-server-port={client_port}",
         f"--include-dashboard={str(member.is_kuberay).lower()}", f"--dashboard-host={member.address}",
     ]  # fmt: skip
+
+
+def _label() -> str:
+    """This version of localrun, as labels can be."""
+    return __version__.replace("+", ".")
+
+
+def _check_head(head: str) -> None:
+    """Before anything of this node is started. Raises Unavailable for a head that it cannot join."""
+    from ray import __version__ as ray_version
+    from ray._raylet import GcsClient
+    from ray.exceptions import AuthenticationError, RpcError
+
+    host, _, port = head.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), HEAD_TIMEOUT_S).close()
+        client = GcsClient(address=head)
+        told = json.loads(client.internal_kv_get(b"CLUSTER_METADATA", namespace=b"cluster") or b"{}")
+        heads = [node for node in client.get_all_node_info(timeout=HEAD_TIMEOUT_S).values() if node.is_head_node]
+    except OSError as error:
+        raise Unavailable(f"nobody answers at {head} ({error}): is the head up, and its port open?") from None
+    except AuthenticationError:
+        raise Unavailable(f"this token is not that of the cluster of {head}; copy the head's file again") from None
+    except RpcError as error:
+        raise Unavailable(f"what answers at {head} is no head of a cluster with this token: {error}") from None
+    python, label = platform.python_version(), _label()
+    at_head = {
+        "localrun": (
+            next((node.labels[VERSION_LABEL] for node in heads if VERSION_LABEL in node.labels), label),
+            label,
+        ),
+        "Ray": (told.get("ray_version", ray_version), ray_version),
+        # The last part may differ (`settings.environment`).
+        "Python": tuple(one.rpartition(".")[0] for one in (told.get("python_version", python), python)),
+    }
+    for name, (theirs, ours) in at_head.items():
+        if theirs != ours:
+            raise Unavailable(
+                f"the cluster of {head} runs on {name} {theirs}, and this machine has {ours}: install that"
+            )
 
 
 def _end_with_stdin() -> None:
@@ -143,6 +195,12 @@ def main() -> None:
     from ray.scripts import scripts
 
     threading.Thread(target=_end_with_stdin, daemon=True).start()
+    heads = [argument.partition("=")[2] for argument in sys.argv if argument.startswith("--address=")]
+    try:
+        for head in heads:
+            _check_head(head)
+    except Unavailable as error:
+        sys.exit(f"{MARK}{error.message}")
     # On loopback Ray is told that there is one machine alone (`settings.environment`), and would let nobody join.
     constants = {**vars(scripts.ray_constants), "ENABLE_RAY_CLUSTER": True}
     scripts.ray_constants = types.SimpleNamespace(**constants)

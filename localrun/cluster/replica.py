@@ -26,6 +26,8 @@ import msgspec
 
 from localrun import __version__, framing, wire
 from localrun.cluster import frames
+from localrun.cluster.affinity import Digest
+from localrun.cluster.work import RUNNING_TOKENS, Work, prompt_of
 from localrun.errors import BadRequest, EngineDied, LocalrunError, Unauthorized, Unavailable
 from localrun.server.engines.child import FrameBuffer
 from localrun.server.engines.link import EngineLink
@@ -38,6 +40,8 @@ RETRY_S = 1.0
 MAX_HELLO_BYTES = 4096
 # A door that does not read is sent away with so much unsent.
 MAX_UNSENT_BYTES = 64 * 1024 * 1024
+# Digests of prompts that are remembered, which doors ask for every second.
+MAX_RECENT = 512
 
 _log = logging.getLogger(__name__)
 
@@ -62,6 +66,7 @@ class Replica:
         self._server: asyncio.Server | None = None
         self._loading: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._recent: dict[Digest, None] = {}  # oldest first
         self.why_not = "it is loading its model"
 
     async def start(self, host: str, port: int = 0, tls: ssl.SSLContext | None = None) -> int:
@@ -91,6 +96,16 @@ class Replica:
         return sum(door.n_requests for door in self._doors)
 
     @property
+    def work_tokens(self) -> float:
+        """What all doors' requests have still to compute, and what those cost that are answered."""
+        return sum(door.work_tokens for door in self._doors)
+
+    @property
+    def recent(self) -> bytes:
+        """Digests of the prompts that this engine computed last."""
+        return b"".join(self._recent)
+
+    @property
     def link(self) -> EngineLink:
         """Raises Unavailable while there is none."""
         if self._loan is None or self._loan.link.error is not None:
@@ -109,6 +124,7 @@ class Replica:
         self.why_not = link.error.message if link.error is not None else "it was unloaded"
         self._loan.release()
         self._loan = None
+        self._recent.clear()
         for door in list(self._doors):
             door.end(link)
         if self._server is not None and self._server.is_serving():
@@ -142,6 +158,14 @@ class Replica:
         self._doors.add(door)
         return ready
 
+    def note(self, prompt: tuple[Digest, ...]) -> None:
+        """It is computed here."""
+        for digest in prompt:
+            self._recent.pop(digest, None)
+            self._recent[digest] = None
+        for oldest in list(self._recent)[: max(0, len(self._recent) - MAX_RECENT)]:
+            del self._recent[oldest]
+
     def left(self, door: _Door) -> None:
         self._doors.discard(door)
 
@@ -173,6 +197,10 @@ class _Door(asyncio.Protocol):
     @property
     def n_requests(self) -> int:
         return len(self._requests)
+
+    @property
+    def work_tokens(self) -> float:
+        return sum(request.work.left_tokens + RUNNING_TOKENS for request in self._requests.values())
 
     # --- called by the event loop --------------------------------------------------------------------------------
 
@@ -244,6 +272,7 @@ class _Door(asyncio.Protocol):
             self._requests[message.id] = request
             self._numbers[request.number] = message.id
             link.submit(msgspec.structs.replace(message, id=request.number), request)
+            self._replica.note(prompt_of(message))
         except (EngineDied, Unavailable):
             return  # the connection ends with the engine
         except LocalrunError as error:
@@ -362,15 +391,18 @@ class _Request:
         self.id = f"door:{message.id}"
         self.link, self.number = link, link.next_id()
         self._door, self._door_id = door, message.id
+        self.work = Work(message)
 
     @property
     def record(self) -> _Request:
         return self
 
     def on_started(self, started: wire.Started) -> None:
+        self.work.on_started(started)
         self._door.started(msgspec.structs.replace(started, id=self._door_id))
 
     def on_delta(self, delta: wire.Delta, sent_at_s: float) -> None:
+        self.work.on_delta(delta)
         self._door.news(msgspec.structs.replace(delta, id=self._door_id))
         if delta.finish is not None:
             self._door.forget(self._door_id)

@@ -13,17 +13,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib.util
+import itertools
 import logging
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import BinaryIO, cast
 
 import msgspec
 
 from localrun import framing
 from localrun.cluster import settings
+from localrun.cluster.affinity import Cost
 from localrun.cluster.description import Description
 from localrun.errors import LocalrunError, NotSupported, Unavailable
 from localrun.processes import HIDDEN, last_words
@@ -33,12 +35,17 @@ from localrun.snapshot import EngineRow
 COMMAND = (sys.executable, "-m", "localrun.cluster.bridge")
 START_AGAIN_S = 2.0
 READ_BYTES = 1 << 16
+# So long a request waits for the bridge's choice; when that was too late, requests do not wait for the next seconds.
+CHOICE_S = 0.05
+LEFT_ALONE_S = 5.0
 
 _log = logging.getLogger(__name__)
 
 
 class ReplicaReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What a replica says of itself. `id` is Serve's; without an engine it says `why_not`, else `row` has all of it."""
+    """What a replica says of itself. `id` is Serve's; without an engine it says `why_not`, else `row` has all that people
+    are shown. `work_tokens` is what it has still to compute for all doors, `recent` are digests of what it computed
+    last, for those who follow, and `wait_s` how long what waits there last is expected to wait."""
 
     id: str
     node: str
@@ -52,6 +59,9 @@ class ReplicaReport(msgspec.Struct, frozen=True, kw_only=True):
     tokens_per_s: float = 0.0
     why_not: str = ""
     row: EngineRow | None = None
+    work_tokens: float = 0.0
+    recent: bytes = b""
+    wait_s: float | None = None
 
 
 class AppReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,7 +120,29 @@ class Look(msgspec.Struct, frozen=True, tag="look"):
 
 
 class Follow(msgspec.Struct, frozen=True, tag="follow"):
-    """A `ClusterReport` every second, until standard input ends."""
+    """A `ClusterReport` every second, until standard input ends; `Choose` and `Wake` may come meanwhile."""
+
+
+class Choose(msgspec.Struct, frozen=True, kw_only=True, tag="choose"):
+    """Which replica is to compute a prompt (`affinity.pick`): one `Chosen`, of the same `id`."""
+
+    id: int
+    app: str
+    first: bytes
+    costs: dict[str, Cost]
+
+
+class Chosen(msgspec.Struct, frozen=True, tag="chosen"):
+    """Without `replica`, nobody knows."""
+
+    id: int
+    replica: str
+
+
+class Wake(msgspec.Struct, frozen=True, tag="wake"):
+    """A request waits for an app that was scaled to nothing."""
+
+    app: str
 
 
 class Deploy(msgspec.Struct, frozen=True, kw_only=True, tag="deploy"):
@@ -130,8 +162,8 @@ class Drain(msgspec.Struct, frozen=True, kw_only=True, tag="drain"):
     deadline_s: int
 
 
-ToBridge = Look | Follow | Deploy | Undeploy | Drain
-FromBridge = ClusterReport | Done | Failed
+ToBridge = Look | Follow | Choose | Wake | Deploy | Undeploy | Drain
+FromBridge = ClusterReport | Chosen | Done | Failed
 
 _to_bridge: msgspec.msgpack.Decoder[ToBridge] = msgspec.msgpack.Decoder(ToBridge)
 _from_bridge: msgspec.msgpack.Decoder[FromBridge] = msgspec.msgpack.Decoder(FromBridge)
@@ -192,6 +224,10 @@ class Watch:
     def __init__(self, on_report: Callable[[ClusterReport], None]) -> None:
         self._on_report = on_report
         self._task: asyncio.Task[None] | None = None
+        self._stdin: asyncio.StreamWriter | None = None  # once it has said something
+        self._numbers = itertools.count(1)
+        self._choices: dict[int, asyncio.Future[str]] = {}
+        self._left_alone_until_s = 0.0
 
     def start(self) -> None:
         self._task = asyncio.create_task(self._run())
@@ -200,6 +236,28 @@ class Watch:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
+
+    async def choose(self, app: str, first: bytes, costs: Mapping[str, Cost]) -> str:
+        """Which replica computes a prompt, as Serve's router has it; "" when nobody says so in time."""
+        loop = asyncio.get_running_loop()
+        if self._stdin is None or loop.time() < self._left_alone_until_s:
+            return ""
+        number = next(self._numbers)
+        choice = self._choices[number] = loop.create_future()
+        self._stdin.write(framing.encode(Choose(id=number, app=app, first=first, costs=dict(costs))))
+        try:
+            async with asyncio.timeout(CHOICE_S):
+                return await choice
+        except TimeoutError:
+            self._left_alone_until_s = loop.time() + LEFT_ALONE_S
+            return ""
+        finally:
+            del self._choices[number]
+
+    def wake(self, app: str) -> None:
+        """See `Wake`."""
+        if self._stdin is not None:
+            self._stdin.write(framing.encode(Wake(app)))
 
     async def _run(self) -> None:
         while True:
@@ -224,10 +282,15 @@ class Watch:
                 for body in frames.feed(data):
                     said = decode_from_bridge(body)
                     if isinstance(said, ClusterReport):
+                        self._stdin = process.stdin
                         self._on_report(said)
+                    elif isinstance(said, Chosen):
+                        if (choice := self._choices.get(said.id)) is not None and not choice.done():
+                            choice.set_result(said.replica)
                     elif isinstance(said, Failed):
                         _log.warning("the cluster cannot be seen: %s", said.message)
         finally:
+            self._stdin = None
             process.stdin.close()
             with contextlib.suppress(ProcessLookupError):
                 process.kill()

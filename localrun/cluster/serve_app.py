@@ -16,6 +16,7 @@ from collections.abc import Sequence
 
 import msgspec
 from ray import serve
+from ray.serve.config import RequestRouterConfig
 
 from localrun import ollama_environment, wire
 from localrun.cluster import settings as kept
@@ -23,6 +24,7 @@ from localrun.cluster import tls
 from localrun.cluster.description import Description, found
 from localrun.cluster.replica import Replica
 from localrun.cluster.reports import ReplicaReport
+from localrun.cluster.router import PrefixRouter
 from localrun.cluster.view import Reporter
 from localrun.config import folders, model_dirs, models_folder
 from localrun.errors import LocalrunError
@@ -86,7 +88,7 @@ class Engine:
     def reconfigure(self, said: dict[str, object]) -> None:
         """By Serve, with the description that `__init__` was given: it is there for whoever asks Serve what it runs."""
 
-    async def report(self) -> bytes:
+    async def report(self, to_follower: bool = False) -> bytes:
         """A `ReplicaReport` in msgpack."""
         said = ReplicaReport(
             id=serve.get_replica_context().replica_id.unique_id, node=self._member.node, host=self._member.address,
@@ -96,7 +98,11 @@ class Engine:
             link = self._replica.link
         except LocalrunError:
             return msgspec.msgpack.encode(msgspec.structs.replace(said, why_not=self._replica.why_not))
-        return msgspec.msgpack.encode(self._reporter.said(said, link))
+        now = msgspec.structs.replace(
+            self._reporter.said(said, link), work_tokens=self._replica.work_tokens,
+            recent=self._replica.recent if to_follower else b"", wait_s=link.longest_wait_s(time.monotonic()),
+        )  # fmt: skip
+        return msgspec.msgpack.encode(now)
 
     async def check_health(self) -> None:
         """By Serve, now and then. Raises RuntimeError for a replica that is of no use."""
@@ -139,5 +145,8 @@ def build(description: Description, n_replicas: int, engine: type[Engine] = Engi
         graceful_shutdown_timeout_s=LINGER_S + 30,
         graceful_shutdown_wait_loop_s=0.5,
         user_config=msgspec.to_builtins(description),
+        request_router_config=RequestRouterConfig(request_router_class=PrefixRouter),
     )(engine)
-    return deployment.bind(msgspec.json.encode(description).decode())
+    # Between what is the same to replicas Serve changes numbers, and starts none anew.
+    version = f"{description.fingerprint[:16]}-{n_gpus:g}"
+    return deployment.options(_internal=True, version=version).bind(msgspec.json.encode(description).decode())

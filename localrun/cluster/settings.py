@@ -25,7 +25,7 @@ import psutil
 from localrun import stored
 from localrun.cluster import tls
 from localrun.config import ConfigError, folders
-from localrun.errors import NotFound
+from localrun.errors import NotFound, PortBusy
 
 HEAD_PORT = 11433
 TOKEN_BYTES = 32
@@ -173,6 +173,7 @@ def environment(member: Membership, environ: Mapping[str, str] = os.environ) -> 
         "RAY_AUTH_TOKEN_PATH": str(token_file()),
         "RAY_gcs_rpc_server_reconnect_timeout_s": str(HEADLESS_S),
         "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_DEFAULT_PYTHON_VERSION_MATCH_LEVEL": "minor",
         "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
         # What names macOS and Windows counts everywhere: with it Ray takes 127.0.0.1 for another address of the
         # machine, if that has one, and listens on all interfaces.
@@ -190,6 +191,19 @@ def own_address(text: str) -> str:
             return address
     except OSError:
         raise ConfigError(f"{address} is no address of this machine, so that no node of it can have it") from None
+
+
+def check_port(head: str) -> None:
+    """Of a head that is to be started here. Raises PortBusy."""
+    host, _, port = head.rpartition(":")
+    try:
+        with socket.create_server((host, int(port))):
+            pass
+    except OSError as error:
+        raise PortBusy(
+            f"the head cannot listen at {head}, as another cluster's may do: {os.strerror(error.errno or 0)}; give "
+            f"--head-port"
+        ) from None
 
 
 def address_of(host: str) -> str:

@@ -1,9 +1,11 @@
-"""The bridge, with fake engines for whatever it deploys."""
+"""The bridge, with fake engines for whatever it deploys, and less patience before it scales."""
 
 from __future__ import annotations
 
+from localrun.cluster import scaling
 from localrun.cluster.bridge import main
 from tests.cluster.fake_app import FakeEngine
 
 if __name__ == "__main__":
+    scaling.UP_AFTER_S, scaling.DOWN_AFTER_S, scaling.TARGET_WAIT_S = 2.0, 4.0, 0.2
     main(FakeEngine)

@@ -1,12 +1,13 @@
-"""A replica in a process of its own, with a fake engine: `python -m tests.cluster.replica_process FOLDER NAME PORT`.
-Prints the port, and what the replica says of itself for each name of a node on its standard input, with which it
-ends."""
+"""A replica in a process of its own, with a fake engine. Its processes are forked from one that has imported it all."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import multiprocessing
 import os
-import sys
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import msgspec
@@ -24,8 +25,27 @@ from localrun.server.engines.supervisor import Supervisor
 from tests.cluster.test_wire import APP, TOKEN
 from tests.fakes import ENGINE
 
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload([__name__])
 
-async def main(folder: str, name: str, port: int) -> None:
+
+def start(folder: str, name: str, port: int) -> tuple[BaseProcess, Connection]:
+    """The process, and a pipe that it says its port on, and for the name of a node what it reports; it ends in peace
+    when that name is empty, or at the pipe's end."""
+    ours, its = _context.Pipe()
+    process = _context.Process(target=_run, args=(folder, name, port, its, dict(os.environ)), daemon=True)
+    process.start()
+    its.close()
+    return process, ours
+
+
+def _run(folder: str, name: str, port: int, pipe: Connection, environment: dict[str, str]) -> None:
+    os.environ.clear()
+    os.environ.update(environment)
+    asyncio.run(_main(folder, name, port, pipe))
+
+
+async def _main(folder: str, name: str, port: int, pipe: Connection) -> None:
     settings = Settings(models_dir=folder, kv_cells=8192, keep_alive_s=-1)
 
     async def borrow() -> EngineLease:
@@ -44,19 +64,15 @@ async def main(folder: str, name: str, port: int) -> None:
     reporter = Reporter(supervisor.loaded)
     supervisor.start()
     port = await replica.start("127.0.0.1", port)
-    print(port, flush=True)
-    while node := (await asyncio.to_thread(sys.stdin.readline)).strip():
-        report = ReplicaReport(
-            id=f"{node} {os.getpid()}", node=node, host="127.0.0.1", port=port, pid=os.getpid(), fingerprint=APP
-        )
-        try:
-            report = reporter.said(report, replica.link)
-        except Unavailable:
-            report = msgspec.structs.replace(report, why_not=replica.why_not)
-        print(msgspec.json.encode(report).decode(), flush=True)
+    pipe.send(port)
+    with contextlib.suppress(EOFError):
+        while node := await asyncio.to_thread(pipe.recv):
+            report = ReplicaReport(
+                id=f"{node} {os.getpid()}", node=node, host="127.0.0.1", port=port, pid=os.getpid(), fingerprint=APP
+            )
+            try:
+                pipe.send(reporter.said(report, replica.link))
+            except Unavailable:
+                pipe.send(msgspec.structs.replace(report, why_not=replica.why_not))
     await replica.stop()
     await supervisor.stop()
-
-
-if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1], sys.argv[2], int(sys.argv[3])))

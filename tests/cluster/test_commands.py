@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.machinery
 import importlib.util
 import json
+import socket
 import subprocess
 import sys
 import threading
@@ -17,9 +18,10 @@ import pytest
 from localrun import stored
 from localrun.cli import exits
 from localrun.cli.root import run
-from localrun.cluster import settings, view
+from localrun.cluster import reports, settings, view
 from localrun.cluster.description import Description
 from localrun.cluster.reports import AppReport, ClusterReport, Done, Event, Failed, NodeReport, ReplicaReport
+from localrun.cluster.scaling import Scale
 from localrun.snapshot import EngineRow
 from tests.cluster.test_reports import REPORT, bridge
 from tests.cluster.test_settings import MEMBER, TOKEN
@@ -60,6 +62,9 @@ def test_without_ray_the_extra_is_named(arguments, monkeypatch, capsys):
         (["join", "127.0.0.1", "--token-file", "OPEN"], "chmod 600"),
         (["up", "--address", "192.0.2.77"], "no address of this machine"),
         (["deploy", "alpha", "--replicas", "-1"], "--replicas"),
+        (["deploy", "alpha", "--min", "2"], "give --max as well"),
+        (["deploy", "alpha", "--min", "3", "--max", "2"], "--min 3 is more than --max 2"),
+        (["deploy", "alpha", "--replicas", "2", "--max", "4"], "leave it out, or --min and --max"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_starts(tmp_path: Path, capsys, arguments, said):
@@ -69,6 +74,14 @@ def test_what_cannot_be_is_refused_before_anything_starts(tmp_path: Path, capsys
     files = {"TOKEN": str(tmp_path / "token"), "OPEN": str(tmp_path / "open")}
     assert run(["cluster", *(files.get(one, one) for one in arguments)]) == exits.USAGE
     assert said in capsys.readouterr().err
+    assert not settings.file().exists()
+
+
+def test_a_head_has_a_port_of_its_own(capsys):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        assert run(["cluster", "up", "--port", "0", "--head-port", str(port)]) == exits.PORT_BUSY
+    assert f"the head cannot listen at 127.0.0.1:{port}" in capsys.readouterr().err
     assert not settings.file().exists()
 
 
@@ -157,6 +170,29 @@ def test_what_cannot_be_deployed_says_why(bridge, models_dir, monkeypatch, capsy
     assert run(["cluster", "deploy", "alpha"]) == exits.ERROR
     assert "'alpha' cannot be run: no room" in capsys.readouterr().err
     assert run(["cluster", "deploy", "no-such-model"]) == exits.MODEL_NOT_FOUND
+
+
+@pytest.mark.parametrize(
+    ("bounds", "scale", "n_first"), [(["--min", "0", "--max", "4"], Scale(0, 4), 1), (["--max", "4"], Scale(1, 4), 1),
+                                     (["--min", "2", "--max", "2"], Scale(2, 2), 2), ([], None, 1)],
+)  # fmt: skip
+def test_bounds_are_part_of_what_is_deployed(models_dir, monkeypatch, capsys, bounds, scale, n_first):
+    monkeypatch.setenv("LOCALRUN_MODELS", str(models_dir))
+    asked = []
+
+    def ask(request):
+        asked.append(request)
+        app = AppReport(
+            description=request.description, n_wanted=n_first, state="running",
+            replicas=tuple(replica(f"n{number}") for number in range(n_first)),
+        )  # fmt: skip
+        yield ClusterReport(nodes=(), apps=(app,))
+
+    monkeypatch.setattr(reports, "ask", ask)
+    assert run(["cluster", "deploy", "alpha", *bounds]) == exits.OK
+    (deployed,) = asked
+    assert (deployed.description.scale, deployed.n_replicas) == (scale, n_first)
+    assert f"{n_first} of {n_first} replicas of alpha are ready" in capsys.readouterr().err
 
 
 def test_down_ends_who_holds_the_node(capsys):

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from localrun.cluster.description import Description, app_name, contents_of, described, found
+from localrun.cluster.scaling import Scale
 from localrun.config import NOTHING_ASKED, LoadSettings
 from localrun.errors import Conflict, ModelNotFound
 from localrun.models.storage.store import Store
@@ -40,7 +41,7 @@ def test_another_model_of_the_same_name_is_refused(models_dir: Path) -> None:
 
 def test_the_fingerprint_is_of_contents_and_settings_alone() -> None:
     one = Description(model="m", contents="c")
-    assert one.fingerprint == msgspec.structs.replace(one, n_gpus=0.5).fingerprint
+    assert one.fingerprint == msgspec.structs.replace(one, n_gpus=0.5, scale=Scale(1, 4)).fingerprint
     others = [
         msgspec.structs.replace(one, **changes)
         for changes in ({"contents": "d"}, {"model": "n"}, {"load": LoadSettings(num_ctx=512)})

@@ -6,26 +6,28 @@ import asyncio
 import os
 import random
 import signal
-import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import psutil
 import pytest
 
 from localrun import wire
 from localrun.cluster import frames
 from localrun.cluster import link as cluster_link
+from localrun.cluster.affinity import Cost
 from localrun.cluster.lender import App, ClusterLender
-from localrun.cluster.link import ClusterLink, Turns
+from localrun.cluster.link import ClusterLink, Told, Turns
 from localrun.cluster.reports import ReplicaReport
 from localrun.cluster.wire_child import Address
 from localrun.errors import BadRequest, Unavailable
 from localrun.server.engines.resident import Use
 from localrun.server.jobs.job import JobRequest
 from localrun.server.runtime import Runtime
+from tests.cluster import replica_process
 from tests.cluster.test_wire import HELLO
 from tests.server.waiting import until
 
@@ -38,25 +40,24 @@ class Machine:
 
     def __init__(self, folder: Path, node: str) -> None:
         self._folder, self.node = folder, node
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: BaseProcess | None = None
+        self._pipe: Connection | None = None
         self.port = 0
 
     async def start(self) -> None:
-        self._process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "tests.cluster.replica_process", str(self._folder), "alpha", str(self.port),
-            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
-        )  # fmt: skip
-        assert self._process.stdout is not None
-        self.port = int(await asyncio.wait_for(self._process.stdout.readline(), PATIENCE_S))
+        await asyncio.to_thread(self._start)
+
+    def _start(self) -> None:
+        self._process, self._pipe = replica_process.start(str(self._folder), "alpha", self.port)
+        assert self._pipe.poll(PATIENCE_S)
+        self.port = self._pipe.recv()
 
     async def report(self) -> ReplicaReport:
         """What it says of itself now."""
-        assert self._process is not None
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(f"{self.node}\n".encode())
-        said = await asyncio.wait_for(self._process.stdout.readline(), PATIENCE_S)
-        return msgspec.json.decode(said, type=ReplicaReport)
+        assert self._pipe is not None
+        self._pipe.send(self.node)
+        said: ReplicaReport = await asyncio.to_thread(self._pipe.recv)
+        return said
 
     @property
     def address(self) -> Address:
@@ -65,6 +66,7 @@ class Machine:
     @property
     def pid(self) -> int:
         assert self._process is not None
+        assert self._process.pid is not None
         return self._process.pid
 
     def engine_pid(self) -> int | None:
@@ -77,10 +79,17 @@ class Machine:
         for process in psutil.Process(self.pid).children():
             process.kill()
         self._process.kill()
-        await self._process.wait()
+        await asyncio.to_thread(self._process.join)
+
+    async def leave(self) -> None:
+        """As Serve ends a replica."""
+        assert self._process is not None
+        assert self._pipe is not None
+        self._pipe.send(None)
+        await asyncio.to_thread(self._process.join)
 
     async def stop(self) -> None:
-        if self._process is not None and self._process.returncode is None:
+        if self._process is not None and self._process.is_alive():
             await self.kill()
 
 
@@ -111,6 +120,10 @@ class Door:
     def loads(self) -> list[int]:
         """Requests on each replica."""
         return sorted(link.n_requests for link in self.link.links().values())
+
+    def used(self) -> set[str]:
+        """Replicas that computed something for it."""
+        return {name for name, link in self.link.links().items() if link.stats is not None}
 
     async def flowing(self, n: int) -> None:
         """Until so many streams run that have begun."""
@@ -212,6 +225,179 @@ async def test_a_replica_that_hangs_is_left_within_four_seconds(door: Door, mach
     assert await asyncio.gather(*streams) == expected
     assert asyncio.get_running_loop().time() - began_s < frames.SILENCE_S + 20
     assert hung.node not in door.link.links()
+
+
+async def test_fifty_kills_in_a_row_are_no_error_to_any_of_sixteen_clients(door: Door, machines: list[Machine]) -> None:
+    """Engines and machines, and now and then one that hangs. Each machine comes back while the next one is killed."""
+    expected = await asyncio.gather(*door.streams(16, 250))
+    is_over = False
+
+    def is_busy(machine: Machine) -> bool:
+        return _n_requests(door, machine) > 0
+
+    async def client(number: int) -> int:
+        n_answers = 0
+        while not is_over:
+            assert await door.stream(f"stream {number}", 250) == expected[number]
+            n_answers += 1
+        return n_answers
+
+    async def back(machine: Machine) -> None:
+        await machine.kill()
+        await machine.start()
+
+    async def left(machine: Machine) -> None:
+        await until(lambda: machine.node not in door.link.links())
+
+    clients = [asyncio.create_task(client(number)) for number in range(16)]
+    draws, returning = random.Random(50), set[asyncio.Task[None]]()
+    for number in range(50):
+        await until(lambda: any(map(is_busy, machines)) or any(task.done() for task in clients))
+        assert [task.exception() for task in clients if task.done()] == []
+        victim = draws.choice([machine for machine in machines if is_busy(machine)])
+        if number % 5 == 0:
+            os.kill(victim.engine_pid() or victim.pid, signal.SIGKILL)
+            await left(victim)
+            continue
+        if number % 25 == 24:
+            os.kill(victim.pid, signal.SIGSTOP)
+            await left(victim)
+        returning.add(asyncio.create_task(back(victim)))
+        await left(victim)
+        if len(returning) == len(machines) - 1:
+            _, returning = await asyncio.wait(returning, return_when=asyncio.FIRST_COMPLETED)
+    is_over = True
+    n_answers = await asyncio.gather(*clients)
+    await asyncio.gather(*returning)
+    assert min(n_answers) >= 1
+    assert door.n_resumed >= 50
+
+
+async def test_a_replica_that_is_to_end_finishes_what_it_has_and_gets_nothing_new(
+    door: Door, machines: list[Machine]
+) -> None:
+    expected = await asyncio.gather(*door.streams(6, 300))
+    streams = door.streams(6, 300)
+    await door.flowing(6)
+    leaving, *staying = machines
+    n_before = _n_requests(door, leaving)
+    door.link.replicas({machine.node: machine.address for machine in staying})
+    assert await asyncio.gather(*door.streams(6, 20)) == [tokens[:20] for tokens in expected]
+    assert _n_requests(door, leaving) == n_before > 0
+    assert await asyncio.gather(*streams) == expected
+    assert door.n_resumed == 0
+
+
+async def test_what_a_replica_has_not_finished_at_its_end_goes_on_elsewhere(
+    door: Door, machines: list[Machine]
+) -> None:
+    expected = await asyncio.gather(*door.streams(6, 300))
+    streams = door.streams(6, 300)
+    await door.flowing(6)
+    leaving, *staying = machines
+    n_there = _n_requests(door, leaving)
+    door.link.replicas({machine.node: machine.address for machine in staying})
+    await leaving.leave()
+    assert await asyncio.gather(*streams) == expected
+    assert door.n_resumed == n_there > 0
+
+
+async def test_no_replica_is_there_for_new_requests_while_the_last_one_ends(
+    door: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("localrun.cluster.lender.WAIT_S", 0.3)
+    stream = asyncio.create_task(door.stream("long", 300))
+    await door.flowing(1)
+    door.link.replicas({})
+    with pytest.raises(Unavailable, match="no replica of 'alpha'"):
+        await door.stream("x", 5)
+    assert len(await stream) == 300
+
+
+async def test_counting_waits_for_a_replica_as_an_answer_does(door: Door, machines: list[Machine]) -> None:
+    """Also when the last one goes after the model was borrowed, or nobody listens where it was."""
+    addresses = {machine.node: machine.address for machine in machines}
+    async with door.runtime.job(ALPHA) as job:
+        expected = await job.count([wire.Segment("once upon a time")])
+        door.link.replicas({})
+        counting = asyncio.create_task(job.count([wire.Segment("once upon a time")]))
+        await asyncio.sleep(0)
+        door.link.replicas({"gone": Address("127.0.0.1", 1, "gone"), **addresses})
+        assert await counting == expected
+
+
+async def test_a_request_wakes_an_app_that_has_no_replica(door: Door, machines: list[Machine]) -> None:
+    addresses = {machine.node: machine.address for machine in machines}
+    door.link.replicas({})
+    n_asked = 0
+
+    def wake() -> None:
+        nonlocal n_asked
+        n_asked += 1
+        if n_asked == 2:
+            door.link.replicas(addresses)
+
+    door.link._wake = wake
+    assert len(await door.stream("x", 5)) == 5
+    assert n_asked == 2
+
+
+# --- who chooses ------------------------------------------------------------------------------------------------------
+
+
+async def test_whoever_knows_more_corrects_the_choice(door: Door, machines: list[Machine]) -> None:
+    asked = []
+
+    async def choose(first: bytes, costs: Mapping[str, Cost]) -> str:
+        asked.append([tokens for tokens, _ in costs.values()])
+        return machines[1].node
+
+    door.link._ask = choose
+    await asyncio.gather(*door.streams(5, 5))
+    assert door.used() == {machines[1].node}
+    # All of them know of each other, although none had been answered.
+    assert len(asked) == 5
+    assert len({sum(costs) for costs in asked}) == 5
+
+
+@pytest.mark.parametrize("answer", ["", "a replica that is gone"])
+async def test_a_choice_that_is_none_is_made_here(door: Door, answer: str) -> None:
+    async def choose(*_: object) -> str:
+        return answer
+
+    door.link._ask = choose
+    assert len(await door.stream("x", 5)) == 5
+
+
+async def test_work_of_other_doors_keeps_requests_away(door: Door, machines: list[Machine]) -> None:
+    addresses = {machine.node: machine.address for machine in machines}
+    busy, *free = addresses
+    door.link.replicas(addresses, {busy: Told(60_000.0), free[0]: Told(100.0)})
+    await asyncio.gather(*door.streams(9, 5))
+    assert door.used() == set(free)
+
+
+async def test_a_beginning_that_another_door_had_computed_is_found(door: Door, machines: list[Machine]) -> None:
+    addresses = {machine.node: machine.address for machine in machines}
+    text = "x" * 3000
+    prompt = cluster_link.prompt_of(wire.Submit(id=1, segments=(wire.Segment(text),)))
+    usual = door.link._affinity.choose(prompt, dict.fromkeys(addresses, 0.0))
+    other = next(name for name in addresses if name != usual)
+    door.link.replicas(addresses, {other: Told(0.0, b"".join(prompt))})
+    await door.stream(text + "y", 3)
+    assert door.used() == {other}
+
+
+async def test_what_a_replica_says_of_this_doors_own_work_is_not_counted_twice(
+    door: Door, machines: list[Machine]
+) -> None:
+    addresses = {machine.node: machine.address for machine in machines}
+    stream = asyncio.create_task(door.stream("x" * 40_000, 300))
+    await until(lambda: any(door.link._own_tokens().values()))
+    own = door.link._own_tokens()
+    door.link.replicas(addresses, {name: Told(tokens) for name, tokens in own.items()})
+    assert max(door.link._waiting_tokens().values()) <= max(own.values())
+    stream.cancel()
 
 
 async def test_no_replica_at_all_is_said(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:

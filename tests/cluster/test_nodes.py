@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import os
+import platform
+import re
+import socket
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
 import psutil
 import pytest
 
+from localrun import __version__
 from localrun.cluster import nodes, settings
 from localrun.cluster.nodes import Node
+from localrun.cluster.settings import Membership
 from localrun.errors import Unavailable
 from tests.cluster.test_settings import MEMBER, TOKEN
 
@@ -46,6 +52,21 @@ def starts(folder: Path) -> list[tuple[int, list[str]]]:
 
 
 UP = "print('Ray runtime started.', flush=True)\n"
+# What answers for Ray at the head, beside a port that is open.
+GCS = """
+import json, types
+class GcsClient:
+    def __init__(self, address):
+        from ray.exceptions import AuthenticationError, RpcError
+        {fails}
+    def internal_kv_get(self, key, namespace):
+        return json.dumps({told!r}).encode() if {told!r} else None
+    def get_all_node_info(self, timeout):
+        nodes = (True, {label!r}), (False, "another")
+        return {{n: types.SimpleNamespace(is_head_node=is_head, labels=dict(localrun=label) if label else {{}})
+                for n, (is_head, label) in enumerate(nodes)}}
+"""
+HEAD = {"ray_version": "7.7", "python_version": platform.python_version()}
 
 
 @pytest.mark.parametrize("is_kuberay", [False, True])
@@ -59,33 +80,80 @@ def test_the_dashboard_is_for_the_operator_alone(ray: Path, is_kuberay: bool):
     assert (f"--dashboard-agent-listen-port={nodes.AGENT_PORT}" in argv) is is_kuberay
 
 
-def test_a_node_is_up_when_ray_says_so_and_gone_at_the_end(ray: Path):
-    says(ray, f"{UP}time.sleep(600)")
-    with Node(MEMBER):
+@pytest.fixture
+def head(ray: Path) -> Iterator[Callable[..., Membership]]:
+    """`head(...)`: a member of a cluster whose head says that, where Ray's command is `program`."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def says_so(
+            program: str = f"{UP}time.sleep(600)", told: object = HEAD, label: str = __version__, fails: str = ""
+        ) -> Membership:
+            says(ray, program)
+            (ray / "__init__.py").write_text("__version__ = '7.7'")
+            (ray / "exceptions.py").write_text(
+                "class AuthenticationError(Exception): ...\nclass RpcError(Exception): ...\n"
+            )
+            (ray / "_raylet.py").write_text(GCS.format(told=told, label=label, fails=fails or "pass"))
+            return msgspec.structs.replace(MEMBER, head=f"127.0.0.1:{server.getsockname()[1]}")
+
+        yield says_so
+
+
+def test_a_node_is_up_when_ray_says_so_and_gone_at_the_end(ray: Path, head):
+    member = head()
+    with Node(member):
         ((pid, argv),) = starts(ray)
         assert psutil.pid_exists(pid)
         assert settings.temp_folder().parent.stat().st_mode & 0o777 == 0o700
-        assert "--address=127.0.0.1:11433" in argv
+        assert f"--address={member.head}" in argv
         assert "--node-ip-address=127.0.0.2" in argv
     assert not psutil.pid_exists(pid)
 
 
-def test_what_keeps_ray_from_starting_is_said(ray: Path):
-    says(ray, "sys.exit('the port is taken')")
-    with pytest.raises(Unavailable, match="the port is taken"), Node(MEMBER):
+def test_what_keeps_ray_from_starting_is_said(head):
+    member = head("sys.exit('the port is taken')")
+    with pytest.raises(Unavailable, match="the port is taken"), Node(member):
         pass
 
 
-def test_a_busy_machine_gets_another_try(ray: Path):
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        ({"label": "0.0.1"}, f"runs on localrun 0.0.1, and this machine has {__version__}"),
+        ({"told": HEAD | {"ray_version": "7.6"}}, "runs on Ray 7.6, and this machine has 7.7"),
+        ({"told": HEAD | {"python_version": "3.2.9"}}, "runs on Python 3.2, and this machine has 3."),
+        ({"fails": "raise AuthenticationError('x')"}, "this token is not that of the cluster of 127.0.0.1"),
+        ({"fails": "raise RpcError('timed out')"}, "is no head of a cluster with this token: timed out"),
+    ],
+)
+def test_a_head_that_cannot_be_joined_is_told_apart_before_anything_starts(ray: Path, head, said, message):
+    member = head(**said)
+    with pytest.raises(Unavailable, match=f"^[^;]*{re.escape(message)}"), Node(member):
+        pass
+    assert not (ray / "said").exists()
+
+
+@pytest.mark.parametrize("said", [{}, {"told": None}, {"label": ""}])
+def test_a_head_of_the_same_versions_or_that_says_none_is_joined(ray: Path, head, said):
+    with Node(head(**said)):
+        assert len(starts(ray)) == 1
+
+
+def test_where_nobody_listens_nobody_is_joined(ray: Path, head):
+    member = msgspec.structs.replace(head(), head="127.0.0.1:1")
+    with pytest.raises(Unavailable, match=r"^nobody answers at 127\.0\.0\.1:1 .*: is the head up"), Node(member):
+        pass
+    assert not (ray / "said").exists()
+
+
+def test_a_busy_machine_gets_another_try(ray: Path, head):
     slow = "sys.exit('The current node timed out during startup. ')"
-    says(ray, f"if not os.path.exists('once'):\n    open('once', 'w')\n    {slow}\n{UP}time.sleep(600)")
-    with Node(MEMBER):
+    with Node(head(f"if not os.path.exists('once'):\n    open('once', 'w')\n    {slow}\n{UP}time.sleep(600)")):
         assert len(starts(ray)) == 2
 
 
-def test_a_node_that_lost_its_head_joins_again(ray: Path):
-    says(ray, f"{UP}time.sleep(0.05)")
-    with Node(MEMBER):
+def test_a_node_that_lost_its_head_joins_again(ray: Path, head):
+    with Node(head(f"{UP}time.sleep(0.05)")):
         for _ in range(600):
             if len(starts(ray)) > 2:
                 break

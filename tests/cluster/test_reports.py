@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -78,3 +80,54 @@ async def test_a_watch_starts_another_bridge_when_one_ends(bridge, monkeypatch, 
     await until(lambda: len(seen) > 2)
     await watch.stop()
     assert set(seen) == {REPORT}
+
+
+# --- choices ----------------------------------------------------------------------------------------------------------
+
+# Answers every choice after the first report, until it is told to be silent.
+CHOOSING = """
+import sys
+from localrun import framing
+from localrun.cluster.reports import Choose, Chosen, ClusterReport, decode_to_bridge
+
+def say(message):
+    sys.stdout.buffer.write(framing.encode(message))
+    sys.stdout.buffer.flush()
+
+say(ClusterReport(nodes=(), apps=()))
+while (body := framing.read_body(sys.stdin.buffer)) is not None:
+    asked = decode_to_bridge(body)
+    if isinstance(asked, Choose) and asked.app != "silent":
+        say(Chosen(asked.id, max(asked.costs) + asked.app))
+"""
+
+
+@pytest.fixture
+async def watch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Watch]:
+    settings.keep(MEMBER, TOKEN)
+    monkeypatch.setattr(reports, "CHOICE_S", 5.0)
+    monkeypatch.setattr(reports, "COMMAND", (sys.executable, "-c", CHOOSING))
+    is_heard = asyncio.Event()
+    watch = Watch(lambda report: is_heard.set())
+    assert await watch.choose("app", b"x", {"a": (0.0, 0)}) == ""  # nobody is there yet
+    watch.start()
+    await is_heard.wait()
+    yield watch
+    await watch.stop()
+
+
+async def test_each_request_gets_its_own_choice(watch: Watch) -> None:
+    choices = (watch.choose(f"-{number}", b"x", {"a": (0.0, 0), "b": (1.0, 2)}) for number in range(20))
+    assert await asyncio.gather(*choices) == [f"b-{number}" for number in range(20)]
+
+
+async def test_a_bridge_that_is_too_slow_is_left_alone_for_a_while(
+    watch: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reports, "CHOICE_S", 0.01)
+    assert await watch.choose("silent", b"x", {"a": (0.0, 0)}) == ""
+    monkeypatch.setattr(reports, "CHOICE_S", 5.0)
+    assert await watch.choose("-1", b"x", {"a": (0.0, 0)}) == ""
+    monkeypatch.setattr(watch, "_left_alone_until_s", 0.0)
+    assert await watch.choose("-2", b"x", {"a": (0.0, 0)}) == "a-2"
+    assert watch._choices == {}

@@ -38,3 +38,28 @@ def test_ray_has_what_the_bridge_and_the_replicas_use():
     assert {"--node-ip-address", "--node-name", "--temp-dir", "--block", "--dashboard-agent-listen-port"} <= {
         name for option in scripts.start.params for name in option.opts
     }
+
+
+def test_ray_has_what_the_router_and_who_joins_use():
+    from ray import serve
+    from ray._common.usage.usage_constants import CLUSTER_METADATA_KEY
+    from ray._private.ray_constants import KV_NAMESPACE_CLUSTER
+    from ray._raylet import GcsClient
+    from ray.exceptions import AuthenticationError, RpcError
+    from ray.scripts import scripts
+    from ray.serve._private.router import AsyncioRouter
+    from ray.serve.handle import DeploymentHandle
+    from ray.serve.request_router import RequestRouter
+
+    assert {"candidate_replicas", "pending_request"} <= parameters(RequestRouter.choose_replicas)
+    assert {"args", "kwargs"} <= parameters(DeploymentHandle.choose_replica)
+    # A choice that holds no slot: what Serve's own ingress asks for.
+    assert 'pop("_reserve", True)' in inspect.getsource(AsyncioRouter.choose_replica)
+    assert {"version", "_internal"} <= parameters(serve.Deployment.options)
+    assert "request_router_config" in parameters(serve.deployment)
+    assert (CLUSTER_METADATA_KEY, KV_NAMESPACE_CLUSTER) == (b"CLUSTER_METADATA", b"cluster")
+    assert hasattr(GcsClient, "get_all_node_info")
+    assert hasattr(GcsClient, "internal_kv_get")
+    assert issubclass(RpcError, Exception)
+    assert not issubclass(AuthenticationError, RpcError)
+    assert "--labels" in {name for option in scripts.start.params for name in option.opts}

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -64,6 +65,10 @@ class Node:
             "LOCALRUN_FAKE_STEP_MS": "30", "LOCALRUN_KV_CELLS": "8192", "LOCALRUN_SLOTS": "8",
         }  # fmt: skip
         self.process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
 
     def start(self, *arguments: str) -> None:
         with self._log.open("ab") as log:
@@ -121,12 +126,41 @@ class Node:
                 process.kill()
 
 
+class Following:
+    """The cluster as a node sees it, without another process of Ray for each look."""
+
+    def __init__(self, node: Node) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "tests.cluster.following"], env=node.environment, stdout=subprocess.PIPE
+        )
+        self._n_seen, self._last = 0, b""
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self._last = line
+            self._n_seen += 1
+
+    def now(self) -> Any:
+        """Of after the call: what is being looked at already may be of before."""
+        n_seen = self._n_seen
+        until(lambda: self._n_seen > n_seen + 1, "a report")
+        return json.loads(self._last)
+
+    def stop(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+
 class Cluster:
     def __init__(self, folder: Path, models: Path, *addresses: str) -> None:
         names = ("n1", "n2", "n3")
         self.head, self.second, self.third = (Node(folder, *one, models) for one in zip(names, addresses, strict=True))
         self.head_port = free_port()
-        self._clients = ThreadPoolExecutor(16)
+        self.following: Following | None = None
+        self._clients = ThreadPoolExecutor(32)
 
     def start(self) -> None:
         self.head.start("up", "--port", str(self.head.port), "--head-port", str(self.head_port))
@@ -134,6 +168,7 @@ class Cluster:
         self.join(self.second, "--door", "--port", str(self.second.port))
         self.second.says("localrun is listening")
         self.join(self.third)
+        self.following = Following(self.second)
 
     def join(self, node: Node, *arguments: str) -> None:
         token = self.head.home / "state" / "cluster.token"
@@ -141,6 +176,8 @@ class Cluster:
         node.says("of the cluster of")
 
     def stop(self) -> None:
+        if self.following is not None:
+            self.following.stop()
         for node in (self.third, self.second, self.head):
             node.stop()
         self._clients.shutdown()
@@ -148,9 +185,13 @@ class Cluster:
     def streams(self, door: Node, n: int, n_tokens: int = N_TOKENS) -> list[Stream]:
         return [Stream(self._clients, door, f"stream {number}", n_tokens) for number in range(n)]
 
+    def now(self) -> Any:
+        assert self.following is not None
+        return self.following.now()
+
     def ready(self, model: str, n: int) -> Any:
         def found() -> Any:
-            apps = [app for app in self.head.status()["apps"] if app["description"]["model"] == model]
+            apps = [app for app in self.now()["apps"] if app["description"]["model"] == model]
             return apps and len([one for one in apps[0]["replicas"] if not one["why_not"]]) >= n and apps[0]
 
         return until(found, f"{n} replicas of {model}")
@@ -171,7 +212,7 @@ class Stream:
     def _read(self) -> str:
         request = urllib.request.Request(self._url, self._body, {"Content-Type": "application/json"})
         text = ""
-        with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
+        with _opened(request) as answer:
             for line in answer:
                 piece = json.loads(line)
                 assert "error" not in piece, piece
@@ -179,6 +220,13 @@ class Stream:
                 self.n_pieces += 1
         assert piece["done"]
         return text
+
+
+def _opened(request: urllib.request.Request) -> Any:
+    try:
+        return urllib.request.urlopen(request, timeout=PATIENCE_S)
+    except urllib.error.HTTPError as error:
+        raise AssertionError(error.read()) from None
 
 
 def texts(streams: list[Stream]) -> list[str]:
@@ -231,6 +279,15 @@ def test_both_doors_show_the_same_replicas(cluster: Cluster):
             assert ("localrun_node_output_tokens_total{" in answer.read().decode()) == (door is cluster.head)
 
 
+def test_a_door_whose_bridge_hangs_or_is_gone_chooses_by_itself(cluster: Cluster):
+    expected = texts(cluster.streams(cluster.head, 6, 20))
+    (bridge,) = [one for one in cluster.head.processes() if "tests.cluster.fake_bridge" in one.cmdline()]
+    bridge.suspend()
+    assert texts(cluster.streams(cluster.head, 6, 20)) == expected
+    bridge.kill()
+    assert texts(cluster.streams(cluster.head, 6, 20)) == expected
+
+
 def test_a_door_has_no_ray_in_it(cluster: Cluster):
     for door in (cluster.head, cluster.second):
         assert door.process is not None
@@ -243,6 +300,39 @@ def test_scaling_up_leaves_what_runs_alone(cluster: Cluster):
     cluster.head.run("deploy", "alpha", "--replicas", "3")
     app = cluster.ready("alpha", 3)
     assert before < {replica["pid"] for replica in app["replicas"]}
+
+
+def test_an_app_is_scaled_by_the_work_that_waits_and_wakes_from_nothing(cluster: Cluster):
+    before = {replica["pid"] for replica in cluster.ready("alpha", 3)["replicas"]}
+    cluster.head.run("deploy", "alpha", "--min", "3", "--max", "3")
+    assert before == {replica["pid"] for replica in cluster.ready("alpha", 3)["replicas"]}
+
+    def n_wanted() -> int:
+        wanted: int = cluster.now()["apps"][0]["n_wanted"]
+        return wanted
+
+    cluster.head.run("deploy", "alpha", "--min", "0", "--max", "3")
+    until(lambda: n_wanted() == 0, "nothing")
+    # It wakes at once; what then waits brings more, which go again, in the middle of what is left.
+    streams = cluster.streams(cluster.second, 16) + cluster.streams(cluster.head, 16)
+    until(lambda: n_wanted() > 1, "more replicas")
+    until(lambda: n_wanted() < 2 or all(stream.result.done() for stream in streams), "fewer replicas")
+    found = texts(streams)
+    assert found[:16] == found[16:]
+    assert texts(cluster.streams(cluster.second, 16)) == found[:16]
+    cluster.head.run("deploy", "alpha", "--replicas", "3")
+    cluster.ready("alpha", 3)
+
+
+def test_a_replica_that_hangs_is_left_and_replaced(cluster: Cluster):
+    expected = texts(cluster.streams(cluster.second, 8))
+    streams = cluster.streams(cluster.second, 8)
+    until(lambda: all(stream.n_pieces > 3 for stream in streams), "tokens")
+    hung = max(cluster.ready("alpha", 3)["replicas"], key=lambda replica: replica["n_running"])["pid"]
+    os.kill(hung, signal.SIGSTOP)
+    assert texts(streams) == expected
+    until(lambda: not psutil.pid_exists(hung), "its end")
+    cluster.ready("alpha", 3)
 
 
 def test_kills_of_replicas_lose_nothing(cluster: Cluster):
@@ -278,7 +368,7 @@ def test_a_node_is_drained_under_streams(cluster: Cluster):
     assert "drained" in cluster.head.run("drain", "n3", "--seconds", "30")
     assert texts(streams) == expected
     # Ray's part of it ends when it is empty.
-    assert ("n3", "alive") not in {(node["node"], node["state"]) for node in cluster.head.status()["nodes"]}
+    assert ("n3", "alive") not in {(node["node"], node["state"]) for node in cluster.now()["nodes"]}
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------
@@ -305,7 +395,7 @@ def test_no_port_does_anything_without_the_token(cluster: Cluster):
 
     head_ports = listening(cluster.head)
     open_ports = head_ports | listening(cluster.second)
-    replicas = [one for app in cluster.head.status()["apps"] for one in app["replicas"]]
+    replicas = [one for app in cluster.now()["apps"] for one in app["replicas"]]
     frame_ports = {one["port"] for one in replicas}
     assert len(open_ports) > 6
     refused, other = set(), {}
@@ -364,10 +454,12 @@ def test_ray_lets_nobody_in_without_the_token(cluster: Cluster):
 
 def test_a_model_is_taken_back(cluster: Cluster):
     assert "does not run alpha" in cluster.second.run("deploy", "alpha", "--replicas", "0")
-    until(lambda: not cluster.head.status()["apps"], "the end of alpha")
+    until(lambda: not cluster.now()["apps"], "the end of alpha")
 
 
 def test_down_leaves_nothing_behind(cluster: Cluster):
+    assert cluster.following is not None
+    cluster.following.stop()
     nodes = (cluster.third, cluster.second, cluster.head)
     processes = [process for node in nodes for process in node.processes()]
     for node in nodes:

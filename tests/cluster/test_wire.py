@@ -16,12 +16,15 @@ import pytest
 
 from localrun import framing, wire
 from localrun.cluster import frames, replica
-from localrun.cluster.replica import Replica
+from localrun.cluster.affinity import DIGEST_BYTES
+from localrun.cluster.replica import MAX_RECENT, Replica
 from localrun.cluster.wire_child import Address, WireChild
+from localrun.cluster.work import RUNNING_TOKENS, prompt_of
 from localrun.errors import BadRequest, EngineDied, EngineFailed, LocalrunError, Unauthorized
 from localrun.server.engines.child import End, EndKind
 from localrun.server.engines.link import EngineLink
 from tests.fakes import ENGINE
+from tests.server.waiting import until
 
 TOKEN, APP = b"secret", "app 1"
 OPEN = wire.Open(
@@ -396,3 +399,34 @@ def test_what_doors_say_comes_as_it_was(message: object):
 )  # fmt: skip
 def test_what_replicas_say_comes_as_it_was(message: object):
     assert frames.decode_from_replica(framing.encode(frames.aged(message, 7.0))[4:], 7.0) == message
+
+
+async def test_a_replica_tells_the_work_of_all_doors_until_there_is_none(doors: Doors, lent: Lent) -> None:
+    one, other = await doors.open(), await doors.open()
+    (first, _), (second, _) = ask(one, "x" * 1000, 100), ask(other, "y" * 1000, 100)
+    await until(lambda: lent.replica.n_requests == 2)
+    assert lent.replica.work_tokens >= 2 * RUNNING_TOKENS
+    await asyncio.gather(first.finished(), second.finished())
+    assert lent.replica.work_tokens == 0
+    # What scaling looks at ends with the last answer, too.
+    stats = lent.link.stats
+    assert stats is not None
+    assert (stats.n_running, stats.n_queued, lent.link.longest_wait_s(time.monotonic())) == (0, 0, None)
+
+
+async def test_a_replica_tells_what_it_computed_last_and_forgets_it_with_its_engine(doors: Doors, lent: Lent) -> None:
+    far = await doors.open()
+    for number in range(3):
+        await ask(far, f"{number}" * 600, 1)[0].finished()
+    prompts = [
+        prompt_of(wire.Submit(id=1, segments=(wire.Segment(f"{number}" * 600),))) for number in range(MAX_RECENT)
+    ]
+    assert lent.replica.recent == b"".join(b"".join(prompt) for prompt in prompts[:3])
+    for prompt in prompts:
+        lent.replica.note(prompt)
+    assert lent.replica.recent.endswith(b"".join(prompts[-1]))
+    assert len(lent.replica.recent) == MAX_RECENT * DIGEST_BYTES
+    assert lent.link.pid is not None
+    os.kill(lent.link.pid, signal.SIGKILL)
+    await until(lambda: far.error is not None)
+    assert lent.replica.recent == b""

@@ -150,16 +150,25 @@ def join(
 @cluster_command.command("deploy")
 @click.argument("model", shell_complete=complete_here)
 @click.option(
-    "--replicas", "n_replicas", type=click.IntRange(0, 1000), default=1, show_default=True,
-    help="Engines in the cluster; 0 takes the model back.",
+    "--replicas", "n_replicas", type=click.IntRange(0, 1000),
+    help="Engines in the cluster (default: 1); 0 takes the model back.",
 )  # fmt: skip
+@click.option(
+    "--min", "least", type=click.IntRange(0, 1000),
+    help="At least so many engines, up to --max by the work that waits (default: 1). With 0, the first request after "
+    "ten minutes without any waits for one to start.",
+)  # fmt: skip
+@click.option("--max", "most", type=click.IntRange(1, 1000), help="At most so many engines, instead of --replicas.")
 @click.option(
     "--gpus", "n_gpus", type=click.FloatRange(min=0), default=0.0,
     help="GPUs of each replica, or a part of one (default: none, only processors).",
 )  # fmt: skip
 @click.option("--slots", type=click.IntRange(1, 256), help="Requests that each replica runs at once.")
 @click.option("--num-ctx", type=click.IntRange(1), help="Tokens of context of each request.")
-def deploy(model: str, n_replicas: int, n_gpus: float, slots: int | None, num_ctx: int | None) -> None:
+def deploy(
+    model: str, n_replicas: int | None, least: int | None, most: int | None, n_gpus: float, slots: int | None,
+    num_ctx: int | None,
+) -> None:  # fmt: skip
     """Run a model in the cluster.
 
     Without GPUs a node runs one replica of a model. Pictures, sound, and adapters and draft models of single requests
@@ -167,9 +176,19 @@ def deploy(model: str, n_replicas: int, n_gpus: float, slots: int | None, num_ct
     """
     from localrun.cluster import reports
     from localrun.cluster.description import described
+    from localrun.cluster.scaling import Scale
     from localrun.models.storage import other_programs
     from localrun.models.storage.store import Store
 
+    if most is None and least is not None:
+        raise click.UsageError("--min is the least that --max is scaled down to; give --max as well")
+    if most is not None and n_replicas is not None:
+        raise click.UsageError("--replicas is a fixed number of engines; leave it out, or --min and --max")
+    scale = None if most is None else Scale(1 if least is None else least, most)
+    if scale is not None and scale.least > scale.most:
+        raise click.UsageError(f"--min {scale.least} is more than --max {scale.most}")
+    # An app that may have none begins with one, which shows that it can be run.
+    n_replicas = n_replicas if n_replicas is not None else 1 if scale is None else max(1, scale.least)
     reports.require_ray()
     settings = load_settings({})
     others = other_programs.found(folders().cache)
@@ -178,20 +197,20 @@ def deploy(model: str, n_replicas: int, n_gpus: float, slots: int | None, num_ct
         list(reports.ask(reports.Undeploy(model=store.meant(model).text)))
         say(f"the cluster does not run {model} any more; what runs ends in peace")
         return
-    description = described(store, model, LoadSettings(slots=slots, num_ctx=num_ctx), n_gpus)
+    description = described(store, model, LoadSettings(slots=slots, num_ctx=num_ctx), n_gpus, scale)
     asked = reports.Deploy(description=description, n_replicas=n_replicas, wait_s=DEPLOY_WAIT_S)
     app, shown = None, ""
     for report in reports.ask(asked):
         if isinstance(report, reports.ClusterReport):
             app = next((one for one in report.apps if one.description == description), None)
-            line = "" if app is None else f"{app.n_ready} of {n_replicas} replicas of {description.model} are ready"
+            line = "" if app is None else f"{app.n_ready} of {app.n_wanted} replicas of {description.model} are ready"
             if line and line != shown:
                 progress(line)
             shown = line
-    if app is None or app.n_ready == 0:
+    if app is None or app.n_ready == 0 < app.n_wanted:
         raise Unavailable(f"no replica of '{description.model}' is ready after {DEPLOY_WAIT_S:g} s; "
                           f"`localrun cluster status` shows what happens")  # fmt: skip
-    missing = "" if app.n_ready >= n_replicas else "; further ones start when there are nodes for them"
+    missing = "" if app.n_ready >= app.n_wanted else "; further ones start when there are nodes for them"
     say(f"the cluster runs {description.model}{missing}")
 
 
@@ -259,6 +278,8 @@ def _held(member: Membership, token: str) -> Iterator[Node]:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # what is begun here has its end
     kept.keep(member, token)
     try:
+        if member.is_head:
+            kept.check_port(member.head)
         with Node(member) as node:
             yield node
     finally:

@@ -259,6 +259,10 @@ class EngineLink:
             return None
         return max(0.0, self._waits_s[position - 1] - (now_s - self._queue_at_s))
 
+    def longest_wait_s(self, now_s: float) -> float | None:
+        """Of all that wait, by the engine's last prediction; None when none does, or nothing is known."""
+        return max(0.0, max(self._waits_s) - (now_s - self._queue_at_s)) if self._waits_s else None
+
     def kv_runs(self) -> list[KvRunRow]:
         """The KV cells in use; those of a request that has ended since are kept for later by now."""
         return [
