@@ -43,7 +43,7 @@ _log = logging.getLogger(__name__)
 
 
 class ReplicaReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What a replica says of itself. `id` is Serve's; without an engine it says `why_not`, else `row` has all that people
+    """What a replica says of itself. `id` is Serve's; without an engine it says `why_not`, else `row` has what people
     are shown. `work_tokens` is what it has still to compute for all doors, `recent` are digests of what it computed
     last, for those who follow, and `wait_s` how long what waits there last is expected to wait."""
 
