@@ -27,9 +27,11 @@ from ray.core.generated.autoscaler_pb2 import DrainNodeReason
 from ray.serve.config import ProxyLocation
 from ray.serve.exceptions import RayServeException
 
-from localrun import framing
+from localrun import framing, ollama_environment
 from localrun.cluster import settings
+from localrun.cluster.catalogue import check_fits
 from localrun.cluster.description import Description, app_name
+from localrun.cluster.placement import Has
 from localrun.cluster.reports import (
     AppReport,
     ClusterReport,
@@ -77,8 +79,10 @@ class Bridge:
         return ClusterReport(nodes=self._nodes, apps=tuple(apps))
 
     async def deploy(self, asked: Deploy) -> None:
-        """Tells Serve; what comes of it is to be looked at."""
+        """Tells Serve; what comes of it is to be looked at. Raises CannotFit."""
         await self._ask_head()
+        alive = [(node.node, node.has) for node in self._nodes if node.state == "alive"]
+        await asyncio.to_thread(check_fits, asked.description, ollama_environment.load(), alive)
         there = self._apps.get(asked.description.app)
         if there is not None and there.description == asked.description:
             await asyncio.to_thread(_scale, asked.description.app, asked.n_replicas)
@@ -144,7 +148,7 @@ def _nodes() -> tuple[NodeReport, ...]:
                 node=node.get("NodeName") or node["NodeManagerAddress"], id=node["NodeID"],
                 address=node["NodeManagerAddress"], state=state, n_cpus=has.get("CPU", 0.0),
                 is_head="node:__internal_head__" in has,
-                n_gpus=has.get("GPU", 0.0),
+                n_gpus=has.get("GPU", 0.0), has=Has.of(node.get("Labels", {})),
             )
         )  # fmt: skip
     return tuple(reports)

@@ -19,6 +19,8 @@ import sys
 import threading
 import time
 import types
+from collections.abc import Mapping
+from types import MappingProxyType
 
 from localrun.cluster import settings
 from localrun.cluster.settings import Membership
@@ -40,10 +42,11 @@ _log = logging.getLogger(__name__)
 
 
 class Node:
-    """`with Node(member):` is while this machine is in the cluster. Raises Unavailable, or OSError, where it cannot."""
+    """`with Node(member):` is while this machine is in the cluster. `labels` are what it says of itself.
+    Raises Unavailable, or OSError, where it cannot."""
 
-    def __init__(self, member: Membership) -> None:
-        self._member = member
+    def __init__(self, member: Membership, labels: Mapping[str, str] = MappingProxyType({})) -> None:
+        self._member, self._labels = member, labels
         self._process: subprocess.Popen[str] | None = None
         self._is_up, self._is_ending = threading.Event(), threading.Event()
         self._lines: list[str] = []
@@ -91,7 +94,7 @@ class Node:
     def _run(self) -> None:
         while not self._is_ending.is_set():
             self._process = subprocess.Popen(
-                [sys.executable, "-m", __name__, *_arguments(self._member)], stdin=subprocess.PIPE,
+                [sys.executable, "-m", __name__, *_arguments(self._member, self._labels)], stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", start_new_session=True,
                 env=settings.environment(self._member), **HIDDEN,
             )  # fmt: skip
@@ -113,11 +116,12 @@ class Node:
             self._is_up.set()
 
 
-def _arguments(member: Membership) -> list[str]:
+def _arguments(member: Membership, labels: Mapping[str, str] = MappingProxyType({})) -> list[str]:
     arguments = [
         "start", "--block", f"--node-ip-address={member.address}", f"--node-name={member.node}",
         f"--object-store-memory={OBJECT_STORE_BYTES}", "--disable-usage-stats", "--dashboard-agent-listen-port=0",
         f"--temp-dir={settings.temp_folder()}", "--min-worker-port=0", "--max-worker-port=0",  # any
+        f"--labels={','.join(f'{key}={value}' for key, value in labels.items())}",
     ]  # fmt: skip
     if not member.is_head:
         return [*arguments, f"--address={member.head}"]
