@@ -79,7 +79,7 @@ def check_fits(description: Description, settings: Settings, nodes: Iterable[tup
 # --- who computes -----------------------------------------------------------------------------------------------------
 
 
-async def at_hand(store: Store, said: Description, others: Neighbours, limits: FetchLimits | None = None) -> Model:
+async def at_hand(store: Store, said: Description, others: Neighbours) -> Model:
     """The model that is described, on this machine, with the adapters that belong to it. Raises what `found` raises,
     DiskFull before anything is fetched, and DownloadFailed where nobody has it."""
     try:
@@ -87,11 +87,11 @@ async def at_hand(store: Store, said: Description, others: Neighbours, limits: F
     except (ModelNotFound, BadModelFile):
         if said.files is None or ModelName.parse(said.model).kind is not Kind.STORED:
             raise
-        await _bring(store, said.files, others, limits or FetchLimits())
+        await _bring(store, said.files, others)
         model = await asyncio.to_thread(found, store, said)
     for adapter in said.adapters:
         if await asyncio.to_thread(_adapter, store, adapter) is None:
-            await _bring(store, adapter, others, limits or FetchLimits())
+            await _bring(store, adapter, others)
     return model
 
 
@@ -112,7 +112,7 @@ def _adapter(store: Store, said: Described) -> NamedAdapter | None:
     return adapter if is_it and isinstance(adapter, NamedAdapter) and adapter.origin != Origin.CLUSTER else None
 
 
-async def _bring(store: Store, said: Described, others: Neighbours, limits: FetchLimits) -> None:
+async def _bring(store: Store, said: Described, others: Neighbours) -> None:
     """Gets what is missing of it, and gives it its name."""
     manifest = said.manifest
     await asyncio.to_thread(naming.check_free, store, manifest.name)
@@ -132,7 +132,7 @@ async def _bring(store: Store, said: Described, others: Neighbours, limits: Fetc
         except (DiskFull, DigestMismatch):
             raise
         except DownloadFailed as error:
-            await _pull(store, manifest, error, limits)
+            await _pull(store, manifest, error)
             return
         await asyncio.to_thread(_name, store, manifest, final)
 
@@ -151,14 +151,15 @@ async def _fetch(items: Sequence[Item], others: Neighbours) -> None:
         raise
 
 
-async def _pull(store: Store, manifest: Manifest, why: DownloadFailed, limits: FetchLimits) -> None:
+async def _pull(store: Store, manifest: Manifest, why: DownloadFailed) -> None:
     """From where it was pulled first. Raises `why` for a model that was made on some machine."""
     if manifest.source.kind not in ("hub", "registry"):
         raise why
     async with new_client() as client:
         context = pull.PullContext(
-            store=store, hub=Hub.from_environment(), client=client, limits=limits, memory_bytes=machine.total_bytes()
-        )
+            store=store, hub=Hub.from_environment(), client=client, limits=FetchLimits(),
+            memory_bytes=machine.total_bytes(),
+        )  # fmt: skip
         try:
             await pull.pull(manifest.name, context=context, observer=_Nobody())
         except LocalrunError as error:

@@ -18,7 +18,7 @@ import msgspec
 from localrun import framing, wire
 from localrun.server.engines.child import End
 
-PROTOCOL = 1
+PROTOCOL = 2
 BEAT_S = 1.0
 SILENCE_S = 3.0
 
@@ -113,7 +113,12 @@ def with_media(message: _Message, change: Callable[[wire.Media], wire.Media]) ->
 
 def media_of(message: wire.Submit | wire.Embed | wire.Count) -> list[wire.Media]:
     found: list[wire.Media] = []
-    with_media(message, lambda media: (found.append(media), media)[1])
+
+    def note(media: wire.Media) -> wire.Media:
+        found.append(media)
+        return media
+
+    with_media(message, note)
     return found
 
 

@@ -27,7 +27,7 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 from urllib.parse import parse_qs, quote, urlsplit
 
 import httpx2
@@ -78,7 +78,7 @@ class Giver(http.server.ThreadingHTTPServer):
 
     @property
     def port(self) -> int:
-        return cast("int", self.server_address[1])
+        return self.server_address[1]
 
     def __enter__(self) -> Giver:
         self._thread.start()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import shutil
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+import msgspec
 import pytest
 
 from localrun.cluster import reports, settings, tls
@@ -26,6 +28,7 @@ from localrun.errors import BadModelFile, BadRequest, Conflict, DownloadFailed
 from localrun.models import naming
 from localrun.models.gguf.reader import card_bytes, read_header
 from localrun.models.sources.neighbours import Giver, Neighbours
+from localrun.models.storage.manifest import Source
 from localrun.models.storage.model import Model, Origin
 from localrun.models.storage.store import Store
 from localrun.server import app
@@ -109,10 +112,11 @@ def asking(source: Giver, models_dir: Path, tmp_path: Path, running: Any) -> Ask
                 has=Has(files_port=source.port),
             )  # fmt: skip
             told = AppReport(description=said, n_wanted=1, state="running", replicas=(report,))
-            door._on_report(ClusterReport(nodes=(node,), apps=(told,)))
+            whole = ClusterReport(nodes=(node,), apps=(told,))
+            door._on_report(whole)
             await until(lambda: door._apps)
             http = await stack.enter_async_context(client_of(runtime))
-            http.door = door  # type: ignore[attr-defined]
+            http.door, http.report = door, whole  # type: ignore[attr-defined]
             yield http
             assert [path.name for path in (tmp_path / "door").rglob("*.gguf")] == []
 
@@ -185,6 +189,26 @@ async def test_what_needs_the_weights_is_refused(asking: Asking) -> None:
         assert all(row["model"] != "alpha:latest" for row in (await answer(http, "/api/tags"))["models"])
 
 
+async def test_a_door_asks_again_for_what_nobody_gave_it(
+    asking: Asking, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("localrun.cluster.door.TAKE_AGAIN_S", 0.01)
+    async with asking() as http:
+        door, whole = http.door, http.report  # type: ignore[attr-defined]
+        door._on_report(msgspec.structs.replace(whole, apps=()))
+        shutil.rmtree(home / "cache" / "cards")
+        door._on_report(msgspec.structs.replace(whole, nodes=()))
+        await until(lambda: door._refused)
+        body = {"model": "alpha", "prompt": "x", "stream": False}
+        refused = await http.post("/api/generate", json=body)
+        assert refused.status_code == 404
+        assert "no other node has the card of alpha" in refused.text
+        await until(lambda: not door._taking)
+        door._on_report(whole)
+        await until(lambda: door._apps)
+        await answer(http, "/api/generate", body)
+
+
 @pytest.mark.parametrize(("kind", "path", "body"), [
     ("tiny-bert", "/api/embed", {"input": ["hello", "you"]}),
     ("tiny-bert", "/v1/embeddings", {"input": "hello"}),
@@ -212,6 +236,20 @@ async def test_pictures_go_to_the_engine(asking: Asking, monkeypatch: pytest.Mon
             assert SEEN in json.loads(said["choices"][0]["message"]["content"])
             counted = await answer(http, "/v1/messages/count_tokens", {"model": "alpha", "messages": HELLO})
             assert counted["input_tokens"] > 0
+
+
+async def test_a_picture_goes_again_to_the_engine_that_goes_on(asking: Asking, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first one dies of it, and the connection with it."""
+    monkeypatch.setattr(Model, "media", ("vision",))
+    async with asking(engine=[sys.executable, seeing_engine.__file__, "image"]) as http:
+        picture = {"type": "image_url", "image_url": {"url": uri(making.encoded(making.noise(30, 20), "PNG"))}}
+        content = [picture, {"type": "text", "text": "die"}]
+        said = await answer(
+            http, "/v1/chat/completions", {"model": "alpha", "messages": [{"role": "user", "content": content}]}
+        )
+        text = said["choices"][0]["message"]["content"]
+        assert text.startswith("half ")
+        assert SEEN in json.loads(text.removeprefix("half "))
 
 
 async def test_adapters_are_asked_for_by_name(asking: Asking, running: Any, models_dir: Path) -> None:
@@ -292,6 +330,31 @@ async def test_what_nobody_has_is_said(source: Giver, models_dir: Path, tmp_path
         await at_hand(Store(tmp_path / "node"), said, others(source))
     with pytest.raises(DownloadFailed, match="no other node has the card of alpha"):
         await Shelf(Store(tmp_path / "door")).put(said, others(source))
+
+
+async def test_what_no_node_has_is_pulled_from_where_it_was_pulled_first(
+    source: Giver, models_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = described(Store(models_dir), "alpha", NOTHING_ASKED, 0)
+    assert said.files is not None
+    content = (models_dir / "alpha.gguf").read_bytes()
+    (models_dir / "alpha.gguf").unlink()
+    asked = []
+
+    async def pulled(name: str, *, context: Any, observer: Any) -> None:
+        asked.append(name)
+        context.store.folder.mkdir(exist_ok=True)
+        (context.store.folder / "alpha.gguf").write_bytes(content)
+
+    monkeypatch.setattr("localrun.models.pull.pull", pulled)
+    # A name that only these machines have may be another model's elsewhere.
+    with pytest.raises(DownloadFailed):
+        await at_hand(Store(tmp_path / "node"), said, others(source))
+    assert asked == []
+    manifest = msgspec.structs.replace(said.files.manifest, source=Source(kind="registry"))
+    said = msgspec.structs.replace(said, files=msgspec.structs.replace(said.files, manifest=manifest))
+    assert (await at_hand(Store(tmp_path / "node"), said, others(source))).name == "alpha"
+    assert asked == ["alpha"]
 
 
 async def test_a_node_that_gives_something_else_is_found_out(source: Giver, models_dir: Path, tmp_path: Path) -> None:
