@@ -14,7 +14,7 @@ import dataclasses
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -26,7 +26,15 @@ from localrun.cluster.description import Described, Description, found
 from localrun.cluster.placement import Has
 from localrun.cluster.settings import Membership
 from localrun.config import Settings, folders, model_dirs, models_folder
-from localrun.errors import BadModelFile, DigestMismatch, DiskFull, DownloadFailed, LocalrunError, ModelNotFound
+from localrun.errors import (
+    BadModelFile,
+    Conflict,
+    DigestMismatch,
+    DiskFull,
+    DownloadFailed,
+    LocalrunError,
+    ModelNotFound,
+)
 from localrun.models import naming, pull
 from localrun.models.download.fetch import new_client
 from localrun.models.download.plan import FetchLimits, Item, RemotePlan
@@ -81,10 +89,11 @@ def check_fits(description: Description, settings: Settings, nodes: Iterable[tup
 
 async def at_hand(store: Store, said: Description, others: Neighbours) -> Model:
     """The model that is described, on this machine, with the adapters that belong to it. Raises what `found` raises,
-    DiskFull before anything is fetched, and DownloadFailed where nobody has it."""
+    Conflict for something else that has an adapter's name, DiskFull before anything is fetched, and DownloadFailed
+    where nobody has it."""
     try:
         model = await asyncio.to_thread(found, store, said)
-    except (ModelNotFound, BadModelFile):
+    except ModelNotFound:
         if said.files is None or ModelName.parse(said.model).kind is not Kind.STORED:
             raise
         await _bring(store, said.files, others)
@@ -103,13 +112,20 @@ def adapters_of(store: Store, said: Description, model: Model) -> dict[bytes, st
 
 
 def _adapter(store: Store, said: Described) -> NamedAdapter | None:
-    """Here, if its content is that; None where there is none of its name. Raises as `Store.adapter` and Conflict."""
+    """As it is here; None where nothing has its name. Raises Conflict, and BadModelFile."""
+    name = said.manifest.name
     try:
-        adapter = store.find(said.manifest.name)
-    except (ModelNotFound, BadModelFile):
+        adapter = store.find(name)
+    except ModelNotFound:
         return None
-    is_it = isinstance(adapter, NamedAdapter) and f"sha256:{adapter.sha256}" == said.manifest.main.digest
-    return adapter if is_it and isinstance(adapter, NamedAdapter) and adapter.origin != Origin.CLUSTER else None
+    if adapter.origin == Origin.CLUSTER:
+        return None
+    if not isinstance(adapter, NamedAdapter) or f"sha256:{adapter.sha256}" != said.manifest.main.digest:
+        raise Conflict(
+            f"'{name}' is something else here than the cluster's adapter of that name; give it another name (localrun "
+            f"cp, localrun rm), or deploy the model without that adapter (--adapter)"
+        )
+    return adapter
 
 
 async def _bring(store: Store, said: Described, others: Neighbours) -> None:
@@ -225,8 +241,9 @@ class Shelf:
             model = await _model(said.files, others)
             cards[ManifestKey.of(model.name)] = model
         for adapter in said.adapters:
-            if await asyncio.to_thread(_adapter, self._store, adapter) is None:
-                cards[ManifestKey.of(adapter.manifest.name)] = await _adapter_card(adapter, others)
+            with suppress(Conflict, BadModelFile):  # what has its name here is not what requests get
+                if await asyncio.to_thread(_adapter, self._store, adapter) is None:
+                    cards[ManifestKey.of(adapter.manifest.name)] = await _adapter_card(adapter, others)
         self._cards[said.model.removesuffix(":latest")] = cards
         self._show()
         return model

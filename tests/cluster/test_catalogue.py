@@ -323,6 +323,21 @@ async def test_another_model_of_that_name_is_left_alone(source: Giver, models_di
     assert list(node.iterdir()) == [node / "alpha.gguf"]
 
 
+async def test_another_adapter_of_that_name_is_left_alone(source: Giver, models_dir: Path, tmp_path: Path) -> None:
+    style = write_lora(models_dir / "alpha.gguf", models_dir / "style.gguf")
+    said = described(Store(models_dir), "alpha", NOTHING_ASKED, 0)
+    node = tmp_path / "node"
+    node.mkdir()
+    write_lora(style.with_name("alpha.gguf"), node / "file.gguf", seed=2)
+    store = Store(node)
+    naming.copy(store, "file", "style")
+    theirs = store.adapter("style", field="model").sha256
+    with pytest.raises(Conflict, match="'style' is something else here"):
+        await at_hand(store, said, others(source))
+    await Shelf(store).put(said, others(source))
+    assert store.adapter("style", field="model").sha256 == theirs
+
+
 async def test_what_nobody_has_is_said(source: Giver, models_dir: Path, tmp_path: Path) -> None:
     said = described(Store(models_dir), "alpha", NOTHING_ASKED, 0)
     (models_dir / "alpha.gguf").unlink()
