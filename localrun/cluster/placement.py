@@ -56,7 +56,7 @@ class Has(msgspec.Struct, frozen=True):
 
 def check(description: Description, model: Model, settings: Settings, nodes: Iterable[tuple[str, Has]]) -> None:
     """Raises CannotFit with what each node has, if a replica fits on none of those whose memory is known."""
-    known = [(name, has) for name, has in nodes if has.ram_bytes]
+    known = [(name, has) for name, has in sorted(nodes, key=lambda node: node[0]) if has.ram_bytes]
     needed = [_needed_bytes(description, model, settings, has) for _, has in known]
     if not known or None in needed:
         return

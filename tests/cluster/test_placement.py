@@ -65,7 +65,7 @@ def test_the_sentence_says_what_each_node_has_and_what_is_needed(models_dir: Pat
     with pytest.raises(CannotFit) as caught:
         check(said, model, Settings(), {"studio": Has(40 * MB), "cellar": Has(200 * MB, (500 * MB,))}.items())
     assert re.fullmatch(
-        r"'alpha' fits on no node: each replica needs [\d.]+ .B of memory with 1 GPU; studio has 40 MB of RAM and no "
-        r"GPU; cellar has 0.2 GB of RAM and 1 x 0.5 GB on GPUs; of RAM 80% may be used. Take a smaller model .*",
+        r"'alpha' fits on no node: each replica needs [\d.]+ .B of memory with 1 GPU; cellar has 0.2 GB of RAM "
+        r"and 1 x 0.5 GB on GPUs; studio has 40 MB of RAM and no GPU; of RAM 80% may be used. Take a smaller model .*",
         caught.value.message,
     )
