@@ -389,8 +389,9 @@ class Store:
             problem = model_files.problem_of_folder(folder)
             if problem:
                 unusable.append(DamagedFile(folder, problem))
-        names = set(map(ManifestKey.of, known))
-        known |= {card.name: card for key, card in self.cards.items() if key not in names}
+        if self.cards:
+            names = set(map(ManifestKey.of, known))
+            known |= {card.name: card for key, card in self.cards.items() if key not in names}
         yield from sorted(known.values(), key=lambda model: model.name)
         yield from sorted(unusable)
 
