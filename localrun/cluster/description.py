@@ -141,11 +141,13 @@ def _described(store: Store, found: Model | NamedAdapter, parts: Sequence[tuple[
         StoredFile(role=role, place=Place.BLOB, size_bytes=path.stat().st_size, digest=digest)
         for (role, path), digest in zip(parts, digests, strict=True)
     )
-    said = found.manifest or Manifest(
-        name=found.name, files=files, created_at=_NO_TIME, source=Source(kind=Origin.CLUSTER.value),
+    source = found.manifest.source if found.manifest is not None else Source(kind="")
+    said = msgspec.structs.replace(
+        found.manifest or Manifest(name="", files=(), created_at=_NO_TIME, source=source), name=found.name, files=files,
+        # Where it lies on this machine means nothing on others.
+        source=source if source.kind in ("hub", "registry") else Source(kind=Origin.CLUSTER.value), created_at=_NO_TIME,
         no_projector=found.no_projector if isinstance(found, Model) else "",
     )  # fmt: skip
-    said = msgspec.structs.replace(said, name=found.name, files=files, created_at=_NO_TIME)
     if len(msgspec.json.encode(said)) > MAX_MANIFEST_BYTES:
         said = msgspec.structs.replace(said, licence_text="")
     if (n_bytes := len(msgspec.json.encode(said))) > MAX_MANIFEST_BYTES:
