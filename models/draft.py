@@ -42,6 +42,7 @@ def find(store: Store, name: str, *, model: str, target: Header) -> Model:
     """
     try:
         found = store.resolve(name)
+        found.check_here()
     except ModelNotFound:
         is_path = ModelName.parse(name).kind is Kind.PATH
         way_out = "give the path of a GGUF file that is there" if is_path else f"get it first (localrun pull {name})"

@@ -83,6 +83,8 @@ def copy(store: Store, source: str, destination: str) -> Removal:
 
 def described(model: Model | NamedAdapter) -> Manifest:
     """A model's or an adapter's manifest; for a GGUF file as it lies, one that says no more than where that is."""
+    if isinstance(model, Model):
+        model.check_here()
     if model.manifest is not None:
         return model.manifest
     files: tuple[StoredFile, ...]
@@ -175,6 +177,12 @@ def check_removable(store: Store, name: str) -> ModelName:
                 f"ollama rm {name_in_ollama(path)}",
                 field="model",
             )
+    if found is None and manifest.ManifestKey.of(parsed.text) in store.cards:
+        raise BadRequest(
+            f"'{name}' is the cluster's, and not on this machine; `localrun cluster deploy {name} --replicas 0` takes "
+            f"it back",
+            field="model",
+        )
     path, file_name, origin, program = found or _not_found(name)
     if program:
         raise BadRequest(

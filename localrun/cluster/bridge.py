@@ -29,9 +29,11 @@ from ray.core.generated.autoscaler_pb2 import DrainNodeReason
 from ray.serve.config import ProxyLocation
 from ray.serve.exceptions import RayServeException
 
-from localrun import framing
+from localrun import framing, ollama_environment
 from localrun.cluster import ledger, router, settings
+from localrun.cluster.catalogue import check_fits
 from localrun.cluster.description import Description, app_name
+from localrun.cluster.placement import Has
 from localrun.cluster.reports import (
     AppReport,
     Choose,
@@ -87,12 +89,14 @@ class Bridge:
         return ClusterReport(nodes=self._nodes, apps=tuple(apps))
 
     async def deploy(self, asked: Deploy) -> None:
-        """Tells Serve; what comes of it is to be looked at."""
+        """Tells Serve; what comes of it is to be looked at. Raises CannotFit."""
         await self._ask_head()
         there, scale = self._apps.get(asked.description.app), asked.description.scale
         n_replicas = (
             asked.n_replicas if scale is None else scale.within(asked.n_replicas if there is None else there.n_wanted)
         )
+        alive = [(node.node, node.has) for node in self._nodes if node.state == "alive"]
+        await asyncio.to_thread(check_fits, asked.description, ollama_environment.load(), alive)
         if there is not None and there.description == asked.description:
             await asyncio.to_thread(_scale, asked.description.app, n_replicas)
             return
@@ -188,7 +192,7 @@ def _nodes() -> tuple[NodeReport, ...]:
                 node=node.get("NodeName") or node["NodeManagerAddress"], id=node["NodeID"],
                 address=node["NodeManagerAddress"], state=state, n_cpus=has.get("CPU", 0.0),
                 is_head="node:__internal_head__" in has,
-                n_gpus=has.get("GPU", 0.0),
+                n_gpus=has.get("GPU", 0.0), has=Has.of(node.get("Labels", {})),
             )
         )  # fmt: skip
     return tuple(reports)

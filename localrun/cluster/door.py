@@ -1,8 +1,8 @@
 """A daemon's door to the cluster: it follows which replicas there are, and lends them to the daemon's jobs.
 
-An app is taken when the bridge tells of it: the door needs the model's files itself, for its template and vocabulary,
-and has to have the same that the replicas were told. What goes on on an app that is taken back, or replaced by another
-description, ends there in peace; new requests do not come to it.
+An app is taken when the bridge tells of it. The door has the model's files, the same that the replicas were told, or
+gets their cards from a node, with template and vocabulary (`catalogue.py`). What goes on on an app that is taken back,
+or replaced by another description, ends there in peace; new requests do not come to it.
 
 Runs in the daemon's event loop. Does not: import Ray, or give up what it knows when its bridge or the head is gone.
 """
@@ -19,7 +19,8 @@ from typing import Any
 from localrun import __version__
 from localrun.access.books import Books, OwnBooks
 from localrun.cluster import frames, settings, tls
-from localrun.cluster.description import Description, found
+from localrun.cluster.catalogue import Shelf, neighbours
+from localrun.cluster.description import Description, use_of
 from localrun.cluster.ledger import Ledger, head_of
 from localrun.cluster.lender import App, ClusterLender
 from localrun.cluster.link import ClusterLink, Told
@@ -28,12 +29,13 @@ from localrun.cluster.state import State
 from localrun.cluster.view import View
 from localrun.cluster.wire_child import Address
 from localrun.config import folders
-from localrun.errors import LocalrunError, ModelNotFound, PortBusy, Unavailable
+from localrun.errors import DownloadFailed, LocalrunError, ModelNotFound, PortBusy, Unavailable
 from localrun.models.storage.store import Store
 from localrun.server.engines.link import EngineLink
 from localrun.server.jobs.job import Lender
 
 LOOK_AGAIN_S = 1.0
+TAKE_AGAIN_S = 5.0
 
 _log = logging.getLogger(__name__)
 
@@ -49,9 +51,11 @@ class Door:
         self._books: Ledger | State | None = (
             None if member.is_head else Ledger(head_of(member), settings.books_folder())
         )
-        self._store: Store | None = None
+        self._shelf: Shelf | None = None
+        self._files_at: tuple[str, ...] = ()  # where other nodes give files
         self._apps: dict[str, App] = {}  # by the model's name
-        self._refused: dict[str, tuple[Description, str]] = {}  # which this door cannot take, and why
+        # Which this door cannot take, and why; without the description it tries again.
+        self._refused: dict[str, tuple[Description | None, str]] = {}
         self._taking: set[str] = set()
         self.view = View(member.node, self._links, is_counted_here=member.is_head)
         self._watch = Watch(self._on_report)
@@ -79,7 +83,7 @@ class Door:
         return own
 
     def lender(self, own: Lender, store: Store) -> Lender:
-        self._store = store
+        self._shelf = Shelf(store)
         return ClusterLender(own, self.find)
 
     def start(self) -> None:
@@ -121,6 +125,8 @@ class Door:
 
     def _on_report(self, report: ClusterReport) -> None:
         self.view.told(report)
+        others = (node.files_address for node in report.nodes if node.node != self._member.node)
+        self._files_at = tuple(filter(None, others))
         told = {one.description.model.removesuffix(":latest"): one for one in report.apps}
         kept = {name.removesuffix(":latest") for name in (self._books.models if self._books is not None else ())}
         for name in set(self._apps) - set(told) - kept:  # a head that has come back deploys again
@@ -135,34 +141,41 @@ class Door:
                 self._spawn(self._take(name, one))
 
     async def _take(self, name: str, told: AppReport) -> None:
-        """Reads the model's files."""
-        assert self._store is not None
+        """Reads the model's files, or gets its card."""
+        assert self._shelf is not None
+        said = told.description
         try:
-            model = await asyncio.to_thread(found, self._store, told.description)
+            model = await self._shelf.put(said, neighbours(self._member, self._files_at))
         except (LocalrunError, OSError) as error:
             _log.warning("the cluster's '%s' cannot be used from here: %s", name, error)
             self._leave(name)
-            self._refused[name] = told.description, f"the cluster runs it, and this machine cannot show it: {error}"
+            for_now = isinstance(error, DownloadFailed)
+            why = f"the cluster runs it, and this machine cannot show it: {error}"
+            self._refused[name] = None if for_now else said, why
+            if for_now:
+                await asyncio.sleep(TAKE_AGAIN_S)
             return
         finally:
             self._taking.discard(name)
-        self._leave(name)
         self._refused.pop(name, None)
-        hello = frames.Hello(
-            protocol=frames.PROTOCOL, version=__version__, token=self._token, app=told.description.fingerprint
-        )
+        before = self._apps.get(name)
+        if before is not None:
+            self._spawn(_ended(before.link))
+        hello = frames.Hello(protocol=frames.PROTOCOL, version=__version__, token=self._token, app=said.fingerprint)
         # An engine's totals are counted where it runs.
-        serve_app = told.description.app
+        serve_app = said.app
         link = ClusterLink(
             model=model.name, hello=hello, tls=self._tls, on_step=lambda *_: None,
             choose=partial(self._watch.choose, serve_app), wake=lambda: self._watch.wake(serve_app),
         )  # fmt: skip
         link.replicas(*_replicas(told))
-        self._apps[name] = App(model, told.description.fingerprint, link)
+        self._apps[name] = App(model, said.fingerprint, link, use_of(model.header), said.adapter_digests)
         _log.info("'%s' is the cluster's", name)
 
     def _leave(self, name: str) -> None:
         app = self._apps.pop(name, None)
+        if self._shelf is not None:
+            self._shelf.take_away(name)
         if app is not None:
             _log.info("'%s' is no longer the cluster's, or not as it was", name)
             self._spawn(_ended(app.link))

@@ -10,6 +10,7 @@ a process that hangs close no connection.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TypeVar, cast
 
 import msgspec
@@ -17,7 +18,7 @@ import msgspec
 from localrun import framing, wire
 from localrun.server.engines.child import End
 
-PROTOCOL = 1
+PROTOCOL = 2
 BEAT_S = 1.0
 SILENCE_S = 3.0
 
@@ -38,6 +39,21 @@ class Beat(msgspec.Struct, frozen=True, tag="beat"):
     """Still here."""
 
 
+class Bytes(msgspec.Struct, frozen=True, kw_only=True, tag="bytes"):
+    """The next bytes of a picture or a recording, before the first request that has it. The replica keeps them for this
+    connection until it is told to `Forget` them."""
+
+    digest: bytes
+    data: bytes
+    is_last: bool
+
+
+class Forget(msgspec.Struct, frozen=True, tag="forget"):
+    """A picture or a recording that is not kept any longer than requests need it that have come."""
+
+    digest: bytes
+
+
 class Welcome(msgspec.Struct, frozen=True, kw_only=True, tag="welcome"):
     ready: wire.Ready
 
@@ -55,7 +71,7 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True, tag="ended"):
     end: End
 
 
-ToReplica = Hello | Beat | wire.Submit | wire.Embed | wire.Cancel | wire.Count | wire.ClearCache
+ToReplica = Hello | Beat | Bytes | Forget | wire.Submit | wire.Embed | wire.Cancel | wire.Count | wire.ClearCache
 FromReplica = Welcome | Refused | Ended | Beat | wire.Counted | wire.Cleared | wire.Step
 
 _to_replica: msgspec.msgpack.Decoder[ToReplica] = msgspec.msgpack.Decoder(ToReplica)
@@ -75,6 +91,35 @@ def decode_to_replica(body: bytes, now_s: float) -> ToReplica:
 def decode_from_replica(body: bytes, now_s: float) -> FromReplica:
     """A replica's message, with times of this machine's clock. Raises framing.FrameError."""
     return _shifted(framing.decoded(_from_replica, body), now_s)
+
+
+def with_media(message: _Message, change: Callable[[wire.Media], wire.Media]) -> _Message:
+    """The message with something else in place of each of its pictures and recordings."""
+    replace = msgspec.structs.replace
+
+    def changed(segments: tuple[wire.Segment, ...]) -> tuple[wire.Segment, ...]:
+        return tuple(one if one.media is None else replace(one, media=change(one.media)) for one in segments)
+
+    if isinstance(message, wire.Embed):
+        inputs = (
+            replace(one, segments=changed(one.segments)) if isinstance(one, wire.Mixed) else one
+            for one in message.inputs
+        )
+        return cast("_Message", replace(message, inputs=tuple(inputs)))
+    if isinstance(message, wire.Submit | wire.Count) and any(one.media is not None for one in message.segments):
+        return cast("_Message", replace(message, segments=changed(message.segments)))
+    return message
+
+
+def media_of(message: wire.Submit | wire.Embed | wire.Count) -> list[wire.Media]:
+    found: list[wire.Media] = []
+
+    def note(media: wire.Media) -> wire.Media:
+        found.append(media)
+        return media
+
+    with_media(message, note)
+    return found
 
 
 def _shifted(message: _Message, by_s: float) -> _Message:

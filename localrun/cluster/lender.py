@@ -33,6 +33,7 @@ class App(NamedTuple):
     fingerprint: str
     link: ClusterLink
     use: Use = Use.TEXT
+    adapters: frozenset[str] = frozenset()  # that requests may ask for: 64 hex digits of each
 
 
 class ClusterLease:
@@ -42,6 +43,7 @@ class ClusterLease:
 
     def __init__(self, app: App, waited_s: float) -> None:
         self.model, self.identity, self.link = app.model, app.fingerprint, app.link
+        self._adapters = app.adapters
         self.waited_s = waited_s
 
     async def speculation(self, speculates: bool | None, draft: str) -> tuple[bool | None, str]:
@@ -51,10 +53,16 @@ class ClusterLease:
         return speculates, ""
 
     async def adapters(self, adapted: AdaptedModel) -> tuple[wire.Adapter, ...] | None:
-        """Raises BadRequest for adapters of the request's own."""
-        if adapted.adapters:
-            raise BadRequest("adapters of single requests do not work in a cluster yet", field="model")
-        return None
+        """By their digests: each replica has its own files. Raises BadRequest for one that the app does not have."""
+        if adapted.adapters is None:
+            return None
+        if not self._adapters.issuperset(each.sha256 for each in adapted.adapters):
+            raise BadRequest(
+                f"the cluster runs '{self.model.name}' without one of the adapters {', '.join(adapted.shown)}; "
+                f"`localrun cluster deploy {self.model.name}` again, where it is, adds all that fit",
+                field="model",
+            )
+        return tuple(wire.Adapter("", bytes.fromhex(each.sha256), each.scale) for each in adapted.adapters)
 
     def release(self) -> None:
         pass

@@ -21,7 +21,6 @@ import ssl
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
-from functools import partial
 from typing import Any, NamedTuple
 
 from localrun import wire
@@ -100,6 +99,7 @@ class ClusterLink:
         self._ids = itertools.count(1) if ids is None else ids
         self._addresses: dict[str, Address] = {}
         self._links: dict[str, EngineLink] = {}
+        self._children: dict[str, WireChild] = {}
         self._opening: dict[str, asyncio.Task[EngineLink]] = {}
         self._avoided_until_s: dict[str, float] = {}
         self._others_tokens: dict[str, float] = {}  # what other doors have there
@@ -212,11 +212,13 @@ class ClusterLink:
     async def count(
         self, segments: tuple[wire.Segment, ...], *, is_prompt: bool = True, wants_pieces: bool = False
     ) -> wire.Counted:
+        replica = next(iter(self._usable()), "")
         try:
-            link = await self._link_to(next(iter(self._usable()), ""))
+            link = await self._link_to(replica)
         except (EngineFailed, Unavailable) as error:  # whoever asks waits for the next one, as with a request
             self.was_killed = True
             raise EngineDied(f"no replica of '{self.model}' counted the tokens: {error.message}") from None
+        await self._bring(replica, wire.Count(id=0, segments=segments))
         return await link.count(segments, is_prompt=is_prompt, wants_pieces=wants_pieces)
 
     def queue_position(self, request_id: int) -> int | None:
@@ -235,6 +237,7 @@ class ClusterLink:
             placed.record.node = self._addresses[replica].node
             link = await self._link_to(replica)
             await link.writable()
+            await self._bring(replica, message)
             placed.link = link
             link.submit(message, placed)
         except asyncio.CancelledError:
@@ -245,6 +248,15 @@ class ClusterLink:
                 placed.on_engine_gone(died, is_blamed=False, is_alone=False)
             else:
                 self._end(message.id, placed, error, wire.Finish.ERROR)
+
+    async def _bring(self, replica: str, message: wire.Submit | wire.Embed | wire.Count) -> None:
+        """What a message says of pictures and sound is right there then. Raises Unavailable."""
+        media = frames.media_of(message)
+        try:
+            if media:
+                await self._children[replica].bring(media)
+        except OSError as error:
+            raise Unavailable(f"a picture or a recording of the request cannot be read: {error}") from None
 
     async def _chosen(self, message: wire.Submit | wire.Embed, placed: Placed) -> str:
         waiting = self._waiting_tokens()
@@ -301,9 +313,13 @@ class ClusterLink:
         return await asyncio.shield(opening)
 
     async def _open(self, replica: str, address: Address) -> EngineLink:
+        def new_child(**told: Any) -> WireChild:
+            self._children[replica] = WireChild(address, self._hello, self._tls, **told)
+            return self._children[replica]
+
         link = EngineLink(
             model=self.model, command=(), on_step=self._on_step, on_end=lambda ended: self._lost(replica, ended),
-            new_child=partial(WireChild, address, self._hello, self._tls), ids=self._ids,
+            new_child=new_child, ids=self._ids,
         )  # fmt: skip
         ready = await link.open(_NOTHING_TO_OPEN, OPEN_TIMEOUT_S)
         if self._ready is not None and not _is_alike(ready, self._ready):

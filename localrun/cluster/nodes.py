@@ -21,6 +21,8 @@ import sys
 import threading
 import time
 import types
+from collections.abc import Mapping
+from types import MappingProxyType
 
 from localrun import __version__
 from localrun.cluster import settings
@@ -50,10 +52,11 @@ _log = logging.getLogger(__name__)
 
 
 class Node:
-    """`with Node(member):` is while this machine is in the cluster. Raises Unavailable, or OSError, where it cannot."""
+    """`with Node(member):` is while this machine is in the cluster. `labels` are what it says of itself.
+    Raises Unavailable, or OSError, where it cannot."""
 
-    def __init__(self, member: Membership) -> None:
-        self._member = member
+    def __init__(self, member: Membership, labels: Mapping[str, str] = MappingProxyType({})) -> None:
+        self._member, self._labels = member, labels
         self._process: subprocess.Popen[str] | None = None
         self._is_up, self._is_ending = threading.Event(), threading.Event()
         self._lines: list[str] = []
@@ -104,7 +107,7 @@ class Node:
     def _run(self) -> None:
         while not self._is_ending.is_set():
             self._process = subprocess.Popen(
-                [sys.executable, "-m", __name__, *_arguments(self._member)], stdin=subprocess.PIPE,
+                [sys.executable, "-m", __name__, *_arguments(self._member, self._labels)], stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", start_new_session=True,
                 env=settings.environment(self._member), **HIDDEN,
             )  # fmt: skip
@@ -126,12 +129,13 @@ class Node:
             self._is_up.set()
 
 
-def _arguments(member: Membership) -> list[str]:
+def _arguments(member: Membership, labels: Mapping[str, str] = MappingProxyType({})) -> list[str]:
     arguments = [
         "start", "--block", f"--node-ip-address={member.address}", f"--node-name={member.node}",
         f"--object-store-memory={OBJECT_STORE_BYTES}", "--disable-usage-stats",
         f"--dashboard-agent-listen-port={AGENT_PORT if member.is_kuberay else 0}",
-        f"--temp-dir={settings.temp_folder()}", f"--labels={VERSION_LABEL}={_label()}",
+        f"--temp-dir={settings.temp_folder()}",
+        f"--labels={','.join(f'{key}={value}' for key, value in {VERSION_LABEL: _label(), **labels}.items())}",
         "--min-worker-port=0", "--max-worker-port=0",  # any
     ]  # fmt: skip
     if not member.is_head:

@@ -7,20 +7,28 @@ own link, and after each of its steps every door with news gets one `Step`, howe
 When the engine dies, every door is told how, and its connection ends: whoever had requests there resumes them by its
 own rules, here or elsewhere. A door that leaves, or says nothing, has its requests cancelled.
 
+Pictures and sound come before the requests that have them, and lie in a folder of this process, as long as the door
+wants them kept for its connection and a request needs them. Adapters are named by their digests.
+
 Invariants: no door sees a number, or news, of another's request; nothing that a door sends names a file of this
-machine.
+machine, or of another door.
 Does not: check API keys or count usage (doors do), or choose who computes what.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hmac
 import logging
+import secrets
 import ssl
+import tempfile
 import time
-from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, Protocol, cast
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, BinaryIO, Protocol, TypeVar, cast
 
 import msgspec
 
@@ -28,7 +36,7 @@ from localrun import __version__, framing, wire
 from localrun.cluster import frames
 from localrun.cluster.affinity import Digest
 from localrun.cluster.work import RUNNING_TOKENS, Work, prompt_of
-from localrun.errors import BadRequest, EngineDied, LocalrunError, Unauthorized, Unavailable
+from localrun.errors import BadRequest, DiskFull, EngineDied, LocalrunError, Unauthorized, Unavailable
 from localrun.server.engines.child import FrameBuffer
 from localrun.server.engines.link import EngineLink
 
@@ -42,6 +50,10 @@ MAX_HELLO_BYTES = 4096
 MAX_UNSENT_BYTES = 64 * 1024 * 1024
 # Digests of prompts that are remembered, which doors ask for every second.
 MAX_RECENT = 512
+# What a door's pictures and recordings take at most: doors have this limit for all of their requests.
+MAX_MEDIA_BYTES = 4 * 1024 * 1024 * 1024
+
+_Asked = TypeVar("_Asked", wire.Submit, wire.Embed, wire.Submit | wire.Embed, wire.Count)
 
 _log = logging.getLogger(__name__)
 
@@ -56,11 +68,21 @@ class Loan(Protocol):
 
 class Replica:
     """See the module. `borrow` loads the model if need be. `token` is the cluster's for frames, `app` the fingerprint
-    of what is computed here. Whoever made the supervisor hands its `on_step` and `on_ended` on."""
+    of what is computed here. Whoever made the supervisor hands its `on_step` and `on_ended` on. `adapters` are the
+    files of those that requests may have in effect, by digest."""
 
-    def __init__(self, borrow: Callable[[], Awaitable[Loan]], *, token: bytes, app: str) -> None:
+    def __init__(
+        self,
+        borrow: Callable[[], Awaitable[Loan]],
+        *,
+        token: bytes,
+        app: str,
+        adapters: Mapping[bytes, str] = MappingProxyType({}),
+        media_root: Path | None = None,
+    ) -> None:
         self._borrow = borrow
-        self.token, self.app = token, app
+        self.token, self.app, self.adapters = token, app, adapters
+        self.media_folder = tempfile.TemporaryDirectory(prefix="localrun-media-", dir=media_root)
         self._loan: Loan | None = None
         self._doors: set[_Door] = set()
         self._server: asyncio.Server | None = None
@@ -89,6 +111,7 @@ class Replica:
         if self._loan is not None:
             self._loan.release()
             self._loan = None
+        self.media_folder.cleanup()
 
     @property
     def n_requests(self) -> int:
@@ -193,6 +216,7 @@ class _Door(asyncio.Protocol):
         self._asking: set[asyncio.Task[None]] = set()
         self._deltas: list[wire.Delta] = []
         self._started: list[wire.Started] = []
+        self._media: dict[bytes, _Media] = {}
 
     @property
     def n_requests(self) -> int:
@@ -230,6 +254,8 @@ class _Door(asyncio.Protocol):
             task.cancel()
         for request in list(self._requests.values()):
             request.link.cancel(request.number)
+        for one in self._media.values():
+            one.forget()
 
     # --- from the door -------------------------------------------------------------------------------------------
 
@@ -238,6 +264,11 @@ class _Door(asyncio.Protocol):
             self._greet(message)
         elif isinstance(message, wire.Submit | wire.Embed):
             self._submit(message)
+        elif isinstance(message, frames.Bytes):
+            self._keep(message)
+        elif isinstance(message, frames.Forget):
+            if (one := self._media.pop(message.digest, None)) is not None:
+                one.forget()
         elif isinstance(message, wire.Cancel):
             request = self._requests.get(message.id)
             if request is not None:
@@ -266,11 +297,11 @@ class _Door(asyncio.Protocol):
             self.leave()
             return
         try:
-            _check_files(message)
             link = self._replica.link
             request = _Request(self, link, message)
             self._requests[message.id] = request
             self._numbers[request.number] = message.id
+            message = self._located(message, request.media)
             link.submit(msgspec.structs.replace(message, id=request.number), request)
             self._replica.note(prompt_of(message))
         except (EngineDied, Unavailable):
@@ -285,14 +316,45 @@ class _Door(asyncio.Protocol):
             )  # fmt: skip
             self._flush_refusals()
 
+    def _keep(self, piece: frames.Bytes) -> None:
+        one = self._media.get(piece.digest)
+        if one is None:
+            one = self._media[piece.digest] = _Media(self._replica.media_folder.name)
+        if one.write(piece) and sum(each.n_bytes for each in self._media.values()) > MAX_MEDIA_BYTES:
+            _log.warning("a door is sent away: its pictures and recordings take more than %d bytes", MAX_MEDIA_BYTES)
+            self.leave()
+
+    def _located(self, message: _Asked, used: list[_Media]) -> _Asked:
+        """The message with this machine's files, of which the media are `used` from now on. Raises BadRequest for what
+        is not here, and DiskFull."""
+
+        def here(media: wire.Media) -> wire.Media:
+            one = self._media.get(media.digest)
+            if one is None or not one.is_whole:
+                raise BadRequest("the door has not sent a picture or a recording of its request", field="messages")
+            used.append(one.taken())
+            return msgspec.structs.replace(media, path=str(one.path))
+
+        if isinstance(message, wire.Submit):
+            if message.draft_model_path:
+                raise BadRequest("draft models of single requests do not work in a cluster", field="draft_model")
+            adapters = self._replica.adapters
+            if any(each.digest not in adapters for each in message.adapters or ()):
+                raise BadRequest("this replica does not have an adapter of the request", field="model")
+            if message.adapters:
+                own = [msgspec.structs.replace(each, path=adapters[each.digest]) for each in message.adapters]
+                message = msgspec.structs.replace(message, adapters=tuple(own))
+        return frames.with_media(message, here)
+
     def _ask(self, work: Coroutine[Any, Any, None]) -> None:
         task = self._replica.spawn(work)
         self._asking.add(task)
         task.add_done_callback(self._asking.discard)
 
     async def _count(self, message: wire.Count) -> None:
+        used: list[_Media] = []
         try:
-            _check_files(message)
+            message = self._located(message, used)
             link = self._replica.link
             counted = await link.count(message.segments, is_prompt=message.is_prompt, wants_pieces=message.wants_pieces)
         except EngineDied:
@@ -301,6 +363,9 @@ class _Door(asyncio.Protocol):
             counted = wire.Counted(
                 id=0, error=error.message, error_code=error.code, retry_after_s=getattr(error, "retry_after_s", None)
             )
+        finally:
+            for one in used:
+                one.give_back()
         self._send(msgspec.structs.replace(counted, id=message.id))
 
     async def _clear(self, message: wire.ClearCache) -> None:
@@ -322,6 +387,7 @@ class _Door(asyncio.Protocol):
         request = self._requests.pop(door_id, None)
         if request is not None:
             self._numbers.pop(request.number, None)
+            request.give_back()
 
     def flush(self, step: wire.Step) -> None:
         """One step's news. What is about others stays here, but how many of them wait before whom."""
@@ -340,7 +406,8 @@ class _Door(asyncio.Protocol):
 
     def end(self, link: EngineLink) -> None:
         """The engine is gone. What it said before has been sent."""
-        self._requests.clear()
+        for door_id in list(self._requests):
+            self.forget(door_id)
         if link.end is not None:
             self._send(frames.Ended(end=link.end))
         self.leave()
@@ -392,6 +459,11 @@ class _Request:
         self.link, self.number = link, link.next_id()
         self._door, self._door_id = door, message.id
         self.work = Work(message)
+        self.media: list[_Media] = []
+
+    def give_back(self) -> None:
+        for one in self.media:
+            one.give_back()
 
     @property
     def record(self) -> _Request:
@@ -411,21 +483,51 @@ class _Request:
         return True  # the door decides
 
 
+class _Media:
+    """A picture or a recording: the file is gone as soon as the door does not want it kept, and no request has it."""
+
+    def __init__(self, folder: str) -> None:
+        self.path = Path(folder) / secrets.token_hex(8)
+        self.n_bytes = self._n_users = 0
+        self.is_whole = self._is_forgotten = False
+        self._problem: OSError | None = None
+        self._file: BinaryIO | None = None
+
+    def write(self, piece: frames.Bytes) -> bool:
+        """Whether it goes on. What cannot be written is said to the requests that have it."""
+        try:
+            if self._file is None:
+                self._file = self.path.open("xb")
+            self._file.write(piece.data)
+            self.n_bytes += len(piece.data)
+            if piece.is_last:
+                self._file.close()
+        except OSError as error:
+            self._problem = error
+        self.is_whole = piece.is_last
+        return self._problem is None
+
+    def taken(self) -> _Media:
+        """Raises DiskFull."""
+        if self._problem is not None:
+            raise DiskFull(f"a picture or a recording cannot be kept for an engine: {self._problem.strerror}")
+        self._n_users += 1
+        return self
+
+    def give_back(self) -> None:
+        self._n_users -= 1
+        self._end()
+
+    def forget(self) -> None:
+        self._is_forgotten = True
+        self._end()
+
+    def _end(self) -> None:
+        if self._is_forgotten and self._n_users <= 0:
+            with contextlib.suppress(OSError):
+                self.path.unlink()
+
+
 def _seen_by(own: dict[int, int], run: wire.KvRun) -> wire.KvRun:
     """Cells as a door sees them: whose they are, if they are its own; 0 is of nobody."""
     return msgspec.structs.replace(run, request_id=own.get(run.request_id, 0))
-
-
-def _check_files(message: wire.Submit | wire.Embed | wire.Count) -> None:
-    """Raises BadRequest for a message that names files: those of the door are not here."""
-    if isinstance(message, wire.Submit) and (message.draft_model_path or message.adapters):
-        raise BadRequest(
-            "draft models and adapters of single requests are not available in a cluster yet", field="model"
-        )
-    if isinstance(message, wire.Embed):
-        mixed = [one for one in message.inputs if isinstance(one, wire.Mixed)]
-        segments = [segment for one in mixed for segment in one.segments]
-    else:
-        segments = list(message.segments)
-    if any(segment.media is not None for segment in segments):
-        raise BadRequest("pictures and sound do not work in a cluster yet", field="messages")

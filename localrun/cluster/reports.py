@@ -27,6 +27,7 @@ from localrun import framing
 from localrun.cluster import settings
 from localrun.cluster.affinity import Cost
 from localrun.cluster.description import Description
+from localrun.cluster.placement import Has
 from localrun.errors import LocalrunError, NotSupported, Unavailable
 from localrun.processes import HIDDEN, last_words
 from localrun.server.engines.child import FrameBuffer
@@ -88,6 +89,12 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     is_head: bool
     n_cpus: float
     n_gpus: float
+    has: Has = Has()
+
+    @property
+    def files_address(self) -> str:
+        """Where it gives files of models, HOST:PORT; "" where it does not, or is gone."""
+        return f"{self.address}:{self.has.files_port}" if self.has.files_port and self.state != "dead" else ""
 
 
 class Event(msgspec.Struct, frozen=True):

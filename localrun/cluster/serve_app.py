@@ -15,21 +15,23 @@ import time
 from collections.abc import Sequence
 
 import msgspec
+import ray
 from ray import serve
 from ray.serve.config import RequestRouterConfig
 
 from localrun import ollama_environment, wire
 from localrun.cluster import settings as kept
 from localrun.cluster import tls
-from localrun.cluster.description import Description, found
+from localrun.cluster.catalogue import adapters_of, at_hand, neighbours
+from localrun.cluster.description import Description, use_of
+from localrun.cluster.placement import Has
 from localrun.cluster.replica import Replica
 from localrun.cluster.reports import ReplicaReport
 from localrun.cluster.router import PrefixRouter
 from localrun.cluster.view import Reporter
-from localrun.config import folders, model_dirs, models_folder
+from localrun.config import folders
 from localrun.errors import LocalrunError
 from localrun.hardware import kernels, thread_choice
-from localrun.models.storage import other_programs
 from localrun.models.storage.store import Store
 from localrun.server.engines.link import ENGINE_COMMAND, EngineLink
 from localrun.server.engines.resident import EngineLease
@@ -62,14 +64,19 @@ class Engine:
         self._member = kept.membership()
         settings = msgspec.structs.replace(ollama_environment.load(), keep_alive_s=-1)
         own = folders()
-        store = Store(models_folder(settings), model_dirs=model_dirs(settings), others=other_programs.found(own.cache))
-        model = await asyncio.to_thread(found, store, self._description)
+        store, said = Store.of(settings), self._description
+        model = await at_hand(store, said, neighbours(self._member, await asyncio.to_thread(self._others)))
+        media = kept.temp_folder().parent / "media"
+        media.mkdir(mode=0o700, parents=True, exist_ok=True)
         is_llama = self.command == ENGINE_COMMAND
 
         async def borrow() -> EngineLease:
-            return await self._supervisor.acquire(model.name, -1, load=self._description.load)
+            return await self._supervisor.acquire(model.name, -1, use_of(model.header), said.load)
 
-        self._replica = Replica(borrow, token=kept.frames_token(), app=self._description.fingerprint)
+        self._replica = Replica(
+            borrow, token=kept.frames_token(), app=said.fingerprint, media_root=media,
+            adapters=await asyncio.to_thread(adapters_of, store, said, model),
+        )  # fmt: skip
         self._supervisor = Supervisor(
             settings, store, command=self.command, on_step=self._on_step, on_loaded=lambda link: None,
             on_ended=self._replica.on_ended, threads_file=own.cache / thread_choice.FILE_NAME,
@@ -84,6 +91,12 @@ class Engine:
         except BaseException:
             await self._supervisor.stop()
             raise
+
+    def _others(self) -> list[str]:
+        """Where the other nodes give their files."""
+        nodes = [node for node in ray.nodes() if node["Alive"] and node.get("NodeName") != self._member.node]
+        ports = [(node["NodeManagerAddress"], Has.of(node.get("Labels", {})).files_port) for node in nodes]
+        return [f"{address}:{port}" for address, port in ports if port]
 
     def reconfigure(self, said: dict[str, object]) -> None:
         """By Serve, with the description that `__init__` was given: it is there for whoever asks Serve what it runs."""

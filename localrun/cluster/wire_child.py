@@ -13,7 +13,9 @@ from __future__ import annotations
 import asyncio
 import ssl
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import NamedTuple, cast
 
 from localrun import framing, wire
@@ -21,6 +23,9 @@ from localrun.cluster import frames
 from localrun.server.engines.child import End, EndKind, FrameBuffer
 
 CONNECT_TIMEOUT_S = 5.0
+# Pictures and recordings that a replica keeps for this connection, in which conversations send them again each turn.
+MEDIA_BYTES = 256 * 1024 * 1024
+PIECE_BYTES = 1024 * 1024
 
 
 class Address(NamedTuple):
@@ -53,6 +58,8 @@ class WireChild(asyncio.Protocol):
         self._heard_at_s = time.monotonic()
         self._beats: asyncio.TimerHandle | None = None
         self._verdict: End | None = None
+        self._has_media: OrderedDict[bytes, int] = OrderedDict()
+        self._sending_media = asyncio.Lock()
 
     @property
     def pid(self) -> int | None:
@@ -78,6 +85,28 @@ class WireChild(asyncio.Protocol):
 
     async def writable(self) -> None:
         await self._writable.wait()
+
+    async def bring(self, media: Sequence[wire.Media]) -> None:
+        """Right before a message with them: the replica has the bytes then. Raises OSError for a file that is gone."""
+        async with self._sending_media:
+            for one in media:
+                if one.digest not in self._has_media:
+                    await self._send_file(one)
+                self._has_media.move_to_end(one.digest)
+            for digest in list(self._has_media)[: -len(media)]:
+                if sum(self._has_media.values()) <= MEDIA_BYTES:
+                    break
+                del self._has_media[digest]
+                self._send(frames.Forget(digest))
+
+    async def _send_file(self, media: wire.Media) -> None:
+        content = await asyncio.to_thread(Path(media.path).read_bytes)
+        for start in range(0, max(1, len(content)), PIECE_BYTES):
+            piece = content[start : start + PIECE_BYTES]
+            is_last = start + PIECE_BYTES >= len(content)
+            self._send(frames.Bytes(digest=media.digest, data=piece, is_last=is_last))
+            await self.writable()
+        self._has_media[media.digest] = len(content)
 
     def kill(self) -> None:
         if self._transport is not None:

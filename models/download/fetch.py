@@ -14,7 +14,7 @@ import concurrent.futures
 import contextlib
 import os
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import httpx2
@@ -114,8 +114,10 @@ async def fetch(
     client: httpx2.AsyncClient,
     limits: FetchLimits = _USUAL_LIMITS,
     progress: Progress = _NO_PROGRESS,
+    source: Callable[[Item], RangeClient] | None = None,
 ) -> None:
-    """Returns when every item is at its target, verified.
+    """Returns when every item is at its target, verified. `source` is asked for the ranges of an item, instead of its
+    own address.
 
     What is there already is not transferred again: a finished target, and the finished parts of an unfinished one. An
     item that another process is fetching is waited for. Of items with the same target the first counts. Cancelling the
@@ -132,7 +134,8 @@ async def fetch(
         await asyncio.get_running_loop().run_in_executor(
             executor, lambda: check_disk(by_target.values(), reserve_bytes=limits.reserve_bytes)
         )
-        shared = Shared(client, limits, Throttle(limits), executor, progress)
+        source = source or (lambda item: RangeClient(item, client, limits))
+        shared = Shared(client, limits, Throttle(limits), executor, progress, source)
         await all_or_first_error(Transfer(item, shared).run() for item in by_target.values())
     finally:
         executor.shutdown(wait=False)

@@ -43,6 +43,7 @@ class FetchLimits:
 
     A part is what one request asks for. A request that ends early is sent again for what is missing; `retries` counts
     failures in a row of one part, and a failure after `progress_bytes` or more of new data starts the count anew.
+    Parts are asked for in their order, or in any, so that those who fetch the same can give each other what they have.
     `record_bytes` is the most that a killed process has to transfer again per connection; `sync_bytes` the most that a
     power cut may cost. `reserve_bytes` of the disk stay free.
     """
@@ -59,6 +60,7 @@ class FetchLimits:
     longest_wait_s: float = 300.0
     stall_s: float = 30.0
     reserve_bytes: int = 256 * MIB
+    is_in_order: bool = True
 
 
 class Progress(Protocol):

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple, TypeVar
 import httpx2
 
 from localrun.errors import DownloadFailed
-from localrun.models.download.plan import FetchLimits, Progress
-from localrun.models.download.ranges import PassingFailure, backoff_s
+from localrun.models.download.plan import FetchLimits, Item, Progress
+from localrun.models.download.ranges import PassingFailure, RangeClient, backoff_s
 
 
 async def all_or_first_error(jobs: Iterable[Coroutine[Any, Any, None]]) -> None:
@@ -100,6 +100,7 @@ class Shared(NamedTuple):
     throttle: Throttle
     executor: Executor
     progress: Progress
+    source: Callable[[Item], RangeClient]
 
     async def in_thread(self, work: Callable[[], _T], stop: threading.Event | None = None) -> _T:
         """Waits for the work even when cancelled (`stop` is set then): no file is closed under a thread that writes."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import random
 import threading
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -84,6 +85,8 @@ class PartDownloads:
         """Raises ContentChanged, and what `fetch` does."""
         self._advance()
         parts = split(self._partial.missing(), self._shared.limits.part_bytes)
+        if not self._shared.limits.is_in_order:
+            random.shuffle(parts)
         await all_or_first_error([self._fill_part(part) for part in parts])
         await self._shared.in_thread(self._partial.sync)
 
@@ -216,7 +219,7 @@ class Transfer:
         self._item = item
         self._shared = shared
         self._size_bytes = item.size_bytes
-        self._ranges = RangeClient(item, shared.client, shared.limits)
+        self._ranges = shared.source(item)
         self._partial: Partial | None = None
         self._n_reported_bytes = -1
 

@@ -107,13 +107,15 @@ def open_regular(path: Path) -> BinaryIO:
 
 
 @contextmanager
-def open_model_file(path: Path, limit_bytes: int = MAX_HEADER_BYTES) -> Iterator[BoundedReader]:
-    """A reader at the start of a regular file.
+def open_model_file(
+    path: Path, limit_bytes: int = MAX_HEADER_BYTES, *, size_bytes: int | None = None
+) -> Iterator[BoundedReader]:
+    """A reader at the start of a regular file, or of what is here of one of `size_bytes`.
 
     Raises BadModelFile, also for what the operating system reports.
     """
     try:
         with open_regular(path) as file:
-            yield BoundedReader(path, file, os.fstat(file.fileno()).st_size, limit_bytes)
+            yield BoundedReader(path, file, size_bytes or os.fstat(file.fileno()).st_size, limit_bytes)
     except OSError as error:
         raise BadModelFile(f"{path.name} cannot be read: {error.strerror or error}") from error

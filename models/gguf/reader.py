@@ -11,6 +11,9 @@ cannot run as a language model by themselves are refused by name where a model i
 all but the first file of a split model. With the first come all others, which llama.cpp finds by its name,
 `NAME-00001-of-00003.gguf` (`llama_split_path`); the limits are for all of them together.
 
+A *card* is a file's beginning, up to its tensors' data (`card_bytes`): all that is read here, and nothing that an
+engine could load.
+
 Does not: judge whether the vocabulary makes sense. That is found out when the engine process loads the file.
 """
 
@@ -145,27 +148,36 @@ _SCALARS: dict[int, tuple[str, str]] = {
 }  # fmt: skip
 
 
-def read_header(path: Path, *, kind: str = FileKind.MODEL) -> Header:
+def read_header(path: Path, *, kind: str = FileKind.MODEL, sizes: Mapping[str, int] | None = None) -> Header:
     """The checked header of a model file, and of all files of a split model whose first file it is.
 
     `kind` is what the file has to be: a model, or a part for one (adapter, projector), which has no dimensions. What a
-    projector needs instead is checked by projectors.py. A control vector counts as an adapter.
+    projector needs instead is checked by projectors.py. A control vector counts as an adapter. With `sizes`, the bytes
+    of whole files by the names that they have here, these are cards.
     Raises BadModelFile that names the file and what is wrong with it.
     """
-    return _header(path, frozenset({kind}) if kind != FileKind.ADAPTER else ADAPTERS)
+    return _header(path, frozenset({kind}) if kind != FileKind.ADAPTER else ADAPTERS, sizes or {})
 
 
 def read_named(path: Path) -> Header:
     """As `read_header`, of whatever may have a name: a model or an adapter."""
-    return _header(path, ADAPTERS | {FileKind.MODEL})
+    return _header(path, ADAPTERS | {FileKind.MODEL}, {})
 
 
-def _header(path: Path, kinds: frozenset[str]) -> Header:
-    budget = _Budget()
+def card_bytes(path: Path) -> int:
+    """How long the card of a file is, of any kind. Raises BadModelFile."""
     with open_model_file(path) as reader:
+        parser = _Parser(reader, _MODEL, _Budget())
+        parser.tensors(parser.beginning()[1], set())
+        return reader.position
+
+
+def _header(path: Path, kinds: frozenset[str], sizes: Mapping[str, int]) -> Header:
+    budget = _Budget()
+    with open_model_file(path, size_bytes=sizes.get(path.name)) as reader:
         header = _Parser(reader, kinds, budget).header(path)
     split = split_of(header.metadata)
-    return header if split is None or header.kind != FileKind.MODEL else _joined(header, split, budget)
+    return header if split is None or header.kind != FileKind.MODEL else _joined(header, split, budget, sizes)
 
 
 def first_entries(content: bytes) -> dict[str, Value]:
@@ -176,7 +188,7 @@ def first_entries(content: bytes) -> dict[str, Value]:
     return parser.metadata
 
 
-def _joined(first: Header, split: Split, budget: _Budget) -> Header:
+def _joined(first: Header, split: Split, budget: _Budget, sizes: Mapping[str, int]) -> Header:
     """The header of a model in several files. Raises BadModelFile."""
     paths = shard_paths(first.path, split)
     missing = [path.name for path in paths[1:] if not path.exists()]
@@ -189,7 +201,7 @@ def _joined(first: Header, split: Split, budget: _Budget) -> Header:
     tensors, size_bytes = list(first.tensors), first.size_bytes
     names = {tensor.name for tensor in tensors}
     for number, path in enumerate(paths[1:], start=1):
-        with open_model_file(path, budget.header_bytes) as reader:
+        with open_model_file(path, budget.header_bytes, size_bytes=sizes.get(path.name)) as reader:
             tensors += _Parser(reader, _MODEL, budget).shard(split._replace(number=number), names)
             size_bytes += reader.size_bytes
     if len(tensors) != split.n_tensors:
@@ -230,7 +242,7 @@ class _Parser:
         if FileKind.MODEL in self._kinds and is_model and split and (problem := shard_problem(path, split)):
             self._reader.fail(problem)
         architecture = self._architecture(metadata)
-        tensors, data_offset = self._tensors(n_tensors, self._alignment(metadata), set())
+        tensors, data_offset = self.tensors(n_tensors, set())
         if is_model and (problem := dimension_problem(architecture, metadata)):
             self._reader.fail(f"cannot be used: {problem}")
         if FileKind.PROJECTOR in self._kinds and (problem := projectors.problem(metadata, tensors)):
@@ -252,7 +264,7 @@ class _Parser:
         # As in llama.cpp, only the first file has to know how many tensors there are.
         if metadata.get("split.no") != expected.number or metadata.get("split.count") != expected.n_shards:
             self._reader.fail(f"does not say that it is file {expected.number + 1} of {expected.n_shards} of its model")
-        return self._tensors(n_tensors, self._alignment(metadata), names)[0]
+        return self.tensors(n_tensors, names)[0]
 
     def beginning(self) -> tuple[int, int]:
         """The version and the number of tensors; fills `metadata`."""
@@ -371,21 +383,21 @@ class _Parser:
             self._reader.fail(f"is no {min(self._kinds)} but a {kind[:40]}")
         return architecture
 
-    def _alignment(self, metadata: dict[str, Value]) -> int:
-        alignment = metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
+    def _alignment(self) -> int:
+        alignment = self.metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
         if not isinstance(alignment, int) or alignment <= 0 or alignment & (alignment - 1):
             self._reader.fail(f"has the alignment {str(alignment)[:40]}, which is not a power of two")
         return alignment
 
     # --- tensors ----------------------------------------------------------------------------------------------------
 
-    def _tensors(self, n_tensors: int, alignment: int, names: set[str]) -> tuple[tuple[TensorInfo, ...], int]:
+    def tensors(self, n_tensors: int, names: set[str]) -> tuple[tuple[TensorInfo, ...], int]:
         """Tensor descriptions, and where the data begins. Takes the header's bytes off the budget.
 
         Offsets in the file must follow each other without gaps, as llama.cpp requires.
         """
         described = []
-        expected = 0
+        alignment, expected = self._alignment(), 0
         for _ in range(n_tensors):
             name = self._name("a tensor's name", MAX_TENSOR_NAME_BYTES)
             if name in names:

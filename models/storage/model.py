@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from localrun.config import LoadSettings
-from localrun.errors import BadModelFile
+from localrun.errors import BadModelFile, ModelNotFound
 from localrun.file_stamp import FileStamp
 from localrun.models.fallback_template import fallback_template, name_of
 from localrun.models.gguf import projectors
@@ -30,13 +30,15 @@ from localrun.models.storage.manifest import Manifest, Message, Role, Source, St
 
 
 class Origin(StrEnum):
-    """How the store came to a model. `foreign` files lie in a folder that somebody else keeps, `path` ones anywhere."""
+    """How the store came to a model. `foreign` files lie in a folder that somebody else keeps, `path` ones anywhere;
+    of a `cluster`'s only the cards are here (`Store.cards`)."""
 
     BUILT_IN = "built-in"
     PATH = "path"
     FOLDER = "folder"
     FOREIGN = "foreign"
     MANIFEST = "manifest"
+    CLUSTER = "cluster"
 
 
 class OwnAdapter(NamedTuple):
@@ -99,6 +101,14 @@ class Model:
             digest.update(msgspec.json.encode(getattr(self.manifest, field), order="sorted"))
         digest.update(self.draft.encode())
         return digest.hexdigest()
+
+    def check_here(self) -> None:
+        """Raises ModelNotFound for a model whose weights are on other machines."""
+        if self.origin is Origin.CLUSTER:
+            raise ModelNotFound(
+                self.name,
+                "the cluster runs it, and its files are on other machines; pull it here, or copy them",
+            )
 
     @property
     def full_name(self) -> str:

@@ -102,6 +102,8 @@ class Store:
         self._held_lock = threading.Lock()
         self._files = ModelFiles()
         self._no_projectors = no_projectors
+        # What a cluster runs and this machine has not, by its name: asked last, and replaced as a whole.
+        self.cards: Mapping[ManifestKey, Model | NamedAdapter] = {}
 
     @classmethod
     def of(cls, settings: Settings, environ: Mapping[str, str] = os.environ, *, no_projectors: str = "") -> Store:
@@ -234,6 +236,8 @@ class Store:
 
     def adapter_sha256(self, file: StoredFile) -> str:
         """64 hex digits of the content of an adapter that a manifest names. Raises BadModelFile."""
+        if file.digest and file.place is not Place.FILE:
+            return file.digest.removeprefix("sha256:")
         path = self.path_of(file)
         return content_sha256(file, path, self.sound_file(path, FileKind.ADAPTER).header)
 
@@ -333,9 +337,12 @@ class Store:
                 except BadModelFile as error:
                     problem = error.message
             found = self._named(wanted, self._foreign_files())
-        if found is None and problem:
+        if found is not None:
+            return self._load(*found)
+        card = self.cards.get(ManifestKey.of(wanted.text))
+        if card is None and problem:
             raise ModelNotFound(wanted.text, problem)
-        return None if found is None else self._load(*found)
+        return card
 
     def ollama_named(self, wanted: ModelName) -> Iterator[tuple[OllamaStore, Path]]:
         """The manifests that Ollama has of a name, sound or not."""
@@ -392,6 +399,9 @@ class Store:
             problem = model_files.problem_of_folder(folder)
             if problem:
                 unusable.append(DamagedFile(folder, problem))
+        if self.cards:
+            names = set(map(ManifestKey.of, known))
+            known |= {card.name: card for key, card in self.cards.items() if key not in names}
         yield from sorted(known.values(), key=lambda model: model.name)
         yield from sorted(unusable)
 

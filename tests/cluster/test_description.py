@@ -12,7 +12,9 @@ import pytest
 from localrun.cluster.description import Description, app_name, contents_of, described, found
 from localrun.cluster.scaling import Scale
 from localrun.config import NOTHING_ASKED, LoadSettings
-from localrun.errors import Conflict, ModelNotFound
+from localrun.errors import BadRequest, Conflict, ModelNotFound
+from localrun.models import naming
+from localrun.models.storage.manifest import Source
 from localrun.models.storage.store import Store
 
 
@@ -58,3 +60,32 @@ def test_names_of_apps_tell_models_apart_and_hold_nothing_odd() -> None:
 def test_copies_have_the_same_contents(models_dir: Path) -> None:
     store = Store(models_dir)
     assert contents_of(store, store.resolve("alpha")) == contents_of(store, store.resolve("beta"))
+
+
+def test_what_a_description_says_holds_on_every_machine(models_dir: Path, tmp_path: Path) -> None:
+    store = Store(models_dir)
+    naming.copy(store, "alpha", "mine")
+    naming.copy(store, "alpha", "pulled")
+    pulled = store.resolve("pulled").manifest
+    assert pulled is not None
+    naming.point(store, "pulled", msgspec.structs.replace(pulled, source=Source(kind="hub", repo="a/b"), system="hi"))
+    said = {name: described(store, name, NOTHING_ASKED, 0).files for name in ("alpha", "mine", "pulled")}
+    manifests = {name: one.manifest for name, one in said.items() if one is not None}
+    assert [one.source.kind for one in manifests.values()] == ["cluster", "cluster", "hub"]
+    assert len({(file.digest, file.path) for one in manifests.values() for file in one.files}) == 1
+    assert str(models_dir) not in msgspec.json.encode(manifests).decode()
+    assert manifests["pulled"].system == "hi"
+
+
+def test_texts_that_are_too_long_for_every_report_are_left_out_or_refused(models_dir: Path) -> None:
+    store = Store(models_dir)
+    naming.copy(store, "alpha", "mine")
+    mine = store.resolve("mine").manifest
+    assert mine is not None
+    naming.point(store, "mine", msgspec.structs.replace(mine, licence_text="x" * 200_000))
+    files = described(store, "mine", NOTHING_ASKED, 0).files
+    assert files is not None
+    assert files.manifest.licence_text == ""
+    naming.point(store, "mine", msgspec.structs.replace(mine, system="x" * 200_000))
+    with pytest.raises(BadRequest, match="the system prompt, messages and template of 'mine' have 2"):
+        described(store, "mine", NOTHING_ASKED, 0)

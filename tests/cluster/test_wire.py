@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import os
+import shutil
 import signal
 import struct
 import time
 from collections.abc import AsyncIterator
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
 from localrun import framing, wire
-from localrun.cluster import frames, replica
+from localrun.cluster import frames, replica, wire_child
 from localrun.cluster.affinity import DIGEST_BYTES
 from localrun.cluster.replica import MAX_RECENT, Replica
 from localrun.cluster.wire_child import Address, WireChild
@@ -264,8 +268,11 @@ async def test_nobody_there_is_an_engine_that_cannot_be_started(doors: Doors, le
     ("name", "fields"),
     [
         ("draft models", {"draft_model_path": "/etc/passwd"}),
-        ("adapters", {"adapters": (wire.Adapter("/etc/passwd", b"x"),)}),
-        ("pictures", {"segments": (wire.Segment("", media=wire.Media(wire.MediaKind.IMAGE, "/etc/passwd", b"x")),)}),
+        ("does not have an adapter", {"adapters": (wire.Adapter("/etc/passwd", b"x"),)}),
+        (
+            "not sent a picture",
+            {"segments": (wire.Segment("", media=wire.Media(wire.MediaKind.IMAGE, "/etc/passwd", b"x")),)},
+        ),
     ],
 )
 async def test_files_of_the_door_are_not_opened(doors: Doors, name: str, fields: dict[str, object]) -> None:
@@ -276,6 +283,112 @@ async def test_files_of_the_door_are_not_opened(doors: Doors, name: str, fields:
     assert name in (last.error_message or "")
     again, _ = ask(link)
     assert (await again.finished()).finish is wire.Finish.LENGTH
+
+
+# --- pictures and sound -----------------------------------------------------------------------------------------------
+
+
+class Seen:
+    """A door's connection to a replica whose engine is told of pictures."""
+
+    def __init__(self, lent: Lent, doors: Doors, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._lent, self._doors = lent, doors
+        self.bytes_sent: list[bytes] = []
+        self.seen: list[bytes] = []
+        send, submit = WireChild._send, EngineLink.submit
+        monkeypatch.setattr(WireChild, "_send", lambda child, message: (self._note(message), send(child, message))[1])
+
+        def engine(link: EngineLink, message: wire.Submit, sink: Sink) -> None:
+            if link is lent.link:
+                self.seen += [Path(media.path).read_bytes() for media in frames.media_of(message)]
+                message = msgspec.structs.replace(message, segments=(wire.Segment("x"),))
+            submit(link, message, sink)
+
+        monkeypatch.setattr(EngineLink, "submit", engine)
+
+    def _note(self, message: object) -> None:
+        if isinstance(message, frames.Bytes):
+            self.bytes_sent.append(message.data)
+
+    async def open(self) -> None:
+        def new_child(**told: Any) -> WireChild:
+            self.child = WireChild(Address("127.0.0.1", self._doors.port, "node2"), HELLO, **told)
+            return self.child
+
+        self.link = EngineLink(
+            model="m", command=(), on_step=lambda *_: None, on_end=lambda _: None, new_child=new_child
+        )
+        self._doors.links.append(self.link)
+        await self.link.open(OPEN, PATIENCE_S)
+
+    async def ask(self, *media: wire.Media, n_predict: int = 2) -> Sink:
+        segments = tuple(wire.Segment("", media=one) for one in media)
+        if media:
+            await self.child.bring(media)
+        sink, _ = ask(self.link, segments=segments, n_predict=n_predict)
+        return sink
+
+    @property
+    def files(self) -> list[Path]:
+        return list(Path(self._lent.replica.media_folder.name).iterdir())
+
+
+@pytest.fixture
+async def seen(lent: Lent, doors: Doors, monkeypatch: pytest.MonkeyPatch) -> Seen:
+    seen = Seen(lent, doors, monkeypatch)
+    await seen.open()
+    return seen
+
+
+def picture(folder: Path, content: bytes) -> wire.Media:
+    path = folder / f"picture-{content[:8].hex()}"
+    path.write_bytes(content)
+    return wire.Media(wire.MediaKind.IMAGE, str(path), hashlib.sha256(content).digest())
+
+
+def contents(*media: wire.Media) -> list[bytes]:
+    return [Path(one.path).read_bytes() for one in media]
+
+
+async def test_a_picture_goes_once_and_stays_as_long_as_the_door_is_there(
+    seen: Seen, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wire_child, "PIECE_BYTES", 1000)
+    one, other, empty = (picture(tmp_path, content) for content in (b"first" * 700, b"other" * 10, b""))
+    for media in ((one,), (one, other), (other, one, empty)):
+        await (await seen.ask(*media)).finished()
+    assert seen.seen == contents(one, one, other, other, one, empty)
+    assert [len(data) for data in seen.bytes_sent] == [1000, 1000, 1000, 500, 50, 0]
+    assert len(seen.files) == 3
+    await seen.link.stop()
+    await until(lambda: not seen.files)
+
+
+async def test_what_is_not_asked_for_again_makes_room(
+    seen: Seen, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wire_child, "MEDIA_BYTES", 1000)
+    media = [picture(tmp_path, bytes([number]) * 400) for number in range(5)]
+    running = await seen.ask(media[0], n_predict=1500)  # its picture stays as long as it runs
+    for one in media[1:]:
+        await (await seen.ask(one)).finished()
+    assert len(seen.files) == 3
+    await (await seen.ask(media[0])).finished()
+    assert seen.bytes_sent.count(bytes(400)) == 2
+    assert seen.seen == contents(*media, media[0])
+    # More than is kept, all at once.
+    await (await seen.ask(*media)).finished()
+    await running.finished()
+    await (await seen.ask(media[4])).finished()
+    await until(lambda: len(seen.files) <= 2)
+
+
+async def test_a_picture_that_cannot_be_kept_fails_its_request_alone(seen: Seen, lent: Lent, tmp_path: Path) -> None:
+    shutil.rmtree(lent.replica.media_folder.name)
+    last = await (await seen.ask(picture(tmp_path, b"first"))).finished()
+    assert (last.error_code, last.finish) == ("disk_full", wire.Finish.ERROR)
+    assert "a picture or a recording cannot be kept" in (last.error_message or "")
+    assert (await (await seen.ask()).finished()).finish is wire.Finish.LENGTH
 
 
 # --- by hand ----------------------------------------------------------------------------------------------------------

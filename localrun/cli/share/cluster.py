@@ -26,7 +26,7 @@ from localrun.cli.arguments import complete_here, load_settings
 from localrun.cli.daemon import daemon_version
 from localrun.cli.serve import run_daemon
 from localrun.cli.text import print_json, progress, say, table
-from localrun.config import LoadSettings, Settings, folders, model_dirs, models_folder
+from localrun.config import LoadSettings, Settings
 from localrun.errors import PortBusy, Unavailable
 
 if TYPE_CHECKING:
@@ -51,15 +51,15 @@ def cluster_command() -> None:
     Each machine runs whole models. A request goes to the replica that has the least to compute for it, which is often
     the one that knows its beginning. When a machine is lost, its streams pause and go on on another one.
 
-    `up` on the first machine names a file with the cluster's token. Copy it to each other machine, pull the models
-    there, and `join`. Whoever has the token can run any program on every node. Nothing is done without it, and what
-    machines say to each other is encrypted; still, Ray listens on all interfaces of a node, so let only the nodes reach
-    each other there, and clients only those that take requests.
+    `up` on the first machine names a file with the cluster's token. Copy it to each other machine, and `join`. Models
+    come from the nodes that have them. Whoever has the token can run any program on every node. Nothing is done without
+    it, and what machines say to each other is encrypted; still, Ray listens on all interfaces of a node, so let only
+    the nodes reach each other there, and clients only those that take requests.
 
     API keys are made on the head (`localrun key`), and hold at all doors. When the head comes back, nodes join it again
     and models are deployed again.
 
-    Not yet: pictures and sound, adapters and draft models of single requests, and models fetched from another node.
+    Not yet: draft models of single requests.
 
     All machines need Ray: pip install 'localrun[cluster]'.
     """
@@ -122,7 +122,7 @@ def join(
 ) -> None:  # fmt: skip
     """Give this machine's processors, GPUs and models to a cluster, until Ctrl-C.
 
-    A model has to be pulled on each node that is to run it.
+    It gets from other nodes the models that it is to run and does not have.
     """
     from localrun.cluster import settings as kept
 
@@ -165,19 +165,21 @@ def join(
 )  # fmt: skip
 @click.option("--slots", type=click.IntRange(1, 256), help="Requests that each replica runs at once.")
 @click.option("--num-ctx", type=click.IntRange(1), help="Tokens of context of each request.")
+@click.option(
+    "--adapter", "adapters", multiple=True, metavar="NAME",
+    help="Adapter that requests may ask for, as MODEL+NAME; several times for several (default: all here that fit).",
+)  # fmt: skip
 def deploy(
     model: str, n_replicas: int | None, least: int | None, most: int | None, n_gpus: float, slots: int | None,
-    num_ctx: int | None,
+    num_ctx: int | None, adapters: tuple[str, ...],
 ) -> None:  # fmt: skip
-    """Run a model in the cluster.
+    """Run a model of this machine in the cluster.
 
-    Without GPUs a node runs one replica of a model. Pictures, sound, and adapters and draft models of single requests
-    do not work in a cluster yet.
+    Without GPUs a node runs one replica of a model. Draft models of single requests do not work in a cluster.
     """
     from localrun.cluster import reports
     from localrun.cluster.description import described
     from localrun.cluster.scaling import Scale
-    from localrun.models.storage import other_programs
     from localrun.models.storage.store import Store
 
     if most is None and least is not None:
@@ -190,14 +192,12 @@ def deploy(
     # An app that may have none begins with one, which shows that it can be run.
     n_replicas = n_replicas if n_replicas is not None else 1 if scale is None else max(1, scale.least)
     reports.require_ray()
-    settings = load_settings({})
-    others = other_programs.found(folders().cache)
-    store = Store(models_folder(settings), model_dirs=model_dirs(settings), others=others)
+    store = Store.of(load_settings({}))
     if n_replicas == 0:
         list(reports.ask(reports.Undeploy(model=store.meant(model).text)))
         say(f"the cluster does not run {model} any more; what runs ends in peace")
         return
-    description = described(store, model, LoadSettings(slots=slots, num_ctx=num_ctx), n_gpus, scale)
+    description = described(store, model, LoadSettings(slots=slots, num_ctx=num_ctx), n_gpus, scale, adapters)
     asked = reports.Deploy(description=description, n_replicas=n_replicas, wait_s=DEPLOY_WAIT_S)
     app, shown = None, ""
     for report in reports.ask(asked):
@@ -272,6 +272,7 @@ def _held(member: Membership, token: str) -> Iterator[Node]:
     """While this machine is in the cluster."""
     from localrun.cluster import reports
     from localrun.cluster import settings as kept
+    from localrun.cluster.catalogue import giving
     from localrun.cluster.nodes import Node
 
     reports.require_ray()
@@ -280,7 +281,7 @@ def _held(member: Membership, token: str) -> Iterator[Node]:
     try:
         if member.is_head:
             kept.check_port(member.head)
-        with Node(member) as node:
+        with giving(member, load_settings({})) as has, Node(member, has.labels) as node:
             yield node
     finally:
         kept.forget()

@@ -311,6 +311,7 @@ class Supervisor:
         """In a thread: reads the disk."""
         evidence = self._store.evidence(name)
         model = self._store.resolve(name)
+        model.check_here()
         evidence = evidence.joined(adapters.evidence(self._store, self._settings, model))
         model = adapters.opened(self._store, self._settings, model)
         files = Evidence.of(model.files)

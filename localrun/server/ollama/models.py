@@ -242,7 +242,8 @@ def _source(model: Model | NamedAdapter) -> str:
         folder = Path(source.file) if model.manifest else Path(source.file).parent
         return f"{source.repo} {folder}".strip()
     named = source.repo or source.file
-    return named if source.kind in ("hub", "registry") else source.kind
+    is_here = model.origin != Origin.CLUSTER
+    return (named if source.kind in ("hub", "registry") else source.kind) if is_here else Origin.CLUSTER.value
 
 
 def _ps_row(engines: Sequence[EngineRow], model: Model) -> PsRow:
@@ -390,10 +391,11 @@ def _parameters(model: Model, n_ctx: int | None) -> str:
 
 
 def _modelfile(model: Model, licence: str, caller: Caller) -> str:
+    is_elsewhere = model.origin is Origin.CLUSTER
     return modelfile.write(
-        base=str(model.path) if caller.is_admin else model.name,
-        projector=_where(model.projector, caller) if model.projector else "",
-        adapters=[_where(adapter.path, caller) for adapter in model.adapters],
+        base=model.name if is_elsewhere or not caller.is_admin else str(model.path),
+        projector=_where(model.projector, caller) if model.projector and not is_elsewhere else "",
+        adapters=[] if is_elsewhere else [_where(adapter.path, caller) for adapter in model.adapters],
         draft=model.draft if caller.may_use_model(model.draft) else "",
         template=model.template,
         parameters=model.parameters,
