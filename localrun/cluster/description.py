@@ -118,7 +118,7 @@ def _together(digests: Sequence[str]) -> str:
 
 
 def described(
-    store: Store, name: str, load: LoadSettings, n_gpus: float, scale: Scale | None = None, adapters: Sequence[str] = ()
+    store: Store, name: str, load: LoadSettings, n_gpus: float, adapters: Sequence[str] = (), scale: Scale | None = None
 ) -> Description:
     """Of a model of this machine, with all adapters that fit it, or those of these names. Raises what the store raises
     for a name, BadRequest for an adapter that does not fit, and Conflict."""

@@ -209,7 +209,8 @@ def ask(request: ToBridge) -> Iterator[ClusterReport | Done]:
                 said = decode_from_bridge(body)
                 if isinstance(said, Failed):
                     raise Unavailable(said.message)
-                yield said
+                if not isinstance(said, Chosen):
+                    yield said
                 if isinstance(said, Done):
                     return
             log.seek(0)
@@ -254,7 +255,8 @@ class Watch:
         self._stdin.write(framing.encode(Choose(id=number, app=app, first=first, costs=dict(costs))))
         try:
             async with asyncio.timeout(CHOICE_S):
-                return await choice
+                chosen: str = await choice
+                return chosen
         except TimeoutError:
             self._left_alone_until_s = loop.time() + LEFT_ALONE_S
             return ""

@@ -197,7 +197,7 @@ def deploy(
         list(reports.ask(reports.Undeploy(model=store.meant(model).text)))
         say(f"the cluster does not run {model} any more; what runs ends in peace")
         return
-    description = described(store, model, LoadSettings(slots=slots, num_ctx=num_ctx), n_gpus, scale, adapters)
+    description = described(store, model, LoadSettings(slots=slots, num_ctx=num_ctx), n_gpus, adapters, scale)
     asked = reports.Deploy(description=description, n_replicas=n_replicas, wait_s=DEPLOY_WAIT_S)
     app, shown = None, ""
     for report in reports.ask(asked):
