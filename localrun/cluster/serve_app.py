@@ -13,6 +13,7 @@ import asyncio
 import os
 import time
 from collections.abc import Sequence
+from typing import Annotated
 
 import msgspec
 import ray
@@ -23,13 +24,13 @@ from localrun import ollama_environment, wire
 from localrun.cluster import settings as kept
 from localrun.cluster import tls
 from localrun.cluster.catalogue import adapters_of, at_hand, neighbours
-from localrun.cluster.description import Description, use_of
+from localrun.cluster.description import Description, described, use_of
 from localrun.cluster.placement import Has
 from localrun.cluster.replica import Replica
 from localrun.cluster.reports import ReplicaReport
 from localrun.cluster.router import PrefixRouter
 from localrun.cluster.view import Reporter
-from localrun.config import folders
+from localrun.config import LoadSettings, folders
 from localrun.errors import LocalrunError
 from localrun.hardware import kernels, thread_choice
 from localrun.models.storage.store import Store
@@ -163,3 +164,20 @@ def build(description: Description, n_replicas: int, engine: type[Engine] = Engi
     # Between what is the same to replicas Serve changes numbers, and starts none anew.
     version = f"{description.fingerprint[:16]}-{n_gpus:g}"
     return deployment.options(_internal=True, version=version).bind(msgspec.json.encode(description).decode())
+
+
+def app(args: dict[str, str]) -> serve.Application:
+    """For a config file of Serve's, as KubeRay has it: the options of `localrun cluster deploy`. Raises LocalrunError,
+    and msgspec.ValidationError."""
+    asked = msgspec.convert(args, _Args, strict=False)
+    store = Store.of(ollama_environment.load())
+    load = LoadSettings(slots=asked.slots, num_ctx=asked.num_ctx)
+    return build(described(store, asked.model, load, asked.gpus), asked.replicas)
+
+
+class _Args(msgspec.Struct, forbid_unknown_fields=True):
+    model: str
+    replicas: Annotated[int, msgspec.Meta(ge=1)] = 1
+    gpus: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    slots: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    num_ctx: Annotated[int, msgspec.Meta(ge=1)] | None = None
