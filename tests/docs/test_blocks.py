@@ -45,6 +45,7 @@ NOT_RUN = {
     "python3 -m localrun.native_build": "it compiles for minutes; make smoke",
     "uv tool install": "installs for the user; test_pages.py compares the line",
     "docker build": "there is no Docker in the tests",
+    "localrun cluster": "needs Ray and other machines; make test-cluster",
     "localrun serve": "does not end; the daemon of the test is one",
     "localrun --host studio.local": "there is no other machine; tests/e2e has two daemons",
     "export LOCALRUN_API_KEY": "belongs to the line after it",
