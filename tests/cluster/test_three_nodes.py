@@ -77,11 +77,15 @@ class Node:
                 env=self.environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self.home.parent,
             )  # fmt: skip
 
+    @property
+    def log(self) -> str:
+        return self._log.read_text()
+
     def says(self, text: str) -> None:
         def said() -> bool:
             assert self.process is not None
-            assert self.process.poll() is None, self._log.read_text()
-            return text in self._log.read_text()
+            assert self.process.poll() is None, self.log
+            return text in self.log
 
         until(said, f"{self.name}: {text}")
 
