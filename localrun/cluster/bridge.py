@@ -51,6 +51,7 @@ from localrun.errors import LocalrunError, NotFound, Unavailable
 
 EVERY_S = 1.0
 ANSWER_S = 3.0
+FIRST_ANSWER_S = 60.0
 
 _log = logging.getLogger(__name__)
 
@@ -111,7 +112,10 @@ class Bridge:
         if self._asking is None or self._asking.done():
             self._asking = asyncio.ensure_future(asyncio.to_thread(self._take))
         if not self._nodes:
-            await asyncio.shield(self._asking)
+            try:
+                await asyncio.wait_for(asyncio.shield(self._asking), FIRST_ANSWER_S)
+            except TimeoutError:
+                raise Unavailable(f"the cluster's head has not answered for {FIRST_ANSWER_S:g} s") from None
             return
         with contextlib.suppress(TimeoutError, ray.exceptions.RayError, RayServeException):
             await asyncio.wait_for(asyncio.shield(self._asking), ANSWER_S)
