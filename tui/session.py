@@ -154,9 +154,9 @@ class Session:
         return attachments.taken_kinds(await self.capabilities(model))
 
     def engine_of(self, model: str) -> EngineRow | None:
-        """The engine that serves a model, by the model's canonical name."""
-        engines = self.snapshot.engines if self.snapshot else []
-        return next((engine for engine in engines if engine.model == model), None)
+        """The engine that serves a model, by the model's canonical name; of several a ready one."""
+        engines = [engine for engine in self.snapshot.engines if engine.model == model] if self.snapshot else []
+        return max(engines, key=lambda engine: engine.state == "ready", default=None)
 
 
 class Pulls:

@@ -65,13 +65,16 @@ def model_of(base_url: str) -> str | None:
 
 
 def holds_of(base_url: str, model: str) -> LoadedModel | None:
-    """What a localrun daemon gives this model, or its only model; None when it is not loaded, or not localrun's."""
+    """What a localrun daemon gives this model, or its only model, in a cluster on all nodes together; None when it is
+    not loaded, or not localrun's."""
     snapshot = _get(base_url, "/localrun/v1/snapshot", _Snapshot)
     engines = snapshot.engines if snapshot is not None else []
     ours = [engine for engine in engines if engine.model == model] or engines
-    if len(ours) != 1:
+    are_replicas = len({engine.model for engine in ours}) == 1 and all(engine.replica for engine in ours)
+    if len(ours) != 1 and not are_replicas:
         return None
-    return LoadedModel(ours[0].slots, ours[0].kv_cells, ours[0].n_ctx, ours[0].backend)
+    n_slots, n_cells = sum(engine.slots for engine in ours), sum(engine.kv_cells for engine in ours)
+    return LoadedModel(n_slots, n_cells, ours[0].n_ctx, ours[0].backend)
 
 
 class _Model(msgspec.Struct):

@@ -61,6 +61,7 @@ EVERY_S = 1.0
 ANSWER_S = 3.0
 # A choice that takes so long is of no use to anybody.
 CHOICE_S = 1.0
+FIRST_ANSWER_S = 60.0
 
 _log = logging.getLogger(__name__)
 
@@ -151,16 +152,23 @@ class Bridge:
     # --- inside --------------------------------------------------------------------------------------------------
 
     async def _ask_head(self) -> None:
-        """Takes what it answers in time. One question at a time: a lost head answers none."""
+        """Takes what it answers in time. One question at a time: a lost head answers none. The first answer is waited
+        for, since without it there would seem to be nothing."""
         if self._asking is None or self._asking.done():
             self._asking = asyncio.ensure_future(asyncio.to_thread(self._take))
+        if not self._nodes:
+            try:
+                await asyncio.wait_for(asyncio.shield(self._asking), FIRST_ANSWER_S)
+            except TimeoutError:
+                raise Unavailable(f"the cluster's head has not answered for {FIRST_ANSWER_S:g} s") from None
+            return
         with contextlib.suppress(TimeoutError, ray.exceptions.RayError, RayServeException):
             await asyncio.wait_for(asyncio.shield(self._asking), ANSWER_S)
 
     def _take(self) -> None:
         """In a thread."""
-        self._nodes = _nodes()
-        self._apps = _apps()
+        apps = _apps()
+        self._nodes, self._apps = _nodes(), apps
 
     async def _ask_replicas(self, app: str) -> tuple[ReplicaReport, ...]:
         """Those of whom Serve says that they run, as they are now, or else as they were last."""

@@ -22,8 +22,9 @@ def listing(*names: str) -> dict[str, object]:
     return {"object": "list", "data": [{"id": name, "object": "model"} for name in names]}
 
 
-def engine(model: str, kv_cells: int) -> object:
+def engine(model: str, kv_cells: int, replica: str = "") -> object:
     row = EngineRow(model=model, pid=1, state="ready", slots=4, kv_cells=kv_cells, n_ctx=2048, backend="llama.cpp CPU")
+    row.replica = replica
     return msgspec.to_builtins(row)
 
 
@@ -67,6 +68,15 @@ def test_a_daemon_says_how_much_a_model_holds(server: FakeServer) -> None:
     assert holds_of(server.url, "c") is None
     server.pages["/localrun/v1/snapshot"] = {"engines": [engine("/models/a.gguf", 512)]}
     assert holds_of(server.url, "a") == (4, 512, 2048, "llama.cpp CPU")
+
+
+def test_a_cluster_holds_what_its_nodes_do(server: FakeServer) -> None:
+    engines = [engine("a", 512, "1"), engine("a", 512, "2"), engine("b", 256)]
+    server.pages["/localrun/v1/snapshot"] = {"engines": engines}
+    assert holds_of(server.url, "a") == (8, 1024, 2048, "llama.cpp CPU")
+    assert holds_of(server.url, "c") is None
+    server.pages["/localrun/v1/snapshot"] = {"engines": [engine("a", 512), engine("a", 512)]}
+    assert holds_of(server.url, "a") is None, "for text and for vectors"
 
 
 def test_another_server_holds_nothing_that_we_know(server: FakeServer) -> None:
