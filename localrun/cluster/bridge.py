@@ -51,6 +51,8 @@ from localrun.errors import LocalrunError, NotFound, Unavailable
 
 EVERY_S = 1.0
 ANSWER_S = 3.0
+# A busy one may take some of those.
+HEAD_TRIES = 10
 
 _log = logging.getLogger(__name__)
 
@@ -78,7 +80,7 @@ class Bridge:
 
     async def deploy(self, asked: Deploy) -> None:
         """Tells Serve; what comes of it is to be looked at."""
-        await self._ask_head()
+        await self._hear_head()
         there = self._apps.get(asked.description.app)
         if there is not None and there.description == asked.description:
             await asyncio.to_thread(_scale, asked.description.app, asked.n_replicas)
@@ -87,7 +89,7 @@ class Bridge:
 
     async def undeploy(self, model: str) -> None:
         """Raises NotFound."""
-        await self._ask_head()
+        await self._hear_head()
         app = app_name(model)
         if app not in self._apps:
             names = ", ".join(f"'{one.description.model}'" for one in self._apps.values()) or "nothing"
@@ -96,7 +98,7 @@ class Bridge:
 
     async def drain(self, asked: Drain) -> None:
         """Raises NotFound, and Unavailable when Ray refuses."""
-        await self._ask_head()
+        await self._hear_head()
         node = next((one for one in self._nodes if asked.node in (one.node, one.id) and one.state != "dead"), None)
         if node is None:
             names = ", ".join(one.node for one in self._nodes if one.state != "dead")
@@ -105,12 +107,21 @@ class Bridge:
 
     # --- inside --------------------------------------------------------------------------------------------------
 
-    async def _ask_head(self) -> None:
+    async def _hear_head(self) -> None:
+        """For what depends on the answer. Raises Unavailable."""
+        for _ in range(HEAD_TRIES):
+            if await self._ask_head():
+                return
+        raise Unavailable("the cluster's head does not answer; try again")
+
+    async def _ask_head(self) -> bool:
         """Takes what it answers in time. One question at a time: a lost head answers none."""
         if self._asking is None or self._asking.done():
             self._asking = asyncio.ensure_future(asyncio.to_thread(self._take))
         with contextlib.suppress(TimeoutError, ray.exceptions.RayError, RayServeException):
             await asyncio.wait_for(asyncio.shield(self._asking), ANSWER_S)
+            return True
+        return False
 
     def _take(self) -> None:
         """In a thread."""
