@@ -136,7 +136,7 @@ class Leased:
 
     def standings(self, now_s: float) -> dict[str, QuotaState]:
         """Of each kind that is limited, what is left at the head and here, as far as it is known."""
-        found = {}
+        found: dict[str, QuotaState] = {}
         for limit, remaining, reset_s in self._standings:
             here = math.floor(self._left.get(limit, 0.0))
             found[limit.kind] = QuotaState(limit, min(limit.amount, max(0, remaining + here)), reset_s)
