@@ -62,6 +62,8 @@ ANSWER_S = 3.0
 # A choice that takes so long is of no use to anybody.
 CHOICE_S = 1.0
 FIRST_ANSWER_S = 60.0
+# A busy one may take some of those.
+HEAD_TRIES = 10
 
 _log = logging.getLogger(__name__)
 
@@ -90,8 +92,8 @@ class Bridge:
         return ClusterReport(nodes=self._nodes, apps=tuple(apps))
 
     async def deploy(self, asked: Deploy) -> None:
-        """Tells Serve; what comes of it is to be looked at. Raises CannotFit."""
-        await self._ask_head()
+        """Tells Serve; what comes of it is to be looked at. Raises CannotFit and Unavailable."""
+        await self._hear_head()
         there, scale = self._apps.get(asked.description.app), asked.description.scale
         n_replicas = (
             asked.n_replicas if scale is None else scale.within(asked.n_replicas if there is None else there.n_wanted)
@@ -133,7 +135,7 @@ class Bridge:
 
     async def undeploy(self, model: str) -> None:
         """Raises NotFound."""
-        await self._ask_head()
+        await self._hear_head()
         app = app_name(model)
         if app not in self._apps:
             names = ", ".join(f"'{one.description.model}'" for one in self._apps.values()) or "nothing"
@@ -142,7 +144,7 @@ class Bridge:
 
     async def drain(self, asked: Drain) -> None:
         """Raises NotFound, and Unavailable when Ray refuses."""
-        await self._ask_head()
+        await self._hear_head()
         node = next((one for one in self._nodes if asked.node in (one.node, one.id) and one.state != "dead"), None)
         if node is None:
             names = ", ".join(one.node for one in self._nodes if one.state != "dead")
@@ -151,9 +153,16 @@ class Bridge:
 
     # --- inside --------------------------------------------------------------------------------------------------
 
-    async def _ask_head(self) -> None:
-        """Takes what it answers in time. One question at a time: a lost head answers none. The first answer is waited
-        for, since without it there would seem to be nothing."""
+    async def _hear_head(self) -> None:
+        """For what depends on the answer. Raises Unavailable."""
+        for _ in range(HEAD_TRIES):
+            if await self._ask_head():
+                return
+        raise Unavailable("the cluster's head does not answer; try again")
+
+    async def _ask_head(self) -> bool:
+        """Takes what it answers in time, and whether it does. One question at a time: a lost head answers none. The
+        first answer is waited for, since without it there would seem to be nothing. Raises Unavailable."""
         if self._asking is None or self._asking.done():
             self._asking = asyncio.ensure_future(asyncio.to_thread(self._take))
         if not self._nodes:
@@ -161,9 +170,11 @@ class Bridge:
                 await asyncio.wait_for(asyncio.shield(self._asking), FIRST_ANSWER_S)
             except TimeoutError:
                 raise Unavailable(f"the cluster's head has not answered for {FIRST_ANSWER_S:g} s") from None
-            return
+            return True
         with contextlib.suppress(TimeoutError, ray.exceptions.RayError, RayServeException):
             await asyncio.wait_for(asyncio.shield(self._asking), ANSWER_S)
+            return True
+        return False
 
     def _take(self) -> None:
         """In a thread."""
