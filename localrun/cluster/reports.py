@@ -190,7 +190,8 @@ def ask(request: ToBridge) -> Iterator[ClusterReport | Done]:
                 said = decode_from_bridge(body)
                 if isinstance(said, Failed):
                     raise Unavailable(said.message)
-                yield said
+                if isinstance(said, ClusterReport | Done):
+                    yield said
                 if isinstance(said, Done):
                     return
             log.seek(0)
@@ -231,7 +232,8 @@ class Watch:
         if self._stdin is None or loop.time() < self._left_alone_until_s:
             return ""
         number = next(self._numbers)
-        choice = self._choices[number] = loop.create_future()
+        choice: asyncio.Future[str] = loop.create_future()
+        self._choices[number] = choice
         self._stdin.write(framing.encode(Choose(id=number, app=app, first=first, costs=dict(costs))))
         try:
             async with asyncio.timeout(CHOICE_S):
