@@ -116,6 +116,9 @@ class ClusterLink:
         gone from this list goes on there; it ends when the connection does."""
         for replica in set(self._addresses) - set(addresses):
             self._affinity.forget(replica)
+        for replica in set(self._links) - set(addresses):
+            if replica in self._links and not self._links[replica].n_requests:
+                self._spawn(self._links[replica].stop())
         self._addresses = dict(addresses)
         own = self._own_tokens()
         told = told or {}
@@ -341,7 +344,8 @@ class ClusterLink:
         self.was_killed = link.was_killed
         if self._links.get(replica) is link:
             del self._links[replica]
-            self._avoid(replica)
+            if link.died:
+                self._avoid(replica)
 
     def _avoid(self, replica: str) -> None:
         self._avoided_until_s[replica] = time.monotonic() + AVOIDED_S

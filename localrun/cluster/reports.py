@@ -209,7 +209,7 @@ def ask(request: ToBridge) -> Iterator[ClusterReport | Done]:
                 said = decode_from_bridge(body)
                 if isinstance(said, Failed):
                     raise Unavailable(said.message)
-                if not isinstance(said, Chosen):
+                if isinstance(said, ClusterReport | Done):
                     yield said
                 if isinstance(said, Done):
                     return
@@ -251,7 +251,8 @@ class Watch:
         if self._stdin is None or loop.time() < self._left_alone_until_s:
             return ""
         number = next(self._numbers)
-        choice = self._choices[number] = loop.create_future()
+        choice: asyncio.Future[str] = loop.create_future()
+        self._choices[number] = choice
         self._stdin.write(framing.encode(Choose(id=number, app=app, first=first, costs=dict(costs))))
         try:
             async with asyncio.timeout(CHOICE_S):

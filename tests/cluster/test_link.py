@@ -286,6 +286,12 @@ async def test_a_replica_that_is_to_end_finishes_what_it_has_and_gets_nothing_ne
     assert _n_requests(door, leaving) == n_before > 0
     assert await asyncio.gather(*streams) == expected
     assert door.n_resumed == 0
+    # Nothing runs there any more: the door leaves, and comes again when it is told so.
+    door.link.replicas({machine.node: machine.address for machine in staying})
+    await until(lambda: leaving.node not in door.link.links())
+    door.link.replicas({leaving.node: leaving.address})
+    await door.stream("x", 5)
+    await until(lambda: list(door.link.links()) == [leaving.node])
 
 
 async def test_what_a_replica_has_not_finished_at_its_end_goes_on_elsewhere(

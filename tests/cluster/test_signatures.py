@@ -47,6 +47,7 @@ def test_ray_has_what_the_router_and_who_joins_use():
     from ray._raylet import GcsClient
     from ray.exceptions import AuthenticationError, RpcError
     from ray.scripts import scripts
+    from ray.serve._private import constants
     from ray.serve._private.router import AsyncioRouter
     from ray.serve.handle import DeploymentHandle
     from ray.serve.request_router import RequestRouter
@@ -58,6 +59,7 @@ def test_ray_has_what_the_router_and_who_joins_use():
     assert {"version", "_internal"} <= parameters(serve.Deployment.options)
     assert "request_router_config" in parameters(serve.deployment)
     assert (CLUSTER_METADATA_KEY, KV_NAMESPACE_CLUSTER) == (b"CLUSTER_METADATA", b"cluster")
+    assert hasattr(constants, "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS")
     assert hasattr(GcsClient, "get_all_node_info")
     assert hasattr(GcsClient, "internal_kv_get")
     assert issubclass(RpcError, Exception)

@@ -156,6 +156,9 @@ class Following:
     def stop(self) -> None:
         self._process.kill()
         self._process.wait()
+        self._reader.join()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
 
 
 class Cluster:
