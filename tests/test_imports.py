@@ -260,7 +260,7 @@ FLOORS = (
     "engine.schedule models.storage native_build probe service tools",
     "engine.embedding engine.speculate models.download server.engines tui.widgets",
     "doctor engine.native models.sources server.jobs tui.screens",
-    "cluster engine.tools server.http",
+    "cluster.on_ray engine.tools server.http",
     "plan",
     "cli.bench cli.share server.metering server.native server.templates server.web",
     "server.parsing",
@@ -334,12 +334,12 @@ def test_only_commands_know_of_clusters_and_few_modules_of_ray():
     assert {found.importer.split(".")[1] for found in outside} == {"cli"}
     assert all(found.is_lazy for found in outside)
     assert {found.importer for found in imports() if is_within(found.name, "ray")} == {
-        f"{CLUSTER}.bridge",
-        f"{CLUSTER}.nodes",
-        f"{CLUSTER}.router",
-        f"{CLUSTER}.serve_app",
+        f"{CLUSTER}.on_ray.bridge",
+        f"{CLUSTER}.on_ray.nodes",
+        f"{CLUSTER}.on_ray.router",
+        f"{CLUSTER}.on_ray.serve_app",
     }
-    assert "ray" not in loaded_after("import localrun.cluster.door, localrun.cluster.nodes, localrun.server.app")
+    assert "ray" not in loaded_after("import localrun.cluster.door, localrun.cluster.on_ray.nodes, localrun.server.app")
 
 
 def test_only_the_modules_for_grammars_import_llguidance():

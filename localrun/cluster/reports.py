@@ -33,7 +33,7 @@ from localrun.processes import HIDDEN, last_words
 from localrun.server.engines.child import FrameBuffer
 from localrun.snapshot import EngineRow
 
-COMMAND = (sys.executable, "-m", "localrun.cluster.bridge")
+COMMAND = (sys.executable, "-m", "localrun.cluster.on_ray.bridge")
 START_AGAIN_S = 2.0
 READ_BYTES = 1 << 16
 # So long a request waits for the bridge's choice; when that was too late, requests do not wait for the next seconds.

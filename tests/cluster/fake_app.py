@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from localrun.cluster.serve_app import Engine
+from localrun.cluster.on_ray.serve_app import Engine
 from tests.fakes import ENGINE
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from localrun.cluster import scaling
-from localrun.cluster.bridge import main
+from localrun.cluster.on_ray.bridge import main
 from tests.cluster.fake_app import FakeEngine
 
 if __name__ == "__main__":

@@ -17,8 +17,9 @@ import psutil
 import pytest
 
 from localrun import __version__
-from localrun.cluster import nodes, settings
-from localrun.cluster.nodes import Node
+from localrun.cluster import settings
+from localrun.cluster.on_ray import nodes
+from localrun.cluster.on_ray.nodes import Node
 from localrun.cluster.settings import Membership
 from localrun.errors import Unavailable
 from tests.cluster.test_settings import MEMBER, TOKEN
@@ -166,7 +167,7 @@ def test_nothing_of_ray_outlives_a_holder_that_is_killed(ray: Path, tmp_path: Pa
     program = (
         "import os, signal\n"
         "from localrun.cluster import settings\n"
-        "from localrun.cluster.nodes import Node\n"
+        "from localrun.cluster.on_ray.nodes import Node\n"
         "settings.forget()\n"
         "member = settings.Membership(head='127.0.0.1:1', address='127.0.0.1', node='n', is_head=True)\n"
         "settings.keep(member, settings.own_token())\n"

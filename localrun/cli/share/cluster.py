@@ -3,7 +3,7 @@
 `up` and `join` stay in the foreground and hold this machine's part of the cluster; the others ask the cluster from any
 machine that is in it.
 
-Does not: start anything in the background, or import Ray (`localrun.cluster.bridge` does, in a process of its own).
+Does not: start anything in the background, or import Ray (`cluster/on_ray` does, in processes of its own).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from localrun.config import LoadSettings, Settings
 from localrun.errors import PortBusy, Unavailable
 
 if TYPE_CHECKING:
-    from localrun.cluster.nodes import Node
+    from localrun.cluster.on_ray.nodes import Node
     from localrun.cluster.reports import AppReport, ClusterReport, NodeReport, ReplicaReport
     from localrun.cluster.settings import Membership
 
@@ -273,7 +273,7 @@ def _held(member: Membership, token: str) -> Iterator[Node]:
     from localrun.cluster import reports
     from localrun.cluster import settings as kept
     from localrun.cluster.catalogue import giving
-    from localrun.cluster.nodes import Node
+    from localrun.cluster.on_ray.nodes import Node
 
     reports.require_ray()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # what is begun here has its end

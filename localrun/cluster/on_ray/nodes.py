@@ -1,9 +1,9 @@
 """This machine's part of Ray, held by the process that began it: `ray start`, and its end.
 
-`Node` runs it as a child and watches it in a thread. The child is this module (`python -m localrun.cluster.nodes`): it
-runs Ray's own command, and ends with its standard input, so that nothing of Ray outlives a holder that was killed. A
-node that lost its head, which Ray's processes end of at last, joins again as soon as there is one. The token is asked
-for at every port, whatever it listens on (`settings.environment`).
+`Node` runs it as a child and watches it in a thread. The child is this module, which runs Ray's own command, and ends
+with its standard input, so that nothing of Ray outlives a holder that was killed. A node that lost its head, which
+Ray's processes end of at last, joins again as soon as there is one. The token is asked for at every port, whatever it
+listens on (`settings.environment`).
 
 Does not: import Ray into the holder (the child does).
 """

@@ -1,4 +1,4 @@
-"""The process that talks to Ray for a door, or for one command: `python -m localrun.cluster.bridge`, with what
+"""The process that talks to Ray for a door, or for one command: `python -m localrun.cluster.on_ray.bridge`, with what
 `reports.py` says on its pipes.
 
 It says which replicas there are, and corrects a door's choice among them (`router.py`), for which no request waits
@@ -30,9 +30,11 @@ from ray.serve.config import ProxyLocation
 from ray.serve.exceptions import RayServeException
 
 from localrun import framing, ollama_environment
-from localrun.cluster import ledger, router, settings
+from localrun.cluster import ledger, settings
 from localrun.cluster.catalogue import check_fits
 from localrun.cluster.description import Description, app_name
+from localrun.cluster.on_ray import router
+from localrun.cluster.on_ray.serve_app import DEPLOYMENT, MARK, Engine, build
 from localrun.cluster.placement import Has
 from localrun.cluster.reports import (
     AppReport,
@@ -54,7 +56,6 @@ from localrun.cluster.reports import (
     decode_to_bridge,
 )
 from localrun.cluster.scaling import Load, Scaler
-from localrun.cluster.serve_app import DEPLOYMENT, MARK, Engine, build
 from localrun.errors import LocalrunError, NotFound, Unavailable
 
 EVERY_S = 1.0

@@ -25,10 +25,10 @@ from localrun.cluster import settings as kept
 from localrun.cluster import tls
 from localrun.cluster.catalogue import adapters_of, at_hand, neighbours
 from localrun.cluster.description import Description, described, use_of
+from localrun.cluster.on_ray.router import PrefixRouter
 from localrun.cluster.placement import Has
 from localrun.cluster.replica import Replica
 from localrun.cluster.reports import ReplicaReport
-from localrun.cluster.router import PrefixRouter
 from localrun.cluster.view import Reporter
 from localrun.config import LoadSettings, folders
 from localrun.errors import LocalrunError
