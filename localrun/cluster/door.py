@@ -32,7 +32,7 @@ from localrun.config import folders
 from localrun.errors import DownloadFailed, LocalrunError, ModelNotFound, PortBusy, Unavailable
 from localrun.models.storage.store import Store
 from localrun.server.engines.link import EngineLink
-from localrun.server.jobs.job import Lender
+from localrun.server.jobs.job import Engines
 
 LOOK_AGAIN_S = 1.0
 TAKE_AGAIN_S = 5.0
@@ -82,7 +82,7 @@ class Door:
         self._books = State(own, folders().state, self._token)
         return own
 
-    def lender(self, own: Lender, store: Store) -> Lender:
+    def lender(self, own: Engines, store: Store) -> ClusterLender:
         self._shelf = Shelf(store)
         return ClusterLender(own, self.find)
 

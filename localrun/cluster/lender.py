@@ -15,12 +15,12 @@ from typing import NamedTuple
 from localrun import wire
 from localrun.cluster.link import ClusterLink
 from localrun.config import NOTHING_ASKED, LoadSettings
-from localrun.errors import BadRequest
+from localrun.errors import BadRequest, LocalrunError
 from localrun.models.adapters import AdaptedModel
 from localrun.models.name import split_adapters
 from localrun.models.storage.model import Model
 from localrun.server.engines.resident import Use
-from localrun.server.jobs.job import Lease, Lender
+from localrun.server.jobs.job import Engines, Lease
 
 # A replica that is started anew has to load its model.
 WAIT_S = 120.0
@@ -71,7 +71,7 @@ class ClusterLease:
 class ClusterLender:
     """See the module. `find` knows the cluster's apps by the names of their models."""
 
-    def __init__(self, own: Lender, find: Callable[[str], App | None]) -> None:
+    def __init__(self, own: Engines, find: Callable[[str], App | None]) -> None:
         self._own, self._find = own, find
 
     def lend(self, name: str, keep_alive_s: float | None, use: Use, load: LoadSettings) -> Lease | None:
@@ -92,6 +92,29 @@ class ClusterLender:
         began_s = time.monotonic()
         await app.link.reachable(WAIT_S)
         return ClusterLease(app, time.monotonic() - began_s)
+
+    @property
+    def n_wanting_room(self) -> int:
+        return self._own.n_wanting_room
+
+    def slots_of(self, name: str) -> int:
+        """Of all replicas that this door has a link to."""
+        app = self._app(name)
+        return self._own.slots_of(name) if app is None else app.link.n_slots
+
+    def streams_within(self, name: str, step_s: float) -> int:
+        """One for each replica, beside others' requests."""
+        app = self._app(name)
+        return self._own.streams_within(name, step_s) if app is None else max(1, len(app.link.links()))
+
+    async def would_evict(self, name: str) -> bool:
+        return self._app(name) is None and await self._own.would_evict(name)
+
+    def _app(self, name: str) -> App | None:
+        try:
+            return self._find(split_adapters(name).model)
+        except LocalrunError:
+            return None
 
 
 def _check(app: App, use: Use, load: LoadSettings) -> None:

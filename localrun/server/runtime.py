@@ -36,7 +36,7 @@ from localrun.server.engines.supervisor import Supervisor
 from localrun.server.http import path_redaction
 from localrun.server.http.access import Access
 from localrun.server.http.loop_watch import LoopWatch
-from localrun.server.jobs.job import Job, JobRequest, Lender
+from localrun.server.jobs.job import Engines, Job, JobRequest
 from localrun.server.jobs.quarantine import Quarantine
 from localrun.server.jobs.registry import Registry
 from localrun.server.media.decoder import MediaDecoder
@@ -73,7 +73,7 @@ class Elsewhere(Protocol):
     @property
     def view(self) -> View: ...
     def books(self, own: OwnBooks) -> Books: ...
-    def lender(self, own: Lender, store: Store) -> Lender: ...
+    def lender(self, own: Engines, store: Store) -> Engines: ...
     def start(self) -> None: ...
     async def stop(self) -> None: ...
 
@@ -129,7 +129,7 @@ class Runtime:
         )
         # Who has engines: this machine, and others if it is in a cluster.
         self._elsewhere = elsewhere
-        self.lender: Lender = self.supervisor if elsewhere is None else elsewhere.lender(self.supervisor, self.store)
+        self.lender: Engines = self.supervisor if elsewhere is None else elsewhere.lender(self.supervisor, self.store)
         self.responses = KeptResponses()
         # Asking the GPUs takes a process: one question at a time.
         self.asks_gpus = asyncio.Lock()
@@ -142,7 +142,7 @@ class Runtime:
         )
         self.shutdown_requested = asyncio.Event()
         self.batch_service = BatchService(
-            folders().data / "batches", settings, targets=self.targets, supervisor=self.supervisor,
+            folders().data / "batches", settings, targets=self.targets, capacity=self.lender,
             registry=self.registry, access=self.access,
             telemetry=self.telemetry, is_stopping=self.shutdown_requested.is_set,
         )  # fmt: skip

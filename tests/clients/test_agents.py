@@ -63,7 +63,7 @@ def test_codex(daemon: Daemon, programs: Path, tmp_path: Path) -> None:
         programs / ".bin/codex", "exec", "--skip-git-repo-check", PROMPT, home=tmp_path, CODEX_HOME=str(tmp_path)
     )
     assert "as quiet as the sea" in answer
-    assert "the model is not given tools[" in daemon.log, "what the model cannot call is said"
+    assert "ignored tools[" in daemon.log, "what the model cannot call is said"
 
 
 def test_claude_code(daemon: Daemon, programs: Path, tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ from localrun.server.http.access import OWNER, Access, Caller
 from localrun.snapshot import BatchRow
 
 if TYPE_CHECKING:
-    from localrun.server.engines.supervisor import Supervisor
+    from localrun.server.jobs.job import Capacity
     from localrun.server.jobs.registry import Registry
     from localrun.server.metering.telemetry import Telemetry
     from localrun.server.targets import Targets
@@ -165,7 +165,7 @@ class Runner:
         database: Path,
         blobs: Blobs,
         endpoints: Mapping[str, ASGIApp],
-        supervisor: Supervisor,
+        capacity: Capacity,
         registry: Registry,
         access: Access,
         telemetry: Telemetry,
@@ -177,7 +177,7 @@ class Runner:
         self._database = database
         self._blobs = blobs
         self._endpoints = endpoints
-        self._supervisor = supervisor
+        self._capacity = capacity
         self._registry = registry
         self._access = access
         self._telemetry = telemetry
@@ -298,18 +298,18 @@ class Runner:
                 return _LOOK_S
             self._model, self._turn_began_s = model, time.monotonic()
         models = self._targets.names(model)
-        n_slots = self._supervisor.slots_of(models[0])
-        if n_slots and self._supervisor.n_wanting_room:
+        n_slots = self._capacity.slots_of(models[0])
+        if n_slots and self._capacity.n_wanting_room:
             self._give_up_lines(n_running)
             return _LOOK_S
         left_s = QUIET_S - self._registry.quiet_s()
         if left_s > 0 and not n_slots and not n_running:
             for one_model in models:
-                if await self._supervisor.would_evict(one_model):
+                if await self._capacity.would_evict(one_model):
                     return left_s
         n_most = max(1, n_slots - 1)
         if left_s > 0:
-            n_most = min(n_most, self._supervisor.streams_within(models[0], STEP_S))
+            n_most = min(n_most, self._capacity.streams_within(models[0], STEP_S))
             self._give_up_lines(n_running - n_most)
         n_free = n_most - n_running
         turns = deque(heads[model])

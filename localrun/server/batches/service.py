@@ -34,8 +34,8 @@ from localrun.server.batches.store import Api, Batch, Line, Store, StoredFile, n
 from localrun.snapshot import BatchRow
 
 if TYPE_CHECKING:
-    from localrun.server.engines.supervisor import Supervisor
     from localrun.server.http.access import Access
+    from localrun.server.jobs.job import Capacity
     from localrun.server.jobs.registry import Registry
     from localrun.server.metering.telemetry import Telemetry
     from localrun.server.targets import Targets
@@ -60,7 +60,7 @@ class BatchService:
         settings: Settings,
         *,
         targets: Targets,
-        supervisor: Supervisor,
+        capacity: Capacity,
         registry: Registry,
         access: Access,
         telemetry: Telemetry,
@@ -70,7 +70,7 @@ class BatchService:
         self._folder = folder
         self._settings = settings
         self._targets = targets
-        self._supervisor = supervisor
+        self._capacity = capacity
         self._registry = registry
         self._access = access
         self._telemetry = telemetry
@@ -155,7 +155,7 @@ class BatchService:
     def _new_runner(self) -> Runner:
         return Runner(
             ask=self.ask, database=self._database, blobs=self.blobs, endpoints=self._endpoints,
-            supervisor=self._supervisor, registry=self._registry, access=self._access,
+            capacity=self._capacity, registry=self._registry, access=self._access,
             telemetry=self._telemetry, targets=self._targets,
             is_stopping=self._is_stopping, max_line_bytes=self._settings.max_body_bytes,
         )  # fmt: skip

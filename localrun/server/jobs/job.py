@@ -160,6 +160,16 @@ class Lease(Protocol):
     def release(self) -> None: ...
 
 
+class Capacity(Protocol):
+    """What those ask who give way to others: see the supervisor's methods of these names."""
+
+    @property
+    def n_wanting_room(self) -> int: ...
+    def slots_of(self, name: str) -> int: ...
+    def streams_within(self, name: str, step_s: float) -> int: ...
+    async def would_evict(self, name: str) -> bool: ...
+
+
 class Lender(Protocol):
     """Who gives leases: the supervisor."""
 
@@ -167,6 +177,10 @@ class Lender(Protocol):
     async def acquire(
         self, name: str, keep_alive_s: float | None, use: Use, load: LoadSettings, *, is_resumed: bool = False
     ) -> Lease: ...
+
+
+class Engines(Lender, Capacity, Protocol):
+    """Who has engines: this machine, or others besides."""
 
 
 class Observer(Protocol):

@@ -50,7 +50,7 @@ async def check_chat() -> None:
     answer = await real(system="Be kind.", parameters={"temperature": 0.0, "max_tokens": 8}).run(QUESTION)
     assert answer.output
     assert answer.usage.output_tokens <= 8
-    assert provider.running_context_length("tiny"), "the footer's share of the context"
+    assert provider.running_context_length("tiny:latest"), "the footer's share of the context"
 
 
 async def check_stream() -> None:
