@@ -63,9 +63,9 @@ test-stall: $(STAMP)
 test-clients: $(STAMP)
 	$(BIN)/python -m pytest tests/clients/test_real_clients.py --clients
 
-# Three nodes of a cluster on this machine, killed under load. Installs Ray first.
+# Nodes of a cluster on this machine, killed under load: what needs Ray, which is installed first.
 test-cluster: $(VENV)/.installed-cluster
-	$(BIN)/python -m pytest tests/cluster
+	$(BIN)/python -m pytest tests/cluster -m cluster
 
 # Two real models, fetched once as Python packages, against plain llama.cpp. REAL=all is the long run.
 REAL ?= core
