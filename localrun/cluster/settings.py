@@ -83,6 +83,11 @@ def temp_folder() -> Path:
     return (kept if len(bytes(kept)) < 40 else Path("/tmp") / name) / "r"
 
 
+def session() -> str:
+    """What Ray calls the life of the cluster that this node is in: another one after the head's end."""
+    return os.path.basename(os.path.realpath(temp_folder() / "session_latest"))
+
+
 def clear_temp_folder(*, anew: bool) -> None:
     """What is in it goes; `anew` makes it, where nobody else can get to: Ray lets everybody write to its own. Raises
     OSError for a folder of somebody else."""

@@ -339,12 +339,16 @@ async def _follow(bridge: Bridge, pipes: _Pipes) -> None:
     bridge.is_following = True
     is_head = settings.membership().is_head
     scaling: asyncio.Task[None] | None = None
-    while True:
+    began_in = settings.session()
+    while settings.session() == began_in:
         report = await bridge.look()
         pipes.say(report)
         if is_head and (scaling is None or scaling.done()):  # a lost controller does not answer
             scaling = asyncio.create_task(bridge.scale(report))
         await asyncio.sleep(EVERY_S)
+    # What is known of the cluster before its head's end is of no use, and Ray waits for that head at every end but this.
+    pipes.say(Failed("the cluster has begun anew"))
+    os._exit(0)
 
 
 async def _deployed(bridge: Bridge, pipes: _Pipes, asked: Deploy) -> None:
