@@ -346,7 +346,7 @@ async def _follow(bridge: Bridge, pipes: _Pipes) -> None:
         if is_head and (scaling is None or scaling.done()):  # a lost controller does not answer
             scaling = asyncio.create_task(bridge.scale(report))
         await asyncio.sleep(EVERY_S)
-    # What is known of the cluster before its head's end is of no use, and Ray waits for that head at every end but this.
+    # What was known before the head's end is of no use, and Ray waits for that head at every end but this one.
     pipes.say(Failed("the cluster has begun anew"))
     os._exit(0)
 
