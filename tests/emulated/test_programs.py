@@ -98,7 +98,7 @@ def run(played: Played, *commands: list[str], **more: str) -> dict[str, str]:
 
 
 # An extra that is not installed here.
-WITH_RAY = ("localrun.cluster.on_ray.bridge", "localrun.cluster.on_ray.serve_app")
+WITH_RAY = tuple(f"localrun.cluster.on_ray.{name}" for name in ("bridge", "router", "serve_app"))
 
 
 def test_every_module_can_be_imported(tmp_path: Path, played: Played) -> None:

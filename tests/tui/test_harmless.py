@@ -55,7 +55,7 @@ async def test_monitor_request_and_usage(desk: Any) -> None:
     row = desk.row("req_1", "failed", error="the engine ended")
     snapshot = desk.snapshot_of(row, desk.row("req_2"))
     desk.daemon.used = [UsageRow(name=f"key{POISON}", requests=1, prompt_tokens=1, cached_tokens=1, output_tokens=1)]
-    async with desk.open(SIZE) as pilot:
+    async with desk.open((SIZE[0] + 20, SIZE[1])) as pilot:  # a poisoned row has a node, too
         await pilot.press("f2")
         desk.daemon.publish_snapshot(msgspec.convert(poisoned(msgspec.to_builtins(snapshot)), Snapshot))
         await desk.see(pilot, f"zed{SEEN}")
