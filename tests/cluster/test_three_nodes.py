@@ -5,9 +5,11 @@ All of it is one cluster, which starts once: the tests stand in the order in whi
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -39,9 +41,11 @@ N_TOKENS = 400
 
 
 def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port: int = free.getsockname()[1]
-    return port
+    """One that nobody is given who asks for any, as Ray's processes do."""
+    while True:
+        port = random.randrange(20_000, 32_000)
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
 
 
 def until(is_so: Callable[[], Any], what: str) -> Any:
