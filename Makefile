@@ -65,7 +65,7 @@ test-clients: $(STAMP)
 
 # Nodes of a cluster on this machine, killed under load: what needs Ray, which is installed first.
 test-cluster: $(VENV)/.installed-cluster
-	$(BIN)/python -m pytest tests/cluster -m cluster
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile tests/cluster -m cluster
 
 # Two real models, fetched once as Python packages, against plain llama.cpp. REAL=all is the long run.
 REAL ?= core

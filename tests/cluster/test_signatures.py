@@ -44,7 +44,7 @@ def test_ray_has_what_the_router_and_who_joins_use():
     from ray import serve
     from ray._common.usage.usage_constants import CLUSTER_METADATA_KEY
     from ray._private.ray_constants import KV_NAMESPACE_CLUSTER
-    from ray._raylet import GcsClient
+    from ray._raylet import InnerGcsClient
     from ray.exceptions import AuthenticationError, RpcError
     from ray.scripts import scripts
     from ray.serve._private import constants
@@ -60,8 +60,8 @@ def test_ray_has_what_the_router_and_who_joins_use():
     assert "request_router_config" in parameters(serve.deployment)
     assert (CLUSTER_METADATA_KEY, KV_NAMESPACE_CLUSTER) == (b"CLUSTER_METADATA", b"cluster")
     assert hasattr(constants, "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS")
-    assert hasattr(GcsClient, "get_all_node_info")
-    assert hasattr(GcsClient, "internal_kv_get")
+    assert hasattr(InnerGcsClient, "get_all_node_info")  # what GcsClient hands everything on to
+    assert hasattr(InnerGcsClient, "internal_kv_get")
     assert issubclass(RpcError, Exception)
     assert not issubclass(AuthenticationError, RpcError)
     assert "--labels" in {name for option in scripts.start.params for name in option.opts}
