@@ -20,7 +20,7 @@ from pathlib import Path
 
 import msgspec
 
-from localrun.cluster import placement, tls
+from localrun.cluster import placement
 from localrun.cluster import settings as kept
 from localrun.cluster.description import Described, Description, found
 from localrun.cluster.placement import Has
@@ -56,16 +56,14 @@ MAX_CARDS = 64
 @contextmanager
 def giving(member: Membership, settings: Settings) -> Iterator[Has]:
     """While the others can have this machine's models. What it has, for Ray's labels."""
-    encryption = tls.for_replicas(folders().state) if member.is_encrypted else None
-    with Giver(Store.of(settings), member.address, token=kept.frames_token(), tls=encryption) as giver:
+    with Giver(Store.of(settings), member.address, token=kept.frames_token(), tls=member.tls_to_listen()) as giver:
         gpus = asyncio.run(machine.answering_gpus())
         yield Has(machine.total_bytes(), tuple(gpu.emptied.free_bytes for gpu in gpus if not gpu.is_shared), giver.port)
 
 
 def neighbours(member: Membership, addresses: Iterable[str]) -> Neighbours:
     """Those at HOST:PORT."""
-    encryption = tls.for_doors(folders().state) if member.is_encrypted else None
-    return Neighbours(addresses=tuple(addresses), token=kept.frames_token(), tls=encryption)
+    return Neighbours(addresses=tuple(addresses), token=kept.frames_token(), tls=member.tls_to_connect())
 
 
 def check_fits(description: Description, settings: Settings, nodes: Iterable[tuple[str, Has]]) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 
 from localrun import __version__
 from localrun.access.books import Books, OwnBooks
-from localrun.cluster import frames, settings, tls
+from localrun.cluster import frames, settings
 from localrun.cluster.catalogue import Shelf, neighbours
 from localrun.cluster.description import Description, use_of
 from localrun.cluster.ledger import Ledger, head_of
@@ -46,7 +46,7 @@ class Door:
     def __init__(self) -> None:
         member = settings.membership()
         self._token = settings.frames_token()
-        self._tls = tls.for_doors(folders().state) if member.is_encrypted else None
+        self._tls = member.tls_to_connect()
         self._member = member
         self._books: Ledger | State | None = (
             None if member.is_head else Ledger(head_of(member), settings.books_folder())
@@ -89,8 +89,7 @@ class Door:
     def start(self) -> None:
         self._watch.start()
         if isinstance(self._books, State):
-            encryption = tls.for_replicas(folders().state) if self._member.is_encrypted else None
-            self._spawn(self._books.run(self._socket, encryption))
+            self._spawn(self._books.run(self._socket, self._member.tls_to_listen()))
             self._books.deploy_again()
         elif self._books is not None:
             self._books.start()

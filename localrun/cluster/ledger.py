@@ -30,9 +30,9 @@ from localrun import __version__, framing, stored
 from localrun.access.keys import Key, KeyFile
 from localrun.access.leases import Asked, Leased, Lent
 from localrun.access.usage import Sum, Total, UsageFile
-from localrun.cluster import frames, settings, tls
+from localrun.cluster import frames, settings
 from localrun.cluster.reports import Deploy
-from localrun.config import ConfigError, folders
+from localrun.config import ConfigError
 from localrun.errors import LocalrunError, Unavailable, by_code
 
 PROTOCOL = 1
@@ -106,7 +106,7 @@ class Head(NamedTuple):
 
 
 def head_of(member: settings.Membership) -> Head:
-    encryption = tls.for_doors(folders().state) if member.is_encrypted else None
+    encryption = member.tls_to_connect()
     return Head(*member.books, settings.frames_token(), encryption)
 
 

@@ -2,9 +2,8 @@
 
 `submit` returns at once, as that of an engine does; where the request goes is chosen at once, too, by what this door
 knows, and then by whoever knows more (`Choose`), if that answers in time. A link to that replica is opened if there is
-none. Until a replica has it, a request that is cancelled ends here, and a failure is told
-as the death of an engine that nobody is to blame for: the job resumes by its own rules, and the next choice leaves out
-whoever has just failed.
+none. Until a replica has it, a request that is cancelled ends here, and a failure is told as the death of an engine
+that nobody is to blame for: the job resumes by its own rules, and the next choice leaves out whoever has just failed.
 
 Turns (see `EngineLink`) are for each replica: as many jobs that lost their engine try the next one at a time as there
 are replicas, and each such request goes to where the fewest streams run.

@@ -16,6 +16,7 @@ import os
 import secrets
 import shutil
 import socket
+import ssl
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -49,6 +50,14 @@ class Membership(msgspec.Struct, frozen=True, kw_only=True):
     def is_encrypted(self) -> bool:
         """Whether more than one machine can be in it: what nodes say to each other is encrypted then."""
         return not self.is_kuberay and not ipaddress.ip_address(self.head.rpartition(":")[0]).is_loopback
+
+    def tls_to_listen(self) -> ssl.SSLContext | None:
+        """For what others of the cluster connect to here; None where nothing is encrypted."""
+        return tls.for_replicas(folders().state) if self.is_encrypted else None
+
+    def tls_to_connect(self) -> ssl.SSLContext | None:
+        """For connections to the others; None where nothing is encrypted."""
+        return tls.for_doors(folders().state) if self.is_encrypted else None
 
     @property
     def books(self) -> tuple[str, int]:

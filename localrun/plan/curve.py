@@ -43,12 +43,10 @@ def plot(path: Path, points: Sequence[Point], knee: Point, title: str) -> None:
     from localrun.bench.plot import require_matplotlib
 
     require_matplotlib()
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     drawn = _drawn(points)
     figure = Figure(figsize=(8, 6), layout="constrained")
-    FigureCanvasAgg(figure)
     times, kept = figure.subplots(2, 1, sharex=True, height_ratios=(2, 1))
     rates = [point.rate_per_s for point in drawn]
     for label, field in _LINES:

@@ -12,6 +12,7 @@ Does not: scale while it runs, or lose replicas.
 from __future__ import annotations
 
 import random
+import statistics
 from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 from typing import NamedTuple, Protocol
@@ -279,8 +280,7 @@ def _sampled(
         outcome: Outcome = simulate(setup, alone, 1.0, seed=seed + index)
         records += outcome.records
         rough += [record.ttft_s for record in coarse[index].records if record.is_complete]
-    exact = sorted(record.ttft_s for record in records if record.is_complete)
-    rough.sort()
+    exact = [record.ttft_s for record in records if record.is_complete]
     if not exact or not rough:
         return records, 1.0
-    return records, rough[len(rough) // 2] / exact[len(exact) // 2] - 1
+    return records, statistics.median(rough) / statistics.median(exact) - 1

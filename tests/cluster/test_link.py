@@ -268,12 +268,18 @@ async def test_fifty_kills_in_a_row_are_no_error_to_any_of_sixteen_clients(door:
     assert door.n_resumed >= 50
 
 
-async def test_a_replica_that_is_to_end_finishes_what_it_has_and_gets_nothing_new(
-    door: Door, machines: list[Machine]
-) -> None:
+async def _under_way(door: Door) -> tuple[list[list[int]], list[asyncio.Task[list[int]]]]:
+    """What six streams say when nothing happens, and the same six again, of which each has begun."""
     expected = await asyncio.gather(*door.streams(6, 300))
     streams = door.streams(6, 300)
     await door.flowing(6)
+    return expected, streams
+
+
+async def test_a_replica_that_is_to_end_finishes_what_it_has_and_gets_nothing_new(
+    door: Door, machines: list[Machine]
+) -> None:
+    expected, streams = await _under_way(door)
     leaving, *staying = machines
     n_before = _n_requests(door, leaving)
     door.link.replicas({machine.node: machine.address for machine in staying})
@@ -292,9 +298,7 @@ async def test_a_replica_that_is_to_end_finishes_what_it_has_and_gets_nothing_ne
 async def test_what_a_replica_has_not_finished_at_its_end_goes_on_elsewhere(
     door: Door, machines: list[Machine]
 ) -> None:
-    expected = await asyncio.gather(*door.streams(6, 300))
-    streams = door.streams(6, 300)
-    await door.flowing(6)
+    expected, streams = await _under_way(door)
     leaving, *staying = machines
     n_there = _n_requests(door, leaving)
     door.link.replicas({machine.node: machine.address for machine in staying})

@@ -144,6 +144,10 @@ def plan_command(
     from localrun.plan.search import Search
     from localrun.plan.traces import named
 
+    if plot_path is not None:
+        from localrun.bench.plot import require_matplotlib
+
+        require_matplotlib()
     model, settings = _model(name)
     workload = named(workload_name)
     promise = _promise(workload, limits)

@@ -34,7 +34,8 @@ from localrun.cluster import ledger, settings
 from localrun.cluster.catalogue import check_fits
 from localrun.cluster.description import Description, app_name
 from localrun.cluster.on_ray import router
-from localrun.cluster.on_ray.serve_app import DEPLOYMENT, MARK, Engine, build
+from localrun.cluster.on_ray.nodes import MARK
+from localrun.cluster.on_ray.serve_app import DEPLOYMENT, Engine, build
 from localrun.cluster.placement import Has
 from localrun.cluster.reports import (
     AppReport,

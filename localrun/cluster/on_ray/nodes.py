@@ -42,7 +42,7 @@ _SLOW = "timed out during startup"
 N_LINES = 40
 # Where KubeRay asks whether a node is well.
 AGENT_PORT = 52365
-# Before what a person is told of a head that this machine cannot join.
+# Before what a person is told, of a head that this machine cannot join or of a failed start; Ray's words are around it.
 MARK = "localrun says: "
 HEAD_TIMEOUT_S = 10.0
 # Of each node, so that who joins sees with whom.

@@ -22,9 +22,9 @@ from ray.serve.config import RequestRouterConfig
 
 from localrun import ollama_environment, wire
 from localrun.cluster import settings as kept
-from localrun.cluster import tls
 from localrun.cluster.catalogue import adapters_of, at_hand, neighbours
 from localrun.cluster.description import Description, described, use_of
+from localrun.cluster.on_ray.nodes import MARK
 from localrun.cluster.on_ray.router import PrefixRouter
 from localrun.cluster.placement import Has
 from localrun.cluster.replica import Replica
@@ -43,8 +43,6 @@ DEPLOYMENT = "Engine"
 LINGER_S = 600
 # A replica whose engine does not come back for so long is started anew, maybe elsewhere.
 NO_ENGINE_S = 120.0
-# Before what a person is told of a failed start; Serve's own words are around it.
-MARK = "localrun says: "
 
 
 class Engine:
@@ -87,8 +85,7 @@ class Engine:
         self._had_engine_at_s = time.monotonic()
         self._supervisor.start()
         try:
-            encryption = tls.for_replicas(own.state) if self._member.is_encrypted else None
-            self._port = await self._replica.start(self._member.address, tls=encryption)
+            self._port = await self._replica.start(self._member.address, tls=self._member.tls_to_listen())
         except BaseException:
             await self._supervisor.stop()
             raise

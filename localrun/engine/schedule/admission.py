@@ -169,9 +169,11 @@ class Admission:
         n_new = request.last_start + 1 - n_matched
         if not (self._background.is_busy or self._awaits_prompts):
             return False
+        if is_long:
+            return True
         if n_matched not in self._direct_tokens:
             self._direct_tokens[n_matched] = self._n_direct(n_matched)
-        return is_long or self._background.takes(n_new, self._direct_tokens[n_matched])
+        return self._background.takes(n_new, self._direct_tokens[n_matched])
 
     @property
     def pooled(self) -> list[Request]:
