@@ -30,11 +30,13 @@ _READ_LATE = ("LOCALRUN_", "HF_", "OLLAMA_")
 class Daemon:
     """`url` of the daemon, `http` to speak with it, `home` has all its folders."""
 
-    def __init__(self, url: str, process: subprocess.Popen[str] | forked.Forked, log: Path) -> None:
+    def __init__(
+        self, url: str, process: subprocess.Popen[str] | forked.Forked, log: Path, home: Path | None = None
+    ) -> None:
         self.url = url
         self.process = process
         self._log = log
-        self.home = log.parent
+        self.home = log.parent if home is None else home
         self.http = self._new_client()
 
     def _new_client(self) -> httpx2.Client:
@@ -98,7 +100,7 @@ def running_daemon(
         daemon = None
         try:
             assert line.startswith("localrun is listening on http://"), log.read_text(errors="replace")
-            daemon = Daemon(line.split()[-1], process, log)
+            daemon = Daemon(line.split()[-1], process, log, Path((own | environment)["LOCALRUN_HOME"]))
             yield daemon
         finally:
             if daemon is not None:

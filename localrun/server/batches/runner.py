@@ -355,9 +355,13 @@ class Runner:
                 if one.hold.begin(why, _LIMITED_S if answered.code == RateLimited.code else None):
                     _log.info("batch %s waits %.0f s: %s", one.batch.id, one.hold.left_s, why)
             else:
-                await self._record(one, line, answered)
+                recording = asyncio.create_task(self._record(one, line, answered))
+                try:
+                    await asyncio.shield(recording)
+                finally:  # what is written down was used, also when the line is given up meanwhile
+                    await asyncio.wait([recording])
+                    is_done = recording.exception() is None
                 self._hold.end()
-                is_done = True
         except (LocalrunError, OSError, sqlite3.Error) as error:
             self._hold_all(error)
         finally:

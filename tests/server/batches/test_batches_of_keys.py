@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sqlite3
+import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import msgspec
@@ -127,6 +130,32 @@ def test_lines_that_are_given_up_for_others_cost_once():
         left = client.models.with_raw_response.list().headers
         assert left["x-ratelimit-remaining-requests"] == "994"
         assert 0 <= batch.usage.total_tokens - (1_000_000 - int(left["x-ratelimit-remaining-tokens"])) <= 20
+
+
+def test_what_lines_used_that_are_written_down_while_the_daemon_stops_is_counted(tmp_path: Path):
+    n_lines = 30
+    home = {"LOCALRUN_HOME": str(tmp_path), "LOCALRUN_FAKE_STEP_MS": "5"}
+    with running_daemon(**home) as daemon:
+        client = client_with(daemon, "yan")
+        batch = begun(client, encoded([chat_line(f"r{n}") for n in range(n_lines)]))
+        until(lambda: bool((client.batches.retrieve(batch.id).request_counts or batch).completed))  # type: ignore[union-attr]
+        with closing(sqlite3.connect(tmp_path / "data" / "batches" / "batches.db", isolation_level=None)) as another:
+            another.execute("begin immediate")  # as a backup does
+
+            def computing() -> set[str]:
+                listed = daemon.http.get("/localrun/v1/requests", headers={"x-api-key": client.api_key}).json()
+                return {row["state"] for row in listed["requests"]} - {"done"}
+
+            until(lambda: not computing())
+            daemon.process.terminate()
+            time.sleep(0.5)  # it gives up its lines meanwhile
+            another.execute("rollback")
+        daemon.process.wait(timeout=60)
+    with running_daemon(**home) as daemon:
+        batch = ended(client_of(daemon, client.api_key), batch)
+        assert batch.usage is not None
+        row = used(daemon, "yan")
+        assert (row["requests"], row["output_tokens"]) == (n_lines, batch.usage.output_tokens)
 
 
 def upload(client: OpenAI, n_bytes: int, purpose: str = "user_data") -> str:
