@@ -98,8 +98,9 @@ class ClusterLender:
         return self._own.n_wanting_room
 
     def slots_of(self, name: str) -> int:
-        """None that a batch may fill: its lines go one by one, as beside a model that is not loaded."""
-        return self._own.slots_of(name) if self._app(name) is None else 0
+        """Of all replicas that this door has a link to."""
+        app = self._app(name)
+        return self._own.slots_of(name) if app is None else app.link.n_slots
 
     def streams_within(self, name: str, step_s: float) -> int:
         """One for each replica, beside others' requests."""

@@ -184,6 +184,11 @@ class ClusterLink:
     def n_requests(self) -> int:
         return len(self._placed)
 
+    @property
+    def n_slots(self) -> int:
+        """Of the replicas that there is a link to."""
+        return sum(link.ready.n_slots for link in self._links.values() if link.error is None)
+
     def links(self) -> dict[str, EngineLink]:
         """Those that are open, by replica."""
         return dict(self._links)
