@@ -209,17 +209,18 @@ def own_address(text: str) -> str:
         raise ConfigError(f"{address} is no address of this machine, so that no node of it can have it") from None
 
 
-def check_port(head: str) -> None:
-    """Of a head that is to be started here. Raises PortBusy."""
+def check_ports(head: str) -> None:
+    """Ray's and, below it, that of the daemon's books, of a head that is to be started here. Raises PortBusy."""
     host, _, port = head.rpartition(":")
-    try:
-        with socket.create_server((host, int(port))):
-            pass
-    except OSError as error:
-        raise PortBusy(
-            f"the head cannot listen at {head}, as another cluster's may do: {os.strerror(error.errno or 0)}; give "
-            f"--head-port"
-        ) from None
+    for one in (int(port), int(port) - 1):
+        try:
+            with socket.create_server((host, one)):
+                pass
+        except OSError as error:
+            raise PortBusy(
+                f"the head cannot listen at {host}:{one}, as another cluster's may do: "
+                f"{os.strerror(error.errno or 0)}; give --head-port"
+            ) from None
 
 
 def address_of(host: str) -> str:

@@ -133,7 +133,7 @@ class Runtime:
         self.responses = KeptResponses()
         # Asking the GPUs takes a process: one question at a time.
         self.asks_gpus = asyncio.Lock()
-        self.targets = Targets(settings, self.store, self.supervisor.residents)
+        self.targets = Targets(settings, self.store, self.supervisor.residents, self.rows_elsewhere)
         self.cache = Cache(
             settings, self.store, residents=self.supervisor.residents, folder=kv_folder, elsewhere=self.rows_elsewhere
         )

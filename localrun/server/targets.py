@@ -36,6 +36,7 @@ from localrun.models.storage.store import Store
 from localrun.server.engines.resident import Resident, ResidentState, Use, pooling_for
 from localrun.server.jobs.job import JobRequest
 from localrun.server.prompting.profile import capabilities
+from localrun.snapshot import EngineRow
 
 # The names that OpenAI, Anthropic and Google give to their models.
 _HOSTED = re.compile(
@@ -71,12 +72,16 @@ class Target(NamedTuple):
 
 
 class Targets:
-    """See the module. `residents` are the models that are loaded."""
+    """See the module. `residents` are the models that are loaded, `elsewhere` rows of engines on other machines."""
 
-    def __init__(self, settings: Settings, store: Store, residents: Callable[[], list[Resident]]) -> None:
+    def __init__(
+        self, settings: Settings, store: Store, residents: Callable[[], list[Resident]],
+        elsewhere: Callable[[], list[EngineRow]],
+    ) -> None:  # fmt: skip
         self._settings = settings
         self._store = store
         self._residents = residents
+        self._elsewhere = elsewhere
 
     def names(self, name: str) -> tuple[str, ...]:
         """The models that a name stands for: of a tier the small one, which sees every request, and the large one."""
@@ -244,6 +249,9 @@ class Targets:
         if not able and use is Use.EMBED:
             able = [model for model in here if _is_for(model, Use.TEXT)]
         names = [model.name for model in able]
+        running = {row.model for row in self._elsewhere()}.intersection(names)
+        if len(running) == 1:
+            return running.pop()
         last = last_model(last_loaded_file(use))
         with suppress(ValueError):
             return names[names.index(last)]

@@ -151,6 +151,19 @@ async def test_replicas_that_cannot_compute_it_are_left_alone(
     await daemon.ask()
 
 
+async def test_a_request_that_names_no_model_gets_the_one_that_the_cluster_runs(
+    told: Description, machine: Machine, settings: Callable[..., Settings]
+) -> None:
+    chat = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 3}
+    door = Door()
+    async with serving(door, settings(), told, machine) as client:
+        answer = await client.post("/v1/chat/completions", json=chat)
+        assert answer.json()["model"] == "alpha"
+        door._on_report(ClusterReport(nodes=(), apps=()))
+        refused = await client.post("/v1/chat/completions", json=chat)
+        assert "model is required" in refused.json()["error"]["message"]
+
+
 async def test_at_the_end_nothing_is_lent(daemon: Daemon, machine: Machine) -> None:
     daemon.tell(machine)
     await daemon.taken()

@@ -87,3 +87,14 @@ def test_a_model_that_fits_on_no_node_is_not_deployed(two: Two) -> None:
     (app,) = [app for app in two.head.status()["apps"] if app["description"]["model"] == "alpha"]
     assert app["state"] == "running"
     assert app["description"]["load"].get("num_ctx") is None
+
+
+def test_a_model_that_could_not_be_started_is_deployed_again(two: Two) -> None:
+    refuses = [node.home / "state" / "refuses" for node in (two.head, two.other)]
+    for path in refuses:
+        path.touch()
+    with pytest.raises(AssertionError, match="'beta' cannot be run: the memory is broken"):
+        two.head.run("deploy", "beta", "--slots", "3")
+    for path in refuses:
+        path.unlink()
+    assert "the cluster runs beta" in two.head.run("deploy", "beta", "--slots", "3")

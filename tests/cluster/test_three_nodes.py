@@ -325,6 +325,8 @@ def test_an_app_is_scaled_by_the_work_that_waits_and_wakes_from_nothing(cluster:
 
     cluster.head.run("deploy", "alpha", "--min", "0", "--max", "3")
     until(lambda: n_wanted() == 0, "nothing")
+    # What comes before a door knows of it is computed by a replica that ends afterwards.
+    until(lambda: not cluster.head.engines() and not cluster.second.engines(), "doors without replicas")
     # It wakes at once; what then waits brings more, which go again, in the middle of what is left.
     streams = cluster.streams(cluster.second, 16) + cluster.streams(cluster.head, 16)
     until(lambda: n_wanted() > 1, "more replicas")

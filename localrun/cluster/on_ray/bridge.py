@@ -63,7 +63,11 @@ EVERY_S = 1.0
 ANSWER_S = 3.0
 # A choice that takes so long is of no use to anybody.
 CHOICE_S = 1.0
+# A controller that ends meanwhile never answers.
+SCALE_S = 10.0
 FIRST_ANSWER_S = 60.0
+# Of Serve, for an app whose first replicas could not be started.
+DEPLOY_FAILED = "deploy_failed"
 # A busy one may take some of those.
 HEAD_TRIES = 10
 
@@ -102,7 +106,9 @@ class Bridge:
         )
         alive = [(node.node, node.has) for node in self._nodes if node.state == "alive"]
         await asyncio.to_thread(check_fits, asked.description, ollama_environment.load(), alive)
-        if there is not None and there.description == asked.description:
+        if there is not None and there.state == DEPLOY_FAILED:  # Serve would take it for the same, and not try again
+            await asyncio.to_thread(serve.delete, asked.description.app)
+        elif there is not None and there.description == asked.description:
             await asyncio.to_thread(_scale, asked.description.app, n_replicas)
             return
         await asyncio.to_thread(_run, build(asked.description, max(1, n_replicas), self._engine), asked.description.app)
@@ -253,7 +259,7 @@ def _scale(app: str, n_replicas: int) -> None:
     """Running replicas stay as they are: deploying the same again would start all of them anew."""
     client = serve.context._get_global_client()
     deployment = ray.serve._private.common.DeploymentID(name=DEPLOYMENT, app_name=app)
-    ray.get(client._controller.update_deployment_replicas.remote(deployment, n_replicas))
+    ray.get(client._controller.update_deployment_replicas.remote(deployment, n_replicas), timeout=SCALE_S)
 
 
 async def _try_to_scale(app: str, n_replicas: int) -> None:
@@ -362,7 +368,7 @@ async def _deployed(bridge: Bridge, pipes: _Pipes, asked: Deploy) -> None:
         seen = await bridge.look()
         pipes.say(seen)
         app = next((one for one in seen.apps if one.description == asked.description), None)
-        if app is not None and app.state in ("deploy_failed", "unhealthy"):
+        if app is not None and app.state in (DEPLOY_FAILED, "unhealthy"):
             raise Unavailable(f"'{asked.description.model}' cannot be run: {app.message}")
         n_nodes = sum(node.state == "alive" for node in seen.nodes)
         n_wanted = 1 if app is None else app.n_wanted
