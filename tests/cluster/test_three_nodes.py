@@ -36,7 +36,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = (sys.executable, "-P", "-m", "tests.cluster.fake_cluster")
-PATIENCE_S = 180
+PATIENCE_S = 600
 N_TOKENS = 400
 
 
