@@ -1,4 +1,4 @@
-"""A replica as Serve starts it, with a fake engine; it cannot be started where the node's state has a file `refuses`."""
+"""A replica as Serve starts it, with a fake engine; none starts where the node's state has a file `refuses`."""
 
 from __future__ import annotations
 

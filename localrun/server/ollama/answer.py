@@ -91,7 +91,7 @@ class Lines:
         return self._head + rfc3339_now() + self._before_text + _encode(said.text) + more + rest
 
 
-def metrics(usage: Usage, *, load_s: float, total_s: float) -> dict[str, int]:
+def figures(usage: Usage, *, load_s: float, total_s: float) -> dict[str, int]:
     """Counts and integer nanoseconds. All of them are always there, and no duration that clients divide by is 0."""
     return {
         "total_duration": _ns(total_s),
@@ -314,5 +314,5 @@ class _Answer:
             fields["context"] = [*self._context, *self._output_tokens]
         if delta.usage is not None:
             total_s = time.monotonic() - self._job.arrived_at_s
-            fields |= metrics(delta.usage, load_s=self._job.load_s, total_s=total_s) | draft_counts(self._job.record)
+            fields |= figures(delta.usage, load_s=self._job.load_s, total_s=total_s) | draft_counts(self._job.record)
         return fields

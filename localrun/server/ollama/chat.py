@@ -22,7 +22,7 @@ from localrun.server.http.exchange import Exchange
 from localrun.server.http.fields import job_request_of, keep_alive_s
 from localrun.server.http.loop_watch import apart
 from localrun.server.jobs.job import Job
-from localrun.server.ollama.answer import Kind, Lines, answer, metrics
+from localrun.server.ollama.answer import Kind, Lines, answer, figures
 from localrun.server.ollama.bodies import ChatBody, GenerateBody, Options
 from localrun.server.prompting import fitting
 from localrun.server.prompting.ask import ChatRequest
@@ -135,7 +135,7 @@ async def load_or_unload(runtime: Runtime, exchange: Exchange, body: ChatBody | 
         for name in names:
             exchange.caller.check_change(f"unload {name}")
             await runtime.unload(name)
-        await exchange.answer(lines.end("unload", metrics(_NOTHING, load_s=0.0, total_s=0.0)))
+        await exchange.answer(lines.end("unload", figures(_NOTHING, load_s=0.0, total_s=0.0)))
         return
     if tier is not None:
         await asyncio.to_thread(runtime.targets.models_of, tier)
@@ -144,4 +144,4 @@ async def load_or_unload(runtime: Runtime, exchange: Exchange, body: ChatBody | 
         async with runtime.job(ask) as job:
             load_s += job.load_s
     total_s = time.monotonic() - began_s
-    await exchange.answer(lines.end("load", metrics(_NOTHING, load_s=load_s, total_s=total_s)))
+    await exchange.answer(lines.end("load", figures(_NOTHING, load_s=load_s, total_s=total_s)))

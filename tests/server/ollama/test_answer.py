@@ -48,7 +48,7 @@ def test_thinking_and_calls_are_in_a_chat_s_message_and_beside_a_response() -> N
 
 
 def test_the_last_line() -> None:
-    metrics = answer.metrics(USAGE, load_s=2, total_s=3)
+    metrics = answer.figures(USAGE, load_s=2, total_s=3)
     parsed = json.loads(Lines("m", Kind.CHAT).end("stop", metrics))
     assert parsed["message"] == {"role": "assistant", "content": ""}
     assert (parsed["done"], parsed["done_reason"]) == (True, "stop")
@@ -65,7 +65,7 @@ def test_the_last_line() -> None:
 def test_no_duration_that_clients_divide_by_is_zero() -> None:
     """One token has no time between tokens; llm and others compute count / duration."""
     one = Usage(n_prompt=1, n_cached=1, n_output=1, queued_s=0, prefill_s=0, decode_s=0)
-    metrics = answer.metrics(one, load_s=0, total_s=0)
+    metrics = answer.figures(one, load_s=0, total_s=0)
     assert metrics["eval_duration"] > 0
     assert metrics["prompt_eval_duration"] > 0
     assert all(isinstance(value, int) for value in metrics.values())
