@@ -98,7 +98,7 @@ types: $(STAMP)
 	MYPYPATH=build/types $(BIN)/mypy -p localrun -p tiny -p bench
 
 # llama.cpp is compiled here once, some minutes on two cores, and the wheel kept for other checkouts and environments.
-$(RUN_STAMP): pyproject.toml packaging/constraints.txt $(wildcard localrun/native_build/*.py)
+$(RUN_STAMP): pyproject.toml packaging/constraints.txt $(wildcard localrun/native_build/*.*)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "localrun needs Python 3.11 or newer")'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(PYTHON) -m localrun.native_build install --python $(BIN)/python $(if $(WHEELS),--wheels '$(WHEELS)')

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from localrun.errors import NotFound
 from localrun.server.http.operation import JSON, Family
 from localrun.server.openapi.document import Json
-from localrun.server.openapi.field_notes import COMMON
+from localrun.server.openapi.field_notes import common
 from localrun.server.openapi.refusals import REFUSALS
 
 # No script runs and nothing is loaded, whatever a page says.
@@ -273,7 +273,7 @@ def _rows(schema: Json) -> list[str]:
     """Required fields first, what many routes take last."""
     required = schema.get("required", ())
     properties = schema.get("properties", {})
-    names = sorted(properties, key=lambda name: (name not in required, name in COMMON))
+    names = sorted(properties, key=lambda name: (name not in required, name in common()))
     return [
         _row(name, properties[name], properties[name].get("description", ""), is_required=name in required)
         for name in names
