@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from localrun.models import modelfile
-from localrun.server.openapi.field_notes import notes
+from localrun.server.openapi.document import notes
 
 HEAD = '''\
 # Modelfile

@@ -47,8 +47,7 @@ from localrun.server.http.failures import Shape
 from localrun.server.jobs.generation import CALLED, Generation
 from localrun.server.jobs.registry import Registry
 from localrun.server.jobs.windows import LatencyWindow, RateWindow
-from localrun.server.metering.live_gauges import RUNNING_STATES, LiveCollector, Nodes
-from localrun.server.metering.llama_server_names import LlamaServerNames, Totals
+from localrun.server.metering.live_gauges import RUNNING_STATES, LiveCollector, LlamaServerNames, Nodes, Totals
 from localrun.snapshot import Aggregate, BatchRow, EngineRow, RequestState, Snapshot
 
 # Codes of errors: what llama.cpp handed back could not be used.

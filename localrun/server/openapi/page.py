@@ -19,8 +19,7 @@ from typing import Any, NamedTuple
 
 from localrun.errors import NotFound
 from localrun.server.http.operation import JSON, Family
-from localrun.server.openapi.document import Json
-from localrun.server.openapi.field_notes import common
+from localrun.server.openapi.document import Json, common
 from localrun.server.openapi.refusals import REFUSALS
 
 # No script runs and nothing is loaded, whatever a page says.
