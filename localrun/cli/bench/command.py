@@ -84,7 +84,6 @@ class Reporting:
             plot(self.plot_path, curves, latency_ranges(results))
 
     def curve_lines(self, curves: Mapping[str, Sequence[CurvePoint]]) -> list[str]:
-        """The decode curves as tables and as a chart."""
         from localrun.bench.report import curve_tables, decode_chart
 
         return [*curve_tables(curves, self.hourly_price), *decode_chart(curves).splitlines()]

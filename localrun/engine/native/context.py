@@ -490,7 +490,6 @@ class LlamaContext:
         return buffer[: self._save(seq, buffer, buffer.size)]
 
     def close(self) -> None:
-        """Free it."""
         native.llama_free(self.native)
         self._free_chains()
 

@@ -29,8 +29,6 @@ class Nodes(Protocol):
 
 
 class LiveCollector(Collector):
-    """See the module."""
-
     def __init__(
         self,
         requests: Registry,

@@ -348,11 +348,9 @@ class Telemetry:
         self.metrics.probe_seconds.labels(name).inc(seconds)
 
     def batch_lines(self, outcome: str, n_lines: int) -> None:
-        """Counts `n_lines` batch lines with this outcome."""
         self.metrics.batch_lines.labels(outcome).inc(n_lines)
 
     def batch_ended(self, status: str) -> None:
-        """One batch did, so."""
         self.metrics.batches.labels(status).inc()
 
     def refused(self, status: int) -> None:

@@ -43,7 +43,6 @@ _WITH_MODEL = (404, 422, 429, 499, 500, 501, 503, 507)
 
 
 def document_of(operations: Sequence[Operation]) -> Json:
-    """The whole document."""
     types = _types(operations)
     schemas, components = msgspec.json.schema_components(types, ref_template=_REF + "{name}")
     names = {name: _short(name) for name in components}
