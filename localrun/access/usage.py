@@ -26,7 +26,6 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from functools import cache
-from importlib import resources
 from pathlib import Path
 from typing import NamedTuple
 
@@ -39,7 +38,7 @@ _BUSY_TIMEOUT_S = 0.02
 
 @cache
 def _schema() -> str:
-    return resources.files("localrun.access").joinpath("usage.sql").read_text(encoding="utf-8")
+    return Path(__file__).with_name("usage.sql").read_text(encoding="utf-8")
 
 
 _COUNT = """
