@@ -21,7 +21,7 @@ endef
 run: $(RUN_STAMP)
 	@if [ -t 0 ] && [ -t 1 ]; then $(BIN)/localrun; \
 	else $(BIN)/localrun run tiny "Tell me a story about a fox." --verbose </dev/null; fi
-	@$(BIN)/localrun dev next
+	@$(BIN)/python packaging/next_steps.py $(BIN)/localrun
 
 # Three processes share the files of tests between them: on two cores one more than cores, because tests wait a lot.
 PYTEST := $(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
