@@ -21,7 +21,7 @@ endef
 run: $(RUN_STAMP)
 	@if [ -t 0 ] && [ -t 1 ]; then $(BIN)/localrun; \
 	else $(BIN)/localrun run tiny "Tell me a story about a fox." --verbose </dev/null; fi
-	@$(BIN)/localrun dev next
+	@$(BIN)/python packaging/next_steps.py $(BIN)/localrun
 
 # Three processes share the files of tests between them: on two cores one more than cores, because tests wait a lot.
 PYTEST := $(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
@@ -98,7 +98,7 @@ types: $(STAMP)
 	MYPYPATH=build/types $(BIN)/mypy -p localrun -p tiny -p bench
 
 # llama.cpp is compiled here once, some minutes on two cores, and the wheel kept for other checkouts and environments.
-$(RUN_STAMP): pyproject.toml packaging/constraints.txt $(wildcard localrun/native_build/*.py)
+$(RUN_STAMP): pyproject.toml packaging/constraints.txt $(wildcard localrun/native_build/*.*)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "localrun needs Python 3.11 or newer")'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(PYTHON) -m localrun.native_build install --python $(BIN)/python $(if $(WHEELS),--wheels '$(WHEELS)')

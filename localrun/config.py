@@ -20,6 +20,7 @@ import re
 import tomllib
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
@@ -64,8 +65,8 @@ class ConfigError(ValueError):
 
 class LoadSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How one model is loaded. None leaves a field to whoever comes next: a request, the model's own parameters, its
-    table in the settings file, the settings for all models. `LOAD_HELP` has what the fields mean. Only tables name
-    `adapters`, as texts for `split_scale`; a model with adapters of its own has no others."""
+    table in the settings file, the settings for all models. Only tables name `adapters`, as texts for `split_scale`; a
+    model with adapters of its own has no others."""
 
     num_ctx: ContextTokens | None = None
     slots: Slots | None = None
@@ -101,25 +102,6 @@ class LoadSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 NOTHING_ASKED = LoadSettings()
-LOAD_HELP: dict[str, str] = {
-    "num_ctx": "tokens that one request has room for at least, prompt and answer; beyond the context that the model "
-    "was trained for only with `rope_frequency_scale`",
-    "slots": "as the setting",
-    "kv_cells": "as the setting, and never fewer than `num_ctx`",
-    "kv_type": "as the setting",
-    "threads": "as the setting",
-    "gpu_layers": "as the setting",
-    "batch_tokens": "as the setting",
-    "speculation": "as the setting",
-    "draft": "the draft model of models that have none of their own: a name, or the path of a GGUF file",
-    "adapters": "the adapters of models that have none of their own: names, or paths of GGUF files, each with its "
-    "strength after an equals sign if that is not 1",
-    "rope_scaling": "how positions beyond the trained context are brought within it: none, linear or yarn",
-    "rope_frequency_base": "base of the rotary position embedding; 0 is the model's own",
-    "rope_frequency_scale": "context extension (RoPE scaling): 0.25 is four times the trained context, 0 "
-    "the model's own",
-    "yarn_orig_ctx": "with yarn: the context of the first training; 0 is the model's own",
-}
 
 
 class ModelTable(NamedTuple):
@@ -187,7 +169,8 @@ TIER_HELP: dict[str, str] = {
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """All settings. `HELP` documents every field that has a flag and a variable; `models` and `tiers` have neither."""
+    """All settings. `settings.toml` documents every field that has a flag and a variable; `models` and `tiers` have
+    neither."""
 
     host: str = "127.0.0.1"
     port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = DEFAULT_PORT
@@ -276,60 +259,14 @@ def _pattern_length(table: ModelTable) -> int:
     return len(table.pattern)
 
 
-HELP: dict[str, str] = {
-    "host": "address the daemon listens on besides loopback; one that is not a loopback address needs an API key "
-    "(`localrun key create`) and gets TLS",
-    "port": "TCP port; 0 picks a free one",
-    "slots": "requests of one model that run at once, fewer if memory is short; others wait in the queue",
-    "kv_cells": "KV cells (tokens) of one model's pool, shared by its slots; 0 chooses by the model and the memory",
-    "kv_type": "type of the KV cache: f16, q8_0 or q4_0; auto means f16 if it fits, else q8_0",
-    "threads": "compute threads of one engine, at most one per processor; 0 uses the number that "
-    "was measured to be best or, until then, one per fast core",
-    "gpu_layers": "layers placed on the GPU; -1 means as many as fit; with 0 nothing lies on a GPU",
-    "cpu_fallback": "on or off: whether models are computed on the CPU when a GPU that was there is lost, instead of "
-    "being refused",
-    "batch_tokens": "maximum rows of one step, and of one micro-batch",
-    "latency": "interactive, balanced, throughput, or a number of milliseconds: how long prefill may hold up streams",
-    "max_queue": "requests of one model that may wait for a slot; more are refused with 429",
-    "max_models": "models loaded at once; 0 means as many as fit in memory",
-    "default_model": "the model that answers requests that name none, or a hosted one such as gpt-4o that is not here; "
-    "empty means the one that answered last, or the only one",
-    "keep_alive_s": "seconds that an idle model stays loaded; a negative number keeps it loaded",
-    "load_timeout_s": "seconds that loading a model may take",
-    "resume": "on or off: whether answers go on when an engine dies, on the next one, instead of ending with an error",
-    "speculation": "on or off: whether tokens are drafted and verified several at a time; a model's parameter or a "
-    "request can say otherwise",
-    "projectors": "on or off: whether models are loaded with their projectors, which take memory and make them see or "
-    "hear",
-    "ram_cache_bytes": "memory for the state of idle prefixes, per engine; 0 turns it off",
-    "disk_cache_bytes": "disk space for the state of idle prefixes of all models, kept across restarts; 0 turns it off",
-    "max_body_bytes": "largest request body",
-    "receive_deadline_s": "seconds that a client may take to send its request",
-    "template_timeout_s": "processor time that a chat template may take",
-    "template_output_bytes": "largest prompt that a chat template may produce",
-    "fetch_images": "on or off: whether pictures and recordings of requests are fetched when they are given by their "
-    "URL; only from public addresses",
-    "strict_schemas": "on or off: whether a request is refused when something of its JSON schema cannot be enforced, "
-    "as with `strict: true`, instead of leaving it out",
-    "origins": "browser origins allowed besides localhost, separated by commas",
-    "loopback_needs_key": "on or off: whether programs on this machine need an API key as soon as there is one; "
-    "localrun's own commands have theirs",
-    "key_storage_bytes": "disk space for the files and batches of each API key that has no limit of its own; 0 means "
-    "no limit",
-    "host_names": "more names by which other machines may reach this one, separated by commas",
-    "tls_cert": "file with the certificate and its chain (PEM); empty makes one that is kept in the data folder",
-    "tls_key": "file with the certificate's private key (PEM)",
-    "announce": "on or off: whether other machines find this one by mDNS",
-    "log_level": "debug, info, warning or error",
-    "request_log": "off, text or json: whether the log has a line for each HTTP request that ended (route, status, "
-    "model, tokens, duration, client), never with what was asked or answered",
-    "models_dir": "folder of model files; empty means `models` in the data folder",
-    "pull_rate_bytes_per_s": "maximum bytes per second of one model download; 0 means no limit",
-    "model_dirs": "more folders of GGUF files, used in place; separated as in PATH",
-}
+@cache
+def help_texts() -> dict[str, str]:
+    """What each of `FIELDS` means."""
+    return tomllib.loads(Path(__file__).with_name("settings.toml").read_text(encoding="utf-8"))
+
 
 # The settings that have a flag and a variable.
-FIELDS = tuple(HELP)
+FIELDS = tuple(name for name in Settings.__struct_fields__ if name not in ("models", "tiers"))
 
 _LATENCY_TARGETS_S = {"interactive": 0.045, "balanced": 0.14, "throughput": 0.8}
 

@@ -9,6 +9,7 @@ Does not: read or write pipes, but for `read_body` with a blocking one.
 from __future__ import annotations
 
 import struct
+from functools import partial
 from typing import BinaryIO, TypeVar
 
 import msgspec
@@ -58,46 +59,6 @@ def body_length(prefix: bytes) -> int:
     return length
 
 
-def decode_to_engine(body: bytes) -> ToEngine:
-    """Raises FrameError when the body is not one of `ToEngine`."""
-    return decoded(_to_engine, body)
-
-
-def decode_from_engine(body: bytes) -> FromEngine:
-    """Raises FrameError when the body is not one of `FromEngine`."""
-    return decoded(_from_engine, body)
-
-
-def decode_to_renderer(body: bytes) -> RenderRequest:
-    """Raises FrameError when the body is not a RenderRequest."""
-    return decoded(_to_renderer, body)
-
-
-def decode_from_renderer(body: bytes) -> RenderReply:
-    """Raises FrameError when the body is not a RenderReply."""
-    return decoded(_from_renderer, body)
-
-
-def decode_to_media_worker(body: bytes) -> DecodeRequest:
-    """Raises FrameError when the body is not a DecodeRequest."""
-    return decoded(_to_media_worker, body)
-
-
-def decode_from_media_worker(body: bytes) -> DecodeReply:
-    """Raises FrameError when the body is not a DecodeReply."""
-    return decoded(_from_media_worker, body)
-
-
-def decode_to_grammar_worker(body: bytes) -> GrammarCheck:
-    """Raises FrameError when the body is not a GrammarCheck."""
-    return decoded(_to_grammar_worker, body)
-
-
-def decode_from_grammar_worker(body: bytes) -> GrammarChecked:
-    """Raises FrameError when the body is not a GrammarChecked."""
-    return decoded(_from_grammar_worker, body)
-
-
 def decoded(decoder: msgspec.msgpack.Decoder[_Message], body: bytes) -> _Message:
     """Raises FrameError when the body is nothing that `decoder` knows."""
     try:
@@ -123,9 +84,12 @@ def read_body(stream: BinaryIO) -> bytes | None:
 _encoder = msgspec.msgpack.Encoder()
 _to_engine: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)
 _from_engine: msgspec.msgpack.Decoder[FromEngine] = msgspec.msgpack.Decoder(FromEngine)
-_to_renderer = msgspec.msgpack.Decoder(RenderRequest)
-_from_renderer = msgspec.msgpack.Decoder(RenderReply)
-_to_media_worker = msgspec.msgpack.Decoder(DecodeRequest)
-_from_media_worker = msgspec.msgpack.Decoder(DecodeReply)
-_to_grammar_worker = msgspec.msgpack.Decoder(GrammarCheck)
-_from_grammar_worker = msgspec.msgpack.Decoder(GrammarChecked)
+# Each takes a body, and raises FrameError when that is nothing of its kind.
+decode_to_engine = partial(decoded, _to_engine)
+decode_from_engine = partial(decoded, _from_engine)
+decode_to_renderer = partial(decoded, msgspec.msgpack.Decoder(RenderRequest))
+decode_from_renderer = partial(decoded, msgspec.msgpack.Decoder(RenderReply))
+decode_to_media_worker = partial(decoded, msgspec.msgpack.Decoder(DecodeRequest))
+decode_from_media_worker = partial(decoded, msgspec.msgpack.Decoder(DecodeReply))
+decode_to_grammar_worker = partial(decoded, msgspec.msgpack.Decoder(GrammarCheck))
+decode_from_grammar_worker = partial(decoded, msgspec.msgpack.Decoder(GrammarChecked))

@@ -59,7 +59,6 @@ def of_repository(model: str, files: Sequence[RemoteFile], *, wanted: str = "") 
 
 
 def in_folder(model: str, names: Iterable[str]) -> str | None:
-    """The projector for the file `model` among the names in its folder."""
     files = [RemoteFile(name, 0) for name in names]
     projectors = [file for file in files if is_projector(file.path)]
     ranked = _ranked(model, projectors, [file.path for file in files], is_repository=False)

@@ -41,7 +41,7 @@ def text() -> str:
     lines.append(".SH ENVIRONMENT")
     lines += _item("LOCALRUN_HOME", "The data, cache, configuration and state folders lie below it.")
     for field in config.FIELDS:
-        lines += _item(config.env_name(field), config.HELP[field] + ".")
+        lines += _item(config.env_name(field), config.help_texts()[field] + ".")
     lines.append(".SH FILES")
     for name, what in FILES:
         lines += _item(name, what + ".")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from localrun.models import modelfile
-from localrun.server.openapi.field_notes import NOTES
+from localrun.server.openapi.document import notes
 
 HEAD = '''\
 # Modelfile
@@ -71,5 +71,5 @@ def text() -> str:
 
 def _note(name: str) -> str:
     choices = modelfile.WORD_PARAMETERS.get(name)
-    note = NOTES[name].replace("|", "\\|")
+    note = notes()[name].replace("|", "\\|")
     return f"{note} {', '.join(f'`{choice}`' for choice in choices)}." if choices else note

@@ -8,6 +8,26 @@ import msgspec
 
 from localrun import config, ollama_environment
 
+LOAD_HELP: dict[str, str] = {
+    "num_ctx": "tokens that one request has room for at least, prompt and answer; beyond the context that the model "
+    "was trained for only with `rope_frequency_scale`",
+    "slots": "as the setting",
+    "kv_cells": "as the setting, and never fewer than `num_ctx`",
+    "kv_type": "as the setting",
+    "threads": "as the setting",
+    "gpu_layers": "as the setting",
+    "batch_tokens": "as the setting",
+    "speculation": "as the setting",
+    "draft": "the draft model of models that have none of their own: a name, or the path of a GGUF file",
+    "adapters": "the adapters of models that have none of their own: names, or paths of GGUF files, each with its "
+    "strength after an equals sign if that is not 1",
+    "rope_scaling": "how positions beyond the trained context are brought within it: none, linear or yarn",
+    "rope_frequency_base": "base of the rotary position embedding; 0 is the model's own",
+    "rope_frequency_scale": "context extension (RoPE scaling): 0.25 is four times the trained context, 0 "
+    "the model's own",
+    "yarn_orig_ctx": "with yarn: the context of the first training; 0 is the model's own",
+}
+
 HEAD = """\
 # Settings
 
@@ -117,7 +137,7 @@ def text() -> str:
     defaults = config.Settings()
     rows = [
         f"| `{field}` | `{config.env_name(field)}` | {_default(getattr(defaults, field))} | {_unit(field)} "
-        f"| {_range(field, hints[field])} | {config.HELP[field].replace('|', chr(92) + '|')} |\n"
+        f"| {_range(field, hints[field])} | {config.help_texts()[field].replace('|', chr(92) + '|')} |\n"
         for field in config.FIELDS
     ]
     tail = TAIL.replace("MODEL_ROWS", _model_table()).replace("TIER_ROWS", _tier_table())
@@ -127,7 +147,7 @@ def text() -> str:
 def _model_table() -> str:
     hints = get_type_hints(config.LoadSettings, include_extras=True)
     rows = [
-        f"| `{field}` | {_range(field, get_args(hints[field])[0])} | {config.LOAD_HELP[field]} |\n"
+        f"| `{field}` | {_range(field, get_args(hints[field])[0])} | {LOAD_HELP[field]} |\n"
         for field in config.LoadSettings.__struct_fields__
     ]
     return "| setting | range | |\n|---|---|---|\n" + "".join(rows)

@@ -5,12 +5,12 @@ import typing
 from pathlib import Path
 
 import pytest
+import settings_page
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from localrun import config
 from localrun.config import (
-    HELP,
     ConfigError,
     LoadSettings,
     ModelTable,
@@ -113,8 +113,8 @@ def test_environment_names_are_all_different_and_none_is_the_home():
 
 
 def test_every_field_is_documented_once_and_no_other():
-    assert tuple(HELP) == FIELDS
-    assert all(text and text == text.strip() and not text.endswith(".") for text in HELP.values())
+    assert tuple(config.help_texts()) == FIELDS
+    assert all(text and text == text.strip() and not text.endswith(".") for text in config.help_texts().values())
 
 
 def test_every_number_has_its_unit_in_its_name_or_counts_something():
@@ -217,7 +217,7 @@ def test_a_bad_tier_is_refused_by_its_table(home: dict[str, str], text: str, par
 
 def test_every_setting_of_a_model_is_documented():
     assert set(config.TIER_HELP) | {"name", "file"} == set(config.Tier.__struct_fields__)
-    assert list(config.LOAD_HELP) == list(LoadSettings.__struct_fields__)
+    assert list(settings_page.LOAD_HELP) == list(LoadSettings.__struct_fields__)
 
 
 # --- what is refused, and how --------------------------------------------------------------------------------------

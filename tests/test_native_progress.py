@@ -12,8 +12,7 @@ import pytest
 from localrun.native_build import wheels
 from localrun.native_build.machine import Machine
 from localrun.native_build.plan import VERSION, Plan
-from localrun.native_build.progress import Progress
-from localrun.native_build.wheels import BuildError, compile_wheel, install
+from localrun.native_build.wheels import BuildError, Progress, compile_wheel, install
 from tests.says import says
 
 ROOT = Path(__file__).parents[1]

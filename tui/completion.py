@@ -1,6 +1,6 @@
 """How a slash command that is being typed may go on: its name, and its argument where there is a list to choose from.
 
-Does not: show them (`widgets/completions.py`), or know what a command does.
+Does not: show them (`widgets/prompt.py`), or know what a command does.
 """
 
 from __future__ import annotations

@@ -74,12 +74,10 @@ class Conversation:
 
     @property
     def model_parameters(self) -> dict[str, Any]:
-        """The parameters that are the model's business."""
         return {name: value for name, value in self.parameters.items() if name != _TOOLS}
 
     @property
     def options(self) -> dict[str, Any]:
-        """The parameters that are options of the model."""
         return {name: value for name, value in self.model_parameters.items() if name != _THINK}
 
     @property

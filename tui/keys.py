@@ -82,7 +82,6 @@ _NAMES = {
 
 
 def bind(name: str, action: str, **options: Any) -> Binding:
-    """The binding of a key of the table to an action."""
     key = KEYS[name]
     return Binding(key.keys, action, key.label, id=name, **options)
 

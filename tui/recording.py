@@ -11,13 +11,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterator
 from pathlib import Path
-from typing import Any, NoReturn, Self
+from typing import Any, Self
 
 import msgspec
 
-from localrun.client import ChatPiece, PullPiece
 from localrun.errors import DaemonUnreachable
-from localrun.snapshot import LogLine, PullRow, Snapshot, UsageReport
+from localrun.snapshot import Snapshot
 
 # A pause in the recording (a machine that slept) is not waited for in full.
 _LONGEST_PAUSE_S = 3.0
@@ -64,71 +63,19 @@ class Replay:
             yield snapshot
         raise DaemonUnreachable("the recording is over; Ctrl-R plays it again")
 
-    def chat(
-        self,
-        model: str,
-        messages: list[dict[str, Any]],
-        *,
-        options: dict[str, Any] | None = None,
-        think: bool | str | None = None,
-        lane: str = "default",
-        tools: list[dict[str, Any]] | None = None,
-    ) -> AsyncGenerator[ChatPiece, None]:
-        return self._nothing()
-
-    def logs(self, since: int = 0) -> AsyncGenerator[LogLine, None]:
-        return self._nothing()
-
-    async def cancel(self, request_id: str) -> bool:
-        self._refuse()
-
-    async def models(self) -> list[dict[str, Any]]:
-        self._refuse()
-
-    async def options(self) -> dict[str, Any]:
-        self._refuse()
-
-    async def show(self, model: str) -> dict[str, Any]:
-        self._refuse()
-
-    async def fit(self, model: str) -> dict[str, Any]:
-        self._refuse()
-
-    async def load(self, model: str) -> None:
-        self._refuse()
-
-    async def unload(self, model: str) -> None:
-        self._refuse()
-
-    async def remove(self, model: str) -> dict[str, Any]:
-        self._refuse()
-
-    async def catalog(self) -> list[dict[str, Any]]:
-        self._refuse()
-
-    async def search(self, query: str) -> dict[str, Any]:
-        self._refuse()
-
-    def pull(self, model: str) -> AsyncGenerator[PullPiece, None]:
-        return self._nothing()
-
-    async def pulls(self) -> list[PullRow]:
-        self._refuse()
-
-    async def cancel_pull(self, model: str) -> None:
-        self._refuse()
-
-    async def usage(self, by: str, days: int) -> UsageReport:
-        self._refuse()
-
-    async def _nothing(self) -> AsyncGenerator[Any, None]:
+    async def _nothing(self, *_: Any, **__: Any) -> AsyncGenerator[Any, None]:
         nothing: list[Any] = []
         for piece in nothing:
             yield piece
-        self._refuse()
+        await self._refuse()
 
-    def _refuse(self) -> NoReturn:
+    async def _refuse(self, *_: Any, **__: Any) -> Any:
         raise DaemonUnreachable("this is a recording; there is no daemon behind it")
+
+    # What a daemon does besides (`daemon.Daemon`).
+    chat = logs = pull = _nothing
+    cancel = models = options = show = fit = load = unload = remove = catalog = search = _refuse
+    pulls = cancel_pull = usage = _refuse
 
 
 def snapshots(path: Path) -> Iterator[Snapshot]:

@@ -25,6 +25,7 @@ import sqlite3
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -33,24 +34,13 @@ from localrun.access.quotas import BucketLevel
 FILE_NAME = "usage.db"
 # The event loop waits for another writer so long, and then tries with the next request.
 _BUSY_TIMEOUT_S = 0.02
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS usage (
-  day TEXT NOT NULL, key TEXT NOT NULL, model TEXT NOT NULL,
-  requests INTEGER NOT NULL, prompt_tokens INTEGER NOT NULL, cached_tokens INTEGER NOT NULL,
-  output_tokens INTEGER NOT NULL,
-  PRIMARY KEY (day, key, model)
-) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS elsewhere (
-  day TEXT NOT NULL, key TEXT NOT NULL, model TEXT NOT NULL,
-  requests INTEGER NOT NULL, prompt_tokens INTEGER NOT NULL, cached_tokens INTEGER NOT NULL,
-  output_tokens INTEGER NOT NULL, door TEXT NOT NULL,
-  PRIMARY KEY (day, key, model, door)
-) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS level (
-  key_id TEXT NOT NULL, kind TEXT NOT NULL, per_s REAL NOT NULL, level REAL NOT NULL, at_s REAL NOT NULL,
-  PRIMARY KEY (key_id, kind, per_s)
-) WITHOUT ROWID;
-"""
+
+
+@cache
+def _schema() -> str:
+    return Path(__file__).with_name("usage.sql").read_text(encoding="utf-8")
+
+
 _COUNT = """
 INSERT INTO usage VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET
   requests = requests + excluded.requests, prompt_tokens = prompt_tokens + excluded.prompt_tokens,
@@ -195,7 +185,7 @@ class UsageFile:
             db.execute("PRAGMA synchronous = NORMAL")
             # Copying the log into the file waits for the disk, which is no business of the event loop (`checkpoint`).
             db.execute("PRAGMA wal_autocheckpoint = 0")
-            db.executescript(_SCHEMA)
+            db.executescript(_schema())
             self._db = db
         return self._db
 
@@ -223,5 +213,5 @@ class UsageFile:
         """A connection of its own, for a thread."""
         path = self.path if self.path.exists() else ":memory:"
         with closing(sqlite3.connect(path, timeout=1.0)) as db:
-            db.executescript(_SCHEMA)
+            db.executescript(_schema())
             yield db

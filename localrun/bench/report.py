@@ -6,7 +6,7 @@ Pure: from numbers to lines. Only the chart needs a library, which is imported w
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from localrun.bench.metrics import CurvePoint, knee, percentile
 from localrun.bench.results import Parameter, RunResult, Workload
@@ -100,19 +100,11 @@ def _not_negative(value: float, field: str) -> float:
     return value
 
 
-# --- charts: bars of block characters, and the decode curve ---
+# --- the decode curve ---
 # Text without colours: it must be readable in a log file, and series are told apart by their marks.
 
-_EIGHTHS = " ▏▎▍▌▋▊▉"
 _MARKS = ("o", "x", "+", "*")
 _BOUND_MARK = "dot"
-
-
-def bars(rows: Sequence[tuple[str, float, str]], *, width: int = 40) -> list[str]:
-    """A bar per row of (label, value, value as text), the highest value `width` characters long. Values are >= 0."""
-    highest = max((value for _, value, _ in rows), default=0.0)
-    label_width = max((len(label) for label, _, _ in rows), default=0)
-    return [f"{label:<{label_width}}  {_bar(value, highest, width)} {text}" for label, value, text in rows]
 
 
 def decode_chart(curves: Mapping[str, Sequence[CurvePoint]], *, width: int = 78, height: int = 20) -> str:
@@ -152,12 +144,6 @@ def _round_numbers(lowest: float, highest: float) -> list[float]:
     return [number for number in numbers if lowest <= number <= highest]
 
 
-def _bar(value: float, highest: float, width: int) -> str:
-    eighths = round(8 * width * value / highest) if highest > 0 else 0
-    whole, rest = divmod(eighths, 8)
-    return "█" * whole + (_EIGHTHS[rest] if rest else "")
-
-
 def aligned(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     """Lines of columns: the first one left-aligned, the others right-aligned, two spaces between them."""
     table = [header, *rows]
@@ -168,17 +154,6 @@ def aligned(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
         cells += [cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True)]
         lines.append("  ".join(cells).rstrip())
     return lines
-
-
-def note_lines(results: Iterable[RunResult]) -> list[str]:
-    """What the runs have to say beside numbers, and the first reasons of requests that failed; each once."""
-    notes: dict[str, None] = {}
-    for result in results:
-        problems = dict.fromkeys(each.problem for each in result.records if each.problem and each.problem != CUT_SHORT)
-        for text in [result.note, *list(problems)[:MAX_PROBLEMS]]:
-            if text:
-                notes[f"{result.workload}, {result.target.name}: {text}"] = None
-    return list(notes)
 
 
 def curve_tables(curves: Mapping[str, Sequence[CurvePoint]], hourly_price: float | None) -> list[str]:

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import io
 import os
+import re
 import signal
 import sys
 import time
@@ -17,6 +18,7 @@ from enum import StrEnum
 from typing import Any, Self, TextIO
 
 import msgspec
+from rich.cells import cell_len
 
 from localrun.cli.text import TextStyle, duration, obeys_sequences, painted, tell
 from localrun.client import ChatMetrics, ChatPiece, Client
@@ -62,7 +64,7 @@ async def show(
     """Fill `answer` and write its text to stdout as it comes, then a line feed and the `stats`.
 
     On a terminal words are wrapped, unless `wraps` is false, and a status line with tokens/s, which `client` is asked
-    for, is shown meanwhile, unless `stats` is quiet or the terminal wraps by itself (see `wrapping.py`). Raises what
+    for, is shown meanwhile, unless `stats` is quiet or the terminal wraps by itself (see `Wrapping`). Raises what
     the stream raises; when interrupted, the text so far stays in `answer`, and the terminal is as it was.
     """
     on_terminal = sys.stdout.isatty()
@@ -125,7 +127,6 @@ def writing_to(stream: TextIO, *, wraps: bool = True) -> tuple[Callable[[str], N
     newlines = io.IncrementalNewlineDecoder(None, translate=True)  # of models that were trained on Windows' texts
     if not wraps:
         return lambda text: _written(stream, visible(newlines.decode(text))), lambda: None
-    from localrun.cli.wrapping import Wrapping  # not for scripts, which are waiting
 
     wrapping = Wrapping()
 
@@ -319,3 +320,66 @@ class StatusLine:
     def _write(self, text: str) -> None:
         self._terminal.write(text)
         self._terminal.flush()
+
+
+# A terminal wraps by itself, in the middle of words, and one that was left with its cursor behind the last column
+# forgets that when a status line is drawn elsewhere: the next letter then lands on the last one. So the last column
+# stays empty.
+
+# Of scripts without blanks: lines may break at each of these.
+_ALONE = "\u1100-\u115f\u2e80-\ua4cf\uac00-\ud7a3\uf900-\ufaff\ufe30-\ufe4f\uff00-\uff60"
+_PIECE = re.compile(rf"\n|[ \t]+|[{_ALONE}]|[^ \t\n{_ALONE}]+")
+_TAB = 8
+
+
+class Wrapping:
+    """`feed` takes pieces of a text and gives back what can be written of it so far; `end` gives the rest. Nothing but
+    blanks at the end of a line is replaced, by a line break. A word that is longer than a line is cut."""
+
+    def __init__(self) -> None:
+        self._column = 0
+        self._blanks = ""
+        self._word = ""
+
+    def feed(self, text: str, n_columns: int) -> str:
+        """`n_columns` are the terminal's, of which the last one stays empty; 0 if nobody knows."""
+        width = _width(n_columns)
+        written: list[str] = []
+        for found in _PIECE.finditer(self._word + text):
+            piece = found[0]
+            if piece == "\n":
+                self._column, self._blanks = 0, ""
+                written.append("\n")
+            elif piece[0] in " \t":
+                self._blanks += piece
+            elif found.end() == len(found.string) and len(piece) < width and cell_len(piece[0]) == 1:
+                self._word = piece  # it may go on
+                return "".join(written)
+            else:
+                written += self._put(piece, width)
+        self._word = ""
+        return "".join(written)
+
+    def end(self, n_columns: int) -> str:
+        """What was held back."""
+        word, self._word = self._word, ""
+        return "".join(self._put(word, _width(n_columns))) if word else ""
+
+    def _put(self, word: str, width: int) -> list[str]:
+        blanks, self._blanks = self._blanks.replace("\t", " " * (_TAB - self._column % _TAB)), ""
+        written = [blanks]
+        if self._column and self._column + len(blanks) + cell_len(word) > width:
+            written, self._column, blanks = ["\n"], 0, ""
+        self._column += len(blanks)
+        for character in word:
+            n_cells = cell_len(character)
+            if self._column + n_cells > width:
+                written.append("\n")
+                self._column = 0
+            written.append(character)
+            self._column += n_cells
+        return written
+
+
+def _width(n_columns: int) -> int:
+    return n_columns - 1 if n_columns > 2 else sys.maxsize

@@ -226,7 +226,6 @@ class BatchMeter:
         self.status = ""
 
     def add(self, batch: dict[str, Any], now_s: float) -> None:
-        """The batch as it is now."""
         counts = batch["request_counts"]
         self.status, self.total, self.failed = batch["status"], counts["total"], counts["failed"]
         self.done = counts["completed"] + counts["failed"]

@@ -61,7 +61,6 @@ def base_url(settings: config.Settings) -> str:
 
 
 def endpoint(settings: config.Settings) -> Endpoint:
-    """Where the daemon is that the settings name."""
     from localrun.access import trust
 
     return trust.endpoint(settings.host, settings.port)

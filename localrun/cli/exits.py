@@ -27,7 +27,6 @@ MEANINGS = {
 
 
 def code_of(error: errors.LocalrunError) -> int:
-    """The exit code for an error."""
     if isinstance(error, errors.PortBusy):
         return PORT_BUSY
     if isinstance(error, errors.DaemonUnreachable):

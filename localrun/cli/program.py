@@ -1,9 +1,8 @@
-"""The commands about this program itself: version, doctor, completion, dev."""
+"""The commands about this program itself: version, doctor, completion."""
 
 from __future__ import annotations
 
 import json
-import sys
 from typing import TYPE_CHECKING
 
 import click
@@ -11,8 +10,8 @@ import click
 from localrun import __version__, config, errors, ollama_environment
 from localrun.cli import exits
 from localrun.cli.arguments import given_flags, with_settings
-from localrun.cli.daemon import LIFE, base_url, daemon_version, version_if_any
-from localrun.cli.text import TextStyle, columns, painted, print_json, say, wrapped
+from localrun.cli.daemon import daemon_version, version_if_any
+from localrun.cli.text import TextStyle, painted, print_json, say, wrapped
 from localrun.config import Settings
 
 if TYPE_CHECKING:
@@ -54,25 +53,6 @@ def completion_command(context: click.Context, shell: str) -> None:
     if shell == "bash":
         # A name such as qwen3:4b is one word; for bash it would be three.
         click.echo('COMP_WORDBREAKS="${COMP_WORDBREAKS//:}"')
-
-
-@click.group("dev")
-def dev_command() -> None:
-    """Tools for developing localrun."""
-
-
-@dev_command.command("next")
-@with_settings
-def next_steps(settings: Settings) -> None:
-    """Say what runs now, and what to do next: the last words of `make run`."""
-    url = base_url(settings)
-    program = sys.argv[0] + ("" if settings.port == config.DEFAULT_PORT else f" --port {settings.port}")
-    steps = {"in a browser": f"{url}/", "in a terminal": program, "find models": f"{program} search"}
-    print()
-    if version_if_any(settings) is not None:
-        say(f"A daemon runs in the background at {url}. One that a command started {LIFE}.")
-        steps["stop it now"] = f"{program} stop --daemon"
-    print(columns(("Next:", ""), [(f"  {what}", how) for what, how in steps.items()]))
 
 
 # --- doctor ---

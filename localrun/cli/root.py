@@ -60,7 +60,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "completion": ("program", "Print a shell completion script."),
         "version": ("program", "Print the versions of this program and of the daemon."),
     },
-    "": {"push": ("models", "Explain how to share a model."), "dev": ("program", "Tools for developing localrun.")},
+    "": {"push": ("models", "Explain how to share a model.")},
 }
 COMMANDS = {name: said for group in GROUPS.values() for name, said in group.items()}
 

@@ -38,7 +38,7 @@ def _setting_options() -> list[click.Parameter]:
         kind = get_args(hint)[0] if get_origin(hint) is Annotated else hint
         default = getattr(defaults, field)
         shown = f"default {default}; " if default != "" else ""
-        help_text = f"{config.HELP[field]} ({shown}{config.env_name(field)})"
+        help_text = f"{config.help_texts()[field]} ({shown}{config.env_name(field)})"
         options.append(click.Option(["--" + field.replace("_", "-")], type=kind, help=help_text))
     return options
 

@@ -193,6 +193,8 @@ def environment(member: Membership, environ: Mapping[str, str] = os.environ) -> 
         # machine, if that has one, and listens on all interfaces.
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "1" if member.is_encrypted else "0",
         "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",  # what runs goes on elsewhere
+        # At 95 % of the memory in use, which is usual where models are, Ray would kill whatever began last.
+        "RAY_memory_monitor_refresh_ms": "0",
         # One that hangs cannot end in peace, and another one is needed.
         "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1",  # a replica that was given no GPU sees none

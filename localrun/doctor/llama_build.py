@@ -106,7 +106,6 @@ def check_build(report: BuildReport) -> Iterator[Finding]:
 
 
 def check_media(command: Sequence[str] = MEDIA_COMMAND, *, timeout_s: float = TIMEOUT_S) -> Finding:
-    """Whether the library for images and audio can be loaded."""
     remedy = f"models answer to text only; rebuild llama.cpp to send them images or audio: {rebuild()}"
     try:
         ended = run_text(command, timeout_s)

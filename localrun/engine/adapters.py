@@ -80,7 +80,6 @@ class AdapterQueue:
         return self._loading is not None
 
     def drop(self, request: Request) -> None:
-        """The request is over."""
         if request.awaits_adapters:
             if request in self._waiting:
                 self._waiting.remove(request)

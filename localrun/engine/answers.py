@@ -145,7 +145,6 @@ class Answers:
         return bool(self._grammars or self._late)
 
     def end(self, request: Request) -> None:
-        """A request is over."""
         self._late.drop(request)
         request.sampler.close()
         self._grammars.drop(request)

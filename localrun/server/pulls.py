@@ -260,7 +260,6 @@ class Pulls:
 
     @property
     def hub(self) -> Hub:
-        """The hub as the environment says it is."""
         if self._hub is None:
             self._hub = Hub.from_environment()
         return self._hub

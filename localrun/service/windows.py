@@ -16,7 +16,8 @@ import os
 import runpy
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from importlib import resources
 from pathlib import Path
 from xml.sax.saxutils import escape
 
@@ -58,54 +59,9 @@ def task(plan: ServicePlan, *, user: str, start_path: Path) -> str:
     if program.lower().endswith("python.exe"):
         program = program[: -len("python.exe")] + "pythonw.exe"
     arguments = ["-P", "-m", "localrun.service.windows", str(start_path)]
-    return _TASK.format(user=escape(user), program=escape(program), arguments=escape(_command_line(arguments)))
-
-
-def _command_line(arguments: Sequence[str]) -> str:
-    return subprocess.list2cmdline(arguments)
-
-
-# Priority 5 is a normal program's; the scheduler's own default is below that. No time limit, also on batteries.
-_TASK = """\
-<?xml version="1.0" encoding="UTF-16"?>
-<Task version="1.2" xmlns="http://schemas.microsoft.com/windows/2004/02/mit/task">
-  <RegistrationInfo>
-    <Description>localrun, language models on this machine</Description>
-  </RegistrationInfo>
-  <Triggers>
-    <LogonTrigger>
-      <Enabled>true</Enabled>
-      <UserId>{user}</UserId>
-    </LogonTrigger>
-  </Triggers>
-  <Principals>
-    <Principal id="Author">
-      <UserId>{user}</UserId>
-      <LogonType>InteractiveToken</LogonType>
-      <RunLevel>LeastPrivilege</RunLevel>
-    </Principal>
-  </Principals>
-  <Settings>
-    <MultipleInstancesPolicy>IgnoreNew</MultipleInstancesPolicy>
-    <DisallowStartIfOnBatteries>false</DisallowStartIfOnBatteries>
-    <StopIfGoingOnBatteries>false</StopIfGoingOnBatteries>
-    <StartWhenAvailable>true</StartWhenAvailable>
-    <Hidden>true</Hidden>
-    <ExecutionTimeLimit>PT0S</ExecutionTimeLimit>
-    <Priority>5</Priority>
-    <RestartOnFailure>
-      <Interval>PT1M</Interval>
-      <Count>3</Count>
-    </RestartOnFailure>
-  </Settings>
-  <Actions Context="Author">
-    <Exec>
-      <Command>{program}</Command>
-      <Arguments>{arguments}</Arguments>
-    </Exec>
-  </Actions>
-</Task>
-"""
+    # Priority 5 is a normal program's; the scheduler's own default is below that. No time limit, also on batteries.
+    xml = resources.files("localrun.service").joinpath("task.xml").read_text(encoding="utf-8")
+    return xml.format(user=escape(user), program=escape(program), arguments=escape(subprocess.list2cmdline(arguments)))
 
 
 # Columns of `schtasks /query /v /fo csv`. The words in them are translated; the result of a task that runs is a number

@@ -24,12 +24,13 @@ import os
 import sys
 import threading
 from collections import deque
-from collections.abc import Coroutine, Mapping
+from collections.abc import AsyncIterator, Coroutine, Mapping
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
+import httpx2
 import msgspec
 
 from localrun import __version__
@@ -266,8 +267,6 @@ class _Server:
         if settings.url:
             from mcp.client.streamable_http import streamable_http_client
 
-            from localrun.tools.http import MAX_MESSAGE_BYTES, http_client
-
             client = await stack.enter_async_context(http_client(settings))
             return streamable_http_client(settings.url, http_client=client, max_sse_event_size=MAX_MESSAGE_BYTES)
         from mcp import StdioServerParameters, stdio_client
@@ -413,3 +412,42 @@ def _text(content: Any) -> str:
     if content.type == "resource_link":
         return f"[a link to {content.uri}]"
     return f"[{content.type} {getattr(content, 'mime_type', '')}: left out]"
+
+
+# As the guard's for programs. Events of a stream have this limit, too, by the MCP library.
+MAX_MESSAGE_BYTES = 32_000_000
+
+
+def http_client(settings: ServerSettings) -> httpx2.AsyncClient:
+    """Raises BadRequest for a variable that is not set."""
+    headers = {name: expanded(value, os.environ) for name, value in settings.headers.items()}
+    return httpx2.AsyncClient(
+        headers={"Accept-Encoding": "identity", **headers},  # so that the bytes that come are all there is
+        # A call's own time limit counts, and a stream of notifications may be silent for hours.
+        timeout=httpx2.Timeout(settings.timeout_s, read=None),
+        event_hooks={"response": [_bound]},
+    )
+
+
+async def _bound(response: httpx2.Response) -> None:
+    if response.headers.get("Content-Encoding", "identity") != "identity":
+        raise httpx2.StreamError("it sends compressed answers although it was asked not to")
+    if not response.headers.get("Content-Type", "").startswith("text/event-stream"):
+        assert isinstance(response.stream, httpx2.AsyncByteStream)
+        response.stream = _LimitedStream(response.stream)
+
+
+class _LimitedStream(httpx2.AsyncByteStream):
+    def __init__(self, stream: httpx2.AsyncByteStream) -> None:
+        self._stream = stream
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        size_bytes = 0
+        async for data in self._stream:
+            size_bytes += len(data)
+            if size_bytes > MAX_MESSAGE_BYTES:
+                raise httpx2.StreamError(f"it sent a message of more than {MAX_MESSAGE_BYTES // 1_000_000} MB")
+            yield data
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()

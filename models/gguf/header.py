@@ -159,7 +159,6 @@ class Header:
 
     @property
     def kind(self) -> str:
-        """As `kind_of`."""
         return kind_of(self.metadata)
 
     @property

@@ -234,7 +234,6 @@ class _Parser:
         self.metadata: dict[str, Value] = {}
 
     def header(self, path: Path) -> Header:
-        """The file that says what the model is."""
         version, n_tensors = self.beginning()
         metadata = self.metadata
         split, is_model = split_of(metadata), kind_of(metadata) == FileKind.MODEL

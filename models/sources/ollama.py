@@ -207,7 +207,6 @@ def _planned(layer: Layer, role: Role, name: RegistryName, models_folder: Path) 
 
 
 async def _text(layer: Layer, name: RegistryName, client: httpx2.AsyncClient) -> bytes:
-    """A small layer's content, verified."""
     if layer.size > MAX_TEXT_BYTES:
         raise DownloadFailed(f"'{name.shown}' has {layer.kind} of {layer.size} bytes; the limit is {MAX_TEXT_BYTES}")
     digest = check_digest(layer.digest)

@@ -143,7 +143,6 @@ class RepoCache:
         return self.cache_folder / self.relative(commit, path)
 
     def link(self, commit: str, path: str, etag: str) -> Path:
-        """Names the blob in the snapshot, atomically, and returns that name."""
         name = self.snapshot(commit, path)
         blob = self.blob(etag)
         if name.exists() and (not blob.exists() or name.samefile(blob)):
@@ -184,7 +183,6 @@ class RepoCache:
         return text if _COMMIT.fullmatch(text) else None
 
     def files(self, commit: str) -> Iterator[CachedFile]:
-        """The files of a snapshot that are here, by path."""
         root = self.folder / "snapshots" / checked_commit(commit)
         for path in sorted(root.rglob("*")):
             # Not what macOS keeps beside a file on a disk that is not its own.

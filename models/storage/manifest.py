@@ -279,7 +279,6 @@ def read_all(folder: Path) -> Survey:
 
 
 def _parts(parsed: ModelName) -> tuple[str, str, str]:
-    """Host, owner and name of a checked name, by what is left out."""
     parts = parsed.name.lower().split("/")
     if parsed.is_hub:
         return HUB_HOST, parts[-2], parts[-1]

@@ -197,7 +197,6 @@ def _lm_studio_folders(home: Path) -> Iterator[Path]:
 
 
 def name_in_ollama(path: Path) -> str:
-    """The name of the model of one of Ollama's manifests, as one types it there and here."""
     host, owner, name, tag = path.parts[-4:]
     if (host, owner) == (OLLAMA_HOST, ollama_manifest.DEFAULT_OWNER):
         return f"{name}:{tag}"

@@ -13,9 +13,9 @@ from bench.compare import Run, parse_threshold
 from bench.peer import PeerComparison, Schedule, compare_with_peer
 from bench.peer_build import build_folder, build_llama_server
 from bench.servers import model_or_random
-from bench.tables import comparison_tables, verdict_lines
+from bench.tables import comparison_tables, note_lines, verdict_lines
 from localrun import config, errors
-from localrun.bench.report import note_lines, shown
+from localrun.bench.report import shown
 from localrun.bench.results import Options
 from localrun.bench.roofline import roofline
 from localrun.bench.servers import ServerFlags

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from bench.compare import Comparison, Spread, Verdict
-from localrun.bench.report import aligned, bars, shown
-from localrun.bench.results import Workload, better
+from localrun.bench.report import MAX_PROBLEMS, aligned, shown
+from localrun.bench.results import RunResult, Workload, better
+from localrun.bench.streams import CUT_SHORT
 
 _COMPLETION = "completion_ratio"
 
@@ -66,3 +67,30 @@ def verdict_lines(verdicts: Sequence[Verdict]) -> list[str]:
         ratio = "not measured" if verdict.ratio is None else f"{verdict.ratio:.3f}"
         lines.append(f"{'met   ' if verdict.is_met else 'MISSED'}  {verdict.threshold}: {ratio}")
     return lines
+
+
+_EIGHTHS = " ▏▎▍▌▋▊▉"
+
+
+def bars(rows: Sequence[tuple[str, float, str]], *, width: int = 40) -> list[str]:
+    """A bar per row of (label, value, value as text), the highest value `width` characters long. Values are >= 0."""
+    highest = max((value for _, value, _ in rows), default=0.0)
+    label_width = max((len(label) for label, _, _ in rows), default=0)
+    return [f"{label:<{label_width}}  {_bar(value, highest, width)} {text}" for label, value, text in rows]
+
+
+def _bar(value: float, highest: float, width: int) -> str:
+    eighths = round(8 * width * value / highest) if highest > 0 else 0
+    whole, rest = divmod(eighths, 8)
+    return "█" * whole + (_EIGHTHS[rest] if rest else "")
+
+
+def note_lines(results: Iterable[RunResult]) -> list[str]:
+    """What the runs have to say beside numbers, and the first reasons of requests that failed; each once."""
+    notes: dict[str, None] = {}
+    for result in results:
+        problems = dict.fromkeys(each.problem for each in result.records if each.problem and each.problem != CUT_SHORT)
+        for text in [result.note, *list(problems)[:MAX_PROBLEMS]]:
+            if text:
+                notes[f"{result.workload}, {result.target.name}: {text}"] = None
+    return list(notes)

@@ -5,14 +5,13 @@ import math
 
 import pytest
 
+from bench.tables import bars, note_lines
 from localrun.bench.metrics import CurvePoint
 from localrun.bench.report import (
     aligned,
-    bars,
     cost_per_million_tokens,
     curve_tables,
     decode_chart,
-    note_lines,
     price_per_hour,
     shown,
     table,

@@ -190,18 +190,24 @@ def test_commands_that_come_at_once_share_one_daemon(program, environment, port,
     assert program("ps", port=port).returncode == exits.DAEMON_UNREACHABLE
 
 
+def next_steps(environment: dict[str, str], port: int) -> str:
+    """The last words of `make run`."""
+    command = [sys.executable, str(Path(__file__).parents[2] / "packaging" / "next_steps.py"), "localrun"]
+    return subprocess.check_output(command, text=True, env=environment | {"LOCALRUN_PORT": str(port)})
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no permission bits")
-def test_a_daemon_that_a_command_starts_is_named_and_so_is_another_one_with_the_same_data(program, port):
+def test_a_daemon_that_a_command_starts_is_named_and_so_is_another_one_with_the_same_data(program, port, environment):
     life = "(stops after 30 min without requests)"
     assert program("list", port=port).stderr == f"started the daemon at http://127.0.0.1:{port} {life}\n"
     assert program("list", port=port).stderr == ""
     other = _free_port()
     said = program("list", port=other).stderr
     assert said.endswith(f"at http://127.0.0.1:{other} {life}; another one with the same data runs at port {port}\n")
-    closing = program("dev", "next", port=other).stdout
+    closing = next_steps(environment, other)
     assert says(closing, "daemon runs", other, "Next:", "browser", f"http://127.0.0.1:{other}/", "stop --daemon")
     program("stop", "--daemon", port=other)
-    assert "daemon" not in program("dev", "next", port=other).stdout
+    assert "daemon" not in next_steps(environment, other)
 
 
 def test_the_log_is_for_the_user_alone(program, port, environment):

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from rich.cells import cell_len
 
-from localrun.cli.wrapping import Wrapping
+from localrun.cli.answer import Wrapping
 
 TEXTS = {
     "prose": "A decorator is a function that takes another function. One of them optimizes code, and says so. " * 6,

@@ -67,6 +67,7 @@ class Node:
         self.environment |= {
             "PYTHONPATH": str(ROOT), "LOCALRUN_HOME": str(self.home), "LOCALRUN_MODELS": str(models),
             "LOCALRUN_FAKE_STEP_MS": "30", "LOCALRUN_KV_CELLS": "8192", "LOCALRUN_SLOTS": "8",
+            "RAY_memory_usage_threshold": "0.01",  # beyond it Ray would kill replicas, if it looked
         }  # fmt: skip
         self.process: subprocess.Popen[bytes] | None = None
 

@@ -23,7 +23,7 @@ from localrun.server.openai.responses import kept
 from localrun.server.openapi.routes import document
 from localrun.server.prompting import ask
 from localrun.tools import servers, toolbox
-from localrun.tools.http import MAX_MESSAGE_BYTES
+from localrun.tools.servers import MAX_MESSAGE_BYTES
 from localrun.tui.keys import KEYS
 
 ROOT = Path(__file__).parents[2]

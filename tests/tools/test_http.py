@@ -11,8 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from localrun.tools.config import ServerSettings
-from localrun.tools.http import MAX_MESSAGE_BYTES
-from localrun.tools.servers import ServerFailed, Servers
+from localrun.tools.servers import MAX_MESSAGE_BYTES, ServerFailed, Servers
 
 
 class _Handler(BaseHTTPRequestHandler):

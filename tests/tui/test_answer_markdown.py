@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from localrun.tui.answer_markdown import parser
+from localrun.tui.widgets.messages import parser
 
 _WORD = st.integers(10_000, 99_999).map(lambda number: f"w{number}")
 # `%` is a word. Letters of any markup are lower-case words without digits.

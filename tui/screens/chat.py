@@ -39,12 +39,10 @@ from localrun.tui.media import AttachedFile
 from localrun.tui.screens.chats import ChatsScreen
 from localrun.tui.session import Session
 from localrun.tui.short_text import fit, line
-from localrun.tui.widgets.completions import Completions
 from localrun.tui.widgets.conversation_view import ConversationView
-from localrun.tui.widgets.footer import KeyLine
 from localrun.tui.widgets.messages import AnswerMessage, UserMessage
-from localrun.tui.widgets.prompt import Attachments, Prompt, StatusLine
-from localrun.tui.widgets.top_bar import Banner, TopBar
+from localrun.tui.widgets.prompt import Attachments, Completions, Prompt, StatusLine
+from localrun.tui.widgets.top_bar import Banner, KeyLine, TopBar
 from localrun.tui.widgets.welcome import Suggestion
 
 # Chats that stay mounted though nobody looks at them; older ones are opened again from the history.

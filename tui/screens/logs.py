@@ -32,8 +32,7 @@ from localrun.tui.keys import bind
 from localrun.tui.preferences import rich_style
 from localrun.tui.session import Session
 from localrun.tui.short_text import block, column, line
-from localrun.tui.widgets.footer import KeyLine
-from localrun.tui.widgets.top_bar import Banner, TopBar
+from localrun.tui.widgets.top_bar import Banner, KeyLine, TopBar
 
 KEPT_LINES = 5_000
 LINES_PER_TURN = 50

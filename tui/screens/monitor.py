@@ -27,11 +27,10 @@ from localrun.tui.screens.details import RequestScreen, cancel
 from localrun.tui.screens.usage import UsageScreen
 from localrun.tui.session import Session
 from localrun.tui.short_text import line
-from localrun.tui.widgets.footer import KeyLine
 from localrun.tui.widgets.kv_map import KvMap
 from localrun.tui.widgets.rate_graph import RateGraph
 from localrun.tui.widgets.tables import SORTS, BatchTable, EngineTable, RequestTable
-from localrun.tui.widgets.top_bar import Banner, TopBar
+from localrun.tui.widgets.top_bar import Banner, KeyLine, TopBar
 from localrun.tui.widgets.vitals import RequestDetail, Throughput, Vitals
 
 _OWN = "this chat"  # what this program itself asks for

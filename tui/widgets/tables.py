@@ -79,14 +79,12 @@ class LiveTable(DataTable[KeyedText]):
 
     @property
     def selected_key(self) -> str | None:
-        """The key of the row below the cursor."""
         return self._order[self.cursor_row] if 0 <= self.cursor_row < len(self._order) else None
 
     def on_resize(self, event: events.Resize) -> None:
         self._fit_columns(event.size.width)
 
     def show(self, rows: Sequence[TableRow]) -> None:
-        """Makes the table show exactly these rows in this order."""
         if not self._has_nodes and any(row.texts.get("node") for row in rows):
             self._has_nodes = True
             if self._shown_columns:

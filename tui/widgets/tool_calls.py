@@ -134,7 +134,6 @@ class ToolCall(Vertical):
         self._show("waits", "$foreground 60%")
 
     def begin(self) -> None:
-        """It runs."""
         self._show("runs", "$warning")
 
     async def finish(self, outcome: Outcome, gallery: Gallery | None = None) -> None:
@@ -189,7 +188,6 @@ class GoOn(Vertical):
         yield self.choices
 
     async def answered(self, goes_on: bool, n_rounds: int) -> None:
-        """The answers go."""
         self.remove_class("-asking")
         await self.choices.remove()
         word = "went on" if goes_on else "was stopped"

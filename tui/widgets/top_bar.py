@@ -4,9 +4,12 @@ the line that says that the daemon does not answer. Both follow the session."""
 from __future__ import annotations
 
 from rich.cells import cell_len
+from textual import events
+from textual.app import ComposeResult
 from textual.content import Content
 from textual.reactive import reactive
-from textual.widgets import Static
+from textual.widgets import Footer, Static
+from textual.widgets._footer import FooterKey
 
 from localrun.tui.session import Session
 from localrun.tui.short_text import fit, line
@@ -100,3 +103,30 @@ def _no_daemon(session: Session, trouble: str) -> Content:
     return Content.assemble(
         Content.styled("No daemon", "bold"), f" at {place}, retrying; ", Content.styled("^r", "bold"), *way_out
     )
+
+
+_KEPT_LONGEST = ("help", "quit")
+
+
+class KeyLine(Footer):
+    """No key is cut."""
+
+    def __init__(self) -> None:
+        super().__init__(show_command_palette=False)
+        self._width = 0
+
+    def on_resize(self, event: events.Resize) -> None:
+        if event.size.width != self._width:
+            self._width = event.size.width
+            self.call_after_refresh(self.recompose)
+
+    def compose(self) -> ComposeResult:
+        keys = [widget for widget in super().compose() if isinstance(widget, FooterKey)]
+        room = (self._width or self.app.size.width) + 1  # of the last one the blank at its end may go
+        kept = set()
+        for key in sorted(keys, key=lambda key: key.action not in _KEPT_LONGEST):
+            room -= cell_len(f" {key.key_display} {key.description} ")
+            if room < 0:
+                break
+            kept.add(key)
+        yield from (key for key in keys if key in kept)

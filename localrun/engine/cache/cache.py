@@ -490,7 +490,6 @@ class Cache:
         return not in_pool or is_all or all(not self._is_in_pool(seq) for seq in self._free)
 
     def _can_share(self, source: int, target: int) -> bool:
-        """Whether both are in one pool."""
         return self._layout.can_share or (self._is_in_pool(source) and self._is_in_pool(target))
 
     def _continue(self, seq: int, key: PrefixKey, n_tokens: int) -> None:
@@ -698,7 +697,6 @@ class Cache:
         self._free.add(seq)
 
     def _move(self, seq: int, target: int) -> None:
-        """Move a running sequence to one that does not run."""
         assert isinstance(self._layout, Streams)
         self._vacate(target)
         self._layout.move(seq, target)

@@ -176,8 +176,6 @@ class Layout:
 
 
 class OnePool(Layout):
-    """See the module."""
-
     can_share = True
 
     def __init__(self, backend: Backend) -> None:
@@ -238,8 +236,6 @@ class Streams(Layout):
 
 
 class WholeStates(Layout):
-    """See the module."""
-
     can_cut = False
 
     def __init__(self, backend: Backend) -> None:

@@ -60,8 +60,6 @@ class SaveInProgress:
 
 
 class Copies:
-    """See the module."""
-
     def __init__(
         self, backend: Backend, layout: Layout, tiers: Tiers, checkpoints: Checkpoints, clock: Callable[[], float]
     ) -> None:

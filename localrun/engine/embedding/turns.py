@@ -190,7 +190,6 @@ class EmbeddingQueue:
         self._policy.leave(ticket.embed.client)
 
     def round(self, now_s: float) -> StepOrder:
-        """The order of those who have an input, for one step."""
         return StepOrder(self, now_s)
 
     def charge(self, ticket: EmbeddingRequest, n_rows: int, now_s: float) -> None:

@@ -117,7 +117,7 @@ class LlamaContext:
     context that it `drafts_for` it computes only the model's layer for that (`mtp.py`). `places` is a projector's.
     Without the model's `adapters` it computes the bare model.
 
-    Callers count tokens; where the model numbers positions in another way, they are looked up here (`positions.py`).
+    Callers count tokens; where the model numbers positions in another way, they are looked up here (`rows.py`).
     `n_rollback`: of a sequence's rows in the last decode `seq_remove` can take so many off again (`_note_snapshots`).
 
     Raises EngineFailed when llama.cpp cannot make the context.
@@ -490,7 +490,6 @@ class LlamaContext:
         return buffer[: self._save(seq, buffer, buffer.size)]
 
     def close(self) -> None:
-        """Free it."""
         native.llama_free(self.native)
         self._free_chains()
 

@@ -110,7 +110,6 @@ class LlamaDraft:
         self._context.seq_remove(seq, start)
 
     def close(self) -> None:
-        """Free it."""
         self._context.close()
         native.llama_model_free(self._model)
 

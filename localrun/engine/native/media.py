@@ -122,7 +122,6 @@ class LlamaProjector:
         )
 
     def tokenize(self, segments: Sequence[Segment]) -> list[list[int] | MediaChunk]:
-        """See `Projector.tokenize`."""
         found: list[list[int] | MediaChunk] = []
         for segment in segments:
             if segment.media is None:
@@ -139,7 +138,6 @@ class LlamaProjector:
         return [part for part in found if part]
 
     def begin(self, chunk: MediaChunk) -> LlamaEncoding:
-        """See `Projector.begin`."""
         if self._thread.is_busy:
             if not (self._thread.is_stopped and self._thread.is_over()):
                 raise ValueError("another chunk is being encoded")
@@ -341,7 +339,6 @@ class LlamaEncoding:
         self._rows = rows
 
     def result(self) -> NDArray[np.float32]:
-        """See `Encoding.result`."""
         self._thread.finish()
         assert self._rows is not None
         return self._rows

@@ -67,8 +67,8 @@ class Tensors(NamedTuple):
 
 
 def tensors_of(path: str) -> Tensors:
-    """Of a model's file, or of all its shards, the first of which is at `path`."""
     # Inside, for importing the engine must not load it.
+    """Of a model's file, or of all its shards, the first of which is at `path`."""
     from localrun.models.gguf.reader import later_shards
 
     first, *others = (_tensors_in(str(each)) for each in (path, *later_shards(Path(path))))

@@ -107,7 +107,6 @@ class MtpHeads:
         self.context.set_threads(threads)
 
     def decoded(self, n_rows: int) -> None:
-        """See `Drafter.decoded`."""
         if self._is_broken:
             return
         batch, own = self._main.batch, self.context.batch
@@ -129,7 +128,6 @@ class MtpHeads:
             self._n_held |= {seq: state.first + len(state.rows) for seq, state in states.items()}
 
     def propose(self, wanted: Sequence[tuple[Request, int]]) -> list[list[int]]:
-        """See `Drafter.propose`."""
         drafts: list[list[int]] = [[] for _ in wanted]
         going: list[int] = []
         for index, (request, n_wanted) in enumerate(wanted):

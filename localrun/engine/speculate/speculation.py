@@ -273,7 +273,6 @@ class Speculation:
             drafter.drop(request)
 
     def end(self, request: Request) -> None:
-        """A request ends."""
         self.drop(request)
         self._states.pop(request, None)
 

@@ -24,7 +24,6 @@ encode = msgspec.json.Encoder().encode
 
 
 def event(kind: str, fields: Fields | None = None) -> bytes:
-    """One whole event."""
     return b"event: %b\ndata: %b\n\n" % (kind.encode("ascii"), encode({"type": kind} | (fields or {})))
 
 

@@ -79,7 +79,6 @@ class MessageBatchResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def create(runtime: Runtime, exchange: Exchange) -> None:
-    """POST /v1/messages/batches."""
     body = await exchange.read_json(MessageBatchesBody)
     batch = await runtime.batch_service.create_messages(
         body.requests, exchange.caller.id, exchange.caller.storage_bytes
@@ -88,7 +87,6 @@ async def create(runtime: Runtime, exchange: Exchange) -> None:
 
 
 async def list_batches(runtime: Runtime, exchange: Exchange) -> None:
-    """GET /v1/messages/batches."""
     limit = number_of(exchange, "limit", default=_BATCHES, most=MAX_BATCHES)
     before, after = parameter(exchange, "before_id"), parameter(exchange, "after_id")
     if before and after:
@@ -113,7 +111,6 @@ async def one_batch(runtime: Runtime, exchange: Exchange) -> None:
 
 
 async def results(runtime: Runtime, exchange: Exchange) -> None:
-    """GET /v1/messages/batches/{id}/results."""
     batch = await _named(runtime, exchange)
     if batch.archived_at is not None:
         raise NotFound(f"the results of '{batch.id}' were kept for 29 days, and are gone", field="id")
@@ -124,14 +121,12 @@ async def results(runtime: Runtime, exchange: Exchange) -> None:
 
 
 async def cancel(runtime: Runtime, exchange: Exchange) -> None:
-    """POST /v1/messages/batches/{id}/cancel."""
     batch_id: str = exchange.scope["path_params"]["id"]
     batch = await runtime.batch_service.cancel(batch_id, exchange.caller.id, Api.ANTHROPIC)
     await exchange.answer_json(_shown(batch, exchange))
 
 
 async def delete(runtime: Runtime, exchange: Exchange) -> None:
-    """DELETE /v1/messages/batches/{id}."""
     batch_id: str = exchange.scope["path_params"]["id"]
     await runtime.batch_service.delete_batch(batch_id, exchange.caller.id, Api.ANTHROPIC)
     await exchange.answer_json(MessageBatchDeleted(id=batch_id, type="message_batch_deleted"))

@@ -37,8 +37,6 @@ MAX_FORM_BYTES = 2 * _MAX_FIELDS * _MAX_FIELD_BYTES
 
 
 class Blobs:
-    """See the module."""
-
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 

@@ -197,7 +197,6 @@ def _expires_s(form: Upload) -> int | None:
 
 
 async def list_files(runtime: Runtime, exchange: Exchange) -> None:
-    """GET /v1/files."""
     limit = number_of(exchange, "limit", default=MAX_FILES, most=MAX_FILES)
     order = parameter(exchange, "order") or "desc"
     if order not in ("asc", "desc"):
@@ -224,14 +223,12 @@ async def one_file(runtime: Runtime, exchange: Exchange) -> None:
 
 
 async def file_content(runtime: Runtime, exchange: Exchange) -> None:
-    """GET /v1/files/{id}/content."""
     file = await _named(runtime, exchange)
     n_bytes, pieces = await runtime.batch_service.blobs.pieces(file.id)
     await exchange.answer_in_pieces(n_bytes, pieces, [(b"content-type", b"application/octet-stream")])
 
 
 async def delete_file(runtime: Runtime, exchange: Exchange) -> None:
-    """DELETE /v1/files/{id}."""
     file = await _named(runtime, exchange)
     await runtime.batch_service.delete_file(file.id, file.owner)
     await exchange.answer_json(FileDeleted(id=file.id, object="file", deleted=True))
@@ -290,7 +287,6 @@ def _window_s(text: str) -> float:
 
 
 async def list_batches(runtime: Runtime, exchange: Exchange) -> None:
-    """GET /v1/batches."""
     limit = number_of(exchange, "limit", default=_BATCHES, most=MAX_BATCHES)
     page = await runtime.batch_service.ask(
         lambda store: store.batches(exchange.caller.id, Api.OPENAI, after=parameter(exchange, "after"), limit=limit)
@@ -303,14 +299,12 @@ async def list_batches(runtime: Runtime, exchange: Exchange) -> None:
 
 
 async def one_batch(runtime: Runtime, exchange: Exchange) -> None:
-    """GET /v1/batches/{id}."""
     batch_id: str = exchange.scope["path_params"]["id"]
     batch = await runtime.batch_service.ask(lambda store: store.batch(batch_id, exchange.caller.id, Api.OPENAI))
     await exchange.answer_json(_batch(batch))
 
 
 async def cancel(runtime: Runtime, exchange: Exchange) -> None:
-    """POST /v1/batches/{id}/cancel."""
     batch_id: str = exchange.scope["path_params"]["id"]
     await exchange.answer_json(_batch(await runtime.batch_service.cancel(batch_id, exchange.caller.id, Api.OPENAI)))
 

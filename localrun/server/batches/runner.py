@@ -131,7 +131,6 @@ class _Open:
         self.ends_s.append(time.monotonic())
 
     def row(self, held_by: str) -> BatchRow:
-        """As it is now."""
         batch, now_s = self.batch, time.monotonic()
         while self.ends_s and now_s - self.ends_s[0] > RATE_WINDOW_S:
             self.ends_s.popleft()
@@ -219,7 +218,6 @@ class Runner:
                 await asyncio.wait_for(self._wake.wait(), max(0.0, pause_s))
 
     async def stop(self) -> None:
-        """Gives up what runs."""
         tasks = [task for one in self._open.values() for task in (*one.running.values(), one.work) if task is not None]
         for task in tasks:
             task.cancel()
@@ -481,7 +479,6 @@ class Runner:
         )  # fmt: skip
 
     async def _sweep(self, now: float) -> None:
-        """Deletes what has expired."""
         gone = await self._ask(lambda store: store.take_expired_files(now))
         gone += await self._ask(lambda store: store.archive(now - RESULTS_KEPT_S, now))
         await asyncio.to_thread(self._blobs.delete, gone)

@@ -58,7 +58,6 @@ def base64_json(vector: Vector) -> bytes:
 
 
 async def lists_json(vectors: Sequence[Vector]) -> list[bytes]:
-    """Each as a JSON list."""
     lists, n_since = [], 0
     for vector in vectors:
         lists.append(_encoder.encode(vector_values(vector)))

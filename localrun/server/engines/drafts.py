@@ -66,8 +66,6 @@ def _table(settings: Settings, model: Model) -> LoadSettings:
 
 
 class Drafts:
-    """See the module."""
-
     def __init__(self, settings: Settings, store: Store, room: Room) -> None:
         self._settings = settings
         self._store = store

@@ -29,8 +29,6 @@ _TAKES_MEMORY = ("num_ctx", "slots", "kv_cells", "kv_type", "gpu_layers", "batch
 
 
 class Loads:
-    """See the module."""
-
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
 

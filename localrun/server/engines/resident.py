@@ -303,7 +303,6 @@ class Resident:
 
 
 def show_last_step(row: EngineRow, link: EngineLink) -> None:
-    """What the engine said last goes into its row."""
     stats = link.stats
     if stats is None:
         return

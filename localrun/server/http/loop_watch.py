@@ -48,8 +48,6 @@ _log = logging.getLogger(__name__)
 
 
 class LoopWatch(Collector):
-    """See the module."""
-
     def __init__(self) -> None:
         self._seconds: defaultdict[str, float] = defaultdict(float)
         self._longest: defaultdict[str, float] = defaultdict(float)

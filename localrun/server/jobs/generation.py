@@ -236,7 +236,6 @@ class Generation:
         return len(self._unread) >= MAX_UNREAD or self._n_unread_chars >= MAX_UNREAD_CHARS
 
     def keep(self, delta: wire.Delta) -> None:
-        """Keeps a delta until it is read."""
         self._unread.append(delta)
         self._n_unread_chars += len(delta.text)
 

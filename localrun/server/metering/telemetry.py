@@ -47,8 +47,7 @@ from localrun.server.http.failures import Shape
 from localrun.server.jobs.generation import CALLED, Generation
 from localrun.server.jobs.registry import Registry
 from localrun.server.jobs.windows import LatencyWindow, RateWindow
-from localrun.server.metering.live_gauges import RUNNING_STATES, LiveCollector, Nodes
-from localrun.server.metering.llama_server_names import LlamaServerNames, Totals
+from localrun.server.metering.live_gauges import RUNNING_STATES, LiveCollector, LlamaServerNames, Nodes, Totals
 from localrun.snapshot import Aggregate, BatchRow, EngineRow, RequestState, Snapshot
 
 # Codes of errors: what llama.cpp handed back could not be used.
@@ -349,11 +348,9 @@ class Telemetry:
         self.metrics.probe_seconds.labels(name).inc(seconds)
 
     def batch_lines(self, outcome: str, n_lines: int) -> None:
-        """Counts `n_lines` batch lines with this outcome."""
         self.metrics.batch_lines.labels(outcome).inc(n_lines)
 
     def batch_ended(self, status: str) -> None:
-        """One batch did, so."""
         self.metrics.batches.labels(status).inc()
 
     def refused(self, status: int) -> None:

@@ -1,30 +1,8 @@
 """The daemon's own routes about models: getting them, clearing up after them, and how one would be opened here.
 
-    GET    /localrun/v1/pulls            {"pulls": [PullRow, ...]}: those under way, and the last ones that ended
-    DELETE /localrun/v1/pulls?model=M    cancels one, keeping what was transferred: {"model": ..., "cancelled": true}
-    GET    /localrun/v1/catalog          {"models": [catalogue entries]}; ?model=M for the one that a name stands for
-    GET    /localrun/v1/search?query=Q   {"catalog": [entries], "hub": [repositories], "problem": why there are no
-                                         repositories, or null}; &limit=N, 1 to 100
-    POST   /localrun/v1/gc               {"min_age_s": 3600, "partial_min_age_s": 1209600}: deletes what nobody needs
-                                         any more of the models folder and the hub's cache ->
-                                         {"freed_bytes": 123, "deleted": ["..."], "kept_blobs": 1}
-    GET    /localrun/v1/fit?model=M      how a model would be opened on this machine, and what each device would hold
-
-The answer of `fit`:
-
-    {"model", "fits", "slots", "kv_cells", "kv_type", "context", "gpu_layers", "layers", "devices": [...],
-     "total_bytes", "resident_bytes", "process_bytes", "background_bytes", "prefix_cache_bytes", "idle_bytes",
-     "projector", "draft", "load": {...}, "notes": [...], "problem"}
-
-A device is `{"name", "layers", "weights_bytes", "kv_bytes", "compute_bytes", "other_bytes", "total_bytes",
-"usable_bytes", "free_bytes"}`, RAM first; its `other_bytes` are those of the process and of long prompts in the
-background. `idle_bytes` is what idle models hold of RAM; they would give way, so it is counted as free. `projector` is
-what makes rows of images or audio for the model, `{"name", "device", "weights_bytes", "compute_bytes", "total_bytes"}`,
-with the largest picture that it takes, part of its device's `other_bytes`; null for none. `draft` is the
-draft model and what it takes of all that, `{"model", "device", "weights_bytes", "kv_bytes", "compute_bytes",
-"other_bytes", "total_bytes"}`, part of its device's `other_bytes`; null for none. `&draft=NAME` asks what another one
-would take. `load` are the load settings that the model's parameters or its table in the settings file ask for.
-`problem` is the refusal that a request would get, or null. The rule is the one that models are loaded by.
+In the answer of `fit` a device's `other_bytes` are those of the process and of long prompts in the background, and of
+the projector and the draft model there. `idle_bytes` is what idle models hold of RAM; they would give way, so it is
+counted as free. The rule is the one that models are loaded by.
 
 Runs in the daemon's event loop; files are read in a thread. `/api/pull` itself is Ollama's.
 Does not: load anything, rank search results (the hub does), or know what garbage is (models/naming.py).

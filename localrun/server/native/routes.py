@@ -1,20 +1,5 @@
 """The daemon's own routes: health, snapshots, requests, cache, logs, shutdown, metrics.
 
-    GET    /health                      {"status": "ok", "version": ...}; 503 while shutting down
-    GET    /localrun/v1/snapshot        one Snapshot
-    GET    /localrun/v1/events?hz=4     Server-Sent Events, `event: snapshot`, 1 to 10 a second
-    GET    /localrun/v1/requests        {"requests": [RequestRow, ...]}
-    GET    /localrun/v1/requests/ID     RequestRow
-    DELETE /localrun/v1/requests/ID     cancels it: {"id": ..., "cancelled": true}; 404 unknown, 409 has ended
-    GET    /localrun/v1/cache           CacheReport: what is kept of each model's prompts
-    DELETE /localrun/v1/cache           CacheCleared: forgets it; ?model=NAME for one model, ?tier=ram or disk
-    GET    /localrun/v1/logs?since=N    Server-Sent Events, `event: log`, one LogLine each: what is kept with a number
-                                        above N, then what comes. `follow=0` ends after what is kept.
-    GET    /localrun/v1/usage           UsageReport: `by` key, day or model, of the last `days`. Who is no admin sees
-                                        the own key's; programs of this machine that send none are `local`
-    POST   /localrun/v1/shutdown        asks the daemon to end: {"status": "stopping"}
-    GET    /metrics                     Prometheus
-
 Runs in the daemon's event loop. Errors are `{"error": {"code", "message", "field"}}`. The routes about models are in
 `models.py`.
 Does not: check Host, Origin or content types (limits.py wraps all routes), or know the other API families.

@@ -59,7 +59,6 @@ class Lines:
         self._more = self._after_text + b',"done":false}\n'
 
     def text(self, text: str, logprobs: Sequence[ChosenLogprob] | None = None) -> bytes:
-        """A line with new text."""
         if not logprobs:
             return self._head + rfc3339_now() + self._before_text + _encode(text) + self._more
         return self.part(Said(text), logprobs)
@@ -194,7 +193,6 @@ def tool_call(call: Call, index: int) -> ToolCall | None:
 
 
 def joined(parts: Sequence[Said]) -> Said:
-    """All of an answer's parts as one."""
     return Said(
         text="".join(part.text for part in parts),
         thinking="".join(part.thinking for part in parts),

@@ -263,7 +263,6 @@ def _ps_row(engines: Sequence[EngineRow], model: Model) -> PsRow:
 
 
 def details(model: Model) -> Details:
-    """Ollama's `details`."""
     header = model.header
     return Details(
         parent_model=model.source.file if model.source.kind == "create" else "",

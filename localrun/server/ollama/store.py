@@ -139,7 +139,6 @@ async def copy(runtime: Runtime, exchange: Exchange) -> None:
 
 
 async def delete(runtime: Runtime, exchange: Exchange) -> None:
-    """DELETE /api/delete."""
     body = await exchange.read_json(ModelBody)
     name = body.model_name
     runtime.targets.check_own(exchange.caller, name)

@@ -398,7 +398,6 @@ class Answer:
         return self._chunks.end(index, reason, fields)
 
     def finished(self, index: int, delta: Delta) -> str:
-        """The reason in OpenAI's words."""
         finish, self.usages[index] = ended(delta)
         reason = self._chunks.reason(index, finish)
         if reason not in (Finish.STOP.value, Finish.LENGTH.value):

@@ -70,7 +70,6 @@ class OpenAIModels(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def list_models(runtime: Runtime, exchange: Exchange) -> None:
-    """GET /v1/models."""
     data = await asyncio.to_thread(_rows, runtime, exchange.caller)
     # Loaded ones first: clients of llama-server look at the first alone.
     also = [
@@ -80,7 +79,6 @@ async def list_models(runtime: Runtime, exchange: Exchange) -> None:
 
 
 async def one_model(runtime: Runtime, exchange: Exchange) -> None:
-    """GET /v1/models/{id}."""
     name: str = exchange.scope["path_params"]["id"]
     target = await asyncio.to_thread(runtime.targets.find, exchange.caller, name)
     await exchange.answer_redacted(await asyncio.to_thread(_row, target, statuses(runtime)))
@@ -140,7 +138,6 @@ async def list_adapters(runtime: Runtime, exchange: Exchange) -> None:
 
 
 async def change_adapters(_: Runtime, exchange: Exchange) -> None:
-    """POST /lora-adapters."""
     await exchange.read_body()
     raise NotSupported(
         "scales for all requests are not supported, for they would change other clients' answers; say them in the "

@@ -8,7 +8,10 @@ Does not: know what a route does with a body.
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Sequence
+from functools import cache
+from importlib import resources
 from typing import Any
 
 import msgspec
@@ -19,7 +22,6 @@ from localrun.errors import LocalrunError
 from localrun.server.http.limits import MAX_TEXT_BYTES
 from localrun.server.http.operation import ANSWER_HEADERS, JSON, REQUEST_HEADERS, Operation
 from localrun.server.openapi.answers import error_type
-from localrun.server.openapi.field_notes import note_of
 
 Json = dict[str, Any]
 
@@ -41,7 +43,6 @@ _WITH_MODEL = (404, 422, 429, 499, 500, 501, 503, 507)
 
 
 def document_of(operations: Sequence[Operation]) -> Json:
-    """The whole document."""
     types = _types(operations)
     schemas, components = msgspec.json.schema_components(types, ref_template=_REF + "{name}")
     names = {name: _short(name) for name in components}
@@ -193,3 +194,33 @@ def _describe(name: str, schema: Json) -> None:
         note = note_of(name, field)
         if note:
             value["description"] = note
+
+
+# Structs inside bodies whose fields are explained by their own text.
+INNER = frozenset({"LoraEntry", "Options", "StreamOptions"})
+
+
+@cache
+def _tables() -> dict[str, dict[str, str]]:
+    return tomllib.loads(
+        resources.files("localrun.server.openapi").joinpath("field_notes.toml").read_text(encoding="utf-8")
+    )
+
+
+@cache
+def notes() -> dict[str, str]:
+    return {key: note for table in _tables().values() for key, note in table.items()}
+
+
+@cache
+def common() -> frozenset[str]:
+    """What many routes take; readers look for a route's own fields first."""
+    return frozenset(_tables()["service"] | _tables()["sampling"]) - {"model", "stream"}
+
+
+def note_of(struct: str, field: str) -> str:
+    """The note of a body's field; empty for a field of any other struct."""
+    own = notes().get(f"{struct}.{field}")
+    if own is not None:
+        return own
+    return notes().get(field, "") if struct.endswith("Body") or struct in INNER else ""

@@ -29,7 +29,6 @@ _SINGLE_QUOTE_END = re.compile(r"'(?=\s*(?:[,}\]]|\Z))")
 
 
 def reader(opening: str, closing: str, quote: str) -> Callable[[Reading], Read[None]]:
-    """A reader of one call and its closing mark, behind the opening one."""
     ends = MarkSet((closing, opening))
 
     def read(reply: Reading) -> Read[None]:

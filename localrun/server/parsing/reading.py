@@ -82,7 +82,6 @@ class Reading:
         self.n_calls += 1
 
     def arguments(self, text: str) -> None:
-        """More of the last call's arguments."""
         index = self.n_calls - 1
         last = self._ready[-1] if self._ready else None
         if isinstance(last, CallArguments):
@@ -91,7 +90,6 @@ class Reading:
             self._ready.append(CallArguments(index, text))
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> None:
-        """A whole call."""
         self._check(name)
         if self._most_calls is None or self.n_calls < self._most_calls:
             self.start_call(name)

@@ -34,7 +34,6 @@ class Listed:
         return before + quote, quote + self.after
 
     def argument(self, name: str, value: Any) -> str:
-        """An argument as it is written."""
         is_text = isinstance(value, str) and self.quote is not None
         before, after = self.texts_round(is_text=is_text)
         written = value if is_text else dump_json(value)
@@ -69,7 +68,6 @@ class Written:
         return self._block(*calls)
 
     def with_texts(self, change: Callable[[str], str]) -> Written:
-        """The same with its fixed texts changed."""
 
         def changed(value: Any) -> Any:
             if isinstance(value, str):

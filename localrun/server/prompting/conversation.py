@@ -54,7 +54,6 @@ def fitted(messages: Sequence[Message], profile: Profile) -> list[Message]:
 
 
 def has_calls(messages: Sequence[Message]) -> bool:
-    """Whether tools were called in the conversation."""
     return any(message["role"] == "tool" or message.get("tool_calls") for message in messages)
 
 

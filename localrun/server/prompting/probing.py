@@ -52,7 +52,6 @@ class Found:
 
 
 def with_found(profile: Profile, found: Found) -> Profile:
-    """The profile with what was found."""
     tags = profile.tags or found.tags
     return replace(
         profile,

@@ -147,7 +147,6 @@ class Profile:
 
 @lru_cache(maxsize=REMEMBERED_TEMPLATES)
 def profile_of(template: str) -> Profile:
-    """What `template` says."""
     call_format = _call_format(template)
     is_harmony = call_format is formats.HARMONY
     has_headers = call_format is not None and bool(call_format.thoughts)

@@ -21,7 +21,6 @@ MAX_GRAMMAR_BYTES = 256 * 1024
 
 
 def json_object() -> Grammar:
-    """Any JSON object."""
     return json_schema({"type": "object"}, field="format")
 
 

@@ -216,7 +216,6 @@ def nodes_of(schema: Any) -> Iterator[dict[str, Any]]:
 
 
 def _parts(schema: dict[str, Any]) -> Iterator[Any]:
-    """The schemas that stand in a schema."""
     for keyword in ("items", "additionalProperties"):
         yield schema.get(keyword)
     for keyword in (*IN_PLACE, "prefixItems"):

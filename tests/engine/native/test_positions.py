@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from localrun.engine.backend import MediaChunk
-from localrun.engine.native.positions import Positions
+from localrun.engine.native.rows import Positions
 from localrun.wire import Media, MediaKind
 
 MEDIA = Media(MediaKind.IMAGE, "", b"")

@@ -18,7 +18,7 @@ from localrun.server import app
 from localrun.server.http import fields
 from localrun.server.http.limits import _EXPOSED_HEADERS, MAX_TEXT_BYTES
 from localrun.server.http.operation import JSON, Operation
-from localrun.server.openapi import field_notes
+from localrun.server.openapi.document import INNER, notes
 from localrun.server.openapi.routes import OPERATIONS, document, find
 from localrun.server.runtime import Runtime
 
@@ -83,16 +83,16 @@ def test_structs_of_one_name_are_told_apart():
 
 def test_every_field_of_every_body_has_a_note_and_no_note_is_left_over():
     described = [content for path in document()["paths"].values() for item in path.values() for content in bodies(item)]
-    names = {schema["$ref"].rpartition("/")[2] for schema in described} | field_notes.INNER
+    names = {schema["$ref"].rpartition("/")[2] for schema in described} | INNER
     missing, used = [], set()
     for name in names:
         for field in document()["components"]["schemas"][name]["properties"]:
-            key = f"{name}.{field}" if f"{name}.{field}" in field_notes.NOTES else field
+            key = f"{name}.{field}" if f"{name}.{field}" in notes() else field
             used.add(key)
-            if key not in field_notes.NOTES:
+            if key not in notes():
                 missing.append(f"{name}.{field}")
     assert missing == []
-    assert set(field_notes.NOTES) - used == set()
+    assert set(notes()) - used == set()
 
 
 @pytest.mark.parametrize(

@@ -105,7 +105,6 @@ def begun_response(response_id: str, body: ResponsesBody, sampling: Sampling, to
 
 
 def ended_response(response: Fields, output: Sequence[Fields], finish: Finish, usage: TokenUsage) -> Fields:
-    """The object of a response that has ended, with all it said."""
     is_cut = finish is Finish.LENGTH
     return response | {
         "status": "incomplete" if is_cut else "completed",

@@ -107,7 +107,6 @@ class _Turn:
         return self.end() if self.calls else []
 
     def end(self) -> list[Message]:
-        """The message of what is here; nothing when nothing is."""
         thinking, content, calls = self.thinking, self.content, self.calls
         self.thinking, self.content, self.calls = [], [], []
         if not (thinking or content or calls):

@@ -51,8 +51,6 @@ def _size_bytes(kept: object) -> int:
 
 
 class KeptResponses:
-    """See the module."""
-
     def __init__(
         self,
         *,

@@ -30,7 +30,6 @@ class Events:
         self._n_sent = 0
 
     def event(self, kind: str, fields: Fields) -> bytes:
-        """One whole event."""
         return self.more(self.opening(kind, fields))
 
     def opening(self, kind: str, fields: Fields) -> bytes:
@@ -89,7 +88,6 @@ class Output:
         return b"".join(told)
 
     def end(self, *, status: str = "completed") -> bytes:
-        """The item that grows is done."""
         growing, self._growing = self._growing, None
         if growing is None:
             return b""
