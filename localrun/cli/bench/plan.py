@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,12 +14,20 @@ from localrun import config, errors
 from localrun.cli import exits
 from localrun.cli.arguments import complete_here
 from localrun.cli.bench.command import POSITIVE, with_price
+from localrun.cli.bench.plan_words import (
+    calibrate_command,
+    calibration_of,
+    check_command,
+    machines_command,
+    model_and_settings,
+    record_command,
+    with_workload,
+)
 from localrun.cli.text import print_json, progress, say
 from localrun.config import KV_TYPES, Settings
 
 if TYPE_CHECKING:
     from localrun.models.storage.model import Model
-    from localrun.plan.calibration import Calibration
     from localrun.plan.replica import Setup
     from localrun.plan.search import Point, Search
     from localrun.plan.workload import Limits, Workload
@@ -36,8 +44,6 @@ VARIED = {
     "latency": ("interactive", "balanced", "throughput"),
     "machine": (THIS, "rtx-4060-ti-16", "rtx-4090", "m4-max", "l4"),
 }
-# Of the rate that is carried: where a check is worth most.
-CHECKED_LOAD = 0.5
 
 
 class _Vary(click.ParamType[tuple[str, tuple[str, ...]]]):
@@ -78,28 +84,23 @@ def _problem(name: str, value: str) -> str:
 
 
 class _PlanCommand(click.Command):
-    """Its word is a model, except for three that are commands of their own."""
+    """Its word is a model, except for those that are commands of their own."""
 
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
     ) -> click.Context:
-        words = {"calibrate": calibrate_command, "check": check_command, "machines": machines_command}
+        words = {
+            "calibrate": calibrate_command, "check": check_command, "machines": machines_command,
+            "record": record_command,
+        }  # fmt: skip
         if args and args[0] in words:
             return words[args[0]].make_context(f"{info_name} {args[0]}", args[1:], parent=parent, **extra)
         return super().make_context(info_name, args, parent=parent, **extra)
 
 
-def _with_workload(function: Callable[..., int]) -> Callable[..., int]:
-    option = click.option(
-        "--workload", "workload_name", default="chat", show_default=True, metavar="W",
-        help="chat, agent, rag, autocomplete or batch, a TOML file, or a trace.",
-    )  # fmt: skip
-    return option(function)
-
-
 @click.command("plan", cls=_PlanCommand)
 @click.argument("name", metavar="MODEL", shell_complete=complete_here)
-@_with_workload
+@with_workload
 @click.option("--ttft-limit", "ttft_limit_s", type=POSITIVE, metavar="SECONDS",
               help="Longest good time to first token. Default: the workload's, or 2.")  # fmt: skip
 @click.option("--itl-limit", "itl_limit_s", type=POSITIVE, metavar="SECONDS",
@@ -136,6 +137,7 @@ def plan_command(
     localrun plan calibrate MODEL     measure this machine with MODEL
     localrun plan check MODEL         compare a forecast with a real run
     localrun plan machines [NAME]     the machines that can be varied
+    localrun plan record              take down what the daemon is asked, for --workload
     """
     if replicas is not None and (rate_per_s is None or varied):
         raise click.UsageError("--replicas needs a --rate for all of them together, and nothing that varies")
@@ -148,7 +150,7 @@ def plan_command(
         from localrun.bench.plot import require_matplotlib
 
         require_matplotlib()
-    model, settings = _model(name)
+    model, settings = model_and_settings(name)
     workload = named(workload_name)
     promise = _promise(workload, limits)
     search = Search(workload, promise, seed=seed)
@@ -180,28 +182,11 @@ class _Asked(NamedTuple):
         return search.at(setup, self.rate_per_s) if self.rate_per_s is not None else None
 
 
-def _model(name: str) -> tuple[Model, Settings]:
-    """Raises ModelNotFound, BadRequest or BadModelFile."""
-    from localrun.bench.tune import find_model
-    from localrun.plan.calibration import settings_for
-
-    settings = config.load({})
-    model = find_model(name, settings)
-    return model, settings_for(model, settings)
-
-
 def _promise(workload: Workload, given: dict[str, float | None]) -> Limits:
     import msgspec
 
     said = {name: value for name, value in given.items() if value is not None}
     return msgspec.structs.replace(workload.limits, **said)
-
-
-def _calibration(model: Model, settings: Settings) -> Calibration:
-    """What is kept, or else what is measured now."""
-    from localrun.plan.calibration import calibrate, kept, path_of
-
-    return kept(path_of(model, settings)) or calibrate(model, settings, progress)
 
 
 def _setup(model: Model, settings: Settings, machine: str) -> Setup:
@@ -210,7 +195,7 @@ def _setup(model: Model, settings: Settings, machine: str) -> Setup:
 
     if machine != THIS:
         return estimate_of(model.header, machine, settings).setup
-    return setup_of(_calibration(model, settings), settings)
+    return setup_of(calibration_of(model, settings), settings)
 
 
 def _count(text: str) -> int | None:
@@ -259,7 +244,7 @@ def _forecast(model: Model, settings: Settings, search: Search, asked: _Asked, s
     from localrun.plan.calibration import setup_of
     from localrun.plan.whatif import what_if
 
-    calibration = _calibration(model, settings)
+    calibration = calibration_of(model, settings)
     setup = setup_of(calibration, settings)
     layout = calibration.layout
     lines = report.header_lines(model.name, search.workload, search.limits, layout.slots, layout.n_cells)
@@ -373,7 +358,7 @@ def _variant(model: Model, settings: Settings, search: Search, values: dict[str,
             slow = msgspec.structs.replace(points[0], users=0.0, rate_per_s=0.0)
         return _Row(tuple(values.values()), points[0], report.band(slow, *points))
     changed = msgspec.structs.replace(settings, **said)
-    calibration = _calibration(model, changed)
+    calibration = calibration_of(model, changed)
     setup = setup_of(calibration, changed)
     layout, most = calibration.layout, 2 * calibration.layout.slots
     if "slots" in values:
@@ -409,93 +394,3 @@ def _variants(
     if is_asked:
         first = next((row for row in rows if row.point is not None and row.point.kept >= limits.share), None)
         yield "none of them keeps it" if first is None else f"the first that keeps it: {' '.join(first.values)}"
-
-
-@click.command("calibrate")
-@click.argument("name", metavar="MODEL", shell_complete=complete_here)
-@click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
-def calibrate_command(name: str, as_json: bool) -> int:
-    """Measure this machine with MODEL, in under a minute.
-
-    What is measured is kept for this machine, this model, this build and these settings. Run it while no other program
-    computes. `localrun plan MODEL` does it by itself when there is nothing.
-    """
-    from localrun.plan import report
-    from localrun.plan.calibration import calibrate, path_of
-
-    model, settings = _model(name)
-    calibration = calibrate(model, settings, progress)
-    if as_json:
-        print_json({"calibration": calibration, "kept_at": str(path_of(model, settings))})
-        return exits.OK
-    costs = calibration.costs
-    streams = ", ".join(f"{n / costs.streams.step_s(n, 256 * n):.3g} with {n}" for n in costs.streams.streams)
-    say(f"tokens per second of all streams together, 256 tokens deep: {streams}")
-    say(f"prompts: {512 / costs.background.batch_s(512, 0):.3g} tokens per second at their beginning")
-    say(f"the daemon: {1e3 * costs.delta_s:.2g} ms a token, {1e3 * costs.request_s:.2g} ms a request")
-    say("\n".join(report.basis_lines(calibration)))
-    return exits.OK
-
-
-@click.command("check")
-@click.argument("name", metavar="MODEL", shell_complete=complete_here)
-@_with_workload
-@click.option("--rate", "rate_per_s", type=POSITIVE, help="Requests per second. Default: half of what is carried.")
-@click.option("--seconds", type=POSITIVE, default=60.0, show_default=True, help="Duration of the real run.")
-@click.option("--seed", type=int, default=2, show_default=True, help="Seed of arrivals, lengths and prompts.")
-@click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
-def check_command(
-    name: str, workload_name: str, rate_per_s: float | None, seconds: float, seed: int, as_json: bool
-) -> int:
-    """Compare a forecast for MODEL with a real run.
-
-    A daemon of its own answers the same requests as the simulation. The errors are kept, and shown with every later
-    forecast for MODEL. Nothing is drafted.
-    """
-    from localrun.plan import report
-    from localrun.plan.calibration import keep_check, path_of, setup_of
-    from localrun.plan.check import compare
-    from localrun.plan.search import Search
-    from localrun.plan.traces import named
-
-    model, settings = _model(name)
-    workload = named(workload_name)
-    calibration = _calibration(model, settings)
-    if rate_per_s is None:
-        carried = Search(workload, workload.limits).carries(setup_of(calibration, settings))
-        rate_per_s = CHECKED_LOAD * carried.rate_per_s
-    found = compare(
-        model, settings, calibration, workload, rate_per_s=rate_per_s, seconds=seconds, seed=seed, tell=progress
-    )
-    keep_check(path_of(model, settings), calibration, found.check)
-    if as_json:
-        print_json({"real": found.real, "simulated": found.simulated, "check": found.check})
-    else:
-        print("\n".join(report.comparison_lines(found, workload)))
-    return exits.OK
-
-
-@click.command("machines")
-@click.argument("name", required=False)
-@click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
-def machines_command(name: str | None, as_json: bool) -> int:
-    """List the machines that `--vary machine=...` knows, or show one with the source of each figure.
-
-    They are GPUs, and machines with one memory for all. A processor is not looked up, but calibrated.
-    """
-    from localrun.bench.report import aligned
-    from localrun.plan import report
-    from localrun.plan.roofline import device, machines
-
-    known = machines() if name is None else {name: device(name)}
-    if as_json:
-        print_json(known)
-    elif name is not None:
-        print("\n".join(report.machine_lines(name, known[name])))
-    else:
-        rows = [
-            [key, f"{each.memory_gb:g} GB", f"{each.gb_per_s:g} GB/s", f"{each.tflops:g} {each.arithmetic}"]
-            for key, each in known.items()
-        ]
-        print("\n".join(aligned(["machine", "memory", "bandwidth", "TFLOPS"], rows)))
-    return exits.OK

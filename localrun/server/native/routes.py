@@ -10,6 +10,7 @@
     DELETE /localrun/v1/cache           CacheCleared: forgets it; ?model=NAME for one model, ?tier=ram or disk
     GET    /localrun/v1/logs?since=N    Server-Sent Events, `event: log`, one LogLine each: what is kept with a number
                                         above N, then what comes. `follow=0` ends after what is kept.
+    GET    /localrun/v1/traffic         Server-Sent Events, `event: request`, one TrafficRow each, as requests end
     GET    /localrun/v1/usage           UsageReport: `by` key, day or model, of the last `days`. Who is no admin sees
                                         the own key's; programs of this machine that send none are `local`
     POST   /localrun/v1/shutdown        asks the daemon to end: {"status": "stopping"}
@@ -25,6 +26,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import time
+from contextlib import suppress
 from typing import Literal
 
 import msgspec
@@ -233,6 +235,22 @@ async def logs(runtime: Runtime, exchange: Exchange) -> None:
 
 def _event(line: LogLine) -> bytes:
     return b"event: log\ndata: " + _encoder.encode(line) + b"\n\n"
+
+
+async def traffic(runtime: Runtime, exchange: Exchange) -> None:
+    """Until the client goes away or the daemon ends."""
+    await exchange.read_body()
+    listener = runtime.traffic.listen()
+    try:
+        async with exchange.while_connected():
+            await exchange.open_stream()
+            while not runtime.shutdown_requested.is_set() and runtime.access.still_admits(exchange.caller):
+                with suppress(TimeoutError):
+                    row = await asyncio.wait_for(listener.rows.get(), _TURN_S)
+                    await exchange.write(b"event: request\ndata: " + _encoder.encode(row) + b"\n\n")
+            await exchange.close_stream()
+    finally:
+        runtime.traffic.leave(listener)
 
 
 DEFAULT_DAYS = 30
