@@ -228,6 +228,9 @@ def machine_lines(name: str, device: Device) -> list[str]:
         ["arithmetic", f"{device.tflops:g} TFLOPS {device.arithmetic}", device.tflops_source or device.source],
         ["power", f"{device.watts:g} W", device.source],
     ]
-    lines = [f"{name}: {device.title}"]
+    if device.link_gb_per_s:
+        rows.append(["link", f"{device.link_gb_per_s:g} GB/s", "one way, where there are several"])
+    several = f"{device.n_gpus} times, each " if device.n_gpus > 1 else ""
+    lines = [f"{name}: {several}{device.title}"]
     lines += [f"  {what:<10}  {figure:<18}  {source}" for what, figure, source in rows]
     return [*lines, *([f"  {device.note}"] if device.note else [])]
