@@ -139,7 +139,9 @@ def estimate_of(header: Header, name: str, settings: Settings, split: str = LAYE
     wish = FitRequest(
         n_slots=settings.slots, n_kv_cells=settings.kv_cells, kv_type=settings.kv_type, n_ubatch=settings.batch_tokens
     )
-    gpus = tuple(Gpu(f"{name} {number}", int(found.memory_gb * 1e9)) for number in range(found.n_gpus))
+    # What is sold as GB of memory are GiB; a Mac does not give all of its own to the GPU.
+    each_bytes = int(found.memory_gb * (1e9 if found.backend == "metal" else 1 << 30))
+    gpus = tuple(Gpu(f"{name} {number}", each_bytes) for number in range(found.n_gpus))
     fit = choose(header, Machine(_HOST_BYTES, gpus), wish)
     if not fit.fits or fit.n_gpu_layers <= header.n_layers:
         needed = in_gb(fit.estimate.weights_bytes)
