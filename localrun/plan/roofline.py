@@ -45,7 +45,7 @@ _ACTIVATION_BYTES = 4
 _MEETING_S, _FAST_MEETING_S = 3e-5, 1e-5
 _FAST_LINK_GB_PER_S = 100
 MOST_GPUS = 16
-LAYER, TENSOR = SPLITS = ("layer", "tensor")
+LAYER, TENSOR = "layer", "tensor"
 _SEVERAL = re.compile(r"(?P<name>.+)x(?P<n>[0-9]{1,3})")
 _STREAMS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _ROWS = (1, 8, 16, 32, 64, 128, 256, 512)
@@ -122,6 +122,8 @@ def device(name: str, split: str = LAYER) -> Device:
         raise BadRequest(f"'{name}': from 1 to {MOST_GPUS} of them can be planned together", field="machine")
     if n_gpus > 1 and not found.link_gb_per_s:
         raise BadRequest(f"'{name}': a {found.title} has no link to another one", field="machine")
+    if n_gpus == 1 and split == TENSOR:
+        raise BadRequest(f"'{name}' is one GPU, and nothing is split; several are {name}x2 and so on", field="split")
     return msgspec.structs.replace(found, n_gpus=n_gpus, split=split)
 
 
