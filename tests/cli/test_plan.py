@@ -14,7 +14,8 @@ from localrun.cli import exits
 from localrun.cli.bench.plan import MOST_REPLICAS, ROUTER_NAMES
 from localrun.cli.root import run
 from localrun.config import Settings
-from localrun.plan import fleet
+from localrun.models.storage.forecasts import kept
+from localrun.plan import calibration, fleet
 from localrun.plan.calibration import Calibration, path_of
 from localrun.plan.costs import Costs, StreamCosts
 from localrun.plan.fleet import ROUTERS
@@ -70,6 +71,18 @@ def test_it_says_what_is_carried_what_breaks_and_what_would_help(capsys: pytest.
     assert found["basis"] == "calibration"
     assert found["what_if"]["twice"]["carries"]["rate_per_s"] > found["point"]["rate_per_s"]
     assert {"ttft_p95_s", "users", "kept"} <= found["points"][0].keys()
+
+
+def test_lists_of_models_know_how_many_chats_there_can_be(capsys: pytest.CaptureFixture[str], home: Path) -> None:
+    digest = find_model("tiny", Settings()).digest
+    said(capsys, *SHORT)
+    said(capsys, "tiny", "--ttft-limit", "5")
+    assert kept(digest) is None  # of chats under the usual promise, nothing was asked yet
+    point = json.loads(said(capsys, "tiny", "--json"))["point"]
+    forecast = kept(digest)
+    assert forecast is not None
+    assert forecast.chats == int(point["users"])
+    assert forecast.tokens_per_s == pytest.approx(point["each_p50_tokens_per_s"])
 
 
 def test_it_can_be_asked_the_other_way_round(capsys: pytest.CaptureFixture[str]) -> None:
@@ -179,6 +192,26 @@ def test_a_fleet_is_planned_with_each_router(capsys: pytest.CaptureFixture[str],
 def test_the_names_of_routers_are_those_of_the_simulation() -> None:
     assert tuple(ROUTERS) == ROUTER_NAMES
     assert fleet.MOST_REPLICAS == MOST_REPLICAS
+
+
+def test_a_machine_that_was_not_measured_is_measured_first(
+    capsys: pytest.CaptureFixture[str], home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def measure(model: Any, settings: Settings, tell: Any) -> Calibration:
+        tell(f"measuring {model.name}")
+        keep(costs(), settings)
+        found = calibration.kept(path_of(model, settings))
+        assert found is not None
+        return found
+
+    path_of(find_model("tiny", Settings()), Settings()).unlink()
+    monkeypatch.setattr(calibration, "calibrate", measure)
+    assert run(["plan", *SHORT, "--rate", "1"]) == exits.OK
+    shown = capsys.readouterr()
+    assert "measuring tiny" in shown.err
+    assert "the promise is kept" in shown.out
+    assert run(["plan", *SHORT, "--rate", "1"]) == exits.OK
+    assert "measuring" not in capsys.readouterr().err
 
 
 def test_it_says_what_it_costs(capsys: pytest.CaptureFixture[str]) -> None:

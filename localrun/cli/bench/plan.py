@@ -28,12 +28,14 @@ from localrun.config import Settings
 if TYPE_CHECKING:
     from localrun.models.storage.model import Model
     from localrun.plan.replica import Setup
-    from localrun.plan.search import Search
+    from localrun.plan.search import Point, Search
     from localrun.plan.workload import Limits, Workload
 
 # As `plan.fleet` has them.
 ROUTER_NAMES = ("prefix", "session", "least-requests", "two-choices", "round-robin")
 MOST_REPLICAS = 10_000
+# The workload whose users are people in a chat.
+CHAT = "chat"
 
 
 class _PlanCommand(click.Command):
@@ -207,6 +209,7 @@ def _forecast(model: Model, settings: Settings, search: Search, asked: Asked, sh
         progress("looking for the highest rate")
         carried = search.carries(setup)
         points = list(search.points)
+        _keep(model, search, carried)
         progress("trying what would help")
         found = what_if(search, setup, carried)
         lines += ["", f"carries {report.amount(carried)}", ""]
@@ -229,3 +232,15 @@ def _forecast(model: Model, settings: Settings, search: Search, asked: Asked, sh
         print("\n".join(lines))
         say("\n" + "\n".join(report.basis_lines(calibration)))
     return exits.OK
+
+
+def _keep(model: Model, search: Search, carried: Point) -> None:
+    """For lists of models: how many chats there can be, under the usual promise."""
+    from datetime import UTC, datetime
+
+    from localrun.models.storage.forecasts import Forecast, keep
+
+    usual, n_chats = search.workload, int(carried.users or 0)
+    if usual.name == CHAT and search.limits == usual.limits and n_chats:
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        keep(model.digest, Forecast(chats=n_chats, tokens_per_s=carried.each_p50_tokens_per_s, made_at=now))
