@@ -106,13 +106,3 @@ def test_what_a_change_brings_is_what_the_changed_machine_carries() -> None:
     assert found.best is not None
     slots = own._replace(layout=own.layout.with_slots(2))
     assert found.best.carries == Search(alike(2, 30), Limits()).carries(slots, near)
-
-
-def test_no_change_is_best_where_none_helps() -> None:
-    """Every request is alone, and its way to the daemon takes nearly as long as is promised: no setting shortens it."""
-    own = setup(of=costs(request_s=0.9, streams=StreamCosts((1,), (0.05,), (0.0,)), beside=FREE, background=FREE))
-    search = Search(alike(2, 30), Limits(ttft_limit_s=1.0, itl_limit_s=0.051))
-    found = what_if(search, own, search.carries(own))
-    assert found.best is None or found.best.carries is not None
-    assert found.twice.carries is not None
-    assert found.twice.words in [each.words for each in found.resources]
