@@ -39,9 +39,26 @@ HASHED_TOKENS = 512
 _BLOCKS = (HASHED_TOKENS, 16, 32, 64, 128, 256, 1024)
 _LOOKED_AT = 200
 # As tables name them, in small letters.
-_TIMES = ("timestamp", "arrival_time", "created_time")
-_PROMPTS = ("contexttokens", "request tokens", "input_length", "input_tokens", "prompt_tokens", "prompt_length")
-_OUTPUTS = ("generatedtokens", "response tokens", "output_length", "output_tokens", "completion_tokens")
+_TIMES = ("timestamp", "arrival_time", "arrived_at", "created_time", "time")
+_PROMPTS = (
+    "contexttokens",
+    "request tokens",
+    "input_length",
+    "input_tokens",
+    "prompt_tokens",
+    "prompt_length",
+    "num_prefill_tokens",
+    "prompttokencount",
+)
+_OUTPUTS = (
+    "generatedtokens",
+    "response tokens",
+    "output_length",
+    "output_tokens",
+    "completion_tokens",
+    "num_decode_tokens",
+    "generatedtokencount",
+)
 _FORMS = (
     "a line has at_s, prompt and output_tokens (our own), or timestamp, input_length and output_length (Mooncake); a "
     "table has the columns TIMESTAMP, ContextTokens and GeneratedTokens (Azure), or Timestamp, Request tokens and "
