@@ -40,25 +40,10 @@ _BLOCKS = (HASHED_TOKENS, 16, 32, 64, 128, 256, 1024)
 _LOOKED_AT = 200
 # As tables name them, in small letters.
 _TIMES = ("timestamp", "arrival_time", "arrived_at", "created_time", "time")
-_PROMPTS = (
-    "contexttokens",
-    "request tokens",
-    "input_length",
-    "input_tokens",
-    "prompt_tokens",
-    "prompt_length",
-    "num_prefill_tokens",
-    "prompttokencount",
-)
-_OUTPUTS = (
-    "generatedtokens",
-    "response tokens",
-    "output_length",
-    "output_tokens",
-    "completion_tokens",
-    "num_decode_tokens",
-    "generatedtokencount",
-)
+_PROMPTS = ("contexttokens", "request tokens", "input_length", "input_tokens", "prompt_tokens", "prompt_length",
+            "num_prefill_tokens", "prompttokencount")  # fmt: skip
+_OUTPUTS = ("generatedtokens", "response tokens", "output_length", "output_tokens", "completion_tokens",
+            "num_decode_tokens", "generatedtokencount")  # fmt: skip
 _FORMS = (
     "a line has at_s, prompt and output_tokens (our own), or timestamp, input_length and output_length (Mooncake); a "
     "table has the columns TIMESTAMP, ContextTokens and GeneratedTokens (Azure), or Timestamp, Request tokens and "
@@ -181,6 +166,7 @@ def _opened(path: Path) -> TextIO:
 
 def _of_table(path: Path, file: TextIO, header: str) -> Iterator[tuple[int, _Arrival]]:
     rows = csv.reader(file, delimiter=max(",;\t", key=header.count), skipinitialspace=True)
+    names: list[str] = []
     columns: list[int] = []
     began: datetime | None = None
     try:

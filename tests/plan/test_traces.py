@@ -163,10 +163,12 @@ def test_a_table_as_programs_leave_it(tmp_path: Path, content: bytes) -> None:
         "5,1,3.5,GPT-4,4808,10,4818,API log\n6,,1,GPT-4,3180,8,3188,API log\n8,2,1,GPT-4,110,27,137,API log\n",
         # Simulators' own: arrival_time and lengths; logs of Azure's portal.
         "arrival_time,prompt_length,output_length\n0.0,4808,10\n0.05,3180,8\n0.12,110,27\n",
+        "arrived_at,num_prefill_tokens,num_decode_tokens\n0.0,4808,10\n0.05,3180,8\n0.12,110,27\n",
+        "Time,PromptTokenCount,GeneratedTokenCount\n0.0,4808,10\n0.05,3180,8\n0.12,110,27\n",
         'timestamp [UTC],input_tokens,output_tokens,total_tokens\n"8/15/2025, 5:12:14.121000 PM",4808,10,4818\n'
         '"8/15/2025, 5:50:43.282000 PM",3180,8,3188\n"8/16/2025, 5:50:43.282000 AM",110,27,137\n',
     ],
-    ids=["2024", "zones", "multimodal", "pandas", "hub", "sessions", "simulators", "portal"],
+    ids=["2024", "zones", "multimodal", "pandas", "hub", "sessions", "simulators", "Vidur", "old Vidur", "portal"],
 )
 def test_tables_as_they_are_published(tmp_path: Path, table: str) -> None:
     found = read(tmp_path, table.encode())
