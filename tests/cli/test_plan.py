@@ -110,6 +110,8 @@ def test_another_quantization_is_estimated_from_what_was_measured(
     own, other = json.loads(said(capsys, *SHORT, *command))["rows"]
     assert (own["band"], "estimate" in other["band"]) == ("", True)
     assert own["point"]["itl_p50_s"] / other["point"]["itl_p50_s"] == pytest.approx(64 / 34, rel=0.02)
+    elsewhere = json.loads(said(capsys, *SHORT, *command, "--machine", "l4"))["rows"]
+    assert elsewhere[0]["point"]["itl_p50_s"] > elsewhere[1]["point"]["itl_p50_s"]
     text = said(capsys, *SHORT, "--vary", "quantization=Q8_0,Q4_K_M")
     assert "(estimate)" in text
     assert "calibrate with the file itself" in " ".join(text.split())
@@ -141,6 +143,18 @@ def test_all_values_of_all_names_are_compared(capsys: pytest.CaptureFixture[str]
     assert "33 slots x 2 latency are 66 variants; at most 64" in refused(
         capsys, *SHORT, "--vary", f"slots={many}", "--vary", "latency=balanced,throughput"
     )
+
+
+def test_only_a_promise_that_is_kept_at_the_lower_end_of_a_band_is_kept(capsys: pytest.CaptureFixture[str]) -> None:
+    """Steps of Q8_0 take 34 / 64 of the measured ones, and at the lower end of its band 1 / 0.65 times as long: 0.163
+    and 0.204 s."""
+    command = ("--rate", "0.02", "--itl-limit", "0.2")
+    keep(costs(streams=StreamCosts((1,), (0.2,), (0.0,)), sigma=0.0), Settings())
+    assert "the first that keeps it: Q8_0" in said(capsys, *SHORT, *command, "--vary", "quantization=Q8_0")
+    keep(costs(streams=StreamCosts((1,), (0.25,), (0.0,)), sigma=0.0), Settings())
+    text = said(capsys, *SHORT, *command, "--vary", "quantization=Q8_0")
+    assert "kept 0% to 100% (estimate)" in text
+    assert "none of them surely keeps it" in text
 
 
 def test_several_gpus_and_how_they_split_a_model(capsys: pytest.CaptureFixture[str]) -> None:
