@@ -1,4 +1,9 @@
-"""A machine with other settings, another quantization, or another machine: what is simulated, and how sure it is."""
+"""A machine with other settings, another quantization, or another machine: what is simulated, and how sure it is.
+
+Steps of few streams read weights: what a measured step takes is scaled by the bytes that it would read in another
+quantization. Prompts are computed, and stay as they are. Kernels differ, so it is an estimate with the band of a
+roofline.
+"""
 
 from __future__ import annotations
 
@@ -8,20 +13,31 @@ from typing import Any
 import msgspec
 import psutil
 
+from localrun.bench.roofline import step_bytes
 from localrun.config import Settings
 from localrun.errors import BadRequest, CannotFit
 from localrun.models.fit import FitRequest, Machine, choose, in_gb
 from localrun.models.gguf.header import Header
+from localrun.models.gguf.requantized import quantization, requantized
 from localrun.models.storage.model import Model
 from localrun.models.storage.store import Store
 from localrun.plan.calibration import Calibration, kept, path_of, setup_of
-from localrun.plan.requantized import quantization, requantized, rescaled
+from localrun.plan.costs import Costs, StreamCosts
 from localrun.plan.roofline import LAYER, LEAST_BAND, Estimate, estimate_of
 
 # The machine that was calibrated.
 THIS = "this"
 
 Calibrate = Callable[[Model, Settings], Calibration]
+
+
+def problem_of(text: str) -> str:
+    """Why sizes in this quantization are not known; empty if they are."""
+    try:
+        quantization(text)
+    except BadRequest as error:
+        return error.message
+    return ""
 
 
 def estimate(
@@ -89,3 +105,14 @@ def _check_memory(header: Header, wanted: str, settings: Settings) -> None:
     if not settings.gpu_layers and not choose(header, Machine(available), wish).fits:
         needed, free = in_gb(header.weights_bytes), in_gb(available)
         raise CannotFit(f"{header.name} in {wanted} has {needed} of weights, and {free} are free")
+
+
+def rescaled(costs: Costs, header: Header, other: Header) -> Costs:
+    """What was measured with one of two quantizations, for the other."""
+    streams = costs.streams
+    factors = [
+        step_bytes(other, n_streams=n).weights_bytes / step_bytes(header, n_streams=n).weights_bytes
+        for n in streams.streams
+    ]
+    bases = tuple(factor * base_s for factor, base_s in zip(factors, streams.base_s, strict=True))
+    return msgspec.structs.replace(costs, streams=StreamCosts(streams.streams, bases, streams.per_token_s))

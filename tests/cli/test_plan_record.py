@@ -9,14 +9,14 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from localrun.plan.recording import BLOCK_TOKENS
 from localrun.plan.replica import simulate
-from localrun.plan.traces import named
+from localrun.plan.traces import BLOCK_TOKENS, named
 from localrun.server.metering import traffic
 from tests.daemon import Daemon, running_daemon
 from tests.plan.made import setup
@@ -31,16 +31,20 @@ def daemon() -> Iterator[Daemon]:
         yield running
 
 
-def recording(daemon: Daemon, out: Path, *arguments: str) -> subprocess.Popen[str]:
+@contextmanager
+def recording(daemon: Daemon, out: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
     """One that has begun."""
     environment = os.environ | {"LOCALRUN_HOME": str(daemon.home), "LOCALRUN_PORT": str(daemon.port)}
-    process = subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, "-m", "localrun", "plan", "record", "--out", str(out), *arguments],
         env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    assert process.stderr is not None
-    assert "recording for" in process.stderr.readline()
-    return process
+    ) as process:  # fmt: skip
+        try:
+            assert process.stderr is not None
+            assert "recording for" in process.stderr.readline()
+            yield process
+        finally:
+            process.kill()
 
 
 def ask(daemon: Daemon, *said: str, client: str = "") -> dict[str, Any]:
@@ -56,14 +60,14 @@ def ask(daemon: Daemon, *said: str, client: str = "") -> dict[str, Any]:
 def recorded(daemon: Daemon, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
     """The file, and what the daemon said of the requests."""
     out = tmp_path_factory.mktemp("recorded") / "traffic.jsonl"
-    process = recording(daemon, out)
-    answers = [ask(daemon, question) for question in QUESTIONS]
-    answers.append(ask(daemon, QUESTIONS[0], answers[0]["text"], "And on Tuesday?", client="another"))
-    assert process.stderr is not None
-    while f"{len(answers)} so far" not in process.stderr.readline():
-        assert process.poll() is None
-    process.send_signal(signal.SIGINT)
-    said, problem = process.communicate(timeout=60)
+    with recording(daemon, out) as process:
+        answers = [ask(daemon, question) for question in QUESTIONS]
+        answers.append(ask(daemon, QUESTIONS[0], answers[0]["text"], "And on Tuesday?", client="another"))
+        assert process.stderr is not None
+        while f"{len(answers)} so far" not in process.stderr.readline():
+            assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        said, problem = process.communicate(timeout=60)
     assert process.returncode == 0, problem
     assert f"{len(answers)} requests recorded" in said
     return out, answers
@@ -122,8 +126,8 @@ def test_a_salt_is_drawn_for_each_listener(daemon: Daemon) -> None:
 
 
 def test_nothing_came_and_a_file_that_is_there(daemon: Daemon, tmp_path: Path) -> None:
-    process = recording(daemon, tmp_path / "none.jsonl", "--minutes", "0.01")
-    _, said = process.communicate(timeout=60)
+    with recording(daemon, tmp_path / "none.jsonl", "--minutes", "0.01") as process:
+        _, said = process.communicate(timeout=60)
     assert process.returncode != 0
     assert "no request came and ended meanwhile" in said
     assert not (tmp_path / "none.jsonl").exists()
@@ -136,10 +140,10 @@ def test_nothing_came_and_a_file_that_is_there(daemon: Daemon, tmp_path: Path) -
 
 
 def test_other_models_are_left_out(daemon: Daemon, tmp_path: Path) -> None:
-    process = recording(daemon, tmp_path / "other.jsonl", "--model", "other")
-    ask(daemon, "Is anybody there?")
-    process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=60)
+    with recording(daemon, tmp_path / "other.jsonl", "--model", "other") as process:
+        ask(daemon, "Is anybody there?")
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=60)
     assert "nothing was written" in said
 
 

@@ -70,15 +70,15 @@ def _problem(name: str, value: str) -> str:
         return f"kv-type={value}: it is one of {', '.join(KV_TYPES[1:])}"
     if name == "split" and value not in VARIED["split"]:
         return f"split={value}: it is one of {', '.join(VARIED['split'])}"
-    try:
-        if name == "latency":
-            config.latency_target_s(value)
-        elif name == "quantization":
-            from localrun.plan.requantized import quantization
+    if name == "quantization":
+        from localrun.plan.variants import problem_of
 
-            quantization(value)
-    except (config.ConfigError, errors.BadRequest) as error:
-        return str(error)
+        return problem_of(value)
+    if name == "latency":
+        try:
+            config.latency_target_s(value)
+        except config.ConfigError as error:
+            return str(error)
     return ""
 
 
@@ -185,8 +185,8 @@ def _variant(model: Model, settings: Settings, search: Search, values: dict[str,
     basis = "estimate" if values.get("machine", THIS) == THIS else "roofline"
     own = tuple(values.values())
     if slower == faster == 1:
-        point = asked.point(search, setup) or search.carries(setup)
-        return _Row(own, point, least_kept=point.kept)
+        found = asked.point(search, setup) or search.carries(setup)
+        return _Row(own, found, least_kept=found.kept)
     slow = asked.point(search, with_costs(setup, slower))
     if slow is not None:
         point = asked.point(search, setup)

@@ -155,7 +155,7 @@ def record_command(minutes: float, out: Path, model: str, settings: Settings) ->
     A line is when a request came, how long its prompt and its answer were, its lane, and which beginnings and clients
     are the same, under numbers. No text is recorded, nor anything by which one could be guessed.
     """
-    from localrun.plan.recording import write
+    from localrun.plan.traces import write
 
     if out.exists():
         raise click.UsageError(f"{out} is there already; name a new file with --out")
@@ -179,15 +179,17 @@ def record_command(minutes: float, out: Path, model: str, settings: Settings) ->
 
 async def _take_down(url: str, minutes: float, model: str, rows: list[TrafficRow]) -> None:
     """Into `rows`, which outlive an end by Ctrl-C."""
-
-    def begun() -> None:
-        progress(f"recording for {minutes:g} minutes; Ctrl-C ends it before")
-
     with suppress(TimeoutError):
-        async with asyncio.timeout(60 * minutes), Client(url) as client, aclosing(client.traffic(begun)) as traffic:
-            async for row in traffic:
-                if model not in ("", row.model):
-                    continue
-                rows.append(row)
-                if len(rows).bit_count() == 1:  # more and more seldom
-                    progress(f"{len(rows)} so far")
+        async with asyncio.timeout(None) as limit, Client(url) as client:
+
+            def begun() -> None:
+                limit.reschedule(asyncio.get_running_loop().time() + 60 * minutes)
+                progress(f"recording for {minutes:g} minutes; Ctrl-C ends it before")
+
+            async with aclosing(client.traffic(begun)) as traffic:
+                async for row in traffic:
+                    if model not in ("", row.model):
+                        continue
+                    rows.append(row)
+                    if len(rows).bit_count() == 1:  # more and more seldom
+                        progress(f"{len(rows)} so far")

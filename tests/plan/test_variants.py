@@ -9,8 +9,9 @@ import pytest
 from localrun.errors import BadRequest
 from localrun.models.gguf.header import Header
 from localrun.models.gguf.reader import read_header
+from localrun.models.gguf.requantized import MIXES, requantized
 from localrun.plan.costs import StreamCosts
-from localrun.plan.requantized import MIXES, requantized, rescaled
+from localrun.plan.variants import rescaled
 from tests.plan.made import costs
 from tests.plan.published import header_of
 from tests.support.synthesis.synthesize import synthesize

@@ -1,11 +1,8 @@
-"""A model in another quantization: the sizes that its tensors would have, and what a calibration becomes. Pure.
+"""A model in another quantization: the sizes that its tensors would have. Pure.
 
 Types are chosen as llama.cpp's quantizer does it without an importance matrix: the output matrix gets 6 bits, in the
 mixes called M so do value and down projections of the layers that are worth it, and a row that is no whole number of
 blocks falls back to a type with smaller ones. What is kept in 32 bits stays so.
-
-Steps of few streams read weights: what a measured step takes is scaled by the bytes that it would read. Prompts are
-computed, and stay as they are. Kernels differ, so it is an estimate with the band of a roofline.
 """
 
 from __future__ import annotations
@@ -13,13 +10,9 @@ from __future__ import annotations
 import dataclasses
 from typing import NamedTuple
 
-import msgspec
-
-from localrun.bench.roofline import step_bytes
 from localrun.errors import BadRequest, meant
 from localrun.models.gguf.ggml_types import FILE_TYPES, QUANT_ALIASES, by_name
 from localrun.models.gguf.header import Header, TensorInfo
-from localrun.plan.costs import Costs, StreamCosts
 
 
 class _Mix(NamedTuple):
@@ -81,14 +74,3 @@ def _is_worth_more(layer: int, n_layers: int) -> bool:
     """The first and the last eighth, and every third between them."""
     eighth = n_layers // 8
     return layer < eighth or layer >= 7 * n_layers // 8 or (layer - eighth) % 3 == 2
-
-
-def rescaled(costs: Costs, header: Header, other: Header) -> Costs:
-    """What was measured with one of two quantizations, for the other."""
-    streams = costs.streams
-    factors = [
-        step_bytes(other, n_streams=n).weights_bytes / step_bytes(header, n_streams=n).weights_bytes
-        for n in streams.streams
-    ]
-    bases = tuple(factor * base_s for factor, base_s in zip(factors, streams.base_s, strict=True))
-    return msgspec.structs.replace(costs, streams=StreamCosts(streams.streams, bases, streams.per_token_s))
