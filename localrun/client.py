@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
 from contextlib import aclosing
 from functools import partial
 from pathlib import Path
@@ -27,7 +27,16 @@ from localrun import __version__, errors
 from localrun.access import resolver, trust
 from localrun.access.trust import Endpoint
 from localrun.config import in_short
-from localrun.snapshot import CacheCleared, CacheReport, LogLine, PullRow, RequestRow, Snapshot, UsageReport
+from localrun.snapshot import (
+    CacheCleared,
+    CacheReport,
+    LogLine,
+    PullRow,
+    RequestRow,
+    Snapshot,
+    TrafficRow,
+    UsageReport,
+)
 
 # --- what a streamed answer is made of: lines of bytes, and the pieces that they carry ---
 
@@ -440,6 +449,18 @@ class Client:
         if follow:
             raise errors.DaemonUnreachable(f"the daemon at {self.base_url} ended its log stream")
 
+    async def traffic(self, begun: Callable[[], object]) -> AsyncGenerator[TrafficRow, None]:
+        """Requests that came after `begun` was called, as they end. Raises DaemonUnreachable when the daemon goes."""
+        async with (
+            self._daemon.stream("GET", "/localrun/v1/traffic") as response,
+            aclosing(lines_of(response)) as lines,
+        ):
+            begun()
+            async for line in lines:
+                if line.startswith(b"data:"):
+                    yield _traffic_row.decode(line[5:])
+        raise errors.DaemonUnreachable(f"the daemon at {self.base_url} ended its stream of requests")
+
     async def snapshot(self) -> Snapshot:
         """The daemon's state now."""
         return await self._daemon.value(Snapshot, "GET", "/localrun/v1/snapshot")
@@ -622,3 +643,4 @@ class _Pulls(msgspec.Struct):
 
 _snapshot = msgspec.json.Decoder(Snapshot)
 _log_line = msgspec.json.Decoder(LogLine)
+_traffic_row = msgspec.json.Decoder(TrafficRow)

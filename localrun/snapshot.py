@@ -352,6 +352,22 @@ class Snapshot(msgspec.Struct, kw_only=True):
     batches: list[BatchRow] = []
 
 
+class TrafficRow(msgspec.Struct, kw_only=True):
+    """A request that has ended, without a word of it. `at_s` counts from the begin of the stream. `client` and `blocks`
+    are digests with a salt that is the stream's own: of blocks of 16 tokens of the prompt and of the answer behind it,
+    each with everything before it, as far as they are known."""
+
+    at_s: float
+    model: str
+    client: str
+    lane: str
+    target_itl_s: float | None
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    blocks: list[str]
+
+
 class UsageRow(msgspec.Struct, kw_only=True):
     """What a key, a day's requests or the requests for a model took. `prompt_tokens` includes `cached_tokens`."""
 

@@ -75,7 +75,7 @@ ALLOWED = {
     "localrun.bench": (ACCESS, CLIENT, CONFIG, ERRORS, HARDWARE, SNAPSHOT, "localrun.models"),
     # The engine as it is, in a process of its own: a command's.
     "localrun.plan": (
-        *(CONFIG, ERRORS, HARDWARE, PROCESSES, STORED, WIRE),
+        *(CONFIG, ERRORS, HARDWARE, PROCESSES, SNAPSHOT, STORED, WIRE),
         *("localrun.bench", "localrun.cluster.affinity", "localrun.engine", "localrun.models"),
     ),
     "localrun.service": (CONFIG, ERRORS, OLLAMA_ENVIRONMENT, STORED, PROCESSES, VISIBLE),

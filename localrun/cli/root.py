@@ -123,6 +123,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "localrun plan tiny --workload agent --vary slots=4,8",
         "localrun plan tiny --vary machine=this,rtx-4090",
         "localrun plan check tiny",
+        "localrun plan record --minutes 10",
     ),
     "usage": ("localrun usage --by model", "localrun usage --by day --days 7"),
     "key": ("localrun key create --name laptop --rate 60/min", "localrun key list", "localrun key revoke laptop"),

@@ -146,12 +146,26 @@ def cost_lines(point: Point, hourly_price: float, watts: float | None, n_replica
         written = cost_per_million_tokens(hourly * (1 - share), point.tokens_per_s)
         lines.append(f"  apart: {read:.3g} per million tokens of prompts, {written:.3g} per million of answers")
     if watts is not None and point.tokens_per_s:
-        energy_kwh = watts * n_replicas / 1000 / 3600 / point.tokens_per_s * 1e6
-        lines.append(f"  {energy_kwh:.3g} kWh per million tokens of answers")
+        lines.append(f"  {_kwh_per_million(point, watts, n_replicas):.3g} kWh per million tokens of answers")
     return lines
 
 
-def fleet_lines(found: Sequence[FleetPoint], limits: Limits, hourly_price: float | None) -> list[str]:
+def price_of(point: Point | None, hourly_price: float | None, n_replicas: int = 1) -> dict[str, float] | None:
+    """Per hour, and per million tokens of answers; None where no price is known."""
+    if point is None or hourly_price is None:
+        return None
+    hourly = hourly_price * n_replicas
+    return {"per_hour": hourly, "per_million_tokens": cost_per_million_tokens(hourly, point.tokens_per_s)}
+
+
+def _kwh_per_million(point: Point, watts: float, n_replicas: int) -> float:
+    """Of tokens of answers."""
+    return watts * n_replicas / 1000 / 3600 / max(point.tokens_per_s, 1e-9) * 1e6
+
+
+def fleet_lines(
+    found: Sequence[FleetPoint], limits: Limits, hourly_price: float | None, watts: float | None = None
+) -> list[str]:
     """A row for each router."""
     header = ["router", "replicas", "promise kept", "tokens/s", "first token p95", "cached", "fullest", "busy"]
     rows = []
@@ -161,11 +175,13 @@ def fleet_lines(found: Sequence[FleetPoint], limits: Limits, hourly_price: float
             each.router, str(each.n_replicas), f"{point.kept:.0%}", f"{point.tokens_per_s:.3g}",
             f"{point.ttft_p95_s:.2g} s", f"{point.cached_share:.0%}", f"{each.fullest:.2f}", f"{point.busy:.0%}",
         ]  # fmt: skip
-        if hourly_price is not None:
-            hourly = hourly_price * each.n_replicas
-            row += [f"{hourly:.4g}", f"{cost_per_million_tokens(hourly, point.tokens_per_s):.3g}"]
+        if price := price_of(point, hourly_price, each.n_replicas):
+            row += [f"{price['per_hour']:.4g}", f"{price['per_million_tokens']:.3g}"]
+        if watts is not None:
+            row.append(f"{_kwh_per_million(point, watts, each.n_replicas):.3g}")
         rows.append(row)
     header += [] if hourly_price is None else ["per hour", "per million"]
+    header += [] if watts is None else ["kWh per million"]
     lines = aligned(header, rows)
     rough = [each for each in found if each.coarse_error is not None]
     if rough:
@@ -183,12 +199,12 @@ def header_lines(model: str, workload: Workload, limits: Limits, slots: int, n_c
     return [*lines, f"promise: {promise(limits)}"]
 
 
-def band(low: Point, middle: Point, high: Point) -> str:
-    """What is carried by a roofline: never narrower than its least band."""
+def band(low: Point, middle: Point, high: Point, basis: str = "roofline") -> str:
+    """What is carried by an estimate: never narrower than its least band."""
     in_users = middle.users is not None and middle.users >= 1
     values = [point.users or 0.0 if in_users else point.rate_per_s for point in (low, middle, high)]
     least, most = min(values[0], (1 - LEAST_BAND) * values[1]), max(values[2], (1 + LEAST_BAND) * values[1])
-    return f"{two_digits(least)} to {two_digits(most)} {'users' if in_users else 'requests/s'} (roofline)"
+    return f"{two_digits(least)} to {two_digits(most)} {'users' if in_users else 'requests/s'} ({basis})"
 
 
 def two_digits(value: float) -> str:
@@ -228,6 +244,9 @@ def machine_lines(name: str, device: Device) -> list[str]:
         ["arithmetic", f"{device.tflops:g} TFLOPS {device.arithmetic}", device.tflops_source or device.source],
         ["power", f"{device.watts:g} W", device.source],
     ]
-    lines = [f"{name}: {device.title}"]
+    if device.link_gb_per_s:
+        rows.append(["link", f"{device.link_gb_per_s:g} GB/s", "one way, where there are several"])
+    several = f"{device.n_gpus} times, each " if device.n_gpus > 1 else ""
+    lines = [f"{name}: {several}{device.title}"]
     lines += [f"  {what:<10}  {figure:<18}  {source}" for what, figure, source in rows]
     return [*lines, *([f"  {device.note}"] if device.note else [])]

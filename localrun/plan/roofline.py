@@ -6,12 +6,17 @@ figures that llama.cpp reaches on such a device (`Efficiency`), and a launch: no
 do both at once, as the published figures in docs/planning.md show. The parts are given with their range: it is the
 band, and the band is never below `LEAST_BAND`.
 
+Several GPUs, as `rtx-4090x2`, add up their memory. Split by layers, as llama.cpp does it by itself, one computes after
+the other, and a step is no quicker. Split by tensors each has its part of every matrix, and twice in a layer they
+exchange what came out: a ring of g sends 2 (g - 1) / g of it over the link, and there is a wait each time.
+
 Only for GPUs and machines with one memory for all: on a CPU neither figure of a data sheet says much, and it is
-calibrated. Does not: divide a model between devices.
+calibrated.
 """
 
 from __future__ import annotations
 
+import re
 from importlib import resources
 from typing import NamedTuple
 
@@ -34,6 +39,14 @@ _HOST_BYTES = 1 << 40
 # Between a device and its host.
 _COPY_BYTES_PER_S = 8e9
 _SPARE_SEQUENCES = 64
+# What goes from one GPU to the next are 32-bit floats.
+_ACTIVATION_BYTES = 4
+# Until they have met: over PCI Express as published figures of two cards show it, and over links made for it.
+_MEETING_S, _FAST_MEETING_S = 3e-5, 1e-5
+_FAST_LINK_GB_PER_S = 100
+MOST_GPUS = 16
+LAYER, TENSOR = "layer", "tensor"
+_SEVERAL = re.compile(r"(?P<name>.+)x(?P<n>[0-9]{1,3})")
 _STREAMS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _ROWS = (1, 8, 16, 32, 64, 128, 256, 512)
 
@@ -57,7 +70,8 @@ EFFICIENCIES = {
 
 class Device(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A row of machines.toml. `tflops` are of 16-bit floats, dense, or of what `arithmetic` names; `watts` of the whole
-    device. Each figure's source is named."""
+    device, `link_gb_per_s` one way to another one, 0 where there is none. Each figure's source is named. Of several
+    `n_gpus`, all figures are those of one."""
 
     title: str
     memory_gb: float
@@ -68,7 +82,25 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     source: str
     arithmetic: str = "f16"
     tflops_source: str = ""
+    link_gb_per_s: float = 0
     note: str = ""
+    n_gpus: int = 1
+    split: str = LAYER
+
+    @property
+    def n_at_once(self) -> int:
+        """How many compute at the same time."""
+        return self.n_gpus if self.split == TENSOR else 1
+
+    def exchange_s(self, n_layers: int, n_embd: int, n_rows: int) -> float:
+        """What a step of so many rows takes besides, because there are several."""
+        if self.n_gpus == 1:
+            return 0.0
+        row_s = n_rows * n_embd * _ACTIVATION_BYTES / (self.link_gb_per_s * 1e9)
+        meeting_s = _FAST_MEETING_S if self.link_gb_per_s >= _FAST_LINK_GB_PER_S else _MEETING_S
+        if self.split == LAYER:
+            return (self.n_gpus - 1) * (row_s + meeting_s)
+        return 2 * n_layers * (2 * (self.n_gpus - 1) / self.n_gpus * row_s + meeting_s)
 
 
 def machines() -> dict[str, Device]:
@@ -77,13 +109,22 @@ def machines() -> dict[str, Device]:
     return msgspec.toml.decode(text, type=dict[str, Device])
 
 
-def device(name: str) -> Device:
-    """Raises BadRequest with the nearest name."""
+def device(name: str, split: str = LAYER) -> Device:
+    """One, or several as `rtx-4090x2`. Raises BadRequest, for an unknown one with the nearest name."""
     known = machines()
-    if name not in known:
-        way_out = meant(name, known) or "`localrun plan machines` lists them"
-        raise BadRequest(f"there is no machine '{name}'; {way_out}", field="machine")
-    return known[name]
+    several = None if name in known else _SEVERAL.fullmatch(name)
+    one, n_gpus = (several["name"], int(several["n"])) if several else (name, 1)
+    if one not in known:
+        way_out = meant(one, known) or "`localrun plan machines` lists them"
+        raise BadRequest(f"there is no machine '{one}'; {way_out}", field="machine")
+    found = known[one]
+    if not 1 <= n_gpus <= MOST_GPUS:
+        raise BadRequest(f"'{name}': from 1 to {MOST_GPUS} of them can be planned together", field="machine")
+    if n_gpus > 1 and not found.link_gb_per_s:
+        raise BadRequest(f"'{name}': a {found.title} has no link to another one", field="machine")
+    if n_gpus == 1 and split == TENSOR:
+        raise BadRequest(f"'{name}' is one GPU, and nothing is split; several are {name}x2 and so on", field="split")
+    return msgspec.structs.replace(found, n_gpus=n_gpus, split=split)
 
 
 class Estimate(NamedTuple):
@@ -94,16 +135,20 @@ class Estimate(NamedTuple):
     faster: float
 
 
-def estimate_of(header: Header, name: str, settings: Settings) -> Estimate:
+def estimate_of(header: Header, name: str, settings: Settings, split: str = LAYER) -> Estimate:
     """Raises BadRequest for an unknown machine, and CannotFit for a model that is not in its memory as a whole."""
-    found = device(name)
+    found = device(name, split)
     wish = FitRequest(
         n_slots=settings.slots, n_kv_cells=settings.kv_cells, kv_type=settings.kv_type, n_ubatch=settings.batch_tokens
     )
-    fit = choose(header, Machine(_HOST_BYTES, (Gpu(name, int(found.memory_gb * 1e9)),)), wish)
+    # What is sold as GB of memory are GiB; a Mac does not give all of its own to the GPU.
+    each_bytes = int(found.memory_gb * (1e9 if found.backend == "metal" else 1 << 30))
+    gpus = tuple(Gpu(f"{name} {number}", each_bytes) for number in range(found.n_gpus))
+    fit = choose(header, Machine(_HOST_BYTES, gpus), wish)
     if not fit.fits or fit.n_gpu_layers <= header.n_layers:
         needed = in_gb(fit.estimate.weights_bytes)
-        raise CannotFit(f"{header.name} has {needed} of weights, too many for {name} with {found.memory_gb:g} GB")
+        has = f"{found.n_gpus} times {found.memory_gb:g} GB" if found.n_gpus > 1 else f"{found.memory_gb:g} GB"
+        raise CannotFit(f"{header.name} has {needed} of weights, too many for {name} with {has}")
     memory = model_memory(header, n_kv_cells=fit.n_kv_cells)
     read = step_bytes(header, n_streams=1)
     layout = Layout(
@@ -148,21 +193,29 @@ def active_weights(header: Header) -> float:
 
 def step_s(header: Header, found: Device, n_rows: int) -> float:
     """Seconds of a step of so many rows without anything before them, as they probably are."""
-    efficiency = EFFICIENCIES[found.backend]
-    read_s = step_bytes(header, n_streams=n_rows).weights_bytes / (efficiency.bandwidth[1] * found.gb_per_s * 1e9)
-    flops_per_s = efficiency.arithmetic[1] * found.tflops * 1e12
-    return read_s + 2 * active_weights(header) * n_rows / flops_per_s + efficiency.launch_s
+    read_s = step_bytes(header, n_streams=n_rows).weights_bytes / _bytes_per_s(found)
+    computed_s = 2 * active_weights(header) * n_rows / _flops_per_s(found)
+    exchange_s = found.exchange_s(header.n_layers, header.n_embd, n_rows)
+    return read_s + computed_s + exchange_s + EFFICIENCIES[found.backend].launch_s
+
+
+def _bytes_per_s(found: Device) -> float:
+    return found.n_at_once * EFFICIENCIES[found.backend].bandwidth[1] * found.gb_per_s * 1e9
+
+
+def _flops_per_s(found: Device) -> float:
+    return found.n_at_once * EFFICIENCIES[found.backend].arithmetic[1] * found.tflops * 1e12
 
 
 def costs_of(header: Header, found: Device, n_slots: int) -> Costs:
     """What a device probably takes; the host and the daemon as on a usual machine."""
-    efficiency = EFFICIENCIES[found.backend]
     counts = tuple(n for n in _STREAMS if n <= n_slots) or (1,)
     token_bytes = step_bytes(header, n_streams=1).kv_bytes_per_token
-    token_s = token_bytes / (efficiency.bandwidth[1] * found.gb_per_s * 1e9)
-    flops_per_s = efficiency.arithmetic[1] * found.tflops * 1e12
+    token_s = token_bytes / _bytes_per_s(found)
+    flops_per_s = _flops_per_s(found)
     attended = 4 * header.n_layers * header.n_heads * header.head_dim_k
-    row_s = 2 * active_weights(header) / flops_per_s
+    exchanged_s = [found.exchange_s(header.n_layers, header.n_embd, n_rows) for n_rows in (0, 1)]
+    row_s = 2 * active_weights(header) / flops_per_s + exchanged_s[1] - exchanged_s[0]
     line = PromptCosts(step_s(header, found, _ROWS[-1]) - _ROWS[-1] * row_s, row_s, attended / flops_per_s)
     # Few rows read fewer experts.
     factors = {n: step_s(header, found, n) / (line.fixed_s + n * row_s) for n in _ROWS}

@@ -1,38 +1,64 @@
-"""Requests that really came: our own trace and three public ones, as they are published. Pure, but for reading files.
+"""Requests that really came: our own trace and public ones, as they are published. Pure, but for reading files.
 
 | format | columns or keys | becomes |
 |---|---|---|
 | own (.jsonl) | at_s, prompt, output_tokens; perhaps client, lane, target_itl_s | its parts |
-| Mooncake (.jsonl) | timestamp (ms), input_length, output_length, hash_ids | a part of 512 tokens for each hash |
+| Mooncake (.jsonl) | timestamp (ms), input_length, output_length; perhaps hash_ids | a part for each hash |
+| with sessions (.jsonl) | the same; session_id, and delay (ms) in place of timestamp | turns that wait for an answer |
+| Bailian (.jsonl) | as Mooncake with chat_id; its timestamp is in seconds | a part for each hash |
 | Azure LLM inference (.csv) | TIMESTAMP, ContextTokens, GeneratedTokens | one part: nothing is shared |
 | BurstGPT (.csv) | Timestamp, Request tokens, Response tokens | one part; failures, without an answer, are left out |
 
-Timestamps of whole seconds are spread within their second. Nothing is downloaded.
+Tables have any separator, order, case and further columns, and times are seconds or dates. Timestamps of whole seconds
+are spread within their second. What a hash stands for is found out from the lengths: 512 tokens, if these say nothing.
+Nothing is downloaded.
+
+What a daemon was asked is written in our own form. Two prompts that begin with the same blocks begin with the same
+parts, those of answers among them, so that a turn of a conversation repeats the simulated answer to the one before.
+Parts and clients have numbers for names: nothing is left of the digests by which they were told apart.
 """
 
 from __future__ import annotations
 
 import csv
+import gzip
 import math
-from collections.abc import Iterator, Mapping
-from datetime import datetime
+from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime
+from itertools import islice
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple, TextIO
 
 import msgspec
 
+from localrun import stored
 from localrun.errors import BadRequest, meant
-from localrun.plan.workload import Limits, Part, Session, Turn, Workload, built_in, of_toml
+from localrun.plan.workload import ANSWER, Limits, Part, Session, Turn, Workload, built_in, of_toml
+from localrun.snapshot import TrafficRow
 from localrun.wire import Lane
 
+# Of a longer trace the beginning says enough, and a table of millions of lines takes no more memory.
+MOST_REQUESTS = 200_000
+MOST_TOKENS = 10_000_000
+# Of a digest of a `TrafficRow`.
+BLOCK_TOKENS = 16
 HASHED_TOKENS = 512
+# What hashes stand for elsewhere, and how many lines are looked at to find it out.
+_BLOCKS = (HASHED_TOKENS, 16, 32, 64, 128, 256, 1024)
+_LOOKED_AT = 200
+# As tables name them, in small letters.
+_TIMES = ("timestamp", "arrival_time", "arrived_at", "created_time", "time")
+_PROMPTS = ("contexttokens", "request tokens", "input_length", "input_tokens", "prompt_tokens", "prompt_length",
+            "num_prefill_tokens", "prompttokencount")  # fmt: skip
+_OUTPUTS = ("generatedtokens", "response tokens", "output_length", "output_tokens", "completion_tokens",
+            "num_decode_tokens", "generatedtokencount")  # fmt: skip
 _FORMS = (
-    "a line has at_s, prompt and output_tokens (our own), or timestamp, input_length, output_length and hash_ids "
-    "(Mooncake); a table has the columns TIMESTAMP, ContextTokens and GeneratedTokens (Azure), or Timestamp, Request "
-    "tokens and Response tokens (BurstGPT)"
+    "a line has at_s, prompt and output_tokens (our own), or timestamp, input_length and output_length (Mooncake); a "
+    "table has the columns TIMESTAMP, ContextTokens and GeneratedTokens (Azure), or Timestamp, Request tokens and "
+    "Response tokens (BurstGPT)"
 )
 
-Count = Annotated[int, msgspec.Meta(ge=1, le=10_000_000)]
+Count = Annotated[int, msgspec.Meta(ge=1, le=MOST_TOKENS)]
 
 
 class _Own(msgspec.Struct):
@@ -44,16 +70,24 @@ class _Own(msgspec.Struct):
     target_itl_s: float | None = None
 
 
-class _Mooncake(msgspec.Struct):
-    timestamp: float
+class _Hashed(msgspec.Struct):
+    """Of Mooncake, and of what came after it. `timestamp` None is that of the answer before it, and `delay` on."""
+
     input_length: Count
-    output_length: Count
-    hash_ids: tuple[int, ...]
+    output_length: Annotated[int, msgspec.Meta(ge=0, le=MOST_TOKENS)]
+    timestamp: float | None = None
+    hash_ids: tuple[int | str, ...] = ()
+    session_id: str | int | None = None
+    delay: Annotated[float, msgspec.Meta(ge=0)] | None = None
+    chat_id: int | str | None = None
 
 
 class _Arrival(NamedTuple):
-    at_s: float
+    """`at_s` None is after the answer in the same `session`, as the turn's `think_s` says."""
+
+    at_s: float | None
     turn: Turn | None  # None for what never was answered
+    session: str | int | None = None
 
 
 def named(text: str) -> Workload:
@@ -73,62 +107,120 @@ def named(text: str) -> Workload:
 def of_trace(path: Path) -> Workload:
     """Raises BadRequest, which names the line: for one that cannot be read, and for times that are negative or not in
     order."""
-    found: list[tuple[float, Turn]] = []
-    last_s = 0.0
-    for number, (at_s, turn) in _arrivals(path):
-        if not (at_s >= 0 and math.isfinite(at_s)):
+    found: list[tuple[float, list[Turn]]] = []
+    talks: dict[str | int, list[Turn]] = {}
+    last_s, n_found = 0.0, 0
+    for number, (at_s, turn, session) in _arrivals(path):
+        if n_found == MOST_REQUESTS:
+            break
+        if at_s is None:
+            if session not in talks:
+                raise _broken(path, number, "it has no timestamp, and no line above it has the same session_id")
+        elif not (at_s >= 0 and math.isfinite(at_s)):
             raise _broken(path, number, f"the time is {at_s:g}, before the trace begins")
-        if at_s < last_s:
-            raise _broken(path, number, f"its time, {at_s:g} s, is before that of the line above, {last_s:g} s")
-        last_s = at_s
-        if turn is not None:
-            found.append((at_s, turn))
+        elif at_s < last_s:
+            above = f"its time, {at_s:g} s, is before that of the line above, {last_s:g} s"
+            raise _broken(path, number, f"{above}; sort the file by time")
+        last_s = last_s if at_s is None else at_s
+        if turn is None:
+            continue
+        n_found += 1
+        if at_s is None and session is not None:
+            talks[session].append(turn)
+        else:
+            found.append((last_s, [turn]))
+            if session is not None:
+                talks[session] = found[-1][1]
     if len(found) < 2 or found[-1][0] <= found[0][0]:
-        raise BadRequest(f"{path} has {len(found)} requests at one time; a trace has several times", field="workload")
+        raise BadRequest(f"{path} has {n_found} requests at one time; a trace has several times", field="workload")
     first_s = found[0][0]
     times = _spread([at_s - first_s for at_s, _ in found])
-    rate_per_s = (len(found) - 1) / times[-1]
-    sessions = [Session(at_s * rate_per_s, (turn,)) for at_s, (_, turn) in zip(times, found, strict=True)]
-    summary = f"{len(found)} requests of a trace, {rate_per_s:.3g} a second"
+    rate_per_s = (n_found - 1) / times[-1]
+    sessions = [Session(at_s * rate_per_s, tuple(turns)) for at_s, (_, turns) in zip(times, found, strict=True)]
+    which = f"the first {n_found}" if n_found == MOST_REQUESTS else f"{n_found}"
+    summary = f"{which} requests of a trace, {rate_per_s:.3g} a second"
     return Workload(path.name, summary, Limits(), lambda n, _seed: sessions[:n], None, rate_per_s)
 
 
 def _arrivals(path: Path) -> Iterator[tuple[int, _Arrival]]:
-    """With the numbers of their lines."""
-    with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
-        first = file.readline()
+    """With the numbers of their lines. Raises BadRequest."""
+    with _opened(path) as file:
+        beginning = list(islice(file, _LOOKED_AT))
         file.seek(0)
-        if first.lstrip().startswith("{"):
-            for number, line in enumerate(file, 1):
-                if line.strip():
-                    yield number, _of_object(path, number, line)
+        first = next((line for line in beginning if line.strip()), "")
+        if first.lstrip().startswith("["):
+            raise BadRequest(
+                f"{path} is one JSON array, and a trace has an object in each line: `jq -c '.[]' FILE` writes them so",
+                field="workload",
+            )
+        if not first.lstrip().startswith("{"):
+            yield from _of_table(path, file, first)
             return
-        rows = csv.DictReader(file)
-        columns = [name.strip() for name in rows.fieldnames or ()]
-        rows.fieldnames = columns
-        if {"TIMESTAMP", "ContextTokens", "GeneratedTokens"} <= set(columns):
-            began = None
-            for row in rows:
-                number = rows.line_num
-                at = _when(path, number, row["TIMESTAMP"])
-                began = began or at
-                turn = _turn(path, number, row, "ContextTokens", "GeneratedTokens")
-                yield number, _Arrival((at - began).total_seconds(), turn)
-        elif {"Timestamp", "Request tokens", "Response tokens"} <= set(columns):
-            for row in rows:
-                number = rows.line_num
-                turn = _turn(path, number, row, "Request tokens", "Response tokens")
-                yield number, _Arrival(_number(path, number, row, "Timestamp"), turn)
-        else:
-            raise BadRequest(f"{path} is no trace: {_FORMS}", field="workload")
+        n_block = _block_tokens(beginning)
+        for number, line in enumerate(file, 1):
+            if line.strip():
+                yield number, _of_object(path, number, line, n_block)
 
 
-def _of_object(path: Path, number: int, line: str) -> _Arrival:
+def _opened(path: Path) -> TextIO:
+    """As spreadsheets, shells and archives leave text files."""
+    with path.open("rb") as file:
+        magic = file.read(3)
+    encoding = "utf-16" if magic[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
+    if magic[:2] == b"\x1f\x8b":
+        return gzip.open(path, "rt", encoding=encoding, errors="replace", newline="")
+    return path.open(encoding=encoding, errors="replace", newline="")
+
+
+def _of_table(path: Path, file: TextIO, header: str) -> Iterator[tuple[int, _Arrival]]:
+    rows = csv.reader(file, delimiter=max(",;\t", key=header.count), skipinitialspace=True)
+    names: list[str] = []
+    columns: list[int] = []
+    began: datetime | None = None
     try:
-        is_mooncake = "hash_ids" in line
-        if is_mooncake:
-            mooncake = msgspec.json.decode(line, type=_Mooncake)
-            return _Arrival(mooncake.timestamp / 1000, Turn(_hashed(mooncake, number), mooncake.output_length))
+        for row in rows:
+            cells = [cell.strip() for cell in row]
+            if not any(cells):
+                continue
+            if not columns:
+                names, columns = cells, _columns(path, cells)
+                continue
+            number = rows.line_num
+            if len(cells) <= max(columns):
+                raise _broken(path, number, f"it has {len(cells)} of {len(names)} columns")
+            time, prompt, output = columns
+            at = _when(path, number, names[time], cells[time])
+            if isinstance(at, datetime):
+                began = began or at
+                at = (at - began).total_seconds()
+            n_prompt, n_output = (_count(path, number, names[each], cells[each]) for each in (prompt, output))
+            turn = Turn(((f"line {number}", n_prompt),), n_output) if n_prompt and n_output else None
+            yield number, _Arrival(at, turn)
+    except csv.Error as error:
+        raise _broken(path, rows.line_num, str(error)) from None
+    if not columns:
+        _columns(path, [])
+
+
+def _columns(path: Path, names: list[str]) -> list[int]:
+    """Where the time, the prompt's tokens and the answer's are. Raises BadRequest."""
+    known = [name.lower().removesuffix(" [utc]") for name in names]
+    found = [next((known.index(name) for name in each if name in known), None) for each in (_TIMES, _PROMPTS, _OUTPUTS)]
+    columns = [at for at in found if at is not None]
+    if len(columns) < len(found):
+        raise BadRequest(f"{path} is no trace: {_FORMS}", field="workload")
+    return columns
+
+
+def _of_object(path: Path, number: int, line: str, n_block: int) -> _Arrival:
+    try:
+        if "input_length" in line:
+            hashed = msgspec.json.decode(line, type=_Hashed)
+            unit_s = 1 if hashed.chat_id is not None else 0.001
+            at_s = None if hashed.timestamp is None else hashed.timestamp * unit_s
+            think_s = (hashed.delay or 0.0) / 1000 if at_s is None else 0.0
+            turn = Turn(_hashed(hashed, number, n_block), hashed.output_length, think_s)
+            return _Arrival(at_s, turn if hashed.output_length else None, hashed.session_id)
         own = msgspec.json.decode(line, type=_Own)
     except msgspec.DecodeError as error:
         raise _broken(path, number, f"{error}; {_FORMS}") from None
@@ -137,34 +229,64 @@ def _of_object(path: Path, number: int, line: str) -> _Arrival:
     )
 
 
-def _hashed(mooncake: _Mooncake, number: int) -> tuple[Part, ...]:
+def _block_tokens(beginning: list[str]) -> int:
+    """How many tokens a hash stands for: what all lengths allow."""
+    allowed = list(_BLOCKS)
+    for line in beginning:
+        try:
+            hashed = msgspec.json.decode(line, type=_Hashed)
+        except msgspec.DecodeError:
+            continue  # whoever reads it says what is wrong with it
+        if n_hashes := len(hashed.hash_ids):
+            allowed = [n for n in allowed if (n_hashes - 1) * n < hashed.input_length <= n_hashes * n] or allowed
+    return allowed[0]
+
+
+def _hashed(hashed: _Hashed, number: int, n_block: int) -> tuple[Part, ...]:
     """Each id stands for so many tokens, the last one for what is left."""
-    parts, n_left = [], mooncake.input_length
-    for hash_id in mooncake.hash_ids:
-        n_tokens = min(HASHED_TOKENS, n_left)
+    parts, n_left = [], hashed.input_length
+    for hash_id in hashed.hash_ids:
+        n_tokens = min(n_block, n_left)
         if n_tokens > 0:
             parts.append((f"{hash_id}/{n_tokens}", n_tokens))
         n_left -= n_tokens
     return (*parts, (f"line {number}", n_left)) if n_left > 0 else tuple(parts)
 
 
-def _turn(path: Path, number: int, row: Mapping[str, str], prompt: str, output: str) -> Turn | None:
-    n_prompt, n_output = int(_number(path, number, row, prompt)), int(_number(path, number, row, output))
-    return Turn(((f"line {number}", n_prompt),), n_output) if n_prompt > 0 and n_output > 0 else None
-
-
-def _number(path: Path, number: int, row: Mapping[str, str], column: str) -> float:
+def _count(path: Path, number: int, column: str, text: str) -> int:
+    """Of tokens; perhaps none."""
     try:
-        return float(row[column])
-    except (TypeError, ValueError):
-        raise _broken(path, number, f"{column} is {row[column]!r}, which is not a number") from None
-
-
-def _when(path: Path, number: int, text: str | None) -> datetime:
-    try:
-        return datetime.fromisoformat((text or "").strip())
+        value = float(text.replace(",", ""))
+        if 0 <= value <= MOST_TOKENS:
+            return int(value)
+        problem = f"not from 0 to {MOST_TOKENS}"
     except ValueError:
-        raise _broken(path, number, f"TIMESTAMP is {text!r}, which is not a time") from None
+        problem = "not a number"
+    raise _broken(path, number, f"{column} is '{text}', which is {problem}")
+
+
+def _when(path: Path, number: int, column: str, text: str) -> datetime | float:
+    """Seconds, or a date, which is UTC where it does not say so."""
+    try:
+        return float(text)
+    except ValueError:
+        pass
+    for read in (_of_iso, _of_logs):
+        try:
+            at = read(text.removesuffix("UTC").rstrip())
+        except ValueError:
+            continue
+        return at if at.tzinfo is not None else at.replace(tzinfo=UTC)
+    raise _broken(path, number, f"{column} is '{text}', which is neither a date nor seconds")
+
+
+def _of_iso(text: str) -> datetime:
+    return datetime.fromisoformat(text)
+
+
+def _of_logs(text: str) -> datetime:
+    """As Azure's portal exports it."""
+    return datetime.strptime(text, "%m/%d/%Y, %I:%M:%S.%f %p").replace(tzinfo=UTC)
 
 
 def _spread(times_s: list[float]) -> list[float]:
@@ -182,3 +304,43 @@ def _spread(times_s: list[float]) -> list[float]:
 
 def _broken(path: Path, number: int, what: str) -> BadRequest:
     return BadRequest(f"{path}, line {number}: {what}", field="workload")
+
+
+def write(path: Path, rows: Iterable[TrafficRow]) -> None:
+    """A file that only its owner can read. Raises OSError."""
+    stored.replace(path, b"".join(_lines(rows)))
+
+
+def _lines(rows: Iterable[TrafficRow]) -> Iterator[bytes]:
+    """In order of arrival; times count from the first."""
+    ordered = sorted(rows, key=lambda row: row.at_s)
+    texts: list[list[Part]] = []  # of each prompt with its answer
+    text_of: dict[str, int] = {}  # by the digest of a block, the first one that has it
+    clients: dict[str, str] = {}
+    for number, row in enumerate(ordered):
+        n_known = next((at for at, block in enumerate(row.blocks) if block not in text_of), len(row.blocks))
+        n_shared = min(row.prompt_tokens, BLOCK_TOKENS * n_known)
+        parts = _cut(texts[text_of[row.blocks[n_known - 1]]], n_shared) if n_known else []
+        if n_shared < row.prompt_tokens:
+            parts.append((f"p{number}", row.prompt_tokens - n_shared))
+        texts.append([*parts, (parts[-1][0] + ANSWER, row.output_tokens)])
+        for block in row.blocks[n_known:]:
+            text_of[block] = number
+        said: dict[str, Any] = {
+            "at_s": round(row.at_s - ordered[0].at_s, 4), "prompt": parts, "output_tokens": row.output_tokens,
+            "client": clients.setdefault(row.client, f"c{len(clients)}"), "lane": row.lane,
+        }  # fmt: skip
+        if row.target_itl_s is not None:
+            said["target_itl_s"] = row.target_itl_s
+        yield msgspec.json.encode(said) + b"\n"
+
+
+def _cut(parts: list[Part], n_tokens: int) -> list[Part]:
+    """Their beginning: the first tokens of a part are those of a shorter one with its name."""
+    found: list[Part] = []
+    for name, n in parts:
+        if n_tokens <= 0:
+            break
+        found.append((name, min(n, n_tokens)))
+        n_tokens -= n
+    return found

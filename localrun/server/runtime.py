@@ -44,6 +44,7 @@ from localrun.server.media.fetching import Fetcher
 from localrun.server.metering.live_gauges import Nodes
 from localrun.server.metering.logs import LogFeed
 from localrun.server.metering.telemetry import Telemetry
+from localrun.server.metering.traffic import Traffic
 from localrun.server.openai.responses.kept import KeptResponses
 from localrun.server.pulls import Pulls
 from localrun.server.quantizer import Quantizer
@@ -111,6 +112,7 @@ class Runtime:
         self.quarantine = Quarantine()
         self.loop_watch = LoopWatch()
         self.logs = LogFeed()
+        self.traffic = Traffic()
         self.telemetry = Telemetry(
             settings, self.registry, self.engine_rows, lambda: self.batch_service.rows(),
             lambda name: self.supervisor.loaded_as(name), self.view,
@@ -176,6 +178,7 @@ class Runtime:
             observer=self.telemetry,
             quarantine=self.quarantine,
             resumes=resumes,
+            recorder=self.traffic,
         )
         self.registry.add(job)
         return job

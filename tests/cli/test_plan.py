@@ -14,11 +14,13 @@ from localrun.cli import exits
 from localrun.cli.bench.plan import MOST_REPLICAS, ROUTER_NAMES
 from localrun.cli.root import run
 from localrun.config import Settings
-from localrun.plan import fleet
+from localrun.models.storage.forecasts import kept
+from localrun.plan import calibration, fleet
 from localrun.plan.calibration import Calibration, path_of
-from localrun.plan.costs import Costs
+from localrun.plan.costs import Costs, StreamCosts
 from localrun.plan.fleet import ROUTERS
 from tests.plan.made import costs, layout
+from tests.support.synthesis.synthesize import synthesize
 
 TEAM = """
 summary = "short questions"
@@ -30,12 +32,12 @@ output_tokens = 8
 SHORT = ("tiny", "--workload", "team.toml")
 
 
-def keep(of: Costs, settings: Settings) -> None:
+def keep(of: Costs, settings: Settings, name: str = "tiny") -> None:
     made = Calibration(
         made_at="2026-11-24T02:34:00+00:00", machine="made", model="tiny", build="b", layout=layout(slots=4), costs=of,
         median_error=0.04, worst_error=0.13, others=0.0,
     )  # fmt: skip
-    stored.write(path_of(find_model("tiny", settings), settings), made)
+    stored.write(path_of(find_model(name, settings), settings), made)
 
 
 @pytest.fixture(autouse=True)
@@ -71,6 +73,18 @@ def test_it_says_what_is_carried_what_breaks_and_what_would_help(capsys: pytest.
     assert {"ttft_p95_s", "users", "kept"} <= found["points"][0].keys()
 
 
+def test_lists_of_models_know_how_many_chats_there_can_be(capsys: pytest.CaptureFixture[str], home: Path) -> None:
+    digest = find_model("tiny", Settings()).digest
+    said(capsys, *SHORT)
+    said(capsys, "tiny", "--ttft-limit", "5")
+    assert kept(digest) is None  # of chats under the usual promise, nothing was asked yet
+    point = json.loads(said(capsys, "tiny", "--json"))["point"]
+    forecast = kept(digest)
+    assert forecast is not None
+    assert forecast.chats == int(point["users"])
+    assert forecast.tokens_per_s == pytest.approx(point["each_p50_tokens_per_s"])
+
+
 def test_it_can_be_asked_the_other_way_round(capsys: pytest.CaptureFixture[str]) -> None:
     assert "the promise is kept" in said(capsys, *SHORT, "--users", "10")
     assert "the promise is broken" in said(capsys, *SHORT, "--rate", "500")
@@ -87,6 +101,98 @@ def test_variants_are_compared(capsys: pytest.CaptureFixture[str]) -> None:
     assert "the first that keeps it: 1" in text
 
 
+def test_another_quantization_is_estimated_from_what_was_measured(
+    capsys: pytest.CaptureFixture[str], home: Path
+) -> None:
+    """The file is F16, whose steps read 64 bytes for 32 weights; those of Q8_0 read 34."""
+    keep(costs(streams=StreamCosts((1,), (0.064,), (0.0,)), sigma=0.0), Settings())
+    command = ("--vary", "quantization=F16,Q8_0", "--rate", "0.1", "--json")
+    own, other = json.loads(said(capsys, *SHORT, *command))["rows"]
+    assert (own["band"], "estimate" in other["band"]) == ("", True)
+    assert own["point"]["itl_p50_s"] / other["point"]["itl_p50_s"] == pytest.approx(64 / 34, rel=0.02)
+    elsewhere = json.loads(said(capsys, *SHORT, *command, "--machine", "l4"))["rows"]
+    assert elsewhere[0]["point"]["itl_p50_s"] > elsewhere[1]["point"]["itl_p50_s"]
+    text = said(capsys, *SHORT, "--vary", "quantization=Q8_0,Q4_K_M")
+    assert "(estimate)" in text
+    assert "calibrate with the file itself" in " ".join(text.split())
+
+
+def test_a_calibration_of_the_other_file_is_taken(
+    capsys: pytest.CaptureFixture[str], home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOCALRUN_MODEL_DIRS", str(home / "files"))
+    own, other = home / "own.gguf", home / "files" / "other.gguf"
+    other.parent.mkdir()
+    synthesize("tiny", "Q8_0", own)
+    synthesize("tiny", "F16", other)
+    keep(costs(streams=StreamCosts((1,), (0.02,), (0.0,))), Settings(), str(own))
+    keep(costs(streams=StreamCosts((1,), (0.05,), (0.0,))), Settings(), str(other))
+    command = (str(own), *SHORT[1:], "--vary", "quantization=Q8_0,F16", "--rate", "0.1", "--json")
+    rows = json.loads(said(capsys, *command))["rows"]
+    assert [row["band"] for row in rows] == ["", ""]
+    assert [row["point"]["itl_p50_s"] for row in rows] == pytest.approx([0.02, 0.05], rel=0.05)
+
+
+def test_all_values_of_all_names_are_compared(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ("--vary", "slots=1", "--vary", "slots=4", "--vary", "latency=balanced,throughput", "--rate", "0.5")
+    _, *lines = said(capsys, *SHORT, *command).splitlines()
+    assert [tuple(line.split()[:2]) for line in lines[:4]] == [
+        ("1", "balanced"), ("1", "throughput"), ("4", "balanced"), ("4", "throughput"),
+    ]  # fmt: skip
+    many = ",".join(map(str, range(1, 34)))
+    assert "33 slots x 2 latency are 66 variants; at most 64" in refused(
+        capsys, *SHORT, "--vary", f"slots={many}", "--vary", "latency=balanced,throughput"
+    )
+
+
+def test_only_a_promise_that_is_kept_at_the_lower_end_of_a_band_is_kept(capsys: pytest.CaptureFixture[str]) -> None:
+    """Steps of Q8_0 take 34 / 64 of the measured ones, and at the lower end of its band 1 / 0.65 times as long: 0.163
+    and 0.204 s."""
+    command = ("--rate", "0.02", "--itl-limit", "0.2")
+    keep(costs(streams=StreamCosts((1,), (0.2,), (0.0,)), sigma=0.0), Settings())
+    assert "the first that keeps it: Q8_0" in said(capsys, *SHORT, *command, "--vary", "quantization=Q8_0")
+    keep(costs(streams=StreamCosts((1,), (0.25,), (0.0,)), sigma=0.0), Settings())
+    text = said(capsys, *SHORT, *command, "--vary", "quantization=Q8_0")
+    assert "kept 0% to 100% (estimate)" in text
+    assert "none of them surely keeps it" in text
+
+
+def test_several_gpus_and_how_they_split_a_model(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ("--vary", "machine=rtx-4090x2,rtx-4090", "--vary", "split", "--rate", "0.1", "--json")
+    rows = json.loads(said(capsys, *SHORT, *command))["rows"]
+    assert [row["values"] for row in rows[:2]] == [["rtx-4090x2", "layer"], ["rtx-4090x2", "tensor"]]
+    assert all("roofline" in row["band"] for row in rows[:3])
+    assert "is one GPU, and nothing is split" in rows[3]["problem"]
+    assert "2 times, each NVIDIA GeForce RTX 4090" in said(capsys, "machines", "rtx-4090x2")
+
+
+def test_prices_are_in_every_form(capsys: pytest.CaptureFixture[str]) -> None:
+    priced = (*SHORT, "--rate", "1", "--price-per-hour", "3.6")
+    point = (document := json.loads(said(capsys, *priced, "--json")))["point"]
+    per_million = 3.6 * 1e6 / 3600 / point["tokens_per_s"]
+    assert document["price"] == {"per_hour": 3.6, "per_million_tokens": pytest.approx(per_million)}
+    header, row, *_ = said(capsys, *priced, "--vary", "slots=4").splitlines()
+    assert header.endswith("per million")
+    assert float(row.split()[-1]) == pytest.approx(per_million, rel=0.01)
+    (priced_row,) = json.loads(said(capsys, *priced, "--vary", "slots=4", "--json"))["rows"]
+    assert priced_row["price"] == document["price"]
+    fleet = (*SHORT, "--rate", "1", "--replicas", "2", "--watts", "1000", "--price-per-kwh", "0.5")
+    header, row, *_ = said(capsys, *fleet).splitlines()
+    assert header.endswith("kWh per million")
+    assert float(row.split()[-3]) == 1.0  # two of them for an hour
+    assert float(row.split()[-1]) == pytest.approx(2 * float(row.split()[-2]), rel=0.01)
+
+
+def test_a_picture_is_of_one_machine(capsys: pytest.CaptureFixture[str], home: Path) -> None:
+    pytest.importorskip("matplotlib")
+    drawn = ("--plot", str(home / "curve.png"))
+    assert "--plot draws one curve, and these are 2 variants" in refused(capsys, *SHORT, "--vary", "slots=1,4", *drawn)
+    assert "leave it out with --replicas" in refused(capsys, *SHORT, "--rate", "1", "--replicas", "2", *drawn)
+    assert not (home / "curve.png").exists()
+    said(capsys, *SHORT, "--machine", "l4", *drawn)
+    assert (home / "curve.png").read_bytes()[:4] == b"\x89PNG"
+
+
 def test_a_fleet_is_planned_with_each_router(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     text = said(capsys, *SHORT, "--rate", "40", "--replicas", "auto", "--router", "all", "--price-per-hour", "2")
     header, *lines = text.splitlines()
@@ -100,6 +206,26 @@ def test_a_fleet_is_planned_with_each_router(capsys: pytest.CaptureFixture[str],
 def test_the_names_of_routers_are_those_of_the_simulation() -> None:
     assert tuple(ROUTERS) == ROUTER_NAMES
     assert fleet.MOST_REPLICAS == MOST_REPLICAS
+
+
+def test_a_machine_that_was_not_measured_is_measured_first(
+    capsys: pytest.CaptureFixture[str], home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def measure(model: Any, settings: Settings, tell: Any) -> Calibration:
+        tell(f"measuring {model.name}")
+        keep(costs(), settings)
+        found = calibration.kept(path_of(model, settings))
+        assert found is not None
+        return found
+
+    path_of(find_model("tiny", Settings()), Settings()).unlink()
+    monkeypatch.setattr(calibration, "calibrate", measure)
+    assert run(["plan", *SHORT, "--rate", "1"]) == exits.OK
+    shown = capsys.readouterr()
+    assert "measuring tiny" in shown.err
+    assert "the promise is kept" in shown.out
+    assert run(["plan", *SHORT, "--rate", "1"]) == exits.OK
+    assert "measuring" not in capsys.readouterr().err
 
 
 def test_it_says_what_it_costs(capsys: pytest.CaptureFixture[str]) -> None:
@@ -126,6 +252,14 @@ def test_what_no_calibration_reaches_is_said(capsys: pytest.CaptureFixture[str])
         (["tiny", "--share", "1"], "share"),
         (["tiny", "--replicas", "3"], "needs a --rate"),
         (["tiny", "--rate", "3", "--replicas", "many"], "or auto"),
+        (["tiny", "--vary", "machine=l4,rtx4090"], "did you mean 'rtx-4090'?"),
+        (["tiny", "--machine", "rtx4090x2"], "did you mean 'rtx-4090'?"),
+        (["tiny", "--machine", "m4x2"], "has no link to another one"),
+        (["tiny", "--vary", "quantization=Q4_K_MM"], "did you mean 'Q4_K_M'?"),
+        (["tiny", "--vary", "split=rows"], "split=rows: it is one of layer, tensor"),
+        (["tiny", "--split", "tensor"], "--split is of several GPUs; name them with --machine"),
+        (["tiny", "--router", "session"], "--router spreads requests over --replicas, which is missing"),
+        (["tiny", "--vary", "machine=l4,rtx-4090", "--price-per-hour", "1"], "are of one machine"),
         (["tiny", "--watts", "60"], "--watts and --price-per-kwh go together"),
         (["tiny", "--itl-limit", "0.001"], "more than --itl-limit 0.001 allows"),
         (["tiny", "--ttft-limit", "0.01"], "more than --ttft-limit 0.01 allows"),

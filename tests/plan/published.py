@@ -14,7 +14,7 @@ from localrun.models.gguf.header import Header
 from localrun.models.gguf.reader import read_header
 from localrun.plan.roofline import costs_of, device
 from tests.support.synthesis.synthesize import write_header
-from tests.support.synthesis.tensor_plan import SHAPES, Shape, plan_tensors
+from tests.support.synthesis.tensor_plan import SHAPES, Recurrence, Shape, plan_tensors
 
 
 def _shape(name: str, n_layers: int, n_embd: int, n_heads: int, n_heads_kv: int, n_ff: int, n_vocab: int,
@@ -29,9 +29,26 @@ def _shape(name: str, n_layers: int, n_embd: int, n_heads: int, n_heads_kv: int,
 MODELS = {
     "Llama 2 7B": _shape("llama2-7b", 32, 4096, 32, 32, 11008, 32000),
     "Llama 3.1 8B": SHAPES["8b"],
+    "Llama 3 70B": _shape("llama3-70b", 80, 8192, 64, 8, 28672, 128256),
     "Llama 3.2 3B": _shape("llama32-3b", 28, 3072, 24, 8, 8192, 128256, tied=True),
     "Qwen 2.5 7B": _shape("qwen25-7b", 28, 3584, 28, 4, 18944, 152064),
     "Qwen 2.5 14B": _shape("qwen25-14b", 48, 5120, 40, 8, 13824, 152064),
+    "Qwen 3.8 27B": Shape(
+        name="qwen38-27b",
+        architecture="qwen35",
+        n_layers=64,
+        n_embd=5120,
+        n_heads=24,
+        n_heads_kv=4,
+        head_dim=256,
+        n_ff=17408,
+        n_vocab=248320,
+        n_ctx_train=262144,
+        rope_freq_base=1e7,
+        tied=False,
+        attention_every=4,
+        recurrence=Recurrence(n_conv=4, n_state=128, n_inner=6144, n_rank=48, n_groups=16),
+    ),
     "Qwen 3 8B": _shape("qwen3-8b", 36, 4096, 32, 8, 12288, 151936),
 }
 
@@ -47,9 +64,14 @@ class Published(NamedTuple):
     n_streams: int = 1
     depth: int = 64
     n_prompt: int = 0
+    split: str = "layer"
 
     @property
     def what(self) -> str:
+        return self._what + (", tensor split" if self.split == "tensor" else "")
+
+    @property
+    def _what(self) -> str:
         if self.n_prompt:
             return f"pp{self.n_prompt}"
         return "tg" if self.n_streams == 1 else f"tg x {self.n_streams}"
@@ -57,6 +79,7 @@ class Published(NamedTuple):
 
 _GEERLING = "geerlingguy/ai-benchmarks README"
 _SPARK = "llama.cpp benches/dgx-spark.md"
+_DAI = "XiongjieDai/GPU-Benchmarks-on-LLM-Inference README"
 POINTS = (
     Published("rtx-4090", "Llama 3.2 3B", "Q4_K", 334.67, f"{_GEERLING} (#43)"),
     Published("rtx-4090", "Qwen 2.5 14B", "Q4_K", 92.49, f"{_GEERLING} (#43)"),
@@ -79,6 +102,16 @@ POINTS = (
     Published("m4", "Llama 3.2 3B", "Q4_K", 41.31, f"{_GEERLING} (#2)"),
     Published("m4", "Llama 3.1 8B", "Q4_K", 20.87, "brand-o/normiebench#3"),
     Published("m4", "Llama 3.1 8B", "Q4_K", 224.81, "brand-o/normiebench#3", n_prompt=512),
+    Published("rtx-3090x2", "Llama 3.1 8B", "Q4_K", 111.67, _DAI, depth=256),
+    Published("rtx-3090x2", "Llama 3 70B", "Q4_K", 16.57, _DAI, depth=256),
+    Published("rtx-3090x2", "Llama 3 70B", "Q4_K", 357.32, _DAI, n_prompt=512),
+    Published("rtx-3090x4", "Llama 3 70B", "Q4_K", 17.07, _DAI, depth=256),
+    Published("rtx-4090x2", "Llama 3.1 8B", "F16", 53.64, _DAI, depth=256),
+    Published("rtx-4090x2", "Llama 3 70B", "Q4_K", 19.22, _DAI, depth=256),
+    Published("rtx-4090x2", "Llama 3 70B", "Q4_K", 839.43, _DAI, n_prompt=512),
+    Published("rtx-4090x8", "Llama 3 70B", "F16", 6.47, _DAI, depth=256),
+    Published("rtx-5060-ti-16x2", "Qwen 3.8 27B", "Q4_K", 38.3, "sudoingX/qwen38-mtp#32", depth=256, split="tensor"),
+    Published("rx-7900-xtxx2", "Qwen 3.8 27B", "Q8_0", 36.26, "llama.cpp#28863", depth=256, split="tensor"),
     Published("ryzen-ai-max-395", "Llama 3.2 3B", "Q4_K", 88.14, f"{_GEERLING} (#21)"),
 )
 
@@ -96,7 +129,7 @@ def header_of(model: str, file_type: str, folder: Path) -> Header:
 
 
 def predicted_tokens_per_s(point: Published, header: Header) -> float:
-    costs = costs_of(header, device(point.machine), max(point.n_streams, 1))
+    costs = costs_of(header, device(point.machine, point.split), max(point.n_streams, 1))
     if point.n_prompt:
         return point.n_prompt / costs.background.batch_s(point.n_prompt, 0)
     return point.n_streams / costs.streams.step_s(point.n_streams, point.n_streams * point.depth)

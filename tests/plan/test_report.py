@@ -47,6 +47,12 @@ def test_what_breaks_first_comes_with_what_one_change_brings(search: Search, car
     assert "%" in report.where_time_goes(carried)[0]
 
 
+def test_where_no_setting_helps_it_says_what_was_tried(search: Search, carried: Point) -> None:
+    found = msgspec.structs.replace(what_if(search, setup(), carried), best=None)
+    (line,) = (line for line in report.what_if_lines(found, carried) if line.startswith("no change"))
+    assert line == "no change of a setting carries more; tried: " + ", ".join(each.words for each in found.settings)
+
+
 def test_a_calibration_says_whether_it_was_checked() -> None:
     assert "never checked" in report.basis_lines(MADE)[-1]
     check = Check(at="", workload="chat", rate_per_s=0.5, errors={"ttft_p95_s": 0.114, "tokens_per_s": -0.02}, others=0)

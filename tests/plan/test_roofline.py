@@ -14,6 +14,7 @@ from localrun.plan.roofline import EFFICIENCIES as ALL
 from localrun.plan.roofline import LEAST_BAND, active_weights, band, device, estimate_of, machines, step_s
 from localrun.plan.search import Search
 from localrun.plan.workload import Limits
+from tests.plan.published import header_of
 from tests.plan.test_search import alike
 
 
@@ -73,3 +74,42 @@ def test_what_does_not_fit_is_said(header: Header, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("localrun.plan.roofline.machines", lambda: {"l4": small})
     with pytest.raises(CannotFit, match=r"too many for l4 with 0\.3 GB"):
         estimate_of(header, "l4", Settings())
+
+
+def test_several_gpus_add_up_their_memory(tmp_path: Path) -> None:
+    """70B in Q4_K_M is 42.5 GB: too much for 24, not for 48."""
+    large = header_of("Llama 3 70B", "Q4_K", tmp_path)
+    with pytest.raises(CannotFit, match=r"too many for rtx-4090 with 24 GB"):
+        estimate_of(large, "rtx-4090", Settings())
+    assert estimate_of(large, "rtx-4090x2", Settings()).setup.layout.n_gpu_layers == 81
+
+
+def test_a_step_of_several_gpus(tmp_path: Path) -> None:
+    """By layers the same bytes are read one after the other, and 8,192 floats go over one link of 32 GB/s; by tensors
+    half is read by each, and in 80 layers they meet twice, each time with half of the two rounds of a ring."""
+    large = header_of("Llama 3 70B", "Q4_K", tmp_path)
+    alone_s, layers_s, tensors_s = (
+        step_s(large, device(name, split), 1)
+        for name, split in (("rtx-4090", "layer"), ("rtx-4090x2", "layer"), ("rtx-4090x2", "tensor"))
+    )
+    row_s = 8192 * 4 / 32e9
+    assert layers_s - alone_s == pytest.approx(row_s + 3e-5)
+    launch_s = ALL["cuda"].launch_s
+    assert tensors_s - launch_s == pytest.approx((alone_s - launch_s) / 2 + 160 * (row_s + 3e-5))
+    assert device("h100-sxmx4", "tensor").exchange_s(80, 8192, 1) == pytest.approx(
+        160 * (1.5 * 8192 * 4 / 450e9 + 1e-5)
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("rtx4090x2", "no machine 'rtx4090'; did you mean 'rtx-4090'"),
+        ("rtx-4090x0", "from 1 to 16"),
+        ("rtx-4090x17", "from 1 to 16"),
+        ("m4-maxx2", "has no link to another one"),
+    ],
+)
+def test_what_cannot_stand_together_is_said(name: str, words: str) -> None:
+    with pytest.raises(BadRequest, match=words):
+        device(name)

@@ -8,7 +8,7 @@ from localrun.bench.streams import arrivals_s
 from localrun.errors import BadRequest
 from localrun.plan.costs import StreamCosts
 from localrun.plan.search import Search
-from localrun.plan.whatif import what_if
+from localrun.plan.whatif import BEYOND, what_if
 from localrun.plan.workload import Limits, Session, Workload
 from tests.plan.made import FREE, costs, setup, turn, workload
 
@@ -88,3 +88,21 @@ def test_more_slots_are_the_best_change_where_slots_are_short() -> None:
     assert best.words == "--slots 2"
     assert best.carries is not None
     assert best.carries.rate_per_s > 1.5 * carried.rate_per_s
+
+
+def test_what_a_change_brings_is_what_the_changed_machine_carries() -> None:
+    """Simulated once more by hand: half the time of a step, and a second slot."""
+    own = setup(of=costs(streams=StreamCosts((1,), (0.02,), (0.0,)), beside=FREE, background=FREE), slots=1)
+    search = Search(alike(2, 30), Limits())
+    carried = search.carries(own)
+    found = what_if(search, own, carried)
+    changed = {
+        "decode bandwidth": own._replace(costs=costs(streams=StreamCosts((1,), (0.01,), (0.0,)), beside=FREE,
+                                                     background=FREE)),
+        "slots": own._replace(layout=own.layout.with_slots(2).with_cells(2 * own.layout.n_cells)),
+    }[found.bottleneck]  # fmt: skip
+    near = BEYOND * carried.rate_per_s
+    assert found.twice.carries == Search(alike(2, 30), Limits()).carries(changed, near)
+    assert found.best is not None
+    slots = own._replace(layout=own.layout.with_slots(2))
+    assert found.best.carries == Search(alike(2, 30), Limits()).carries(slots, near)

@@ -65,6 +65,7 @@ class ModelsScreen(Picker[str]):
         self._states: list[str] = []
         self._ended_before: set[tuple[str, float]] | None = None
         self._pulls = Static(id="pulls")
+        self._forecast = Static(id="forecast")
 
     def compose(self) -> ComposeResult:
         with Vertical() as box:
@@ -74,6 +75,7 @@ class ModelsScreen(Picker[str]):
             self.hint(box, "Enter chooses or pulls", *hints)
             yield self._input
             yield self._list
+            yield self._forecast
             yield self._note
             yield self._pulls
 
@@ -222,6 +224,15 @@ class ModelsScreen(Picker[str]):
         self._note.update(Content(text))
         self._note.display = bool(text)
 
+    @on(OptionList.OptionHighlighted)
+    def _show_forecast(self, event: OptionList.OptionHighlighted) -> None:
+        """Of the marked model, if `localrun plan` was asked about it."""
+        marked = next((row for row in self._rows if _HERE + _name(row) == event.option_id), {})
+        forecast = marked.get("forecast")
+        text = "" if forecast is None else _carries(forecast)
+        self._forecast.update(Content(text))
+        self._forecast.display = bool(text)
+
     # --- what can be done --------------------------------------------------------------------------------------------
 
     @on(Input.Submitted)
@@ -308,6 +319,12 @@ class ModelsScreen(Picker[str]):
         await self._load()
         said = f"Deleted {name}; {short_text.size(freed.get('freed_bytes', 0))} are free again."
         self._say(line("; ".join([said, *freed.get("notes", ())])))
+
+
+def _carries(forecast: dict[str, Any]) -> str:
+    n_chats = forecast["chats"]
+    each = f"{short_text.rate(forecast['tokens_per_s'])} tok/s"
+    return f"about {n_chats} chats at once at {each} each" if n_chats > 1 else f"about one chat at once at {each}"
 
 
 def _hit(hit: dict[str, Any], row_width: int) -> Option:

@@ -270,6 +270,16 @@ class Generation:
     # --- for the next engine -------------------------------------------------------------------------------------
 
     @property
+    def asked_message(self) -> wire.Submit | wire.Embed | None:
+        """`message`; None before anything was asked, and after the end."""
+        return self._message
+
+    @property
+    def output(self) -> list[int]:
+        """The tokens so far; none after the end."""
+        return self._output
+
+    @property
     def message(self) -> wire.Submit | wire.Embed:
         """What was asked of the first engine."""
         assert self._message is not None

@@ -193,6 +193,12 @@ class Observer(Protocol):
     def left(self, record: Generation) -> None: ...
 
 
+class Recorder(Protocol):
+    """Who is told that a record is about to become final, with what computed it: see `metering/traffic.py`."""
+
+    def ends(self, record: Generation, link: Link | None) -> None: ...
+
+
 class Job:
     """See the module. Not reusable; at most one `submit`. Without `resumes` the death of its engine is its end. `media`
     are the decoded pictures and recordings of its prompt; what is on `held` is given back at its end."""
@@ -217,6 +223,7 @@ class Job:
         observer: Observer,
         quarantine: Quarantine | None = None,
         resumes: bool = True,
+        recorder: Recorder | None = None,
     ) -> None:
         self.id = job_id
         self.ask = ask
@@ -233,6 +240,7 @@ class Job:
         self._names = names
         self._lender = lender
         self._observer = observer
+        self._recorder = recorder
         self._quarantine = Quarantine() if quarantine is None else quarantine
         self._lease: Lease | None = None
         self._model = ask.model  # without adapters, once they are known
@@ -644,6 +652,8 @@ class Job:
             return
         if state is RequestState.CANCELLED:
             finish_reason = wire.Finish.CANCELLED.value
+        if self._recorder is not None:
+            self._recorder.ends(self.record, self.link)
         self.record.end(
             state, now_s or time.monotonic(), finish_reason=finish_reason, error=error, error_code=error_code
         )

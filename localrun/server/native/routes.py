@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import time
+from contextlib import suppress
 from typing import Literal
 
 import msgspec
@@ -218,6 +219,22 @@ async def logs(runtime: Runtime, exchange: Exchange) -> None:
 
 def _event(line: LogLine) -> bytes:
     return b"event: log\ndata: " + _encoder.encode(line) + b"\n\n"
+
+
+async def traffic(runtime: Runtime, exchange: Exchange) -> None:
+    """Until the client goes away or the daemon ends."""
+    await exchange.read_body()
+    listener = runtime.traffic.listen()
+    try:
+        async with exchange.while_connected():
+            await exchange.open_stream()
+            while not runtime.shutdown_requested.is_set() and runtime.access.still_admits(exchange.caller):
+                with suppress(TimeoutError):
+                    row = await asyncio.wait_for(listener.rows.get(), _TURN_S)
+                    await exchange.write(b"event: request\ndata: " + _encoder.encode(row) + b"\n\n")
+            await exchange.close_stream()
+    finally:
+        runtime.traffic.leave(listener)
 
 
 DEFAULT_DAYS = 30

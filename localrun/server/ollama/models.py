@@ -28,6 +28,8 @@ from localrun.models.gguf import projectors
 from localrun.models.gguf.header import Header
 from localrun.models.name import split_adapters
 from localrun.models.projector_memory import projector_memory
+from localrun.models.storage import forecasts
+from localrun.models.storage.forecasts import Forecast
 from localrun.models.storage.manifest import in_full
 from localrun.models.storage.model import Model, Origin, Part
 from localrun.models.storage.named_adapter import NamedAdapter
@@ -63,7 +65,7 @@ class Details(msgspec.Struct, frozen=True, kw_only=True):
 
 class TagRow(msgspec.Struct, frozen=True, kw_only=True):
     """One model that is here; with `tier` a name that stands for two, told of as the large one. `loaded_as` is the name
-    that it has in `/api/ps`: one that has several names runs once."""
+    that it has in `/api/ps`: one that has several names runs once. `forecast` is what `localrun plan` last said."""
 
     name: str
     model: str
@@ -75,6 +77,7 @@ class TagRow(msgspec.Struct, frozen=True, kw_only=True):
     source: str
     loaded: bool
     loaded_as: str = ""
+    forecast: Forecast | UnsetType = UNSET
     tier: dict[str, Any] | UnsetType = UNSET
 
 
@@ -231,6 +234,7 @@ def _tags_row(model: Model, *, is_loaded: bool, loaded_as: str = "") -> TagRow:
         source=_source(model),
         loaded=is_loaded,
         loaded_as=loaded_as,
+        forecast=forecasts.kept(model.digest) or UNSET,
     )
 
 

@@ -37,7 +37,7 @@ from localrun.server.openai import models as openai
 from localrun.server.openai.responses import create as responses
 from localrun.server.openai.responses.body import ResponsesBody
 from localrun.server.openapi import answers
-from localrun.snapshot import CacheCleared, CacheReport, LogLine, RequestRow, Snapshot, UsageReport
+from localrun.snapshot import CacheCleared, CacheReport, LogLine, RequestRow, Snapshot, TrafficRow, UsageReport
 
 _TINY = {"model": "tiny"}
 _DIGEST = path_parameter("digest", "`sha256:` and 64 hexadecimal digits", pattern="^sha256[:-][0-9a-f]{64}$")
@@ -354,6 +354,9 @@ _NATIVE = (
         description="Lines after this number"), Parameter(name="follow", schema={"type": "string", "enum": ["0", "1"],
         "default": "1"}, description="0 ends after the lines there are")), stream=Stream(content_type=SSE, item=LogLine,
         description="Events named `log`, one for each line."), errors=(400,)),
+    Operation("GET", "/localrun/v1/traffic", native.traffic, Right.ADMIN, "Requests as they end, without their texts",
+        stream=Stream(content_type=SSE, item=TrafficRow,
+        description="Events named `request`, until the client leaves.")),
     Operation("GET", "/localrun/v1/fit", native_models.explain_fit, Right.USE, "How a model would be opened here",
         parameters=(_model("The model's name", is_required=True), Parameter(name="draft", schema={"type": "string"},
         description="A draft model instead of its own")), answer=native_models.FitAnswer, errors=(400, 404, 422)),

@@ -214,6 +214,7 @@ def test_what_a_key_does_not_see(daemon: Daemon) -> None:
     names = [row["name"] for row in daemon.http.get("/localrun/v1/usage", headers=others).json()["rows"]]
     assert "mine" not in names
     assert "mine" in [row["name"] for row in daemon.http.get("/localrun/v1/usage", headers=admin).json()["rows"]]
+    assert daemon.http.get("/localrun/v1/traffic", headers=others).status_code == 403
     for path in ("/metrics", "/localrun/v1/logs?follow=0"):
         assert daemon.http.get(path, headers=others).status_code == 403
         assert daemon.http.get(path, headers=admin).status_code == 200
@@ -499,7 +500,7 @@ def test_other_rules_of_a_key_count_from_the_next_request_on() -> None:
 
 def test_who_watches_is_cut_off_when_the_key_is_revoked(daemon: Daemon) -> None:
     headers = new_key(daemon, "watching", admin=True)
-    for path in ("/localrun/v1/events", "/localrun/v1/logs"):
+    for path in ("/localrun/v1/events", "/localrun/v1/logs", "/localrun/v1/traffic"):
         KeyFile(daemon.home / "data").rotate("watching")
         headers = {"x-api-key": KeyFile(daemon.home / "data").rotate("watching").text}
         with daemon.http.stream("GET", path, headers=headers) as watched:

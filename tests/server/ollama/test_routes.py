@@ -12,6 +12,7 @@ from typing import Any
 import httpx2
 import pytest
 
+from localrun.models.storage.forecasts import Forecast, keep
 from tests.daemon import N_CTX, Daemon, running_daemon
 
 HELLO = [{"role": "user", "content": "hello"}]
@@ -453,3 +454,12 @@ def test_the_request_table_shows_who_asked(daemon: Daemon) -> None:
     row = daemon.http.get(f"/localrun/v1/requests/{request_id}").json()
     assert (row["client"], row["lane"], row["api"], row["state"]) == ("my editor", "interactive", "/api/chat", "done")
     assert (row["prompt_tokens"], row["output_tokens"]) == (N_HELLO, 1)
+
+
+def test_what_was_planned_is_listed(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCALRUN_HOME", str(daemon.home))
+    (row,) = (row for row in daemon.http.get("/api/tags").json()["models"] if row["name"] == "tiny:latest")
+    assert "forecast" not in row
+    keep(row["digest"], Forecast(chats=11, tokens_per_s=9.6, made_at="2026-11-24T02:34:00+00:00"))
+    (row,) = (row for row in daemon.http.get("/api/tags").json()["models"] if row["name"] == "tiny:latest")
+    assert (row["forecast"]["chats"], row["forecast"]["tokens_per_s"]) == (11, 9.6)

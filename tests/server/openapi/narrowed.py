@@ -10,7 +10,7 @@ import copy
 from typing import Any
 
 # Ends the daemon; the others never end themselves.
-LEFT_OUT = ("/localrun/v1/shutdown", "/localrun/v1/events", "/localrun/v1/logs")
+LEFT_OUT = ("/localrun/v1/shutdown", "/localrun/v1/events", "/localrun/v1/logs", "/localrun/v1/traffic")
 MODELS = {
     # Of a registry on this machine that refuses connections.
     "PullBody": ["localhost:1/nobody/nothing", "tiny"],

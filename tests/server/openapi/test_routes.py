@@ -17,7 +17,7 @@ from tests.daemon import Daemon
 # The examples name models that a reader is to replace.
 STAND_INS = {"a-reranker": "ranker", "a-model-with-fim-tokens": "code"}
 # They end the daemon, never end, or reach for the network; a test of their own has them.
-ELSEWHERE = {"/localrun/v1/shutdown", "/localrun/v1/events", "/api/pull", "/api/push"}
+ELSEWHERE = {"/localrun/v1/shutdown", "/localrun/v1/events", "/localrun/v1/traffic", "/api/pull", "/api/push"}
 
 
 def check(value: Any, schema: dict[str, Any]) -> None:

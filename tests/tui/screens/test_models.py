@@ -72,6 +72,18 @@ async def test_each_model_has_one_line_in_80_columns(desk: Any) -> None:
         assert lines[at + 1].startswith("qwen3:0.6b")
 
 
+async def test_a_model_that_was_planned_with_says_how_many_chats_there_can_be(desk: Any) -> None:
+    async with desk.open(SIZE) as pilot:
+        desk.daemon.rows[0]["forecast"] = {"chats": 11, "tokens_per_s": 9.62, "made_at": "2026-11-24T02:34:00+00:00"}
+        desk.daemon.rows[1]["forecast"] = {"chats": 1, "tokens_per_s": 123.4, "made_at": "2026-11-24T02:34:00+00:00"}
+        await pilot.press("f3")
+        await desk.see(pilot, "about 11 chats at once at 9.6 tok/s each")
+        await pilot.press("down")
+        await desk.see(pilot, "about one chat at once at 123 tok/s")
+        await pilot.press("down")
+        await desk.until(pilot, lambda: "at once" not in desk.seen(desk.app))
+
+
 async def test_arrows_choose_and_escape_does_not(desk: Any) -> None:
     async with desk.open(SIZE) as pilot:
         await pilot.press("f3")

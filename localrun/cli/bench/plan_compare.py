@@ -1,0 +1,230 @@
+"""`localrun plan --vary`: a row for each variant of settings, quantization and machine, and what it carries."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import click
+
+from localrun import config, errors
+from localrun.cli import exits
+from localrun.cli.bench.plan_words import calibration_of
+from localrun.cli.text import print_json, progress, say
+from localrun.config import KV_TYPES, Settings
+
+if TYPE_CHECKING:
+    from localrun.models.storage.model import Model
+    from localrun.plan.replica import Setup
+    from localrun.plan.search import Point, Search
+    from localrun.plan.workload import Limits
+
+THIS = "this"
+# What may vary, and what is tried where nobody says.
+VARIED = {
+    "slots": ("4", "8", "16"),
+    "kv-cells": ("8192", "16384", "32768"),
+    "kv-type": ("f16", "q8_0"),
+    "latency": ("interactive", "balanced", "throughput"),
+    "quantization": ("Q4_K_M", "Q6_K", "Q8_0"),
+    "machine": (THIS, "rtx-4060-ti-16", "rtx-4090", "m4-max", "l4"),
+    "split": ("layer", "tensor"),
+}
+# Each is searched for seconds.
+MOST_VARIANTS = 64
+
+Varied = tuple[tuple[str, tuple[str, ...]], ...]
+
+
+class Vary(click.ParamType[tuple[str, tuple[str, ...]]]):
+    """`slots=4,8,16`, or `slots` for the usual values."""
+
+    name = "NAME=VALUE,..."
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, tuple[str, ...]]:
+        if isinstance(value, tuple):
+            return value
+        name, _, values = str(value).partition("=")
+        if name not in VARIED:
+            way_out = errors.meant(name, VARIED) or f"the names are {', '.join(VARIED)}"
+            self.fail(f"'{name}' cannot be varied; {way_out}", param, ctx)
+        chosen = tuple(filter(None, (each.strip() for each in values.split(",")))) or VARIED[name]
+        for each in chosen:
+            problem = _problem(name, each)
+            if problem:
+                self.fail(problem, param, ctx)
+        return name, chosen
+
+
+def _problem(name: str, value: str) -> str:
+    """Why a value cannot be tried; empty if it can."""
+    most = {"slots": 256, "kv-cells": 1 << 24}.get(name)
+    if most is not None and not (value.isascii() and value.isdigit() and 0 < int(value) <= most):
+        return f"{name}={value}: a whole number from 1 to {most} is wanted"
+    if name == "kv-type" and value not in KV_TYPES[1:]:
+        return f"kv-type={value}: it is one of {', '.join(KV_TYPES[1:])}"
+    if name == "split" and value not in VARIED["split"]:
+        return f"split={value}: it is one of {', '.join(VARIED['split'])}"
+    if name == "quantization":
+        from localrun.plan.variants import problem_of
+
+        return problem_of(value)
+    if name == "latency":
+        try:
+            config.latency_target_s(value)
+        except config.ConfigError as error:
+            return str(error)
+    return ""
+
+
+def merged(varied: Varied, price: float | None) -> dict[str, tuple[str, ...]]:
+    """All values of each name. Raises UsageError for too many variants, and for a price that is not of all."""
+    found: dict[str, tuple[str, ...]] = {}
+    for name, values in varied:
+        found[name] = (*found.get(name, ()), *(value for value in values if value not in found.get(name, ())))
+    n_variants = math.prod(map(len, found.values()))
+    if n_variants > MOST_VARIANTS:
+        shown = " x ".join(f"{len(values)} {name}" for name, values in found.items())
+        raise click.UsageError(f"--vary: {shown} are {n_variants} variants; at most {MOST_VARIANTS} are compared")
+    if price is not None and len(found.get("machine", ())) > 1:
+        raise click.UsageError(
+            "--price-per-hour and --watts are of one machine; vary the others for each machine of its own"
+        )
+    return found
+
+
+class Asked(NamedTuple):
+    users: float | None
+    rate_per_s: float | None
+
+    def point(self, search: Search, setup: Setup) -> Point | None:
+        """What was asked about; None if it was how much there can be."""
+        if self.users is not None:
+            return search.for_users(setup, self.users)
+        return search.at(setup, self.rate_per_s) if self.rate_per_s is not None else None
+
+
+class Shown(NamedTuple):
+    """How a forecast is shown."""
+
+    hourly_price: float | None
+    watts: float | None
+    plot_path: Path | None
+    as_json: bool
+
+
+class _Row(NamedTuple):
+    """A variant: what it carries, or what was asked about; `band` where it is an estimate, and how many of the requests
+    that were asked about keep the promise at its lower end; or why there is nothing."""
+
+    values: tuple[str, ...]
+    point: Point | None
+    band: str = ""
+    least_kept: float = 0.0
+    problem: str = ""
+
+
+def compare(
+    model: Model, settings: Settings, search: Search, varied: dict[str, tuple[str, ...]], asked: Asked, shown: Shown
+) -> int:
+    """Raises UsageError for a picture of several, and BadRequest for a machine that is not known."""
+    from localrun.plan import curve, report
+
+    variants = list(itertools.product(*varied.values()))
+    if shown.plot_path is not None and len(variants) > 1:
+        raise click.UsageError(f"--plot draws one curve, and these are {len(variants)} variants; leave it out")
+    rows = []
+    for values in variants:
+        progress(", ".join(f"{name} {value}" for name, value in zip(varied, values, strict=True)))
+        rows.append(_row(model, settings, search, dict(zip(varied, values, strict=True)), asked))
+        point = rows[-1].point
+        if shown.plot_path is not None and point is not None:
+            title = f"{model.name}, {search.workload.name}, {' '.join(values)}"
+            points = search.points if point in search.points else [point]
+            curve.plot(shown.plot_path, points, point, title)
+    if shown.as_json:
+        prices = [report.price_of(row.point, shown.hourly_price) for row in rows]
+        print_json({
+            "model": model.name, "workload": search.workload.name, "promise": search.limits, "varied": varied,
+            "rows": [row._asdict() | {"price": price} for row, price in zip(rows, prices, strict=True)],
+        })  # fmt: skip
+        return exits.OK
+    is_asked = asked != Asked(None, None)
+    print("\n".join(_lines(rows, varied, search.limits, shown.hourly_price, is_asked=is_asked)))
+    say(f"promise: {report.promise(search.limits)}")
+    if any("roofline" in row.band for row in rows):
+        say("rooflines are estimates, with their band: calibrate on a machine that you can reach")
+    if any("estimate" in row.band for row in rows):
+        say("other quantizations are estimated from what was measured with this one: calibrate with the file itself")
+    return exits.OK
+
+
+def _row(model: Model, settings: Settings, search: Search, values: dict[str, str], asked: Asked) -> _Row:
+    try:
+        return _variant(model, settings, search, values, asked)
+    except errors.LocalrunError as error:
+        if isinstance(error, errors.BadRequest) and error.field == "machine":
+            raise
+        return _Row(tuple(values.values()), None, problem=error.message)
+
+
+def _variant(model: Model, settings: Settings, search: Search, values: dict[str, str], asked: Asked) -> _Row:
+    """The middle is searched last, so that `search.points` are its own."""
+    import msgspec
+
+    from localrun.plan import report
+    from localrun.plan.variants import THIS, estimate
+    from localrun.plan.whatif import with_costs
+
+    setup, slower, faster = estimate(model, settings, values, calibration_of)
+    basis = "estimate" if values.get("machine", THIS) == THIS else "roofline"
+    own = tuple(values.values())
+    if slower == faster == 1:
+        found = asked.point(search, setup) or search.carries(setup)
+        return _Row(own, found, least_kept=found.kept)
+    slow = asked.point(search, with_costs(setup, slower))
+    if slow is not None:
+        point = asked.point(search, setup)
+        assert point is not None
+        return _Row(own, point, f"kept {slow.kept:.0%} to {point.kept:.0%} ({basis})", slow.kept)
+    fast = search.carries(with_costs(setup, faster))
+    try:
+        slow = search.carries(with_costs(setup, slower))
+    except errors.BadRequest:  # not even one user
+        slow = msgspec.structs.replace(fast, users=0.0, rate_per_s=0.0)
+    middle = search.carries(setup)
+    return _Row(own, middle, report.band(slow, middle, fast, basis))
+
+
+def _lines(
+    rows: Sequence[_Row], varied: dict[str, tuple[str, ...]], limits: Limits, hourly_price: float | None, *,
+    is_asked: bool,
+) -> Iterator[str]:  # fmt: skip
+    from localrun.bench.report import aligned
+    from localrun.plan import report
+
+    cells, problems = [], []
+    for row in rows:
+        if row.point is None:
+            problems.append(f"{' '.join(row.values)}: {row.problem}")
+            continue
+        carried = row.band or (f"kept {row.point.kept:.0%}" if is_asked else report.amount(row.point))
+        digits = report.two_digits if row.band else "{:.3g}".format
+        price = report.price_of(row.point, hourly_price)
+        cells.append([
+            *row.values, carried, digits(row.point.rate_per_s), digits(row.point.tokens_per_s),
+            f"{digits(row.point.ttft_p95_s)} s", *([digits(price["per_million_tokens"])] if price else []),
+        ])  # fmt: skip
+    if cells:
+        found = "promise" if is_asked else "carries"
+        priced = [] if hourly_price is None else ["per million"]
+        yield from aligned([*varied, found, "requests/s", "tokens/s", "first token p95", *priced], cells)
+    yield from problems
+    if is_asked:
+        first = next((row for row in rows if row.least_kept >= limits.share), None)
+        yield "none of them surely keeps it" if first is None else f"the first that keeps it: {' '.join(first.values)}"

@@ -1,0 +1,108 @@
+"""Requests that have ended, for whoever records what this daemon is asked (`localrun plan record`).
+
+A row has lengths, times, and digests by which one sees what prompts have in common: each block of a prompt, and of the
+answer behind it, has the digest of everything up to its end. They are keyed with a salt that is drawn for each listener
+and kept by nobody, so that they say nothing about a text, and nothing beside another recording.
+
+Runs in the daemon's event loop, and costs nothing while nobody listens: else the engine makes tokens of each prompt
+once more, beside its steps.
+Does not: keep rows, or any text.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import secrets
+import time
+from collections.abc import Sequence
+
+from localrun import wire
+from localrun.errors import LocalrunError
+from localrun.server.jobs.generation import Generation
+from localrun.server.jobs.job import Link
+from localrun.snapshot import TrafficRow
+
+# Fewer tokens than that are never taken from the cache.
+BLOCK_TOKENS = 16
+# Rows that a listener may leave unread; more are lost.
+MAX_UNREAD = 10_000
+_DIGEST_BYTES = 8
+
+
+class Listener:
+    """What ends from now on, as `rows`."""
+
+    def __init__(self) -> None:
+        self.rows: asyncio.Queue[TrafficRow] = asyncio.Queue(MAX_UNREAD)
+        self._salt = secrets.token_bytes(32)
+        self._began_s = time.monotonic()
+
+    def tell(self, record: Generation, message: wire.Submit, prompt: Sequence[int], answer: Sequence[int]) -> None:
+        if record.arrived_at_s < self._began_s or not record.n_prompt or not record.n_output or self.rows.full():
+            return
+        is_whole = len(prompt) == record.n_prompt
+        digests = self._digests(message, [*prompt, *answer] if is_whole else prompt)
+        row = TrafficRow(
+            at_s=record.arrived_at_s - self._began_s,
+            model=record.engine,
+            client=self._digest(b"client", (record.key or record.client).encode("utf-8", "replace")),
+            lane=record.lane.value,
+            target_itl_s=message.target_itl_s,
+            prompt_tokens=record.n_prompt,
+            cached_tokens=record.n_cached or 0,
+            output_tokens=record.n_output,
+            blocks=digests,
+        )
+        self.rows.put_nowait(row)
+
+    def _digests(self, message: wire.Submit, tokens: Sequence[int]) -> list[str]:
+        """Of whole blocks. Prompts that share nothing in the engine have none in common."""
+        realm = message.namespace + b"".join(each.digest for each in message.adapters or ())
+        chained, found = self._digest(b"realm", realm), []
+        for at in range(0, len(tokens) - BLOCK_TOKENS + 1, BLOCK_TOKENS):
+            block = b"".join(token.to_bytes(4, "little") for token in tokens[at : at + BLOCK_TOKENS])
+            chained = self._digest(chained.encode(), block)
+            found.append(chained)
+        return found
+
+    def _digest(self, before: bytes, content: bytes) -> str:
+        return hashlib.blake2b(before + content, key=self._salt, digest_size=_DIGEST_BYTES).hexdigest()
+
+
+class Traffic:
+    """See the module; jobs tell it of their ends, before their records forget what was asked."""
+
+    def __init__(self) -> None:
+        self._listeners: set[Listener] = set()
+        self._telling: set[asyncio.Task[None]] = set()
+
+    def listen(self) -> Listener:
+        listener = Listener()
+        self._listeners.add(listener)
+        return listener
+
+    def leave(self, listener: Listener) -> None:
+        self._listeners.discard(listener)
+
+    def ends(self, record: Generation, link: Link | None) -> None:
+        """A record is about to become final; `link` is what computed it."""
+        if self._listeners and link is not None and isinstance(record.asked_message, wire.Submit):
+            task = asyncio.create_task(self._tell(record, link, record.asked_message, record.output))
+            self._telling.add(task)
+            task.add_done_callback(self._telling.discard)
+
+    async def _tell(self, record: Generation, link: Link, message: wire.Submit, answer: Sequence[int]) -> None:
+        prompt = message.tokens
+        if prompt is None:
+            try:
+                prompt = (await link.count(_before_media(message.segments))).tokens
+            except LocalrunError:  # the engine is gone: nothing is known but lengths
+                prompt = ()
+        for listener in self._listeners:
+            listener.tell(record, message, prompt, answer)
+
+
+def _before_media(segments: tuple[wire.Segment, ...]) -> tuple[wire.Segment, ...]:
+    """What has tokens before anybody decodes a picture."""
+    return segments[: next((at for at, segment in enumerate(segments) if segment.media is not None), len(segments))]
