@@ -38,7 +38,7 @@ from localrun.plan.replica import Setup, simulate
 from localrun.plan.workload import Session, Turn
 from localrun.processes import HIDDEN
 
-VERSION = 1
+VERSION = 2
 FOLDER = "calibrations"
 SECONDS = 30.0
 PROBE_SECONDS = 6.0
@@ -123,6 +123,7 @@ def setup_of(calibration: Calibration, settings: Settings) -> Setup:
         settings.target_itl_s,
         settings.ram_cache_bytes,
         settings.max_queue,
+        settings.speculation == "on",
     )
 
 
@@ -259,6 +260,8 @@ def fitted(lines: list[_Line]) -> tuple[Costs, float, float]:
         streams=streams,
         background=background,
         beside=beside,
+        drafts=PromptCosts.fitted(of["drafts"]) if "drafts" in of else None,
+        alone_drafts=PromptCosts.fitted(of["alone_drafts"]) if "alone_drafts" in of else None,
         piece_s=piece_s,
         cold=cold,
         copy_s=copy_s,

@@ -25,7 +25,7 @@ from localrun.errors import BadRequest
 from localrun.plan.backend import SimBackend
 from localrun.plan.clock import Account, VirtualClock
 from localrun.plan.coarse import CoarseReplica
-from localrun.plan.replica import Arrival, Outcome, Replica, Setup, arrivals_of, simulate, without_collecting
+from localrun.plan.replica import Arrival, Outcome, Replica, Setup, arrivals_of, is_drafted, simulate, without_collecting
 from localrun.plan.search import N_REQUESTS, Point, point_of
 from localrun.plan.workload import Limits, Session, Turn, Workload
 
@@ -174,6 +174,7 @@ def fleet(
             "simulate; try session or two-choices",
             field="router",
         )
+    setup = setup._replace(speculates=setup.speculates and is_drafted(sessions))
     with without_collecting():
         replicas: list[OneOfFleet] = [
             _exact(setup, seed + index) if n_replicas <= MOST_EXACT else CoarseReplica(setup)
