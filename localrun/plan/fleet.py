@@ -25,7 +25,16 @@ from localrun.errors import BadRequest
 from localrun.plan.backend import SimBackend
 from localrun.plan.clock import Account, VirtualClock
 from localrun.plan.coarse import CoarseReplica
-from localrun.plan.replica import Arrival, Outcome, Replica, Setup, arrivals_of, is_drafted, simulate, without_collecting
+from localrun.plan.replica import (
+    Arrival,
+    Outcome,
+    Replica,
+    Setup,
+    arrivals_of,
+    is_drafted,
+    simulate,
+    without_collecting,
+)
 from localrun.plan.search import N_REQUESTS, Point, point_of
 from localrun.plan.workload import Limits, Session, Turn, Workload
 

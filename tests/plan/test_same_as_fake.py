@@ -171,10 +171,10 @@ class Impatient(Replica):
 
 @st.composite
 def some_sessions(draw: st.DrawFn, most_output: int = 12, starts: tuple[float, ...] = STARTS) -> list[Session]:
-    repeats = draw(st.sampled_from([0.0, 0.5, 0.95]))
     sessions = []
     for number in range(draw(st.integers(1, 8))):
         parts = draw(st.lists(st.sampled_from(PARTS), max_size=2))
+        repeats = draw(st.sampled_from([0.0, 0.5, 0.95]))
         turns = []
         for index in range(draw(st.integers(1, 3))):
             parts = [*parts, (f"{number}/{index}", draw(st.integers(1, 150)))]
