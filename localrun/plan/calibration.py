@@ -304,7 +304,7 @@ def _with_daemon(costs: Costs, layout: Layout, model: Model, settings: Settings)
             sessions = [
                 Session(0.0, (Turn(((f"{len(deltas)}/{each}", _N_PROMPT),), _N_OUTPUT),)) for each in range(n_streams)
             ]
-            real = send(server.target, sessions, 1.0, len(deltas))
+            real = send(server.target, sessions, 1.0, len(deltas)).records
             if any(not record.is_complete for record in real):
                 raise LocalrunError(f"{model.name}: the daemon did not answer: {real[0].problem}")
             simulated = simulate(setup, as_sent(sessions), 1.0).records

@@ -35,6 +35,7 @@ from localrun.wire import Finish, KvRun, Sampling, Step, Submit
 _LOOK_S = 1e-4
 # How often, in steps, it is asked whether a run is lost.
 _ASK_STEPS = 64
+_ON_ITS_WAY = StreamRecord(intended_at_s=0.0, sent_at_s=0.0)
 
 
 # The tokens of parts that are known, by name; those of others are numbers that nothing else has.
@@ -182,8 +183,9 @@ class Replica:
 
     @property
     def running(self) -> list[tuple[StreamRecord, Turn]]:
-        """The requests that it has, waiting ones included."""
-        return [(record, arrival.session.turns[arrival.turn]) for record, arrival in self._running.values()]
+        """The requests that it has, waiting ones included, and those on their way to it."""
+        has = [(record, arrival.session.turns[arrival.turn]) for record, arrival in self._running.values()]
+        return has + [(_ON_ITS_WAY, arrival.session.turns[arrival.turn]) for arrival in self._arrivals]
 
     def run(self) -> Outcome:
         is_given_up = False

@@ -104,8 +104,8 @@ class Prefix(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A kind of user, who makes `weight` of the requests. `burstiness` 1 is a Poisson process of sessions. So much of an
-    answer as `repeats` says is the text of its prompt again, token by token: that can be drafted."""
+    """A kind of user, who makes `weight` of the requests. `burstiness` 1 is a Poisson process of sessions. `repeats`
+    is how much of an answer is text of its prompt again, token by token: that can be drafted."""
 
     name: str
     prompt_tokens: Amount
