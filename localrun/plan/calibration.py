@@ -124,6 +124,7 @@ def setup_of(calibration: Calibration, settings: Settings) -> Setup:
         settings.ram_cache_bytes,
         settings.max_queue,
         settings.speculation == "on",
+        settings.disk_cache_bytes,
     )
 
 
@@ -266,6 +267,7 @@ def fitted(lines: list[_Line]) -> tuple[Costs, float, float]:
         cold=cold,
         copy_s=copy_s,
         copy_token_s=copy_token_s,
+        disk_byte_s=of["disk"][0].seconds / of["disk"][0].tokens if "disk" in of else Costs.disk_byte_s,
         rebuild_s=of["rebuild"][0].seconds if "rebuild" in of else 0.2,
         sigma=min(_MOST_SIGMA, sigma),
     )
@@ -296,7 +298,7 @@ def _with_daemon(costs: Costs, layout: Layout, model: Model, settings: Settings)
     each, and in a first token the way of a request."""
     deltas: list[float] = []
     requests: list[float] = []
-    setup = Setup(layout, costs, settings.target_itl_s, settings.ram_cache_bytes, settings.max_queue)
+    setup = Setup(layout, costs, settings.target_itl_s, settings.ram_cache_bytes, settings.max_queue, False)
     with own_server(
         model.path, slots=layout.slots, kv_cells=layout.n_cells, threads=layout.n_threads, latency=settings.latency
     ) as server:

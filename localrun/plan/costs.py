@@ -117,9 +117,10 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True):
 
     A step waits up to `piece_s` for the piece of the background that is being computed, and takes `cold` times as long,
     because caches are cold; so does the rest of that batch. A copy takes `copy_s`, and `copy_token_s` for each token; a
-    state that is not cut is `state_bytes` long besides. `rebuild_s` is for new KV cells. The engine's own work takes
-    `host_s` in each step and `host_row_s` for each stream. The daemon takes `delta_s` for each token it passes on from
-    the processors that compute, and a request is `request_s` on its way. Times vary by a log-normal factor of `sigma`.
+    state that is not cut is `state_bytes` long besides. A byte is read from disk in `disk_byte_s`. `rebuild_s` is for
+    new KV cells. The engine's own work takes `host_s` in each step and `host_row_s` for each stream. The daemon takes
+    `delta_s` for each token it passes on from the processors that compute, and a request is `request_s` on its way.
+    Times vary by a log-normal factor of `sigma`.
     """
 
     streams: StreamCosts
@@ -131,6 +132,7 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True):
     cold: float = 1.0
     copy_s: float = 0.0
     copy_token_s: float = 0.0
+    disk_byte_s: float = 1e-9
     rebuild_s: float = 0.2
     host_s: float = 1e-4
     host_row_s: float = 0.0

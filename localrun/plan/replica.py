@@ -27,6 +27,7 @@ from localrun.engine.speculate.speculation import Speculation
 from localrun.plan.backend import MOST_TOKENS, Layout, SimBackend, tokens_of
 from localrun.plan.clock import Account, VirtualClock
 from localrun.plan.costs import Costs
+from localrun.plan.disk import SimDisk
 from localrun.plan.workload import ANSWER, Session, Turn
 from localrun.plan.workload import Limits as Promise
 from localrun.wire import Finish, KvRun, Sampling, Step, Submit
@@ -51,6 +52,7 @@ class Setup(NamedTuple):
     ram_cache_bytes: int
     max_queue: int
     speculates: bool = True
+    disk_cache_bytes: int = 0
 
 
 class Outcome(NamedTuple):
@@ -147,6 +149,7 @@ class Replica:
             self.backend,
             limits,
             self.clock,
+            SimDisk(setup.disk_cache_bytes, setup.costs.disk_byte_s, clock) if setup.disk_cache_bytes else None,
             beside=_never,
             speculation=(Speculation if setup.speculates else _NoDrafts)(backend, clock, is_on=setup.speculates),
             ring=_no_ring,

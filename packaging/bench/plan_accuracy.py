@@ -63,6 +63,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     n_requests: int
     real: Metrics
     simulated: Metrics
+    accidents: Metrics
     others: float
     slowdown: float
 
@@ -118,6 +119,7 @@ class Comparisons:
             n_requests=n_requests,
             real=found.real,
             simulated=found.simulated,
+            accidents=found.accidents,
             others=real.others,
             slowdown=found.check.slowdown,
         )
@@ -146,7 +148,8 @@ def knee(cells: Sequence[Cell], *, simulated: bool) -> float | None:
 
 
 def table(cells: Sequence[Cell]) -> Iterator[str]:
-    """Markdown: each figure as real, simulated, error."""
+    """Markdown: each figure as real, simulated, error; of the percentile that accidents change most also by how much
+    (`plan.check.Comparison`)."""
     yield "| workload | drafts | load | requests | " + " | ".join(SHOWN.values()) + " | others |"
     yield "|---" * (len(SHOWN) + 5) + "|"
     for cell in sorted(cells, key=lambda cell: cell.name):
@@ -173,7 +176,10 @@ def _figure(cell: Cell, name: str) -> str:
     error = error_of(real, simulated)
     if name in MILLISECONDS:
         real, simulated = 1000 * real, 1000 * simulated
-    return f"{real:,.4g} / {simulated:,.4g}" + ("" if error is None else f" ({error:+.0%})")
+    said = "" if error is None else f" ({error:+.0%})"
+    if said and name == "ttft_p95_s":
+        said += f" ±{cell.accidents.get(name, 0.0):.0%}"
+    return f"{real:,.4g} / {simulated:,.4g}{said}"
 
 
 def _summary(title: str, cells: Sequence[Cell]) -> Iterator[str]:

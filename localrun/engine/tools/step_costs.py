@@ -12,6 +12,7 @@ the end `{"others"}`, how many processors other programs took meanwhile. The pha
     step, batch a step of streams while a batch is computed, and that batch; `tokens` as for streams, or its depth
     alone_step, alone_batch  the same one after the other, in turn with these
     copy        a copy of `tokens`
+    disk        `tokens` bytes that were kept on disk are read and verified
     rebuild     new KV cells
 
 Each phase goes from coarse to fine and stops when its share of the time is over, but has its first lines.
@@ -25,25 +26,32 @@ import argparse
 import math
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import TextIO
 
 import msgspec
+import numpy as np
 
 from localrun import wire
 from localrun.engine.backend import Backend, Batch
+from localrun.engine.cache.disk import KvDisk
 from localrun.engine.cache.disk_files import library_build
+from localrun.engine.cache.disk_record import DiskRecord, block_key
 from localrun.engine.native.library import library_folder
 from localrun.engine.process import LLAMA, n_spare_sequences
 from localrun.engine.tools import own_stdout
 from localrun.errors import LocalrunError
 from localrun.hardware.processors import others_busy_s
+from localrun.kv_folders import About
 
 DEPTHS = (64, 512, 1024, 2048, 4096)
 BATCHES = (64, 512, 256, 128)
 FEW_ROWS = (64, 16, 8, 32, 2, 48)
 COPIES = (256, 2048)
+DISK_BYTES = 1 << 24
 # Of each stream, and as many as are verified at once.
 DRAFTED = (1, 3, 7, 15)
 DRAFTED_ALONE = (1, 7, 3, 15, 63)
@@ -82,6 +90,7 @@ class StepCosts:
         if self._backend.cuts_states and n_slots > 1:
             self._begin("copy")
             self._copies()
+        self._disk()
         began_s = time.perf_counter()
         self._backend.rebuild()
         self._say("rebuild", 0, 0, [time.perf_counter() - began_s])
@@ -290,6 +299,19 @@ class StepCosts:
             self._say("copy", 1, n_tokens, seconds[1:])  # the first one into fresh memory
             self._backend.seq_remove(0, 0)
             self._backend.seq_remove(1, 0)
+
+    def _disk(self) -> None:
+        """In a folder that is gone afterwards."""
+        with tempfile.TemporaryDirectory(prefix="localrun-disk-") as folder:
+            about = About(model="", model_path="", build="", created_at_s=0.0)
+            disk = KvDisk(Path(folder), fingerprint=bytes(16), about=about, limit_bytes=4 * DISK_BYTES)
+            record = DiskRecord(block_key(b"", 0, [1]), b"", 0, [1], np.zeros(0, np.int32), is_whole=True)
+            disk.write(record, bytes(DISK_BYTES))
+            disk.flush(10.0)
+            began_s = time.perf_counter()
+            if disk.read(record.key) is not None:
+                self._say("disk", 0, DISK_BYTES, [time.perf_counter() - began_s])
+            disk.close()
 
 
 def _parts(begin: int, end: int, most_rows: int) -> Iterator[tuple[int, int]]:
