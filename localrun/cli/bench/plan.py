@@ -34,6 +34,7 @@ VARIED = {
     "kv-cells": ("8192", "16384", "32768"),
     "kv-type": ("f16", "q8_0"),
     "latency": ("interactive", "balanced", "throughput"),
+    "speculation": ("on", "off"),
     "machine": (THIS, "rtx-4060-ti-16", "rtx-4090", "m4-max", "l4"),
 }
 # Of the rate that is carried: where a check is worth most.
@@ -69,6 +70,8 @@ def _problem(name: str, value: str) -> str:
         return f"{name}={value}: a whole number from 1 to {most} is wanted"
     if name == "kv-type" and value not in KV_TYPES[1:]:
         return f"kv-type={value}: it is one of {', '.join(KV_TYPES[1:])}"
+    if name == "speculation" and value not in VARIED[name]:
+        return f"speculation={value}: it is on or off"
     if name == "latency":
         try:
             config.latency_target_s(value)
@@ -92,7 +95,7 @@ class _PlanCommand(click.Command):
 def _with_workload(function: Callable[..., int]) -> Callable[..., int]:
     option = click.option(
         "--workload", "workload_name", default="chat", show_default=True, metavar="W",
-        help="chat, agent, rag, autocomplete or batch, a TOML file, or a trace.",
+        help="chat, agent, rag, edit, autocomplete or batch, a TOML file, or a trace.",
     )  # fmt: skip
     return option(function)
 
@@ -117,7 +120,7 @@ def _with_workload(function: Callable[..., int]) -> Callable[..., int]:
               help="How requests are spread over replicas; `localrun cluster` does it by prefix.")  # fmt: skip
 @with_price
 @click.option("--vary", "varied", type=_Vary(), multiple=True,
-              help="Compare: slots=4,8 kv-cells=... kv-type=... latency=... machine=this,rtx-4090.")  # fmt: skip
+              help="Compare: slots=4,8 kv-cells=... kv-type=... latency=... speculation=... machine=this,rtx-4090.")  # fmt: skip
 @click.option("--plot", "plot_path", type=click.Path(dir_okay=False, path_type=Path),
               help="Draw the curve as a PNG; a terminal shows it as well.")  # fmt: skip
 @click.option("--seed", type=int, default=1, show_default=True, help="Seed of arrivals and lengths.")
@@ -354,7 +357,7 @@ def _variant(model: Model, settings: Settings, search: Search, values: dict[str,
     from localrun.plan.roofline import estimate_of
     from localrun.plan.whatif import with_costs
 
-    said: dict[str, Any] = {"latency": values["latency"]} if "latency" in values else {}
+    said: dict[str, Any] = {name: values[name] for name in ("latency", "speculation") if name in values}
     said |= {"kv_type": values["kv-type"]} if "kv-type" in values else {}
     machine = values.get("machine", THIS)
     if machine != THIS:
@@ -450,7 +453,7 @@ def check_command(
     """Compare a forecast for MODEL with a real run.
 
     A daemon of its own answers the same requests as the simulation. The errors are kept, and shown with every later
-    forecast for MODEL. Nothing is drafted.
+    forecast for MODEL. Drafts are as the setting `speculation` says.
     """
     from localrun.plan import report
     from localrun.plan.calibration import keep_check, path_of, setup_of
