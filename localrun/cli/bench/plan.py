@@ -120,7 +120,7 @@ def _with_workload(function: Callable[..., int]) -> Callable[..., int]:
               help="How requests are spread over replicas; `localrun cluster` does it by prefix.")  # fmt: skip
 @with_price
 @click.option("--vary", "varied", type=_Vary(), multiple=True,
-              help="Compare: slots=4,8 kv-cells=... kv-type=... latency=... speculation=... machine=this,rtx-4090.")  # fmt: skip
+              help="Compare: slots=4,8 kv-cells= kv-type= latency= speculation= machine=this,rtx-4090.")  # fmt: skip
 @click.option("--plot", "plot_path", type=click.Path(dir_okay=False, path_type=Path),
               help="Draw the curve as a PNG; a terminal shows it as well.")  # fmt: skip
 @click.option("--seed", type=int, default=1, show_default=True, help="Seed of arrivals and lengths.")

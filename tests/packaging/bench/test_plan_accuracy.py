@@ -13,6 +13,7 @@ from click.testing import CliRunner
 from bench import plan_accuracy
 from bench.plan_accuracy import Cell, knee, read, table
 from localrun.errors import LocalrunError
+from localrun.plan.workload import Limits
 
 FIGURES = {
     "tokens_per_s": 100.0, "ttft_p50_s": 0.2, "ttft_p95_s": 0.5, "itl_p50_s": 0.01, "itl_p95_s": 0.03,
@@ -27,7 +28,7 @@ def cell(load: int, *, made: str = "now", drafts: bool = False, real: Any = (), 
         drafts=drafts,
         load=load,
         knee_per_s=2.0,
-        share=0.95,
+        limits=Limits(),
         n_requests=80,
         real=FIGURES | dict(real),
         simulated=FIGURES | dict(simulated),
