@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from localrun.errors import LocalrunError
 from localrun.plan.backend import SimBackend
+from localrun.plan.calibration import daemon_costs
 from localrun.plan.clock import VirtualClock
 from localrun.plan.costs import PromptCosts, Sample, StreamCosts, least_squares
 from tests.plan.made import costs, layout
@@ -73,3 +74,10 @@ def test_rows_with_drafts_are_computed_together_where_all_have_as_many():
     # One row of each, then what is left: of the second stream, and of the fourth, which is no neighbour of it.
     assert step_s([1, 3, 1, 2], is_split=True) == pytest.approx(0.013 + 1.002 + 0.010)
     assert step_s([1, 3, 3, 1], is_split=True) == pytest.approx(0.013 + 0.104)
+
+
+def test_what_a_step_takes_longer_is_told_from_what_its_tokens_do():
+    assert daemon_costs({1: 0.3 + 0.2, 8: 0.3 + 8 * 0.2}) == pytest.approx((0.3, 0.2))
+    assert daemon_costs({1: 0.5, 8: 0.4}) == (0.5, 0.0)  # an accident
+    assert daemon_costs({1: 0.1, 8: 1.6}) == pytest.approx((0.0, 1.5 / 7))
+    assert daemon_costs({1: 0.5}) == (0.0, 0.5)
