@@ -15,7 +15,7 @@ define INSTALL
 	@touch $@
 endef
 
-.PHONY: run test suite duration test-fast test-deep test-emulated test-arm64 test-stall test-clients test-cluster test-real soak soak-cluster mutants lint types smoke generate constraints bench bench-peer native-wheel gpu-check clean
+.PHONY: run test suite duration test-fast test-deep test-emulated test-arm64 test-stall test-clients test-cluster test-real soak soak-cluster mutants lint types smoke generate constraints bench bench-peer plan-accuracy native-wheel gpu-check clean
 
 # A terminal gets the TUI; without one, a prompt goes through the daemon and the reply is printed with its rate.
 run: $(RUN_STAMP)
@@ -128,6 +128,10 @@ bench: $(STAMP)
 # localrun against llama-server, which is built first, once; more in localrun/bench/README.md.
 bench-peer: $(STAMP)
 	PYTHONPATH=packaging $(BIN)/python -m bench $(ARGS)
+
+# Forecasts of `localrun plan` against real runs: `make plan-accuracy ARGS=MODEL`, on a quiet machine, in 25 minutes.
+plan-accuracy: $(STAMP)
+	PYTHONPATH=packaging $(BIN)/python -m bench.plan_accuracy $(ARGS)
 
 # llama.cpp for all processors of this architecture in one wheel; see packaging/README.md.
 native-wheel:

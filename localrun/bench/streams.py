@@ -287,10 +287,10 @@ class Endpoint:
         """`begin`, and wait for the end."""
         return await self.begin(numbers, n_output, group=group, client=client).task
 
-    async def ask(self, body: Fields, *, group: str) -> StreamRecord:
+    async def ask(self, body: Fields, *, group: str, client: str = CLIENT) -> StreamRecord:
         """Send a request of these fields, to chat completions if it has `messages`, and wait for its end."""
         now_s = time.perf_counter()
-        record = StreamRecord(intended_at_s=now_s, sent_at_s=now_s, group=group, client=CLIENT, lane=self._lane)
+        record = StreamRecord(intended_at_s=now_s, sent_at_s=now_s, group=group, client=client, lane=self._lane)
         return await self._begin(record, body).task
 
     async def until(self, is_so: Callable[[], bool], timeout_s: float) -> None:

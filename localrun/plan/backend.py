@@ -2,16 +2,16 @@
 
 Everything that llama.cpp does beside the steps happens at a virtual time: a batch of the background goes on whenever
 the clock does, but for the steps. The rest is complete when it is asked for. States have their real length and take no
-memory. Tokens are numbers without text: an answer's are those of its seed (`tokens_of`), so that the next turn of a
-conversation begins with what is in the cells.
+memory. Tokens are numbers without text: an answer's are told before it is asked for (`says`), so that the next turn of
+a conversation begins with what is in the cells, and drafts are right where the answer repeats something.
 
-Does not: draft, take media, or load adapters.
+Does not: take media, or load adapters.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import msgspec
 import numpy as np
@@ -36,9 +36,9 @@ from localrun.plan.clock import Account, VirtualClock
 from localrun.plan.costs import Costs
 from localrun.wire import Adapter, Sampling, TokenLogprob
 
-# Of the batch's 32 bits; no answer is longer than what is kept free.
+# Of the batch's 32 bits; no text is longer than what is kept free.
 N_TOKENS = 2**31 - 1
-_MOST_TOKENS = 2**24
+MOST_TOKENS = 2**24
 _N_NOISE = 4093
 _CELL_STEP = 256
 _DRAFT_ROWS = 64
@@ -48,7 +48,7 @@ _BACKGROUND_SEQUENCES = 4
 
 def tokens_of(seed: int, n_tokens: int) -> range:
     """The tokens of a text that is known by a number."""
-    first = seed * 2654435761 % (N_TOKENS - _MOST_TOKENS)
+    first = seed * 2654435761 % (N_TOKENS - MOST_TOKENS)
     return range(first, first + n_tokens)
 
 
@@ -83,13 +83,13 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SimSampler:
-    """Draws the tokens that belong to its request's seed."""
+    """Draws the tokens that its request's answer has."""
 
     is_greedy = True
     mu: float | None = None
 
-    def __init__(self, seed: int) -> None:
-        self._next = iter(tokens_of(seed, _MOST_TOKENS))
+    def __init__(self, answer: Iterable[int]) -> None:
+        self._next = iter(answer)
 
     def constrain(self, constraint: Constraint) -> None:
         raise NotSupported("grammars are not simulated")
@@ -220,6 +220,7 @@ class SimBackend:
         self._n_noise = 0
         self._state = np.broadcast_to(np.zeros(1, np.uint8), (1 << 40,))
         self.worker: SimWorker | None = None
+        self.says: Iterable[int] = ()  # the answer to the next request
         self._empty()
 
     # --- time --------------------------------------------------------------------------------------------------
@@ -237,6 +238,9 @@ class SimBackend:
         costs, clock, worker = self.costs, self.clock, self.worker
         n_streams, tokens, n_prompt, depth = self.place(self.batch, n_rows)
         factor = self.noise()
+        if n_prompt and self.batch.wants_logits[:n_rows].all():
+            clock.spend(factor * self._drafts_s(n_rows), Account.DECODE)
+            return
         is_beside = worker is not None and worker.is_busy
         if worker is not None and is_beside:
             worker.go_on()
@@ -255,6 +259,25 @@ class SimBackend:
             clock.spend(factor * costs.beside.batch_s(n_prompt, depth), Account.PROMPTS)
         if worker is not None and is_beside:
             worker.interrupted()
+
+    def _drafts_s(self, n_rows: int) -> float:
+        """Streams some of which have drafts. With cells of their own only equal numbers of rows are computed together,
+        and then what is left of neighbours."""
+        runs = _runs(self.batch.seq[:n_rows].tolist(), self.batch.pos[:n_rows].tolist())
+        depth = sum(n * (pos + (n + 1) / 2) for _, pos, n in runs) / n_rows
+        if not self.is_split or self._is_in_pool:
+            return self.costs.pass_s(len(runs), n_rows, depth)
+        n_least = min(n for _, _, n in runs)
+        seconds = self.costs.pass_s(len(runs), n_least * len(runs), depth)
+        n_streams = n_left = 0
+        for at, (seq, _, n) in enumerate(runs):
+            if n > n_least:
+                n_streams, n_left = n_streams + 1, n_left + n - n_least
+            is_end = at + 1 == len(runs) or runs[at + 1][2] == n_least or runs[at + 1][0] != seq + 1
+            if is_end and n_left:
+                seconds += self.costs.pass_s(n_streams, n_left, depth)
+                n_streams = n_left = 0
+        return seconds
 
     def place(self, batch: Batch, n_rows: int) -> tuple[int, float, int, float]:
         """Rows are computed: streams, the tokens of their contexts, rows of prompts, and how deep these begin. Raises
@@ -400,7 +423,7 @@ class SimBackend:
         return ""
 
     def sampler(self, sampling: Sampling, *, ignore_eos: bool) -> SimSampler:
-        return SimSampler(sampling.seed or 0)
+        return SimSampler(self.says)
 
     def learn(self, sampling: Sampling) -> None:
         pass

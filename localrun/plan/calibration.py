@@ -13,7 +13,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -38,7 +38,7 @@ from localrun.plan.replica import Setup, simulate
 from localrun.plan.workload import Session, Turn
 from localrun.processes import HIDDEN
 
-VERSION = 1
+VERSION = 2
 FOLDER = "calibrations"
 SECONDS = 30.0
 PROBE_SECONDS = 6.0
@@ -123,6 +123,8 @@ def setup_of(calibration: Calibration, settings: Settings) -> Setup:
         settings.target_itl_s,
         settings.ram_cache_bytes,
         settings.max_queue,
+        settings.speculation == "on",
+        settings.disk_cache_bytes,
     )
 
 
@@ -259,10 +261,13 @@ def fitted(lines: list[_Line]) -> tuple[Costs, float, float]:
         streams=streams,
         background=background,
         beside=beside,
+        drafts=PromptCosts.fitted(of["drafts"]) if "drafts" in of else None,
+        alone_drafts=PromptCosts.fitted(of["alone_drafts"]) if "alone_drafts" in of else None,
         piece_s=piece_s,
         cold=cold,
         copy_s=copy_s,
         copy_token_s=copy_token_s,
+        disk_byte_s=of["disk"][0].seconds / of["disk"][0].tokens if "disk" in of else Costs.disk_byte_s,
         rebuild_s=of["rebuild"][0].seconds if "rebuild" in of else 0.2,
         sigma=min(_MOST_SIGMA, sigma),
     )
@@ -289,19 +294,20 @@ def host_costs(layout: Layout, clock: Callable[[], float] = time.perf_counter) -
 
 
 def _with_daemon(costs: Costs, layout: Layout, model: Model, settings: Settings) -> Costs:
-    """The same streams with a daemon and without: what is missing in a gap between tokens is what the daemon takes for
-    each, and in a first token the way of a request."""
-    deltas: list[float] = []
+    """The same streams with a daemon and without: what is missing in a gap between tokens is what the engine does
+    beside computing, and what the daemon does for each token; what is missing in a first token is the way of a
+    request."""
+    missing: dict[int, list[float]] = {}
     requests: list[float] = []
-    setup = Setup(layout, costs, settings.target_itl_s, settings.ram_cache_bytes, settings.max_queue)
+    setup = Setup(layout, costs, settings.target_itl_s, settings.ram_cache_bytes, settings.max_queue, False)
     with own_server(
         model.path, slots=layout.slots, kv_cells=layout.n_cells, threads=layout.n_threads, latency=settings.latency
     ) as server:
-        for n_streams in sorted({1, layout.slots}) * 2:
+        for number, n_streams in enumerate(sorted({1, layout.slots}) * 2):
             sessions = [
-                Session(0.0, (Turn(((f"{len(deltas)}/{each}", _N_PROMPT),), _N_OUTPUT),)) for each in range(n_streams)
+                Session(0.0, (Turn(((f"{number}/{each}", _N_PROMPT),), _N_OUTPUT),)) for each in range(n_streams)
             ]
-            real = send(server.target, sessions, 1.0, len(deltas))
+            real = send(server.target, sessions, 1.0, number).records
             if any(not record.is_complete for record in real):
                 raise LocalrunError(f"{model.name}: the daemon did not answer: {real[0].problem}")
             simulated = simulate(setup, as_sent(sessions), 1.0).records
@@ -309,7 +315,17 @@ def _with_daemon(costs: Costs, layout: Layout, model: Model, settings: Settings)
                 percentile([gap for record in records for gap in gaps_s(record.arrivals_s)], 50)
                 for records in (real, simulated)
             )
-            deltas.append(max(0.0, gap_s - expected_s) / n_streams)
+            missing.setdefault(n_streams, []).append(max(0.0, gap_s - expected_s))
             if n_streams == 1:
                 requests.append(max(0.0, real[0].ttft_s - simulated[0].ttft_s))
-    return msgspec.structs.replace(costs, delta_s=statistics.median(deltas), request_s=min(requests))
+    step_s, delta_s = daemon_costs({n_streams: statistics.median(each) for n_streams, each in missing.items()})
+    return msgspec.structs.replace(costs, host_s=costs.host_s + step_s, delta_s=delta_s, request_s=min(requests))
+
+
+def daemon_costs(missing_s: Mapping[int, float]) -> tuple[float, float]:
+    """What a step takes longer, and each of its tokens, if a step of so many streams takes so much longer."""
+    few, many = min(missing_s), max(missing_s)
+    if few == many:
+        return 0.0, missing_s[few] / few
+    token_s = max(0.0, (missing_s[many] - missing_s[few]) / (many - few))
+    return max(0.0, missing_s[few] - few * token_s), token_s

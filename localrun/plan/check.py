@@ -8,27 +8,32 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import NamedTuple
 
 import psutil
 
-from localrun.bench.metrics import stream_metrics
+from localrun.bench.metrics import is_good, stream_metrics
 from localrun.bench.results import Metrics, StreamRecord
+from localrun.bench.servers import ServerProcess
 from localrun.bench.session import own_server
 from localrun.config import Settings
 from localrun.errors import LocalrunError
 from localrun.hardware.processors import others_busy_s
 from localrun.models.storage.model import Model
 from localrun.plan.calibration import Calibration, Check, Speed, setup_of
-from localrun.plan.real import as_sent, send
-from localrun.plan.replica import simulate
-from localrun.plan.workload import Workload
+from localrun.plan.real import Sent, as_sent, send
+from localrun.plan.replica import Setup, simulate
+from localrun.plan.workload import Limits, Session, Workload
 
 # These are sent first, and do not count.
 N_WARM = 8
 LEAST_REQUESTS = 40
+# A percentile of some dozens of requests is an accident: with times that vary by 6 %, the same ones on the same machine
+# had a time to first token, in 95 of 100, that was up to 20 % longer or shorter. So the median of so many counts.
+N_SIMULATED = 5
 # What is compared, with its unit.
 COMPARED = {
     "tokens_per_s": "tok/s",
@@ -38,15 +43,26 @@ COMPARED = {
     "itl_p95_s": "s",
     "tpot_p50_s": "s",
     "cached_tokens": "tokens",
+    "drafted_tokens": "tokens",
+    "kept": "of 1",
 }
 
 
 class Comparison(NamedTuple):
-    """Figures of both by name, and what is kept of their differences."""
+    """Figures of both by name, and what is kept of their differences. `accidents` is how far simulations that differ
+    in nothing but small accidents are apart, at most, as a share of their median."""
 
     real: Metrics
     simulated: Metrics
     check: Check
+    accidents: Metrics
+
+
+class Real(NamedTuple):
+    """What a daemon made of requests; `others` is as in `Check`."""
+
+    sent: Sent
+    others: float
 
 
 def compare(
@@ -63,33 +79,80 @@ def compare(
     """Raises LocalrunError where the daemon does not start, or a request fails."""
     n_requests = max(LEAST_REQUESTS, round(rate_per_s * seconds))
     sessions = as_sent(workload.sessions(n_requests, seed))
-    layout = calibration.layout
     speeds = [Speed.now(model, settings, calibration)]
     tell(f"{workload.name}: {n_requests} requests, {rate_per_s:.3g} a second, to a daemon of our own")
+    setup = setup_of(calibration, settings)
+    with daemon(model, settings, calibration) as server:
+        real = run(server, sessions, rate_per_s, seed, speculates=setup.speculates)
+    speeds.append(Speed.now(model, settings, calibration))
+    return compared(real, setup, workload, sessions, rate_per_s, seed, speeds)
+
+
+@contextmanager
+def daemon(model: Model, settings: Settings, calibration: Calibration) -> Iterator[ServerProcess]:
+    """With the layout that was calibrated."""
+    layout = calibration.layout
     with own_server(
         model.path, slots=layout.slots, kv_cells=layout.n_cells, threads=layout.n_threads, latency=settings.latency
     ) as server:
-        pid = server.target.pid or 0
-        began_s, others_s = time.perf_counter(), others_busy_s() - _busy_s(pid)
-        records = send(server.target, sessions, rate_per_s, seed)
-        others = (others_busy_s() - _busy_s(pid) - others_s) / (time.perf_counter() - began_s)
-    speeds.append(Speed.now(model, settings, calibration))
-    prompts, decode = (statistics.geometric_mean(each) for each in zip(*speeds, strict=True))
-    setup = setup_of(calibration, settings)
-    setup = setup._replace(costs=setup.costs.scaled(prompts=prompts, decode=decode))
-    real, simulated = figures(records), figures(simulate(setup, sessions, rate_per_s, seed=seed).records)
+        yield server
+
+
+def run(server: ServerProcess, sessions: Sequence[Session], rate_per_s: float, seed: int, *, speculates: bool) -> Real:
+    """Raises what `send` raises."""
+    pid = server.target.pid or 0
+    began_s, others_s = time.perf_counter(), others_busy_s() - _busy_s(pid)
+    sent = send(server.target, sessions, rate_per_s, seed, speculates=speculates)
+    others = (others_busy_s() - _busy_s(pid) - others_s) / (time.perf_counter() - began_s)
+    return Real(sent, max(0.0, others))
+
+
+def compared(
+    real: Real,
+    setup: Setup,
+    workload: Workload,
+    sessions: Sequence[Session],
+    rate_per_s: float,
+    seed: int,
+    speeds: Sequence[Speed],
+) -> Comparison:
+    """With a simulation on a machine as quick as this one was. Raises LocalrunError if a request failed."""
+    setup = scaled(setup, speeds)
+    figures_of = figures(real.sent.records, workload.limits)
+    each = [
+        figures(
+            simulate(setup, sessions, rate_per_s, seed=seed + number, texts=real.sent.texts).records, workload.limits
+        )
+        for number in range(N_SIMULATED)
+    ]
+    simulated = {name: statistics.median(one.get(name, 0.0) for one in each) for name in each[0]}
+    accidents = {
+        name: (max(one[name] for one in each) - min(one[name] for one in each)) / median
+        for name, median in simulated.items()
+        if median
+    }
     check = Check(
         at=datetime.now(UTC).isoformat(timespec="seconds"),
         workload=workload.name,
         rate_per_s=rate_per_s,
-        errors={name: simulated[name] / real[name] - 1 for name in COMPARED if real.get(name) and name in simulated},
-        others=max(0.0, others),
-        slowdown=prompts,
+        errors={
+            name: simulated[name] / figures_of[name] - 1
+            for name in COMPARED
+            if figures_of.get(name) and name in simulated
+        },
+        others=real.others,
+        slowdown=statistics.geometric_mean(speed.prompts for speed in speeds),
     )
-    return Comparison(real, simulated, check)
+    return Comparison(figures_of, simulated, check, accidents)
 
 
-def figures(records: Sequence[StreamRecord]) -> Metrics:
+def scaled(setup: Setup, speeds: Sequence[Speed]) -> Setup:
+    """A machine that is as quick as it was found to be."""
+    prompts, decode = (statistics.geometric_mean(each) for each in zip(*speeds, strict=True))
+    return setup._replace(costs=setup.costs.scaled(prompts=prompts, decode=decode))
+
+
+def figures(records: Sequence[StreamRecord], limits: Limits) -> Metrics:
     """Of those behind the first. Raises LocalrunError if one did not complete."""
     counted = sorted(records, key=lambda record: record.intended_at_s)[N_WARM:]
     failed = next((record.problem for record in counted if not record.is_complete), "")
@@ -97,6 +160,10 @@ def figures(records: Sequence[StreamRecord]) -> Metrics:
         raise LocalrunError(f"a request did not complete, so there is nothing to compare: {failed}")
     metrics = stream_metrics("", counted)
     metrics["tokens_per_s"] = sum(record.n_output for record in counted) / metrics["wall_s"]
+    metrics["drafted_tokens"] = sum(record.n_accepted for record in counted)
+    metrics["kept"] = statistics.mean(
+        is_good(record, ttft_limit_s=limits.ttft_limit_s, itl_limit_s=limits.itl_limit_s) for record in counted
+    )
     return metrics
 
 

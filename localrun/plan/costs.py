@@ -111,28 +111,41 @@ class PromptCosts(msgspec.Struct, frozen=True):
 
 
 class Costs(msgspec.Struct, frozen=True, kw_only=True):
-    """All of them. `background` is of batches beside the steps, `beside` of rows among the streams.
+    """All of them. `background` is of batches beside the steps, `beside` of rows among the streams. `drafts` is of the
+    rows of several streams that draft, computed in one pass, and `alone_drafts` of one stream's; None where nobody has
+    measured them: then each row counts as a stream.
 
     A step waits up to `piece_s` for the piece of the background that is being computed, and takes `cold` times as long,
     because caches are cold; so does the rest of that batch. A copy takes `copy_s`, and `copy_token_s` for each token; a
-    state that is not cut is `state_bytes` long besides. `rebuild_s` is for new KV cells. The engine's own work takes
-    `host_s` in each step and `host_row_s` for each stream. The daemon takes `delta_s` for each token it passes on from
-    the processors that compute, and a request is `request_s` on its way. Times vary by a log-normal factor of `sigma`.
+    state that is not cut is `state_bytes` long besides. A byte is read from disk in `disk_byte_s`. `rebuild_s` is for
+    new KV cells. The engine's own work takes `host_s` in each step and `host_row_s` for each stream. The daemon takes
+    `delta_s` for each token it passes on from the processors that compute, and a request is `request_s` on its way.
+    Times vary by a log-normal factor of `sigma`.
     """
 
     streams: StreamCosts
     background: PromptCosts
     beside: PromptCosts
+    drafts: PromptCosts | None = None
+    alone_drafts: PromptCosts | None = None
     piece_s: float = 0.0
     cold: float = 1.0
     copy_s: float = 0.0
     copy_token_s: float = 0.0
+    disk_byte_s: float = 1e-9
     rebuild_s: float = 0.2
     host_s: float = 1e-4
     host_row_s: float = 0.0
     delta_s: float = 0.0
     request_s: float = 0.0
     sigma: float = 0.0
+
+    def pass_s(self, n_streams: int, n_rows: int, depth: float) -> float:
+        """Of streams that have `n_rows` rows together, drafts among them, each of which attends over `depth` tokens."""
+        measured = self.alone_drafts if n_streams == 1 else self.drafts
+        if n_rows == n_streams or measured is None:
+            return self.streams.step_s(n_rows, n_rows * depth)
+        return measured.batch_s(n_rows, depth)
 
     def scaled(self, *, prompts: float = 1.0, decode: float = 1.0, host: float = 1.0) -> Costs:
         """The costs of a machine that takes so many times as long."""
@@ -141,6 +154,8 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True):
             streams=self.streams.scaled(decode),
             background=self.background.scaled(prompts),
             beside=self.beside.scaled(prompts),
+            drafts=self.drafts and self.drafts.scaled(decode),
+            alone_drafts=self.alone_drafts and self.alone_drafts.scaled(decode),
             host_s=host * self.host_s,
             host_row_s=host * self.host_row_s,
             delta_s=host * self.delta_s,

@@ -20,12 +20,21 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from localrun.bench.results import StreamRecord
-from localrun.cluster.affinity import BLOCK_TOKENS, BYTES_PER_TOKEN, MAX_BYTES, Affinity, blocks
+from localrun.cluster.affinity import BLOCK_TOKENS, BYTES_PER_TOKEN, Affinity, blocks
 from localrun.errors import BadRequest
 from localrun.plan.backend import SimBackend
 from localrun.plan.clock import Account, VirtualClock
 from localrun.plan.coarse import CoarseReplica
-from localrun.plan.replica import Arrival, Outcome, Replica, Setup, arrivals_of, simulate, without_collecting
+from localrun.plan.replica import (
+    Arrival,
+    Outcome,
+    Replica,
+    Setup,
+    arrivals_of,
+    is_drafted,
+    simulate,
+    without_collecting,
+)
 from localrun.plan.search import N_REQUESTS, Point, point_of
 from localrun.plan.workload import Limits, Session, Turn, Workload
 
@@ -130,8 +139,11 @@ ROUTERS: dict[str, Callable[[int], Router]] = {
 
 
 def _left_tokens(record: StreamRecord, turn: Turn) -> int:
-    """As a door counts: all of a prompt that has not begun, and one block for an answer that is written."""
-    return BLOCK_TOKENS if record.arrivals_s else min(turn.n_prompt, MAX_BYTES // BYTES_PER_TOKEN)
+    """As a door counts (`cluster/work.py`), which hears of a slot what is cached: what a prompt has left, and one block
+    for an answer."""
+    if record.arrivals_s:
+        return BLOCK_TOKENS
+    return (record.n_prompt - record.n_cached or turn.n_prompt) + BLOCK_TOKENS
 
 
 def _bytes_of(turn: Turn) -> list[bytes]:
@@ -144,14 +156,15 @@ def _bytes_of(turn: Turn) -> list[bytes]:
 
 class FleetOutcome(NamedTuple):
     """Of all replicas together, or of those that were drawn, which are `share` of them. `fullest` is the tokens of the
-    one that got most, by the mean. `coarse_error` is of the coarse replicas' time to first token, in the median; None
-    where all are exact."""
+    one that got most, by the mean; `prompt_tokens` has those of all. `coarse_error` is of the coarse replicas' time to
+    first token, in the median; None where all are exact."""
 
     records: list[StreamRecord]
     busy: float
     share: float
     fullest: float
     coarse_error: float | None
+    prompt_tokens: list[int]
 
 
 class FleetPoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -174,6 +187,7 @@ def fleet(
             "simulate; try session or two-choices",
             field="router",
         )
+    setup = setup._replace(speculates=setup.speculates and is_drafted(sessions))
     with without_collecting():
         replicas: list[OneOfFleet] = [
             _exact(setup, seed + index) if n_replicas <= MOST_EXACT else CoarseReplica(setup)
@@ -190,7 +204,7 @@ def fleet(
             records, error = _sampled(setup, replicas, routed, seed)
             share = N_SAMPLED / n_replicas
     records.sort(key=lambda record: record.intended_at_s)
-    return FleetOutcome(records, busy, share, fullest, error)
+    return FleetOutcome(records, busy, share, fullest, error, tokens)
 
 
 class FleetSearch:

@@ -3,16 +3,18 @@
 `run_steps` is to a simulated engine what `engine/pipes.run_steps` is to a real one: it steps, sleeps as long as the
 engine says, and is woken by an arrival or by the end of a batch in the background.
 
-Does not: decide anything that the engine decides, or draft.
+Does not: decide anything that the engine decides.
 """
 
 from __future__ import annotations
 
 import gc
 import math
-from collections.abc import Callable, Iterator, Sequence
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from heapq import heapify, heappop, heappush
+from itertools import chain, islice
 from typing import NamedTuple, Protocol
 from zlib import crc32
 
@@ -22,9 +24,10 @@ from localrun.engine.backend import Backend, Worker
 from localrun.engine.engine import Engine, Limits
 from localrun.engine.schedule.scheduler import StepPlan
 from localrun.engine.speculate.speculation import Speculation
-from localrun.plan.backend import Layout, SimBackend, tokens_of
+from localrun.plan.backend import MOST_TOKENS, Layout, SimBackend, tokens_of
 from localrun.plan.clock import Account, VirtualClock
 from localrun.plan.costs import Costs
+from localrun.plan.disk import SimDisk
 from localrun.plan.workload import ANSWER, Session, Turn
 from localrun.plan.workload import Limits as Promise
 from localrun.wire import Finish, KvRun, Sampling, Step, Submit
@@ -33,16 +36,23 @@ from localrun.wire import Finish, KvRun, Sampling, Step, Submit
 _LOOK_S = 1e-4
 # How often, in steps, it is asked whether a run is lost.
 _ASK_STEPS = 64
+_ON_ITS_WAY = StreamRecord(intended_at_s=0.0, sent_at_s=0.0)
+
+
+# The tokens of parts that are known, by name; those of others are numbers that nothing else has.
+Texts = Mapping[str, Sequence[int]]
 
 
 class Setup(NamedTuple):
-    """A machine with a model, as the daemon would open it. `target_itl_s` to `max_queue` are settings."""
+    """A machine with a model, as the daemon would open it. What follows the costs are settings."""
 
     layout: Layout
     costs: Costs
     target_itl_s: float
     ram_cache_bytes: int
     max_queue: int
+    speculates: bool = True
+    disk_cache_bytes: int = 0
 
 
 class Outcome(NamedTuple):
@@ -74,6 +84,11 @@ def arrivals_of(sessions: Sequence[Session], rate_per_s: float) -> list[Arrival]
     return arrivals
 
 
+def is_drafted(sessions: Sequence[Session], texts: Texts | None = None) -> bool:
+    """Whether drafts can be found for anybody. Where no token comes twice the engine need not look."""
+    return bool(texts) or any(turn.repeats for session in sessions for turn in session.turns)
+
+
 def seed_of(name: str) -> int:
     """What the tokens of a part depend on."""
     return crc32(name.encode()) | len(name) % 128 << 32
@@ -87,13 +102,15 @@ def simulate(
     seed: int = 1,
     promise: Promise | None = None,
     n_warm: int = 0,
+    texts: Texts | None = None,
 ) -> Outcome:
     """Let sessions arrive at this rate, and run until all requests are over; with a promise only until it is certain
     that too few of those behind the first `n_warm` keep it."""
+    setup = setup._replace(speculates=setup.speculates and is_drafted(sessions, texts))
     with without_collecting():
         clock = VirtualClock()
         backend = SimBackend(setup.layout, setup.costs, clock, seed)
-        return Replica(setup, backend, clock, sessions, rate_per_s, promise, n_warm).run()
+        return Replica(setup, backend, clock, sessions, rate_per_s, promise, n_warm, texts).run()
 
 
 class SimulatedWorker(Worker, Protocol):
@@ -104,7 +121,9 @@ class SimulatedWorker(Worker, Protocol):
 
 
 class SimulatedBackend(Backend, Protocol):
-    """A backend whose calls let virtual time pass."""
+    """A backend whose calls let virtual time pass, and that is told what to answer."""
+
+    says: Iterable[int]
 
     @property
     def worker(self) -> SimulatedWorker | None: ...
@@ -122,15 +141,17 @@ class Replica:
         rate_per_s: float,
         promise: Promise | None = None,
         n_warm: int = 0,
+        texts: Texts | None = None,
     ) -> None:
-        self.clock, self.backend = clock, backend
+        self.clock, self.backend, self._texts = clock, backend, texts or {}
         limits = Limits(setup.layout.slots, setup.max_queue, setup.target_itl_s, setup.ram_cache_bytes)
         self.engine = Engine(
             self.backend,
             limits,
             self.clock,
+            SimDisk(setup.disk_cache_bytes, setup.costs.disk_byte_s, clock) if setup.disk_cache_bytes else None,
             beside=_never,
-            speculation=_NoDrafts(self.backend, self.clock, is_on=False),
+            speculation=(Speculation if setup.speculates else _NoDrafts)(backend, clock, is_on=setup.speculates),
             ring=_no_ring,
         )
         self._costs = setup.costs
@@ -165,8 +186,9 @@ class Replica:
 
     @property
     def running(self) -> list[tuple[StreamRecord, Turn]]:
-        """The requests that it has, waiting ones included."""
-        return [(record, arrival.session.turns[arrival.turn]) for record, arrival in self._running.values()]
+        """The requests that it has, waiting ones included, and those on their way to it."""
+        has = [(record, arrival.session.turns[arrival.turn]) for record, arrival in self._running.values()]
+        return has + [(_ON_ITS_WAY, arrival.session.turns[arrival.turn]) for arrival in self._arrivals]
 
     def run(self) -> Outcome:
         is_given_up = False
@@ -205,7 +227,9 @@ class Replica:
             )
             self.records.append(record)
             self._running[request_id] = record, arrival
-            self.engine.submit(_submit(request_id, turn, arrival.at_s), prompt_tokens(turn))
+            prompt = prompt_tokens(turn, self._texts)
+            self.backend.says = answer_tokens(turn, prompt, self._texts)
+            self.engine.submit(_submit(request_id, turn, arrival.at_s), prompt)
 
     def _step(self, until_s: float) -> None:
         engine, clock = self.engine, self.clock
@@ -246,6 +270,7 @@ class Replica:
                 continue
             del self._running[delta.id]
             record.ended_at_s, record.n_output = clock.now_s, delta.n_output
+            record.n_drafted, record.n_accepted = delta.n_drafted, delta.n_accepted
             if delta.finish is not Finish.LENGTH:
                 record.problem = delta.error_message or delta.finish.value
                 record.status = 429 if delta.retry_after_s is not None else 500
@@ -273,7 +298,7 @@ class Replica:
 def _submit(request_id: int, turn: Turn, at_s: float) -> Submit:
     return Submit(
         id=request_id,
-        sampling=Sampling(temperature=0, seed=seed_of(turn.parts[-1][0] + ANSWER)),
+        sampling=Sampling(temperature=0),
         n_predict=turn.n_output,
         ignore_eos=True,
         client=turn.client,
@@ -283,13 +308,38 @@ def _submit(request_id: int, turn: Turn, at_s: float) -> Submit:
     )
 
 
-def prompt_tokens(turn: Turn) -> list[int]:
+def prompt_tokens(turn: Turn, texts: Texts | None = None) -> list[int]:
     """The prompt of a request."""
-    return [token for name, n_tokens in turn.parts for token in tokens_of(seed_of(name), n_tokens)]
+    tokens: list[int] = []
+    for name, n_tokens in turn.parts:
+        known = texts.get(name) if texts else None
+        if known is None and turn.repeats and name.endswith(ANSWER):
+            known = list(islice(_repeating(tuple(tokens), name, turn.repeats), n_tokens))
+        tokens += tokens_of(seed_of(name), n_tokens) if known is None else known
+    return tokens
+
+
+def answer_tokens(turn: Turn, prompt: Sequence[int], texts: Texts | None = None) -> Iterable[int]:
+    """The answer to it, and more where that is not known."""
+    name = turn.parts[-1][0] + ANSWER
+    if texts and name in texts:
+        return chain(texts[name], tokens_of(seed_of(name), MOST_TOKENS))
+    if turn.repeats:
+        return _repeating(tuple(prompt), name, turn.repeats)
+    return tokens_of(seed_of(name), MOST_TOKENS)
+
+
+def _repeating(prompt: Sequence[int], name: str, share: float) -> Iterator[int]:
+    """Goes through the prompt from somewhere on, token by token, and says something else instead of every so many."""
+    chance, own = random.Random(name), iter(tokens_of(seed_of(name), MOST_TOKENS))
+    at = chance.randrange(len(prompt))
+    while True:
+        yield prompt[at % len(prompt)] if chance.random() < share else next(own)
+        at += 1
 
 
 class _NoDrafts(Speculation):
-    """Nobody knows the text, and where no token comes twice nothing is drafted: nothing has to be learned of drafts."""
+    """Nothing has to be learned of drafts where there are none."""
 
     def extend(
         self, plan: StepPlan, n_free: int, target_s: Callable[[], float], attend_s: Callable[[], float]

@@ -217,7 +217,10 @@ def two_digits(value: float) -> str:
 
 def comparison_lines(found: Comparison, workload: Workload) -> list[str]:
     """Both, side by side."""
-    errors = {name: f"{error:+.0%}" for name, error in found.check.errors.items()}
+    errors = {
+        name: f"{error:+.0%} (accidents alone: {found.accidents.get(name, 0.0):.0%})"
+        for name, error in found.check.errors.items()
+    }
     rows = [
         [
             _label(name),

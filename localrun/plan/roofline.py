@@ -167,7 +167,15 @@ def estimate_of(header: Header, name: str, settings: Settings, split: str = LAYE
         state_bytes=4 * memory.state_elements * sum(layer.has_state for layer in memory.layers),
     )
     costs = costs_of(header, found, layout.slots)
-    setup = Setup(layout, costs, settings.target_itl_s, settings.ram_cache_bytes, settings.max_queue)
+    setup = Setup(
+        layout,
+        costs,
+        settings.target_itl_s,
+        settings.ram_cache_bytes,
+        settings.max_queue,
+        settings.speculation == "on",
+        settings.disk_cache_bytes,
+    )
     return Estimate(setup, *band(EFFICIENCIES[found.backend]))
 
 

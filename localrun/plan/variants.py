@@ -47,7 +47,7 @@ def estimate(
     calibration_of: Callable[[Model, Settings], Calibration],
 ) -> Estimate:
     """By the names of --vary. Raises BadRequest and CannotFit for what cannot be."""
-    said = {name.replace("-", "_"): values[name] for name in ("latency", "kv-type") if name in values}
+    said = {name.replace("-", "_"): values[name] for name in ("latency", "kv-type", "speculation") if name in values}
     settings = msgspec.structs.replace(settings, **said)
     if values.get("machine", THIS) == THIS:
         return _here(model, settings, values, calibration_of)

@@ -104,7 +104,8 @@ class Prefix(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A kind of user, who makes `weight` of the requests. `burstiness` 1 is a Poisson process of sessions."""
+    """A kind of user, who makes `weight` of the requests. `burstiness` 1 is a Poisson process of sessions. `repeats`
+    is how much of an answer is text of its prompt again, token by token: that can be drafted."""
 
     name: str
     prompt_tokens: Amount
@@ -116,6 +117,7 @@ class Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     burstiness: Positive = 1.0
     lane: Lane = Lane.DEFAULT
     latency: str = ""
+    repeats: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.0
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -135,6 +137,7 @@ class Turn(NamedTuple):
     client: str = ""
     lane: Lane = Lane.DEFAULT
     target_itl_s: float | None = None
+    repeats: float = 0.0
 
     @property
     def n_prompt(self) -> int:
@@ -198,7 +201,7 @@ def _session(source: Source, at: float, name: str, chance: random.Random) -> Ses
         parts.append((f"{name}/{number}", _whole(source.prompt_tokens, chance)))
         n_output = _whole(source.output_tokens, chance)
         think_s = _drawn(source.think_s, chance) if number else 0.0
-        turns.append(Turn(tuple(parts), n_output, think_s, name, source.lane, target_itl_s))
+        turns.append(Turn(tuple(parts), n_output, think_s, name, source.lane, target_itl_s, source.repeats))
         parts.append((f"{name}/{number}{ANSWER}", n_output))
     return Session(at, tuple(turns))
 

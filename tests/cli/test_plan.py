@@ -17,7 +17,7 @@ from localrun.config import Settings
 from localrun.models.storage.forecasts import kept
 from localrun.plan import calibration, fleet
 from localrun.plan.calibration import Calibration, path_of
-from localrun.plan.costs import Costs, StreamCosts
+from localrun.plan.costs import Costs, PromptCosts, StreamCosts
 from localrun.plan.fleet import ROUTERS
 from tests.plan.made import costs, layout
 from tests.support.synthesis.synthesize import synthesize
@@ -193,6 +193,26 @@ def test_a_picture_is_of_one_machine(capsys: pytest.CaptureFixture[str], home: P
     assert (home / "curve.png").read_bytes()[:4] == b"\x89PNG"
 
 
+def test_drafts_help_answers_that_repeat_their_prompt(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def speedup() -> float:
+        found = json.loads(said(capsys, *SHORT, "--vary", "speculation", "--rate", "0.5", "--json"))
+        on, off = (row["point"]["each_p50_tokens_per_s"] for row in found["rows"])
+        return float(on / off)
+
+    keep(costs(alone_drafts=PromptCosts(0.010, 2e-4, 0.0)), Settings())
+    team = TEAM.replace("output_tokens = 8", "output_tokens = 80")
+    (tmp_path / "team.toml").write_text(team)
+    assert speedup() == 1
+    (tmp_path / "team.toml").write_text(team + "repeats = 0.95\n")
+    assert speedup() > 1.3
+    monkeypatch.setenv("LOCALRUN_SPECULATION", "off")
+    asked = said(capsys, *SHORT, "--rate", "0.5")
+    monkeypatch.setenv("LOCALRUN_SPECULATION", "on")
+    assert asked != said(capsys, *SHORT, "--rate", "0.5")
+
+
 def test_a_fleet_is_planned_with_each_router(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     text = said(capsys, *SHORT, "--rate", "40", "--replicas", "auto", "--router", "all", "--price-per-hour", "2")
     header, *lines = text.splitlines()
@@ -249,6 +269,7 @@ def test_what_no_calibration_reaches_is_said(capsys: pytest.CaptureFixture[str])
         (["tiny", "--vary", "slots=0"], "slots=0: a whole number from 1 to 256"),
         (["tiny", "--vary", "kv-type=f32"], "it is one of f16, q8_0, q4_0"),
         (["tiny", "--vary", "latency=quick"], "'quick' is not a latency"),
+        (["tiny", "--vary", "speculation=maybe"], "speculation=maybe: it is one of on, off"),
         (["tiny", "--share", "1"], "share"),
         (["tiny", "--replicas", "3"], "needs a --rate"),
         (["tiny", "--rate", "3", "--replicas", "many"], "or auto"),

@@ -324,6 +324,8 @@ class FakeBackend:
         self.on_compute: Callable[[], None] = lambda: None
         self.rebuild()
         self._step_s = float(os.environ.get("LOCALRUN_FAKE_STEP_MS", "0")) / 1000
+        self._row_s = float(os.environ.get("LOCALRUN_FAKE_ROW_US", "0")) / 1e6
+        self._late_s = 0.0
         self._is_endless = os.environ.get("LOCALRUN_FAKE_ENDLESS") == "1"
         self._takes_scripts = os.environ.get("LOCALRUN_FAKE_SCRIPTS") == "1"
 
@@ -398,8 +400,9 @@ class FakeBackend:
         self.used.append(self._adapters.hash)
         if self.overlaps:
             self.on_compute()
+        began_s = time.perf_counter()
         if self._step_s:
-            time.sleep(self._step_s)
+            time.sleep(max(0.0, self._step_s + n_rows * self._row_s - self._late_s))
         if (
             should_abort is not None
             and self.memory_kind in (MemoryKind.ATTENTION, MemoryKind.WINDOW)
@@ -412,6 +415,9 @@ class FakeBackend:
                 self._compute(self.batch, n_computed)
             raise StepAborted
         self._compute(self.batch, n_rows)
+        # What a step took too long the next one is shorter.
+        taken_s = time.perf_counter() - began_s + self._late_s
+        self._late_s = min(self._step_s, max(0.0, taken_s - self._step_s - n_rows * self._row_s))
 
     def _check_rows(self, batch: Batch, n_rows: int, adapter_hash: bytes) -> None:
         """Raises ValueError for what native code must not see."""

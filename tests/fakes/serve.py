@@ -2,8 +2,9 @@
 
 For tests, and for whoever tries a client: every API answers as it does with a real model, but what it says is a hash of
 the prompt, or what the prompt asks for. In the environment, LOCALRUN_FAKE_SCRIPTS=1 lets a prompt hold the reply
-(`tokens.scripted_token`), LOCALRUN_FAKE_STEP_MS makes every step last so long, LOCALRUN_FAKE_ENDLESS=1 leaves the
-ends out, and LOCALRUN_FAKE_DEATHS names a plan of crashes (`engine.py`).
+(`tokens.scripted_token`), LOCALRUN_FAKE_STEP_MS makes every step last so long and LOCALRUN_FAKE_ROW_US so much longer
+for each row, LOCALRUN_FAKE_ENDLESS=1 leaves the ends out, and LOCALRUN_FAKE_DEATHS names a plan of crashes
+(`engine.py`).
 """
 
 from __future__ import annotations

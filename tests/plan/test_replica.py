@@ -90,3 +90,31 @@ def test_cells_are_short_before_slots_are() -> None:
     outcome = simulate(own, sessions, 1.0)
     assert outcome.blocked_s > 0 or outcome.n_preempted > 0
     assert all(record.is_complete for record in outcome.records)
+
+
+def returning(disk_cache_bytes: int) -> int:
+    """Cached tokens of conversations that come back when memory has long been full of others, 400 tokens of each."""
+    talks = [Turn(((f"talk{each}", 400),), 10) for each in range(40)]
+    sessions = [Session(2.0 * at, (turn,)) for at, turn in enumerate([*talks, *talks])]
+    own = setup(n_cells=4096)._replace(ram_cache_bytes=2000 * 1024, disk_cache_bytes=disk_cache_bytes)
+    return sum(record.n_cached for record in simulate(own, sessions, 1.0).records)
+
+
+def test_what_memory_forgets_is_found_on_disk_as_far_as_that_reaches() -> None:
+    everything = 40 * 400
+    assert returning(0) < 0.3 * everything
+    assert returning(1 << 30) > 0.9 * everything
+    # Less than half of it: who comes in a circle finds what was there last gone.
+    assert returning(7000 * 1024) < 0.3 * everything
+
+
+def test_reading_from_disk_takes_time() -> None:
+    first, again = Turn((("talk", 2000),), 10), Turn((("talk", 2000), ("more", 10)), 10, 60.0)
+    others = [Session(10.0 + at, (turn(f"other{at}", 2000, 10),)) for at in range(6)]
+    own = setup(of=costs(disk_byte_s=1e-7))._replace(ram_cache_bytes=2500 * 1024, disk_cache_bytes=1 << 30)
+    of_disk, of_memory = (
+        next(each for each in simulate(one, [Session(0.0, (first, again)), *others], 1.0).records if each.n_cached)
+        for one in (own, own._replace(ram_cache_bytes=1 << 30))
+    )
+    assert of_disk.n_cached == of_memory.n_cached > 1900
+    assert of_disk.ttft_s - of_memory.ttft_s == pytest.approx(1024 * 2000 * 1e-7, rel=0.1)

@@ -76,8 +76,8 @@ class _PlanCommand(click.Command):
               help="How requests are spread over replicas. Default: prefix, as in `localrun cluster`.")  # fmt: skip
 @with_price
 @click.option("--vary", "varied", type=Vary(), multiple=True,
-              help="Compare: slots=4,8 kv-cells=... kv-type=... latency=... quantization=Q4_K_M,Q8_0 "
-              "machine=this,rtx-4090x2 split=layer,tensor; all with all.")  # fmt: skip
+              help="Compare: slots=4,8 kv-cells=... kv-type=... latency=... speculation=on,off "
+              "quantization=Q4_K_M,Q8_0 machine=this,rtx-4090x2 split=layer,tensor; all with all.")  # fmt: skip
 @click.option("--plot", "plot_path", type=click.Path(dir_okay=False, path_type=Path),
               help="Draw the curve of one machine as a PNG; a terminal shows it as well.")  # fmt: skip
 @click.option("--seed", type=int, default=1, show_default=True, help="Seed of arrivals and lengths.")

@@ -29,6 +29,7 @@ VARIED = {
     "kv-cells": ("8192", "16384", "32768"),
     "kv-type": ("f16", "q8_0"),
     "latency": ("interactive", "balanced", "throughput"),
+    "speculation": ("on", "off"),
     "quantization": ("Q4_K_M", "Q6_K", "Q8_0"),
     "machine": (THIS, "rtx-4060-ti-16", "rtx-4090", "m4-max", "l4"),
     "split": ("layer", "tensor"),
@@ -68,8 +69,8 @@ def _problem(name: str, value: str) -> str:
         return f"{name}={value}: a whole number from 1 to {most} is wanted"
     if name == "kv-type" and value not in KV_TYPES[1:]:
         return f"kv-type={value}: it is one of {', '.join(KV_TYPES[1:])}"
-    if name == "split" and value not in VARIED["split"]:
-        return f"split={value}: it is one of {', '.join(VARIED['split'])}"
+    if name in ("split", "speculation") and value not in VARIED[name]:
+        return f"{name}={value}: it is one of {', '.join(VARIED[name])}"
     if name == "quantization":
         from localrun.plan.variants import problem_of
 

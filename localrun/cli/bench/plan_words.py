@@ -31,7 +31,7 @@ CHECKED_LOAD = 0.5
 def with_workload(function: Callable[..., int]) -> Callable[..., int]:
     option = click.option(
         "--workload", "workload_name", default="chat", show_default=True, metavar="W",
-        help="chat, agent, rag, autocomplete or batch, a TOML file, or a trace.",
+        help="chat, agent, rag, edit, autocomplete or batch, a TOML file, or a trace.",
     )  # fmt: skip
     return option(function)
 
@@ -92,7 +92,7 @@ def check_command(
     """Compare a forecast for MODEL with a real run.
 
     A daemon of its own answers the same requests as the simulation. The errors are kept, and shown with every later
-    forecast for MODEL. Nothing is drafted.
+    forecast for MODEL. Drafts are as the setting `speculation` says.
     """
     from localrun.plan import report
     from localrun.plan.calibration import keep_check, path_of, setup_of

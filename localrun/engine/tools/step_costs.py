@@ -8,9 +8,11 @@ the end `{"others"}`, how many processors other programs took meanwhile. The pha
     streams     a step of `rows` streams with `tokens` of context together, sampling included
     background  a batch of `rows` of one prompt, `tokens` deep, where prompts are computed
     beside      the same among the streams
+    drafts, alone_drafts  a step of `rows` of all streams, or of one, with drafts, `tokens` deep, sampling included
     step, batch a step of streams while a batch is computed, and that batch; `tokens` as for streams, or its depth
     alone_step, alone_batch  the same one after the other, in turn with these
     copy        a copy of `tokens`
+    disk        `tokens` bytes that were kept on disk are read and verified
     rebuild     new KV cells
 
 Each phase goes from coarse to fine and stops when its share of the time is over, but has its first lines.
@@ -24,28 +26,38 @@ import argparse
 import math
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import TextIO
 
 import msgspec
+import numpy as np
 
 from localrun import wire
 from localrun.engine.backend import Backend, Batch
+from localrun.engine.cache.disk import KvDisk
 from localrun.engine.cache.disk_files import library_build
+from localrun.engine.cache.disk_record import DiskRecord, block_key
 from localrun.engine.native.library import library_folder
 from localrun.engine.process import LLAMA, n_spare_sequences
 from localrun.engine.tools import own_stdout
 from localrun.errors import LocalrunError
 from localrun.hardware.processors import others_busy_s
+from localrun.kv_folders import About
 
 DEPTHS = (64, 512, 1024, 2048, 4096)
 BATCHES = (64, 512, 256, 128)
 FEW_ROWS = (64, 16, 8, 32, 2, 48)
 COPIES = (256, 2048)
+DISK_BYTES = 1 << 24
+# Of each stream, and as many as are verified at once.
+DRAFTED = (1, 3, 7, 15)
+DRAFTED_ALONE = (1, 7, 3, 15, 63)
 REPEATS = 6
 # Of all seconds.
-_PARTS = {"background": 0.35, "beside": 0.1, "streams": 0.35, "both": 0.1, "copy": 0.1}
+_PARTS = {"background": 0.3, "beside": 0.1, "streams": 0.35, "drafts": 0.1, "both": 0.1, "copy": 0.05}
 # Between two steps at most, so that a batch goes on.
 _PAUSE_S = 0.03
 _N_STEPS_BESIDE = 16
@@ -65,6 +77,9 @@ class StepCosts:
         """All phases."""
         self._begin("streams")
         self._streams(n_slots)
+        if self._backend.n_rollback:
+            self._begin("drafts")
+            self._drafts(n_slots)
         self._begin("background")
         self._prompts("background", BATCHES, in_background=self._backend.worker is not None)
         self._begin("beside")
@@ -75,6 +90,7 @@ class StepCosts:
         if self._backend.cuts_states and n_slots > 1:
             self._begin("copy")
             self._copies()
+        self._disk()
         began_s = time.perf_counter()
         self._backend.rebuild()
         self._say("rebuild", 0, 0, [time.perf_counter() - began_s])
@@ -126,16 +142,52 @@ class StepCosts:
         if not (self._backend.cuts_states and self._backend.seq_copy(0, seq)):
             self._extend(seq, 0, depth)
 
-    def _step_s(self, n_streams: int, lengths: list[int]) -> float:
-        """One more token for each of so many streams."""
-        batch = self._backend.batch
+    def _drafts(self, n_slots: int) -> None:
+        """Of one stream and of all, at two depths, each number of rows and back again."""
+        depth, most_rows = 0, min(self._backend.n_draft_rows, self._backend.batch.capacity)
+        for wanted in DEPTHS[:2]:
+            if (wanted + most_rows) * (1 if self._backend.is_split else n_slots) > self._most_tokens:
+                break
+            depth = self._extend(0, depth, wanted)
+            for seq in range(1, n_slots):
+                self._backend.seq_remove(seq, 0)
+                self._fill(seq, depth)
+            for n_streams, drafted in {n_slots: DRAFTED, 1: DRAFTED_ALONE}.items():
+                for n_each in drafted:
+                    n_rows = n_streams * (n_each + 1)
+                    if n_rows > most_rows or n_each > self._backend.n_rollback:
+                        continue
+                    seconds = [self._drafted_s(n_streams, depth, n_each) for _ in range(REPEATS // 2)]
+                    phase = "alone_drafts" if n_streams == 1 else "drafts"
+                    self._say(phase, n_rows, depth, seconds[1:])  # the first one makes a graph
+                if self._is_over and n_streams == 1:
+                    break
+        for seq in range(n_slots):
+            self._backend.seq_remove(seq, 0)
+
+    def _drafted_s(self, n_streams: int, depth: int, n_each: int) -> float:
+        """A step of so many streams with drafts, all of which are taken off again."""
+        seconds = self._step_s(n_streams, [depth] * n_streams, n_each)
         for seq in range(n_streams):
-            batch.token[seq], batch.pos[seq], batch.seq[seq] = _token(lengths[seq]), lengths[seq], seq
-            lengths[seq] += 1
-        batch.wants_logits[:n_streams] = 1
+            self._back(seq, depth, n_each + 1, self._rows_s)
+        return seconds
+
+    def _step_s(self, n_streams: int, lengths: list[int], n_drafts: int = 0) -> float:
+        """One more token for each of so many streams, and of drafts."""
+        batch, n_each = self._backend.batch, n_drafts + 1
+        for row in range(n_streams * n_each):
+            seq, at = divmod(row, n_each)
+            pos = lengths[seq] + at
+            batch.token[row], batch.pos[row], batch.seq[row] = _token(pos), pos, seq
+        for seq in range(n_streams):
+            lengths[seq] += n_each
+        n_rows = n_streams * n_each
+        batch.wants_logits[:n_rows] = 1
         began_s = time.perf_counter()
-        self._backend.decode(n_streams)
-        self._backend.sample([(self._sampler, row) for row in range(n_streams)])
+        self._backend.decode(n_rows)
+        for row in range(n_each - 1, n_rows, n_each):  # the engine looks at the last one of each stream
+            self._backend.is_finite(row)
+        self._backend.sample([(self._sampler, row) for row in range(n_rows)])
         return time.perf_counter() - began_s
 
     def _prompts(self, phase: str, sizes: Sequence[int], *, in_background: bool) -> None:
@@ -249,6 +301,19 @@ class StepCosts:
             self._say("copy", 1, n_tokens, seconds[1:])  # the first one into fresh memory
             self._backend.seq_remove(0, 0)
             self._backend.seq_remove(1, 0)
+
+    def _disk(self) -> None:
+        """In a folder that is gone afterwards."""
+        with tempfile.TemporaryDirectory(prefix="localrun-disk-") as folder:
+            about = About(model="", model_path="", build="", created_at_s=0.0)
+            disk = KvDisk(Path(folder), fingerprint=bytes(16), about=about, limit_bytes=4 * DISK_BYTES)
+            record = DiskRecord(block_key(b"", 0, [1]), b"", 0, [1], np.zeros(0, np.int32), is_whole=True)
+            disk.write(record, bytes(DISK_BYTES))
+            disk.flush(10.0)
+            began_s = time.perf_counter()
+            if disk.read(record.key) is not None:
+                self._say("disk", 0, DISK_BYTES, [time.perf_counter() - began_s])
+            disk.close()
 
 
 def _parts(begin: int, end: int, most_rows: int) -> Iterator[tuple[int, int]]:

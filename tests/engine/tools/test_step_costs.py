@@ -32,8 +32,8 @@ def test_every_phase_says_something(tiny_gguf: Path, n_slots: int) -> None:
     assert first["layout"]["state_token_bytes"] > 0
     assert last["others"] >= 0
     phases = {line["phase"] for line in lines}
-    beside = {"step", "batch", "alone_step", "alone_batch", "copy"} if n_slots > 1 else set()
-    assert phases == {"streams", "background", "beside", "rebuild"} | beside
+    several = {"step", "batch", "alone_step", "alone_batch", "copy", "drafts"} if n_slots > 1 else set()
+    assert phases == {"streams", "alone_drafts", "background", "beside", "disk", "rebuild"} | several
     assert {line["rows"] for line in lines if line["phase"] == "streams"} == set(range(1, n_slots + 1))
     assert all(line["seconds"] > 0 and line["spread"] >= 0 for line in lines)
 
