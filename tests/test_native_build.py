@@ -408,7 +408,9 @@ class FakePip:
         with zipfile.ZipFile(path, "w") as archive:
             for name in ("llama_cpp/lib/libllama.so", "lib/libllama.so", "include/llama.h"):
                 archive.writestr(name, content)
-            archive.writestr("llama_cpp/__init__.py", "")
+            archive.writestr("llama_cpp/__init__.py", "from .llama_cache import Cache\n")
+            uses = "class Cache:\n    def __init__(self):\n        self.cache = diskcache.Cache()\n"
+            archive.writestr("llama_cpp/llama_cache.py", f"import sys\nimport diskcache\n\n{uses}")
             about = f"Metadata-Version: 2.1\nName: llama_cpp_python\nVersion: {VERSION}\n"
             archive.writestr(f"{info}/METADATA", about + "Requires-Dist: numpy\nRequires-Dist: diskcache>=5.6.1\n")
             archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
@@ -446,10 +448,17 @@ def test_a_wheel_is_used_again_only_for_what_it_was_made_of(tmp_path: Path, pip:
     assert pip.n_built >= len(others) + 2, "asked for anew, it is compiled again"
 
 
-def test_a_wheel_asks_for_no_package_that_is_never_imported(tmp_path: Path, pip: FakePip):
-    with zipfile.ZipFile(compiled_wheel(plan_of(), machine(tmp_path), sys.executable)) as made:
+def test_a_wheel_asks_for_no_package_that_localrun_does_not_use(tmp_path: Path, pip: FakePip):
+    wheel = compiled_wheel(plan_of(), machine(tmp_path), sys.executable)
+    with zipfile.ZipFile(wheel) as made:
         about = made.read(f"llama_cpp_python-{VERSION}.dist-info/METADATA").decode()
     assert re.findall(r"Requires-Dist: (\w+)", about) == ["numpy"]
+    alone = "import sys; sys.path = [sys.argv[1], *sys.path]; import llama_cpp; llama_cpp.Cache()"
+    tried = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", alone, str(wheel)], capture_output=True, text=True, check=False
+    )
+    assert tried.stderr.endswith("No module named 'diskcache'\n")
+    assert "in __init__" in tried.stderr  # of the class, and not of the package
 
 
 def test_what_is_kept_is_bounded_and_the_least_used_goes_first(tmp_path: Path, pip: FakePip):

@@ -76,7 +76,8 @@ class Plan:
         build = self.environment(environ, None)
         variables = {name: value for name, value in sorted(build.items()) if _BUILD_VARIABLES.fullmatch(name)}
         record: dict[str, object] = {
-            "version": VERSION, "backend": self.backend, "hook": self.hook, "variables": variables, **self.inputs,
+            "version": VERSION, "backend": self.backend, "hook": self.hook, "variables": variables,
+            "diskcache": "imported where it is used", **self.inputs,
         }  # fmt: skip
         record["key"] = hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()[:24]
         return record

@@ -34,8 +34,11 @@ RECORD = "llama_cpp/build.json"
 N_KEPT_WHEELS = 4
 
 
-# llama-cpp-python's own cache of prompts, which localrun has none of, unpickles files with it (CVE-2025-69872).
-_UNUSED = re.compile(rb"(?m)^Requires-Dist: diskcache\b.*\n")
+# llama-cpp-python's own cache of prompts, which localrun has none of, unpickles files with diskcache (CVE-2025-69872):
+# the package asks for it, imports it with everything else, and uses it in one place.
+_ASKS = re.compile(rb"(?m)^Requires-Dist: diskcache\b.*\n")
+_IMPORTS = re.compile(rb"(?m)^import diskcache\n")
+_USES = re.compile(rb"(?m)^( +)(?=self\.cache = diskcache\.)")
 
 
 class BuildError(Exception):
@@ -45,8 +48,8 @@ class BuildError(Exception):
 def rewrite_wheel(
     source: Path, folder: Path, *, keep: Callable[[str], bool], add: Mapping[str, bytes], tag: str = ""
 ) -> Path:
-    """A copy of a wheel with some of its files and some more, perhaps for another platform, which does not ask for
-    packages that localrun does not use. Returns its path.
+    """A copy of a wheel with some of its files and some more, perhaps for another platform, which asks for
+    diskcache only where it is used. Returns its path.
 
     RECORD is made anew. The copy has its final name only when it is whole.
     """
@@ -62,7 +65,9 @@ def rewrite_wheel(
             if tag and info.filename == record.replace("RECORD", "WHEEL"):
                 data = re.sub(rb"(?m)^Tag: .*$", b"Tag: " + tag.encode(), data)
             if info.filename == record.replace("RECORD", "METADATA"):
-                data = _UNUSED.sub(b"", data)
+                data = _ASKS.sub(b"", data)
+            if info.filename == "llama_cpp/llama_cache.py":
+                data = _USES.sub(rb"\1import diskcache\n\n\1", _IMPORTS.sub(b"", data))
             new.writestr(info, data, zipfile.ZIP_DEFLATED)
             digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
             lines.append((info.filename, f"sha256={digest}", len(data)))
