@@ -178,7 +178,7 @@ class Runtime:
             observer=self.telemetry,
             quarantine=self.quarantine,
             resumes=resumes,
-            recorder=self.traffic,
+            recorder=self.traffic if self.traffic.listeners else None,
         )
         self.registry.add(job)
         return job

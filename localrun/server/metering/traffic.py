@@ -71,23 +71,24 @@ class Listener:
 
 
 class Traffic:
-    """See the module; jobs tell it of their ends, before their records forget what was asked."""
+    """See the module. Jobs that began while there are `listeners` tell it of their ends, before their records forget
+    what was asked."""
 
     def __init__(self) -> None:
-        self._listeners: set[Listener] = set()
+        self.listeners: set[Listener] = set()
         self._telling: set[asyncio.Task[None]] = set()
 
     def listen(self) -> Listener:
         listener = Listener()
-        self._listeners.add(listener)
+        self.listeners.add(listener)
         return listener
 
     def leave(self, listener: Listener) -> None:
-        self._listeners.discard(listener)
+        self.listeners.discard(listener)
 
     def ends(self, record: Generation, link: Link | None) -> None:
         """A record is about to become final; `link` is what computed it."""
-        if self._listeners and link is not None and isinstance(record.asked_message, wire.Submit):
+        if self.listeners and link is not None and isinstance(record.asked_message, wire.Submit):
             task = asyncio.create_task(self._tell(record, link, record.asked_message, record.output))
             self._telling.add(task)
             task.add_done_callback(self._telling.discard)
@@ -99,7 +100,7 @@ class Traffic:
                 prompt = (await link.count(_before_media(message.segments))).tokens
             except LocalrunError:  # the engine is gone: nothing is known but lengths
                 prompt = ()
-        for listener in self._listeners:
+        for listener in self.listeners:
             listener.tell(record, message, prompt, answer)
 
 
