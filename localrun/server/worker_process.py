@@ -166,15 +166,19 @@ class WorkerProcess(Generic[Reply]):
             worker = await asyncio.create_subprocess_exec(
                 *self._command, stdin=PIPE, stdout=PIPE, env=environment | dict(self._environment), **HIDDEN
             )
+            is_ready = False
             try:
                 async with asyncio.timeout(START_TIMEOUT_S):
                     await self._read_reply(worker)
+                is_ready = True
                 return worker
             except TimeoutError:
-                await _end(worker)
                 break
             except (asyncio.IncompleteReadError, ConnectionError, framing.FrameError):
-                await _end(worker)
+                continue
+            finally:  # also when nobody waits any more
+                if not is_ready:
+                    await _end(worker)
         raise errors.Unavailable(f"the {self._name} worker did not start; the daemon's log says why")
 
     async def _discard(self) -> None:

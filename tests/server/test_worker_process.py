@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from localrun import framing
@@ -82,3 +83,22 @@ async def test_a_worker_that_is_killed_while_it_starts_is_started_once_more(
     finally:
         await worker.stop()
     assert mark.read_text() == ".."
+
+
+async def test_a_worker_that_nobody_waits_for_any_more_while_it_starts_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "slow_worker.py").write_text(
+        "import os, pathlib, sys, time\npathlib.Path(sys.argv.pop()).write_text(str(os.getpid()))\ntime.sleep(600)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    mark = tmp_path / "mark"
+    worker: WorkerProcess[RenderReply] = WorkerProcess(
+        "slow_worker", framing.decode_from_renderer, name="template", timeout_s=20, arguments=[str(mark)]
+    )
+    starting = asyncio.create_task(worker.start())
+    await until(lambda: mark.exists() and mark.read_text())
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    assert not psutil.pid_exists(int(mark.read_text()))
