@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Annotated
 
 import msgspec
 import numpy as np
@@ -42,6 +43,7 @@ MOST_TOKENS = 2**24
 _N_NOISE = 4093
 _CELL_STEP = 256
 _DRAFT_ROWS = 64
+MOST_SEQUENCES = 4096
 # As `native/llama.py` has them.
 _BACKGROUND_SEQUENCES = 4
 
@@ -56,11 +58,11 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
     """How a model is opened: what the scheduler and the cache see of a backend. A token's state is `state_token_bytes`
     long, and one that is not cut has `state_bytes` more. `n_heads` is 0 where rows are not computed in tiles."""
 
-    slots: int
-    n_cells: int
-    n_ctx_train: int
-    n_batch: int = 512
-    n_spare_seqs: int = 0
+    slots: Annotated[int, msgspec.Meta(ge=1, le=MOST_SEQUENCES)]
+    n_cells: Annotated[int, msgspec.Meta(ge=1, le=1 << 31)]
+    n_ctx_train: Annotated[int, msgspec.Meta(ge=1)]
+    n_batch: Annotated[int, msgspec.Meta(ge=1, le=1 << 24)] = 512
+    n_spare_seqs: Annotated[int, msgspec.Meta(ge=0, le=MOST_SEQUENCES)] = 0
     memory_kind: MemoryKind = MemoryKind.ATTENTION
     cuts_states: bool = True
     is_split: bool = True
@@ -69,8 +71,8 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
     n_threads: int = 1
     n_heads: int = 0
     kv_type: str = "f16"
-    state_token_bytes: int = 1
-    state_bytes: int = 0
+    state_token_bytes: Annotated[int, msgspec.Meta(ge=0, le=1 << 31)] = 1
+    state_bytes: Annotated[int, msgspec.Meta(ge=0, le=1 << 40)] = 0
 
     def with_slots(self, slots: int) -> Layout:
         """The same cells for more or fewer slots."""
@@ -78,8 +80,12 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
 
     def with_cells(self, n_cells: int) -> Layout:
         """In whole streams, as llama.cpp pads them."""
-        step = _CELL_STEP * (self.slots if self.is_split else 1)
-        return msgspec.structs.replace(self, n_cells=-(-n_cells // step) * step)
+        return msgspec.structs.replace(self, n_cells=-(-n_cells // self.least_cells) * self.least_cells)
+
+    @property
+    def least_cells(self) -> int:
+        """A step of each stream."""
+        return _CELL_STEP * (self.slots if self.is_split else 1)
 
 
 class SimSampler:

@@ -78,6 +78,10 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
     others: float
     checks: tuple[Check, ...] = ()
 
+    def __post_init__(self) -> None:
+        if self.layout.n_batch < self.layout.slots:
+            raise ValueError("a batch has a row for each slot")
+
     @property
     def is_disturbed(self) -> bool:
         return self.others > thread_choice.MOST_OTHERS
@@ -97,7 +101,7 @@ def path_of(model: Model, settings: Settings) -> Path:
 
 
 def kept(path: Path) -> Calibration | None:
-    """What is kept there; None for nothing, and for a file of another version."""
+    """What is kept there; None for nothing, for a file of another version, and for one of nonsense."""
     return stored.read(path, _decoder)
 
 

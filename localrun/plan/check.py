@@ -20,7 +20,7 @@ from localrun.bench.results import Metrics, StreamRecord
 from localrun.bench.servers import ServerProcess
 from localrun.bench.session import own_server
 from localrun.config import Settings
-from localrun.errors import LocalrunError
+from localrun.errors import BadRequest, LocalrunError
 from localrun.hardware.processors import others_busy_s
 from localrun.models.storage.model import Model
 from localrun.plan.calibration import Calibration, Check, Speed, setup_of
@@ -31,6 +31,9 @@ from localrun.plan.workload import Limits, Session, Workload
 # These are sent first, and do not count.
 N_WARM = 8
 LEAST_REQUESTS = 40
+# A daemon answers them one by one, in real time.
+MOST_REQUESTS = 20_000
+MOST_SECONDS = 86_400.0
 # A percentile of some dozens of requests is an accident: with times that vary by 6 %, the same ones on the same machine
 # had a time to first token, in 95 of 100, that was up to 20 % longer or shorter. So the median of so many counts.
 N_SIMULATED = 5
@@ -76,9 +79,9 @@ def compare(
     seed: int,
     tell: Callable[[str], None],
 ) -> Comparison:
-    """Raises LocalrunError where the daemon does not start, or a request fails."""
-    n_requests = max(LEAST_REQUESTS, round(rate_per_s * seconds))
-    sessions = as_sent(workload.sessions(n_requests, seed))
+    """Raises LocalrunError where the daemon does not start, or a request fails, and BadRequest as `asked_of` does."""
+    sessions = asked_of(workload, rate_per_s, seconds, seed)
+    n_requests = sum(len(session.turns) for session in sessions)
     speeds = [Speed.now(model, settings, calibration)]
     tell(f"{workload.name}: {n_requests} requests, {rate_per_s:.3g} a second, to a daemon of our own")
     setup = setup_of(calibration, settings)
@@ -86,6 +89,29 @@ def compare(
         real = run(server, sessions, rate_per_s, seed, speculates=setup.speculates)
     speeds.append(Speed.now(model, settings, calibration))
     return compared(real, setup, workload, sessions, rate_per_s, seed, speeds)
+
+
+def asked_of(workload: Workload, rate_per_s: float, seconds: float, seed: int) -> list[Session]:
+    """What is asked of both. Raises BadRequest for what takes longer than anybody waits, and for too few to compare."""
+    n_requests = max(LEAST_REQUESTS, round(min(rate_per_s * seconds, 1e18)))
+    if workload.own_rate_per_s is not None:  # a trace has no more than it has
+        n_requests = sum(len(session.turns) for session in workload.sessions(n_requests, seed))
+    if n_requests > MOST_REQUESTS or n_requests / rate_per_s > MOST_SECONDS:
+        raise BadRequest(
+            f"--rate {rate_per_s:g} for --seconds {seconds:g} are {n_requests:,} requests in "
+            f"{n_requests / rate_per_s / 3600:.3g} hours; at most {MOST_REQUESTS:,} are sent, within a day, and at "
+            f"least {LEAST_REQUESTS} of a workload that has them",
+            field="rate",
+        )
+    sessions = as_sent(workload.sessions(n_requests, seed))
+    n_found = sum(len(session.turns) for session in sessions)
+    if n_found < 2 * N_WARM:
+        raise BadRequest(
+            f"{n_found} requests of {workload.name} are too few to compare: the first {N_WARM} do not count, and as "
+            "many are the least that do",
+            field="workload",
+        )
+    return sessions
 
 
 @contextmanager

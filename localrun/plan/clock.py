@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from enum import StrEnum
 
 
@@ -27,11 +28,15 @@ class VirtualClock:
         return self.now_s
 
     def spend(self, seconds: float, account: Account) -> None:
-        """Let time pass."""
+        """Let time pass: late in a long run a moment that is too short to be added is the shortest that can be."""
+        before_s = self.now_s
         self.now_s += seconds
+        if self.now_s == before_s and seconds > 0:
+            self.now_s = math.nextafter(before_s, math.inf)
         self.spent_s[account] += seconds
 
     def sleep_until(self, at_s: float, account: Account) -> None:
         """Let time pass until then, none if that is over."""
         if at_s > self.now_s:
-            self.spend(at_s - self.now_s, account)
+            self.spent_s[account] += at_s - self.now_s
+            self.now_s = at_s

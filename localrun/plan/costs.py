@@ -10,7 +10,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import msgspec
 import numpy as np
@@ -18,6 +18,9 @@ import numpy as np
 from localrun.errors import LocalrunError
 
 LEAST_S = 1e-6
+# Of anything that was measured; a file may say something else.
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e3)]
+Factor = Annotated[float, msgspec.Meta(gt=0, le=1e3)]
 
 
 class Sample(NamedTuple):
@@ -31,9 +34,15 @@ class Sample(NamedTuple):
 class StreamCosts(msgspec.Struct, frozen=True):
     """Of steps without prompts, by number of streams, ascending."""
 
-    streams: tuple[int, ...]
-    base_s: tuple[float, ...]
-    per_token_s: tuple[float, ...]
+    streams: Annotated[tuple[Annotated[int, msgspec.Meta(ge=1)], ...], msgspec.Meta(min_length=1)]
+    base_s: tuple[Seconds, ...]
+    per_token_s: tuple[Seconds, ...]
+
+    def __post_init__(self) -> None:
+        if list(self.streams) != sorted(set(self.streams)):
+            raise ValueError("numbers of streams are ascending")
+        if not len(self.streams) == len(self.base_s) == len(self.per_token_s):
+            raise ValueError("each number of streams has its two costs")
 
     def of(self, n_streams: int) -> tuple[float, float]:
         """Seconds of a step, and more for each token of context. Between what was measured it is a straight line, and
@@ -77,10 +86,10 @@ class StreamCosts(msgspec.Struct, frozen=True):
 class PromptCosts(msgspec.Struct, frozen=True):
     """Of prompt rows, in the background or among the streams. `factors` are by number of rows; the nearest counts."""
 
-    fixed_s: float
-    row_s: float
-    row_depth_s: float
-    factors: dict[int, float] = {}
+    fixed_s: Seconds
+    row_s: Seconds
+    row_depth_s: Seconds
+    factors: dict[int, Factor] = {}
 
     def batch_s(self, n_rows: int, depth: float) -> float:
         seconds = self._line_s(n_rows, depth)
@@ -128,17 +137,17 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True):
     beside: PromptCosts
     drafts: PromptCosts | None = None
     alone_drafts: PromptCosts | None = None
-    piece_s: float = 0.0
-    cold: float = 1.0
-    copy_s: float = 0.0
-    copy_token_s: float = 0.0
-    disk_byte_s: float = 1e-9
-    rebuild_s: float = 0.2
-    host_s: float = 1e-4
-    host_row_s: float = 0.0
-    delta_s: float = 0.0
-    request_s: float = 0.0
-    sigma: float = 0.0
+    piece_s: Seconds = 0.0
+    cold: Factor = 1.0
+    copy_s: Seconds = 0.0
+    copy_token_s: Seconds = 0.0
+    disk_byte_s: Seconds = 1e-9
+    rebuild_s: Seconds = 0.2
+    host_s: Seconds = 1e-4
+    host_row_s: Seconds = 0.0
+    delta_s: Seconds = 0.0
+    request_s: Seconds = 0.0
+    sigma: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
 
     def pass_s(self, n_streams: int, n_rows: int, depth: float) -> float:
         """Of streams that have `n_rows` rows together, drafts among them, each of which attends over `depth` tokens."""

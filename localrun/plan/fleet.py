@@ -35,7 +35,7 @@ from localrun.plan.replica import (
     simulate,
     without_collecting,
 )
-from localrun.plan.search import N_REQUESTS, Point, point_of
+from localrun.plan.search import N_REQUESTS, Point, check_asked, point_of
 from localrun.plan.workload import Limits, Session, Turn, Workload
 
 MOST_EXACT = 16
@@ -177,16 +177,27 @@ class FleetPoint(msgspec.Struct, frozen=True, kw_only=True):
     coarse_error: float | None = None
 
 
-def fleet(
-    setup: Setup, sessions: Sequence[Session], rate_per_s: float, *, n_replicas: int, router: str, seed: int = 1
-) -> FleetOutcome:
-    """Let sessions arrive, and run until all requests are over. Raises BadRequest for a router that takes too long."""
+def check_size(n_replicas: int, router: str) -> None:
+    """Raises BadRequest for more than can be simulated, or than this router can."""
+    if n_replicas > MOST_REPLICAS:
+        raise BadRequest(
+            f"about {n_replicas:,} replicas would be needed, and at most {MOST_REPLICAS:,} are simulated; a lower "
+            "--rate needs fewer",
+            field="replicas",
+        )
     if n_replicas > MOST_LOOKED_AT and router in ("prefix", "least-requests"):
         raise BadRequest(
             f"{router} looks at all replicas for each request, and more than {MOST_LOOKED_AT} take too long to "
             "simulate; try session or two-choices",
             field="router",
         )
+
+
+def fleet(
+    setup: Setup, sessions: Sequence[Session], rate_per_s: float, *, n_replicas: int, router: str, seed: int = 1
+) -> FleetOutcome:
+    """Let sessions arrive, and run until all requests are over. Raises what `check_size` does."""
+    check_size(n_replicas, router)
     setup = setup._replace(speculates=setup.speculates and is_drafted(sessions))
     with without_collecting():
         replicas: list[OneOfFleet] = [
@@ -202,7 +213,7 @@ def fleet(
         records, share, error = [record for replica in replicas for record in replica.records], 1.0, None
         if n_replicas > MOST_EXACT:
             records, error = _sampled(setup, replicas, routed, seed)
-            share = N_SAMPLED / n_replicas
+            share = min(N_SAMPLED, sum(map(bool, routed))) / n_replicas
     records.sort(key=lambda record: record.intended_at_s)
     return FleetOutcome(records, busy, share, fullest, error, tokens)
 
@@ -216,7 +227,9 @@ class FleetSearch:
 
     def of(self, n_replicas: int, router: str) -> FleetPoint:
         """So many. Raises BadRequest."""
+        check_size(n_replicas, router)
         sessions = self._workload.sessions(max(N_REQUESTS, REQUESTS_OF_EACH * n_replicas), self._seed)
+        check_asked(self._setup, self._workload, sessions, self._rate_per_s, self._limits.share)
         found = fleet(
             self._setup, sessions, self._rate_per_s, n_replicas=n_replicas, router=router, seed=self._seed
         )  # fmt: skip
@@ -286,7 +299,8 @@ def _sampled(
     setup: Setup, coarse: Sequence[OneOfFleet], routed: Sequence[list[Arrival]], seed: int
 ) -> tuple[list[StreamRecord], float]:
     """Some replicas' requests again, exactly: their records, and by how much the coarse ones differ."""
-    chosen = random.Random(seed).sample([index for index, each in enumerate(routed) if each], N_SAMPLED)
+    asked = [index for index, each in enumerate(routed) if each]
+    chosen = random.Random(seed).sample(asked, min(N_SAMPLED, len(asked)))
     records: list[StreamRecord] = []
     rough: list[float] = []
     for index in chosen:

@@ -8,6 +8,7 @@ rate is doubled until the promise is broken, and then the interval is halved, on
 from __future__ import annotations
 
 import statistics
+from collections.abc import Sequence
 
 import msgspec
 
@@ -27,13 +28,19 @@ _APART = 20.0
 # Between two rates that are as good as one.
 _PRECISION = 1.03
 _MOST_RUNS = 24
+# All come in this part of the time to a first token: closer together nothing changes.
+_AT_ONCE = 100
+# With fewer a percentile is one of them.
+LEAST_REQUESTS = 8
+# A request in eleven days.
+LEAST_RATE_PER_S = 1e-6
 
 
 class Point(msgspec.Struct, frozen=True, kw_only=True):
     """What happens at one rate. `users` ask again `think_s` after an answer (Little's law: rate * (think + answer));
     None where nobody knows how long they think. Rates of tokens are of each request, and of all together. `busy` is the
     share of the time in which anything is done, and `spent` says what. With `is_given_up` only `kept`, which is too low
-    then, means anything."""
+    then, means anything. `n_failed` could not be answered, and `problem` is what the first of them was told."""
 
     rate_per_s: float
     users: float | None
@@ -53,6 +60,8 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     spent: dict[Account, float]
     prompt_tokens_per_s: float = 0.0
     is_given_up: bool = False
+    n_failed: int = 0
+    problem: str = ""
 
 
 def point_of(outcome: Outcome, workload: Workload, rate_per_s: float, limits: Limits, n_warm: int) -> Point:
@@ -67,6 +76,7 @@ def point_of(outcome: Outcome, workload: Workload, rate_per_s: float, limits: Li
     last_s = max((record.arrivals_s[-1] for record in done), default=first_s)
     busy_s = sum(seconds for account, seconds in outcome.spent_s.items() if account is not Account.IDLE)
     n_prompt = sum(record.n_prompt for record in done)
+    problems = [record.problem for record in counted if record.problem and record.status != 429]
     return Point(
         rate_per_s=rate_per_s,
         users=None if workload.think_s is None else rate_per_s * (workload.think_s + answer_s),
@@ -90,6 +100,31 @@ def point_of(outcome: Outcome, workload: Workload, rate_per_s: float, limits: Li
         },
         prompt_tokens_per_s=n_prompt / max(last_s - first_s, 1e-9),
         is_given_up=outcome.is_given_up,
+        n_failed=len(problems),
+        problem=problems[0] if problems else "",
+    )
+
+
+def check_asked(setup: Setup, workload: Workload, sessions: Sequence[Session], rate_per_s: float, share: float) -> None:
+    """Raises BadRequest for a rate at which nothing comes, and where more requests are longer than the context than
+    the promise lets fail: those that are left would look as if they had the machine for themselves."""
+    if not rate_per_s >= LEAST_RATE_PER_S:
+        raise BadRequest(
+            f"{rate_per_s:g} requests per second are too few: at least {LEAST_RATE_PER_S:g} are simulated", field="rate"
+        )
+    layout = setup.layout
+    n_context = min(layout.n_cells, layout.n_ctx_train)
+    lengths = [turn.n_prompt + turn.n_output for session in sessions for turn in session.turns]
+    longer = [n_tokens for n_tokens in lengths if n_tokens > n_context]
+    if len(longer) <= (1 - share) * len(lengths):
+        return
+    more = "a model with a longer one"
+    if layout.n_cells < layout.n_ctx_train:
+        more = f"more KV cells (--vary kv-cells={layout.with_cells(max(longer)).n_cells} holds all)"
+    raise BadRequest(
+        f"{len(longer)} of {len(lengths)} requests of '{workload.name}' are, with their answers, longer than this "
+        f"model's context ({n_context} tokens): {more} or another --workload is needed",
+        field="workload",
     )
 
 
@@ -98,42 +133,61 @@ def _inverse(seconds: float) -> float:
 
 
 class Search:
-    """Of one workload with one promise; `points` has what was found of the last machine."""
+    """Of one workload with one promise; `points` has what was found of the last machine. Raises BadRequest for a
+    workload of hardly any requests, and for what `check_asked` refuses."""
 
     def __init__(self, workload: Workload, limits: Limits, *, seed: int = 1, n_requests: int | None = None) -> None:
         self.workload, self.limits = workload, limits
         self.seed = seed
-        n_requests = n_requests or N_REQUESTS
-        self._sessions = workload.sessions(n_requests, seed)
-        self._n_warm = min(N_WARM, n_requests // 4)
         self.points: list[Point] = []
+        self._sessions = workload.sessions(n_requests or N_REQUESTS, seed)
+        n_found = sum(len(session.turns) for session in self._sessions)
+        if n_found < LEAST_REQUESTS:
+            raise BadRequest(
+                f"{n_found} requests are too few for a forecast of '{workload.name}', and {LEAST_REQUESTS} are "
+                "the least: take a longer trace, or sessions with fewer turns",
+                field="workload",
+            )
+        self._n_warm = min(N_WARM, n_found // 4)
 
     def at(self, setup: Setup, rate_per_s: float, *, is_whole: bool = True) -> Point:
         """One rate; unless the run `is_whole` it ends when the promise is certain to be broken."""
+        check_asked(setup, self.workload, self._sessions, rate_per_s, self.limits.share)
         promise = None if is_whole else self.limits
         outcome = simulate(setup, self._sessions, rate_per_s, seed=self.seed, promise=promise, n_warm=self._n_warm)
         return point_of(outcome, self.workload, rate_per_s, self.limits, self._n_warm)
 
     def carries(self, setup: Setup, near_per_s: float | None = None) -> Point:
         """The highest rate at which the promise is kept, perhaps near a known one. Raises BadRequest where a request
-        alone breaks it."""
+        alone breaks it, or so few come that all together do not."""
         self.points = []
         rate_per_s = near_per_s or 0.5 / self._alone_s(setup)
         low, high = None, None
         for _ in range(_MOST_RUNS):
             if low is not None and high is not None and high.rate_per_s <= _PRECISION * low.rate_per_s:
                 break
+            if rate_per_s < LEAST_RATE_PER_S:
+                break
             point = self.at(setup, rate_per_s, is_whole=False)
             self.points.append(point)
             if point.kept >= self.limits.share and not point.is_given_up:
                 low = point
                 rate_per_s = 2 * point.rate_per_s if high is None else _between(point, high)
+                if high is None and point.rate_per_s * point.ttft_p50_s > _AT_ONCE * len(self._sessions):
+                    break
             else:
                 high = point
                 rate_per_s = point.rate_per_s / 2 if low is None else _between(low, point)
         if low is None:
             raise BadRequest(
                 "the promise is kept at no rate that was tried; a longer --ttft-limit may be", field="users"
+            )
+        is_short = self.workload.own_rate_per_s is not None or len(self._sessions) < LEAST_REQUESTS
+        if high is None and near_per_s is None and is_short:
+            raise BadRequest(
+                f"the promise is kept even when the {len(self._sessions)} sessions of {self.workload.name} come at "
+                "once, so they do not say how many would be too many: take a longer trace, or ask for a --rate",
+                field="workload",
             )
         return low
 
@@ -153,6 +207,7 @@ class Search:
     def _alone_s(self, setup: Setup) -> float:
         """Seconds of a request when nobody else asks. Raises BadRequest where that breaks the promise: which limit, and
         by how much."""
+        check_asked(setup, self.workload, self._sessions, LEAST_RATE_PER_S, self.limits.share)
         turns = [turn for session in self._sessions[:_N_ALONE] for turn in session.turns]
         outcome = simulate(setup, _apart(turns[:_N_ALONE]), 1.0, seed=self.seed)
         done = [record for record in outcome.records if record.is_complete]

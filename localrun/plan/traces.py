@@ -22,7 +22,8 @@ from __future__ import annotations
 
 import csv
 import gzip
-import math
+import re
+import zlib
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from itertools import islice
@@ -33,13 +34,17 @@ import msgspec
 
 from localrun import stored
 from localrun.errors import BadRequest, meant
-from localrun.plan.workload import ANSWER, Limits, Part, Session, Turn, Workload, built_in, of_toml
+from localrun.plan.workload import ANSWER, Limits, Part, Positive, Session, Turn, Workload, built_in, of_toml
 from localrun.snapshot import TrafficRow
 from localrun.wire import Lane
 
 # Of a longer trace the beginning says enough, and a table of millions of lines takes no more memory.
 MOST_REQUESTS = 200_000
 MOST_TOKENS = 10_000_000
+# Of dates as seconds, up to the year 5138: what is larger are milliseconds, and a thousand times that microseconds.
+MOST_S = 1e11
+# Between an answer and the next turn, as in a workload.
+MOST_DELAY_MS = 1e9
 # Of a digest of a `TrafficRow`.
 BLOCK_TOKENS = 16
 HASHED_TOKENS = 512
@@ -58,6 +63,24 @@ _FORMS = (
     "Response tokens (BurstGPT)"
 )
 
+_TOKENS = f"a whole number of at least 1, and at most {MOST_TOKENS}"
+# What the values of keys are.
+_WANTED = {
+    "at_s": "a number of seconds",
+    "prompt": f"a list of [name, tokens], at least one, with 1 to {MOST_TOKENS} tokens each",
+    "output_tokens": _TOKENS,
+    "input_length": _TOKENS,
+    "output_length": f"a whole number from 0 to {MOST_TOKENS}",
+    "timestamp": "a number",
+    "delay": f"from 0 to {MOST_DELAY_MS:g} milliseconds",
+    "target_itl_s": "more than 0 seconds, and at most a million",
+    "lane": f"one of {', '.join(Lane)}",
+    "client": "a text",
+    "hash_ids": "a list of whole numbers or texts",
+    "session_id": "a text or a whole number",
+    "chat_id": "a text or a whole number",
+}
+
 Count = Annotated[int, msgspec.Meta(ge=1, le=MOST_TOKENS)]
 
 
@@ -67,7 +90,7 @@ class _Own(msgspec.Struct):
     output_tokens: Count
     client: str = ""
     lane: Lane = Lane.DEFAULT
-    target_itl_s: float | None = None
+    target_itl_s: Positive | None = None
 
 
 class _Hashed(msgspec.Struct):
@@ -78,7 +101,7 @@ class _Hashed(msgspec.Struct):
     timestamp: float | None = None
     hash_ids: tuple[int | str, ...] = ()
     session_id: str | int | None = None
-    delay: Annotated[float, msgspec.Meta(ge=0)] | None = None
+    delay: Annotated[float, msgspec.Meta(ge=0, le=MOST_DELAY_MS)] | None = None
     chat_id: int | str | None = None
 
 
@@ -116,11 +139,11 @@ def of_trace(path: Path) -> Workload:
         if at_s is None:
             if session not in talks:
                 raise _broken(path, number, "it has no timestamp, and no line above it has the same session_id")
-        elif not (at_s >= 0 and math.isfinite(at_s)):
-            raise _broken(path, number, f"the time is {at_s:g}, before the trace begins")
-        elif at_s < last_s:
+        elif found and at_s < last_s:
             above = f"its time, {at_s:g} s, is before that of the line above, {last_s:g} s"
             raise _broken(path, number, f"{above}; sort the file by time")
+        elif not 0 <= at_s <= MOST_S:
+            raise _broken(path, number, f"the time is {at_s:g} s; it is from 0 to {MOST_S:g}")
         last_s = last_s if at_s is None else at_s
         if turn is None:
             continue
@@ -132,7 +155,8 @@ def of_trace(path: Path) -> Workload:
             if session is not None:
                 talks[session] = found[-1][1]
     if len(found) < 2 or found[-1][0] <= found[0][0]:
-        raise BadRequest(f"{path} has {n_found} requests at one time; a trace has several times", field="workload")
+        has = "1 request" if n_found == 1 else f"{n_found} requests at one time" if n_found else "no request"
+        raise BadRequest(f"{path} has {has} with an answer; a trace has several times", field="workload")
     first_s = found[0][0]
     times = _spread([at_s - first_s for at_s, _ in found])
     rate_per_s = (n_found - 1) / times[-1]
@@ -144,10 +168,19 @@ def of_trace(path: Path) -> Workload:
 
 def _arrivals(path: Path) -> Iterator[tuple[int, _Arrival]]:
     """With the numbers of their lines. Raises BadRequest."""
+    try:
+        yield from _read(path)
+    except (EOFError, zlib.error, gzip.BadGzipFile):
+        raise BadRequest(f"{path} is cut off or damaged; copy or download it again", field="workload") from None
+
+
+def _read(path: Path) -> Iterator[tuple[int, _Arrival]]:
     with _opened(path) as file:
         beginning = list(islice(file, _LOOKED_AT))
         file.seek(0)
         first = next((line for line in beginning if line.strip()), "")
+        if not first:
+            raise BadRequest(f"{path} is empty", field="workload")
         if first.lstrip().startswith("["):
             raise BadRequest(
                 f"{path} is one JSON array, and a trace has an object in each line: `jq -c '.[]' FILE` writes them so",
@@ -177,6 +210,7 @@ def _of_table(path: Path, file: TextIO, header: str) -> Iterator[tuple[int, _Arr
     names: list[str] = []
     columns: list[int] = []
     began: datetime | None = None
+    unit_s = 0.0
     try:
         for row in rows:
             cells = [cell.strip() for cell in row]
@@ -190,9 +224,15 @@ def _of_table(path: Path, file: TextIO, header: str) -> Iterator[tuple[int, _Arr
                 raise _broken(path, number, f"it has {len(cells)} of {len(names)} columns")
             time, prompt, output = columns
             at = _when(path, number, names[time], cells[time])
+            if unit_s if isinstance(at, datetime) else began is not None:
+                above = "dates" if began else "numbers"
+                raise _broken(path, number, f"{names[time]} is '{cells[time]}', and the lines above have {above}")
             if isinstance(at, datetime):
                 began = began or at
                 at = (at - began).total_seconds()
+            else:
+                unit_s = unit_s or _unit_s(at)
+                at *= unit_s
             n_prompt, n_output = (_count(path, number, names[each], cells[each]) for each in (prompt, output))
             turn = Turn(((f"line {number}", n_prompt),), n_output) if n_prompt and n_output else None
             yield number, _Arrival(at, turn)
@@ -223,10 +263,24 @@ def _of_object(path: Path, number: int, line: str, n_block: int) -> _Arrival:
             return _Arrival(at_s, turn if hashed.output_length else None, hashed.session_id)
         own = msgspec.json.decode(line, type=_Own)
     except msgspec.DecodeError as error:
-        raise _broken(path, number, f"{error}; {_FORMS}") from None
+        raise _broken(path, number, _in_words(str(error))) from None
     return _Arrival(
         own.at_s, Turn(own.prompt, own.output_tokens, 0.0, own.client, own.lane, target_itl_s=own.target_itl_s)
     )
+
+
+def _in_words(problem: str) -> str:
+    """What msgspec says, in the words of whoever made the file."""
+    if found := re.search(r"required field `(\w+)`", problem):
+        return f"{found[1]} is missing; {_FORMS}"
+    if (found := re.search(r"`\$\.(\w+)", problem)) and found[1] in _WANTED:
+        return f"{found[1]} must be {_WANTED[found[1]]}"
+    return f"it is no JSON object, or not a whole one; {_FORMS}"
+
+
+def _unit_s(first: float) -> float:
+    """Of times that begin there: seconds, unless that were a date of another age."""
+    return next((unit_s for unit_s in (1.0, 1e-3, 1e-6, 1e-9) if not first * unit_s > MOST_S), 1.0)
 
 
 def _block_tokens(beginning: list[str]) -> int:

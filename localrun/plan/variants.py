@@ -16,11 +16,12 @@ import psutil
 from localrun.bench.roofline import step_bytes
 from localrun.config import Settings
 from localrun.errors import BadRequest, CannotFit
-from localrun.models.fit import FitRequest, Machine, choose, in_gb
+from localrun.models.fit import AUTO, FitRequest, Machine, choose, in_gb
 from localrun.models.gguf.header import Header
 from localrun.models.gguf.requantized import quantization, requantized
 from localrun.models.storage.model import Model
 from localrun.models.storage.store import Store
+from localrun.plan.backend import Layout
 from localrun.plan.calibration import Calibration, kept, path_of, setup_of
 from localrun.plan.costs import Costs, StreamCosts
 from localrun.plan.roofline import LAYER, LEAST_BAND, Estimate, estimate_of
@@ -54,7 +55,10 @@ def estimate(
     header = requantized(model.header, values["quantization"]) if "quantization" in values else model.header
     counts = {name.replace("-", "_"): int(values[name]) for name in ("slots", "kv-cells") if name in values}
     settings = msgspec.structs.replace(settings, **counts)
-    return estimate_of(header, values["machine"], settings, values.get("split", LAYER))
+    found = estimate_of(header, values["machine"], settings, values.get("split", LAYER))
+    if "kv_cells" in counts:
+        _check_cells(counts["kv_cells"], found.setup.layout)
+    return found
 
 
 def _here(
@@ -75,12 +79,17 @@ def _here(
         if int(values["slots"]) > most:
             raise BadRequest(f"{layout.slots} slots were calibrated, and a forecast reaches to {most} of them")
         layout = layout.with_slots(int(values["slots"]))
-    layout = layout.with_cells(int(values.get("kv-cells", layout.n_cells)))
+    n_cells = int(values.get("kv-cells", 0))
+    if n_cells:
+        _check_cells(n_cells, layout)
+    layout = layout.with_cells(n_cells or layout.n_cells)
     setup = setup_of(calibration, settings)._replace(layout=layout)
     if wanted == model.header.quantization:
+        if n_cells:
+            _check_memory(model.header, wanted, settings, layout, n_cells)
         return Estimate(setup, 1.0, 1.0)
     header = requantized(model.header, wanted)
-    _check_memory(header, wanted, settings)
+    _check_memory(header, wanted, settings, layout, n_cells)
     setup = setup._replace(costs=rescaled(setup.costs, model.header, header))
     return Estimate(setup, 1 / (1 - LEAST_BAND), 1 / (1 + LEAST_BAND))
 
@@ -98,13 +107,27 @@ def _shape(model: Model) -> tuple[Any, ...]:
     return header.architecture, header.n_layers, header.n_embd, header.n_vocab, header.n_params
 
 
-def _check_memory(header: Header, wanted: str, settings: Settings) -> None:
-    """Raises CannotFit for what this machine has no memory for."""
-    wish = FitRequest(n_slots=settings.slots, n_kv_cells=settings.kv_cells, n_ubatch=settings.batch_tokens)
+def _check_cells(n_cells: int, layout: Layout) -> None:
+    if n_cells < layout.least_cells:
+        raise BadRequest(
+            f"{n_cells} KV cells are too few: {layout.slots} slots have at least {layout.least_cells}", field="kv_cells"
+        )
+
+
+def _check_memory(header: Header, wanted: str, settings: Settings, layout: Layout, n_cells: int) -> None:
+    """Raises CannotFit for what this machine has no memory for; `n_cells` 0 are as many as the settings say."""
+    wish = FitRequest(
+        n_slots=layout.slots if n_cells else settings.slots,
+        n_kv_cells=n_cells or settings.kv_cells,
+        kv_type=layout.kv_type if n_cells else AUTO,
+        n_ubatch=settings.batch_tokens,
+    )
     available = psutil.virtual_memory().available
-    if not settings.gpu_layers and not choose(header, Machine(available), wish).fits:
+    fit = choose(header, Machine(available), wish)
+    if not layout.n_gpu_layers and not fit.fits:
+        cells = f" and {in_gb(fit.estimate.kv_bytes)} of {n_cells} KV cells" if n_cells else ""
         needed, free = in_gb(header.weights_bytes), in_gb(available)
-        raise CannotFit(f"{header.name} in {wanted} has {needed} of weights, and {free} are free")
+        raise CannotFit(f"{header.name} in {wanted} has {needed} of weights{cells}, and {free} are free")
 
 
 def rescaled(costs: Costs, header: Header, other: Header) -> Costs:

@@ -31,6 +31,8 @@ DEFAULT = "chat"
 # The 95th percentile of the normal distribution.
 _Z95 = 1.6449
 _MOST_TOKENS = 1_000_000
+# Each turn repeats those before it.
+MOST_TURNS = 1000
 
 Positive = Annotated[float, msgspec.Meta(gt=0, le=1e6)]
 NonNegative = Annotated[float, msgspec.Meta(ge=0, le=1e6)]
@@ -44,6 +46,10 @@ class Lognormal(msgspec.Struct, frozen=True, tag_field="kind", tag="lognormal", 
     p95: Positive
     most: Positive = 1e6
 
+    def __post_init__(self) -> None:
+        if self.p95 < self.median:
+            raise ValueError(f"p95 is {self.p95:g}, below the median, {self.median:g}")
+
     def draw(self, chance: random.Random) -> float:
         sigma = max(0.0, math.log(self.p95 / self.median) / _Z95)
         return min(self.most, chance.lognormvariate(math.log(self.median), sigma))
@@ -54,6 +60,10 @@ class Uniform(msgspec.Struct, frozen=True, tag_field="kind", tag="uniform", forb
 
     least: NonNegative
     most: Positive
+
+    def __post_init__(self) -> None:
+        if self.least > self.most:
+            raise ValueError(f"least is {self.least:g}, above most, {self.most:g}")
 
     def draw(self, chance: random.Random) -> float:
         return chance.uniform(self.least, self.most)
@@ -197,7 +207,7 @@ def _session(source: Source, at: float, name: str, chance: random.Random) -> Ses
     target_itl_s = latency_target_s(source.latency) if source.latency else None
     parts = [prefix.draw(chance) for prefix in source.prefix]
     turns = []
-    for number in range(max(1, round(_drawn(source.turns, chance)))):
+    for number in range(max(1, min(MOST_TURNS, round(_drawn(source.turns, chance))))):
         parts.append((f"{name}/{number}", _whole(source.prompt_tokens, chance)))
         n_output = _whole(source.output_tokens, chance)
         think_s = _drawn(source.think_s, chance) if number else 0.0
@@ -236,8 +246,10 @@ def of_toml(path: Path) -> Workload:
 
 
 def _checked(file: WorkloadFile) -> WorkloadFile:
-    """Raises ValueError for a latency that is none."""
+    """Raises ValueError for a latency that is none, and for conversations without an end."""
     for source in file.source:
+        if _mean(source.turns, random.Random(0)) > MOST_TURNS:
+            raise ValueError(f"source {source.name}: turns are at most {MOST_TURNS} of a session")
         if source.latency:
             latency_target_s(source.latency)
     return file

@@ -91,3 +91,12 @@ def test_a_coarse_replica_is_about_as_quick_as_an_exact_one(rate_per_s: float):
 def test_a_router_that_looks_at_all_of_thousands_is_refused():
     with pytest.raises(BadRequest, match="session or two-choices"):
         fleet(setup(of=costs()), talks(1), 1.0, n_replicas=MOST_LOOKED_AT + 1, router="prefix")
+
+
+def test_more_replicas_than_are_simulated_are_refused_before_requests_are_made():
+    def none_are_made(_n: int, _seed: int) -> list[Session]:
+        raise AssertionError
+
+    search = FleetSearch(setup(), workload([])._replace(sessions=none_are_made), Limits(), 1e9)
+    with pytest.raises(BadRequest, match="about 250,000,000 replicas would be needed, and at most 10,000"):
+        search.least("session", 250_000_000)

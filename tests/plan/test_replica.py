@@ -118,3 +118,14 @@ def test_reading_from_disk_takes_time() -> None:
     )
     assert of_disk.n_cached == of_memory.n_cached > 1900
     assert of_disk.ttft_s - of_memory.ttft_s == pytest.approx(1024 * 2000 * 1e-7, rel=0.1)
+
+
+def test_a_long_pause_does_not_stop_the_clock() -> None:
+    """At 1e16 s a step of 10 ms is less than the next number is away."""
+    sessions = [Session(at * 1e16, (turn(f"p{at}", 600, 5),)) for at in range(3)]
+    records = simulate(setup(), sessions, 1.0).records
+    assert [record.n_output for record in records] == [5, 5, 5]
+    clock = VirtualClock()
+    clock.sleep_until(1e16, Account.IDLE)
+    clock.spend(0.01, Account.DECODE)
+    assert clock() > 1e16

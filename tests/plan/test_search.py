@@ -106,3 +106,46 @@ def test_what_a_change_brings_is_what_the_changed_machine_carries() -> None:
     assert found.best is not None
     slots = own._replace(layout=own.layout.with_slots(2))
     assert found.best.carries == Search(alike(2, 30), Limits()).carries(slots, near)
+
+
+@pytest.mark.parametrize("n", [8, 60])
+def test_of_a_short_trace_a_quarter_warms_up(n: int) -> None:
+    """Requests of 20 tokens that come every 2 s, far apart: 10 tokens a second, up to the end of the last answer."""
+    own = setup()
+    point = Search(workload([Session(float(at), (turn(f"r{at}", 10, 20),)) for at in range(n)]), Limits()).at(own, 0.5)
+    n_counted = n - n // 4
+    assert point.kept == 1.0
+    assert point.tokens_per_s == pytest.approx(20 * n_counted / (2 * (n_counted - 1) + 0.2), rel=0.05)
+
+
+def test_hardly_any_requests_are_refused() -> None:
+    few = workload([Session(float(at), (turn(f"r{at}", 10, 20),)) for at in range(7)])
+    with pytest.raises(BadRequest, match=r"7 requests are too few .* 8 are the least") as raised:
+        Search(few, Limits())
+    assert raised.value.field == "workload"
+    trace = workload([Session(float(at), (turn(f"r{at}", 10, 20),)) for at in range(8)])._replace(own_rate_per_s=1.0)
+    with pytest.raises(BadRequest, match="come at once"):
+        Search(trace, Limits()).carries(setup(slots=8))
+
+
+def of_lengths(n_long: int, n: int = 100) -> Workload:
+    return workload([Session(float(at), (turn(f"r{at}", 5000 if at % 50 < n_long / 2 else 50, 5),)) for at in range(n)])
+
+
+def test_requests_that_are_longer_than_the_context_are_counted() -> None:
+    own = setup(n_cells=4096)
+    point = Search(of_lengths(4), Limits()).at(own, 0.1)
+    assert point.n_failed == 2  # the other two came while it warmed up
+    assert "5000 tokens" in point.problem
+    assert (point.n_refused, point.kept) == (0, pytest.approx(73 / 75))
+    for ask in (Search(of_lengths(10), Limits()).carries, lambda own: Search(of_lengths(10), Limits()).at(own, 0.1)):
+        with pytest.raises(BadRequest, match=r"10 of 100 requests of 'made' .* \(4096 tokens\): .*kv-cells=5120"):
+            ask(own)
+    with pytest.raises(BadRequest, match=r"\(4096 tokens\): a model with a longer one"):
+        Search(of_lengths(10), Limits()).at(setup(n_ctx_train=4096), 0.1)
+
+
+def test_rates_at_which_nothing_comes_are_refused() -> None:
+    with pytest.raises(BadRequest, match=r"1e-12 requests per second are too few: at least 1e-06") as raised:
+        Search(of_lengths(0), Limits()).at(setup(), 1e-12)
+    assert raised.value.field == "rate"

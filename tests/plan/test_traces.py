@@ -93,7 +93,7 @@ def test_azure_and_burstgpt(tmp_path: Path) -> None:
         (BURST.replace("9,GPT-4,76,12,88,API log", "9,GPT-4"), ".csv", "line 5: it has 2 of 6 columns"),
         (BURST + BURST, ".csv", "line 6: Timestamp is 'Timestamp', which is neither a date nor seconds"),
         (BURST + '10,"' + 200_000 * "x", ".csv", "line 6: field larger than field limit"),
-        (MOONCAKE.replace("3000", "-3000"), ".jsonl", "line 3: the time is -3"),
+        (MOONCAKE.replace("3000", "-3000"), ".jsonl", "line 3: its time, -3 s, is before"),
         (
             MOONCAKE + '{"delay": 5, "input_length": 9, "output_length": 9, "session_id": "s"}',
             ".jsonl",
@@ -102,8 +102,17 @@ def test_azure_and_burstgpt(tmp_path: Path) -> None:
         (MOONCAKE.replace(', "output_length": 26', ""), ".jsonl", "line 2: .*output_length"),
         ("[" + ",".join(MOONCAKE.splitlines()) + "]", ".json", "is one JSON array"),
         ("a,b\n1,2\n", ".csv", "is no trace"),
-        ("", ".csv", "is no trace"),
-        ("\n".join(AZURE.splitlines()[:2]), ".csv", "has 1 requests"),
+        ("", ".csv", "is empty"),
+        ("\n\n", ".jsonl", "is empty"),
+        (OWN.replace("187,", "0,", 1), ".jsonl", "line 1: output_tokens must be a whole number of at least 1"),
+        (OWN.replace('["system", 600]', '["system", "x"]'), ".jsonl", "line 1: prompt must be a list of"),
+        (OWN.replace('"at_s": 1.5, ', ""), ".jsonl", "line 1: at_s is missing; a line has at_s"),
+        (OWN.replace("5.5", "1e300"), ".jsonl", r"line 3: the time is 1e\+300 s"),
+        (OWN.replace('"client"', '"target_itl_s": -5, "client"'), ".jsonl", "line 1: target_itl_s must be more than 0"),
+        (OWN.replace('"client"', '"target_itl_s": 1e300, "client"'), ".jsonl", "line 1: target_itl_s must be"),
+        (MOONCAKE.replace('"timestamp": 3000', '"session_id": 1, "delay": 1e300'), ".jsonl", "line 3: delay must be"),
+        (AZURE.replace("2023-11-16 18:17:04.0319600", "5"), ".csv", "line 3: TIMESTAMP is '5', and .* have dates"),
+        ("\n".join(AZURE.splitlines()[:2]), ".csv", "has 1 request with"),
     ],
 )
 def test_a_broken_line_is_named(tmp_path: Path, text: str, suffix: str, words: str) -> None:
@@ -223,3 +232,18 @@ def test_of_a_huge_file_the_beginning_is_read(tmp_path: Path, monkeypatch: pytes
     found = named(str(path))
     assert found.summary == "the first 1000 requests of a trace, 4 a second"
     assert len(found.sessions(5000, 1)) == 1000
+
+
+def test_an_archive_that_is_cut_off_is_damaged(tmp_path: Path) -> None:
+    whole = gzip.compress(("Time,input_tokens,output_tokens\n" + "".join(f"{at},9,9\n" for at in range(999))).encode())
+    flipped = whole[:-8] + bytes(each ^ 255 for each in whole[-8:])
+    for content in (whole[: len(whole) // 2], whole[:-4], flipped):
+        with pytest.raises(BadRequest, match=r"trace\.csv\.gz is cut off or damaged"):
+            read(tmp_path, content, ".csv.gz")
+
+
+@pytest.mark.parametrize("per_s", [1, 10**3, 10**6, 10**9])
+def test_dates_as_numbers_of_any_unit(tmp_path: Path, per_s: int) -> None:
+    rows = [f"{(1_700_000_000 + at) * per_s},10,{at + 1}" for at in (0, 1, 4)]
+    found = read(tmp_path, "\n".join(["Time,input_tokens,output_tokens", *rows]).encode())
+    assert [each.at for each in found] == pytest.approx([0.0, 0.5, 2.0])  # 2 requests after the first, in 4 s

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from localrun.errors import BadRequest
+from localrun import stored
+from localrun.bench.tune import find_model
+from localrun.config import Settings
+from localrun.errors import BadRequest, LocalrunError
 from localrun.models.gguf.header import Header
 from localrun.models.gguf.reader import read_header
 from localrun.models.gguf.requantized import MIXES, requantized
+from localrun.plan.calibration import Calibration, kept
 from localrun.plan.costs import StreamCosts
-from localrun.plan.variants import rescaled
-from tests.plan.made import costs
+from localrun.plan.variants import estimate, rescaled
+from tests.plan.made import costs, layout
 from tests.plan.published import header_of
 from tests.support.synthesis.synthesize import synthesize
 
@@ -60,3 +66,48 @@ def test_an_unknown_quantization_gets_the_nearest(eight: Header) -> None:
         requantized(eight, "Q4_K_MM")
     with pytest.raises(BadRequest, match=", ".join(MIXES)):
         requantized(eight, "int3")
+
+
+@pytest.mark.parametrize(
+    ("n_cells", "words"),
+    [
+        ("1", "1 KV cells are too few: 4 slots have at least 1024"),
+        ("16777216", "of 16777216 KV cells, and .* are free"),
+    ],
+)
+def test_cells_that_no_machine_would_have_are_refused(
+    tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch, n_cells: str, words: str
+) -> None:
+    made = Calibration(
+        made_at="", machine="", model="tiny", build="b", layout=layout(), costs=costs(), median_error=0.0,
+        worst_error=0.0, others=0.0,
+    )  # fmt: skip
+    monkeypatch.setattr("localrun.plan.variants.psutil.virtual_memory", lambda: SimpleNamespace(available=1 << 30))
+    model = find_model(str(tiny_gguf), Settings())
+    with pytest.raises(LocalrunError, match=words):
+        estimate(model, Settings(), {"kv-cells": n_cells}, lambda *_: made)
+    assert estimate(model, Settings(), {"kv-cells": "2048"}, lambda *_: made).setup.layout.n_cells == 2048
+
+
+@pytest.mark.parametrize(
+    ("of", "value"),
+    [("layout.slots", 0), ("layout.n_cells", -5), ("layout.n_batch", 0), ("layout.n_batch", 3),
+     ("costs.streams.streams", []), ("costs.streams.streams", [8, 1]), ("costs.background.row_s", -1),
+     ("costs.delta_s", 1e300)],
+)  # fmt: skip
+def test_a_calibration_of_nonsense_is_none(tmp_path: Path, of: str, value: object) -> None:
+    made = Calibration(
+        made_at="", machine="", model="tiny", build="b", layout=layout(), costs=costs(), median_error=0.0,
+        worst_error=0.0, others=0.0,
+    )  # fmt: skip
+    path = tmp_path / "calibration.json"
+    stored.write(path, made)
+    assert kept(path) == made
+    whole = json.loads(path.read_text())
+    *outer, name = of.split(".")
+    inner = whole
+    for each in outer:
+        inner = inner[each]
+    inner[name] = value
+    path.write_text(json.dumps(whole))
+    assert kept(path) is None

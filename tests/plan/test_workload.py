@@ -82,6 +82,9 @@ def test_a_file_describes_people(tmp_path: Path) -> None:
         ('latency = "interactive"', 'latency = "quick"'),
         ("edges = [1, 50, 200]", "edges = [50, 1, 200]"),
         ("weight = 3", "wieght = 3"),
+        ("least = 10, most = 20", "least = 20, most = 10"),
+        ("median = 3, p95 = 20", "median = 20, p95 = 3"),
+        ('turns = { kind = "geometric", mean = 4 }', "turns = 1000000"),
     ],
 )
 def test_what_is_wrong_with_a_file_is_said(tmp_path: Path, change: str, words: str) -> None:
