@@ -8,9 +8,11 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from localrun import stored
@@ -391,20 +393,19 @@ def test_nothing_is_measured_that_could_not_be_kept(
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there Ctrl-C goes to those of one console")
-def test_ctrl_c_is_not_for_the_process_that_measures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A terminal sends it to the group of processes in front."""
-    groups = []
-
-    class Seen(subprocess.Popen[bytes]):
-        def __init__(self, *arguments: Any, **options: Any) -> None:
-            super().__init__(*arguments, **options)
-            groups.append(os.getpgid(self.pid))
-            os.kill(os.getpid(), signal.SIGINT)
-
-    monkeypatch.setattr(subprocess, "Popen", Seen)
-    assert run(["plan", "calibrate", "tiny"]) == exits.INTERRUPTED
-    assert groups
-    assert os.getpgrp() not in groups
+def test_ctrl_c_ends_a_measurement_quietly() -> None:
+    """A terminal sends it to the whole group of processes in front."""
+    command = [sys.executable, "-m", "localrun", "plan", "calibrate", "tiny"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
+        parent = psutil.Process(process.pid)
+        while not (children := parent.children()):
+            assert process.poll() is None
+            time.sleep(0.02)
+        os.killpg(process.pid, signal.SIGINT)
+        _, problem = process.communicate(timeout=60)
+    assert process.returncode == exits.INTERRUPTED
+    assert "Traceback" not in problem
+    assert psutil.wait_procs(children, timeout=10)[1] == []
 
 
 def test_a_broken_trace_names_its_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -79,7 +79,7 @@ def calibration_of(model: Model, settings: Settings) -> Calibration:
 
 
 def _measured(model: Model, settings: Settings) -> Calibration:
-    """Raises OSError before anything is measured that could not be kept, and what `calibrate` raises."""
+    """Raises LocalrunError before anything is measured that could not be kept, and what `calibrate` raises."""
     from localrun.plan import calibration
 
     path = calibration.path_of(model, settings)
@@ -88,8 +88,10 @@ def _measured(model: Model, settings: Settings) -> Calibration:
         with stored.temporary(path.parent) as trial:
             trial.touch(exist_ok=False)
     except OSError as error:
-        error.filename = str(path.parent)
-        raise
+        raise errors.LocalrunError(
+            f"{path.parent}: {error.strerror or error}, so nothing that is measured could be kept; LOCALRUN_HOME can "
+            "name a folder that can be written"
+        ) from None
     return calibration.calibrate(model, settings, progress)
 
 
