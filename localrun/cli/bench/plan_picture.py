@@ -24,7 +24,7 @@ class Picture(click.Path):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
         if Path(str(value)).suffix.lower() != ".png":
             self.fail(f"'{value}' is not the name of a PNG; it ends in .png", param, ctx)
-        return Path(super().convert(value, param, ctx))
+        return Path(str(super().convert(value, param, ctx)))
 
 
 def try_out(path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from localrun import config, errors, stored
+from localrun import config, errors
 from localrun.cli import exits
 from localrun.cli.arguments import complete_here
 from localrun.cli.bench.command import POSITIVE
@@ -85,8 +86,7 @@ def _measured(model: Model, settings: Settings) -> Calibration:
     path = calibration.path_of(model, settings)
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with stored.temporary(path.parent) as trial:
-            trial.touch(exist_ok=False)
+        tempfile.TemporaryFile(dir=path.parent).close()
     except OSError as error:
         raise errors.LocalrunError(
             f"{path.parent}: {error.strerror or error}, so nothing that is measured could be kept; LOCALRUN_HOME can "
