@@ -228,7 +228,11 @@ def calibrate(
 def _measured(opened: wire.Open, model: Model, seconds: float) -> list[_Line]:
     command = [sys.executable, "-P", "-m", "localrun.engine.tools.step_costs", "--seconds", str(seconds)]
     command += ["--heads", str(model.header.n_heads)]
-    done = subprocess.run(command, input=msgspec.json.encode(opened), stdout=subprocess.PIPE, check=False, **HIDDEN)
+    # Ctrl-C is for this process, which kills that one.
+    done = subprocess.run(
+        command, input=msgspec.json.encode(opened), stdout=subprocess.PIPE, start_new_session=True, check=False,
+        **HIDDEN,
+    )  # fmt: skip
     if done.returncode != 0:
         raise EngineFailed(f"{model.name} cannot be measured: its process ended with status {done.returncode}")
     return [msgspec.json.decode(line, type=_Line) for line in done.stdout.splitlines()]

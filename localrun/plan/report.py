@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from localrun.bench.report import aligned, cost_per_million_tokens
 from localrun.plan.calibration import Calibration
@@ -53,7 +54,8 @@ def points_table(points: Sequence[Point], carried: Point | None, limits: Limits)
     ]
     rows = []
     for point in _chosen(points, carried):
-        cells = [">" if point is carried else "", _users(point), f"{point.rate_per_s:.3g}"]
+        users = _users(point, is_carried=point is carried)
+        cells = [">" if point is carried else "", users, f"{point.rate_per_s:.3g}"]
         if point.is_given_up:
             cells += ["-", "-", "-", "-", f"below {limits.share:.0%}"]
         else:
@@ -68,8 +70,13 @@ def points_table(points: Sequence[Point], carried: Point | None, limits: Limits)
     return aligned(header, rows)
 
 
-def _users(point: Point) -> str:
-    return "-" if point.users is None or point.is_given_up else f"{point.users:.3g}"
+def _users(point: Point, *, is_carried: bool) -> str:
+    """Whole ones of what is carried, as `amount` says it."""
+    if point.users is None or point.is_given_up:
+        return "-"
+    if point.users >= 100 or (is_carried and point.users >= 1):
+        return str(math.floor(point.users))
+    return f"{point.users:.3g}"
 
 
 def _chosen(points: Sequence[Point], carried: Point | None) -> list[Point]:
@@ -125,8 +132,13 @@ def basis_lines(calibration: Calibration) -> list[str]:
     if not calibration.checks:
         return [*lines, "never checked against a real run: `localrun plan check` does it"]
     check = calibration.checks[-1]
-    errors = ", ".join(f"{_label(name)} {error:+.0%}" for name, error in check.errors.items())
+    errors = ", ".join(f"{_label(name)} {_off(error)}" for name, error in check.errors.items())
     return [*lines, f"last check, {check.workload} at {check.rate_per_s:.3g} requests/s: {errors}"]
+
+
+def _off(error: float) -> str:
+    """An error as people say it: nobody reads percents of more than ten times."""
+    return f"{error:+.0%}" if error < 10 else f"{error + 1:.2g} times as much"
 
 
 def _label(metric: str) -> str:
@@ -150,12 +162,47 @@ def cost_lines(point: Point, hourly_price: float, watts: float | None, n_replica
     return lines
 
 
-def price_of(point: Point | None, hourly_price: float | None, n_replicas: int = 1) -> dict[str, float] | None:
-    """Per hour, and per million tokens of answers; None where no price is known."""
+def price_of(
+    point: Point | None, hourly_price: float | None, n_replicas: int = 1, *,
+    replicas: tuple[int, int] | None = None, tokens_per_s: tuple[float, float] | None = None,
+) -> dict[str, Any] | None:  # fmt: skip
+    """Per hour, and per million tokens of answers; None where no price is known. Of an estimate with the least and the
+    most, from those of what is paid or of what comes out."""
     if point is None or hourly_price is None:
         return None
     hourly = hourly_price * n_replicas
-    return {"per_hour": hourly, "per_million_tokens": cost_per_million_tokens(hourly, point.tokens_per_s)}
+    price: dict[str, Any] = {
+        "per_hour": hourly,
+        "per_million_tokens": cost_per_million_tokens(hourly, point.tokens_per_s),
+    }
+    if replicas is not None:
+        price["per_hour_band"] = [hourly_price * n for n in replicas]
+    if replicas is not None or tokens_per_s is not None:
+        hours = price.get("per_hour_band", (hourly, hourly))
+        slow, fast = tokens_per_s or (point.tokens_per_s, point.tokens_per_s)
+        # Where nothing comes out, no price is the most.
+        most = cost_per_million_tokens(hours[1], slow) if slow > 0 else None
+        price["per_million_tokens_band"] = [cost_per_million_tokens(hours[0], fast), most]
+    return price
+
+
+def price_cell(price: dict[str, Any], name: str) -> str:
+    """As `0.278`, or `0.21 to 0.43` of an estimate."""
+    if f"{name}_band" not in price:
+        return f"{price[name]:.4g}" if name == "per_hour" else f"{price[name]:.3g}"
+    least, most = price[f"{name}_band"]
+    return f"{two_digits(least)} or more" if most is None else span(least, most)
+
+
+def fleet_price(each: FleetPoint, hourly_price: float | None, *, is_estimate: bool, is_least: bool) -> Any:
+    """Machines that are estimated may be fewer or more, where their number was looked for; else less may come out."""
+    n, tokens_per_s = each.n_replicas, each.point.tokens_per_s
+    if not is_estimate:
+        return price_of(each.point, hourly_price, n)
+    if is_least:
+        replicas = math.ceil(n / (1 + LEAST_BAND)), math.ceil(n / (1 - LEAST_BAND))
+        return price_of(each.point, hourly_price, n, replicas=replicas)
+    return price_of(each.point, hourly_price, n, tokens_per_s=((1 - LEAST_BAND) * tokens_per_s, tokens_per_s))
 
 
 def _kwh_per_million(point: Point, watts: float, n_replicas: int) -> float:
@@ -164,23 +211,23 @@ def _kwh_per_million(point: Point, watts: float, n_replicas: int) -> float:
 
 
 def fleet_lines(
-    found: Sequence[FleetPoint], limits: Limits, hourly_price: float | None, watts: float | None = None
+    found: Sequence[FleetPoint], limits: Limits, prices: Sequence[dict[str, Any] | None], watts: float | None = None
 ) -> list[str]:
     """A row for each router."""
     header = ["router", "replicas", "promise kept", "tokens/s", "first token p95", "cached", "fullest", "busy"]
     rows = []
-    for each in found:
+    for each, price in zip(found, prices, strict=True):
         point = each.point
         row = [
             each.router, str(each.n_replicas), f"{point.kept:.0%}", f"{point.tokens_per_s:.3g}",
             f"{point.ttft_p95_s:.2g} s", f"{point.cached_share:.0%}", f"{each.fullest:.2f}", f"{point.busy:.0%}",
         ]  # fmt: skip
-        if price := price_of(point, hourly_price, each.n_replicas):
-            row += [f"{price['per_hour']:.4g}", f"{price['per_million_tokens']:.3g}"]
+        if price is not None:
+            row += [price_cell(price, "per_hour"), price_cell(price, "per_million_tokens")]
         if watts is not None:
             row.append(f"{_kwh_per_million(point, watts, each.n_replicas):.3g}")
         rows.append(row)
-    header += [] if hourly_price is None else ["per hour", "per million"]
+    header += ["per hour", "per million"] if any(prices) else []
     header += [] if watts is None else ["kWh per million"]
     lines = aligned(header, rows)
     rough = [each for each in found if each.coarse_error is not None]
@@ -200,11 +247,23 @@ def header_lines(model: str, workload: Workload, limits: Limits, slots: int, n_c
 
 
 def band(low: Point, middle: Point, high: Point, basis: str = "roofline") -> str:
-    """What is carried by an estimate: never narrower than its least band."""
+    """What is carried by an estimate."""
     in_users = middle.users is not None and middle.users >= 1
-    values = [point.users or 0.0 if in_users else point.rate_per_s for point in (low, middle, high)]
-    least, most = min(values[0], (1 - LEAST_BAND) * values[1]), max(values[2], (1 + LEAST_BAND) * values[1])
-    return f"{two_digits(least)} to {two_digits(most)} {'users' if in_users else 'requests/s'} ({basis})"
+    unit = "users" if in_users else "requests/s"
+    return f"{span(*ends('users' if in_users else 'rate_per_s', low, middle, high))} {unit} ({basis})"
+
+
+def ends(field: str, *points: Point) -> tuple[float, float]:
+    """The least and the most of what is carried, of a machine that is slower, as estimated, and faster: never closer
+    than `LEAST_BAND`."""
+    values = [getattr(point, field) or 0.0 for point in points]
+    return min(values[0], (1 - LEAST_BAND) * values[1]), max(values[2], (1 + LEAST_BAND) * values[1])
+
+
+def span(least: float, most: float) -> str:
+    """Two digits of each; one number where they are the same."""
+    first, last = two_digits(least), two_digits(most)
+    return first if first == last else f"{first} to {last}"
 
 
 def two_digits(value: float) -> str:
@@ -218,7 +277,7 @@ def two_digits(value: float) -> str:
 def comparison_lines(found: Comparison, workload: Workload) -> list[str]:
     """Both, side by side."""
     errors = {
-        name: f"{error:+.0%} (accidents alone: {found.accidents.get(name, 0.0):.0%})"
+        name: f"{_off(error)} (accidents alone: {found.accidents.get(name, 0.0):.0%})"
         for name, error in found.check.errors.items()
     }
     rows = [

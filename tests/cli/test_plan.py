@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from localrun import stored
@@ -285,10 +292,120 @@ def test_what_no_calibration_reaches_is_said(capsys: pytest.CaptureFixture[str])
         (["tiny", "--itl-limit", "0.001"], "more than --itl-limit 0.001 allows"),
         (["tiny", "--ttft-limit", "0.01"], "more than --ttft-limit 0.01 allows"),
         (["no-such-model"], "no-such-model"),
+        (["tiny", "--share", "nan"], "nan is not a number that can be reached"),
+        (["tiny", "--machine", "l4", "--machine", "m4"], "--machine is given 2 times; --vary machine=A,B compares"),
+        (["tiny", "--split=layer", "--split", "tensor"], "--split is given 2 times; --vary split=A,B compares"),
+        (["tiny", "--rate", "1", "--rate", "2"], "--rate is given 2 times; give it once"),
+        (["."], ". is a folder; name the GGUF file in it"),
+        (["./nothing.gguf"], "./nothing.gguf: no such file"),
+        (["chek"], "did you mean 'check'?"),
+        (["machine"], "did you mean 'machines'?"),
+        (["tiny", "--workload", "."], "--workload . is a folder"),
+        (["tiny", "--plot", ""], "'' is not the name of a PNG"),
+        (["tiny", "--plot", "-"], "'-' is not the name of a PNG"),
+        (["tiny", "--plot", "x.jpg"], "'x.jpg' is not the name of a PNG"),
+        (["tiny", "--plot", "team.toml/x.png"], "--plot team.toml/x.png cannot be written"),
     ],
 )
 def test_what_cannot_be_answered_says_why(capsys: pytest.CaptureFixture[str], arguments: list[str], words: str) -> None:
     assert words in refused(capsys, *arguments)
+
+
+@pytest.mark.skipif(not Path("/dev/null").exists(), reason="needs a device with a name")
+def test_a_workload_is_no_device(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "--workload /dev/null is no regular file" in refused(capsys, "tiny", "--workload", "/dev/null")
+
+
+def test_nothing_that_was_asked_about_can_be_simulated(capsys: pytest.CaptureFixture[str]) -> None:
+    for form in ((), ("--json",)):
+        assert run(["plan", *SHORT, "--vary", "slots=64,128", "--rate", "1", *form]) == exits.ERROR
+        shown = capsys.readouterr().out
+        assert "64: 4 slots were calibrated" in shown or form
+        assert "surely" not in shown
+
+
+@pytest.mark.parametrize("asked", [(), ("--rate", "1")])
+def test_all_figures_of_a_roofline_have_a_band(capsys: pytest.CaptureFixture[str], asked: tuple[str, ...]) -> None:
+    """What it carries is at least 35 % less or more; what is asked about is given, and only the time differs."""
+    found = json.loads(said(capsys, *SHORT, "--machine", "l4", "--price-per-hour", "2", "--json", *asked))["rows"][0]
+    cheapest, dearest = found["price"]["per_million_tokens_band"]
+    slowest, fastest = found["ends"]["tokens_per_s"]
+    assert [cheapest, dearest] == pytest.approx([2e6 / 3600 / fastest, 2e6 / 3600 / slowest])
+    assert cheapest <= found["price"]["per_million_tokens"] <= dearest
+    rates = [0.65, 1.35] if not asked else [1, 1]
+    assert found["ends"]["rate_per_s"][0] <= rates[0] * found["point"]["rate_per_s"] * 1.001
+    assert found["ends"]["rate_per_s"][1] >= rates[1] * found["point"]["rate_per_s"] * 0.999
+    assert asked == () or found["ends"]["rate_per_s"] == [1, 1]
+    early, late = found["ends"]["ttft_p95_s"]
+    assert early < late
+
+
+def test_the_fewest_replicas_of_an_estimate_have_a_price_with_a_band(capsys: pytest.CaptureFixture[str]) -> None:
+    fleet = (*SHORT, "--rate", "40", "--machine", "l4", "--price-per-hour", "2", "--json")
+    found = json.loads(said(capsys, *fleet, "--replicas", "auto"))
+    n = found["fleets"][0]["n_replicas"]
+    assert found["prices"][0]["per_hour_band"] == [2 * math.ceil(n / 1.35), 2 * math.ceil(n / 0.65)]
+    price = json.loads(said(capsys, *fleet, "--replicas", "4"))["prices"][0]
+    assert "per_hour_band" not in price
+    assert price["per_million_tokens_band"] == pytest.approx([price["per_million_tokens"] / f for f in (1, 0.65)])
+
+
+def test_as_many_users_are_in_the_row_as_in_the_text(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = said(capsys, *SHORT).splitlines()
+    row = next(line for line in lines if line.startswith(">"))
+    assert f"carries {row.split()[1]} users" in lines
+
+
+def test_a_picture_that_fails_costs_no_forecast(
+    capsys: pytest.CaptureFixture[str], home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("matplotlib")
+
+    def fail(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("localrun.plan.curve.plot", fail)
+    assert run(["plan", *SHORT, "--rate", "1", "--plot", "new/curve.png"]) == exits.ERROR
+    shown = capsys.readouterr()
+    assert "the promise is kept" in shown.out
+    assert "curve.png was not drawn: No space left on device" in " ".join(shown.err.split())
+    assert list((home / "new").iterdir()) == []
+
+
+def test_a_forecast_that_cannot_be_kept_is_shown(capsys: pytest.CaptureFixture[str], home: Path) -> None:
+    (home / "data" / "forecasts").write_text("in the way")
+    assert run(["plan", "tiny"]) == exits.OK
+    shown = capsys.readouterr()
+    assert "carries " in shown.out
+    assert "warning: this forecast could not be kept" in " ".join(shown.err.split())
+
+
+@pytest.mark.parametrize("command", [("calibrate", "tiny"), (*SHORT, "--rate", "1")])
+def test_nothing_is_measured_that_could_not_be_kept(
+    capsys: pytest.CaptureFixture[str], home: Path, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
+) -> None:
+    (home / "file").write_text("")
+    monkeypatch.setenv("LOCALRUN_HOME", str(home / "file"))
+    monkeypatch.setattr(calibration, "calibrate", lambda *_: pytest.fail("it was measured"))
+    text = refused(capsys, *command)
+    assert "LOCALRUN_HOME can name a folder that can be written" in text
+    assert "localrun-temp" not in text
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there Ctrl-C goes to those of one console")
+def test_ctrl_c_ends_a_measurement_quietly() -> None:
+    """A terminal sends it to the whole group of processes in front."""
+    command = [sys.executable, "-m", "localrun", "plan", "calibrate", "tiny"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
+        parent = psutil.Process(process.pid)
+        while not (children := parent.children()):
+            assert process.poll() is None
+            time.sleep(0.02)
+        os.killpg(process.pid, signal.SIGINT)
+        _, problem = process.communicate(timeout=60)
+    assert process.returncode == exits.INTERRUPTED
+    assert "Traceback" not in problem
+    assert psutil.wait_procs(children, timeout=10)[1] == []
 
 
 def test_a_broken_trace_names_its_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

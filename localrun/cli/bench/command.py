@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from localrun.bench.tiers import TierAnswer
 
 
-class _Positive(click.FloatRange):
-    """A number above 0. FloatRange alone lets infinity and "not a number" pass, and a workload would not end."""
+class _Finite(click.FloatRange):
+    """A number in a range. FloatRange alone lets infinity and "not a number" pass, and a workload would not end."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         number: float = super().convert(value, param, ctx)
@@ -52,7 +52,8 @@ class _NewFile(click.Path):
         return path
 
 
-POSITIVE = _Positive(min=0, min_open=True)
+POSITIVE = _Finite(min=0, min_open=True)
+SHARE = _Finite(min=0, max=1, min_open=True, max_open=True)
 _FILE = _NewFile(dir_okay=False, path_type=Path)
 
 

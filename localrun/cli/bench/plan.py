@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,16 +12,19 @@ import click
 
 from localrun.cli import exits
 from localrun.cli.arguments import complete_here
-from localrun.cli.bench.command import POSITIVE, with_price
+from localrun.cli.bench.command import POSITIVE, SHARE, with_price
 from localrun.cli.bench.plan_compare import THIS, VARIED, Asked, Shown, Varied, Vary, compare, merged
+from localrun.cli.bench.plan_picture import Picture, draw, try_out
+from localrun.cli.bench.plan_record import record_command
 from localrun.cli.bench.plan_words import (
     calibrate_command,
     calibration_of,
     check_command,
+    kept_if_possible,
     machines_command,
     model_and_settings,
-    record_command,
     with_workload,
+    workload_of,
 )
 from localrun.cli.text import print_json, progress, say
 from localrun.config import Settings
@@ -52,6 +56,17 @@ class _PlanCommand(click.Command):
             return words[args[0]].make_context(f"{info_name} {args[0]}", args[1:], parent=parent, **extra)
         return super().make_context(info_name, args, parent=parent, **extra)
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Of an option that is given twice click would take the last one, and say nothing of the other."""
+        if not ctx.resilient_parsing:
+            _, _, order = self.make_parser(ctx).parse_args(args=list(args))
+            for option, n_times in Counter(order).items():
+                if n_times > 1 and isinstance(option, click.Option) and not (option.multiple or option.is_flag):
+                    name = option.opts[0].removeprefix("--")
+                    way_out = f"--vary {name}=A,B compares several" if name in VARIED else "give it once"
+                    raise click.UsageError(f"--{name} is given {n_times} times; {way_out}", ctx)
+        return super().parse_args(ctx, args)
+
 
 @click.command("plan", cls=_PlanCommand)
 @click.argument("name", metavar="MODEL", shell_complete=complete_here)
@@ -60,7 +75,7 @@ class _PlanCommand(click.Command):
               help="Longest good time to first token. Default: the workload's, or 2.")  # fmt: skip
 @click.option("--itl-limit", "itl_limit_s", type=POSITIVE, metavar="SECONDS",
               help="Longest good time per token. Default: the workload's, or 0.2.")  # fmt: skip
-@click.option("--share", type=click.FloatRange(0, 1, min_open=True, max_open=True),
+@click.option("--share", type=SHARE,
               help="So many of the requests have to be good. Default: the workload's, or 0.95.")  # fmt: skip
 @click.option("--users", type=POSITIVE, help="Show what so many users get, instead of how many there can be.")
 @click.option("--rate", "rate_per_s", type=POSITIVE, help="The same for so many requests per second.")
@@ -78,14 +93,14 @@ class _PlanCommand(click.Command):
 @click.option("--vary", "varied", type=Vary(), multiple=True,
               help="Compare: slots=4,8 kv-cells=... kv-type=... latency=... speculation=on,off "
               "quantization=Q4_K_M,Q8_0 machine=this,rtx-4090x2 split=layer,tensor; all with all.")  # fmt: skip
-@click.option("--plot", "plot_path", type=click.Path(dir_okay=False, path_type=Path),
+@click.option("--plot", "picture", type=Picture(), metavar="FILE.png",
               help="Draw the curve of one machine as a PNG; a terminal shows it as well.")  # fmt: skip
 @click.option("--seed", type=int, default=1, show_default=True, help="Seed of arrivals and lengths.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
 def plan_command(
     name: str, workload_name: str, users: float | None, rate_per_s: float | None, varied: Varied, seed: int,
     as_json: bool, machine: str, split: str | None, replicas: str | None, router: str | None,
-    hourly_price: float | None, watts: float | None, plot_path: Path | None, **limits: float | None,
+    hourly_price: float | None, watts: float | None, picture: Path | None, **limits: float | None,
 ) -> int:  # fmt: skip
     """How many users this machine carries with MODEL.
 
@@ -100,29 +115,26 @@ def plan_command(
     """
     if replicas is not None and (rate_per_s is None or varied):
         raise click.UsageError("--replicas needs a --rate for all of them together, and nothing that varies")
-    if replicas is not None and plot_path is not None:
+    if replicas is not None and picture is not None:
         raise click.UsageError("--plot draws the curve of one machine; leave it out with --replicas")
     if replicas is None and router is not None:
         raise click.UsageError("--router spreads requests over --replicas, which is missing")
     if users is not None and rate_per_s is not None:
         raise click.UsageError("--users and --rate ask for the same; leave one of them out")
     from localrun.plan.search import Search
-    from localrun.plan.traces import named
 
-    if plot_path is not None:
-        from localrun.bench.plot import require_matplotlib
-
-        require_matplotlib()
     if machine != THIS:
         varied = (*varied, ("machine", (machine,)))
     if split is not None:
         if all(name != "machine" for name, _ in varied):
             raise click.UsageError("--split is of several GPUs; name them with --machine, as rtx-4090x2")
         varied = (*varied, ("split", (split,)))
-    shown = Shown(hourly_price, watts, plot_path, as_json)
+    shown = Shown(hourly_price, watts, picture, as_json)
     variants = merged(varied, hourly_price)
     model, settings = model_and_settings(name)
-    workload = named(workload_name)
+    workload = workload_of(workload_name)
+    if picture is not None:
+        try_out(picture)
     promise = _promise(workload, limits)
     search = Search(workload, promise, seed=seed)
     asked = Asked(users, rate_per_s)
@@ -175,14 +187,17 @@ def _fleet(
     for router in routers:
         progress(f"{router}, {near} replicas" if n_replicas else f"{router}, from {near} replicas on")
         found.append(fleets.of(near, router) if n_replicas else fleets.least(router, near))
+    prices = [
+        report.fleet_price(each, shown.hourly_price, is_estimate=is_estimate, is_least=n_replicas is None)
+        for each in found
+    ]
     if shown.as_json:
-        prices = [report.price_of(each.point, shown.hourly_price, each.n_replicas) for each in found]
         print_json({
             "workload": search.workload.name, "promise": search.limits, "rate": rate_per_s, "fleets": found,
             "prices": prices,
         })  # fmt: skip
     else:
-        print("\n".join(report.fleet_lines(found, search.limits, shown.hourly_price, shown.watts)))
+        print("\n".join(report.fleet_lines(found, search.limits, prices, shown.watts)))
         if is_estimate:
             say(f"from data sheets (roofline): {LEAST_BAND:.0%} or more to either side")
     return exits.OK
@@ -218,8 +233,6 @@ def _forecast(model: Model, settings: Settings, search: Search, asked: Asked, sh
         point = carried
         if sys.stdout.isatty() and not shown.as_json:
             lines += ["", *curve.chart(points, carried)]
-    if shown.plot_path is not None:
-        curve.plot(shown.plot_path, points, point, f"{model.name}, {search.workload.name}")
     if shown.hourly_price is not None:
         lines += ["", *report.cost_lines(point, shown.hourly_price, shown.watts)]
     if shown.as_json:
@@ -231,7 +244,7 @@ def _forecast(model: Model, settings: Settings, search: Search, asked: Asked, sh
     else:
         print("\n".join(lines))
         say("\n" + "\n".join(report.basis_lines(calibration)))
-    return exits.OK
+    return draw(shown.picture, points, point, f"{model.name}, {search.workload.name}")
 
 
 def _keep(model: Model, search: Search, carried: Point) -> None:
@@ -243,4 +256,5 @@ def _keep(model: Model, search: Search, carried: Point) -> None:
     usual, n_chats = search.workload, int(carried.users or 0)
     if usual.name == CHAT and search.limits == usual.limits and n_chats:
         now = datetime.now(UTC).isoformat(timespec="seconds")
-        keep(model.digest, Forecast(chats=n_chats, tokens_per_s=carried.each_p50_tokens_per_s, made_at=now))
+        with kept_if_possible("this forecast"):
+            keep(model.digest, Forecast(chats=n_chats, tokens_per_s=carried.each_p50_tokens_per_s, made_at=now))

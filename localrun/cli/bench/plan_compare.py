@@ -12,6 +12,7 @@ import click
 
 from localrun import config, errors
 from localrun.cli import exits
+from localrun.cli.bench.plan_picture import draw
 from localrun.cli.bench.plan_words import calibration_of
 from localrun.cli.text import print_json, progress, say
 from localrun.config import KV_TYPES, Settings
@@ -34,6 +35,8 @@ VARIED = {
     "machine": (THIS, "rtx-4060-ti-16", "rtx-4090", "m4-max", "l4"),
     "split": ("layer", "tensor"),
 }
+# Of a row, beside what it carries.
+_FIGURES = ("rate_per_s", "tokens_per_s", "ttft_p95_s")
 # Each is searched for seconds.
 MOST_VARIANTS = 64
 
@@ -115,54 +118,61 @@ class Shown(NamedTuple):
 
     hourly_price: float | None
     watts: float | None
-    plot_path: Path | None
+    picture: Path | None
     as_json: bool
 
 
 class _Row(NamedTuple):
-    """A variant: what it carries, or what was asked about; `band` where it is an estimate, and how many of the requests
-    that were asked about keep the promise at its lower end; or why there is nothing."""
+    """A variant: what it carries, or what was asked about; `band` where it is an estimate, with the least and the most
+    of other figures, and how many of the requests that were asked about keep the promise at its lower end; or why there
+    is nothing."""
 
     values: tuple[str, ...]
     point: Point | None
     band: str = ""
     least_kept: float = 0.0
+    ends: dict[str, tuple[float, float]] | None = None
     problem: str = ""
+
+    def price(self, hourly_price: float | None) -> dict[str, Any] | None:
+        from localrun.plan.report import price_of
+
+        return price_of(self.point, hourly_price, tokens_per_s=self.ends["tokens_per_s"] if self.ends else None)
 
 
 def compare(
     model: Model, settings: Settings, search: Search, varied: dict[str, tuple[str, ...]], asked: Asked, shown: Shown
 ) -> int:
     """Raises UsageError for a picture of several, and BadRequest for a machine that is not known."""
-    from localrun.plan import curve, report
+    from localrun.plan import report
 
     variants = list(itertools.product(*varied.values()))
-    if shown.plot_path is not None and len(variants) > 1:
+    if shown.picture is not None and len(variants) > 1:
         raise click.UsageError(f"--plot draws one curve, and these are {len(variants)} variants; leave it out")
     rows = []
     for values in variants:
         progress(", ".join(f"{name} {value}" for name, value in zip(varied, values, strict=True)))
         rows.append(_row(model, settings, search, dict(zip(varied, values, strict=True)), asked))
-        point = rows[-1].point
-        if shown.plot_path is not None and point is not None:
-            title = f"{model.name}, {search.workload.name}, {' '.join(values)}"
-            points = search.points if point in search.points else [point]
-            curve.plot(shown.plot_path, points, point, title)
+    is_asked = asked != Asked(None, None)
     if shown.as_json:
-        prices = [report.price_of(row.point, shown.hourly_price) for row in rows]
         print_json({
             "model": model.name, "workload": search.workload.name, "promise": search.limits, "varied": varied,
-            "rows": [row._asdict() | {"price": price} for row, price in zip(rows, prices, strict=True)],
+            "rows": [row._asdict() | {"price": row.price(shown.hourly_price)} for row in rows],
         })  # fmt: skip
+    else:
+        print("\n".join(_lines(rows, varied, search.limits, shown.hourly_price, is_asked=is_asked)))
+        say(f"promise: {report.promise(search.limits)}")
+        if any("roofline" in row.band for row in rows):
+            say("rooflines are estimates, with their band: calibrate on a machine that you can reach")
+        if any("estimate" in row.band for row in rows):
+            say("other quantizations are estimated from what was measured here: calibrate with the file itself")
+    if all(row.point is None for row in rows):
+        return exits.ERROR
+    point = rows[-1].point
+    if shown.picture is None or point is None:
         return exits.OK
-    is_asked = asked != Asked(None, None)
-    print("\n".join(_lines(rows, varied, search.limits, shown.hourly_price, is_asked=is_asked)))
-    say(f"promise: {report.promise(search.limits)}")
-    if any("roofline" in row.band for row in rows):
-        say("rooflines are estimates, with their band: calibrate on a machine that you can reach")
-    if any("estimate" in row.band for row in rows):
-        say("other quantizations are estimated from what was measured with this one: calibrate with the file itself")
-    return exits.OK
+    points = search.points if point in search.points else [point]
+    return draw(shown.picture, points, point, f"{model.name}, {search.workload.name}, {' '.join(rows[-1].values)}")
 
 
 def _row(model: Model, settings: Settings, search: Search, values: dict[str, str], asked: Asked) -> _Row:
@@ -188,18 +198,26 @@ def _variant(model: Model, settings: Settings, search: Search, values: dict[str,
     if slower == faster == 1:
         found = asked.point(search, setup) or search.carries(setup)
         return _Row(own, found, least_kept=found.kept)
-    slow = asked.point(search, with_costs(setup, slower))
-    if slow is not None:
-        point = asked.point(search, setup)
-        assert point is not None
-        return _Row(own, point, f"kept {slow.kept:.0%} to {point.kept:.0%} ({basis})", slow.kept)
+    if asked != Asked(None, None):
+        costs = (with_costs(setup, slower), setup, with_costs(setup, faster))
+        points = [point for each in costs if (point := asked.point(search, each)) is not None]
+        slow, middle, _ = points
+        ends = {name: _least_and_most(name, points) for name in _FIGURES}
+        return _Row(own, middle, f"kept {slow.kept:.0%} to {middle.kept:.0%} ({basis})", slow.kept, ends)
     fast = search.carries(with_costs(setup, faster))
     try:
         slow = search.carries(with_costs(setup, slower))
     except errors.BadRequest:  # not even one user
-        slow = msgspec.structs.replace(fast, users=0.0, rate_per_s=0.0)
+        slow = msgspec.structs.replace(fast, users=0.0, rate_per_s=0.0, tokens_per_s=0.0)
     middle = search.carries(setup)
-    return _Row(own, middle, report.band(slow, middle, fast, basis))
+    ends = {name: report.ends(name, slow, middle, fast) for name in _FIGURES[:2]}
+    ends["ttft_p95_s"] = _least_and_most("ttft_p95_s", [slow, middle, fast])
+    return _Row(own, middle, report.band(slow, middle, fast, basis), ends=ends)
+
+
+def _least_and_most(name: str, points: Sequence[Point]) -> tuple[float, float]:
+    values = [getattr(point, name) for point in points]
+    return min(values), max(values)
 
 
 def _lines(
@@ -215,17 +233,17 @@ def _lines(
             problems.append(f"{' '.join(row.values)}: {row.problem}")
             continue
         carried = row.band or (f"kept {row.point.kept:.0%}" if is_asked else report.amount(row.point))
-        digits = report.two_digits if row.band else "{:.3g}".format
-        price = report.price_of(row.point, hourly_price)
-        cells.append([
-            *row.values, carried, digits(row.point.rate_per_s), digits(row.point.tokens_per_s),
-            f"{digits(row.point.ttft_p95_s)} s", *([digits(price["per_million_tokens"])] if price else []),
-        ])  # fmt: skip
+        price = row.price(hourly_price)
+        rate, tokens, wait_s = (
+            report.span(*row.ends[name]) if row.ends else f"{getattr(row.point, name):.3g}" for name in _FIGURES
+        )
+        priced = [report.price_cell(price, "per_million_tokens")] if price else []
+        cells.append([*row.values, carried, rate, tokens, f"{wait_s} s", *priced])
     if cells:
         found = "promise" if is_asked else "carries"
         priced = [] if hourly_price is None else ["per million"]
         yield from aligned([*varied, found, "requests/s", "tokens/s", "first token p95", *priced], cells)
     yield from problems
-    if is_asked:
+    if is_asked and cells:
         first = next((row for row in rows if row.least_kept >= limits.share), None)
         yield "none of them surely keeps it" if first is None else f"the first that keeps it: {' '.join(first.values)}"

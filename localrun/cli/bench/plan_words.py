@@ -1,10 +1,10 @@
-"""The words of `localrun plan` that are no models: calibrate, check, machines and record."""
+"""The words of `localrun plan` that are no models: calibrate, check and machines; and what all of them look up."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
-from contextlib import aclosing, suppress
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,18 +12,17 @@ import click
 
 from localrun import config, errors
 from localrun.cli import exits
-from localrun.cli.arguments import complete_here, with_settings
+from localrun.cli.arguments import complete_here
 from localrun.cli.bench.command import POSITIVE
-from localrun.cli.daemon import require_daemon
-from localrun.cli.text import print_json, progress, say
-from localrun.client import Client
+from localrun.cli.text import print_json, progress, say, tell
 from localrun.config import Settings
-from localrun.snapshot import TrafficRow
 
 if TYPE_CHECKING:
     from localrun.models.storage.model import Model
     from localrun.plan.calibration import Calibration
+    from localrun.plan.workload import Workload
 
+WORDS = ("calibrate", "check", "machines", "record")
 # Of the rate that is carried: where a check is worth most.
 CHECKED_LOAD = 0.5
 
@@ -42,15 +41,67 @@ def model_and_settings(name: str) -> tuple[Model, Settings]:
     from localrun.plan.calibration import settings_for
 
     settings = config.load({})
-    model = find_model(name, settings)
+    try:
+        model = find_model(name, settings)
+    except (errors.ModelNotFound, errors.BadRequest) as error:
+        error.message = _why_no_model(name) or error.message
+        raise
     return model, settings_for(model, settings)
+
+
+def _why_no_model(name: str) -> str:
+    """In better words than those of a name that is not found; empty if there are none."""
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return f"{name} is a folder; name the GGUF file in it"
+    if path.suffix == ".gguf" and not path.exists():
+        return f"{name}: no such file"
+    way_out = errors.meant(name, WORDS)
+    return f"there is no model '{name}'; {way_out}" if way_out else ""
+
+
+def workload_of(name: str) -> Workload:
+    """Raises BadRequest."""
+    from localrun.plan.traces import named
+    from localrun.plan.workload import built_in
+
+    path = Path(name).expanduser()
+    if name not in built_in() and path.exists() and not path.is_file():
+        what = "a folder" if path.is_dir() else "no regular file"
+        raise errors.BadRequest(f"--workload {name} is {what}; name a TOML file or a trace", field="workload")
+    return named(name)
 
 
 def calibration_of(model: Model, settings: Settings) -> Calibration:
     """What is kept, or else what is measured now."""
-    from localrun.plan.calibration import calibrate, kept, path_of
+    from localrun.plan.calibration import kept, path_of
 
-    return kept(path_of(model, settings)) or calibrate(model, settings, progress)
+    return kept(path_of(model, settings)) or _measured(model, settings)
+
+
+def _measured(model: Model, settings: Settings) -> Calibration:
+    """Raises LocalrunError before anything is measured that could not be kept, and what `calibrate` raises."""
+    from localrun.plan import calibration
+
+    path = calibration.path_of(model, settings)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        tempfile.TemporaryFile(dir=path.parent).close()
+    except OSError as error:
+        raise errors.LocalrunError(
+            f"{path.parent}: {error.strerror or error}, so nothing that is measured could be kept; LOCALRUN_HOME can "
+            "name a folder that can be written"
+        ) from None
+    return calibration.calibrate(model, settings, progress)
+
+
+@contextmanager
+def kept_if_possible(what: str) -> Iterator[None]:
+    """A result is shown all the same when it cannot be kept."""
+    try:
+        yield
+    except OSError as error:
+        tell("warning", f"{what} could not be kept: {error.strerror or error}")
 
 
 @click.command("calibrate")
@@ -63,10 +114,10 @@ def calibrate_command(name: str, as_json: bool) -> int:
     computes. `localrun plan MODEL` does it by itself when there is nothing.
     """
     from localrun.plan import report
-    from localrun.plan.calibration import calibrate, path_of
+    from localrun.plan.calibration import path_of
 
     model, settings = model_and_settings(name)
-    calibration = calibrate(model, settings, progress)
+    calibration = _measured(model, settings)
     if as_json:
         print_json({"calibration": calibration, "kept_at": str(path_of(model, settings))})
         return exits.OK
@@ -98,10 +149,9 @@ def check_command(
     from localrun.plan.calibration import keep_check, path_of, setup_of
     from localrun.plan.check import compare
     from localrun.plan.search import Search
-    from localrun.plan.traces import named
 
     model, settings = model_and_settings(name)
-    workload = named(workload_name)
+    workload = workload_of(workload_name)
     calibration = calibration_of(model, settings)
     if rate_per_s is None:
         carried = Search(workload, workload.limits).carries(setup_of(calibration, settings))
@@ -109,7 +159,8 @@ def check_command(
     found = compare(
         model, settings, calibration, workload, rate_per_s=rate_per_s, seconds=seconds, seed=seed, tell=progress
     )
-    keep_check(path_of(model, settings), calibration, found.check)
+    with kept_if_possible("this check"):
+        keep_check(path_of(model, settings), calibration, found.check)
     if as_json:
         print_json({"real": found.real, "simulated": found.simulated, "check": found.check})
     else:
@@ -141,55 +192,3 @@ def machines_command(name: str | None, as_json: bool) -> int:
         ]
         print("\n".join(aligned(["machine", "memory", "bandwidth", "TFLOPS"], rows)))
     return exits.OK
-
-
-@click.command("record")
-@click.option("--minutes", type=POSITIVE, default=10.0, show_default=True, help="How long; Ctrl-C ends it before.")
-@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), default=Path("traffic.jsonl"),
-              show_default=True, metavar="FILE", help="A new file.")  # fmt: skip
-@click.option("--model", "model", default="", metavar="MODEL", help="Only what this model is asked.")
-@with_settings
-def record_command(minutes: float, out: Path, model: str, settings: Settings) -> int:
-    """Take down what the running daemon is asked, as a trace for `localrun plan MODEL --workload FILE`.
-
-    A line is when a request came, how long its prompt and its answer were, its lane, and which beginnings and clients
-    are the same, under numbers. No text is recorded, nor anything by which one could be guessed.
-    """
-    from localrun.plan.traces import write
-
-    if out.exists():
-        raise click.UsageError(f"{out} is there already; name a new file with --out")
-    rows: list[TrafficRow] = []
-    url = require_daemon(settings)
-    problem = ""
-    try:
-        with suppress(KeyboardInterrupt):
-            asyncio.run(_take_down(url, minutes, model.removesuffix(":latest"), rows))
-    except errors.DaemonUnreachable as error:
-        problem = error.message
-    if rows:
-        write(out, rows)
-    if problem:
-        say(problem)
-    if not rows:
-        raise errors.LocalrunError("no request came and ended meanwhile, so nothing was written")
-    say(f"{len(rows)} request{'s' if len(rows) > 1 else ''} recorded: localrun plan MODEL --workload {out}")
-    return exits.OK
-
-
-async def _take_down(url: str, minutes: float, model: str, rows: list[TrafficRow]) -> None:
-    """Into `rows`, which outlive an end by Ctrl-C."""
-    with suppress(TimeoutError):
-        async with asyncio.timeout(None) as limit, Client(url) as client:
-
-            def begun() -> None:
-                limit.reschedule(asyncio.get_running_loop().time() + 60 * minutes)
-                progress(f"recording for {minutes:g} minutes; Ctrl-C ends it before")
-
-            async with aclosing(client.traffic(begun)) as traffic:
-                async for row in traffic:
-                    if model not in ("", row.model):
-                        continue
-                    rows.append(row)
-                    if len(rows).bit_count() == 1:  # more and more seldom
-                        progress(f"{len(rows)} so far")

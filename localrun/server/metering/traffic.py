@@ -2,7 +2,9 @@
 
 A row has lengths, times, and digests by which one sees what prompts have in common: each block of a prompt, and of the
 answer behind it, has the digest of everything up to its end. They are keyed with a salt that is drawn for each listener
-and kept by nobody, so that they say nothing about a text, and nothing beside another recording.
+and kept by nobody, so that they say nothing by themselves, and nothing beside another recording. A listener who also
+sends requests can still test a guess: equal texts have equal digests. That is why the right of an admin is asked for,
+and why `plan record`, which sees at the end how many clients share a beginning, writes none of them down.
 
 Runs in the daemon's event loop, and costs nothing while nobody listens: else the engine makes tokens of each prompt
 once more, beside its steps.
@@ -46,7 +48,7 @@ class Listener:
         row = TrafficRow(
             at_s=record.arrived_at_s - self._began_s,
             model=record.engine,
-            client=self._digest(b"client", (record.key or record.client).encode("utf-8", "replace")),
+            client=self._client(record),
             lane=record.lane.value,
             target_itl_s=message.target_itl_s,
             prompt_tokens=record.n_prompt,
@@ -65,6 +67,11 @@ class Listener:
             chained = self._digest(chained.encode(), block)
             found.append(chained)
         return found
+
+    def _client(self, record: Generation) -> str:
+        """A client may call itself what it likes, and is still none that has a key of that name."""
+        kind, name = (b"key", record.key) if record.key else (b"client", record.client)
+        return self._digest(kind, name.encode("utf-8", "replace"))
 
     def _digest(self, before: bytes, content: bytes) -> str:
         return hashlib.blake2b(before + content, key=self._salt, digest_size=_DIGEST_BYTES).hexdigest()
