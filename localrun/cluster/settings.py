@@ -211,16 +211,16 @@ def own_address(text: str) -> str:
         raise ConfigError(f"{address} is no address of this machine, so that no node of it can have it") from None
 
 
-def check_ports(head: str) -> None:
-    """Ray's and, below it, that of the daemon's books, of a head that is to be started here. Raises PortBusy."""
-    host, _, port = head.rpartition(":")
-    for one in (int(port), int(port) - 1):
+def check_ports(member: Membership) -> None:
+    """Ray's, and that of the daemon's books, of a head that is to be started here. Raises PortBusy."""
+    host, _, port = member.head.rpartition(":")
+    for place in ((host, int(port)), member.books):
         try:
-            with socket.create_server((host, one)):
+            with socket.create_server(place):
                 pass
         except OSError as error:
             raise PortBusy(
-                f"the head cannot listen at {host}:{one}, as another cluster's may do: "
+                f"the head cannot listen at {place[0]}:{place[1]}, as another cluster's may do: "
                 f"{os.strerror(error.errno or 0)}; give --head-port"
             ) from None
 

@@ -41,12 +41,7 @@ def problem_of(text: str) -> str:
     return ""
 
 
-def estimate(
-    model: Model,
-    settings: Settings,
-    values: Mapping[str, str],
-    calibration_of: Callable[[Model, Settings], Calibration],
-) -> Estimate:
+def estimate(model: Model, settings: Settings, values: Mapping[str, str], calibration_of: Calibrate) -> Estimate:
     """By the names of --vary. Raises BadRequest and CannotFit for what cannot be."""
     said = {name.replace("-", "_"): values[name] for name in ("latency", "kv-type", "speculation") if name in values}
     settings = msgspec.structs.replace(settings, **said)
@@ -61,12 +56,7 @@ def estimate(
     return found
 
 
-def _here(
-    model: Model,
-    settings: Settings,
-    values: Mapping[str, str],
-    calibration_of: Callable[[Model, Settings], Calibration],
-) -> Estimate:
+def _here(model: Model, settings: Settings, values: Mapping[str, str], calibration_of: Calibrate) -> Estimate:
     """From a calibration: of this file, of one in the other quantization if that was calibrated, or else scaled."""
     if "split" in values:
         raise BadRequest("this machine is measured as it is; --split is of several GPUs, as rtx-4090x2", field="split")

@@ -20,16 +20,15 @@ from pathlib import Path
 import click
 import msgspec
 
-from localrun import config
 from localrun.bench.results import Metrics
-from localrun.bench.tune import find_model
 from localrun.cli import exits
 from localrun.cli.arguments import NumberList
+from localrun.cli.bench.plan_words import calibration_of, model_and_settings
 from localrun.cli.text import progress
 from localrun.config import Settings
 from localrun.errors import BadRequest, LocalrunError
 from localrun.models.storage.model import Model
-from localrun.plan.calibration import Calibration, Speed, calibrate, kept, path_of, settings_for, setup_of
+from localrun.plan.calibration import Calibration, Speed, setup_of
 from localrun.plan.check import N_WARM, compared, daemon, run, scaled
 from localrun.plan.real import as_sent
 from localrun.plan.replica import Setup
@@ -256,10 +255,8 @@ def _fill(name: str, path: Path, seconds: float, wanted: Sequence[tuple[str, boo
     unknown = {workload for workload, _, _ in wanted} - files.keys()
     if unknown:
         raise BadRequest(f"--workloads: {', '.join(sorted(unknown))}; there are {', '.join(files)}")
-    settings = config.load({})
-    model = find_model(name, settings)
-    settings = settings_for(model, settings)
-    calibration = kept(path_of(model, settings)) or calibrate(model, settings, progress)
+    model, settings = model_and_settings(name)
+    calibration = calibration_of(model, settings)
     path.parent.mkdir(parents=True, exist_ok=True)
     comparisons = Comparisons(model, settings, calibration, path, seconds)
     done = {cell.name for cell in read(path, calibration.made_at)}

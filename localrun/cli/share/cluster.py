@@ -280,7 +280,7 @@ def _held(member: Membership, token: str) -> Iterator[Node]:
     kept.keep(member, token)
     try:
         if member.is_head:
-            kept.check_ports(member.head)
+            kept.check_ports(member)
         with giving(member, load_settings({})) as has, Node(member, has.labels) as node:
             yield node
     finally:

@@ -84,10 +84,8 @@ def test_it_goes_on_where_it_was_interrupted(tmp_path: Path, monkeypatch: pytest
         if len(made) == 2:
             raise LocalrunError("the machine is on fire")
 
-    monkeypatch.setattr(plan_accuracy, "find_model", lambda _name, _settings: None)
-    monkeypatch.setattr(plan_accuracy, "settings_for", lambda _model, settings: settings)
-    monkeypatch.setattr(plan_accuracy, "path_of", lambda _model, _settings: tmp_path)
-    monkeypatch.setattr(plan_accuracy, "kept", lambda _path: SimpleNamespace(made_at="now"))
+    monkeypatch.setattr(plan_accuracy, "model_and_settings", lambda _name: (None, None))
+    monkeypatch.setattr(plan_accuracy, "calibration_of", lambda _model, _settings: SimpleNamespace(made_at="now"))
     monkeypatch.setattr(plan_accuracy.Comparisons, "add", add)
     path = kept(tmp_path / "kept.jsonl", cell(50))
     arguments = ["tiny", "--out", str(path), "--workloads", "mixed", "--loads", "50,90,110"]
