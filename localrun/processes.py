@@ -15,7 +15,10 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from asyncio.subprocess import Process
 
 # Keyword arguments for whatever starts a process that nobody looks at, and for one that outlives whoever starts it.
 # Not DETACHED_PROCESS: without any console, however hidden, its own children would open windows.
@@ -39,6 +42,37 @@ def run_text(
         command, capture_output=True, encoding=encoding, errors="replace", timeout=timeout_s, check=False,
         **HIDDEN, **options,
     )  # fmt: skip
+
+
+# A killed process that the system does not let go of, such as one that waits for a dead disk, is not waited for longer.
+GONE_WITHIN_S = 10.0
+
+
+async def end_child(child: Process, *, leave_s: float = 0.0) -> None:
+    """Close a child's stdin, kill it if it is there after `leave_s`, and wait until the system has let go of it.
+
+    Whoever is cancelled here waits, too, and is cancelled afterwards: a child that nobody waits for stays a zombie, and
+    a loop that closes meanwhile never learns that it has ended.
+    """
+    import asyncio  # here, because commands of a terminal do without it
+
+    if child.stdin is not None:
+        child.stdin.close()
+    waiting, cancelled = asyncio.ensure_future(child.wait()), None
+    for timeout_s in (leave_s, GONE_WITHIN_S):
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + timeout_s
+        while (left_s := until_s - loop.time()) > 0 and not waiting.done():
+            try:
+                await asyncio.wait({waiting}, timeout=left_s)
+            except asyncio.CancelledError as error:
+                cancelled = error
+        with contextlib.suppress(ProcessLookupError):
+            if child.returncode is None:
+                child.kill()
+    waiting.cancel()
+    if cancelled is not None:
+        raise cancelled
 
 
 # What Windows ends a process with where other systems send a signal. Nothing else ends with such numbers.

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
+import asyncio
 import signal
 import sys
+from asyncio.subprocess import PIPE
 
 import pytest
 
-from localrun.processes import end_in_words, is_crash, run_text, signal_of
+from localrun.processes import end_child, end_in_words, is_crash, run_text, signal_of
 from tests.test_imports import modules
 
 ENDS = [
@@ -78,3 +80,42 @@ def test_whatever_is_started_unseen_opens_no_window() -> None:
                 if is_subprocess and not spread & {"HIDDEN", "DETACHED"}:
                     without.add((name, node.func.attr))
     assert without == SEEN
+
+
+# --- ends of children -------------------------------------------------------------------------------------------------
+
+LEAVES = "import sys; print('here', flush=True); sys.stdin.read(); print('left')"
+STAYS = "import time; print('here', flush=True); time.sleep(60)"
+
+
+async def child_of(program: str) -> asyncio.subprocess.Process:
+    child = await asyncio.create_subprocess_exec(sys.executable, "-c", program, stdin=PIPE, stdout=PIPE)
+    assert child.stdout is not None
+    assert await child.stdout.readline() == b"here\n"
+    return child
+
+
+@pytest.mark.parametrize(
+    ("program", "leave_s", "returncode", "said"),
+    [(LEAVES, 30, 0, b"left\n"), (STAYS, 0.05, -9, b""), (STAYS, 0, -9, b"")],
+)
+async def test_a_child_may_leave_and_is_killed_if_it_stays(
+    program: str, leave_s: float, returncode: int, said: bytes
+) -> None:
+    child = await child_of(program)
+    await end_child(child, leave_s=leave_s)
+    assert child.returncode == returncode
+    assert child.stdout is not None
+    assert await child.stdout.read() == said
+    await end_child(child)  # which is no error
+
+
+async def test_a_child_is_waited_for_though_nobody_wants_to_wait() -> None:
+    child = await child_of(LEAVES)
+    ending = asyncio.create_task(end_child(child, leave_s=30))
+    for _ in range(3):
+        await asyncio.sleep(0)
+        ending.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await ending
+    assert child.returncode == 0

@@ -29,7 +29,7 @@ from localrun.cluster.affinity import Cost
 from localrun.cluster.description import Description
 from localrun.cluster.placement import Has
 from localrun.errors import LocalrunError, NotSupported, Unavailable
-from localrun.processes import HIDDEN, last_words
+from localrun.processes import HIDDEN, end_child, last_words
 from localrun.server.engines.child import FrameBuffer
 from localrun.snapshot import EngineRow
 
@@ -301,7 +301,4 @@ class Watch:
                         _log.warning("the cluster cannot be seen: %s", said.message)
         finally:
             self._stdin = None
-            process.stdin.close()
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
+            await end_child(process)

@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 import shutil
 import sys
-from asyncio.subprocess import PIPE, Process
+from asyncio.subprocess import PIPE
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import NamedTuple
@@ -26,11 +26,10 @@ from localrun.models.gguf import reader
 from localrun.models.storage import blobs
 from localrun.models.storage.manifest import Place, Role, StoredFile
 from localrun.models.storage.store import Store
-from localrun.processes import HIDDEN, end_in_words
+from localrun.processes import HIDDEN, end_child, end_in_words
 
 # Of the disk, to be left for others.
 RESERVE_BYTES = 256 * 1024 * 1024
-KILL_AFTER_S = 5.0
 _MAX_STDERR_BYTES = 64 * 1024
 
 
@@ -103,7 +102,7 @@ class Quantizer:
             if returncode != 0:
                 raise EngineFailed(f"the quantizer {end_in_words(returncode)}: {(await stderr)[-300:] or 'no message'}")
         finally:
-            await _end(child)
+            await end_child(child)  # the temporary file is deleted next; some systems need the child to be gone
             stderr.cancel()
 
     def _keep(self, target: Path) -> StoredFile:
@@ -118,13 +117,3 @@ async def _tail(stream: asyncio.StreamReader) -> str:
     while chunk := await stream.read(4096):
         text = (text + chunk)[-_MAX_STDERR_BYTES:]
     return text.decode("utf-8", errors="replace").strip()
-
-
-async def _end(child: Process) -> None:
-    if child.returncode is not None:
-        return
-    with contextlib.suppress(ProcessLookupError):
-        child.kill()
-    # The temporary file is deleted next; on some systems that needs the child to be gone.
-    with contextlib.suppress(TimeoutError):
-        await asyncio.shield(asyncio.wait_for(child.wait(), KILL_AFTER_S))

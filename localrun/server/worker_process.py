@@ -11,7 +11,6 @@ Does not: know what the frames say.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import sys
 from asyncio.subprocess import PIPE, Process
@@ -21,7 +20,7 @@ from typing import Generic, TypeVar
 import psutil
 
 from localrun import errors, framing
-from localrun.processes import HIDDEN
+from localrun.processes import HIDDEN, end_child
 
 START_TIMEOUT_S = 60.0
 # A worker that gets no processor is waited for so many times as long as it may compute.
@@ -178,13 +177,13 @@ class WorkerProcess(Generic[Reply]):
                 continue
             finally:  # also when nobody waits any more
                 if not is_ready:
-                    await _end(worker)
+                    await end_child(worker)
         raise errors.Unavailable(f"the {self._name} worker did not start; the daemon's log says why")
 
     async def _discard(self) -> None:
         worker, self._worker = self._worker, None
         if worker is not None:
-            await _end(worker)
+            await end_child(worker)
 
 
 def _cpu_seconds(pid: int) -> float:
@@ -193,14 +192,3 @@ def _cpu_seconds(pid: int) -> float:
     except psutil.Error:  # it has ended, and its pipe says so
         return 0.0
     return float(times.user + times.system)
-
-
-async def _end(worker: Process) -> None:
-    """Kill the worker and wait until the system has let go of it and its pipes."""
-    assert worker.stdin is not None
-    with contextlib.suppress(ProcessLookupError):
-        worker.kill()
-    await worker.wait()
-    worker.stdin.close()
-    with contextlib.suppress(ConnectionError):
-        await worker.stdin.wait_closed()

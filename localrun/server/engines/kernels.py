@@ -28,7 +28,7 @@ from localrun.hardware import kernels
 from localrun.hardware.kernels import Pair, Verdict
 from localrun.models.gguf.header import Header
 from localrun.models.memory import memory_kind
-from localrun.processes import HIDDEN
+from localrun.processes import HIDDEN, end_child
 
 QUIET_S = 2.0
 LOOK_EVERY_S = 0.5
@@ -115,8 +115,7 @@ class Kernels:
                 _log.warning("the quick kernels were not probed: %s", reason)
                 return
         finally:
-            if process.returncode is None:
-                await _end(process)
+            await end_child(process, leave_s=LEAVE_S)  # it removes its models when its stdin is closed
         verdict = msgspec.json.decode(found, type=Verdict)
         if not (await asyncio.to_thread(kernels.read, folder, pair)).is_probed:
             # As the probe does with those that were kept.
@@ -170,14 +169,3 @@ def is_allowed(verdict: Verdict, header: Header) -> bool:
 def wrong_types(verdict: Verdict, header: Header) -> list[str]:
     """The weight types of a model that no kernel computes rightly."""
     return sorted({tensor.type_name for tensor in header.tensors}.intersection(verdict.wrong))
-
-
-async def _end(process: asyncio.subprocess.Process) -> None:
-    """It removes its models when its stdin is closed."""
-    assert process.stdin is not None
-    process.stdin.close()
-    try:
-        await asyncio.wait_for(process.wait(), LEAVE_S)
-    except TimeoutError:
-        process.kill()
-        await process.wait()

@@ -24,7 +24,7 @@ import psutil
 
 from localrun.errors import DeviceLost
 from localrun.models.fit import Gpu
-from localrun.processes import HIDDEN, end_in_words, last_words
+from localrun.processes import HIDDEN, end_child, end_in_words, last_words
 from localrun.snapshot import GpuRow, SystemRow
 
 # Drivers take seconds for their first start, and a machine may be busy.
@@ -63,9 +63,7 @@ async def gpus(command: Sequence[str] = _COMMAND, timeout_s: float = REPORT_TIME
     except msgspec.DecodeError:
         how = end_in_words(process.returncode) + last_words(said.decode(errors="replace"))
     finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
+        await end_child(process)
     raise DeviceLost(f"the process that lists the GPUs {how}")
 
 
