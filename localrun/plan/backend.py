@@ -87,6 +87,10 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
         """A step of each stream."""
         return _CELL_STEP * (self.slots if self.is_split else 1)
 
+    def tile_waste(self, n_rows: int) -> float:
+        """See `schedule/budget.tile_waste`."""
+        return budget.tile_waste(n_rows, self.n_heads, self.n_threads) if self.n_heads else 1.0
+
 
 class SimSampler:
     """Draws the tokens that its request's answer has."""
@@ -141,7 +145,8 @@ class SimWorker:
         seqs = self.batch.seq[:n_rows].tolist()
         runs = _runs(seqs, self.batch.pos[:n_rows].tolist())
         depth = sum(pos * n for _, pos, n in runs) / n_rows
-        self._batch_s = self._backend.costs.background.batch_s(n_rows, depth) * self._backend.noise()
+        waste, costs = self._backend.layout.tile_waste(n_rows), self._backend.costs.background
+        self._batch_s = costs.batch_s(n_rows, depth, waste) * self._backend.noise()
         self._n_rows, self._left_s, self._extra_s, self._slowdown = n_rows, self._batch_s, 0.0, 1.0
         self._seen_s, self.is_busy = self._clock.now_s, True
 
@@ -187,7 +192,7 @@ class SimCopy:
         if self.has_left:
             self.states = [self._backend.state_of(end - start) for start, end in self._ranges]
         else:
-            self._backend.spend_copy(self._backend.length(self._seq))
+            self._backend.spend_copy(self._backend.length(self._seq), self._backend.costs.copy_token_s)
             self.has_left = True
         return bool(self.states)
 
@@ -236,15 +241,15 @@ class SimBackend:
         self._n_noise = (self._n_noise + 1) % _N_NOISE
         return self._noise[self._n_noise]
 
-    def spend_copy(self, n_tokens: int) -> None:
+    def spend_copy(self, n_tokens: int, token_s: float) -> None:
         """So many tokens' state is copied."""
-        self.clock.spend(self.costs.copy_s + self.costs.copy_token_s * n_tokens, Account.COPIES)
+        self.clock.spend(self.costs.copy_s + token_s * n_tokens, Account.COPIES)
 
     def decode(self, n_rows: int, should_abort: Callable[[], bool] | None = None) -> None:
         costs, clock, worker = self.costs, self.clock, self.worker
-        n_streams, tokens, n_prompt, depth = self.place(self.batch, n_rows)
+        n_streams, tokens, prompts = self.place(self.batch, n_rows)
         factor = self.noise()
-        if n_prompt and self.batch.wants_logits[:n_rows].all():
+        if prompts and self.batch.wants_logits[:n_rows].all():
             clock.spend(factor * self._drafts_s(n_rows), Account.DECODE)
             return
         is_beside = worker is not None and worker.is_busy
@@ -254,15 +259,18 @@ class SimBackend:
             factor *= costs.cold
         base_s, per_token_s = self._stream_costs[n_streams]
         decode_s = factor * (base_s + per_token_s * tokens)
-        if not n_prompt:
+        if not prompts:
             clock.spend(decode_s, Account.DECODE)
         elif self.mixes_rows:  # one pass, which reads the weights once
+            n_prompt = sum(n for n, _ in prompts)
+            depth = sum(n * pos for n, pos in prompts) / n_prompt
             mixed_s = factor * costs.beside.batch_s(n_prompt + n_streams, depth) + factor * per_token_s * tokens
             clock.spend(decode_s, Account.DECODE)
             clock.spend(max(0.0, mixed_s - decode_s), Account.PROMPTS)
         else:
             clock.spend(decode_s, Account.DECODE)
-            clock.spend(factor * costs.beside.batch_s(n_prompt, depth), Account.PROMPTS)
+            prompts_s = sum(costs.beside.batch_s(n, pos, self.layout.tile_waste(n)) for n, pos in prompts)
+            clock.spend(factor * prompts_s, Account.PROMPTS)
         if worker is not None and is_beside:
             worker.interrupted()
 
@@ -272,22 +280,25 @@ class SimBackend:
         runs = _runs(self.batch.seq[:n_rows].tolist(), self.batch.pos[:n_rows].tolist())
         depth = sum(n * (pos + (n + 1) / 2) for _, pos, n in runs) / n_rows
         if not self.is_split or self._is_in_pool:
-            return self.costs.pass_s(len(runs), n_rows, depth)
+            return self._pass_s(len(runs), n_rows, depth)
         n_least = min(n for _, _, n in runs)
-        seconds = self.costs.pass_s(len(runs), n_least * len(runs), depth)
+        seconds = self._pass_s(len(runs), n_least * len(runs), depth)
         n_streams = n_left = 0
         for at, (seq, _, n) in enumerate(runs):
             if n > n_least:
                 n_streams, n_left = n_streams + 1, n_left + n - n_least
             is_end = at + 1 == len(runs) or runs[at + 1][2] == n_least or runs[at + 1][0] != seq + 1
             if is_end and n_left:
-                seconds += self.costs.pass_s(n_streams, n_left, depth)
+                seconds += self._pass_s(n_streams, n_left, depth)
                 n_streams = n_left = 0
         return seconds
 
-    def place(self, batch: Batch, n_rows: int) -> tuple[int, float, int, float]:
-        """Rows are computed: streams, the tokens of their contexts, rows of prompts, and how deep these begin. Raises
-        DecodeFailed where a row is not the next one of its sequence."""
+    def _pass_s(self, n_streams: int, n_rows: int, depth: float) -> float:
+        return self.costs.pass_s(n_streams, n_rows, depth, self.layout.tile_waste(n_rows) if n_streams == 1 else 1.0)
+
+    def place(self, batch: Batch, n_rows: int) -> tuple[int, float, list[tuple[int, int]]]:
+        """Rows are computed: streams, the tokens of their contexts, and of each prompt its rows and how deep they
+        begin. Raises DecodeFailed where a row is not the next one of its sequence."""
         lengths, first = self._lengths, batch.first_seq
         seqs, positions = batch.seq[:n_rows].tolist(), batch.pos[:n_rows].tolist()
         if len(set(seqs)) == n_rows:
@@ -295,8 +306,9 @@ class SimBackend:
                 if lengths[first + seq] != pos:
                     raise DecodeFailed(f"position {pos} of sequence {first + seq} is not the next one", is_fatal=False)
                 lengths[first + seq] = pos + 1
-            return n_rows, float(sum(positions) + n_rows), 0, 0.0
-        n_streams = n_prompt = tokens = depth = 0
+            return n_rows, float(sum(positions) + n_rows), []
+        n_streams = tokens = 0
+        prompts: list[tuple[int, int]] = []
         for seq, pos, n in _runs(seqs, positions):
             if lengths[first + seq] != pos:
                 raise DecodeFailed(f"position {pos} of sequence {first + seq} is not the next one", is_fatal=False)
@@ -304,11 +316,11 @@ class SimBackend:
             if n == 1:
                 n_streams, tokens = n_streams + 1, tokens + pos + 1
             else:
-                n_prompt, depth = n_prompt + n, depth + pos * n
-        return n_streams, float(tokens), n_prompt, depth / n_prompt
+                prompts.append((n, pos))
+        return n_streams, float(tokens), prompts
 
     def tile_waste(self, n_rows: int) -> float:
-        return budget.tile_waste(n_rows, self.layout.n_heads, self.n_threads) if self.layout.n_heads else 1.0
+        return self.layout.tile_waste(n_rows)
 
     # --- sequences ---------------------------------------------------------------------------------------------
 
@@ -344,7 +356,7 @@ class SimBackend:
 
     def seq_copy(self, source: int, target: int) -> bool:
         self._lengths[target] = self._lengths[source]
-        self.spend_copy(self._lengths[source])
+        self.spend_copy(self._lengths[source], self.costs.copy_token_s)
         return True
 
     def state_get(self, seq: int, *, limit_bytes: int) -> bytearray | None:
@@ -353,7 +365,7 @@ class SimBackend:
         size = self.layout.state_bytes + n_tokens * self.state_token_bytes
         if size > limit_bytes:
             return None
-        self.spend_copy(n_tokens)
+        self.spend_copy(n_tokens, self.costs.save_token_s)
         state = bytearray(max(8, size))
         state[:8] = n_tokens.to_bytes(8, "little")
         return state
@@ -363,12 +375,12 @@ class SimBackend:
             self._lengths[seq] = int.from_bytes(state[:8], "little")
         else:
             self._lengths[seq] = self._n_joined
-        self.spend_copy(self._lengths[seq])
+        self.spend_copy(self._lengths[seq], self.costs.restore_token_s)
         return True
 
     def state_slices(self, seq: int, ranges: list[tuple[int, int]]) -> Iterator[State]:
         for start, end in ranges:
-            self.spend_copy(end - start)
+            self.spend_copy(end - start, self.costs.save_token_s)
             yield self.state_of(end - start)
 
     def state_join(self, seq: int, pieces: list[tuple[State, int, int, int]]) -> State:

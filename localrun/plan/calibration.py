@@ -13,7 +13,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -38,7 +38,7 @@ from localrun.plan.replica import Setup, simulate
 from localrun.plan.workload import Session, Turn
 from localrun.processes import HIDDEN
 
-VERSION = 2
+VERSION = 3
 FOLDER = "calibrations"
 SECONDS = 30.0
 PROBE_SECONDS = 6.0
@@ -170,7 +170,7 @@ class Speed(NamedTuple):
     @classmethod
     def now(cls, model: Model, settings: Settings, calibration: Calibration) -> Speed:
         """Measured anew, in `PROBE_SECONDS`. Raises what `calibrate` does."""
-        costs, *_ = fitted(_measured(open_message(model, settings), model, PROBE_SECONDS)[1:-1])
+        costs, *_ = fitted(_measured(open_message(model, settings), model, PROBE_SECONDS)[1:-1], calibration.layout)
         known = calibration.costs
         steps = [costs.streams.step_s(n, 256.0 * n) / known.streams.step_s(n, 256.0 * n) for n in known.streams.streams]
         return cls(costs.background.batch_s(512, 0) / known.background.batch_s(512, 0), statistics.median(steps))
@@ -199,7 +199,7 @@ def calibrate(
     if lines[0].layout is None or lines[-1].others is None:
         raise EngineFailed(f"{model.name} cannot be measured: its process ended early")
     layout = lines[0].layout
-    costs, median_error, worst_error = fitted(lines[1:-1])
+    costs, median_error, worst_error = fitted(lines[1:-1], layout)
     if median_error > MOST_ERROR:
         raise LocalrunError(
             f"the fit is {median_error:.0%} off, so a forecast would say nothing; other programs took "
@@ -238,18 +238,16 @@ def _measured(opened: wire.Open, model: Model, seconds: float) -> list[_Line]:
     return [msgspec.json.decode(line, type=_Line) for line in done.stdout.splitlines()]
 
 
-def fitted(lines: list[_Line]) -> tuple[Costs, float, float]:
+def fitted(lines: list[_Line], layout: Layout) -> tuple[Costs, float, float]:
     """Costs, with the median and the largest error of their fit. Raises LocalrunError if something is missing."""
     of: dict[str, list[Sample]] = {}
     for line in lines:
         of.setdefault(line.phase, []).append(Sample(line.rows, line.tokens, line.seconds))
     streams = StreamCosts.fitted(of.get("streams", []))
-    background, beside = (PromptCosts.fitted(of.get(phase, [])) for phase in ("background", "beside"))
+    prompts = PromptCosts.fitted(measured := of.get("background", []) + of.get("beside", []), layout.tile_waste)
     predicted = {sample: streams.step_s(sample.n_rows, sample.tokens) for sample in of["streams"]}
     predicted |= {
-        sample: prompts.batch_s(sample.n_rows, sample.tokens)
-        for prompts, phase in ((background, "background"), (beside, "beside"))
-        for sample in of[phase]
+        sample: prompts.batch_s(sample.n_rows, sample.tokens, layout.tile_waste(sample.n_rows)) for sample in measured
     }
     cold, piece_s = 1.0, 0.0
     if "step" in of:
@@ -258,28 +256,36 @@ def fitted(lines: list[_Line]) -> tuple[Costs, float, float]:
         )
         cold = min(2.0, max(1.0, batch / alone_batch))
         piece_s = 2 * max(0.0, step - cold * alone_step)
-    copies = of.get("copy", [])
-    copy_s = copy_token_s = 0.0
-    if copies:
-        slope = (copies[-1].seconds - copies[0].seconds) / max(1.0, copies[-1].tokens - copies[0].tokens)
-        copy_token_s = slope if slope > 0 else copies[0].seconds / copies[0].tokens
-        copy_s = max(0.0, copies[0].seconds - copy_token_s * copies[0].tokens)
+    copy_s, copy_token_s = copy_line(of.get("copy", []))
     sigma = statistics.median(line.spread for line in lines if line.phase == "streams")
     costs = Costs(
         streams=streams,
-        background=background,
-        beside=beside,
-        drafts=PromptCosts.fitted(of["drafts"]) if "drafts" in of else None,
-        alone_drafts=PromptCosts.fitted(of["alone_drafts"]) if "alone_drafts" in of else None,
+        background=prompts,
+        beside=prompts,
+        # Of several streams none has a tile for itself.
+        drafts=PromptCosts.line(of["drafts"]) if "drafts" in of else None,
+        alone_drafts=PromptCosts.fitted(of["alone_drafts"], layout.tile_waste) if "alone_drafts" in of else None,
         piece_s=piece_s,
         cold=cold,
         copy_s=copy_s,
         copy_token_s=copy_token_s,
+        save_token_s=copy_line(of.get("save", []))[1],
+        restore_token_s=copy_line(of.get("restore", []))[1],
         disk_byte_s=of["disk"][0].seconds / of["disk"][0].tokens if "disk" in of else Costs.disk_byte_s,
         rebuild_s=of["rebuild"][0].seconds if "rebuild" in of else 0.2,
         sigma=min(_MOST_SIGMA, sigma),
     )
     return costs, *errors_of(predicted)
+
+
+def copy_line(copies: Sequence[Sample]) -> tuple[float, float]:
+    """What a copy takes, and each of its tokens, by the shortest and the longest one."""
+    if not copies:
+        return 0.0, 0.0
+    first, last = copies[0], copies[-1]
+    slope = (last.seconds - first.seconds) / max(1.0, last.tokens - first.tokens)
+    token_s = slope if slope > 0 else first.seconds / first.tokens
+    return max(0.0, first.seconds - token_s * first.tokens), token_s
 
 
 def host_costs(layout: Layout, clock: Callable[[], float] = time.perf_counter) -> tuple[float, float]:

@@ -8,13 +8,14 @@ A step of n streams takes base[n] + per_token[n] * (tokens of context of all of 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Annotated, NamedTuple
 
 import msgspec
 import numpy as np
 
+from localrun.engine.schedule.budget import TILE_ROWS
 from localrun.errors import LocalrunError
 
 LEAST_S = 1e-6
@@ -83,40 +84,62 @@ class StreamCosts(msgspec.Struct, frozen=True):
         )
 
 
+def _none_wasted(_n_rows: int) -> float:
+    return 1.0
+
+
 class PromptCosts(msgspec.Struct, frozen=True):
-    """Of prompt rows, in the background or among the streams. `factors` are by number of rows; the nearest counts."""
+    """Of prompt rows, in the background or among the streams. `factors` are by number of rows; the nearest counts.
+    `few` is of fewer rows than a tile, whose attention processors compute one by one, at several times the cost."""
 
     fixed_s: Seconds
     row_s: Seconds
     row_depth_s: Seconds
     factors: dict[int, Factor] = {}
+    few: PromptCosts | None = None
 
-    def batch_s(self, n_rows: int, depth: float) -> float:
-        seconds = self._line_s(n_rows, depth)
+    def batch_s(self, n_rows: int, depth: float, waste: float = 1.0) -> float:
+        """`waste`: how many times as much attention is computed as the rows need (`schedule/budget.tile_waste`)."""
+        if self.few is not None and n_rows < TILE_ROWS:
+            return self.few.batch_s(n_rows, depth)
+        seconds = self._line_s(n_rows, depth, waste)
         if self.factors:
             seconds *= self.factors[min(self.factors, key=lambda known: abs(known - n_rows))]
         return max(seconds, LEAST_S)
 
     def scaled(self, factor: float) -> PromptCosts:
-        return PromptCosts(factor * self.fixed_s, factor * self.row_s, factor * self.row_depth_s, self.factors)
+        return PromptCosts(
+            factor * self.fixed_s,
+            factor * self.row_s,
+            factor * self.row_depth_s,
+            self.factors,
+            self.few and self.few.scaled(factor),
+        )
 
     @classmethod
-    def fitted(cls, samples: Sequence[Sample]) -> PromptCosts:
-        """Raises LocalrunError without samples."""
+    def fitted(cls, samples: Sequence[Sample], waste: Callable[[int], float] = _none_wasted) -> PromptCosts:
+        """`waste` as in `batch_s`, by number of rows. Raises LocalrunError without samples."""
+        few, tiles = ([each for each in samples if (each.n_rows < TILE_ROWS) is is_few] for is_few in (True, False))
+        if few and tiles:
+            return msgspec.structs.replace(cls.line(tiles, waste), few=cls.line(few, waste))
+        return cls.line(samples, waste)
+
+    @classmethod
+    def line(cls, samples: Sequence[Sample], waste: Callable[[int], float] = _none_wasted) -> PromptCosts:
+        """The same of samples none of which has a tile, or all."""
         if not samples:
             raise LocalrunError("no prompt was measured, so nothing can be planned")
-        features = [(1.0, float(n), n * (depth + n / 2)) for n, depth, _ in samples]
-        fixed_s, row_s, row_depth_s = least_squares(features, [each.seconds for each in samples])
-        line = cls(fixed_s, row_s, row_depth_s)
+        features = [(1.0, float(n), waste(n) * n * (depth + n / 2)) for n, depth, _ in samples]
+        line = cls(*least_squares(features, [each.seconds for each in samples]))
         ratios: dict[int, list[float]] = {}
         for n_rows, depth, seconds in samples:
-            ratios.setdefault(n_rows, []).append(seconds / max(line._line_s(n_rows, depth), LEAST_S))
+            ratios.setdefault(n_rows, []).append(seconds / line.batch_s(n_rows, depth, waste(n_rows)))
         return msgspec.structs.replace(
             line, factors={n_rows: statistics.median(own) for n_rows, own in sorted(ratios.items())}
         )
 
-    def _line_s(self, n_rows: int, depth: float) -> float:
-        return self.fixed_s + self.row_s * n_rows + self.row_depth_s * n_rows * (depth + n_rows / 2)
+    def _line_s(self, n_rows: int, depth: float, waste: float) -> float:
+        return self.fixed_s + self.row_s * n_rows + self.row_depth_s * waste * n_rows * (depth + n_rows / 2)
 
 
 class Costs(msgspec.Struct, frozen=True, kw_only=True):
@@ -125,11 +148,11 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True):
     measured them: then each row counts as a stream.
 
     A step waits up to `piece_s` for the piece of the background that is being computed, and takes `cold` times as long,
-    because caches are cold; so does the rest of that batch. A copy takes `copy_s`, and `copy_token_s` for each token; a
-    state that is not cut is `state_bytes` long besides. A byte is read from disk in `disk_byte_s`. `rebuild_s` is for
-    new KV cells. The engine's own work takes `host_s` in each step and `host_row_s` for each stream. The daemon takes
-    `delta_s` for each token it passes on from the processors that compute, and a request is `request_s` on its way.
-    Times vary by a log-normal factor of `sigma`.
+    because caches are cold; so does the rest of that batch. A token's state is copied from cells to cells in
+    `copy_token_s`, into memory in `save_token_s`, and back in `restore_token_s`; each copy takes `copy_s` besides. A
+    byte is read from disk in `disk_byte_s`. `rebuild_s` is for new KV cells. The engine's own work takes `host_s` in
+    each step and `host_row_s` for each stream. The daemon takes `delta_s` for each token it passes on from the
+    processors that compute, and a request is `request_s` on its way. Times vary by a log-normal factor of `sigma`.
     """
 
     streams: StreamCosts
@@ -141,6 +164,8 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True):
     cold: Factor = 1.0
     copy_s: Seconds = 0.0
     copy_token_s: Seconds = 0.0
+    save_token_s: Seconds = 0.0
+    restore_token_s: Seconds = 0.0
     disk_byte_s: Seconds = 1e-9
     rebuild_s: Seconds = 0.2
     host_s: Seconds = 1e-4
@@ -149,12 +174,12 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True):
     request_s: Seconds = 0.0
     sigma: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
 
-    def pass_s(self, n_streams: int, n_rows: int, depth: float) -> float:
+    def pass_s(self, n_streams: int, n_rows: int, depth: float, waste: float = 1.0) -> float:
         """Of streams that have `n_rows` rows together, drafts among them, each of which attends over `depth` tokens."""
         measured = self.alone_drafts if n_streams == 1 else self.drafts
         if n_rows == n_streams or measured is None:
             return self.streams.step_s(n_rows, n_rows * depth)
-        return measured.batch_s(n_rows, depth)
+        return measured.batch_s(n_rows, depth, waste)
 
     def scaled(self, *, prompts: float = 1.0, decode: float = 1.0, host: float = 1.0) -> Costs:
         """The costs of a machine that takes so many times as long."""

@@ -225,6 +225,7 @@ def costs_of(header: Header, found: Device, n_slots: int) -> Costs:
     exchanged_s = [found.exchange_s(header.n_layers, header.n_embd, n_rows) for n_rows in (0, 1)]
     row_s = 2 * active_weights(header) / flops_per_s + exchanged_s[1] - exchanged_s[0]
     line = PromptCosts(step_s(header, found, _ROWS[-1]) - _ROWS[-1] * row_s, row_s, attended / flops_per_s)
+    copied_s = token_bytes / _COPY_BYTES_PER_S
     # Few rows read fewer experts.
     factors = {n: step_s(header, found, n) / (line.fixed_s + n * row_s) for n in _ROWS}
     prompts = msgspec.structs.replace(line, factors=factors)
@@ -233,7 +234,9 @@ def costs_of(header: Header, found: Device, n_slots: int) -> Costs:
         background=prompts,
         beside=prompts,
         copy_s=1e-4,
-        copy_token_s=token_bytes / _COPY_BYTES_PER_S,
+        copy_token_s=copied_s,
+        save_token_s=copied_s,
+        restore_token_s=copied_s,
         host_s=2e-4,
         host_row_s=1e-5,
         delta_s=1e-4,

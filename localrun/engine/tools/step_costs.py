@@ -2,8 +2,8 @@
 
 `python -m localrun.engine.tools.step_costs --seconds 40`, with the frame `wire.Open` as JSON on stdin: what `localrun
 plan calibrate` runs. stdout has JSON lines. The first is `{"layout": ...}`, what a scheduler sees of the backend; then
-come `{"phase", "rows", "tokens", "seconds", "spread"}`, medians with the standard deviation of their logarithms, and at
-the end `{"others"}`, how many processors other programs took meanwhile. The phases:
+come `{"phase", "rows", "tokens", "seconds", "spread"}`, medians with the spread of their logarithms, and at the
+end `{"others"}`, how many processors other programs took meanwhile. The phases:
 
     streams     a step of `rows` streams with `tokens` of context together, sampling included
     background  a batch of `rows` of one prompt, `tokens` deep, where prompts are computed
@@ -11,7 +11,8 @@ the end `{"others"}`, how many processors other programs took meanwhile. The pha
     drafts, alone_drafts  a step of `rows` of all streams, or of one, with drafts, `tokens` deep, sampling included
     step, batch a step of streams while a batch is computed, and that batch; `tokens` as for streams, or its depth
     alone_step, alone_batch  the same one after the other, in turn with these
-    copy        a copy of `tokens`
+    copy        a copy of `tokens` from cells to cells
+    save, restore  the same into memory of the cache, and from there
     disk        `tokens` bytes that were kept on disk are read and verified
     rebuild     new KV cells
 
@@ -36,7 +37,8 @@ import msgspec
 import numpy as np
 
 from localrun import wire
-from localrun.engine.backend import Backend, Batch
+from localrun.engine.backend import Backend, Batch, State
+from localrun.engine.cache.copies import BLOCK_TOKENS
 from localrun.engine.cache.disk import KvDisk
 from localrun.engine.cache.disk_files import library_build
 from localrun.engine.cache.disk_record import DiskRecord, block_key
@@ -56,6 +58,9 @@ DISK_BYTES = 1 << 24
 DRAFTED = (1, 3, 7, 15)
 DRAFTED_ALONE = (1, 7, 3, 15, 63)
 REPEATS = 6
+# Of a normal distribution, by its median absolute deviation. A standard deviation would be that of the few steps with
+# which an engine tries other numbers of threads.
+SIGMAS = 1.4826
 # Of all seconds.
 _PARTS = {"background": 0.3, "beside": 0.1, "streams": 0.35, "drafts": 0.1, "both": 0.1, "copy": 0.05}
 # Between two steps at most, so that a batch goes on.
@@ -104,13 +109,12 @@ class StepCosts:
 
     def _say(self, phase: str, n_rows: int, n_tokens: int, seconds: Sequence[float]) -> None:
         median = statistics.median(seconds)
-        logs = [math.log(each / median) for each in seconds]
         line = {
             "phase": phase,
             "rows": n_rows,
             "tokens": n_tokens,
             "seconds": median,
-            "spread": statistics.pstdev(logs),
+            "spread": SIGMAS * statistics.median(abs(math.log(each / median)) for each in seconds),
         }
         self._lines.write(msgspec.json.encode(line).decode() + "\n")
 
@@ -128,7 +132,8 @@ class StepCosts:
             lengths = [depth] * n_slots
             for n_streams in counts:
                 seconds = [self._step_s(n_streams, lengths) for _ in range(REPEATS)]
-                self._say("streams", n_streams, sum(lengths[:n_streams]) - n_streams * REPEATS // 2, seconds)
+                n_tokens = sum(lengths[:n_streams]) - n_streams * REPEATS // 2
+                self._say("streams", n_streams, n_tokens, seconds[1:])  # the first one may touch fresh memory
                 if self._is_over and n_streams > 1:
                     break
             depth = lengths[0]
@@ -292,15 +297,28 @@ class StepCosts:
             if 2 * n_tokens > self._most_tokens or (self._is_over and n_tokens > COPIES[0]):
                 break
             self._extend(0, 0, n_tokens)
-            seconds = []
-            for _ in range(REPEATS):
-                self._backend.seq_remove(1, 0)
-                began_s = time.perf_counter()
-                self._backend.seq_copy(0, 1)
-                seconds.append(time.perf_counter() - began_s)
-            self._say("copy", 1, n_tokens, seconds[1:])  # the first one into fresh memory
+            ranges = [(at, at + n_part) for at, n_part in _parts(0, n_tokens, BLOCK_TOKENS)]
+            kept: list[list[State]] = []  # or what is saved would come into memory that was touched before
+            seconds = [self._copies_s(ranges, kept) for _ in range(REPEATS)]
+            for phase, own in zip(("copy", "save", "restore"), zip(*seconds, strict=True), strict=True):
+                self._say(phase, 1, n_tokens, own[1:])  # the first one into cells that nobody has touched
             self._backend.seq_remove(0, 0)
             self._backend.seq_remove(1, 0)
+
+    def _copies_s(self, ranges: list[tuple[int, int]], kept: list[list[State]]) -> tuple[float, float, float]:
+        """Of a sequence to another one, into memory, and from there."""
+        backend, clock = self._backend, time.perf_counter
+        backend.seq_remove(1, 0)
+        began_s = clock()
+        backend.seq_copy(0, 1)
+        copied_s = clock()
+        kept.append(list(backend.state_slices(0, ranges)))
+        saved_s = clock()
+        backend.seq_remove(1, 0)
+        pieces = [(state, start, start, end) for state, (start, end) in zip(kept[-1], ranges, strict=True)]
+        removed_s = clock()
+        backend.state_set(1, backend.state_join(1, pieces))
+        return copied_s - began_s, saved_s - copied_s, clock() - removed_s
 
     def _disk(self) -> None:
         """In a folder that is gone afterwards."""
