@@ -225,7 +225,6 @@ class SimBackend:
         self.n_rollback = MOST_DRAFTS if self.memory_kind is MemoryKind.ATTENTION else 0
         self.on_compute: Callable[[], None] = lambda: None
         self.n_seqs = layout.slots + (0 if layout.is_split else layout.n_spare_seqs)
-        self._stream_costs = [(0.0, 0.0)] + [costs.streams.of(n) for n in range(1, self.n_seqs + 1)]
         self._chance = random.Random(seed)
         self._noise = [self._chance.lognormvariate(-(costs.sigma**2) / 2, costs.sigma) for _ in range(_N_NOISE)]
         self._n_noise = 0
@@ -257,14 +256,14 @@ class SimBackend:
             worker.go_on()
             clock.spend(self._chance.random() * costs.piece_s, Account.PROMPTS)
             factor *= costs.cold
-        base_s, per_token_s = self._stream_costs[n_streams]
-        decode_s = factor * (base_s + per_token_s * tokens)
+        decode_s = factor * costs.streams.step_s(n_streams, tokens) if n_streams else 0.0
         if not prompts:
             clock.spend(decode_s, Account.DECODE)
         elif self.mixes_rows:  # one pass, which reads the weights once
             n_prompt = sum(n for n, _ in prompts)
             depth = sum(n * pos for n, pos in prompts) / n_prompt
-            mixed_s = factor * costs.beside.batch_s(n_prompt + n_streams, depth) + factor * per_token_s * tokens
+            attending_s = decode_s - factor * costs.streams.step_s(n_streams, 0) if n_streams else 0.0
+            mixed_s = factor * costs.beside.batch_s(n_prompt + n_streams, depth) + attending_s
             clock.spend(decode_s, Account.DECODE)
             clock.spend(max(0.0, mixed_s - decode_s), Account.PROMPTS)
         else:

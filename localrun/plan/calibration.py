@@ -108,10 +108,14 @@ def kept(path: Path) -> Calibration | None:
 _decoder = msgspec.json.Decoder(Calibration)
 
 
+def keep(path: Path, calibration: Calibration) -> None:
+    """Raises OSError."""
+    stored.write(path, calibration)
+
+
 def keep_check(path: Path, calibration: Calibration, check: Check) -> None:
     """Add what a comparison with a real daemon said. Raises OSError."""
-    checks = (*calibration.checks, check)[-MOST_CHECKS:]
-    stored.write(path, msgspec.structs.replace(calibration, checks=checks))
+    keep(path, msgspec.structs.replace(calibration, checks=(*calibration.checks, check)[-MOST_CHECKS:]))
 
 
 def settings_for(model: Model, settings: Settings) -> Settings:
@@ -192,8 +196,8 @@ class _Line(msgspec.Struct):
 def calibrate(
     model: Model, settings: Settings, tell: Callable[[str], None], *, seconds: float = SECONDS, with_daemon: bool = True
 ) -> Calibration:
-    """Measure, fit, and keep it. `tell` is told what is being done. Raises EngineFailed where the engine's side fails,
-    LocalrunError for a fit that is worth nothing, and OSError."""
+    """Measure and fit. `tell` is told what is being done. Raises EngineFailed where the engine's side fails, and
+    LocalrunError for a fit that is worth nothing."""
     tell(f"measuring steps and prompts of {model.name}, about {seconds:.0f} s")
     lines = _measured(open_message(model, settings), model, seconds)
     if lines[0].layout is None or lines[-1].others is None:
@@ -210,7 +214,7 @@ def calibrate(
     if with_daemon:
         tell("measuring what the daemon takes")
         costs = _with_daemon(costs, layout, model, settings)
-    calibration = Calibration(
+    return Calibration(
         made_at=datetime.now(UTC).isoformat(timespec="seconds"),
         machine=usable().identity,
         model=model.name,
@@ -221,8 +225,6 @@ def calibrate(
         worst_error=worst_error,
         others=lines[-1].others,
     )
-    stored.write(path_of(model, settings), calibration)
-    return calibration
 
 
 def _measured(opened: wire.Open, model: Model, seconds: float) -> list[_Line]:
@@ -245,7 +247,8 @@ def fitted(lines: list[_Line], layout: Layout) -> tuple[Costs, float, float]:
         of.setdefault(line.phase, []).append(Sample(line.rows, line.tokens, line.seconds))
     streams = StreamCosts.fitted(of.get("streams", []))
     prompts = PromptCosts.fitted(measured := of.get("background", []) + of.get("beside", []), layout.tile_waste)
-    predicted = {sample: streams.step_s(sample.n_rows, sample.tokens) for sample in of["streams"]}
+    lines_of = msgspec.structs.replace(streams, points=())  # which go through what was measured, whatever it is
+    predicted = {sample: lines_of.step_s(sample.n_rows, sample.tokens) for sample in of["streams"]}
     predicted |= {
         sample: prompts.batch_s(sample.n_rows, sample.tokens, layout.tile_waste(sample.n_rows)) for sample in measured
     }

@@ -73,14 +73,13 @@ def compare(
     settings: Settings,
     calibration: Calibration,
     workload: Workload,
+    sessions: Sequence[Session],
     *,
     rate_per_s: float,
-    seconds: float,
     seed: int,
     tell: Callable[[str], None],
 ) -> Comparison:
-    """Raises LocalrunError where the daemon does not start, or a request fails, and BadRequest as `asked_of` does."""
-    sessions = asked_of(workload, rate_per_s, seconds, seed)
+    """With sessions as of `asked_of`. Raises LocalrunError where the daemon does not start, or a request fails."""
     n_requests = sum(len(session.turns) for session in sessions)
     speeds = [Speed.now(model, settings, calibration)]
     tell(f"{workload.name}: {n_requests} requests, {rate_per_s:.3g} a second, to a daemon of our own")
@@ -94,8 +93,10 @@ def compare(
 def asked_of(workload: Workload, rate_per_s: float, seconds: float, seed: int) -> list[Session]:
     """What is asked of both. Raises BadRequest for what takes longer than anybody waits, and for too few to compare."""
     n_requests = max(LEAST_REQUESTS, round(min(rate_per_s * seconds, 1e18)))
-    if workload.own_rate_per_s is not None:  # a trace has no more than it has
-        n_requests = sum(len(session.turns) for session in workload.sessions(n_requests, seed))
+    sessions = as_sent(workload.sessions(min(n_requests, MOST_REQUESTS + 1), seed))
+    n_found = sum(len(session.turns) for session in sessions)
+    if n_found <= MOST_REQUESTS:  # a trace has no more than it has
+        n_requests = n_found
     if n_requests > MOST_REQUESTS or n_requests / rate_per_s > MOST_SECONDS:
         raise BadRequest(
             f"--rate {rate_per_s:g} for --seconds {seconds:g} are {n_requests:,} requests in "
@@ -103,8 +104,6 @@ def asked_of(workload: Workload, rate_per_s: float, seconds: float, seed: int) -
             f"least {LEAST_REQUESTS} of a workload that has them",
             field="rate",
         )
-    sessions = as_sent(workload.sessions(n_requests, seed))
-    n_found = sum(len(session.turns) for session in sessions)
     if n_found < 2 * N_WARM:
         raise BadRequest(
             f"{n_found} requests of {workload.name} are too few to compare: the first {N_WARM} do not count, and as "

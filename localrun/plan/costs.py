@@ -1,13 +1,14 @@
 """What computing costs on one machine with one model: seconds of a step, of a batch of prompt rows, of a copy.
 
-A step of n streams takes base[n] + per_token[n] * (tokens of context of all of them). Prompt rows take
-(fixed + row * rows + row_depth * rows * (depth + rows / 2)) * factor[rows], the form that the engine itself learns
+A step of n streams takes base[n] + per_token[n] * (tokens of context of all of them), or what was measured. Prompt rows
+take (fixed + row * rows + row_depth * rows * (depth + rows / 2)) * factor[rows], the form that the engine itself learns
 (`schedule/budget.py`). The coefficients are measured (`calibration.py`) or estimated (`roofline.py`). Pure.
 """
 
 from __future__ import annotations
 
 import statistics
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Annotated, NamedTuple
@@ -33,38 +34,49 @@ class Sample(NamedTuple):
 
 
 class StreamCosts(msgspec.Struct, frozen=True):
-    """Of steps without prompts, by number of streams, ascending."""
+    """Of steps without prompts, by number of streams, ascending. `points` are (tokens, seconds) as measured, of each
+    number: between them a step is on the line from one to the next, where there are two or more."""
 
     streams: Annotated[tuple[Annotated[int, msgspec.Meta(ge=1)], ...], msgspec.Meta(min_length=1)]
     base_s: tuple[Seconds, ...]
     per_token_s: tuple[Seconds, ...]
+    points: tuple[tuple[tuple[float, Seconds], ...], ...] = ()
 
     def __post_init__(self) -> None:
         if list(self.streams) != sorted(set(self.streams)):
             raise ValueError("numbers of streams are ascending")
         if not len(self.streams) == len(self.base_s) == len(self.per_token_s):
             raise ValueError("each number of streams has its two costs")
-
-    def of(self, n_streams: int) -> tuple[float, float]:
-        """Seconds of a step, and more for each token of context. Between what was measured it is a straight line, and
-        beyond the most streams it goes on."""
-        if len(self.streams) == 1:
-            return self.base_s[0], self.per_token_s[0]
-        at = next((at for at, (_, upper) in enumerate(pairwise(self.streams)) if n_streams <= upper), -2)
-        low, high = self.streams[at], self.streams[at + 1]
-        part = (n_streams - low) / (high - low)
-        base, per_token = (
-            values[at] + part * (values[at + 1] - values[at]) for values in (self.base_s, self.per_token_s)
-        )
-        return max(base, LEAST_S), max(per_token, 0.0)
+        if len(self.points) not in (0, len(self.streams)):
+            raise ValueError("each number of streams has its points")
 
     def step_s(self, n_streams: int, tokens: float) -> float:
-        base_s, per_token_s = self.of(n_streams)
-        return base_s + per_token_s * tokens
+        """Seconds of a step, with so many tokens of context together. Between two numbers of streams that were measured
+        it is a straight line, at the same tokens of each, and beyond the most streams it goes on."""
+        if len(self.streams) == 1:
+            return self._measured_s(0, tokens)
+        at = next((at for at, (_, upper) in enumerate(pairwise(self.streams)) if n_streams <= upper), -2)
+        low, high = self.streams[at], self.streams[at + 1]
+        low_s, high_s = (self._measured_s(where, tokens * n / n_streams) for where, n in ((at, low), (at + 1, high)))
+        return max(low_s + (n_streams - low) / (high - low) * (high_s - low_s), LEAST_S)
+
+    def _measured_s(self, at: int, tokens: float) -> float:
+        line_s = self.base_s[at] + self.per_token_s[at] * tokens
+        points = self.points[at] if self.points else ()
+        if len(points) < 2:
+            return line_s
+        right = min(max(1, bisect_left(points, (tokens,))), len(points) - 1)
+        (from_tokens, from_s), (to_tokens, to_s) = points[right - 1], points[right]
+        if tokens > to_tokens:
+            return to_s + self.per_token_s[at] * (tokens - to_tokens)
+        return max(LEAST_S, from_s + (tokens - from_tokens) * max(0.0, to_s - from_s) / (to_tokens - from_tokens))
 
     def scaled(self, factor: float) -> StreamCosts:
         return StreamCosts(
-            self.streams, tuple(factor * s for s in self.base_s), tuple(factor * s for s in self.per_token_s)
+            self.streams,
+            tuple(factor * s for s in self.base_s),
+            tuple(factor * s for s in self.per_token_s),
+            tuple(tuple((tokens, factor * s) for tokens, s in points) for points in self.points),
         )
 
     @classmethod
@@ -79,8 +91,12 @@ class StreamCosts(msgspec.Struct, frozen=True):
             n_rows: least_squares([(1.0, each.tokens) for each in own], [each.seconds for each in own])
             for n_rows, own in sorted(by_rows.items())
         }
+        points = tuple(tuple(sorted({each.tokens: each.seconds for each in by_rows[n]}.items())) for n in lines)
         return cls(
-            tuple(lines), tuple(base for base, _ in lines.values()), tuple(per_token for _, per_token in lines.values())
+            tuple(lines),
+            tuple(base for base, _ in lines.values()),
+            tuple(per_token for _, per_token in lines.values()),
+            points,
         )
 
 

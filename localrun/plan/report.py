@@ -98,6 +98,9 @@ def where_time_goes(point: Point) -> list[str]:
         lines.append(
             f"  requests lost their slots {point.n_preempted} times, for others of a higher lane or for KV cells"
         )
+    if point.n_failed:
+        n_failed = "one request" if point.n_failed == 1 else f"{point.n_failed} requests"
+        lines.append(f"  {n_failed} could not be answered: {point.problem}")
     return lines
 
 

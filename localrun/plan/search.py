@@ -182,11 +182,11 @@ class Search:
             raise BadRequest(
                 "the promise is kept at no rate that was tried; a longer --ttft-limit may be", field="users"
             )
-        is_short = self.workload.own_rate_per_s is not None or len(self._sessions) < LEAST_REQUESTS
-        if high is None and near_per_s is None and is_short:
+        if high is None and near_per_s is None:
             raise BadRequest(
                 f"the promise is kept even when the {len(self._sessions)} sessions of {self.workload.name} come at "
-                "once, so they do not say how many would be too many: take a longer trace, or ask for a --rate",
+                "once, so they do not say how many would be too many: take a longer trace or a shorter --ttft-limit, "
+                "or ask for a --rate",
                 field="workload",
             )
         return low
@@ -224,15 +224,20 @@ class Search:
         if ttft_s > limits.ttft_limit_s:
             raise BadRequest(
                 f"not even one user gets this promise: the first token takes {ttft_s:.3g} s {of}, "
-                f"{ttft_s / limits.ttft_limit_s - 1:.0%} more than --ttft-limit {limits.ttft_limit_s:g} allows",
+                f"{_more(ttft_s / limits.ttft_limit_s)} --ttft-limit {limits.ttft_limit_s:g} allows",
                 field="ttft_limit",
             )
         if itl_s > limits.itl_limit_s:
             raise BadRequest(
                 f"not even one user gets this promise: a token takes {itl_s:.3g} s {of}, "
-                f"{itl_s / limits.itl_limit_s - 1:.0%} more than --itl-limit {limits.itl_limit_s:g} allows",
+                f"{_more(itl_s / limits.itl_limit_s)} --itl-limit {limits.itl_limit_s:g} allows",
                 field="itl_limit",
             )
+
+
+def _more(times: float) -> str:
+    """As people say it: nobody reads percents of more than ten times."""
+    return f"{times - 1:.0%} more than" if times < 10 else f"{times:.3g} times what"
 
 
 def _apart(turns: list[Turn]) -> list[Session]:

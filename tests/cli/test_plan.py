@@ -240,12 +240,12 @@ def test_a_machine_that_was_not_measured_is_measured_first(
 ) -> None:
     def measure(model: Any, settings: Settings, tell: Any) -> Calibration:
         tell(f"measuring {model.name}")
-        keep(costs(), settings)
-        found = calibration.kept(path_of(model, settings))
-        assert found is not None
-        return found
+        return made
 
-    path_of(find_model("tiny", Settings()), Settings()).unlink()
+    path = path_of(find_model("tiny", Settings()), Settings())
+    made = calibration.kept(path)
+    assert made is not None
+    path.unlink()
     monkeypatch.setattr(calibration, "calibrate", measure)
     assert run(["plan", *SHORT, "--rate", "1"]) == exits.OK
     shown = capsys.readouterr()

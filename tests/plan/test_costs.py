@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from localrun.engine.schedule.budget import tile_waste
 from localrun.errors import LocalrunError
 from localrun.plan.backend import SimBackend
 from localrun.plan.calibration import daemon_costs
@@ -33,11 +34,66 @@ def test_more_rows_and_deeper_ones_never_take_less(measured: list[tuple[int, int
     assert found.batch_s(64, 5000) >= found.batch_s(64, 100)
 
 
+# A 135M model (Q4_0) on two virtual processors: rows of one prompt, how deep they began, and milliseconds.
+MEASURED = {
+    (2, 0): 10.2, (8, 0): 17.5, (16, 0): 25.2, (32, 0): 48.8, (48, 0): 75.1, (64, 0): 86.1, (512, 0): 708.8,
+    (2, 64): 11.8, (8, 64): 23.5, (16, 64): 38.3, (32, 64): 74.2, (48, 64): 114.2, (64, 64): 90.4, (256, 64): 345.8,
+    (8, 512): 69.0, (16, 512): 130.1, (32, 512): 256.0, (64, 512): 133.6, (256, 512): 459.3, (512, 512): 932.4,
+}  # fmt: skip
+
+
+def test_fewer_rows_than_a_tile_are_dear_behind_much_context() -> None:
+    """Their attention is computed one by one: 32 rows behind 512 tokens took twice as long as 64. One line for all was
+    off by half."""
+
+    def waste(n_rows: int) -> float:
+        return tile_waste(n_rows, 9, 2)
+
+    samples = [Sample(n_rows, depth, ms / 1000) for (n_rows, depth), ms in MEASURED.items()]
+    found = PromptCosts.fitted(samples, waste)
+    for n_rows, depth, seconds in samples:
+        assert found.batch_s(n_rows, depth, waste(n_rows)) == pytest.approx(seconds, rel=0.06)
+    # What was not among them: 20 rows behind 1,000 tokens took 288 to 292 ms, and 399 at the beginning 548 to 554.
+    assert found.batch_s(20, 1000) == pytest.approx(0.290, rel=0.1)
+    assert found.batch_s(399, 0, waste(399)) == pytest.approx(0.551, rel=0.1)
+    assert found.scaled(2.0).batch_s(20, 1000) == pytest.approx(2 * found.batch_s(20, 1000))
+
+
+def test_rows_of_a_simulated_prompt_are_tiles_or_not() -> None:
+    few = PromptCosts(0.0, 1e-3, 1e-5)
+    of = costs(beside=PromptCosts(0.0, 1e-3, 1e-6, few=few), background=PromptCosts(0.0, 1e-3, 1e-6, few=few))
+
+    def seconds(n_rows: int) -> float:
+        backend = SimBackend(layout(n_heads=9, n_threads=2), of, VirtualClock(), 1)
+        for begin, end in ((0, 512), (512, 512 + n_rows)):
+            backend.batch.pos[: end - begin], backend.batch.seq[: end - begin] = range(begin, end), 0
+            before_s = backend.clock()
+            backend.decode(end - begin)
+        return backend.clock() - before_s
+
+    assert seconds(63) == pytest.approx(0.063 + 63 * 1e-5 * (512 + 31.5))
+    assert seconds(64) == pytest.approx(0.064 + 64 * 1e-6 * tile_waste(64, 9, 2) * (512 + 32))
+
+
 def test_between_and_beyond_what_was_measured_lines_go_on() -> None:
     streams = StreamCosts((1, 4, 8), (0.003, 0.006, 0.010), (1e-6, 1e-6, 1e-6))
     assert streams.step_s(2, 0) == pytest.approx(0.004)
     assert streams.step_s(6, 0) == pytest.approx(0.008)
     assert streams.step_s(16, 0) == pytest.approx(0.018)
+
+
+def test_a_step_is_where_it_was_measured() -> None:
+    """One stream of a 135M model behind 67, 515, 1,027 and 2,051 tokens: no line, and chats are where it is too low."""
+    own = [Sample(1, *each) for each in ((67, 0.0090), (515, 0.0185), (1027, 0.0252), (2051, 0.0397))]
+    eight = [Sample(8, 8 * each.tokens, 3 * each.seconds) for each in own]
+    found = StreamCosts.fitted([*eight, *reversed(own)])
+    assert found.step_s(1, 515) == 0.0185
+    assert found.step_s(1, 291) == pytest.approx((0.0090 + 0.0185) / 2)
+    assert found.step_s(1, 20) == pytest.approx(0.0090 - 47 * (0.0185 - 0.0090) / 448)
+    assert found.step_s(1, 3051) == pytest.approx(0.0397 + 1000 * found.per_token_s[0])
+    assert found.step_s(8, 8 * 1027) == pytest.approx(3 * 0.0252)
+    assert found.step_s(2, 2 * 515) == pytest.approx(0.0185 * (1 + 2 / 7))  # a seventh of the way from 1 to 8
+    assert found.scaled(2.0).step_s(2, 1030) == pytest.approx(2 * found.step_s(2, 1030))
 
 
 def test_a_coefficient_that_would_be_negative_is_left_out() -> None:

@@ -47,6 +47,12 @@ def test_what_breaks_first_comes_with_what_one_change_brings(search: Search, car
     assert "%" in report.where_time_goes(carried)[0]
 
 
+def test_what_could_not_be_answered_is_said(carried: Point) -> None:
+    assert "answered" not in "\n".join(report.where_time_goes(carried))
+    point = msgspec.structs.replace(carried, n_failed=2, problem="the prompt has 5000 tokens")
+    assert report.where_time_goes(point)[-1] == "  2 requests could not be answered: the prompt has 5000 tokens"
+
+
 def test_where_no_setting_helps_it_says_what_was_tried(search: Search, carried: Point) -> None:
     found = msgspec.structs.replace(what_if(search, setup(), carried), best=None)
     (line,) = (line for line in report.what_if_lines(found, carried) if line.startswith("no change"))
@@ -81,11 +87,13 @@ def test_costs_are_fitted_from_what_an_engine_says() -> None:
     lines += [_Line("step", 4, 400, 0.012, 0.1), _Line("batch", 64, 0, 0.12, 0.1)]
     lines += [_Line("alone_step", 4, 400, 0.008, 0.1), _Line("alone_batch", 64, 0, 0.1, 0.1)]
     lines += [_Line("copy", 1, 256, 0.002, 0.1), _Line("copy", 1, 2048, 0.016, 0.1)]
-    found, median_error, _ = fitted(lines)
+    lines += [_Line("save", 1, 256, 0.003, 0.1), _Line("save", 1, 2048, 0.1, 0.1)]
+    found, median_error, _ = fitted(lines, layout())
     assert median_error == pytest.approx(0, abs=1e-6)
     assert found.cold == pytest.approx(1.2)
     assert found.piece_s == pytest.approx(2 * (0.012 - 1.2 * 0.008))
     assert found.copy_token_s * 1792 == pytest.approx(0.014)
+    assert found.save_token_s * 1792 == pytest.approx(0.097)
     assert found.sigma == 0.05
 
 

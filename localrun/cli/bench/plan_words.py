@@ -92,7 +92,10 @@ def _measured(model: Model, settings: Settings) -> Calibration:
             f"{path.parent}: {error.strerror or error}, so nothing that is measured could be kept; LOCALRUN_HOME can "
             "name a folder that can be written"
         ) from None
-    return calibration.calibrate(model, settings, progress)
+    measured = calibration.calibrate(model, settings, progress)
+    with kept_if_possible("this calibration"):
+        calibration.keep(path, measured)
+    return measured
 
 
 @contextmanager
@@ -147,18 +150,19 @@ def check_command(
     """
     from localrun.plan import report
     from localrun.plan.calibration import keep_check, path_of, setup_of
-    from localrun.plan.check import compare
+    from localrun.plan.check import asked_of, compare
     from localrun.plan.search import Search
 
     model, settings = model_and_settings(name)
     workload = workload_of(workload_name)
+    # Before a minute of measuring, where possible.
+    sessions = None if rate_per_s is None else asked_of(workload, rate_per_s, seconds, seed)
     calibration = calibration_of(model, settings)
-    if rate_per_s is None:
+    if rate_per_s is None or sessions is None:
         carried = Search(workload, workload.limits).carries(setup_of(calibration, settings))
         rate_per_s = CHECKED_LOAD * carried.rate_per_s
-    found = compare(
-        model, settings, calibration, workload, rate_per_s=rate_per_s, seconds=seconds, seed=seed, tell=progress
-    )
+        sessions = asked_of(workload, rate_per_s, seconds, seed)
+    found = compare(model, settings, calibration, workload, sessions, rate_per_s=rate_per_s, seed=seed, tell=progress)
     with kept_if_possible("this check"):
         keep_check(path_of(model, settings), calibration, found.check)
     if as_json:
