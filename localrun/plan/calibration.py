@@ -23,6 +23,7 @@ import msgspec
 import psutil
 
 from localrun import config, stored, wire
+from localrun.bench.arrivals import Session, Turn
 from localrun.bench.metrics import gaps_s, percentile
 from localrun.bench.session import own_server
 from localrun.config import Settings
@@ -35,7 +36,6 @@ from localrun.plan.backend import Layout
 from localrun.plan.costs import Costs, PromptCosts, Sample, StreamCosts, errors_of
 from localrun.plan.real import as_sent, send
 from localrun.plan.replica import Setup, simulate
-from localrun.plan.workload import Session, Turn
 from localrun.processes import HIDDEN
 
 VERSION = 3

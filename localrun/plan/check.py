@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import psutil
 
+from localrun.bench.arrivals import Limits, Session, Workload
 from localrun.bench.metrics import is_good, stream_metrics
 from localrun.bench.results import Metrics, StreamRecord
 from localrun.bench.servers import ServerProcess
@@ -26,7 +27,6 @@ from localrun.models.storage.model import Model
 from localrun.plan.calibration import Calibration, Check, Speed, setup_of
 from localrun.plan.real import Sent, as_sent, send
 from localrun.plan.replica import Setup, simulate
-from localrun.plan.workload import Limits, Session, Workload
 
 # These are sent first, and do not count.
 N_WARM = 8

@@ -14,10 +14,10 @@ import math
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 
+from localrun.bench.arrivals import Turn
 from localrun.bench.results import StreamRecord
 from localrun.plan.clock import Account, VirtualClock
 from localrun.plan.replica import Arrival, Setup
-from localrun.plan.workload import Turn
 
 
 class _Request:

@@ -19,6 +19,7 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
+from localrun.bench.arrivals import Limits, Session, Turn, Workload
 from localrun.bench.results import StreamRecord
 from localrun.cluster.affinity import BLOCK_TOKENS, BYTES_PER_TOKEN, Affinity, blocks
 from localrun.errors import BadRequest
@@ -36,7 +37,6 @@ from localrun.plan.replica import (
     without_collecting,
 )
 from localrun.plan.search import N_REQUESTS, Point, check_asked, point_of
-from localrun.plan.workload import Limits, Session, Turn, Workload
 
 MOST_EXACT = 16
 N_SAMPLED = 6

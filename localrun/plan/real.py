@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from localrun.bench.arrivals import ANSWER, Session
 from localrun.bench.results import Options, StreamRecord, Target
 from localrun.bench.streams import CLIENT, Endpoint, PromptForm, numbers, post_stream
-from localrun.plan.workload import ANSWER, Session
 
 _SAID = ".said"
 

@@ -18,6 +18,8 @@ from itertools import chain, islice
 from typing import NamedTuple, Protocol
 from zlib import crc32
 
+from localrun.bench.arrivals import ANSWER, Session, Turn
+from localrun.bench.arrivals import Limits as Promise
 from localrun.bench.metrics import is_good
 from localrun.bench.results import StreamRecord
 from localrun.engine.backend import Backend, Worker
@@ -28,8 +30,6 @@ from localrun.plan.backend import MOST_TOKENS, Layout, SimBackend, tokens_of
 from localrun.plan.clock import Account, VirtualClock
 from localrun.plan.costs import Costs
 from localrun.plan.disk import SimDisk
-from localrun.plan.workload import ANSWER, Session, Turn
-from localrun.plan.workload import Limits as Promise
 from localrun.wire import Finish, KvRun, Sampling, Step, Submit
 
 # A look of the engine at nothing.

@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from localrun.bench.arrivals import Limits, Workload
 from localrun.bench.report import aligned, cost_per_million_tokens
 from localrun.plan.calibration import Calibration
 from localrun.plan.check import COMPARED, Comparison
@@ -18,7 +19,6 @@ from localrun.plan.fleet import FleetPoint
 from localrun.plan.roofline import LEAST_BAND, Device
 from localrun.plan.search import Point
 from localrun.plan.whatif import BEYOND, Tried, WhatIf
-from localrun.plan.workload import Limits, Workload
 
 _MOST_POINTS = 6
 # A wait for cells of so much of the time is worth a word.

@@ -12,12 +12,12 @@ from collections.abc import Sequence
 
 import msgspec
 
+from localrun.bench.arrivals import Limits, Session, Turn, Workload
 from localrun.bench.metrics import goodput, percentile
 from localrun.bench.results import StreamRecord
 from localrun.errors import BadRequest
 from localrun.plan.clock import Account
 from localrun.plan.replica import Outcome, Setup, simulate
-from localrun.plan.workload import Limits, Session, Turn, Workload
 
 N_REQUESTS = 300
 # The engine learns what steps cost while these are answered, and they do not count.

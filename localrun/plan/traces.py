@@ -33,8 +33,8 @@ from typing import Annotated, Any, NamedTuple, TextIO
 import msgspec
 
 from localrun import stored
+from localrun.bench.arrivals import ANSWER, Limits, Part, Positive, Session, Turn, Workload, built_in, of_toml
 from localrun.errors import BadRequest, meant
-from localrun.plan.workload import ANSWER, Limits, Part, Positive, Session, Turn, Workload, built_in, of_toml
 from localrun.snapshot import TrafficRow
 from localrun.wire import Lane
 

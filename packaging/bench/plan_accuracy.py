@@ -20,6 +20,7 @@ from pathlib import Path
 import click
 import msgspec
 
+from localrun.bench.arrivals import Limits, Workload, WorkloadFile
 from localrun.bench.results import Metrics
 from localrun.cli import exits
 from localrun.cli.arguments import NumberList
@@ -33,7 +34,6 @@ from localrun.plan.check import N_WARM, compared, daemon, run, scaled
 from localrun.plan.real import as_sent
 from localrun.plan.replica import Setup
 from localrun.plan.search import Search
-from localrun.plan.workload import Limits, Workload, WorkloadFile
 
 WORKLOADS = Path(__file__).with_name("plan_accuracy.toml")
 LOADS = (30, 50, 65, 90, 110)

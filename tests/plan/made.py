@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from localrun.bench.arrivals import Limits, Session, Turn, Workload
 from localrun.plan.backend import Layout
 from localrun.plan.costs import Costs, PromptCosts, StreamCosts
 from localrun.plan.replica import Setup
-from localrun.plan.workload import Limits, Session, Turn, Workload
 
 FREE = PromptCosts(0.0, 0.0, 0.0)
 

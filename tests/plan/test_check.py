@@ -6,10 +6,10 @@ import re
 
 import pytest
 
+from localrun.bench.arrivals import Session
 from localrun.errors import BadRequest
 from localrun.plan.check import LEAST_REQUESTS, asked_of
 from localrun.plan.traces import built_in
-from localrun.plan.workload import Session
 from tests.plan.made import turn, workload
 
 

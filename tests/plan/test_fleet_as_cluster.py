@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from localrun import wire
+from localrun.bench.arrivals import ANSWER, Session, Turn
 from localrun.bench.metrics import percentile
 from localrun.bench.report import aligned
 from localrun.bench.results import StreamRecord
@@ -25,7 +26,6 @@ from localrun.plan.costs import PromptCosts, StreamCosts
 from localrun.plan.fleet import fleet
 from localrun.plan.real import as_sent
 from localrun.plan.replica import Setup
-from localrun.plan.workload import ANSWER, Session, Turn
 from localrun.server.jobs.job import JobRequest
 from localrun.server.runtime import Runtime
 from tests.cluster.test_link import Machine

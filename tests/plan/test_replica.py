@@ -8,11 +8,11 @@ import statistics
 
 import pytest
 
+from localrun.bench.arrivals import ANSWER, Session, Turn
 from localrun.bench.streams import arrivals_s
 from localrun.plan.clock import Account, VirtualClock
 from localrun.plan.costs import StreamCosts
 from localrun.plan.replica import simulate
-from localrun.plan.workload import ANSWER, Session, Turn
 from tests.plan.made import FREE, costs, setup, turn
 
 

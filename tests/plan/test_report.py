@@ -5,11 +5,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from localrun.bench.arrivals import Limits
 from localrun.plan import curve, report
 from localrun.plan.calibration import Calibration, Check, fitted
 from localrun.plan.search import Point, Search
 from localrun.plan.whatif import what_if
-from localrun.plan.workload import Limits
 from tests.plan.made import costs, layout, setup
 from tests.plan.test_search import alike
 

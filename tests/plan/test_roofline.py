@@ -5,6 +5,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from localrun.bench.arrivals import Limits
 from localrun.bench.roofline import StepBytes, decode_bound_tokens_per_s
 from localrun.config import Settings
 from localrun.errors import BadRequest, CannotFit
@@ -13,7 +14,6 @@ from localrun.models.gguf.reader import read_header
 from localrun.plan.roofline import EFFICIENCIES as ALL
 from localrun.plan.roofline import LEAST_BAND, active_weights, band, device, estimate_of, machines, step_s
 from localrun.plan.search import Search
-from localrun.plan.workload import Limits
 from tests.plan.published import header_of
 from tests.plan.test_search import alike
 

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from localrun.bench.arrivals import ANSWER, Session, Turn
 from localrun.engine.backend import Batch
 from localrun.plan.backend import N_TOKENS, SimBackend, SimSampler, SimWorker
 from localrun.plan.clock import Account, VirtualClock
 from localrun.plan.costs import Costs, PromptCosts, StreamCosts
 from localrun.plan.replica import Outcome, Replica, Setup
-from localrun.plan.workload import ANSWER, Session, Turn
 from localrun.wire import Lane, Sampling
 from tests.fakes.backend import FakeBackend, FakeWorker
 from tests.plan.made import layout

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from localrun.bench.arrivals import Session
 from localrun.errors import BadRequest
 from localrun.plan.traces import named
-from localrun.plan.workload import Session
 
 OWN = """\
 {"at_s": 1.5, "prompt": [["system", 600], ["u7/1", 84]], "output_tokens": 187, "client": "u7", "lane": "interactive"}

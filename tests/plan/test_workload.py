@@ -4,11 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from localrun.bench.workloads.throughput import N_CHAT_OUTPUT, N_CHAT_PROMPT
+from localrun.bench.arrivals import ANSWER, built_in
 from localrun.errors import BadRequest
 from localrun.plan.replica import prompt_tokens
 from localrun.plan.traces import named
-from localrun.plan.workload import ANSWER, built_in
 
 TEAM = """
 name = "our team"
@@ -32,11 +31,11 @@ lane = "batch"
 """
 
 
-def test_chat_has_the_lengths_of_the_bench() -> None:
+def test_chats_are_short() -> None:
     turns = [session.turns for session in built_in()["chat"].sessions(2000, 1)]
     lengths = [(turn.n_prompt, turn.n_output) for (turn,) in turns]
-    assert (min(n for n, _ in lengths), max(n for n, _ in lengths)) == N_CHAT_PROMPT
-    assert (min(n for _, n in lengths), max(n for _, n in lengths)) == N_CHAT_OUTPUT
+    assert (min(n for n, _ in lengths), max(n for n, _ in lengths)) == (50, 350)
+    assert (min(n for _, n in lengths), max(n for _, n in lengths)) == (16, 112)
 
 
 @pytest.mark.parametrize("name", ["chat", "agent", "rag", "autocomplete", "batch"])

@@ -7,12 +7,13 @@ themselves, in an open loop: how many are answered as fast as a person wants.
 from __future__ import annotations
 
 import asyncio
-import random
+import math
 import time
 
+from localrun.bench.arrivals import built_in_files
 from localrun.bench.metrics import goodput, knee, stream_metrics
 from localrun.bench.results import Options
-from localrun.bench.streams import Endpoint, Stream, arrivals_s, numbers, open_loop
+from localrun.bench.streams import Endpoint, Stream, numbers, open_loop
 from localrun.bench.workloads.workload import WorkloadResult, define
 
 # --- decode ---
@@ -55,21 +56,18 @@ DECODE = define(
 
 # --- chat ---
 
-N_CHAT_PROMPT = (50, 350)
-N_CHAT_OUTPUT = (16, 112)
-
 
 async def _chat(endpoint: Endpoint, options: Options) -> WorkloadResult:
-    """Lengths are uniform within their bounds. The chats of the last seconds are waited for, too."""
-    times_s = arrivals_s(
-        rate_per_s=options.rate_per_s, seconds=options.seconds, burstiness=options.burstiness, seed=options.seed
-    )
-    chosen = random.Random(options.seed)
-    sizes = [(chosen.randint(*N_CHAT_PROMPT), chosen.randint(*N_CHAT_OUTPUT)) for _ in times_s]
-    prompts = [numbers(options.seed, f"chat {index}", n_prompt) for index, (n_prompt, _) in enumerate(sizes)]
+    """`chat` of `arrivals.toml`. The chats of the last seconds are waited for, too."""
+    workload = built_in_files()["chat"].with_burstiness(options.burstiness).workload("chat")
+    n_requests = options.rate_per_s * options.seconds
+    sessions = [each for each in workload.sessions(math.ceil(n_requests), options.seed) if each.at < n_requests]
+    turns = [turn for session in sessions for turn in session.turns]
+    prompts = [numbers(options.seed, f"chat {index}", turn.n_prompt) for index, turn in enumerate(turns)]
+    times_s = [session.at / options.rate_per_s for session in sessions]
 
     def begin(index: int, intended_at_s: float) -> Stream:
-        return endpoint.begin(prompts[index], sizes[index][1], intended_at_s=intended_at_s)
+        return endpoint.begin(prompts[index], turns[index].n_output, intended_at_s=intended_at_s)
 
     start_s = time.perf_counter()
     records = await open_loop(times_s, begin)

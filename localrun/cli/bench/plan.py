@@ -30,10 +30,10 @@ from localrun.cli.text import print_json, progress, say
 from localrun.config import Settings
 
 if TYPE_CHECKING:
+    from localrun.bench.arrivals import Limits, Workload
     from localrun.models.storage.model import Model
     from localrun.plan.replica import Setup
     from localrun.plan.search import Point, Search
-    from localrun.plan.workload import Limits, Workload
 
 # As `plan.fleet` has them.
 ROUTER_NAMES = ("prefix", "session", "least-requests", "two-choices", "round-robin")

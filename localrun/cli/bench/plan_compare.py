@@ -18,10 +18,10 @@ from localrun.cli.text import print_json, progress, say
 from localrun.config import KV_TYPES, Settings
 
 if TYPE_CHECKING:
+    from localrun.bench.arrivals import Limits
     from localrun.models.storage.model import Model
     from localrun.plan.replica import Setup
     from localrun.plan.search import Point, Search
-    from localrun.plan.workload import Limits
 
 THIS = "this"
 # What may vary, and what is tried where nobody says.

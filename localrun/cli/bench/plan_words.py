@@ -18,9 +18,9 @@ from localrun.cli.text import print_json, progress, say, tell
 from localrun.config import Settings
 
 if TYPE_CHECKING:
+    from localrun.bench.arrivals import Workload
     from localrun.models.storage.model import Model
     from localrun.plan.calibration import Calibration
-    from localrun.plan.workload import Workload
 
 WORDS = ("calibrate", "check", "machines", "record")
 # Of the rate that is carried: where a check is worth most.
@@ -62,8 +62,8 @@ def _why_no_model(name: str) -> str:
 
 def workload_of(name: str) -> Workload:
     """Raises BadRequest."""
+    from localrun.bench.arrivals import built_in
     from localrun.plan.traces import named
-    from localrun.plan.workload import built_in
 
     path = Path(name).expanduser()
     if name not in built_in() and path.exists() and not path.is_file():

@@ -12,8 +12,8 @@ from click.testing import CliRunner
 
 from bench import plan_accuracy
 from bench.plan_accuracy import Cell, knee, read, table
+from localrun.bench.arrivals import Limits
 from localrun.errors import LocalrunError
-from localrun.plan.workload import Limits
 
 FIGURES = {
     "tokens_per_s": 100.0, "ttft_p50_s": 0.2, "ttft_p95_s": 0.5, "itl_p50_s": 0.01, "itl_p95_s": 0.03,

@@ -187,6 +187,11 @@ class WorkloadFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         thinking = [source.weight * _mean(source.think_s, chance) for source in self.source]
         return Workload(self.name or name, self.summary, self.promise, self._sessions, sum(thinking) / total)
 
+    def with_burstiness(self, burstiness: float) -> WorkloadFile:
+        """The same people, who come in bursts, or evenly."""
+        sources = tuple(msgspec.structs.replace(source, burstiness=burstiness) for source in self.source)
+        return msgspec.structs.replace(self, source=sources)
+
     def _sessions(self, n_requests: int, seed: int) -> list[Session]:
         total = sum(source.weight for source in self.source)
         found: list[Session] = []
@@ -230,11 +235,15 @@ def _mean(amount: Amount, chance: random.Random) -> float:
     return sum(amount.draw(chance) for _ in range(2000)) / 2000
 
 
-def built_in() -> dict[str, Workload]:
+def built_in_files() -> dict[str, WorkloadFile]:
     """Those that come with it, by name."""
-    text = resources.files("localrun.plan").joinpath("workloads.toml").read_bytes()
-    files = msgspec.toml.decode(text, type=dict[str, WorkloadFile])
-    return {name: file.workload(name) for name, file in files.items()}
+    text = resources.files("localrun.bench").joinpath("arrivals.toml").read_bytes()
+    return msgspec.toml.decode(text, type=dict[str, WorkloadFile])
+
+
+def built_in() -> dict[str, Workload]:
+    """The same, ready to be asked for sessions."""
+    return {name: file.workload(name) for name, file in built_in_files().items()}
 
 
 def of_toml(path: Path) -> Workload:
