@@ -268,8 +268,9 @@ class SimBackend:
             clock.spend(max(0.0, mixed_s - decode_s), Account.PROMPTS)
         else:
             clock.spend(decode_s, Account.DECODE)
+            # The weights are read once, and attention is each prompt's own.
             prompts_s = sum(costs.beside.batch_s(n, pos, self.layout.tile_waste(n)) for n, pos in prompts)
-            clock.spend(factor * prompts_s, Account.PROMPTS)
+            clock.spend(factor * (prompts_s - (len(prompts) - 1) * costs.beside.fixed_s), Account.PROMPTS)
         if worker is not None and is_beside:
             worker.interrupted()
 

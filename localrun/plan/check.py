@@ -95,7 +95,7 @@ def asked_of(workload: Workload, rate_per_s: float, seconds: float, seed: int) -
     n_requests = max(LEAST_REQUESTS, round(min(rate_per_s * seconds, 1e18)))
     sessions = as_sent(workload.sessions(min(n_requests, MOST_REQUESTS + 1), seed))
     n_found = sum(len(session.turns) for session in sessions)
-    if n_found <= MOST_REQUESTS:  # a trace has no more than it has
+    if workload.own_rate_per_s is not None:  # a trace has no more than it has
         n_requests = n_found
     if n_requests > MOST_REQUESTS or n_requests / rate_per_s > MOST_SECONDS:
         raise BadRequest(

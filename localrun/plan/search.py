@@ -182,11 +182,11 @@ class Search:
             raise BadRequest(
                 "the promise is kept at no rate that was tried; a longer --ttft-limit may be", field="users"
             )
-        if high is None and near_per_s is None:
+        is_short = self.workload.own_rate_per_s is not None or len(self._sessions) < LEAST_REQUESTS
+        if high is None and near_per_s is None and is_short:
             raise BadRequest(
                 f"the promise is kept even when the {len(self._sessions)} sessions of {self.workload.name} come at "
-                "once, so they do not say how many would be too many: take a longer trace or a shorter --ttft-limit, "
-                "or ask for a --rate",
+                "once, so they do not say how many would be too many: take a longer trace, or ask for a --rate",
                 field="workload",
             )
         return low

@@ -392,7 +392,10 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--heads", type=int, default=0, help="query heads of the model")
     args = parser.parse_args(argv)
     lines = own_stdout()
-    opened = msgspec.json.decode(sys.stdin.buffer.read(), type=wire.Open)
+    asked = sys.stdin.buffer.read()
+    if not asked:  # whoever started this was interrupted before it asked
+        return 1
+    opened = msgspec.json.decode(asked, type=wire.Open)
     try:
         backend, _ = LLAMA.backend(opened)
     except LocalrunError as error:

@@ -32,7 +32,9 @@ def test_every_phase_says_something(tiny_gguf: Path, n_slots: int) -> None:
     assert first["layout"]["state_token_bytes"] > 0
     assert last["others"] >= 0
     phases = {line["phase"] for line in lines}
-    several = {"step", "batch", "alone_step", "alone_batch", "copy", "drafts"} if n_slots > 1 else set()
+    several = (
+        {"step", "batch", "alone_step", "alone_batch", "copy", "save", "restore", "drafts"} if n_slots > 1 else set()
+    )
     assert phases == {"streams", "alone_drafts", "background", "beside", "disk", "rebuild"} | several
     assert {line["rows"] for line in lines if line["phase"] == "streams"} == set(range(1, n_slots + 1))
     assert all(line["seconds"] > 0 and line["spread"] >= 0 for line in lines)
@@ -45,3 +47,11 @@ def test_a_model_that_cannot_be_opened_is_said(tmp_path: Path) -> None:
     done = subprocess.run(command, input=msgspec.json.encode(opened(path, 2)), capture_output=True, check=False)
     assert done.returncode == 1
     assert str(path).encode() in done.stderr
+
+
+def test_nobody_asks_and_nothing_is_said() -> None:
+    """The command that started it was interrupted before it said what is to be measured."""
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "localrun.engine.tools.step_costs"], input=b"", capture_output=True, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (1, b"", b"")
