@@ -46,6 +46,9 @@ _DRAFT_ROWS = 64
 MOST_SEQUENCES = 4096
 # As `native/llama.py` has them.
 _BACKGROUND_SEQUENCES = 4
+# No piece of a batch is shorter (`native/worker.py`), and those of a batch of so many rows were measured.
+_PIECE_S = 0.004
+_PIECE_ROWS = 512
 
 
 def tokens_of(seed: int, n_tokens: int) -> range:
@@ -138,6 +141,13 @@ class SimWorker:
     def computed_s(self) -> float:
         return self._batch_s + self._extra_s
 
+    @property
+    def piece_s(self) -> float:
+        """What a step waits for at most: the operations of fewer rows, of which each is a piece, are shorter."""
+        measured_s = self._backend.costs.piece_s
+        longest_s = max(self._backend.piece_share * self._batch_s, min(measured_s, _PIECE_S))
+        return min(longest_s, max(0.0, self.ends_at_s - self._clock.now_s))
+
     def use(self, adapters: AdapterSet) -> None:
         pass
 
@@ -228,6 +238,7 @@ class SimBackend:
         self._chance = random.Random(seed)
         self._noise = [self._chance.lognormvariate(-(costs.sigma**2) / 2, costs.sigma) for _ in range(_N_NOISE)]
         self._n_noise = 0
+        self.piece_share = costs.piece_s / costs.background.batch_s(min(_PIECE_ROWS, layout.n_batch), 0.0)
         self._state = np.broadcast_to(np.zeros(1, np.uint8), (1 << 40,))
         self.worker: SimWorker | None = None
         self.says: Iterable[int] = ()  # the answer to the next request
@@ -253,8 +264,8 @@ class SimBackend:
             return
         is_beside = worker is not None and worker.is_busy
         if worker is not None and is_beside:
+            clock.spend(self._chance.random() * worker.piece_s, Account.PROMPTS)
             worker.go_on()
-            clock.spend(self._chance.random() * costs.piece_s, Account.PROMPTS)
             factor *= costs.cold
         decode_s = factor * costs.streams.step_s(n_streams, tokens) if n_streams else 0.0
         if not prompts:

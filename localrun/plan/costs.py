@@ -146,7 +146,8 @@ class PromptCosts(msgspec.Struct, frozen=True):
         if not samples:
             raise LocalrunError("no prompt was measured, so nothing can be planned")
         features = [(1.0, float(n), waste(n) * n * (depth + n / 2)) for n, depth, _ in samples]
-        line = cls(*least_squares(features, [each.seconds for each in samples]))
+        fixed_s, row_s, row_depth_s = least_squares(features, [each.seconds for each in samples])
+        line = cls(fixed_s, row_s, row_depth_s)
         ratios: dict[int, list[float]] = {}
         for n_rows, depth, seconds in samples:
             ratios.setdefault(n_rows, []).append(seconds / line.batch_s(n_rows, depth, waste(n_rows)))
@@ -163,12 +164,12 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True):
     rows of several streams that draft, computed in one pass, and `alone_drafts` of one stream's; None where nobody has
     measured them: then each row counts as a stream.
 
-    A step waits up to `piece_s` for the piece of the background that is being computed, and takes `cold` times as long,
-    because caches are cold; so does the rest of that batch. A token's state is copied from cells to cells in
-    `copy_token_s`, into memory in `save_token_s`, and back in `restore_token_s`; each copy takes `copy_s` besides. A
-    byte is read from disk in `disk_byte_s`. `rebuild_s` is for new KV cells. The engine's own work takes `host_s` in
-    each step and `host_row_s` for each stream. The daemon takes `delta_s` for each token it passes on from the
-    processors that compute, and a request is `request_s` on its way. Times vary by a log-normal factor of `sigma`.
+    A step waits up to `piece_s` for the piece of a large batch of the background that is being computed, and takes
+    `cold` times as long, because caches are cold; so does the rest of that batch. A token's state is copied from cells
+    to cells in `copy_token_s`, into memory in `save_token_s`, and back in `restore_token_s`; each copy takes `copy_s`
+    besides. A byte is read from disk in `disk_byte_s`. `rebuild_s` is for new KV cells. The engine's own work takes
+    `host_s` in each step and `host_row_s` for each stream. The daemon takes `delta_s` for each token it passes on from
+    the processors that compute, and a request is `request_s` on its way. Times vary by a log-normal factor of `sigma`.
     """
 
     streams: StreamCosts

@@ -75,6 +75,26 @@ def test_rows_of_a_simulated_prompt_are_tiles_or_not() -> None:
     assert seconds(64) == pytest.approx(0.064 + 64 * 1e-6 * tile_waste(64, 9, 2) * (512 + 32))
 
 
+@pytest.mark.parametrize(("n_rows", "longest_s"), [(512, 0.040), (128, 0.010), (16, 0.004)])
+def test_a_step_waits_for_a_piece_of_the_batch_which_goes_on_meanwhile(n_rows: int, longest_s: float) -> None:
+    """Pieces of a smaller batch are shorter. All the time that is not a step's is the batch's."""
+    of = costs(background=PromptCosts(0.0, 1e-3, 0.0), streams=StreamCosts((1,), (0.010,), (0.0,)), piece_s=0.040)
+    backend = SimBackend(layout(), of, VirtualClock(), 1)
+    worker, waits = backend.worker, []
+    assert worker is not None
+    worker.batch.pos[:n_rows], worker.batch.seq[:n_rows] = range(n_rows), 0
+    worker.start(n_rows)
+    for pos in range(10_000):
+        if worker.is_over():
+            break
+        before_s = backend.clock()
+        backend.batch.pos[0], backend.batch.seq[0] = pos, 0
+        backend.decode(1)
+        waits.append(backend.clock() - before_s - 0.010)
+    assert 0.7 * longest_s < max(waits) <= longest_s + 1e-9
+    assert backend.clock() == pytest.approx(n_rows * 1e-3 + 0.010 * len(waits))
+
+
 def test_between_and_beyond_what_was_measured_lines_go_on() -> None:
     streams = StreamCosts((1, 4, 8), (0.003, 0.006, 0.010), (1e-6, 1e-6, 1e-6))
     assert streams.step_s(2, 0) == pytest.approx(0.004)
