@@ -58,9 +58,9 @@ async def end_child(child: Process, *, leave_s: float = 0.0) -> None:
 
     if child.stdin is not None:
         child.stdin.close()
-    waiting, cancelled = asyncio.ensure_future(child.wait()), None
+    loop = asyncio.get_running_loop()
+    waiting, cancelled = loop.create_task(child.wait()), None
     for timeout_s in (leave_s, GONE_WITHIN_S):
-        loop = asyncio.get_running_loop()
         until_s = loop.time() + timeout_s
         while (left_s := until_s - loop.time()) > 0 and not waiting.done():
             try:
