@@ -46,9 +46,6 @@ _DRAFT_ROWS = 64
 MOST_SEQUENCES = 4096
 # As `native/llama.py` has them.
 _BACKGROUND_SEQUENCES = 4
-# No piece of a batch is shorter (`native/worker.py`), and those of a batch of so many rows were measured.
-_PIECE_S = 0.004
-_PIECE_ROWS = 512
 
 
 def tokens_of(seed: int, n_tokens: int) -> range:
@@ -141,12 +138,17 @@ class SimWorker:
     def computed_s(self) -> float:
         return self._batch_s + self._extra_s
 
-    @property
-    def piece_s(self) -> float:
-        """What a step waits for at most: the operations of fewer rows, of which each is a piece, are shorter."""
-        measured_s = self._backend.costs.piece_s
-        longest_s = max(self._backend.piece_share * self._batch_s, min(measured_s, _PIECE_S))
-        return min(longest_s, max(0.0, self.ends_at_s - self._clock.now_s))
+    def interrupt(self, share: float) -> float:
+        """A step waits for the piece at hand: `share` of all steps wait no longer. How much longer than by itself that
+        step computes then."""
+        waits = self._backend.costs.waits
+        if self.is_over() or waits is None:
+            return 0.0
+        cold_s = waits.extra_s(self._batch_s, 0.0)
+        wait_s = waits.extra_s(self._batch_s, share) - cold_s
+        self._clock.spend(min(wait_s, max(0.0, self.ends_at_s - self._clock.now_s)), Account.PROMPTS)
+        self.go_on()
+        return cold_s
 
     def use(self, adapters: AdapterSet) -> None:
         pass
@@ -238,7 +240,6 @@ class SimBackend:
         self._chance = random.Random(seed)
         self._noise = [self._chance.lognormvariate(-(costs.sigma**2) / 2, costs.sigma) for _ in range(_N_NOISE)]
         self._n_noise = 0
-        self.piece_share = costs.piece_s / costs.background.batch_s(min(_PIECE_ROWS, layout.n_batch), 0.0)
         self._state = np.broadcast_to(np.zeros(1, np.uint8), (1 << 40,))
         self.worker: SimWorker | None = None
         self.says: Iterable[int] = ()  # the answer to the next request
@@ -259,17 +260,13 @@ class SimBackend:
         costs, clock, worker = self.costs, self.clock, self.worker
         n_streams, tokens, prompts = self.place(self.batch, n_rows)
         factor = self.noise()
-        if prompts and self.batch.wants_logits[:n_rows].all():
-            clock.spend(factor * self._drafts_s(n_rows), Account.DECODE)
-            return
-        is_beside = worker is not None and worker.is_busy
-        if worker is not None and is_beside:
-            clock.spend(self._chance.random() * worker.piece_s, Account.PROMPTS)
-            worker.go_on()
-            factor *= costs.cold
+        if worker is not None and worker.is_busy:
+            clock.spend(worker.interrupt(self._chance.random()), Account.DECODE)
         decode_s = factor * costs.streams.step_s(n_streams, tokens) if n_streams else 0.0
         if not prompts:
             clock.spend(decode_s, Account.DECODE)
+        elif self.batch.wants_logits[:n_rows].all():
+            clock.spend(factor * self._drafts_s(n_rows), Account.DECODE)
         elif self.mixes_rows:  # one pass, which reads the weights once
             n_prompt = sum(n for n, _ in prompts)
             depth = sum(n * pos for n, pos in prompts) / n_prompt
@@ -282,7 +279,7 @@ class SimBackend:
             # The weights are read once, and attention is each prompt's own.
             prompts_s = sum(costs.beside.batch_s(n, pos, self.layout.tile_waste(n)) for n, pos in prompts)
             clock.spend(factor * (prompts_s - (len(prompts) - 1) * costs.beside.fixed_s), Account.PROMPTS)
-        if worker is not None and is_beside:
+        if worker is not None and worker.is_busy:
             worker.interrupted()
 
     def _drafts_s(self, n_rows: int) -> float:

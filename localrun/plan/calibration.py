@@ -33,12 +33,12 @@ from localrun.hardware.processors import usable
 from localrun.models.fit import FitRequest, Machine, choose
 from localrun.models.storage.model import Model
 from localrun.plan.backend import Layout
-from localrun.plan.costs import Costs, PromptCosts, Sample, StreamCosts, errors_of
+from localrun.plan.costs import Costs, PromptCosts, Sample, StreamCosts, WaitCosts, errors_of
 from localrun.plan.real import as_sent, send
 from localrun.plan.replica import Setup, simulate
 from localrun.processes import HIDDEN
 
-VERSION = 3
+VERSION = 4
 FOLDER = "calibrations"
 SECONDS = 30.0
 PROBE_SECONDS = 6.0
@@ -188,6 +188,7 @@ class _Line(msgspec.Struct):
     tokens: int = 0
     seconds: float = 0.0
     spread: float = 0.0
+    quantiles: tuple[float, ...] = ()
     build: str = ""
     layout: Layout | None = None
     others: float | None = None
@@ -252,13 +253,8 @@ def fitted(lines: list[_Line], layout: Layout) -> tuple[Costs, float, float]:
     predicted |= {
         sample: prompts.batch_s(sample.n_rows, sample.tokens, layout.tile_waste(sample.n_rows)) for sample in measured
     }
-    cold, piece_s = 1.0, 0.0
-    if "step" in of:
-        step, alone_step, batch, alone_batch = (
-            of[phase][0].seconds for phase in ("step", "alone_step", "batch", "alone_batch")
-        )
-        cold = min(2.0, max(1.0, batch / alone_batch))
-        piece_s = 2 * max(0.0, step - cold * alone_step)
+    waits = {line.seconds: line.quantiles for line in lines if line.phase == "waits"}
+    cold = of["batch"][0].seconds / of["waits"][0].seconds if waits else 1.0
     copy_s, copy_token_s = copy_line(of.get("copy", []))
     sigma = statistics.median(line.spread for line in lines if line.phase == "streams")
     costs = Costs(
@@ -268,8 +264,8 @@ def fitted(lines: list[_Line], layout: Layout) -> tuple[Costs, float, float]:
         # Of several streams none has a tile for itself.
         drafts=PromptCosts.line(of["drafts"]) if "drafts" in of else None,
         alone_drafts=PromptCosts.fitted(of["alone_drafts"], layout.tile_waste) if "alone_drafts" in of else None,
-        piece_s=piece_s,
-        cold=cold,
+        waits=WaitCosts(tuple(sorted(waits)), tuple(waits[batch_s] for batch_s in sorted(waits))) if waits else None,
+        cold=min(2.0, max(1.0, cold)),
         copy_s=copy_s,
         copy_token_s=copy_token_s,
         save_token_s=copy_line(of.get("save", []))[1],

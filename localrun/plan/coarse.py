@@ -110,7 +110,8 @@ class CoarseReplica:
         step_s = self._step_s(self._streams)
         if not self._prompts:
             return step_s, 0.0
-        beside_s = step_s * self._costs.cold + self._costs.piece_s / 2
+        waits = self._costs.waits
+        beside_s = step_s + (waits.extra_s(waits.batches_s[-1], 0.5) if waits else 0.0)
         interval_s = max(self._target_s, 2 * beside_s)
         return interval_s, 1 - beside_s / interval_s
 

@@ -159,13 +159,45 @@ class PromptCosts(msgspec.Struct, frozen=True):
         return self.fixed_s + self.row_s * n_rows + self.row_depth_s * waste * n_rows * (depth + n_rows / 2)
 
 
+class WaitCosts(msgspec.Struct, frozen=True):
+    """By how many seconds a step takes longer beside a batch of the background: it waits for a piece of that, and then
+    its caches are cold. `quantiles_s` are equally far apart, from the least to the most, for each of `batches_s`, which
+    is how long a batch takes by itself, ascending."""
+
+    batches_s: Annotated[tuple[Seconds, ...], msgspec.Meta(min_length=1)]
+    quantiles_s: tuple[Annotated[tuple[Seconds, ...], msgspec.Meta(min_length=2)], ...]
+
+    def __post_init__(self) -> None:
+        if list(self.batches_s) != sorted(set(self.batches_s)) or len(self.batches_s) != len(self.quantiles_s):
+            raise ValueError("durations of batches are ascending, and each has its quantiles")
+
+    def extra_s(self, batch_s: float, share: float) -> float:
+        """`share` of all steps take no longer than this. A line through the shortest and the longest batch."""
+        short_s, long_s = _between(self.quantiles_s[0], share), _between(self.quantiles_s[-1], share)
+        if len(self.batches_s) == 1:
+            return long_s
+        way = (batch_s - self.batches_s[0]) / (self.batches_s[-1] - self.batches_s[0])
+        return max(0.0, short_s + max(0.0, way) * (long_s - short_s))
+
+    def scaled(self, factor: float) -> WaitCosts:
+        return WaitCosts(
+            tuple(factor * s for s in self.batches_s), tuple(tuple(factor * s for s in own) for own in self.quantiles_s)
+        )
+
+
+def _between(quantiles: Sequence[float], share: float) -> float:
+    at = share * (len(quantiles) - 1)
+    left = min(int(at), len(quantiles) - 2)
+    return quantiles[left] + (at - left) * (quantiles[left + 1] - quantiles[left])
+
+
 class Costs(msgspec.Struct, frozen=True, kw_only=True):
     """All of them. `background` is of batches beside the steps, `beside` of rows among the streams. `drafts` is of the
     rows of several streams that draft, computed in one pass, and `alone_drafts` of one stream's; None where nobody has
     measured them: then each row counts as a stream.
 
-    A step waits up to `piece_s` for the piece of a large batch of the background that is being computed, and takes
-    `cold` times as long, because caches are cold; so does the rest of that batch. A token's state is copied from cells
+    Beside a batch of the background a step takes longer (`waits`), and the rest of that batch takes `cold` times as
+    long, because caches are cold. A token's state is copied from cells
     to cells in `copy_token_s`, into memory in `save_token_s`, and back in `restore_token_s`; each copy takes `copy_s`
     besides. A byte is read from disk in `disk_byte_s`. `rebuild_s` is for new KV cells. The engine's own work takes
     `host_s` in each step and `host_row_s` for each stream. The daemon takes `delta_s` for each token it passes on from
@@ -177,7 +209,7 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True):
     beside: PromptCosts
     drafts: PromptCosts | None = None
     alone_drafts: PromptCosts | None = None
-    piece_s: Seconds = 0.0
+    waits: WaitCosts | None = None
     cold: Factor = 1.0
     copy_s: Seconds = 0.0
     copy_token_s: Seconds = 0.0
@@ -205,6 +237,7 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True):
             streams=self.streams.scaled(decode),
             background=self.background.scaled(prompts),
             beside=self.beside.scaled(prompts),
+            waits=self.waits and self.waits.scaled(prompts),
             drafts=self.drafts and self.drafts.scaled(decode),
             alone_drafts=self.alone_drafts and self.alone_drafts.scaled(decode),
             host_s=host * self.host_s,

@@ -9,7 +9,7 @@ from localrun.errors import LocalrunError
 from localrun.plan.backend import SimBackend
 from localrun.plan.calibration import daemon_costs
 from localrun.plan.clock import VirtualClock
-from localrun.plan.costs import PromptCosts, Sample, StreamCosts, least_squares
+from localrun.plan.costs import PromptCosts, Sample, StreamCosts, WaitCosts, least_squares
 from tests.plan.made import costs, layout
 
 
@@ -75,10 +75,29 @@ def test_rows_of_a_simulated_prompt_are_tiles_or_not() -> None:
     assert seconds(64) == pytest.approx(0.064 + 64 * 1e-6 * tile_waste(64, 9, 2) * (512 + 32))
 
 
-@pytest.mark.parametrize(("n_rows", "longest_s"), [(512, 0.040), (128, 0.010), (16, 0.004)])
-def test_a_step_waits_for_a_piece_of_the_batch_which_goes_on_meanwhile(n_rows: int, longest_s: float) -> None:
-    """Pieces of a smaller batch are shorter. All the time that is not a step's is the batch's."""
-    of = costs(background=PromptCosts(0.0, 1e-3, 0.0), streams=StreamCosts((1,), (0.010,), (0.0,)), piece_s=0.040)
+WAITS = WaitCosts((0.1, 0.3), ((0.002, 0.006, 0.010), (0.003, 0.013, 0.043)))
+
+
+@pytest.mark.parametrize(
+    ("batch_s", "share", "extra_s"),
+    [
+        (0.1, 0.0, 0.002),
+        (0.3, 0.5, 0.013),
+        (0.2, 0.75, (0.008 + 0.028) / 2),
+        (0.5, 1.0, 0.010 + 2 * 0.033),
+        (0.01, 1.0, 0.010),  # no operation of a shorter batch is shorter
+    ],
+)
+def test_waits_are_those_of_the_batches_that_were_measured(batch_s: float, share: float, extra_s: float) -> None:
+    assert WAITS.extra_s(batch_s, share) == pytest.approx(extra_s)
+    assert WAITS.scaled(2.0).extra_s(2 * batch_s, share) == pytest.approx(2 * extra_s)
+
+
+@pytest.mark.parametrize("n_rows", [300, 100])
+def test_a_step_waits_for_a_piece_of_the_batch_which_goes_on_meanwhile(n_rows: int) -> None:
+    """What the step itself takes longer is not the batch's time, and all that it waits is."""
+    of = costs(background=PromptCosts(0.0, 1e-3, 0.0), streams=StreamCosts((1,), (0.010,), (0.0,)), waits=WAITS)
+    cold_s, longest_s = WAITS.extra_s(n_rows * 1e-3, 0.0), WAITS.extra_s(n_rows * 1e-3, 1.0)
     backend = SimBackend(layout(), of, VirtualClock(), 1)
     worker, waits = backend.worker, []
     assert worker is not None
@@ -92,7 +111,25 @@ def test_a_step_waits_for_a_piece_of_the_batch_which_goes_on_meanwhile(n_rows: i
         backend.decode(1)
         waits.append(backend.clock() - before_s - 0.010)
     assert 0.7 * longest_s < max(waits) <= longest_s + 1e-9
-    assert backend.clock() == pytest.approx(n_rows * 1e-3 + 0.010 * len(waits))
+    assert min(waits[:-1]) >= cold_s
+    assert backend.clock() == pytest.approx(n_rows * 1e-3 + (0.010 + cold_s) * len(waits))
+
+
+def test_drafts_are_verified_while_the_background_waits() -> None:
+    """A batch of the background goes on when the step is over, and not while drafts are computed."""
+    of = costs(
+        background=PromptCosts(0.0, 1e-3, 0.0), streams=StreamCosts((1, 2), (0.010, 0.020), (0.0, 0.0)),
+        waits=WaitCosts((0.1,), ((0.002, 0.002),)),
+    )  # fmt: skip
+    backend = SimBackend(layout(), of, VirtualClock(), 1)
+    worker = backend.worker
+    assert worker is not None
+    worker.batch.pos[:100], worker.batch.seq[:100] = range(100), 0
+    worker.start(100)
+    backend.batch.pos[:2], backend.batch.seq[:2], backend.batch.wants_logits[:2] = (0, 1), 0, 1
+    backend.decode(2)
+    assert backend.clock() == pytest.approx(0.022)
+    assert worker.ends_at_s == pytest.approx(0.122)
 
 
 def test_between_and_beyond_what_was_measured_lines_go_on() -> None:

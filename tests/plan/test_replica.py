@@ -11,14 +11,18 @@ import pytest
 from localrun.bench.arrivals import ANSWER, Session, Turn
 from localrun.bench.streams import arrivals_s
 from localrun.plan.clock import Account, VirtualClock
-from localrun.plan.costs import StreamCosts
+from localrun.plan.costs import StreamCosts, WaitCosts
 from localrun.plan.replica import simulate
 from tests.plan.made import FREE, costs, setup, turn
 
 
 def test_the_accounts_add_up_to_the_time_that_passed() -> None:
     sessions = [Session(at / 4, (turn(f"p{at}", 30 + 40 * at % 900, 20),)) for at in range(60)]
-    outcome = simulate(setup(of=costs(copy_s=1e-4, host_s=1e-4, delta_s=1e-4, sigma=0.2, piece_s=0.004)), sessions, 2.0)
+    outcome = simulate(
+        setup(of=costs(copy_s=1e-4, host_s=1e-4, delta_s=1e-4, sigma=0.2, waits=WaitCosts((0.1,), ((0.0, 0.004),)))),
+        sessions,
+        2.0,
+    )
     assert math.fsum(outcome.spent_s.values()) == pytest.approx(outcome.seconds)
     assert all(seconds > 0 for account, seconds in outcome.spent_s.items() if account is not Account.IDLE)
     assert len(outcome.records) == 60

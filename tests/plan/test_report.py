@@ -8,6 +8,7 @@ import pytest
 from localrun.bench.arrivals import Limits
 from localrun.plan import curve, report
 from localrun.plan.calibration import Calibration, Check, fitted
+from localrun.plan.costs import WaitCosts
 from localrun.plan.search import Point, Search
 from localrun.plan.whatif import what_if
 from tests.plan.made import costs, layout, setup
@@ -84,14 +85,15 @@ def test_costs_are_fitted_from_what_an_engine_says() -> None:
 
     lines = [_Line("streams", n, 100 * n, 0.004 + 0.001 * n, 0.05) for n in (1, 4)]
     lines += [_Line(phase, n, 0, 0.001 * n, 0.1) for phase in ("background", "beside") for n in (8, 64)]
-    lines += [_Line("step", 4, 400, 0.012, 0.1), _Line("batch", 64, 0, 0.12, 0.1)]
-    lines += [_Line("alone_step", 4, 400, 0.008, 0.1), _Line("alone_batch", 64, 0, 0.1, 0.1)]
+    for n_rows, batch_s in ((512, 0.8), (128, 0.2)):
+        lines += [_Line("waits", n_rows, 0, batch_s, 0.1, (0.002, 0.01 * batch_s, 0.02))]
+        lines += [_Line("batch", n_rows, 0, 1.2 * batch_s, 0.1)]
     lines += [_Line("copy", 1, 256, 0.002, 0.1), _Line("copy", 1, 2048, 0.016, 0.1)]
     lines += [_Line("save", 1, 256, 0.003, 0.1), _Line("save", 1, 2048, 0.1, 0.1)]
     found, median_error, _ = fitted(lines, layout())
     assert median_error == pytest.approx(0, abs=1e-6)
     assert found.cold == pytest.approx(1.2)
-    assert found.piece_s == pytest.approx(2 * (0.012 - 1.2 * 0.008))
+    assert found.waits == WaitCosts((0.2, 0.8), ((0.002, 0.002, 0.02), (0.002, 0.008, 0.02)))
     assert found.copy_token_s * 1792 == pytest.approx(0.014)
     assert found.save_token_s * 1792 == pytest.approx(0.097)
     assert found.sigma == 0.05

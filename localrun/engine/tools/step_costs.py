@@ -9,8 +9,9 @@ end `{"others"}`, how many processors other programs took meanwhile. The phases:
     background  a batch of `rows` of one prompt, `tokens` deep, where prompts are computed
     beside      the same among the streams
     drafts, alone_drafts  a step of `rows` of all streams, or of one, with drafts, `tokens` deep, sampling included
-    step, batch a step of streams while a batch is computed, and that batch; `tokens` as for streams, or its depth
-    alone_step, alone_batch  the same one after the other, in turn with these
+    waits       a batch of `rows` of the background by itself; `quantiles`, from the least to the most, of by how much a
+                step takes longer beside it
+    batch       that batch, interrupted by these steps
     copy        a copy of `tokens` from cells to cells
     save, restore  the same into memory of the cache, and from there
     disk        `tokens` bytes that were kept on disk are read and verified
@@ -62,10 +63,14 @@ REPEATS = 6
 # which an engine tries other numbers of threads.
 SIGMAS = 1.4826
 # Of all seconds.
-_PARTS = {"background": 0.3, "beside": 0.1, "streams": 0.35, "drafts": 0.1, "both": 0.1, "copy": 0.05}
-# Between two steps at most, so that a batch goes on.
-_PAUSE_S = 0.03
-_N_STEPS_BESIDE = 16
+_PARTS = {"background": 0.3, "beside": 0.1, "streams": 0.3, "drafts": 0.1, "waits": 0.15, "copy": 0.05}
+# Between two steps at most, so that a batch goes on; and of them, or all steps would meet the same pieces.
+_PAUSE_S, _PAUSES = 0.03, 5
+# Of these rows, beside so many streams: what a step takes longer does not depend on those, within a fifth from 1 to 8.
+WAITED_FOR = (512, 128)
+_N_WAITING = 4
+_N_QUANTILES = 11
+_MOST_STEPS = 64
 
 
 class StepCosts:
@@ -90,8 +95,10 @@ class StepCosts:
         self._begin("beside")
         self._prompts("beside", FEW_ROWS, in_background=False)
         if self._backend.worker is not None:
-            self._begin("both")
-            self._both(min(n_slots, 4))
+            self._begin("waits")
+            for n_rows in WAITED_FOR:
+                if n_rows <= self._backend.worker.batch.capacity:
+                    self._waits(min(n_slots, _N_WAITING), n_rows)
         if self._backend.cuts_states and n_slots > 1:
             self._begin("copy")
             self._copies()
@@ -107,7 +114,9 @@ class StepCosts:
     def _is_over(self) -> bool:
         return time.perf_counter() > self._ends_s
 
-    def _say(self, phase: str, n_rows: int, n_tokens: int, seconds: Sequence[float]) -> None:
+    def _say(
+        self, phase: str, n_rows: int, n_tokens: int, seconds: Sequence[float], quantiles: Sequence[float] = ()
+    ) -> None:
         median = statistics.median(seconds)
         line = {
             "phase": phase,
@@ -115,6 +124,7 @@ class StepCosts:
             "tokens": n_tokens,
             "seconds": median,
             "spread": SIGMAS * statistics.median(abs(math.log(each / median)) for each in seconds),
+            "quantiles": quantiles,
         }
         self._lines.write(msgspec.json.encode(line).decode() + "\n")
 
@@ -259,38 +269,40 @@ class StepCosts:
             self._rows_s(seq, at, n_rows)
         return max(begin, end)
 
-    def _both(self, n_streams: int) -> None:
-        """Steps while a batch is computed, in turn with both alone: others may disturb all of them alike."""
+    def _waits(self, n_streams: int, n_rows: int) -> None:
+        """Steps while a batch is computed, in turn with both alone: others may disturb all of them alike. Each number
+        of rows has a share of the time."""
         worker = self._backend.worker
         assert worker is not None
-        n_rows = min(512, worker.batch.capacity)
-        lengths = [self._extend(seq, 0, DEPTHS[0]) for seq in range(n_streams)]
+        ends_s = time.perf_counter() + _PARTS["waits"] * self._seconds / len(WAITED_FOR)
+        seq, lengths = worker.first_seq, [self._extend(stream, 0, DEPTHS[0]) for stream in range(n_streams)]
         steps: list[float] = []
         batches: list[float] = []
         alone_steps: list[float] = []
         alone_batches: list[float] = []
-        while len(batches) < 3 or not (self._is_over or len(steps) > 64):
-            alone_batches.append(self._batch_s(worker.first_seq, 0, n_rows))
-            self._backend.seq_remove(worker.first_seq, 0)
+        while not batches or (time.perf_counter() < ends_s and len(steps) < _MOST_STEPS):
+            alone_batches.append(self._batch_s(seq, 0, n_rows))
+            self._backend.seq_remove(seq, 0)
             alone_steps += [self._step_s(n_streams, lengths) for _ in range(REPEATS)]
-            self._start(worker.first_seq, 0, n_rows)
-            for _ in range(_N_STEPS_BESIDE):
-                time.sleep(min(_PAUSE_S, alone_batches[-1] / 4))
-                if worker.is_over() or lengths[0] + 1 >= self._most_tokens:
+            self._start(seq, 0, n_rows)
+            pause_s = min(_PAUSE_S, alone_batches[-1] / 4)
+            while lengths[0] + REPEATS < self._most_tokens:
+                time.sleep(pause_s * (1 + len(steps) % _PAUSES) / _PAUSES)
+                if worker.is_over():
                     break
                 steps.append(self._step_s(n_streams, lengths))
             worker.finish()
             batches.append(worker.computed_s)
-            self._backend.seq_remove(worker.first_seq, 0)
-            if lengths[0] + _N_STEPS_BESIDE + REPEATS >= self._most_tokens:
+            self._backend.seq_remove(seq, 0)
+            if lengths[0] + 2 * REPEATS >= self._most_tokens:
                 break
         if steps:
-            for phase, seconds in (("step", steps), ("alone_step", alone_steps)):
-                self._say(phase, n_streams, sum(lengths), seconds)
-            for phase, seconds in (("batch", batches), ("alone_batch", alone_batches)):
-                self._say(phase, n_rows, 0, seconds)
-        for seq in range(n_streams):
-            self._backend.seq_remove(seq, 0)
+            extra_s = np.maximum(0.0, np.array(steps) - statistics.median(alone_steps))
+            quantiles = np.quantile(extra_s, np.linspace(0, 1, _N_QUANTILES)).tolist()
+            self._say("waits", n_rows, 0, alone_batches, quantiles)
+            self._say("batch", n_rows, 0, batches)
+        for stream in range(n_streams):
+            self._backend.seq_remove(stream, 0)
 
     def _copies(self) -> None:
         for n_tokens in COPIES:

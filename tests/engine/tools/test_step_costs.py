@@ -32,12 +32,13 @@ def test_every_phase_says_something(tiny_gguf: Path, n_slots: int) -> None:
     assert first["layout"]["state_token_bytes"] > 0
     assert last["others"] >= 0
     phases = {line["phase"] for line in lines}
-    several = (
-        {"step", "batch", "alone_step", "alone_batch", "copy", "save", "restore", "drafts"} if n_slots > 1 else set()
-    )
+    several = {"waits", "batch", "copy", "save", "restore", "drafts"} if n_slots > 1 else set()
     assert phases == {"streams", "alone_drafts", "background", "beside", "disk", "rebuild"} | several
     assert {line["rows"] for line in lines if line["phase"] == "streams"} == set(range(1, n_slots + 1))
     assert all(line["seconds"] > 0 and line["spread"] >= 0 for line in lines)
+    for waits in (line["quantiles"] for line in lines if line["phase"] == "waits"):
+        assert len(waits) == 11
+        assert waits == sorted(waits)
 
 
 def test_a_model_that_cannot_be_opened_is_said(tmp_path: Path) -> None:
