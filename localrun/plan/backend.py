@@ -30,7 +30,7 @@ from localrun.engine.backend import (
     State,
 )
 from localrun.engine.sample.constraint import Constraint
-from localrun.engine.schedule import budget
+from localrun.engine.schedule.budget import tile_waste
 from localrun.engine.speculate.choice import MOST_DRAFTS
 from localrun.errors import NotSupported
 from localrun.plan.clock import Account, VirtualClock
@@ -86,10 +86,6 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
     def least_cells(self) -> int:
         """A step of each stream."""
         return _CELL_STEP * (self.slots if self.is_split else 1)
-
-    def tile_waste(self, n_rows: int) -> float:
-        """See `schedule/budget.tile_waste`."""
-        return budget.tile_waste(n_rows, self.n_heads, self.n_threads) if self.n_heads else 1.0
 
 
 class SimSampler:
@@ -157,8 +153,7 @@ class SimWorker:
         seqs = self.batch.seq[:n_rows].tolist()
         runs = _runs(seqs, self.batch.pos[:n_rows].tolist())
         depth = sum(pos * n for _, pos, n in runs) / n_rows
-        waste, costs = self._backend.layout.tile_waste(n_rows), self._backend.costs.background
-        self._batch_s = costs.batch_s(n_rows, depth, waste) * self._backend.noise()
+        self._batch_s = self._backend.costs.background.batch_s(n_rows, depth) * self._backend.noise()
         self._n_rows, self._left_s, self._extra_s, self._slowdown = n_rows, self._batch_s, 0.0, 1.0
         self._seen_s, self.is_busy = self._clock.now_s, True
 
@@ -277,7 +272,7 @@ class SimBackend:
         else:
             clock.spend(decode_s, Account.DECODE)
             # The weights are read once, and attention is each prompt's own.
-            prompts_s = sum(costs.beside.batch_s(n, pos, self.layout.tile_waste(n)) for n, pos in prompts)
+            prompts_s = sum(costs.beside.batch_s(n, pos) for n, pos in prompts)
             clock.spend(factor * (prompts_s - (len(prompts) - 1) * costs.beside.fixed_s), Account.PROMPTS)
         if worker is not None and worker.is_busy:
             worker.interrupted()
@@ -288,21 +283,18 @@ class SimBackend:
         runs = _runs(self.batch.seq[:n_rows].tolist(), self.batch.pos[:n_rows].tolist())
         depth = sum(n * (pos + (n + 1) / 2) for _, pos, n in runs) / n_rows
         if not self.is_split or self._is_in_pool:
-            return self._pass_s(len(runs), n_rows, depth)
+            return self.costs.pass_s(len(runs), n_rows, depth)
         n_least = min(n for _, _, n in runs)
-        seconds = self._pass_s(len(runs), n_least * len(runs), depth)
+        seconds = self.costs.pass_s(len(runs), n_least * len(runs), depth)
         n_streams = n_left = 0
         for at, (seq, _, n) in enumerate(runs):
             if n > n_least:
                 n_streams, n_left = n_streams + 1, n_left + n - n_least
             is_end = at + 1 == len(runs) or runs[at + 1][2] == n_least or runs[at + 1][0] != seq + 1
             if is_end and n_left:
-                seconds += self._pass_s(n_streams, n_left, depth)
+                seconds += self.costs.pass_s(n_streams, n_left, depth)
                 n_streams = n_left = 0
         return seconds
-
-    def _pass_s(self, n_streams: int, n_rows: int, depth: float) -> float:
-        return self.costs.pass_s(n_streams, n_rows, depth, self.layout.tile_waste(n_rows) if n_streams == 1 else 1.0)
 
     def place(self, batch: Batch, n_rows: int) -> tuple[int, float, list[tuple[int, int]]]:
         """Rows are computed: streams, the tokens of their contexts, and of each prompt its rows and how deep they
@@ -328,7 +320,8 @@ class SimBackend:
         return n_streams, float(tokens), prompts
 
     def tile_waste(self, n_rows: int) -> float:
-        return self.layout.tile_waste(n_rows)
+        n_heads = self.layout.n_heads
+        return tile_waste(n_rows, n_heads, self.n_threads) if n_heads else 1.0
 
     # --- sequences ---------------------------------------------------------------------------------------------
 

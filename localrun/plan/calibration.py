@@ -247,12 +247,11 @@ def fitted(lines: list[_Line], layout: Layout) -> tuple[Costs, float, float]:
     for line in lines:
         of.setdefault(line.phase, []).append(Sample(line.rows, line.tokens, line.seconds))
     streams = StreamCosts.fitted(of.get("streams", []))
-    prompts = PromptCosts.fitted(measured := of.get("background", []) + of.get("beside", []), layout.tile_waste)
+    measured = of.get("background", []) + of.get("beside", [])
+    prompts = PromptCosts.fitted(measured, layout.n_heads, layout.n_threads)
     lines_of = msgspec.structs.replace(streams, points=())  # which go through what was measured, whatever it is
     predicted = {sample: lines_of.step_s(sample.n_rows, sample.tokens) for sample in of["streams"]}
-    predicted |= {
-        sample: prompts.batch_s(sample.n_rows, sample.tokens, layout.tile_waste(sample.n_rows)) for sample in measured
-    }
+    predicted |= {sample: prompts.batch_s(sample.n_rows, sample.tokens) for sample in measured}
     waits = {line.seconds: line.quantiles for line in lines if line.phase == "waits"}
     cold = of["batch"][0].seconds / of["waits"][0].seconds if waits else 1.0
     copy_s, copy_token_s = copy_line(of.get("copy", []))
@@ -263,7 +262,9 @@ def fitted(lines: list[_Line], layout: Layout) -> tuple[Costs, float, float]:
         beside=prompts,
         # Of several streams none has a tile for itself.
         drafts=PromptCosts.line(of["drafts"]) if "drafts" in of else None,
-        alone_drafts=PromptCosts.fitted(of["alone_drafts"], layout.tile_waste) if "alone_drafts" in of else None,
+        alone_drafts=PromptCosts.fitted(of["alone_drafts"], layout.n_heads, layout.n_threads)
+        if "alone_drafts" in of
+        else None,
         waits=WaitCosts(tuple(sorted(waits)), tuple(waits[batch_s] for batch_s in sorted(waits))) if waits else None,
         cold=min(2.0, max(1.0, cold)),
         copy_s=copy_s,

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import statistics
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Annotated, NamedTuple
 
 import msgspec
 import numpy as np
 
-from localrun.engine.schedule.budget import TILE_ROWS
+from localrun.engine.schedule.budget import TILE_ROWS, tile_waste
 from localrun.errors import LocalrunError
 
 LEAST_S = 1e-6
@@ -100,63 +100,65 @@ class StreamCosts(msgspec.Struct, frozen=True):
         )
 
 
-def _none_wasted(_n_rows: int) -> float:
-    return 1.0
-
-
 class PromptCosts(msgspec.Struct, frozen=True):
     """Of prompt rows, in the background or among the streams. `factors` are by number of rows; the nearest counts.
-    `few` is of fewer rows than a tile, whose attention processors compute one by one, at several times the cost."""
+    `few` is of fewer rows than a tile, whose attention processors compute one by one, at several times the cost. Where
+    attention is computed in tiles, `n_heads` of the model and `n_threads` say how many there are for each row."""
 
     fixed_s: Seconds
     row_s: Seconds
     row_depth_s: Seconds
     factors: dict[int, Factor] = {}
     few: PromptCosts | None = None
+    n_heads: Annotated[int, msgspec.Meta(ge=0)] = 0
+    n_threads: Annotated[int, msgspec.Meta(ge=1)] = 1
 
-    def batch_s(self, n_rows: int, depth: float, waste: float = 1.0) -> float:
-        """`waste`: how many times as much attention is computed as the rows need (`schedule/budget.tile_waste`)."""
+    def batch_s(self, n_rows: int, depth: float) -> float:
+        """Seconds of so many rows of one prompt, behind `depth` tokens of it."""
         if self.few is not None and n_rows < TILE_ROWS:
             return self.few.batch_s(n_rows, depth)
-        seconds = self._line_s(n_rows, depth, waste)
+        seconds = self.fixed_s + self.row_s * n_rows + self.row_depth_s * self._attended(n_rows, depth)
         if self.factors:
             seconds *= self.factors[min(self.factors, key=lambda known: abs(known - n_rows))]
         return max(seconds, LEAST_S)
 
     def scaled(self, factor: float) -> PromptCosts:
-        return PromptCosts(
-            factor * self.fixed_s,
-            factor * self.row_s,
-            factor * self.row_depth_s,
-            self.factors,
-            self.few and self.few.scaled(factor),
+        return msgspec.structs.replace(
+            self,
+            fixed_s=factor * self.fixed_s,
+            row_s=factor * self.row_s,
+            row_depth_s=factor * self.row_depth_s,
+            few=self.few and self.few.scaled(factor),
         )
 
     @classmethod
-    def fitted(cls, samples: Sequence[Sample], waste: Callable[[int], float] = _none_wasted) -> PromptCosts:
-        """`waste` as in `batch_s`, by number of rows. Raises LocalrunError without samples."""
+    def fitted(cls, samples: Sequence[Sample], n_heads: int = 0, n_threads: int = 1) -> PromptCosts:
+        """Raises LocalrunError without samples."""
         few, tiles = ([each for each in samples if (each.n_rows < TILE_ROWS) is is_few] for is_few in (True, False))
         if few and tiles:
-            return msgspec.structs.replace(cls.line(tiles, waste), few=cls.line(few, waste))
-        return cls.line(samples, waste)
+            return msgspec.structs.replace(cls.line(tiles, n_heads, n_threads), few=cls.line(few))
+        return cls.line(samples, n_heads, n_threads)
 
     @classmethod
-    def line(cls, samples: Sequence[Sample], waste: Callable[[int], float] = _none_wasted) -> PromptCosts:
+    def line(cls, samples: Sequence[Sample], n_heads: int = 0, n_threads: int = 1) -> PromptCosts:
         """The same of samples none of which has a tile, or all."""
         if not samples:
             raise LocalrunError("no prompt was measured, so nothing can be planned")
-        features = [(1.0, float(n), waste(n) * n * (depth + n / 2)) for n, depth, _ in samples]
+        shape = cls(0.0, 0.0, 0.0, n_heads=n_heads, n_threads=n_threads)
+        features = [(1.0, float(n), shape._attended(n, depth)) for n, depth, _ in samples]
         fixed_s, row_s, row_depth_s = least_squares(features, [each.seconds for each in samples])
-        line = cls(fixed_s, row_s, row_depth_s)
+        line = msgspec.structs.replace(shape, fixed_s=fixed_s, row_s=row_s, row_depth_s=row_depth_s)
         ratios: dict[int, list[float]] = {}
         for n_rows, depth, seconds in samples:
-            ratios.setdefault(n_rows, []).append(seconds / line.batch_s(n_rows, depth, waste(n_rows)))
+            ratios.setdefault(n_rows, []).append(seconds / line.batch_s(n_rows, depth))
         return msgspec.structs.replace(
             line, factors={n_rows: statistics.median(own) for n_rows, own in sorted(ratios.items())}
         )
 
-    def _line_s(self, n_rows: int, depth: float, waste: float) -> float:
-        return self.fixed_s + self.row_s * n_rows + self.row_depth_s * waste * n_rows * (depth + n_rows / 2)
+    def _attended(self, n_rows: int, depth: float) -> float:
+        """Over how many tokens all rows attend together, with what tiles compute for nothing."""
+        waste = tile_waste(n_rows, self.n_heads, self.n_threads) if self.n_heads else 1.0
+        return waste * n_rows * (depth + n_rows / 2)
 
 
 class WaitCosts(msgspec.Struct, frozen=True):
@@ -223,12 +225,12 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True):
     request_s: Seconds = 0.0
     sigma: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
 
-    def pass_s(self, n_streams: int, n_rows: int, depth: float, waste: float = 1.0) -> float:
+    def pass_s(self, n_streams: int, n_rows: int, depth: float) -> float:
         """Of streams that have `n_rows` rows together, drafts among them, each of which attends over `depth` tokens."""
         measured = self.alone_drafts if n_streams == 1 else self.drafts
         if n_rows == n_streams or measured is None:
             return self.streams.step_s(n_rows, n_rows * depth)
-        return measured.batch_s(n_rows, depth, waste)
+        return measured.batch_s(n_rows, depth)
 
     def scaled(self, *, prompts: float = 1.0, decode: float = 1.0, host: float = 1.0) -> Costs:
         """The costs of a machine that takes so many times as long."""

@@ -45,26 +45,23 @@ MEASURED = {
 def test_fewer_rows_than_a_tile_are_dear_behind_much_context() -> None:
     """Their attention is computed one by one: 32 rows behind 512 tokens took twice as long as 64. One line for all was
     off by half."""
-
-    def waste(n_rows: int) -> float:
-        return tile_waste(n_rows, 9, 2)
-
     samples = [Sample(n_rows, depth, ms / 1000) for (n_rows, depth), ms in MEASURED.items()]
-    found = PromptCosts.fitted(samples, waste)
+    found = PromptCosts.fitted(samples, n_heads=9, n_threads=2)
     for n_rows, depth, seconds in samples:
-        assert found.batch_s(n_rows, depth, waste(n_rows)) == pytest.approx(seconds, rel=0.06)
+        assert found.batch_s(n_rows, depth) == pytest.approx(seconds, rel=0.06)
     # What was not among them: 20 rows behind 1,000 tokens took 288 to 292 ms, and 399 at the beginning 548 to 554.
     assert found.batch_s(20, 1000) == pytest.approx(0.290, rel=0.1)
-    assert found.batch_s(399, 0, waste(399)) == pytest.approx(0.551, rel=0.1)
+    assert found.batch_s(399, 0) == pytest.approx(0.551, rel=0.1)
     assert found.scaled(2.0).batch_s(20, 1000) == pytest.approx(2 * found.batch_s(20, 1000))
 
 
 def test_rows_of_a_simulated_prompt_are_tiles_or_not() -> None:
     few = PromptCosts(0.0, 1e-3, 1e-5)
-    of = costs(beside=PromptCosts(0.0, 1e-3, 1e-6, few=few), background=PromptCosts(0.0, 1e-3, 1e-6, few=few))
+    prompts = PromptCosts(0.0, 1e-3, 1e-6, few=few, n_heads=9, n_threads=2)
+    of = costs(beside=prompts, background=prompts)
 
     def seconds(n_rows: int) -> float:
-        backend = SimBackend(layout(n_heads=9, n_threads=2), of, VirtualClock(), 1)
+        backend = SimBackend(layout(), of, VirtualClock(), 1)
         for begin, end in ((0, 512), (512, 512 + n_rows)):
             backend.batch.pos[: end - begin], backend.batch.seq[: end - begin] = range(begin, end), 0
             before_s = backend.clock()
