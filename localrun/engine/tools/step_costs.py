@@ -212,7 +212,7 @@ class StepCosts:
         seq = worker.first_seq if in_background and worker is not None else 0
         most_tokens = self._backend.n_ctx if in_background else self._most_tokens
         depth, n_said = 0, 0
-        for wanted in (0, *DEPTHS):
+        for wanted in (0, *DEPTHS[1:]):
             for begin, n_rows in _parts(depth, wanted, self._backend.batch.capacity):
                 compute(seq, begin, n_rows)
             depth = wanted
