@@ -64,8 +64,9 @@ REPEATS = 6
 SIGMAS = 1.4826
 # Of all seconds.
 _PARTS = {"background": 0.3, "beside": 0.1, "streams": 0.3, "drafts": 0.1, "waits": 0.15, "copy": 0.05}
-# Between two steps at most, so that a batch goes on; and of them, or all steps would meet the same pieces.
-_PAUSE_S, _PAUSES = 0.03, 5
+# Between two steps at most, so that a batch goes on. No two pauses are alike, or steps would meet the same pieces: what
+# follows on 1/phi of the range, again and again, is spread evenly over it.
+_PAUSE_S, _GOLDEN = 0.03, 0.618034
 # Of these rows, beside so many streams: what a step takes longer does not depend on those, within a fifth from 1 to 8.
 WAITED_FOR = (512, 128)
 _N_WAITING = 4
@@ -287,7 +288,7 @@ class StepCosts:
             self._start(seq, 0, n_rows)
             pause_s = min(_PAUSE_S, alone_batches[-1] / 4)
             while lengths[0] + REPEATS < self._most_tokens:
-                time.sleep(pause_s * (1 + len(steps) % _PAUSES) / _PAUSES)
+                time.sleep(pause_s * (_GOLDEN * len(steps) % 1.0))
                 if worker.is_over():
                     break
                 steps.append(self._step_s(n_streams, lengths))
