@@ -25,6 +25,8 @@ import psutil
 from localrun import config, stored, wire
 from localrun.bench.arrivals import Session, Turn
 from localrun.bench.metrics import gaps_s, percentile
+from localrun.bench.results import StreamRecord
+from localrun.bench.servers import ServerProcess
 from localrun.bench.session import own_server
 from localrun.config import Settings
 from localrun.errors import CannotFit, EngineFailed, LocalrunError
@@ -47,7 +49,10 @@ MOST_CHECKS = 20
 MOST_ERROR = 0.10
 # Times vary by no more than this, whatever repeats say.
 _MOST_SIGMA = 0.3
+# What a daemon is asked for, so many times, and how long the steps without one are measured in between.
 _N_PROMPT, _N_OUTPUT = 50, 64
+_N_ROUNDS = 3
+_STREAMS_SECONDS = 2.0
 
 
 class Check(msgspec.Struct, frozen=True, kw_only=True):
@@ -228,9 +233,9 @@ def calibrate(
     )
 
 
-def _measured(opened: wire.Open, model: Model, seconds: float) -> list[_Line]:
+def _measured(opened: wire.Open, model: Model, seconds: float, only: str = "") -> list[_Line]:
     command = [sys.executable, "-P", "-m", "localrun.engine.tools.step_costs", "--seconds", str(seconds)]
-    command += ["--heads", str(model.header.n_heads)]
+    command += ["--heads", str(model.header.n_heads), "--only", only]
     # Ctrl-C is for this process, which kills that one.
     done = subprocess.run(
         command, input=msgspec.json.encode(opened), stdout=subprocess.PIPE, start_new_session=True, check=False,
@@ -246,7 +251,7 @@ def fitted(lines: list[_Line], layout: Layout) -> tuple[Costs, float, float]:
     of: dict[str, list[Sample]] = {}
     for line in lines:
         of.setdefault(line.phase, []).append(Sample(line.rows, line.tokens, line.seconds))
-    streams = StreamCosts.fitted(of.get("streams", []))
+    streams = fitted_streams(lines)
     measured = of.get("background", []) + of.get("beside", [])
     prompts = PromptCosts.fitted(measured, layout.n_heads, layout.n_threads)
     lines_of = msgspec.structs.replace(streams, points=())  # which go through what was measured, whatever it is
@@ -276,6 +281,11 @@ def fitted(lines: list[_Line], layout: Layout) -> tuple[Costs, float, float]:
         sigma=min(_MOST_SIGMA, sigma),
     )
     return costs, *errors_of(predicted)
+
+
+def fitted_streams(lines: Sequence[_Line]) -> StreamCosts:
+    """Raises LocalrunError without such lines."""
+    return StreamCosts.fitted(Sample(line.rows, line.tokens, line.seconds) for line in lines if line.phase == "streams")
 
 
 def copy_line(copies: Sequence[Sample]) -> tuple[float, float]:
@@ -309,31 +319,53 @@ def host_costs(layout: Layout, clock: Callable[[], float] = time.perf_counter) -
 
 def _with_daemon(costs: Costs, layout: Layout, model: Model, settings: Settings) -> Costs:
     """The same streams with a daemon and without: what is missing in a gap between tokens is what the engine does
-    beside computing, and what the daemon does for each token; what is missing in a first token is the way of a
-    request."""
+    beside computing, and what the daemon takes from the processors that compute; what is missing in a first token is
+    the way of a request. Steps are measured again in turn with the daemon's: a machine whose clock changes by a tenth
+    would hide all of it."""
     missing: dict[int, list[float]] = {}
     requests: list[float] = []
-    setup = Setup(layout, costs, settings.target_itl_s, settings.ram_cache_bytes, settings.max_queue, False)
+    opened = open_message(model, settings)
     with own_server(
         model.path, slots=layout.slots, kv_cells=layout.n_cells, threads=layout.n_threads, latency=settings.latency
     ) as server:
-        for number, n_streams in enumerate(sorted({1, layout.slots}) * 2):
-            sessions = [
-                Session(0.0, (Turn(((f"{number}/{each}", _N_PROMPT),), _N_OUTPUT),)) for each in range(n_streams)
-            ]
-            real = send(server.target, sessions, 1.0, number).records
-            if any(not record.is_complete for record in real):
-                raise LocalrunError(f"{model.name}: the daemon did not answer: {real[0].problem}")
-            simulated = simulate(setup, as_sent(sessions), 1.0).records
-            gap_s, expected_s = (
-                percentile([gap for record in records for gap in gaps_s(record.arrivals_s)], 50)
-                for records in (real, simulated)
-            )
-            missing.setdefault(n_streams, []).append(max(0.0, gap_s - expected_s))
-            if n_streams == 1:
-                requests.append(max(0.0, real[0].ttft_s - simulated[0].ttft_s))
+        before = _streams_now(opened, model)
+        for number in range(_N_ROUNDS):
+            found = {n: _sent(server, n, number) for n in sorted({1, layout.slots})}
+            after = _streams_now(opened, model)
+            for n_streams, records in found.items():
+                alone_s = statistics.mean(each.step_s(n_streams, _N_PROMPT * n_streams) for each in (before, after))
+                slower = alone_s / costs.streams.step_s(n_streams, _N_PROMPT * n_streams)
+                now = costs.scaled(prompts=slower, decode=slower)
+                setup = Setup(layout, now, settings.target_itl_s, settings.ram_cache_bytes, settings.max_queue, False)
+                simulated = simulate(setup, as_sent(_few(n_streams, number)), 1.0).records
+                missing.setdefault(n_streams, []).append(max(0.0, _gap_s(records) - _gap_s(simulated)))
+                if n_streams == 1:
+                    requests.append(max(0.0, records[0].ttft_s - simulated[0].ttft_s))
+            before = after
     step_s, delta_s = daemon_costs({n_streams: statistics.median(each) for n_streams, each in missing.items()})
-    return msgspec.structs.replace(costs, host_s=costs.host_s + step_s, delta_s=delta_s, request_s=min(requests))
+    return msgspec.structs.replace(
+        costs, host_s=costs.host_s + step_s, delta_s=delta_s, request_s=statistics.median(requests)
+    )
+
+
+def _few(n_streams: int, number: int) -> list[Session]:
+    return [Session(0.0, (Turn(((f"{number}/{each}", _N_PROMPT),), _N_OUTPUT),)) for each in range(n_streams)]
+
+
+def _sent(server: ServerProcess, n_streams: int, number: int) -> list[StreamRecord]:
+    """Raises LocalrunError for a request that was not answered."""
+    records = send(server.target, _few(n_streams, number), 1.0, number).records
+    if problem := next((record.problem for record in records if not record.is_complete), ""):
+        raise LocalrunError(f"the daemon did not answer: {problem}")
+    return records
+
+
+def _streams_now(opened: wire.Open, model: Model) -> StreamCosts:
+    return fitted_streams(_measured(opened, model, _STREAMS_SECONDS, "steady")[1:-1])
+
+
+def _gap_s(records: Sequence[StreamRecord]) -> float:
+    return percentile([gap for record in records for gap in gaps_s(record.arrivals_s)], 50)
 
 
 def daemon_costs(missing_s: Mapping[int, float]) -> tuple[float, float]:
