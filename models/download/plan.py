@@ -21,10 +21,10 @@ MIB = 1024 * 1024
 class Item:
     """One file. `headers` (an Authorization, say) go to the origin of `url` and never to another.
 
-    `target` is the final path, which appears when every byte is there and its digest is right. `sha256` is 64 hex
-    digits of the content; `git_sha1` 40 of git's blob id, for small files of repositories that have nothing better.
-    `size_bytes` None: the server is asked. `lock_path` is the file that keeps other processes out; by default it lies
-    beside the target and is removed afterwards. `name` is what messages call the file.
+    `target` is the final path, which appears when every byte is there and its digest is right. `sha256` is 64
+    lower-case hex digits of the content; `git_sha1` 40 of git's blob id, for small files of repositories that have
+    nothing better. `size_bytes` None: the server is asked. `lock_path` is the file that keeps other processes out; by
+    default it lies beside the target and is removed afterwards. `name` is what messages call the file.
     """
 
     url: str

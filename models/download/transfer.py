@@ -313,7 +313,7 @@ class Transfer:
             found = await self._shared.in_thread(lambda: compute(paths_of(item.target).partial, stop), stop)
         except OSError as error:
             raise failed(item.target, error) from error
-        if found == expected.lower():
+        if found == expected:
             return True
         if partial.is_doubtful:
             partial.is_doubtful = False

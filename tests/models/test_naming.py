@@ -168,12 +168,15 @@ def test_a_model_whose_file_is_gone_or_manifest_is_damaged_can_be_removed(store:
     assert store.damaged() == []
 
 
-def test_nothing_is_deleted_that_a_damaged_manifest_may_name(store: Store, blob: StoredFile) -> None:
+@pytest.mark.parametrize("written", ["{", None], ids=["cut off", "another digest"])
+def test_nothing_is_deleted_that_a_damaged_manifest_may_name(
+    store: Store, blob: StoredFile, written: str | None
+) -> None:
     name(store, "fox", blob)
     name(store, "other", blob)
     path = manifest.ManifestKey.of("other").path(store.folder)
     whole = path.read_bytes()
-    path.write_text("{")
+    path.write_text(written or whole.decode().replace(blob.digest, f"sha256:{64 * 'a'}"))
     (kept,) = naming.remove(store, "fox").kept
     assert "damaged manifest" in kept.reason
     assert naming.collect_garbage(store, now_s=time.time(), min_age_s=0).kept_blobs == 1

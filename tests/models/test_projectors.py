@@ -187,6 +187,21 @@ def test_in_the_models_folder_it_goes_with_the_last_model_that_uses_it(store: St
     assert not beside.exists()
 
 
+def test_in_the_models_folder_it_stays_for_a_name_that_has_another_model(
+    store: Store, tmp_path: Path, tiny_gguf: Path, projector: Path
+):
+    put(tiny_gguf, store.folder, "fox.gguf")
+    beside = put(projector, store.folder, "mmproj-fox.gguf")
+    own = put(tiny_gguf, tmp_path, "own.gguf")
+    files = tuple(
+        StoredFile(role=role, place=Place.FILE, size_bytes=path.stat().st_size, path=str(path))
+        for role, path in ((Role.MODEL, own), (Role.PROJECTOR, beside))
+    )
+    naming.point(store, "own", naming.changed(naming.described(store.find("fox")), files=files))
+    naming.remove(store, "fox")
+    assert store.resolve("own").projector == beside
+
+
 def test_in_other_programs_folders(tmp_path: Path, tiny_gguf: Path, projector: Path):
     put(tiny_gguf, tmp_path / "lms" / "org" / "repo", "fox-Q4_0.gguf")
     put(projector, tmp_path / "lms" / "org" / "repo", "mmproj-model-f16.gguf")

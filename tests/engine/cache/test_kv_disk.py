@@ -117,6 +117,27 @@ def test_clearing_forgets_what_is_there_and_what_waits(root):
     assert scanned(root)[1] == []
 
 
+def test_a_write_that_fails_late_takes_nothing_of_what_was_written_since(root, monkeypatch):
+    is_at_it, go = threading.Event(), threading.Event()
+
+    def refuse(_: int) -> None:
+        monkeypatch.undo()
+        is_at_it.set()
+        go.wait(10.0)
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    disk, found = tier(root), record([1])
+    disk.write(found, DATA)
+    assert is_at_it.wait(10.0)
+    disk.remove(found.key)
+    disk.write(found, bytearray(b"new"))
+    go.set()
+    assert flushed(disk).read(found.key) == b"new"
+    assert disk.size_bytes == path_of(disk, found).stat().st_size
+    assert disk.take_lost() == []
+
+
 def test_a_child_whose_parent_is_not_there_is_not_written(root):
     disk = tier(root)
     child = record([2], record([1]))
@@ -474,6 +495,19 @@ def test_what_was_used_stays_and_a_beginning_outlives_its_continuation(root):
         flushed(disk)
         assert not (path_of(disk, second).exists() and not path_of(disk, first).exists())
     assert disk.read(second.key) is None
+
+
+def test_what_another_process_is_writing_is_left_to_it_whatever_room_is_needed(root):
+    disk = tier(root, limit_bytes=3 * (len(DATA) + 200))
+    half = disk.folder / f"{'a' * 32}.{os.getpid()}-00000000.tmp"
+    half.write_bytes(DATA)
+    os.utime(half, (1, 1))
+    for number in range(4):
+        disk.write(record([number]), DATA)
+        flushed(disk)
+    assert half.exists()
+    assert disk.n_entries == 1
+    assert disk.read(record([3]).key) == DATA
 
 
 def test_what_is_larger_than_the_limit_is_not_written(root):

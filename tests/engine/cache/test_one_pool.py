@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from localrun.engine.backend import MemoryKind
 from localrun.engine.cache import cache
 from localrun.engine.cache.cache import SCARCE_PART, Cache
 from localrun.engine.cache.cells import COMPACT_CELLS, COMPACT_RATIO, MOVE_TOKENS, PoolCells
@@ -35,17 +36,19 @@ class Bench:
         lease = self.cache.acquire(PrefixKey(tokens))
         assert lease is not None
         self.tokens[lease.seq] = tokens
-        pending = tokens[lease.n_cached :]
-        assert self.cache.make_room(len(pending))
-        batch, count = self.backend.batch, len(pending)
-        batch.token[:count] = pending
-        batch.pos[:count] = range(lease.n_cached, len(tokens))
-        batch.seq[:count] = lease.seq
-        self.backend.decode(count)
-        self.cells.place([lease.seq] * count)
+        assert self.cache.make_room(len(tokens) - lease.n_cached)
+        self.compute(lease.seq, tokens, lease.n_cached)
         self.cache.grow(lease.seq, len(tokens))
         self.check()
         return lease.seq, lease.n_cached
+
+    def compute(self, seq: int, tokens: list[int], n_done: int) -> None:
+        batch, count = self.backend.batch, len(tokens) - n_done
+        batch.token[:count] = tokens[n_done:]
+        batch.pos[:count] = range(n_done, len(tokens))
+        batch.seq[:count] = seq
+        self.backend.decode(count)
+        self.cells.place([seq] * count)
 
     def decode(self, seq: int, token: int) -> None:
         """One more token of a running sequence."""
@@ -113,10 +116,7 @@ def test_two_that_computed_the_same_end_up_on_the_same_cells():
     bench = Bench()
     first, second = (bench.cache.acquire(PrefixKey(A)) for _ in range(2))
     for lease in (first, second):
-        batch = bench.backend.batch
-        batch.token[:60], batch.pos[:60], batch.seq[:60] = A, range(60), lease.seq
-        bench.backend.decode(60)
-        bench.cells.place([lease.seq] * 60)
+        bench.compute(lease.seq, A, 0)
     bench.cache.grow(first.seq, len(A))
     assert bench.backend.n_used == 120
     bench.cache.grow(second.seq, len(A))
@@ -154,6 +154,28 @@ def test_ids_run_out_only_when_all_of_them_run():
     bench.cache.release(leases[0].seq, len([]))
     bench.check()
     assert bench.cache.acquire(PrefixKey(list(b"more"))).seq == leases[0].seq
+
+
+def test_the_prefix_parked_first_makes_way_and_never_the_donor_if_another_can():
+    bench = Bench(n_seqs=3, ram_cache_bytes=0)
+    for tokens in (A, B, C):
+        bench.park(tokens)
+    assert bench.start(A + TAIL)[1] == 60
+    assert [bench.cache.match(PrefixKey(tokens)) for tokens in (A, B, C)] == [59, 0, 59]
+
+
+@pytest.mark.parametrize(("kind", "n_kept"), [(MemoryKind.ATTENTION, 60), (MemoryKind.HYBRID, 0)])
+def test_a_picture_of_which_only_a_part_was_computed_is_not_kept(kind: MemoryKind, n_kept: int):
+    bench = Bench(backend=FakeBackend(n_cells=256, n_seqs=6, n_batch=256, memory_kind=kind))
+    lease = bench.cache.acquire(PrefixKey(A + B, atoms=((60, 120),)))
+    assert lease is not None
+    bench.compute(lease.seq, (A + B)[:90], 0)
+    bench.cache.release(lease.seq, 90)
+    bench.check()
+    assert bench.backend.n_used == n_kept
+    bench.save_next()
+    assert bench.cache.match(PrefixKey(A + TAIL)) == n_kept
+    assert bench.cache.n_cached_sequences == (1 if n_kept else 0)
 
 
 def test_a_donor_that_must_go_to_make_room_is_not_shared_from():

@@ -167,7 +167,7 @@ def test_who_takes_the_last_parked_stream_saves_what_is_in_it():
     assert bench.stored(A) == 60
 
 
-def test_the_prefix_parked_first_makes_way_and_never_the_donor_if_another_can():
+def test_the_prefix_parked_first_makes_way():
     bench = Bench(ram_cache_bytes=0)
     first, second, third = (bench.park(tokens) for tokens in (A, B, C))
     assert bench.start(D)[0] == first

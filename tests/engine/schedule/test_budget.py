@@ -99,7 +99,8 @@ def test_before_anything_is_known_a_tile_is_tried():
 
 
 def test_rows_at_most_double_from_one_step_to_the_next():
-    machine = Machine(row_s=0.00001, base_s=0.0).learn()
+    machine = Machine(row_s=0.00001, noise=0.0).learn()
+    assert machine.rows() == 512
     machine.step(4, 64)
     assert machine.rows() == 128
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import hashlib
+import itertools
 import os
 import random
 import shutil
@@ -77,6 +79,13 @@ class Node:
         self.blob.write_bytes(content)
         return self
 
+    def has_begun(self, start: int, end: int) -> Node:
+        """With this range of the file, as a fetch that was killed leaves it."""
+        partial = Partial.open(self.blob, Header(size_bytes=len(CONTENT), sha256=SHA256), sync_bytes=1)
+        partial.add(partial.write(start, CONTENT[start:end]))
+        partial.close()
+        return self
+
     async def fetch(self, *others: Node, limits: FetchLimits = LIMITS) -> None:
         item = Item(url=path_to(DIGEST, "m"), target=self.blob, name="m", size_bytes=len(CONTENT), sha256=SHA256)
         found = Neighbours(addresses=[one.address for one in others], token=TOKEN)
@@ -117,26 +126,24 @@ async def test_nobody_has_it(nodes: Nodes) -> None:
 
 
 async def test_two_that_fetch_at_once_give_each_other_what_they_have(nodes: Nodes) -> None:
-    source, one, other = nodes().has(), nodes(), nodes()
-    turn = threading.Semaphore(2)
+    middle = 20 * PIECE
+    one, other = nodes().has_begun(0, middle), nodes().has_begun(middle, len(CONTENT))
+    await asyncio.gather(one.fetch(other), other.fetch(one))
+    assert one.n_given >= middle
+    assert other.n_given >= len(CONTENT) - middle
 
-    def slowly(given: Range) -> None:
-        with turn:
-            threading.Event().wait(0.01)
 
-    source.hold = slowly
-    await asyncio.gather(one.fetch(source, other), other.fetch(source, one))
-    assert one.n_given > 0
-    assert other.n_given > 0
-    assert source.n_given < 1.6 * len(CONTENT)  # alone it would be two
+async def test_who_has_pieces_is_asked_before_who_has_it_all(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(neighbours, "LACKS_S", 0.0)
+    source, begun, getting = nodes().has(), nodes().has_begun(0, 40 * PIECE), nodes()
+    draws = itertools.cycle((1.0, 0.0, 0.0, 1.0))  # each is the first in turn, as far as chance decides
+    monkeypatch.setattr(neighbours.random, "random", lambda: next(draws))
+    await getting.fetch(source, begun, limits=dataclasses.replace(LIMITS, connections=1))
+    assert 0 < source.n_given <= 2 * PIECE  # the end, and what was asked for before the other one gave a piece
 
 
 async def test_what_came_before_a_kill_is_not_asked_for_again(nodes: Nodes) -> None:
-    source, getting = nodes().has(), nodes()
-    header = Header(size_bytes=len(CONTENT), sha256=SHA256)
-    partial = Partial.open(getting.blob, header, sync_bytes=1)
-    partial.add(partial.write(0, CONTENT[: 20 * PIECE]))
-    partial.close()
+    source, getting = nodes().has(), nodes().has_begun(0, 20 * PIECE)
     await getting.fetch(source)
     assert source.n_given == len(CONTENT) - 20 * PIECE
 

@@ -95,6 +95,8 @@ def test_removal_takes_the_empty_folders_along(tmp_path: Path) -> None:
     "content",
     [
         b"", b"{", b"[]", b"\xff\xfe", b'{"name": "fox"}',
+        b'{"name":"wolf","files":[{"role":"model","place":"file","size_bytes":1,"path":"/x.gguf"}],'
+        b'"created_at":"2026-01-02T00:00:00Z","source":{"kind":"x"}}',
         b'{"name":"fox","files":[],"created_at":"2026-01-02T00:00:00Z","source":{"kind":"x"}}',
         b'{"name":"fox","files":[{"role":"model","place":"blob","size_bytes":1,"digest":"sha256:../../x"}],'
         b'"created_at":"2026-01-02T00:00:00Z","source":{"kind":"x"}}',

@@ -21,10 +21,13 @@ import openai
 import pytest
 
 from localrun.access import keys
+from localrun.access.books import OwnBooks
 from localrun.access.keys import OUTPUT_TOKENS, REQUESTS, TOKENS, Key, KeyFile, Limit
 from localrun.access.usage import UsageFile
+from localrun.config import Settings
+from localrun.errors import InvalidKey
 from localrun.models import builtin
-from localrun.server.http.access import FAILURES, MAX_ADDRESSES, Caller, Right, Throttle
+from localrun.server.http.access import FAILURES, MAX_ADDRESSES, Access, Caller, Right, Throttle
 from localrun.server.openapi.routes import OPERATIONS
 from localrun.wire import Lane
 from tests.daemon import Daemon, running_daemon
@@ -548,6 +551,20 @@ def test_the_local_key_is_gone_with_its_daemon() -> None:
         assert daemon.http.get("/v1/models", headers=local(daemon)).status_code == 200
         assert daemon.stop() == 0
         assert not path.exists()
+
+
+@pytest.mark.parametrize(("client", "scheme"), [("192.0.2.1", "http"), ("127.0.0.1", "https")])
+async def test_the_local_key_opens_nothing_from_elsewhere(tmp_path: Path, client: str, scheme: str) -> None:
+    books = OwnBooks(tmp_path)
+    books.keys.create("zed")
+    access = Access(Settings(), books, state=tmp_path)
+    access.make_local_key(1)
+    headers = [(b"x-api-key", keys.local_key(tmp_path, 1).encode())]
+    scope = {"type": "http", "method": "GET", "path": "/v1/models", "headers": headers}
+    assert await access.admit(scope | {"scheme": "http", "client": ("127.0.0.1", 5)}, Right.USE) is not None
+    with pytest.raises(InvalidKey):
+        await access.admit(scope | {"scheme": scheme, "client": (client, 5)}, Right.USE)
+    access.close()
 
 
 def test_ten_thousand_wrong_keys_do_not_slow_a_right_one(daemon: Daemon) -> None:

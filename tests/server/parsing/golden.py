@@ -375,6 +375,12 @@ TAGGED: tuple[Golden, ...] = (
         (call(*PARIS),),
     ),
     Golden(
+        "an empty text for no arguments",
+        formats.HERMES,
+        '<tool_call>{"name": "get_time", "arguments": ""}</tool_call>',
+        (call(*TIME),),
+    ),
+    Golden(
         "braces, quotes and marks inside of a text",
         formats.HERMES,
         '<tool_call>\n{"name": "save", "arguments": {"text": "a } \\" </tool_call> \\\\", "tags": [{"x": [1]}]}}\n'
@@ -608,12 +614,25 @@ TAGGED: tuple[Golden, ...] = (
         '{"name": "Ada", "parameters": {}} is an object.',
         (content('{"name": "Ada", "parameters": {}} is an object.'),),
     ),
+    Golden(
+        "an answer in JSON that names no tool",
+        formats.LLAMA_JSON,
+        '{"id": 7, "name": "Ada"}',
+        (content('{"id": 7, "name": "Ada"}'),),
+    ),
     Golden("any other object", formats.LLAMA_JSON, ' {"a": {"b": 1}}', (content(' {"a": {"b": 1}}'),)),
     Golden(
         "not at the beginning",
         formats.LLAMA_JSON,
         'Use {"name": "get_time", "parameters": {}} then.',
         (content('Use {"name": "get_time", "parameters": {}} then.'),),
+    ),
+    Golden(
+        "behind content and what is left out",
+        formats.LLAMA_JSON,
+        'Use<|eom_id|><|eom_id|>{"name": "get_time", "parameters": {}}',
+        (content('Use{"name": "get_time", "parameters": {}}'),),
+        control_tokens=("<|python_tag|>", "<|eom_id|>"),
     ),
     Golden(
         "behind the mark",

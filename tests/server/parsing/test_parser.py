@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 from localrun.server.parsing import formats
+from localrun.server.parsing.json_calls import MAX_DEPTH
 from localrun.server.parsing.parser import ParserPlan, ThinkingTags
 from localrun.server.parsing.pieces import CallArguments, CallStart, Content, Thinking
+from localrun.server.parsing.reading import MAX_MALFORMED_CALLS
 from tests.server.parsing.golden import BRACKETS, COHERE, GEMMA_CHANNEL, SCHEMAS, THINK
 from tests.server.parsing.reading_aloud import meaning, read
 
@@ -111,6 +113,21 @@ def test_every_call_of_a_reply_has_an_id_of_its_own():
     starts = [piece for piece in pieces if isinstance(piece, CallStart)]
     assert [start.index for start in starts] == [0, 1]
     assert len({start.id for start in starts}) == 2
+
+
+@pytest.mark.parametrize(("n_malformed", "n_calls"), [(MAX_MALFORMED_CALLS - 1, 1), (MAX_MALFORMED_CALLS, 0)])
+def test_whoever_opens_many_calls_and_writes_none_is_no_longer_waited_for(n_malformed: int, n_calls: int):
+    parser = ParserPlan(call_format=formats.HERMES).parser(SCHEMAS)
+    pieces = read(parser, ["<tool_call>no " * n_malformed, '<tool_call>{"name": "get_time", "arguments": {}}'])
+    assert sum(isinstance(piece, CallStart) for piece in pieces) == n_calls
+
+
+@pytest.mark.parametrize(("depth", "n_calls"), [(MAX_DEPTH, 1), (MAX_DEPTH + 1, 0)])
+def test_arguments_nest_so_deep_and_no_deeper(depth: int, n_calls: int):
+    lists = "[" * (depth - 2) + "]" * (depth - 2)
+    text = f'<tool_call>{{"name": "save", "arguments": {{"tags": {lists}}}}}</tool_call>'
+    pieces = read(ParserPlan(call_format=formats.HERMES).parser(SCHEMAS), [text])
+    assert sum(isinstance(piece, CallStart) for piece in pieces) == n_calls
 
 
 @pytest.mark.parametrize(
