@@ -49,10 +49,11 @@ MOST_CHECKS = 20
 MOST_ERROR = 0.10
 # Times vary by no more than this, whatever repeats say.
 _MOST_SIGMA = 0.3
-# What a daemon is asked for, so many times, and how long the steps without one are measured in between.
+# What a daemon is asked for, so many times or until so much time is over, and how long the steps without one are measured
+# in between. A large model takes seconds to load each time.
 _N_PROMPT, _N_OUTPUT = 50, 64
-_N_ROUNDS = 3
-_STREAMS_SECONDS = 2.0
+_N_ROUNDS, _ROUNDS_SECONDS = 3, 12.0
+_STEADY_SECONDS = 2.0
 
 
 class Check(msgspec.Struct, frozen=True, kw_only=True):
@@ -328,7 +329,7 @@ def _with_daemon(costs: Costs, layout: Layout, model: Model, settings: Settings)
     with own_server(
         model.path, slots=layout.slots, kv_cells=layout.n_cells, threads=layout.n_threads, latency=settings.latency
     ) as server:
-        before = _streams_now(opened, model)
+        before, ends_s = _streams_now(opened, model), time.monotonic() + _ROUNDS_SECONDS
         for number in range(_N_ROUNDS):
             found = {n: _sent(server, n, number) for n in sorted({1, layout.slots})}
             after = _streams_now(opened, model)
@@ -342,6 +343,8 @@ def _with_daemon(costs: Costs, layout: Layout, model: Model, settings: Settings)
                 if n_streams == 1:
                     requests.append(max(0.0, records[0].ttft_s - simulated[0].ttft_s))
             before = after
+            if time.monotonic() > ends_s:
+                break
     step_s, delta_s = daemon_costs({n_streams: statistics.median(each) for n_streams, each in missing.items()})
     return msgspec.structs.replace(
         costs, host_s=costs.host_s + step_s, delta_s=delta_s, request_s=statistics.median(requests)
@@ -361,7 +364,7 @@ def _sent(server: ServerProcess, n_streams: int, number: int) -> list[StreamReco
 
 
 def _streams_now(opened: wire.Open, model: Model) -> StreamCosts:
-    return fitted_streams(_measured(opened, model, _STREAMS_SECONDS, "steady")[1:-1])
+    return fitted_streams(_measured(opened, model, _STEADY_SECONDS, "steady")[1:-1])
 
 
 def _gap_s(records: Sequence[StreamRecord]) -> float:
