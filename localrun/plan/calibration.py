@@ -49,8 +49,8 @@ MOST_CHECKS = 20
 MOST_ERROR = 0.10
 # Times vary by no more than this, whatever repeats say.
 _MOST_SIGMA = 0.3
-# What a daemon is asked for, so many times or until so much time is over, and how long the steps without one are measured
-# in between. A large model takes seconds to load each time.
+# What a daemon is asked for, so many times or until so much time is over, and how long the steps without one are
+# measured in between. A large model takes seconds to load each time.
 _N_PROMPT, _N_OUTPUT = 50, 64
 _N_ROUNDS, _ROUNDS_SECONDS = 3, 12.0
 _STEADY_SECONDS = 2.0
