@@ -181,9 +181,14 @@ class Speed(NamedTuple):
     def now(cls, model: Model, settings: Settings, calibration: Calibration) -> Speed:
         """Measured anew, in `PROBE_SECONDS`. Raises what `calibrate` does."""
         costs, *_ = fitted(_measured(open_message(model, settings), model, PROBE_SECONDS)[1:-1], calibration.layout)
-        known = calibration.costs
-        steps = [costs.streams.step_s(n, 256.0 * n) / known.streams.step_s(n, 256.0 * n) for n in known.streams.streams]
-        return cls(costs.background.batch_s(512, 0) / known.background.batch_s(512, 0), statistics.median(steps))
+        return cls.between(calibration.costs, costs)
+
+    @classmethod
+    def between(cls, known: Costs, now: Costs) -> Speed:
+        """In so little time not every number of streams is measured, and what lies beyond is on no line."""
+        both = sorted(set(now.streams.streams) & set(known.streams.streams))
+        steps = [now.streams.step_s(n, 64.0 * n) / known.streams.step_s(n, 64.0 * n) for n in both]
+        return cls(now.background.batch_s(512, 0) / known.background.batch_s(512, 0), statistics.median(steps))
 
 
 class _Line(msgspec.Struct):

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from localrun.engine.schedule.budget import tile_waste
 from localrun.errors import LocalrunError
 from localrun.plan.backend import SimBackend
-from localrun.plan.calibration import daemon_costs
+from localrun.plan.calibration import Speed, daemon_costs
 from localrun.plan.clock import VirtualClock
 from localrun.plan.costs import PromptCosts, Sample, StreamCosts, WaitCosts, least_squares
 from tests.plan.made import costs, layout
@@ -148,6 +148,17 @@ def test_a_step_is_where_it_was_measured() -> None:
     assert found.step_s(8, 8 * 1027) == pytest.approx(3 * 0.0252)
     assert found.step_s(2, 2 * 515) == pytest.approx(0.0185 * (1 + 2 / 7))  # a seventh of the way from 1 to 8
     assert found.scaled(2.0).step_s(2, 1030) == pytest.approx(2 * found.step_s(2, 1030))
+
+
+def test_a_machine_is_as_quick_as_the_steps_that_were_measured_again() -> None:
+    """0.5B, in Q4_0: in a few seconds one and two streams are measured, and a line through these would have eight take
+    twice as long as they do."""
+    seconds = {1: 0.0113, 2: 0.0227, 3: 0.0306, 4: 0.0295, 5: 0.0430, 6: 0.0502, 7: 0.0602, 8: 0.0393}
+    known, again = (
+        costs(streams=StreamCosts.fitted(Sample(n, 64.0 * n, slower * seconds[n]) for n in measured))
+        for slower, measured in ((1.0, seconds), (1.1, (1, 2)))
+    )
+    assert Speed.between(known, again).decode == pytest.approx(1.1)
 
 
 def test_a_coefficient_that_would_be_negative_is_left_out() -> None:
