@@ -397,7 +397,7 @@ async def test_what_a_replica_says_of_this_doors_own_work_is_not_counted_twice(
     door: Door, machines: list[Machine]
 ) -> None:
     addresses = {machine.node: machine.address for machine in machines}
-    stream = asyncio.create_task(door.stream("x" * 40_000, 300))
+    stream = asyncio.create_task(door.stream("x" * 4000, 300))
     await until(lambda: any(door.link._own_tokens().values()))
     own = door.link._own_tokens()
     door.link.replicas(addresses, {name: Told(tokens) for name, tokens in own.items()})
