@@ -238,6 +238,8 @@ class StepCosts:
         most_tokens = self._backend.n_ctx if in_background else self._most_tokens
         depth, n_said = 0, 0
         for wanted in (0, *DEPTHS[1:]):
+            if wanted + min(sizes) > most_tokens:
+                break
             for begin, n_rows in _parts(depth, wanted, self._backend.batch.capacity):
                 compute(seq, begin, n_rows)
             depth = wanted
@@ -255,7 +257,7 @@ class StepCosts:
                     self._back(seq, depth, n_rows, compute)
                 self._say(phase, n_rows, depth, seconds)
                 n_said += 1
-            if self._is_over or depth + max(sizes) > most_tokens:
+            if self._is_over:
                 break
         self._backend.seq_remove(seq, 0)
 

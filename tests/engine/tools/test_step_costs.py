@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 import sys
@@ -11,6 +12,8 @@ import msgspec
 import pytest
 
 from localrun import wire
+from localrun.engine.tools.step_costs import StepCosts
+from tests.fakes.backend import FakeBackend
 
 
 def opened(path: Path, n_slots: int) -> wire.Open:
@@ -56,3 +59,10 @@ def test_nobody_asks_and_nothing_is_said() -> None:
         [sys.executable, "-P", "-m", "localrun.engine.tools.step_costs"], input=b"", capture_output=True, check=False
     )
     assert (done.returncode, done.stdout, done.stderr) == (1, b"", b"")
+
+
+def test_no_prompt_is_measured_deeper_than_its_cells() -> None:
+    """Of 700, with all the time in the world: 512 tokens and 64 more fit, and 1,024 do not."""
+    lines = io.StringIO()
+    StepCosts(FakeBackend(n_cells=700, n_seqs=1, n_batch=512), lines, 1e6, "beside").measure(1)
+    assert {json.loads(line)["tokens"] for line in lines.getvalue().splitlines()} == {0, 512}
