@@ -226,6 +226,17 @@ def test_a_model_that_a_key_may_not_use_is_told_of_as_one_that_is_not_here(
         assert told[0] == told[1], path
 
 
+def test_nor_is_what_the_cache_has_of_one(place: Place) -> None:
+    http = place.daemon.http
+    assert http.post("/v1/chat/completions", json=CHAT | {"model": "secret"}, headers=place.headers).status_code == 200
+    of_all, of_narrow = (
+        {row["model"] for row in http.get("/localrun/v1/cache", headers=headers).json()["models"]}
+        for headers in (place.headers, place.narrow)
+    )
+    assert {"secret", "tiny"} <= of_all
+    assert of_narrow == of_all - {"secret"}
+
+
 def test_nor_is_one_found_by_other_fields(place: Place) -> None:
     http, headers = place.daemon.http, place.narrow
     adapters = place.daemon.http.get("/lora-adapters", headers=place.headers).json()

@@ -62,6 +62,17 @@ async def test_a_loading_request_is_in_the_table(running: Any) -> None:
             assert runtime.registry.row(job.id).state is RequestState.QUEUED
 
 
+async def test_it_is_quiet_once_nobody_waits(running: Any, submit: Any) -> None:
+    async with running() as runtime:
+        async with runtime.job(JobRequest(model="alpha", api="/api/chat")) as job:
+            assert runtime.registry.quiet_s() == 0.0
+            await submit(job, n_predict=2)
+            assert [delta async for delta in job]
+        await until(lambda: runtime.registry.quiet_s() > 0.0)
+        async with runtime.job(JobRequest(model="alpha", api="/v1/batches", lane=wire.Lane.BATCH)):
+            assert runtime.registry.quiet_s() > 0.0
+
+
 async def test_cancel_tells_unknown_from_ended(running: Any, generate: Any) -> None:
     async with running() as runtime:
         await generate(runtime)
