@@ -65,6 +65,7 @@ def ask(
     headers: list[tuple[str, str]] | None = None,
     chunks: list[bytes] | None = None,
     settings: Settings | None = None,
+    client: str | None = None,
 ) -> Answer:
     pieces = list(chunks or [b""])
     sent: list[Message] = []
@@ -79,6 +80,8 @@ def ask(
 
     raw = [(name.encode(), value.encode("latin-1")) for name, value in (LOCAL if headers is None else headers)]
     scope: dict[str, Any] = {"type": "http", "method": method, "path": path, "headers": raw}
+    if client is not None:
+        scope |= {"client": (client, 5), "server": ("192.0.2.7", 11434), "scheme": "https"}
     app = Limits(handler, settings or Settings(max_body_bytes=LIMIT_BYTES), find=find)
     asyncio.run(app(scope, receive, send))
     return Answer(sent)
@@ -170,6 +173,16 @@ def test_foreign_origins_are_refused_without_a_grant(origin: str) -> None:
     assert answer.status == 403
     assert not any(name.startswith("access-control") for name in answer.headers)
     assert handler.body is None
+
+
+@pytest.mark.parametrize(
+    ("origin", "status"),
+    [("https://192.0.2.7:11434", 200), ("http://localhost:3000", 403), ("tauri://localhost", 403)],
+)
+def test_what_is_local_on_another_machine_is_not_local_here(origin: str, status: int) -> None:
+    """A page that some program serves there must not use this daemon with the browser's rights."""
+    headers = [("host", "192.0.2.7:11434"), ("origin", origin)]
+    assert ask(Handler(), headers=headers, client="192.0.2.9").status == status
 
 
 def test_what_a_foreign_page_makes_a_browser_get_is_refused_before_the_handler() -> None:
