@@ -320,8 +320,7 @@ class SimBackend:
         return n_streams, float(tokens), prompts
 
     def tile_waste(self, n_rows: int) -> float:
-        n_heads = self.layout.n_heads
-        return tile_waste(n_rows, n_heads, self.n_threads) if n_heads else 1.0
+        return tile_waste(n_rows, self.layout.n_heads, self.n_threads)
 
     # --- sequences ---------------------------------------------------------------------------------------------
 

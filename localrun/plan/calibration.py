@@ -211,7 +211,8 @@ def calibrate(
     """Measure and fit. `tell` is told what is being done. Raises EngineFailed where the engine's side fails, and
     LocalrunError for a fit that is worth nothing."""
     tell(f"measuring steps and prompts of {model.name}, about {seconds:.0f} s")
-    lines = _measured(open_message(model, settings), model, seconds)
+    opened = open_message(model, settings)
+    lines = _measured(opened, model, seconds)
     if lines[0].layout is None or lines[-1].others is None:
         raise EngineFailed(f"{model.name} cannot be measured: its process ended early")
     layout = lines[0].layout
@@ -225,7 +226,7 @@ def calibrate(
     costs = msgspec.structs.replace(costs, host_s=host_s, host_row_s=host_row_s)
     if with_daemon:
         tell("measuring what the daemon takes")
-        costs = _with_daemon(costs, layout, model, settings)
+        costs = _with_daemon(costs, layout, model, settings, opened)
     return Calibration(
         made_at=datetime.now(UTC).isoformat(timespec="seconds"),
         machine=usable().identity,
@@ -239,9 +240,9 @@ def calibrate(
     )
 
 
-def _measured(opened: wire.Open, model: Model, seconds: float, only: str = "") -> list[_Line]:
+def _measured(opened: wire.Open, model: Model, seconds: float, *options: str) -> list[_Line]:
     command = [sys.executable, "-P", "-m", "localrun.engine.tools.step_costs", "--seconds", str(seconds)]
-    command += ["--heads", str(model.header.n_heads), "--only", only]
+    command += ["--heads", str(model.header.n_heads), *options]
     # Ctrl-C is for this process, which kills that one.
     done = subprocess.run(
         command, input=msgspec.json.encode(opened), stdout=subprocess.PIPE, start_new_session=True, check=False,
@@ -263,7 +264,7 @@ def fitted(lines: list[_Line], layout: Layout) -> tuple[Costs, float, float]:
     lines_of = msgspec.structs.replace(streams, points=())  # which go through what was measured, whatever it is
     predicted = {sample: lines_of.step_s(sample.n_rows, sample.tokens) for sample in of["streams"]}
     predicted |= {sample: prompts.batch_s(sample.n_rows, sample.tokens) for sample in measured}
-    waits = {line.seconds: line.quantiles for line in lines if line.phase == "waits"}
+    waits = dict(sorted((line.seconds, line.quantiles) for line in lines if line.phase == "waits"))
     cold = of["batch"][0].seconds / of["waits"][0].seconds if waits else 1.0
     copy_s, copy_token_s = copy_line(of.get("copy", []))
     sigma = statistics.median(line.spread for line in lines if line.phase == "streams")
@@ -276,7 +277,7 @@ def fitted(lines: list[_Line], layout: Layout) -> tuple[Costs, float, float]:
         alone_drafts=PromptCosts.fitted(of["alone_drafts"], layout.n_heads, layout.n_threads)
         if "alone_drafts" in of
         else None,
-        waits=WaitCosts(tuple(sorted(waits)), tuple(waits[batch_s] for batch_s in sorted(waits))) if waits else None,
+        waits=WaitCosts(tuple(waits), tuple(waits.values())) if waits else None,
         cold=min(2.0, max(1.0, cold)),
         copy_s=copy_s,
         copy_token_s=copy_token_s,
@@ -323,14 +324,13 @@ def host_costs(layout: Layout, clock: Callable[[], float] = time.perf_counter) -
     return max(1e-6, few_s - few * row_s), row_s
 
 
-def _with_daemon(costs: Costs, layout: Layout, model: Model, settings: Settings) -> Costs:
+def _with_daemon(costs: Costs, layout: Layout, model: Model, settings: Settings, opened: wire.Open) -> Costs:
     """The same streams with a daemon and without: what is missing in a gap between tokens is what the engine does
     beside computing, and what the daemon takes from the processors that compute; what is missing in a first token is
     the way of a request. Steps are measured again in turn with the daemon's: a machine whose clock changes by a tenth
     would hide all of it."""
     missing: dict[int, list[float]] = {}
     requests: list[float] = []
-    opened = open_message(model, settings)
     with own_server(
         model.path, slots=layout.slots, kv_cells=layout.n_cells, threads=layout.n_threads, latency=settings.latency
     ) as server:
@@ -369,7 +369,7 @@ def _sent(server: ServerProcess, n_streams: int, number: int) -> list[StreamReco
 
 
 def _streams_now(opened: wire.Open, model: Model) -> StreamCosts:
-    return fitted_streams(_measured(opened, model, _STEADY_SECONDS, "steady")[1:-1])
+    return fitted_streams(_measured(opened, model, _STEADY_SECONDS, "--steady")[1:-1])
 
 
 def _gap_s(records: Sequence[StreamRecord]) -> float:

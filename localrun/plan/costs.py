@@ -157,8 +157,7 @@ class PromptCosts(msgspec.Struct, frozen=True):
 
     def _attended(self, n_rows: int, depth: float) -> float:
         """Over how many tokens all rows attend together, with what tiles compute for nothing."""
-        waste = tile_waste(n_rows, self.n_heads, self.n_threads) if self.n_heads else 1.0
-        return waste * n_rows * (depth + n_rows / 2)
+        return tile_waste(n_rows, self.n_heads, self.n_threads) * n_rows * (depth + n_rows / 2)
 
 
 class WaitCosts(msgspec.Struct, frozen=True):

@@ -43,9 +43,9 @@ def tile_waste(n_rows: int, n_heads: int, n_threads: int) -> float:
     llama.cpp's flash attention (`ggml_compute_forward_flash_attn_ext_f16` of its CPU backend) divides the rows of all
     heads into four chunks for each thread, and takes each head's part of a chunk in tiles, the last of which it fills
     up: for 256 rows with 9 heads and 2 threads 1.11 times as much is computed, with 8 heads and 6 threads 1.72 times,
-    and for 384 rows with these no more than is needed.
+    and for 384 rows with these no more than is needed. 0 heads: there are no tiles.
     """
-    if n_rows < TILE_ROWS:
+    if n_rows < TILE_ROWS or not n_heads:
         return 1.0  # one by one
     n_all = n_rows * n_heads
     n_chunks = -(-n_all // -(-n_all // (4 * n_threads))) if n_threads > 1 else 1

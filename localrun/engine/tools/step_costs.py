@@ -78,10 +78,10 @@ _MOST_STEPS = 64
 
 
 class StepCosts:
-    """Measures with an open backend. Every sequence is empty before and after a phase. `only` is a phase, or empty."""
+    """Measures with an open backend. Every sequence is empty before and after a phase."""
 
-    def __init__(self, backend: Backend, lines: TextIO, seconds: float, only: str = "") -> None:
-        self._backend, self._lines, self._seconds, self._only = backend, lines, seconds, only
+    def __init__(self, backend: Backend, lines: TextIO, seconds: float) -> None:
+        self._backend, self._lines, self._seconds = backend, lines, seconds
         self._ends_s = 0.0
         n_streams = backend.n_seqs if backend.is_split else 1
         self._most_tokens = min(backend.n_cells // n_streams, backend.n_ctx)
@@ -89,32 +89,29 @@ class StepCosts:
 
     def measure(self, n_slots: int) -> None:
         """All phases."""
-        if self._only == "steady":
-            self._steady(n_slots)
-        if self._begins("streams"):
-            self._streams(n_slots)
-        if self._backend.n_rollback and self._begins("drafts"):
+        self._begin("streams")
+        self._streams(n_slots)
+        if self._backend.n_rollback:
+            self._begin("drafts")
             self._drafts(n_slots)
-        if self._begins("background"):
-            self._prompts("background", BATCHES, in_background=self._backend.worker is not None)
-        if self._begins("beside"):
-            self._prompts("beside", FEW_ROWS, in_background=False)
-        if self._backend.worker is not None and self._begins("waits"):
+        self._begin("background")
+        self._prompts("background", BATCHES, in_background=self._backend.worker is not None)
+        self._begin("beside")
+        self._prompts("beside", FEW_ROWS, in_background=False)
+        if self._backend.worker is not None:
             for n_rows in WAITED_FOR:
                 if n_rows <= self._backend.worker.batch.capacity:
                     self._waits(min(n_slots, _N_WAITING), n_rows)
-        if self._backend.cuts_states and n_slots > 1 and self._begins("copy"):
+        if self._backend.cuts_states and n_slots > 1:
+            self._begin("copy")
             self._copies()
-        if self._only:
-            return
         self._disk()
         began_s = time.perf_counter()
         self._backend.rebuild()
         self._say("rebuild", 0, 0, [time.perf_counter() - began_s])
 
-    def _begins(self, phase: str) -> bool:
+    def _begin(self, phase: str) -> None:
         self._ends_s = time.perf_counter() + _PARTS[phase] * self._seconds
-        return self._only in ("", phase)
 
     @property
     def _is_over(self) -> bool:
@@ -158,22 +155,22 @@ class StepCosts:
         for seq in range(n_slots):
             self._backend.seq_remove(seq, 0)
 
-    def _steady(self, n_slots: int) -> None:
+    def steady(self, n_slots: int) -> None:
         """Of one stream and of all, in turn, as many as there is time for: by so many a clock that changes is known."""
         ends_s = time.perf_counter() + self._seconds
         seconds: dict[int, list[float]] = {n: [] for n in sorted({1, n_slots})}
         depth = min(DEPTHS[0], self._most_tokens // (2 if self._backend.is_split else 2 * n_slots))
+        self._extend(0, 0, depth)
+        for seq in range(1, n_slots):
+            self._fill(seq, depth)
         while time.perf_counter() < ends_s or not all(seconds.values()):
-            self._extend(0, 0, depth)
-            for seq in range(1, n_slots):
-                self._fill(seq, depth)
             for n_streams, own in seconds.items():
                 lengths = [depth] * n_streams
                 own += [self._step_s(n_streams, lengths) for _ in range(min(REPEATS, depth))]
                 for seq in range(n_streams):
                     self._back(seq, depth, REPEATS, self._rows_s)
-            for seq in range(n_slots):
-                self._backend.seq_remove(seq, 0)
+        for seq in range(n_slots):
+            self._backend.seq_remove(seq, 0)
         for n_streams, own in seconds.items():
             self._say("streams", n_streams, n_streams * (depth + REPEATS // 2), own)
 
@@ -429,7 +426,7 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m localrun.engine.tools.step_costs", description=__doc__)
     parser.add_argument("--seconds", type=float, default=40.0)
     parser.add_argument("--heads", type=int, default=0, help="query heads of the model")
-    parser.add_argument("--only", default="", help="one phase, or `steady` steps of one stream and of all")
+    parser.add_argument("--steady", action="store_true", help="steps of one stream and of all, and nothing else")
     args = parser.parse_args(argv)
     lines = own_stdout()
     asked = sys.stdin.buffer.read()
@@ -445,7 +442,8 @@ def main(argv: list[str]) -> int:
     first = {"build": build, "layout": layout(backend, opened, args.heads)}
     lines.write(msgspec.json.encode(first).decode() + "\n")
     began_s, others_s = time.perf_counter(), others_busy_s()
-    StepCosts(backend, lines, args.seconds, args.only).measure(opened.n_slots)
+    costs = StepCosts(backend, lines, args.seconds)
+    (costs.steady if args.steady else costs.measure)(opened.n_slots)
     others = max(0.0, others_busy_s() - others_s) / (time.perf_counter() - began_s)
     lines.write(msgspec.json.encode({"others": others}).decode() + "\n")
     backend.close()
