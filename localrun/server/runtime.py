@@ -31,13 +31,13 @@ from localrun.models.storage import hub_cache
 from localrun.models.storage.store import Store
 from localrun.server.batches.service import BatchService
 from localrun.server.cache import Cache
+from localrun.server.engines.faults import Quarantine
 from localrun.server.engines.link import ENGINE_COMMAND, EngineLink
 from localrun.server.engines.supervisor import Supervisor
 from localrun.server.http import path_redaction
 from localrun.server.http.access import Access
 from localrun.server.http.loop_watch import LoopWatch
 from localrun.server.jobs.job import Engines, Job, JobRequest
-from localrun.server.jobs.quarantine import Quarantine
 from localrun.server.jobs.registry import Registry
 from localrun.server.media.decoder import MediaDecoder
 from localrun.server.media.fetching import Fetcher

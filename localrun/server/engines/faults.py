@@ -1,21 +1,26 @@
-"""Engines that die and engines that hang: when one may be started again, and how the others are noticed.
+"""Engines that die and engines that hang: when one may be started again, how the others are noticed, and which requests
+are given to no engine any more.
 
-Owner: the supervisor. Kernels that compute wrong are `kernels.py`'s.
-Does not: start anything, or know why an engine died.
+Owner: the supervisor, and of the quarantine the jobs. Kernels that compute wrong are `kernels.py`'s.
+Does not: start anything, or find out why an engine died (link.py, job.py).
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Hashable, Iterable
 from typing import NamedTuple
 from weakref import WeakSet
 
+import msgspec
 import psutil
 
-from localrun.errors import LocalrunError
+from localrun import wire
+from localrun.errors import EngineDied, LocalrunError
 from localrun.server.engines.link import EngineLink
 
 _log = logging.getLogger(__name__)
@@ -146,3 +151,67 @@ def _work(pid: int, *, is_loading: bool) -> _Work | None:
         return _Work(times.user + times.system, process.memory_info().rss if is_loading else 0)
     except psutil.Error:
         return None
+
+
+# Long enough for a client's own tries, short enough for a cause that goes away, such as memory that others had.
+HELD_S = 600.0
+MAX_HELD = 256
+Message = wire.Submit | wire.Embed | wire.Count
+
+
+class _Held(NamedTuple):
+    request_id: str
+    until_s: float
+
+
+class Quarantine:
+    """Requests of which engines died: no more engines are given to them, however often they are sent again.
+
+    Clients send a request again that failed with a 500, and each time it would take two engines along. So what it was
+    is remembered for a while, as a hash, and for its own client and model file alone (its `kind`): elsewhere the text
+    may do no harm. Bounded by `MAX_HELD`; the oldest of the client who has most go first, so that nobody's requests
+    push out another's.
+    """
+
+    def __init__(self) -> None:
+        self.held: OrderedDict[tuple[Hashable, bytes], _Held] = OrderedDict()
+
+    def put(self, kind: Hashable, message: Message, request_id: str) -> None:
+        """Engines died of this one, which people know as `request_id`."""
+        self.held[kind, _fingerprint(message)] = _Held(request_id, time.monotonic() + HELD_S)
+        if len(self.held) > MAX_HELD:
+            ((most, _),) = Counter(of for of, _ in self.held).most_common(1)
+            del self.held[next(key for key in self.held if key[0] == most)]
+
+    def check(self, kind: Hashable, message: Message) -> None:
+        """Raises EngineDied for a request like one that was put here."""
+        now_s = time.monotonic()
+        while self.held and next(iter(self.held.values())).until_s <= now_s:
+            self.held.popitem(last=False)
+        if all(kind != of for of, _ in self.held):
+            return
+        held = self.held.get((kind, _fingerprint(message)))
+        if held is not None:
+            raise EngineDied(
+                f"engines died of request '{held.request_id}', and this one is the same: it is not given to another "
+                f"one for {held.until_s - now_s:.0f} seconds. Send it without what is unusual about it (its grammar, "
+                f"its length), and see `localrun doctor`"
+            )
+
+
+# When, by whom, and with which luck it is asked, and not what.
+_BESIDE = {
+    "id": 0,
+    "client": "",
+    "lane": wire.Lane.DEFAULT,
+    "deadline_s": None,
+    "arrived_at_s": 0.0,
+    "target_itl_s": None,
+}
+
+
+def _fingerprint(message: Message) -> bytes:
+    changes = {name: value for name, value in _BESIDE.items() if name in message.__struct_fields__}
+    if isinstance(message, wire.Submit):
+        changes["sampling"] = msgspec.structs.replace(message.sampling, seed=None)
+    return hashlib.sha256(msgspec.msgpack.encode(msgspec.structs.replace(message, **changes))).digest()

@@ -31,10 +31,9 @@ from localrun.config import NOTHING_ASKED, LoadSettings
 from localrun.errors import Cancelled, EngineDied, LocalrunError
 from localrun.models.adapters import AdapterChoice
 from localrun.server import notices
-from localrun.server.engines.faults import DEATHS_TO_OPEN
+from localrun.server.engines.faults import DEATHS_TO_OPEN, Quarantine
 from localrun.server.engines.resident import Use
 from localrun.server.jobs.generation import Generation
-from localrun.server.jobs.quarantine import Quarantine
 from localrun.snapshot import RequestState
 
 if TYPE_CHECKING:
@@ -583,7 +582,7 @@ class Job:
 
     def _check_is_harmless(self, message: wire.Submit | wire.Embed | wire.Count) -> None:
         """Raises EngineDied for one like another that engines died of."""
-        if len(self._quarantine):
+        if self._quarantine.held:
             self._quarantine.check(self._kind(), message)
 
     def _kind(self) -> Hashable:

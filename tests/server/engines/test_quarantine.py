@@ -6,7 +6,7 @@ import pytest
 
 from localrun import wire
 from localrun.errors import EngineDied
-from localrun.server.jobs.quarantine import MAX_HELD, Quarantine
+from localrun.server.engines.faults import MAX_HELD, Quarantine
 
 
 def message(*tokens: int) -> wire.Submit:
