@@ -26,7 +26,7 @@ from localrun.config import folders
 from localrun.server.engines import machine
 from localrun.server.engines.link import EngineLink
 from localrun.server.engines.resident import show_last_step
-from localrun.server.jobs.windows import RateWindow
+from localrun.server.jobs.generation import RateWindow
 from localrun.snapshot import NODE_TOTALS, EngineRow
 
 # A report is due every second; one may be late.

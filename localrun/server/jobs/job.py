@@ -462,6 +462,7 @@ class Job:
         elif not self._resumes or not isinstance(error, EngineDied):
             self._fail(error)
         elif is_alone and is_blamed and self.record.n_deaths >= MAX_DEATHS:
+            assert self.record.message is not None
             self._quarantine.put(self._kind(), self.record.message, self.id)
             self._fail(_deadly(self.id, error, self.record.n_deaths))
         elif self.record.resumed >= MAX_RESUMPTIONS:

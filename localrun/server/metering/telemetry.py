@@ -44,9 +44,8 @@ from localrun.server.engines.link import EngineLink
 from localrun.server.engines.machine import MachineSampler
 from localrun.server.http.account import CLIENT_GONE, Account
 from localrun.server.http.failures import Shape
-from localrun.server.jobs.generation import CALLED, Generation
+from localrun.server.jobs.generation import CALLED, Generation, LatencyWindow, RateWindow
 from localrun.server.jobs.registry import Registry
-from localrun.server.jobs.windows import LatencyWindow, RateWindow
 from localrun.server.metering.live_gauges import RUNNING_STATES, LiveCollector, LlamaServerNames, Nodes, Totals
 from localrun.snapshot import Aggregate, BatchRow, EngineRow, RequestState, Snapshot
 

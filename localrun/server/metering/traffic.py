@@ -95,8 +95,8 @@ class Traffic:
 
     def ends(self, record: Generation, link: Link | None) -> None:
         """A record is about to become final; `link` is what computed it."""
-        if self.listeners and link is not None and isinstance(record.asked_message, wire.Submit):
-            task = asyncio.create_task(self._tell(record, link, record.asked_message, record.output))
+        if self.listeners and link is not None and isinstance(record.message, wire.Submit):
+            task = asyncio.create_task(self._tell(record, link, record.message, record.output))
             self._telling.add(task)
             task.add_done_callback(self._telling.discard)
 

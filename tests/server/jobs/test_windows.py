@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from localrun.server.jobs.windows import GROWTH, LatencyHistogram, LatencyWindow, RateWindow
+from localrun.server.jobs.generation import GROWTH, LatencyHistogram, LatencyWindow, RateWindow
 
 
 @given(st.lists(st.floats(1e-5, 1e3), min_size=1, max_size=200))
