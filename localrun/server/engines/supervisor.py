@@ -42,13 +42,22 @@ from localrun.models.name import split_adapters
 from localrun.models.storage.model import Evidence, Model, Part
 from localrun.models.storage.store import Store
 from localrun.server.engines import machine
-from localrun.server.engines.drafts import Drafts, path_to_open
 from localrun.server.engines.faults import EARLY_S, MAX_KILLED_LOADS, Breaker, StallWatch
 from localrun.server.engines.kernels import Kernels, is_allowed, wrong_types
 from localrun.server.engines.link import ENGINE_COMMAND, EngineLink
 from localrun.server.engines.loads import Loads, grown, lacks_only_room, serves
 from localrun.server.engines.placement import Placement
-from localrun.server.engines.resident import EngineLease, Resident, ResidentState, Stamps, Use, on_wire, pooling_for
+from localrun.server.engines.resident import (
+    Drafts,
+    EngineLease,
+    Resident,
+    ResidentState,
+    Stamps,
+    Use,
+    on_wire,
+    path_to_open,
+    pooling_for,
+)
 from localrun.server.engines.room import Room
 from localrun.snapshot import EngineRow
 
@@ -105,7 +114,7 @@ class Supervisor:
         self._room = Room(settings, residents=self.residents, end=self._end, available_bytes=available_bytes)
         self.room_for = self._room.for_model
         self._loads = Loads(settings)
-        self._drafts = Drafts(settings, store, self._room)
+        self._drafts = Drafts(settings, store, self._room.make_for_draft)
         self._stalls = StallWatch(
             lambda: [r.link for r in self.residents() if r.state is not ResidentState.STOPPING],
             has_devices=lambda: self._room.has_gpus,
@@ -226,8 +235,8 @@ class Supervisor:
         if keep_alive_s is None:
             keep_alive_s = self._settings.keep_alive_s
         return EngineLease(
-            resident, model=model, keep_alive_s=keep_alive_s, waited_s=waited_s, speculation=self._drafts.of_request,
-            room=self._room.make_for_adapters, released=self._if_idle,
+            resident, model=model, keep_alive_s=keep_alive_s, waited_s=waited_s, drafts=self._drafts,
+            make_room=self._room.make_for_adapters, released=self._if_idle,
         )  # fmt: skip
 
     async def residents_of(self, name: str) -> list[Resident]:

@@ -27,10 +27,9 @@ from localrun.models.projector_memory import projector_memory
 from localrun.models.sources import huggingface
 from localrun.models.sources.huggingface import HubHit
 from localrun.models.storage.model import Model
-from localrun.server.engines.drafts import own_draft, problem_of, speculates
 from localrun.server.engines.machine import answering_gpus
 from localrun.server.engines.placement import refusal, wish_of
-from localrun.server.engines.resident import Use, pooling_for
+from localrun.server.engines.resident import Use, draft_problem, own_draft, pooling_for, speculates
 from localrun.server.http.exchange import Exchange, decode_body, parameter
 from localrun.server.runtime import Runtime
 from localrun.snapshot import PullRow
@@ -247,7 +246,7 @@ def _draft(runtime: Runtime, model: Model, asked: str) -> tuple[Model | None, li
     try:
         return find(runtime.store, name, model=model.name, target=model.header), []
     except BadRequest as error:
-        return None, [f"without its draft model: {problem_of(runtime.settings, model, error)}"]
+        return None, [f"without its draft model: {draft_problem(runtime.settings, model, error)}"]
 
 
 def _projector_part(model: Model, fit: Fit) -> dict[str, Any] | None:

@@ -34,7 +34,7 @@ from localrun.models.storage.manifest import in_full
 from localrun.models.storage.model import Model, Origin, Part
 from localrun.models.storage.named_adapter import NamedAdapter
 from localrun.models.storage.store import DamagedFile, Store
-from localrun.server.engines.drafts import own_draft
+from localrun.server.engines.resident import own_draft
 from localrun.server.http.access import Caller
 from localrun.server.http.exchange import Exchange
 from localrun.server.ollama.adapters import AdapterTag, modelfile_of, more_of, tag_of

@@ -29,7 +29,7 @@ from localrun.models.naming import Removal
 from localrun.models.storage.blobs import BlobWriter
 from localrun.models.storage.manifest import check_digest
 from localrun.models.storage.store import Store
-from localrun.server.engines import drafts
+from localrun.server.engines.resident import missing_drafts
 from localrun.server.http.access import Caller
 from localrun.server.http.exchange import Exchange
 from localrun.server.http.path_redaction import redact_paths_in
@@ -146,10 +146,10 @@ async def delete(runtime: Runtime, exchange: Exchange) -> None:
     # A model whose file is damaged or gone is not loaded under this name, and may be removed all the same.
     with suppress(ModelNotFound, BadModelFile, BadRequest):
         await runtime.supervisor.unload(name, has_other_names=False)
-    missed = await asyncio.to_thread(drafts.missing, runtime.settings, runtime.store)
+    missed = await asyncio.to_thread(missing_drafts, runtime.settings, runtime.store)
     refused_before = await asyncio.to_thread(adapters.refused, runtime.store, runtime.settings)
     removed = await asyncio.to_thread(naming.remove, runtime.store, name)
-    misses = await asyncio.to_thread(drafts.missing, runtime.settings, runtime.store)
+    misses = await asyncio.to_thread(missing_drafts, runtime.settings, runtime.store)
     refused = await asyncio.to_thread(adapters.refused, runtime.store, runtime.settings)
     notes = [
         f"'{model}' runs without its draft model '{draft}' from its next load on; give it another one, or none, with "
