@@ -49,7 +49,7 @@ from localrun.server.openai.responses.kept import KeptResponses
 from localrun.server.pulls import Pulls
 from localrun.server.quantizer import Quantizer
 from localrun.server.targets import Targets, last_loaded_file
-from localrun.server.templates.renderer import TemplateRenderer
+from localrun.server.workers import TemplateRenderer
 from localrun.snapshot import EngineRow
 
 _log = logging.getLogger(__name__)

@@ -30,7 +30,7 @@ from localrun.server.media import headers
 from localrun.server.media.fetching import Fetcher
 from localrun.server.media.files import DecodedFiles, Key, sweep
 from localrun.server.prompting.ask import Attached
-from localrun.server.worker_process import DiedError, OverranError, WorkerProcess
+from localrun.server.workers import DiedError, OverranError, WorkerProcess
 from localrun.wire import DecodeReply, DecodeRequest, Media, MediaKind
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class MediaDecoder:
         self._fetcher = fetcher
         self._timeout_s = timeout_s
         self.files = DecodedFiles(root)
-        self._worker: WorkerProcess[DecodeReply] = WorkerProcess(
+        self.worker: WorkerProcess[DecodeReply] = WorkerProcess(
             "localrun.server.media.worker",
             framing.decode_from_media_worker,
             name="media",
@@ -72,11 +72,6 @@ class MediaDecoder:
         self._is_stopped = False
         self._decoding: dict[Key, asyncio.Task[None]] = {}
 
-    @property
-    def worker_pid(self) -> int | None:
-        """The worker's process id; None while there is none."""
-        return self._worker.pid
-
     async def start(self) -> None:
         """Removes what a daemon left behind that was killed."""
         await asyncio.to_thread(sweep, self._root)
@@ -84,7 +79,7 @@ class MediaDecoder:
     async def stop(self) -> None:
         """Ends the worker and removes all files. What is being decoded ends with Unavailable."""
         self._is_stopped = True
-        await self._worker.stop()
+        await self.worker.stop()
         async with self._turn:
             await asyncio.to_thread(self.files.close)
 
@@ -161,7 +156,7 @@ class MediaDecoder:
     async def _make(self, key: Key, data: bytes, request: DecodeRequest) -> None:
         try:
             if await asyncio.to_thread(self.files.open):
-                await self._worker.end()
+                await self.worker.end()
             await asyncio.to_thread(self.files.input_path.write_bytes, data)
             reply = await self._ask(request)
             size_bytes = reply.width * reply.height * 3 or reply.n_samples * 4
@@ -176,7 +171,7 @@ class MediaDecoder:
 
     async def _ask(self, request: DecodeRequest) -> DecodeReply:
         try:
-            reply = await self._worker.ask(framing.encode(request))
+            reply = await self.worker.ask(framing.encode(request))
         except OverranError:
             raise BadRequest(
                 f"decoding this {request.format} file takes longer than {self._timeout_s:g} s; send a smaller one"

@@ -42,7 +42,7 @@ from localrun.server.prompting.places import placed
 from localrun.server.prompting.profile import REMEMBERED_TEMPLATES, Profile, profile_of
 from localrun.server.runtime import Runtime
 from localrun.server.templates.marks import any_of
-from localrun.server.templates.renderer import TemplateOverrunError, check_length
+from localrun.server.workers import TemplateOverrunError, check_length
 from localrun.wire import Grammar, Segment
 
 # Enough of a prompt to see what it ends with.

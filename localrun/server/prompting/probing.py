@@ -23,7 +23,7 @@ from localrun.server.parsing.written import NAME, Listed, Written
 from localrun.server.parsing.written_calls import parts_of
 from localrun.server.prompting.ask import Message, Tool, assistant, called
 from localrun.server.prompting.profile import Profile
-from localrun.server.templates.renderer import TemplateOverrunError
+from localrun.server.workers import TemplateOverrunError
 from localrun.wire import Delta, Finish, Phase
 
 _QUESTION, _ANSWER, _THOUGHT = "uquestion", "canswer", "tthought"

@@ -146,7 +146,7 @@ async def test_what_the_model_does_not_take(media: MediaDecoder) -> None:
     broken.model.projector = Path("/x/mmproj-eyes.gguf")
     with pytest.raises(BadRequest, match=r"sound: it was loaded without its projector mmproj-eyes\.gguf; the daemon's"):
         await attach(media, broken, making.wave(making.tone()))
-    assert media.worker_pid is None
+    assert media.worker.pid is None
 
 
 async def test_a_broken_file_is_named_by_its_field(media: MediaDecoder) -> None:
@@ -181,7 +181,7 @@ async def test_the_worker_can_open_nothing_and_knows_no_secrets(
 ) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     await attach(media, job(), making.png())
-    process = Path(f"/proc/{media.worker_pid}")
+    process = Path(f"/proc/{media.worker.pid}")
     limits = {line[:25].strip(): line[25:].split()[:2] for line in (process / "limits").read_text().splitlines()}
     assert (limits["Max open files"], limits["Max processes"]) == (["0", "0"], ["0", "0"])
     assert limits["Max file size"] == [str(worker.OUTPUT_BYTES)] * 2
@@ -195,13 +195,13 @@ async def test_a_worker_that_dies_is_replaced(media: MediaDecoder) -> None:
     for size in (5, 6, 7):
         (made,) = await attach(media, holder, making.png(size, size))
         assert content(made.path) == making.noise(size, size).tobytes()
-        assert media.worker_pid is not None
-        os.kill(media.worker_pid, signal.SIGKILL)
+        assert media.worker.pid is not None
+        os.kill(media.worker.pid, signal.SIGKILL)
 
 
 async def test_a_file_that_takes_too_long_is_refused(media: MediaDecoder, monkeypatch: pytest.MonkeyPatch) -> None:
     """That its worker is killed then is tested with templates, whose worker is of the same kind."""
-    monkeypatch.setattr(media._worker, "_watched", _raising(TimeoutError()))
+    monkeypatch.setattr(media.worker, "_watched", _raising(TimeoutError()))
     with pytest.raises(BadRequest, match=r"images\[0\]: decoding this PNG file takes longer than 20 s; send a smaller"):
         await attach(media, job(), making.png())
     monkeypatch.undo()
@@ -212,7 +212,7 @@ async def test_a_file_that_ends_the_worker_twice_is_refused(
     media: MediaDecoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await attach(media, job(), making.png())
-    monkeypatch.setattr(media._worker, "_watched", _raising(ConnectionError()))
+    monkeypatch.setattr(media.worker, "_watched", _raising(ConnectionError()))
     with pytest.raises(BadRequest, match=r"images\[0\]: this PNG file ended the process that decodes it"):
         await attach(media, job(), making.png(3, 3))
     monkeypatch.undo()
@@ -229,7 +229,7 @@ def _raising(error: Exception) -> Callable[..., Any]:
 async def test_stopping_ends_what_is_under_way(tmp_path: Path) -> None:
     media = MediaDecoder(tmp_path / "media")
     await attach(media, job(), making.png())
-    pid = media.worker_pid
+    pid = media.worker.pid
     waiting = [asyncio.create_task(attach(media, job(), making.png(2000 + n, 2000))) for n in range(3)]
     await asyncio.sleep(0.01)
     await media.stop()
@@ -264,13 +264,13 @@ BOMBS = {
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads what the worker has used")
 async def test_bombs_are_refused_or_decoded_within_the_memory(media: MediaDecoder) -> None:
     await attach(media, job(), making.png())
-    pid = media.worker_pid
+    pid = media.worker.pid
     for name, data in BOMBS.items():
         holder = job()
         with contextlib.suppress(BadRequest):
             await attach(media, holder, data)
         holder.held.close()
-        assert media.worker_pid == pid, name  # none of these may end it
+        assert media.worker.pid == pid, name  # none of these may end it
     status = content(f"/proc/{pid}/status").decode()
     assert int(status.partition("VmHWM:")[2].split()[0]) * 1024 < worker.MEMORY_BYTES
 
@@ -379,7 +379,7 @@ async def test_what_failed_takes_no_room(media: MediaDecoder, monkeypatch: pytes
         assert media.files.input_path.stat().st_size
         return DecodeReply(error_code=DiskFull.code, error_message="the disk is full")
 
-    monkeypatch.setattr(media._worker, "ask", full)
+    monkeypatch.setattr(media.worker, "ask", full)
     with pytest.raises(DiskFull):
         await attach(media, job(), making.png())
     assert [path.stat().st_size for path in (media.files.input_path, media.files.output_path)] == [0, 0]

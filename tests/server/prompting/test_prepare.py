@@ -22,7 +22,7 @@ from localrun.server.prompting import prepare as prepare_module
 from localrun.server.prompting.ask import ChatRequest, Tool, arguments_of, called
 from localrun.server.prompting.prepare import Prepared, prepare, render_template, template_of
 from localrun.server.runtime import Runtime
-from localrun.server.templates.renderer import TemplateOverrunError, TemplateRenderer
+from localrun.server.workers import TemplateOverrunError, TemplateRenderer
 from localrun.wire import GrammarKind, Segment
 from tests.server.parsing.reading_aloud import meaning, read
 

@@ -18,7 +18,7 @@ import pytest
 
 from localrun import errors, framing
 from localrun.models.fallback_template import fallback_template
-from localrun.server.templates.renderer import TemplateRenderer
+from localrun.server.workers import TemplateRenderer
 from localrun.wire import RenderRequest, Segment
 
 TOKENS = ("<|im_start|>", "<|im_end|>")
@@ -58,7 +58,7 @@ def test_a_user_cannot_end_a_turn_by_typing_its_end():
 
 def test_a_worker_that_gets_no_processor_for_longer_than_the_limit_is_waited_for():
     async def use(renderer: TemplateRenderer) -> None:
-        pid = renderer.worker_pid
+        pid = renderer.pid
         assert pid is not None
         os.kill(pid, signal.SIGSTOP)
         rendering = asyncio.ensure_future(renderer.render(PLAIN, _variables(), TOKENS))
@@ -66,7 +66,7 @@ def test_a_worker_that_gets_no_processor_for_longer_than_the_limit_is_waited_for
         assert not rendering.done()
         os.kill(pid, signal.SIGCONT)
         assert await rendering == (Segment("hi"),)
-        assert renderer.worker_pid == pid
+        assert renderer.pid == pid
 
     _with_renderer(use, timeout_s=0.2)
 
@@ -132,8 +132,8 @@ def test_messages_nested_too_deeply_are_refused():
 def test_a_worker_that_dies_is_replaced():
     async def use(renderer: TemplateRenderer) -> None:
         for _ in range(3):
-            assert renderer.worker_pid is not None
-            os.kill(renderer.worker_pid, signal.SIGKILL)
+            assert renderer.pid is not None
+            os.kill(renderer.pid, signal.SIGKILL)
             assert await renderer.render(PLAIN, _variables(), TOKENS) == (Segment("hi"),)
 
     _with_renderer(use)
@@ -156,7 +156,7 @@ def test_stopping_ends_the_worker_and_the_waiting_renders():
     async def main() -> None:
         renderer = TemplateRenderer(timeout_s=30.0, output_bytes=1000)
         await renderer.start()
-        worker_pid = renderer.worker_pid
+        worker_pid = renderer.pid
         assert worker_pid is not None
         endless = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
         waiting = [asyncio.create_task(renderer.render(endless, _variables(), TOKENS)) for _ in range(2)]
@@ -178,7 +178,7 @@ def test_the_worker_can_open_nothing_and_knows_no_secrets(monkeypatch: pytest.Mo
     environment: list[str] = []
 
     async def use(renderer: TemplateRenderer) -> None:
-        process = Path(f"/proc/{renderer.worker_pid}")
+        process = Path(f"/proc/{renderer.pid}")
         limits.extend((process / "limits").read_text().splitlines())
         environment.extend((process / "environ").read_text().split("\0"))
 

@@ -1,26 +1,29 @@
-"""A worker process as the daemon uses it: one request after the other, killed when it overruns, replaced when it dies.
+"""Worker processes as the daemon uses them, and the one that renders chat templates (`TemplateRenderer`): one request
+after the other, killed when it overruns, replaced when it dies.
 
 Owner: the daemon's event loop. Requests go to the worker one at a time, in the order they were asked, so the time that
 one waits is never counted against its own limit, and one that is stuck costs the others the limit and a restart, not
 their result. A worker that dies of something else than its time (a crash, the system's memory killer) is replaced and
 the request tried once more. What the worker does about its own limits is in `worker_limits.py`.
-
-Does not: know what the frames say.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Callable, Mapping, Sequence
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import psutil
 
-from localrun import errors, framing
+from localrun import framing
+from localrun.errors import BadRequest, BadTemplate, TooLarge, Unavailable, by_code
 from localrun.processes import HIDDEN, end_child
+from localrun.server.http.loop_watch import apart
+from localrun.wire import RenderReply, RenderRequest, Segment
 
 START_TIMEOUT_S = 60.0
 # A worker that gets no processor is waited for so many times as long as it may compute.
@@ -109,7 +112,7 @@ class WorkerProcess(Generic[Reply]):
         """Send one request and read its reply, with one more try when the worker dies without having overrun."""
         for _ in range(2):
             if self._stopped:
-                raise errors.Unavailable("the daemon is shutting down")
+                raise Unavailable("the daemon is shutting down")
             worker = self._worker = self._worker or await self._spawn()
             try:
                 return await self._watched(worker, frame)
@@ -119,7 +122,7 @@ class WorkerProcess(Generic[Reply]):
             except (asyncio.IncompleteReadError, ConnectionError, framing.FrameError):
                 await self._discard()
         if self._stopped:
-            raise errors.Unavailable("the daemon is shutting down")
+            raise Unavailable("the daemon is shutting down")
         raise DiedError
 
     async def _watched(self, worker: Process, frame: bytes) -> Reply:
@@ -178,7 +181,7 @@ class WorkerProcess(Generic[Reply]):
             finally:  # also when nobody waits any more
                 if not is_ready:
                     await end_child(worker)
-        raise errors.Unavailable(f"the {self._name} worker did not start; the daemon's log says why")
+        raise Unavailable(f"the {self._name} worker did not start; the daemon's log says why")
 
     async def _discard(self) -> None:
         worker, self._worker = self._worker, None
@@ -192,3 +195,71 @@ def _cpu_seconds(pid: int) -> float:
     except psutil.Error:  # it has ended, and its pipe says so
         return 0.0
     return float(times.user + times.system)
+
+
+# The longest templates seen are about 20,000 characters.
+MAX_TEMPLATE_CHARACTERS = 1_000_000
+
+
+class TemplateOverrunError(BadTemplate):
+    """A render took its worker with it: it would do so again, and every try costs the others their worker."""
+
+
+def check_length(template: str) -> None:
+    """Raises BadTemplate for a template that nobody should look at any closer: not the daemon, nor the worker."""
+    if len(template) > MAX_TEMPLATE_CHARACTERS:
+        raise BadTemplate(
+            f"the chat template has {len(template)} characters; the limit is {MAX_TEMPLATE_CHARACTERS}; shorten it",
+            field="template",
+        )
+
+
+class TemplateRenderer(WorkerProcess[RenderReply]):
+    """The template worker. `timeout_s` and `output_bytes` bound one render.
+
+    Does not: load Jinja into the daemon, or decide which template and which variables to use.
+    """
+
+    def __init__(self, *, timeout_s: float, output_bytes: int) -> None:
+        super().__init__(
+            "localrun.server.templates.worker", framing.decode_from_renderer, name="template", timeout_s=timeout_s
+        )
+        self._output_bytes = output_bytes
+
+    async def render(
+        self, template: str, variables: dict[str, Any], control_tokens: Sequence[str]
+    ) -> tuple[Segment, ...]:
+        """The prompt of a conversation.
+
+        Text of a control token inside the variables (except those named `*_token`) comes back in untrusted segments.
+        Raises BadTemplate (broken, too long, against the sandbox, over the output limit), TemplateOverrunError (a
+        BadTemplate: over the time limit, or it ended its worker twice), BadRequest (the template's own
+        `raise_exception`; variables that are no valid data) and Unavailable (no worker).
+        """
+        check_length(template)
+        request = RenderRequest(
+            template=template,
+            variables=variables,
+            control_tokens=tuple(control_tokens),
+            output_bytes=self._output_bytes,
+            cpu_s=math.ceil(self._timeout_s) + 1,
+        )
+        try:
+            frame = await apart(framing.encode, request)
+        except UnicodeEncodeError:
+            raise BadRequest("the messages contain half of a surrogate pair", field="messages") from None
+        except framing.FrameTooLarge as error:
+            raise TooLarge(f"the messages are too large for a chat template ({error})") from None
+        except RecursionError:
+            raise BadRequest("the messages nest too deeply", field="messages") from None
+        try:
+            reply = await self.ask(frame)
+        except OverranError:
+            raise TemplateOverrunError(
+                f"the chat template ran longer than {self._timeout_s:g} s (setting template_timeout_s)"
+            ) from None
+        except DiedError:
+            raise TemplateOverrunError("the chat template ended its worker process twice") from None
+        if reply.error_code is not None:
+            raise by_code(reply.error_code, reply.error_message)
+        return reply.segments

@@ -15,7 +15,7 @@ import pytest
 
 from localrun import framing
 from localrun.errors import Unavailable
-from localrun.server.worker_process import WorkerProcess
+from localrun.server.workers import WorkerProcess
 from localrun.wire import RenderReply, RenderRequest, Segment
 from tests.server.waiting import until
 
