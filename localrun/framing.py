@@ -9,6 +9,7 @@ Does not: read or write pipes, but for `read_body` with a blocking one.
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 from functools import partial
 from typing import BinaryIO, TypeVar
 
@@ -79,6 +80,36 @@ def read_body(stream: BinaryIO) -> bytes | None:
     if len(body) < length:
         raise FrameError(f"the pipe ended inside a frame: {len(body)} of {length} bytes")
     return body
+
+
+class FrameBuffer:
+    """Cuts a byte stream into frame bodies.
+
+    A pipe delivers whatever it likes: half a length prefix, or forty frames at once. What is not yet a whole frame
+    stays here, at most `MAX_FRAME_BYTES` and one read.
+    """
+
+    def __init__(self) -> None:
+        self._bytes = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """The bodies that `data` completes. Consume the iterator to its end before the next call.
+
+        Raises FrameError when a length beyond the limit is announced.
+        """
+        self._bytes += data
+        start = 0
+        try:
+            while len(self._bytes) - start >= _LENGTH.size:
+                body_start = start + _LENGTH.size
+                end = body_start + body_length(bytes(self._bytes[start:body_start]))
+                if end > len(self._bytes):
+                    break
+                # Before the yield: a body that its taker fails on must not come again.
+                start = end
+                yield bytes(self._bytes[body_start:end])
+        finally:
+            del self._bytes[:start]
 
 
 _encoder = msgspec.msgpack.Encoder()

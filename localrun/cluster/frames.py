@@ -16,7 +16,7 @@ from typing import TypeVar, cast
 import msgspec
 
 from localrun import framing, wire
-from localrun.server.engines.child import End
+from localrun.server.engines.link import End
 
 PROTOCOL = 2
 BEAT_S = 1.0

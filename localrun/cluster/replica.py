@@ -37,7 +37,6 @@ from localrun.cluster import frames
 from localrun.cluster.affinity import Digest
 from localrun.cluster.work import RUNNING_TOKENS, Work, prompt_of
 from localrun.errors import BadRequest, DiskFull, EngineDied, LocalrunError, Unauthorized, Unavailable
-from localrun.server.engines.child import FrameBuffer
 from localrun.server.engines.link import EngineLink
 
 HELLO_TIMEOUT_S = 5.0
@@ -205,7 +204,7 @@ class _Door(asyncio.Protocol):
     def __init__(self, replica: Replica) -> None:
         self._replica = replica
         self._transport: asyncio.Transport | None = None
-        self._frames = FrameBuffer()
+        self._frames = framing.FrameBuffer()
         self._is_in = False
         self._n_before = 0  # bytes before it was let in
         self._heard_at_s = time.monotonic()

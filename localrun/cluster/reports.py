@@ -30,7 +30,6 @@ from localrun.cluster.description import Description
 from localrun.cluster.placement import Has
 from localrun.errors import LocalrunError, NotSupported, Unavailable
 from localrun.processes import HIDDEN, end_child, last_words
-from localrun.server.engines.child import FrameBuffer
 from localrun.snapshot import EngineRow
 
 COMMAND = (sys.executable, "-m", "localrun.cluster.on_ray.bridge")
@@ -287,7 +286,7 @@ class Watch:
         assert process.stdout is not None
         try:
             process.stdin.write(framing.encode(Follow()))
-            frames = FrameBuffer()
+            frames = framing.FrameBuffer()
             while data := await process.stdout.read(READ_BYTES):
                 for body in frames.feed(data):
                     said = decode_from_bridge(body)

@@ -1,4 +1,4 @@
-"""An engine on another machine, as the link to it knows it: what `server/engines/child.py` is for a process.
+"""An engine on another machine, as the link to it knows it: what `EngineChild` is for a process.
 
 Runs in the door's event loop, with plain callbacks. `spawn` connects, and the replica's `Welcome` is what the engine's
 `Ready` is elsewhere: it has been opened already, so `Open` goes nowhere. When the connection ends, so has the engine
@@ -20,7 +20,7 @@ from typing import NamedTuple, cast
 
 from localrun import framing, wire
 from localrun.cluster import frames
-from localrun.server.engines.child import End, EndKind, FrameBuffer
+from localrun.server.engines.link import End, EndKind
 
 CONNECT_TIMEOUT_S = 5.0
 # Pictures and recordings that a replica keeps for this connection, in which conversations send them again each turn.
@@ -52,7 +52,7 @@ class WireChild(asyncio.Protocol):
         self._address, self._hello, self._tls = address, hello, tls
         self._on_message, self._on_line, self._on_end = on_message, on_line, on_end
         self._transport: asyncio.Transport | None = None
-        self._frames = FrameBuffer()
+        self._frames = framing.FrameBuffer()
         self._writable, self._ended = asyncio.Event(), asyncio.Event()
         self._writable.set()
         self._heard_at_s = time.monotonic()

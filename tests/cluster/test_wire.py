@@ -25,8 +25,7 @@ from localrun.cluster.replica import MAX_RECENT, Replica
 from localrun.cluster.wire_child import Address, WireChild
 from localrun.cluster.work import RUNNING_TOKENS, prompt_of
 from localrun.errors import BadRequest, EngineDied, EngineFailed, LocalrunError, Unauthorized
-from localrun.server.engines.child import End, EndKind
-from localrun.server.engines.link import EngineLink
+from localrun.server.engines.link import End, EndKind, EngineLink
 from tests.fakes import ENGINE
 from tests.server.waiting import until
 

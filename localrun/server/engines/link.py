@@ -1,4 +1,5 @@
-"""The conversation with one engine: requests out, the news of every step in.
+"""The conversation with one engine: requests out, the news of every step in; and the process at its other end, where it
+is one of this machine (`EngineChild`).
 
 Runs in the daemon's event loop. One message per step comes in; each delta goes to its job by a plain call.
 
@@ -15,23 +16,31 @@ Does not: choose what to load or when (supervisor.py), or keep deltas (job.py).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
+import signal
 import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from enum import StrEnum
+from typing import Any, Protocol, TypeVar, cast
+
+import msgspec
 
 from localrun import framing, wire
 from localrun.errors import BadModelFile, EngineDied, EngineFailed, LocalrunError, TooLarge, Unavailable, by_code
 from localrun.hardware import library_problems
-from localrun.server.engines.child import End, EndKind, EngineChild, NewChild
+from localrun.processes import HIDDEN, end_in_words, is_crash, signal_of
+from localrun.server.engines import machine
 from localrun.snapshot import KvRunRow
 
 KEPT_LINES = 20
 # A step on a device that takes longer is at something else: its driver compiles kernels when they are first used.
 PREPARING_AFTER_S = 5.0
+
+Answer = TypeVar("Answer", wire.Counted, wire.Cleared)
 
 _log = logging.getLogger("localrun.engine")
 
@@ -59,6 +68,247 @@ class Sink(Protocol):
     def on_started(self, started: wire.Started) -> None: ...
     def on_delta(self, delta: wire.Delta, sent_at_s: float) -> None: ...
     def on_engine_gone(self, error: LocalrunError, *, is_blamed: bool, is_alone: bool) -> bool: ...
+
+
+class EndKind(StrEnum):
+    """What ended an engine: native code failed, maybe at an instruction that the processor lacks; SIGKILL, by the
+    kernel for memory as far as one knows, or not by it; somebody's wish; what it said could not be read; or it left
+    by itself."""
+
+    CRASHED = "crashed"
+    BAD_INSTRUCTION = "bad_instruction"
+    KILLED = "killed"
+    KILLED_BY_OTHERS = "killed_by_others"
+    ENDED_BY_OTHERS = "ended_by_others"
+    BROKE_PROTOCOL = "broke_protocol"
+    EXITED = "exited"
+
+
+class End(msgspec.Struct, frozen=True):
+    """How an engine ended, as whoever watched it has found. `how` goes on from "the engine of model 'm'"."""
+
+    kind: EndKind
+    how: str
+
+    @property
+    def is_crash(self) -> bool:
+        return self.kind in (EndKind.CRASHED, EndKind.BAD_INSTRUCTION)
+
+    @property
+    def is_kill(self) -> bool:
+        return self.kind in (EndKind.KILLED, EndKind.KILLED_BY_OTHERS)
+
+    @property
+    def is_by_others(self) -> bool:
+        """Whether somebody outside ended it, which says nothing about what it did."""
+        return self.kind in (EndKind.KILLED_BY_OTHERS, EndKind.ENDED_BY_OTHERS)
+
+
+class Child(Protocol):
+    """An engine as its link knows it. What it says, and its end, come by the callbacks that it was made with: see
+    `NewChild`."""
+
+    @property
+    def pid(self) -> int | None: ...
+    async def spawn(self, argv: Sequence[str]) -> None:
+        """Start it. Raises OSError."""
+
+    def write(self, message: wire.ToEngine) -> None:
+        """Queue a message; an engine that is gone takes none. Raises framing.FrameTooLarge."""
+
+    async def writable(self) -> None:
+        """Wait while too much is queued."""
+
+    def kill(self) -> None: ...
+    async def stop(self) -> None:
+        """End it, and return when it is gone."""
+
+
+class NewChild(Protocol):
+    """Makes a child. It calls `on_message` in the order in which the engine spoke, `on_line` for its log, and `on_end`
+    once, last of all."""
+
+    def __call__(
+        self,
+        *,
+        on_message: Callable[[wire.FromEngine], None],
+        on_line: Callable[[str], None],
+        on_end: Callable[[End], None],
+    ) -> Child: ...
+
+
+PIPES_GRACE_S = 0.5
+TERMINATE_GRACE_S = 3.0
+MAX_LINE_BYTES = 4096
+_KILLED = -9  # the signal has no name on Windows
+# The ends of engines that others ended: status 0, with which they leave at SIGTERM, or SIGHUP, SIGINT or SIGTERM.
+_SIGNALS_OF_OTHERS = frozenset({1, 2, 15})
+
+_STDIN, _STDOUT, _STDERR = 0, 1, 2
+
+
+class EngineChild(asyncio.SubprocessProtocol):
+    """An engine process and its three pipes. `spawn` first; then `write`; `stop` at the end.
+
+    Works with plain callbacks of the event loop: a read of the pipe becomes messages by direct calls, without a task
+    between. stdout carries frames, stderr carries log lines, stdin carries frames to the child, and its end tells the
+    child that the daemon is gone, also after a `kill -9` of the daemon.
+
+    Invariants: `on_end` is called once, after the last message, within `PIPES_GRACE_S` of the child's end, and the
+    child is reaped by then; a child that breaks the framing or closes its stdout is killed, because nothing it says can
+    be read.
+    """
+
+    def __init__(
+        self,
+        *,
+        on_message: Callable[[wire.FromEngine], None],
+        on_line: Callable[[str], None],
+        on_end: Callable[[End], None],
+    ) -> None:
+        self._on_message = on_message
+        self._on_line = on_line
+        self._on_end = on_end
+        self._transport: asyncio.SubprocessTransport | None = None
+        self._stdin: asyncio.WriteTransport | None = None
+        self._frames = framing.FrameBuffer()
+        self._line = bytearray()
+        self._writable = asyncio.Event()
+        self._writable.set()
+        self._ended = asyncio.Event()
+        self._frame_error: str | None = None
+        self._n_oom_kills: int | None = None
+
+    @property
+    def pid(self) -> int | None:
+        return None if self._transport is None else self._transport.get_pid()
+
+    @property
+    def is_alive(self) -> bool:
+        return self._transport is not None and not self._ended.is_set()
+
+    async def spawn(self, argv: Sequence[str]) -> None:
+        """Starts the child, in its own session: Ctrl-C in a terminal reaches the daemon alone. Raises OSError."""
+        self._n_oom_kills = machine.oom_kills()
+        loop = asyncio.get_running_loop()
+        transport, _ = await loop.subprocess_exec(
+            lambda: self,
+            *argv,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            start_new_session=True,
+            **HIDDEN,
+        )
+        self._transport = transport
+        # uvloop's transports are not registered as subclasses of asyncio's.
+        self._stdin = cast(asyncio.WriteTransport, transport.get_pipe_transport(_STDIN))
+
+    def write(self, message: wire.ToEngine) -> None:
+        """Queues a message. Those for a dead child are dropped; `on_end` tells. Raises framing.FrameTooLarge."""
+        frame = framing.encode(message)
+        if self._stdin is not None and not self._stdin.is_closing():
+            self._stdin.write(frame)
+
+    async def writable(self) -> None:
+        """Waits while more than the pipe's high-water mark is queued."""
+        await self._writable.wait()
+
+    def kill(self) -> None:
+        if self._transport is not None and not self._ended.is_set():
+            with contextlib.suppress(ProcessLookupError):
+                self._transport.kill()
+
+    async def stop(self) -> None:
+        """Ends the child: SIGTERM and end of stdin, SIGKILL after `TERMINATE_GRACE_S`. Returns when it is reaped. On
+        Windows, where terminating is killing, the end of stdin alone."""
+        if self._transport is None:
+            return
+        if not self._ended.is_set():
+            if sys.platform != "win32":
+                with contextlib.suppress(ProcessLookupError):
+                    self._transport.terminate()
+            if self._stdin is not None:
+                self._stdin.close()
+            try:
+                await asyncio.wait_for(self._ended.wait(), TERMINATE_GRACE_S)
+            except TimeoutError:
+                self.kill()
+        await self._ended.wait()
+
+    # --- called by the event loop --------------------------------------------------------------------------------
+
+    def pipe_data_received(self, fd: int, data: bytes) -> None:
+        if fd == _STDERR:
+            self._take_lines(data)
+        elif self._frame_error is None:
+            try:
+                for body in self._frames.feed(data):
+                    self._on_message(framing.decode_from_engine(body))
+            except framing.FrameError as error:
+                self._frame_error = str(error)
+                self.kill()
+
+    def pipe_connection_lost(self, fd: int, exc: Exception | None) -> None:
+        if fd == _STDIN:
+            self._writable.set()
+        elif fd == _STDOUT:
+            # An engine that ends closes this first; one that lives on without it can tell us nothing any more. (uvloop
+            # reports the pipe's end together with the process's only; then the stall watch finds such an engine.)
+            asyncio.get_running_loop().call_later(PIPES_GRACE_S, self.kill)
+
+    def process_exited(self) -> None:
+        # A grandchild that kept the pipes open must not hide the end.
+        asyncio.get_running_loop().call_later(PIPES_GRACE_S, self._end)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._end()
+
+    def pause_writing(self) -> None:
+        self._writable.clear()
+
+    def resume_writing(self) -> None:
+        self._writable.set()
+
+    # --- inside --------------------------------------------------------------------------------------------------
+
+    def _end(self) -> None:
+        if self._ended.is_set() or self._transport is None:
+            return
+        if self._line:
+            self._emit_line()
+        self._ended.set()
+        self._writable.set()
+        returncode = self._transport.get_returncode()
+        self._transport.close()
+        self._on_end(self._verdict(returncode))
+
+    def _verdict(self, returncode: int | None) -> End:
+        how = end_in_words(returncode)
+        if self._frame_error is not None:
+            return End(EndKind.BROKE_PROTOCOL, f"broke the protocol ({self._frame_error})")
+        if signal_of(returncode) == signal.SIGILL:
+            return End(EndKind.BAD_INSTRUCTION, how)
+        if is_crash(returncode):
+            return End(EndKind.CRASHED, how)
+        if returncode == _KILLED:  # not by the kernel for memory, where that is known: a request can be why that ends
+            is_by_others = self._n_oom_kills is not None and machine.oom_kills() == self._n_oom_kills
+            return End(EndKind.KILLED_BY_OTHERS if is_by_others else EndKind.KILLED, how)
+        is_by_others = returncode == 0 or signal_of(returncode) in _SIGNALS_OF_OTHERS
+        return End(EndKind.ENDED_BY_OTHERS if is_by_others else EndKind.EXITED, how)
+
+    def _take_lines(self, data: bytes) -> None:
+        *lines, rest = data.split(b"\n")
+        for line in lines:
+            self._line += line[:MAX_LINE_BYTES]
+            self._emit_line()
+        self._line += rest[: max(0, MAX_LINE_BYTES - len(self._line))]
+
+    def _emit_line(self) -> None:
+        line = self._line[:MAX_LINE_BYTES].decode("utf-8", errors="replace").rstrip()
+        self._line.clear()
+        if line:
+            self._on_line(line)
 
 
 # The argv of an engine. `-P` keeps modules lying in the current folder from being imported.
@@ -219,30 +469,27 @@ class EngineLink:
     ) -> wire.Counted:
         """The tokens of a text. Raises EngineDied or Unavailable when the engine is gone, and TooLarge as `submit`."""
         await self._child.writable()
-        self._check_usable()
-        request_id = self.next_id()
-        self._write(wire.Count(id=request_id, segments=segments, is_prompt=is_prompt, wants_pieces=wants_pieces))
-        answer: asyncio.Future[wire.Counted] = asyncio.get_running_loop().create_future()
-        self._counts[request_id] = answer
-        try:
-            return await answer
-        finally:
-            self._counts.pop(request_id, None)
+        asked = wire.Count(id=self.next_id(), segments=segments, is_prompt=is_prompt, wants_pieces=wants_pieces)
+        return await self._answer(asked, self._counts)
 
     async def clear_cache(self, *, ram: bool, disk: bool) -> wire.Cleared:
         """Forgets kept prefixes in memory, on disk, or both. Raises EngineDied or Unavailable when the engine is gone.
 
         Done between two steps, so it waits for the step that runs.
         """
+        return await self._answer(wire.ClearCache(id=self.next_id(), ram=ram, disk=disk), self._clearings)
+
+    async def _answer(
+        self, message: wire.Count | wire.ClearCache, answers: dict[int, asyncio.Future[Answer]]
+    ) -> Answer:
         self._check_usable()
-        request_id = self.next_id()
-        answer: asyncio.Future[wire.Cleared] = asyncio.get_running_loop().create_future()
-        self._clearings[request_id] = answer
-        self._child.write(wire.ClearCache(id=request_id, ram=ram, disk=disk))
+        self._write(message)
+        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        answers[message.id] = answer
         try:
             return await answer
         finally:
-            self._clearings.pop(request_id, None)
+            answers.pop(message.id, None)
 
     def queue_position(self, request_id: int) -> int | None:
         """1 is next; None when it does not wait."""
@@ -272,7 +519,7 @@ class EngineLink:
             for run in self._kv_map
         ]
 
-    def _write(self, message: wire.Submit | wire.Embed | wire.Count) -> None:
+    def _write(self, message: wire.Submit | wire.Embed | wire.Count | wire.ClearCache) -> None:
         try:
             self._child.write(message)
         except framing.FrameTooLarge as error:

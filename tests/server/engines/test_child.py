@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from localrun import framing, wire
-from localrun.server.engines.child import End, EndKind, EngineChild, FrameBuffer
+from localrun.server.engines.link import End, EndKind, EngineChild
 
 
 async def test_lines_come_whole_and_the_last_one_without_its_newline_too() -> None:
@@ -56,7 +56,7 @@ def _frame(body: bytes) -> bytes:
 @given(bodies=st.lists(st.binary(max_size=40), max_size=12), cuts=st.lists(st.integers(1, 30), max_size=60))
 def test_any_cutting_gives_the_same_bodies(bodies: list[bytes], cuts: list[int]) -> None:
     stream = b"".join(_frame(body) for body in bodies)
-    buffer, found, at = FrameBuffer(), [], 0
+    buffer, found, at = framing.FrameBuffer(), [], 0
     for size in [*cuts, len(stream)]:
         found += buffer.feed(stream[at : at + size])
         at += size
@@ -65,13 +65,13 @@ def test_any_cutting_gives_the_same_bodies(bodies: list[bytes], cuts: list[int])
 
 
 def test_a_part_of_a_frame_waits() -> None:
-    buffer = FrameBuffer()
+    buffer = framing.FrameBuffer()
     assert list(buffer.feed(_frame(b"whole") + _frame(b"part")[:5])) == [b"whole"]
     assert list(buffer.feed(b"art")) == [b"part"]
 
 
 def test_a_frame_that_its_taker_fails_on_does_not_come_again() -> None:
-    buffer = FrameBuffer()
+    buffer = framing.FrameBuffer()
     for body in buffer.feed(_frame(b"one") + _frame(b"two")):
         assert body == b"one"
         break
@@ -79,6 +79,6 @@ def test_a_frame_that_its_taker_fails_on_does_not_come_again() -> None:
 
 
 def test_an_absurd_length_is_refused_before_it_is_awaited() -> None:
-    buffer = FrameBuffer()
+    buffer = framing.FrameBuffer()
     with pytest.raises(framing.FrameError, match="limit"):
         list(buffer.feed(struct.pack("<I", framing.MAX_FRAME_BYTES + 1)))

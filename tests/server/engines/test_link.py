@@ -170,7 +170,7 @@ def test_a_load_that_fails_says_how(run: Run, script: str, error_class: type[Loc
 def test_a_load_that_takes_too_long_is_ended_even_if_it_ignores_signals(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("localrun.server.engines.child.TERMINATE_GRACE_S", 0.1)
+    monkeypatch.setattr("localrun.server.engines.link.TERMINATE_GRACE_S", 0.1)
 
     async def main() -> None:
         link = _link("hang")

@@ -111,7 +111,7 @@ async def test_too_many_waiters_for_one_load_are_refused(supervising: Any) -> No
 
 
 async def test_stopping_gives_up_loads_in_progress(supervising: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("localrun.server.engines.child.TERMINATE_GRACE_S", 0.1)
+    monkeypatch.setattr("localrun.server.engines.link.TERMINATE_GRACE_S", 0.1)
     async with supervising(script="hang") as (supervisor, _):
         waiting = asyncio.create_task(error_of(supervisor.acquire("alpha", None)))
         await until(lambda: bool(supervisor.residents()) and supervisor.residents()[0].link.pid is not None)
