@@ -32,7 +32,7 @@ from localrun.config import folders
 from localrun.errors import DownloadFailed, LocalrunError, ModelNotFound, PortBusy, Unavailable
 from localrun.models.storage.store import Store
 from localrun.server.engines.link import EngineLink
-from localrun.server.jobs.job import Engines
+from localrun.server.engines.resident import Engines
 
 LOOK_AGAIN_S = 1.0
 TAKE_AGAIN_S = 5.0

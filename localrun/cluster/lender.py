@@ -19,8 +19,7 @@ from localrun.errors import BadRequest, LocalrunError
 from localrun.models.adapters import AdaptedModel
 from localrun.models.name import split_adapters
 from localrun.models.storage.model import Model
-from localrun.server.engines.resident import Use
-from localrun.server.jobs.job import Engines, Lease
+from localrun.server.engines.resident import Engines, Lease, Use
 
 # A replica that is started anew has to load its model.
 WAIT_S = 120.0

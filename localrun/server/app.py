@@ -55,9 +55,10 @@ from localrun.server.http.connection import (
     listen,
     url_of,
 )
-from localrun.server.http.exchange import id_header, new_id
+from localrun.server.http.exchange import id_header
 from localrun.server.http.limits import Limits
 from localrun.server.http.names import bracketed, is_wildcard, served
+from localrun.server.jobs.generation import new_id
 from localrun.server.metering import request_log
 from localrun.server.metering.logs import LineFormatter, goes_to_journal
 from localrun.server.openapi import routes as table

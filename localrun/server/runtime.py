@@ -23,7 +23,7 @@ from typing import Protocol
 from localrun import kv_folders
 from localrun.access.books import Books, OwnBooks
 from localrun.config import Settings, folders, model_dirs, models_folder
-from localrun.errors import BadRequest, LocalrunError, ModelNotFound, Unavailable
+from localrun.errors import BadRequest, LocalrunError, ModelNotFound
 from localrun.hardware import kernels, thread_choice
 from localrun.last_model import remember_model
 from localrun.models.name import split_adapters
@@ -31,14 +31,13 @@ from localrun.models.storage import hub_cache
 from localrun.models.storage.store import Store
 from localrun.server.batches.service import BatchService
 from localrun.server.cache import Cache
-from localrun.server.engines.faults import Quarantine
 from localrun.server.engines.link import ENGINE_COMMAND, EngineLink
+from localrun.server.engines.resident import Engines
 from localrun.server.engines.supervisor import Supervisor
 from localrun.server.http import path_redaction
 from localrun.server.http.access import Access
 from localrun.server.http.loop_watch import LoopWatch
-from localrun.server.jobs.job import Engines, Job, JobRequest
-from localrun.server.jobs.registry import Registry
+from localrun.server.jobs.registry import Jobs, Registry
 from localrun.server.media.decoder import MediaDecoder
 from localrun.server.media.fetching import Fetcher
 from localrun.server.metering.live_gauges import Nodes
@@ -56,8 +55,6 @@ _log = logging.getLogger(__name__)
 
 STOP_GRACE_S = 5.0
 CHECKPOINT_EVERY_S = 60.0
-
-__all__ = ["Job", "JobRequest", "Runtime"]
 
 
 class View(Nodes, Protocol):
@@ -109,7 +106,6 @@ class Runtime:
         # What there is on other machines, if this one is in a cluster.
         self.view: View | None = None if elsewhere is None else elsewhere.view
         self.registry = Registry(self._node_of)
-        self.quarantine = Quarantine()
         self.loop_watch = LoopWatch()
         self.logs = LogFeed()
         self.traffic = Traffic()
@@ -143,6 +139,10 @@ class Runtime:
             self.store, journal=folders().state / "pulls.json", rate_bytes_per_s=settings.pull_rate_bytes_per_s
         )
         self.shutdown_requested = asyncio.Event()
+        self.job = Jobs(
+            settings, self.registry, names=self.targets, lender=self.lender, observer=self.telemetry,
+            recorder=self.traffic, is_stopping=self.shutdown_requested.is_set,
+        ).new  # fmt: skip
         self.batch_service = BatchService(
             folders().data / "batches", settings, targets=self.targets, capacity=self.lender,
             registry=self.registry, access=self.access,
@@ -161,27 +161,6 @@ class Runtime:
         await self.pulls.start()
         self._checkpoints = asyncio.create_task(self._checkpoint())
         self.batch_service.start()
-
-    def job(self, ask: JobRequest) -> Job:
-        """A new job, seen by the registry from now on. Enter it, or it stays there. Raises Unavailable at shutdown,
-        and BadRequest for the name of a tier: which model that is was to be found out before (routing.py)."""
-        if self.shutdown_requested.is_set():
-            raise Unavailable("localrun is shutting down")
-        if self.settings.tiers:
-            self.targets.check_one(ask, ask.model, draft=ask.draft)
-        resumes = self.settings.resume == "on"
-        job = Job(
-            self.registry.new_id(),
-            ask,
-            names=self.targets,
-            lender=self.lender,
-            observer=self.telemetry,
-            quarantine=self.quarantine,
-            resumes=resumes,
-            recorder=self.traffic if self.traffic.listeners else None,
-        )
-        self.registry.add(job)
-        return job
 
     def request_shutdown(self) -> None:
         """Begins the end; returns at once. Safe to call again."""

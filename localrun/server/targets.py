@@ -23,7 +23,7 @@ import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from localrun.config import Settings, Size, Tier, folders
 from localrun.errors import BadRequest, LocalrunError, ModelNotFound, NotFound
@@ -34,7 +34,7 @@ from localrun.models.name import split_adapters
 from localrun.models.storage.model import Model
 from localrun.models.storage.store import Store
 from localrun.server.engines.resident import Resident, ResidentState, Use, pooling_for
-from localrun.server.jobs.job import JobRequest
+from localrun.server.jobs.job import Asker, JobRequest
 from localrun.server.prompting.profile import capabilities
 from localrun.snapshot import EngineRow
 
@@ -45,12 +45,6 @@ _HOSTED = re.compile(
     re.IGNORECASE,
 )
 _MAX_SUGGESTED = 3
-
-
-class Asker(Protocol):
-    """Who asks: a caller, or a request of one."""
-
-    def may_use_model(self, name: str) -> bool: ...
 
 
 class Target(NamedTuple):

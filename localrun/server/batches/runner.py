@@ -39,7 +39,7 @@ from localrun.server.http.access import OWNER, Access, Caller
 from localrun.snapshot import BatchRow
 
 if TYPE_CHECKING:
-    from localrun.server.jobs.job import Capacity
+    from localrun.server.engines.resident import Capacity
     from localrun.server.jobs.registry import Registry
     from localrun.server.metering.telemetry import Telemetry
     from localrun.server.targets import Targets

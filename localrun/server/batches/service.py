@@ -34,8 +34,8 @@ from localrun.server.batches.store import Api, Batch, Line, Store, StoredFile, n
 from localrun.snapshot import BatchRow
 
 if TYPE_CHECKING:
+    from localrun.server.engines.resident import Capacity
     from localrun.server.http.access import Access
-    from localrun.server.jobs.job import Capacity
     from localrun.server.jobs.registry import Registry
     from localrun.server.metering.telemetry import Telemetry
     from localrun.server.targets import Targets

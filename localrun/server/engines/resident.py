@@ -17,11 +17,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Sequence
+from contextlib import AbstractAsyncContextManager
 from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from localrun import wire
 from localrun.config import NOTHING_ASKED, LoadSettings, Settings
@@ -33,7 +34,7 @@ from localrun.models.fit import gpu_share
 from localrun.models.gguf.header import RANK, RANKING_HEADS, Header
 from localrun.models.storage.model import Evidence, Model
 from localrun.models.storage.store import Store
-from localrun.server.engines.link import EngineLink
+from localrun.server.engines.link import EngineLink, Sink
 from localrun.server.engines.placement import Placement
 from localrun.snapshot import EngineRow
 from localrun.wire import Pooling
@@ -452,6 +453,80 @@ class Drafts:
 
 def _warn(model: Model, why: str) -> None:
     _log.warning("%s is used without its draft model: %s", model.name, why)
+
+
+class Turn(AbstractAsyncContextManager[object], Protocol):
+    """Whose turn it is to find out that an engine survives it: an `asyncio.Lock`, or one of several places."""
+
+    def locked(self) -> bool: ...
+
+
+class Link(Protocol):
+    """The conversation with whatever computes a model: see `EngineLink`."""
+
+    @property
+    def model(self) -> str: ...
+    @property
+    def ready(self) -> wire.Ready: ...
+    @property
+    def error(self) -> LocalrunError | None: ...
+    @property
+    def was_killed(self) -> bool: ...
+    @property
+    def pid(self) -> int | None: ...
+    @property
+    def turn(self) -> Turn: ...
+    def next_id(self) -> int: ...
+    async def writable(self) -> None: ...
+    def submit(self, message: wire.Submit | wire.Embed, sink: Sink) -> None: ...
+    def cancel(self, request_id: int) -> None: ...
+    async def count(
+        self, segments: tuple[wire.Segment, ...], *, is_prompt: bool = True, wants_pieces: bool = False
+    ) -> wire.Counted: ...
+    def queue_position(self, request_id: int) -> int | None: ...
+    def predicted_wait_s(self, request_id: int, now_s: float) -> float | None: ...
+
+
+class Lease(Protocol):
+    """The right to use a loaded model. While it is held, the model is not unloaded. `identity` tells which files were
+    loaded, `load` how; a request goes on on an engine that was loaded like the one before."""
+
+    @property
+    def model(self) -> Model: ...
+    @property
+    def identity(self) -> Hashable: ...
+    @property
+    def load(self) -> LoadSettings: ...
+    @property
+    def link(self) -> Link: ...
+    @property
+    def waited_s(self) -> float: ...
+    async def speculation(self, speculates: bool | None, draft: str) -> tuple[bool | None, str]: ...
+    async def adapters(self, adapted: AdaptedModel) -> tuple[wire.Adapter, ...] | None: ...
+    def release(self) -> None: ...
+
+
+class Capacity(Protocol):
+    """What those ask who give way to others: see the supervisor's methods of these names."""
+
+    @property
+    def n_wanting_room(self) -> int: ...
+    def slots_of(self, name: str) -> int: ...
+    def streams_within(self, name: str, step_s: float) -> int: ...
+    async def would_evict(self, name: str) -> bool: ...
+
+
+class Lender(Protocol):
+    """Who gives leases: the supervisor."""
+
+    def lend(self, name: str, keep_alive_s: float | None, use: Use, load: LoadSettings) -> Lease | None: ...
+    async def acquire(
+        self, name: str, keep_alive_s: float | None, use: Use, load: LoadSettings, *, is_resumed: bool = False
+    ) -> Lease: ...
+
+
+class Engines(Lender, Capacity, Protocol):
+    """Who has engines: this machine, or others besides."""
 
 
 class EngineLease:

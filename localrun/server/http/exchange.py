@@ -22,7 +22,6 @@ import asyncio
 import logging
 import re
 import time
-import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, TypeVar
@@ -39,6 +38,7 @@ from localrun.server.http.account import ACCOUNT, Account
 from localrun.server.http.failures import Headers, Shape
 from localrun.server.http.loop_watch import IS_LARGE, OPERATION, THREAD_BYTES, apart, held
 from localrun.server.http.path_redaction import redact_paths, redact_paths_in
+from localrun.server.jobs.generation import new_id
 
 if TYPE_CHECKING:
     from localrun.server.runtime import Runtime
@@ -85,11 +85,6 @@ _ID_HEADER = b"x-request-id"
 _ANTHROPICS_ID_HEADER = b"request-id"
 
 _log = logging.getLogger(__name__)
-
-
-def new_id() -> str:
-    """An id that no request of this machine had before."""
-    return f"req_{uuid.uuid4().hex}"
 
 
 def id_header(shape: Shape, request_id: str) -> Headers:

@@ -41,9 +41,10 @@ from localrun.server.http import failures, names
 from localrun.server.http.access import LIMIT_HEADERS, Access, Caller, is_loopback
 from localrun.server.http.account import ACCOUNT, Account
 from localrun.server.http.encoding import KNOWN, unpacked
-from localrun.server.http.exchange import id_header, new_id
+from localrun.server.http.exchange import id_header
 from localrun.server.http.loop_watch import LoopWatch
 from localrun.server.http.operation import Find
+from localrun.server.jobs.generation import new_id
 
 # Schemes that a page from the network cannot have: desktop applications and editor panels.
 _LOCAL_APP_ORIGIN = re.compile(r"(?:app|file|tauri|vscode-webview|vscode-file)://[^\s,]*", re.ASCII)

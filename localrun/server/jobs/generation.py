@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import uuid
 from collections import deque
 from collections.abc import Sequence
 
@@ -31,6 +32,11 @@ _STATES = {
     wire.Phase.PREFILL: RequestState.PREFILL,
     wire.Phase.DECODE: RequestState.DECODE,
 }
+
+
+def new_id() -> str:
+    """An id that no request of this machine had before."""
+    return f"req_{uuid.uuid4().hex}"
 
 
 class Generation:

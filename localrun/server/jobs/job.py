@@ -20,7 +20,7 @@ import contextlib
 import logging
 import secrets
 import time
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -32,14 +32,13 @@ from localrun.errors import Cancelled, EngineDied, LocalrunError
 from localrun.models.adapters import AdapterChoice
 from localrun.server import notices
 from localrun.server.engines.faults import DEATHS_TO_OPEN, Quarantine
-from localrun.server.engines.resident import Use
+from localrun.server.engines.resident import Lease, Lender, Link, Turn, Use
 from localrun.server.jobs.generation import Generation
 from localrun.snapshot import RequestState
 
 if TYPE_CHECKING:
     from localrun.models.adapters import AdaptedModel
     from localrun.models.storage.model import Model
-    from localrun.server.engines.link import Sink
 
 # So many engines in a row may die before a new token of a request, if nothing else can be the cause of the last one.
 MAX_DEATHS = 2
@@ -57,11 +56,16 @@ _FINISHED_STATES = {
 }
 
 
-class UsageMeter(Protocol):
-    """Who is told what a request used: the caller whose key it came with, and which models that one may use."""
+class Asker(Protocol):
+    """Who asks: a caller, or a request of one."""
+
+    def may_use_model(self, name: str) -> bool: ...
+
+
+class UsageMeter(Asker, Protocol):
+    """Who is told what a request used: the caller whose key it came with."""
 
     def record_usage(self, record: Generation, *, counts_prompt: bool) -> None: ...
-    def may_use_model(self, name: str) -> bool: ...
 
 
 class JobRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,84 +106,7 @@ class Names(Protocol):
     """Who knows what names stand for: the targets."""
 
     async def adapted(self, ask: JobRequest) -> AdaptedModel: ...
-
-
-class Turn(Protocol):
-    """Whose turn it is to find out that an engine survives it: an `asyncio.Lock`, or one of several places."""
-
-    def locked(self) -> bool: ...
-    async def __aenter__(self) -> object: ...
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None, /
-    ) -> None: ...
-
-
-class Link(Protocol):
-    """The conversation with whatever computes a model: see `EngineLink`."""
-
-    @property
-    def model(self) -> str: ...
-    @property
-    def ready(self) -> wire.Ready: ...
-    @property
-    def error(self) -> LocalrunError | None: ...
-    @property
-    def was_killed(self) -> bool: ...
-    @property
-    def pid(self) -> int | None: ...
-    @property
-    def turn(self) -> Turn: ...
-    def next_id(self) -> int: ...
-    async def writable(self) -> None: ...
-    def submit(self, message: wire.Submit | wire.Embed, sink: Sink) -> None: ...
-    def cancel(self, request_id: int) -> None: ...
-    async def count(
-        self, segments: tuple[wire.Segment, ...], *, is_prompt: bool = True, wants_pieces: bool = False
-    ) -> wire.Counted: ...
-    def queue_position(self, request_id: int) -> int | None: ...
-    def predicted_wait_s(self, request_id: int, now_s: float) -> float | None: ...
-
-
-class Lease(Protocol):
-    """The right to use a loaded model. While it is held, the model is not unloaded. `identity` tells which files were
-    loaded, `load` how; a request goes on on an engine that was loaded like the one before."""
-
-    @property
-    def model(self) -> Model: ...
-    @property
-    def identity(self) -> Hashable: ...
-    @property
-    def load(self) -> LoadSettings: ...
-    @property
-    def link(self) -> Link: ...
-    @property
-    def waited_s(self) -> float: ...
-    async def speculation(self, speculates: bool | None, draft: str) -> tuple[bool | None, str]: ...
-    async def adapters(self, adapted: AdaptedModel) -> tuple[wire.Adapter, ...] | None: ...
-    def release(self) -> None: ...
-
-
-class Capacity(Protocol):
-    """What those ask who give way to others: see the supervisor's methods of these names."""
-
-    @property
-    def n_wanting_room(self) -> int: ...
-    def slots_of(self, name: str) -> int: ...
-    def streams_within(self, name: str, step_s: float) -> int: ...
-    async def would_evict(self, name: str) -> bool: ...
-
-
-class Lender(Protocol):
-    """Who gives leases: the supervisor."""
-
-    def lend(self, name: str, keep_alive_s: float | None, use: Use, load: LoadSettings) -> Lease | None: ...
-    async def acquire(
-        self, name: str, keep_alive_s: float | None, use: Use, load: LoadSettings, *, is_resumed: bool = False
-    ) -> Lease: ...
-
-
-class Engines(Lender, Capacity, Protocol):
-    """Who has engines: this machine, or others besides."""
+    def check_one(self, who: Asker, name: str, *, draft: str = "") -> None: ...
 
 
 class Observer(Protocol):
@@ -193,8 +120,11 @@ class Observer(Protocol):
 
 
 class Recorder(Protocol):
-    """Who is told that a record is about to become final, with what computed it: see `metering/traffic.py`."""
+    """Who is told that a record is about to become final, with what computed it, while anybody listens: see
+    `metering/traffic.py`."""
 
+    @property
+    def listeners(self) -> Collection[object]: ...
     def ends(self, record: Generation, link: Link | None) -> None: ...
 
 
@@ -652,7 +582,7 @@ class Job:
             return
         if state is RequestState.CANCELLED:
             finish_reason = wire.Finish.CANCELLED.value
-        if self._recorder is not None:
+        if self._recorder is not None and self._recorder.listeners:
             self._recorder.ends(self.record, self.link)
         self.record.end(
             state, now_s or time.monotonic(), finish_reason=finish_reason, error=error, error_code=error_code

@@ -1,4 +1,4 @@
-"""Which requests there are: the active ones, and those that ended lately.
+"""Makes jobs, and knows which requests there are: the active ones, and those that ended lately.
 
 Runs in the daemon's event loop. A job is in the registry from the moment it is made, so that one which waits for a
 model to load can be seen and cancelled; when it ends its record is frozen, and at most `MAX_ENDED` of those are kept
@@ -11,14 +11,16 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-import uuid
 from collections import Counter, deque
 from collections.abc import Callable
 
 from localrun import wire
-from localrun.errors import Conflict, NotFound
-from localrun.server.jobs.generation import Generation
-from localrun.server.jobs.job import Job
+from localrun.config import Settings
+from localrun.errors import Conflict, NotFound, Unavailable
+from localrun.server.engines.faults import Quarantine
+from localrun.server.engines.resident import Lender
+from localrun.server.jobs.generation import Generation, new_id
+from localrun.server.jobs.job import Job, JobRequest, Names, Observer, Recorder
 from localrun.snapshot import RequestRow, RequestState
 
 KEEP_ENDED_S = 60.0
@@ -50,10 +52,6 @@ class Registry:
     def quiet_s(self) -> float:
         """Seconds since anybody waited for an answer, batches aside; 0 while somebody does."""
         return 0.0 if self._n_awaited else time.monotonic() - self._awaited_until_s
-
-    def new_id(self) -> str:
-        """An id that no request of this machine had before."""
-        return f"req_{uuid.uuid4().hex}"
 
     def add(self, job: Job) -> None:
         self._active[job.id] = job
@@ -153,3 +151,42 @@ class Registry:
     def _with_node(self, row: RequestRow) -> RequestRow:
         row.node = row.node or self._node_of(row.model)
         return row
+
+
+class Jobs:
+    """Makes the jobs of a daemon."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        registry: Registry,
+        *,
+        names: Names,
+        lender: Lender,
+        observer: Observer,
+        recorder: Recorder,
+        is_stopping: Callable[[], bool],
+    ) -> None:
+        self._has_tiers = bool(settings.tiers)
+        self._resumes = settings.resume == "on"
+        self._registry = registry
+        self._names = names
+        self._lender = lender
+        self._observer = observer
+        self._recorder = recorder
+        self._quarantine = Quarantine()
+        self._is_stopping = is_stopping
+
+    def new(self, ask: JobRequest) -> Job:
+        """A new job, seen by the registry from now on. Enter it, or it stays there. Raises Unavailable at shutdown,
+        and BadRequest for the name of a tier: which model that is was to be found out before (routing.py)."""
+        if self._is_stopping():
+            raise Unavailable("localrun is shutting down")
+        if self._has_tiers:
+            self._names.check_one(ask, ask.model, draft=ask.draft)
+        job = Job(
+            new_id(), ask, names=self._names, lender=self._lender, observer=self._observer,
+            quarantine=self._quarantine, resumes=self._resumes, recorder=self._recorder,
+        )  # fmt: skip
+        self._registry.add(job)
+        return job

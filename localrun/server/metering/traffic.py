@@ -21,8 +21,8 @@ from collections.abc import Sequence
 
 from localrun import wire
 from localrun.errors import LocalrunError
+from localrun.server.engines.resident import Link
 from localrun.server.jobs.generation import Generation
-from localrun.server.jobs.job import Link
 from localrun.snapshot import TrafficRow
 
 # Fewer tokens than that are never taken from the cache.
@@ -78,8 +78,8 @@ class Listener:
 
 
 class Traffic:
-    """See the module. Jobs that began while there are `listeners` tell it of their ends, before their records forget
-    what was asked."""
+    """See the module. Jobs tell it of their ends while there are `listeners`, before their records forget what was
+    asked."""
 
     def __init__(self) -> None:
         self.listeners: set[Listener] = set()
@@ -95,7 +95,7 @@ class Traffic:
 
     def ends(self, record: Generation, link: Link | None) -> None:
         """A record is about to become final; `link` is what computed it."""
-        if self.listeners and link is not None and isinstance(record.message, wire.Submit):
+        if link is not None and isinstance(record.message, wire.Submit):
             task = asyncio.create_task(self._tell(record, link, record.message, record.output))
             self._telling.add(task)
             task.add_done_callback(self._telling.discard)
