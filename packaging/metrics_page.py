@@ -5,7 +5,7 @@ from __future__ import annotations
 from prometheus_client.core import Metric
 
 from localrun.config import Settings
-from localrun.server.http.loop_watch import LoopWatch
+from localrun.server.http.exchange import LoopWatch
 from localrun.server.jobs.registry import Registry
 from localrun.server.metering.telemetry import Telemetry
 

@@ -45,7 +45,6 @@ from localrun.access.discovery import Announcement
 from localrun.config import ConfigError, Settings, env_name, folders, model_dirs, models_folder, slips
 from localrun.errors import LocalrunError, MethodNotAllowed, NotFound, Unavailable
 from localrun.server.http import failures
-from localrun.server.http.account import ACCOUNT, Account
 from localrun.server.http.connection import (
     IDLE_S,
     BoundedConnection,
@@ -55,10 +54,9 @@ from localrun.server.http.connection import (
     listen,
     url_of,
 )
-from localrun.server.http.exchange import id_header
+from localrun.server.http.exchange import Account, refusal
 from localrun.server.http.limits import Limits
 from localrun.server.http.names import bracketed, is_wildcard, served
-from localrun.server.jobs.generation import new_id
 from localrun.server.metering import request_log
 from localrun.server.metering.logs import LineFormatter, goes_to_journal
 from localrun.server.openapi import routes as table
@@ -338,12 +336,9 @@ async def _unrouted(request: Request, error: Exception) -> Response:
         answer = MethodNotAllowed(f"{path} does not take {request.method}; it takes {more['Allow']}")
     else:
         answer = NotFound(f"{path} is not a route of this server")
-    shape, request_id = failures.shape_of(path), new_id()
-    account: Account = request.scope[ACCOUNT]
-    account.status, account.error, account.request_id = answer.status, type(answer), request_id
-    named = [*failures.headers(answer), *id_header(shape, request_id)]
+    named, body = refusal(request.scope, answer)
     headers = {name.decode("ascii"): value.decode("ascii") for name, value in named}
-    return Response(failures.body(answer, shape, request_id), answer.status, headers | more)
+    return Response(body, answer.status, headers | more)
 
 
 def _allow_descriptors() -> None:

@@ -36,7 +36,7 @@ from localrun.server.engines.resident import Engines
 from localrun.server.engines.supervisor import Supervisor
 from localrun.server.http import path_redaction
 from localrun.server.http.access import Access
-from localrun.server.http.loop_watch import LoopWatch
+from localrun.server.http.exchange import LoopWatch
 from localrun.server.jobs.registry import Jobs, Registry
 from localrun.server.media.decoder import MediaDecoder
 from localrun.server.media.fetching import Fetcher

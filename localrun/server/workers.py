@@ -22,7 +22,7 @@ import psutil
 from localrun import framing
 from localrun.errors import BadRequest, BadTemplate, TooLarge, Unavailable, by_code
 from localrun.processes import HIDDEN, end_child
-from localrun.server.http.loop_watch import apart
+from localrun.server.http.exchange import apart
 from localrun.wire import RenderReply, RenderRequest, Segment
 
 START_TIMEOUT_S = 60.0

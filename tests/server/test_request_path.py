@@ -78,4 +78,4 @@ async def test_the_readme_lists_the_files_of_a_warm_chat(running: Any) -> None:
         limits = app.build(runtime.settings, runtime)
         await chat(limits)
         assert await chat(limits) | NOT_SEEN_HERE == set(listed())
-    assert len(listed()) == len(set(listed())) <= 33
+    assert len(listed()) == len(set(listed())) <= 26

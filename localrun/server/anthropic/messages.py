@@ -18,8 +18,7 @@ from localrun.errors import ContextExceeded
 from localrun.server import streaming
 from localrun.server.anthropic.body import CountBody, MessagesBody
 from localrun.server.anthropic.output import MESSAGE_STOP, PING, Fields, Output, encode, event
-from localrun.server.http.exchange import Exchange
-from localrun.server.http.loop_watch import apart
+from localrun.server.http.exchange import Exchange, apart
 from localrun.server.jobs.job import Job
 from localrun.server.parsing.pieces import Reply, ended
 from localrun.server.prompting.ask import ChatRequest

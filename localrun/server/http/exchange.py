@@ -1,4 +1,5 @@
-"""One HTTP request and its answer, as raw ASGI, and a route's handler as an app that serves one.
+"""One HTTP request and its answer, as raw ASGI; a route's handler as an app that serves one; and how long each holds
+the event loop.
 
 A request's body is strict JSON for one struct per route, and JSON here is what the standard says and no more: no NaN or
 Infinity, no number that a double cannot hold, no nesting beyond what the parser's stack holds. Nothing else parses a
@@ -21,46 +22,33 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, TypeVar
+from collections import defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterable
+from contextlib import asynccontextmanager, contextmanager
+from contextvars import ContextVar
+from typing import Any, ParamSpec, TypeVar
 from urllib.parse import parse_qs
 
 import msgspec
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 from starlette.types import Message, Receive, Scope, Send
 
 from localrun.errors import BadRequest, LocalrunError, ModelNotFound, TooLarge, Unavailable
 from localrun.server import notices
 from localrun.server.http import failures
 from localrun.server.http.access import OWNER, Caller
-from localrun.server.http.account import ACCOUNT, Account
 from localrun.server.http.failures import Headers, Shape
-from localrun.server.http.loop_watch import IS_LARGE, OPERATION, THREAD_BYTES, apart, held
 from localrun.server.http.path_redaction import redact_paths, redact_paths_in
-from localrun.server.jobs.generation import new_id
-
-if TYPE_CHECKING:
-    from localrun.server.runtime import Runtime
+from localrun.server.jobs.generation import Generation, new_id
 
 _JSON: Headers = [(b"content-type", b"application/json")]
-_STREAM_TYPES = {
-    Shape.OLLAMA: b"application/x-ndjson",
-    Shape.OPENAI: b"text/event-stream",
-    Shape.ANTHROPIC: b"text/event-stream",
-    Shape.LLAMA_SERVER: b"text/event-stream",
-    Shape.NATIVE: b"text/event-stream",
-}
-
 # What a stream that has no news sends, so that no client or proxy takes it for dead. Parsers of JSON skip the space
 # before Ollama's next line, and those of SSE the comment.
-_PINGS = {
-    Shape.OLLAMA: b" ",
-    Shape.OPENAI: b": ping\n\n",
-    Shape.ANTHROPIC: b'event: ping\ndata: {"type":"ping"}\n\n',
-    Shape.LLAMA_SERVER: b": ping\n\n",
-    Shape.NATIVE: b": ping\n\n",
-}
+_PINGS = {Shape.OLLAMA: b" ", Shape.ANTHROPIC: b'event: ping\ndata: {"type":"ping"}\n\n'}
+_PING = b": ping\n\n"
 PING_AFTER_S = 10.0
 
 # Of one body: lists, objects, numbers and texts. As many are made within a tenth of a second, while nothing else runs.
@@ -79,6 +67,9 @@ _AT = re.compile(r" - at `(?P<kind>key in )?\$(?P<path>[^`]*)`$")
 _MISSING = re.compile(r"Object missing required field `(?P<field>[^`]*)`")
 
 Body = TypeVar("Body")
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+
 
 # The header that names a request, in every answer.
 _ID_HEADER = b"x-request-id"
@@ -91,6 +82,36 @@ def id_header(shape: Shape, request_id: str) -> Headers:
     """What names the request in the family's answers."""
     name = _ANTHROPICS_ID_HEADER if shape is Shape.ANTHROPIC else _ID_HEADER
     return [(name, request_id.encode("ascii"))]
+
+
+def refusal(scope: Scope, error: LocalrunError) -> tuple[Headers, bytes]:
+    """The headers and the body of an error before there is an exchange; the request's account has it, too."""
+    shape, request_id = failures.shape_of(scope["path"]), new_id()
+    account: Account = scope[ACCOUNT]
+    account.status, account.error, account.request_id = error.status, type(error), request_id
+    return [*failures.headers(error), *id_header(shape, request_id)], failures.body(error, shape, request_id)
+
+
+# Where it is found in a request's scope.
+ACCOUNT = "localrun.account"
+# Nobody was there any more to be answered; as nginx has it.
+CLIENT_GONE = 499
+
+
+class Account(msgspec.Struct, kw_only=True):
+    """What is known of an HTTP request when it ends, for `/metrics` and the log of requests, with nothing of what was
+    asked or answered. `Limits` makes one for every request and says at the end how long it took; whoever answers fills
+    it in.
+
+    `status` is the status line's, 0 before there is one; `error` the kind of what the client was told, also as the
+    last event of a stream (the error itself would keep the body, by its traceback); `request_id` the one in the
+    answer's header. `records` are of its answers.
+    """
+
+    status: int = 0
+    error: type[LocalrunError] | None = None
+    request_id: str = ""
+    records: list[Generation] = []
 
 
 class ClientGone(Exception):
@@ -210,7 +231,8 @@ class Exchange:
     async def open_stream(self, headers: Headers | None = None) -> None:
         """Sends the status line and headers of a stream in the family's format. From then on it says that it is alive
         whenever nothing was written for `PING_AFTER_S`."""
-        stream_headers = [(b"content-type", _STREAM_TYPES[self.shape]), (b"cache-control", b"no-store")]
+        stream_type = b"application/x-ndjson" if self.shape is Shape.OLLAMA else b"text/event-stream"
+        stream_headers = [(b"content-type", stream_type), (b"cache-control", b"no-store")]
         await self._start(200, [*stream_headers, *(headers or [])])
         if self.scope.get("method") == "HEAD":
             await self._end(b"")
@@ -280,7 +302,7 @@ class Exchange:
             if left_s > 0:
                 await asyncio.sleep(left_s)
             else:
-                await self.write(_PINGS[self.shape])
+                await self.write(_PINGS.get(self.shape, _PING))
 
     def _stop_pings(self) -> None:
         if self._pinger is not None:
@@ -298,9 +320,6 @@ class Exchange:
         return True
 
 
-Handler = Callable[["Runtime", Exchange], Awaitable[None]]
-
-
 class Endpoint:
     """A route's handler as an ASGI app: every way a request can end becomes one well-formed answer.
 
@@ -313,18 +332,20 @@ class Endpoint:
     Not a function, so that starlette's routes call it as it is, without a Request and a Response.
     """
 
-    def __init__(self, runtime: Runtime, handler: Handler, path: str) -> None:
-        self._runtime = runtime
+    def __init__(
+        self, handler: Callable[[Exchange], Awaitable[None]], path: str, *, strict_schemas: bool = False
+    ) -> None:
+        self._handler = handler
         self._path = path
         self._shape = failures.shape_of(path)
-        self._handler = handler
+        self._strict_schemas = strict_schemas
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope[OPERATION] = f"{scope['method']} {self._path}"
         exchange = Exchange(scope, receive, send, self._shape)
-        notices.STRICT_SCHEMAS.set(self._runtime.settings.strict_schemas == "on")
+        notices.STRICT_SCHEMAS.set(self._strict_schemas)
         try:
-            await self._handler(self._runtime, exchange)
+            await self._handler(exchange)
         except ClientGone:
             return
         except LocalrunError as error:
@@ -416,3 +437,152 @@ def _out_of_shape(message: str) -> BadRequest:
     if not path:
         return BadRequest(f"the body is not as expected: {said}")
     return BadRequest(f"{path}: {said}", field=path)
+
+
+STALL_S = 0.1
+# The processor's time is asked for no more often than this, for it takes a system call; shorter turns are what the
+# clock says.
+LONG_S = 0.005
+# Where a route keeps its name, which is only known once the request is routed, and where the watch is found.
+OPERATION, WATCH = "localrun.operation", "localrun.loop_watch"
+
+# Less takes about a millisecond, and a thread costs a tenth of one.
+THREAD_BYTES = 64 * 1024
+
+# Of the request in whose context this is; set when its body is read (exchange.py).
+IS_LARGE: ContextVar[bool] = ContextVar("is_large", default=False)
+
+
+class LoopWatch(Collector):
+    """How long the event loop is held, and by which operation.
+
+    What one request computes in the loop, everybody's streams wait for. So each turn of a request's task, from one
+    await to the next, is timed, in the processor time of the loop's thread: a machine that is busy with something else
+    does not count. Parsing that keeps the interpreter's lock in another thread holds the loop as well, and is added by
+    whoever does it (`held`, by any thread). All of it is in `/metrics` by operation; a turn beyond `STALL_S` is counted
+    and logged with its name. A turn takes 0.5 us more than without.
+
+    Does not: time what the parser of HTTP does (its bounds are connection.py's), or tasks that requests start.
+    """
+
+    def __init__(self) -> None:
+        self._seconds: defaultdict[str, float] = defaultdict(float)
+        self._longest: defaultdict[str, float] = defaultdict(float)
+        self._stalls: defaultdict[str, float] = defaultdict(float)
+        self._lock = threading.Lock()
+        self._cpu_s = 0.0
+        self.next_look_s = 0.0
+
+    def watched(self, scope: Scope, serving: Coroutine[Any, Any, None]) -> _Watched:
+        """The same to await, timed. `scope` is the request's."""
+        scope[WATCH] = self
+        return _Watched(self, scope, serving)
+
+    def look(self, now_s: float) -> float:
+        """The processor time of the loop's thread since the last look."""
+        cpu_s = time.thread_time()
+        since_s, self._cpu_s = cpu_s - self._cpu_s, cpu_s
+        self.next_look_s = now_s + LONG_S
+        return since_s
+
+    def took(self, scope: Scope, seconds: float, longest_s: float) -> None:
+        """The request has held the loop for so long in all, and for that long at once."""
+        operation = _operation(scope)
+        with self._lock:
+            self._seconds[operation] += seconds
+            self._longest[operation] = max(self._longest[operation], longest_s)
+
+    def stalled(self, scope: Scope, seconds: float) -> None:
+        """The request held the loop for so long at once."""
+        operation = _operation(scope)
+        with self._lock:
+            self._stalls[operation] += 1
+        _log.warning("%s held the event loop for %.0f ms; all streams waited", operation, seconds * 1000)
+
+    def collect(self) -> Iterable[Metric]:
+        """For `/metrics`."""
+        longest = GaugeMetricFamily(
+            "localrun_loop_longest_seconds", "The longest that a request held the event loop at once.",
+            labels=["operation"],
+        )  # fmt: skip
+        for operation, value in list(self._longest.items()):
+            longest.add_metric([operation], value)
+        yield longest
+        for name, text, values in (
+            ("seconds", "Processor time of requests in the event loop, by operation.", self._seconds),
+            ("stalls", f"Times that a request held the event loop for more than {STALL_S:g} s.", self._stalls),
+        ):
+            family = CounterMetricFamily(f"localrun_loop_{name}", text, labels=["operation"])
+            for operation, value in list(values.items()):
+                family.add_metric([operation], value)
+            yield family
+
+
+def _operation(scope: Scope) -> str:
+    return str(scope.get(OPERATION, "other"))
+
+
+@contextmanager
+def held(scope: Scope) -> Generator[None]:
+    """In another thread: what runs inside keeps the interpreter's lock, and so the loop, all the time."""
+    began_s = time.thread_time()
+    try:
+        yield
+    finally:
+        watch: LoopWatch | None = scope.get(WATCH)
+        if watch is not None:
+            seconds = time.thread_time() - began_s
+            watch.took(scope, seconds, seconds)
+            if seconds > STALL_S:
+                watch.stalled(scope, seconds)
+
+
+class _Watched:
+    """Awaits a coroutine by hand, to see when each turn begins and ends."""
+
+    __slots__ = ("_scope", "_serving", "_watch")
+
+    def __init__(self, watch: LoopWatch, scope: Scope, serving: Coroutine[Any, Any, None]) -> None:
+        self._watch = watch
+        self._scope = scope
+        self._serving = serving
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        serving, clock, watch = self._serving, time.perf_counter, self._watch
+        turn, total_s, longest_s = serving.send, 0.0, 0.0
+        given: Any = None
+        try:
+            while True:
+                began_s = clock()
+                if began_s > watch.next_look_s:
+                    watch.look(began_s)
+                try:
+                    waits_for = turn(given)
+                except StopIteration:
+                    return
+                finally:
+                    took_s = clock() - began_s
+                    if took_s > LONG_S:
+                        took_s = min(took_s, watch.look(began_s + took_s))
+                        if took_s > STALL_S:
+                            watch.stalled(self._scope, took_s)
+                    total_s += took_s
+                    if took_s > longest_s:
+                        longest_s = took_s
+                try:
+                    yield waits_for
+                    turn, given = serving.send, None
+                except GeneratorExit:
+                    serving.close()
+                    raise
+                except BaseException as thrown:
+                    turn, given = serving.throw, thrown
+        finally:
+            given = waits_for = None  # an exception whose traceback has this frame would keep itself by them
+            self._watch.took(self._scope, total_s, longest_s)
+
+
+async def apart(work: Callable[Arguments, Result], /, *args: Arguments.args, **named: Arguments.kwargs) -> Result:
+    """What `work` returns. Work that grows with a request's body runs in a thread where that is large; whoever does it
+    knows no request, so that stands in its context, as notices do. Raises what it raises."""
+    return await asyncio.to_thread(work, *args, **named) if IS_LARGE.get() else work(*args, **named)

@@ -37,14 +37,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from localrun.config import Settings, origins_of
 from localrun.errors import BadRequest, Forbidden, LocalrunError, QueueFull, TooLarge, UnsupportedMediaType
-from localrun.server.http import failures, names
+from localrun.server.http import names
 from localrun.server.http.access import LIMIT_HEADERS, Access, Caller, is_loopback
-from localrun.server.http.account import ACCOUNT, Account
 from localrun.server.http.encoding import KNOWN, unpacked
-from localrun.server.http.exchange import id_header
-from localrun.server.http.loop_watch import LoopWatch
+from localrun.server.http.exchange import ACCOUNT, Account, LoopWatch, refusal
 from localrun.server.http.operation import Find
-from localrun.server.jobs.generation import new_id
 
 # Schemes that a page from the network cannot have: desktop applications and editor panels.
 _LOCAL_APP_ORIGIN = re.compile(r"(?:app|file|tauri|vscode-webview|vscode-file)://[^\s,]*", re.ASCII)
@@ -296,12 +293,8 @@ class Limits:
     async def _refuse(
         self, error: LocalrunError, scope: Scope, headers: _Headers, receive: Receive, send: Send
     ) -> None:
-        shape, request_id = failures.shape_of(scope["path"]), new_id()
-        account: Account = scope[ACCOUNT]
-        account.status, account.error, account.request_id = error.status, type(error), request_id
-        body = failures.body(error, shape, request_id)
-        named = id_header(shape, request_id)
-        answer_headers = [*failures.headers(error), *named, (b"content-length", str(len(body)).encode("ascii"))]
+        named, body = refusal(scope, error)
+        answer_headers = [*named, (b"content-length", str(len(body)).encode("ascii"))]
         has_body = headers.one(b"transfer-encoding") is not None or headers.one(b"content-length") not in (None, "0")
         if has_body:
             answer_headers.append((b"connection", b"close"))

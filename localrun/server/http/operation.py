@@ -6,20 +6,23 @@ Pure data. `fields.py` reads the headers of requests. The operations themselves 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from enum import StrEnum
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from starlette.routing import Route
 
 from localrun.server.http.access import Right
-from localrun.server.http.exchange import Endpoint, Handler
+from localrun.server.http.exchange import Endpoint, Exchange
 from localrun.server.http.fields import MAX_CLIENT_CHARACTERS, MAX_DEADLINE_S
 from localrun.wire import Lane
 
 if TYPE_CHECKING:
     from localrun.server.runtime import Runtime
+
+Handler = Callable[["Runtime", Exchange], Awaitable[None]]
 
 NDJSON = "application/x-ndjson"
 SSE = "text/event-stream"
@@ -104,7 +107,9 @@ class Operation:
 
     def route(self, runtime: Runtime) -> Route:
         """GET includes HEAD."""
-        return Route(self.pattern, Endpoint(runtime, self.handler, self.pattern), methods=[self.method])
+        is_strict = runtime.settings.strict_schemas == "on"
+        endpoint = Endpoint(partial(self.handler, runtime), self.pattern, strict_schemas=is_strict)
+        return Route(self.pattern, endpoint, methods=[self.method])
 
 
 # The operation of a method and a path; None where no route answers.

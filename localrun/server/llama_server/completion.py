@@ -24,9 +24,8 @@ from localrun.errors import BadRequest
 from localrun.server import notices, streaming
 from localrun.server.embedding.bodies import MEDIA_PLACE, MediaInput
 from localrun.server.http import fields
-from localrun.server.http.exchange import Exchange
+from localrun.server.http.exchange import Exchange, apart
 from localrun.server.http.fields import ModelDefaults, defaults_of
-from localrun.server.http.loop_watch import apart
 from localrun.server.jobs.job import Job
 from localrun.server.llama_server.tokens import Mixed
 from localrun.server.openai.answer import Fields, encode, headers_of, naming, piece_text, timings_of

@@ -19,9 +19,8 @@ from localrun.errors import BadRequest
 from localrun.models.gguf.header import special_token_text
 from localrun.server import streaming
 from localrun.server.http import fields
-from localrun.server.http.exchange import Exchange, parameter
+from localrun.server.http.exchange import Exchange, apart, parameter
 from localrun.server.http.fields import ServiceFields
-from localrun.server.http.loop_watch import apart
 from localrun.server.jobs.job import Job
 from localrun.server.openai.answer import naming, piece_text
 from localrun.server.openai.chat import ChatBody

@@ -18,7 +18,7 @@ from typing import Any
 
 from starlette.types import Scope
 
-from localrun.server.http.account import CLIENT_GONE, Account
+from localrun.server.http.exchange import CLIENT_GONE, Account
 from localrun.server.http.fields import ids_of
 from localrun.server.http.limits import Ended
 from localrun.server.metering.logs import WHOLE

@@ -42,7 +42,7 @@ from localrun.errors import NoNumbers, UnknownToken
 from localrun.server.build import llama_cpp_version
 from localrun.server.engines.link import EngineLink
 from localrun.server.engines.machine import MachineSampler
-from localrun.server.http.account import CLIENT_GONE, Account
+from localrun.server.http.exchange import CLIENT_GONE, Account
 from localrun.server.http.failures import Shape
 from localrun.server.jobs.generation import CALLED, Generation, LatencyWindow, RateWindow
 from localrun.server.jobs.registry import Registry

@@ -18,9 +18,8 @@ import msgspec
 
 from localrun.errors import BadRequest
 from localrun.server import streaming
-from localrun.server.http.exchange import Exchange
+from localrun.server.http.exchange import Exchange, apart
 from localrun.server.http.fields import job_request_of, keep_alive_s
-from localrun.server.http.loop_watch import apart
 from localrun.server.jobs.job import Job
 from localrun.server.ollama.answer import Kind, Lines, answer, figures
 from localrun.server.ollama.bodies import ChatBody, GenerateBody, Options

@@ -29,8 +29,7 @@ from localrun.models.fallback_template import by_marks, name_of
 from localrun.models.storage.manifest import Manifest, Message, StoredFile, check_digest
 from localrun.models.storage.store import Store
 from localrun.server.http.access import Caller
-from localrun.server.http.exchange import Exchange, decode_body
-from localrun.server.http.loop_watch import apart
+from localrun.server.http.exchange import Exchange, apart, decode_body
 from localrun.server.ollama.bodies import Options
 from localrun.server.ollama.store import Status, knows_blob, send_statuses
 from localrun.server.prompting.ask import ChatRequest

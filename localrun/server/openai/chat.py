@@ -15,8 +15,7 @@ from msgspec import Meta
 from localrun.errors import BadRequest
 from localrun.server import streaming
 from localrun.server.http import fields
-from localrun.server.http.exchange import Exchange
-from localrun.server.http.loop_watch import apart
+from localrun.server.http.exchange import Exchange, apart
 from localrun.server.jobs.job import Job
 from localrun.server.openai.answer import Answer, ChatChunks, naming
 from localrun.server.openai.bodies import ChatMessage, CommonFields, for_template, text_of

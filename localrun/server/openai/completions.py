@@ -21,9 +21,8 @@ import msgspec
 from localrun.errors import BadRequest
 from localrun.server import streaming
 from localrun.server.http import fields
-from localrun.server.http.exchange import Exchange
+from localrun.server.http.exchange import Exchange, apart
 from localrun.server.http.fields import MaxTokens, SamplingFields
-from localrun.server.http.loop_watch import apart
 from localrun.server.jobs.job import Job
 from localrun.server.openai.answer import Answer, ChatChunks, Chunks, Fields, piece_text
 from localrun.server.openai.bodies import MAX_ANSWERS, Choices, CommonFields

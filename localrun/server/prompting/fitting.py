@@ -18,8 +18,8 @@ from typing import NamedTuple
 
 import msgspec
 
+from localrun.server.http.exchange import apart
 from localrun.server.http.failures import Headers
-from localrun.server.http.loop_watch import apart
 from localrun.server.jobs.job import Job
 from localrun.server.parsing.pieces import PlainParser
 from localrun.server.prompting.ask import ChatRequest, Message

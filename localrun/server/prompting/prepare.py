@@ -29,7 +29,7 @@ from localrun.errors import BadRequest, BadTemplate
 from localrun.models.fallback_template import fallback_template
 from localrun.models.gguf.header import Header, special_token_text
 from localrun.server import notices
-from localrun.server.http.loop_watch import THREAD_BYTES, apart
+from localrun.server.http.exchange import THREAD_BYTES, apart
 from localrun.server.jobs.job import Job
 from localrun.server.parsing import formats
 from localrun.server.parsing.parser import CallFormat, ParserPlan, ThinkingTags

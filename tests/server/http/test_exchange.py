@@ -7,6 +7,7 @@ import errno
 import json
 import logging
 import threading
+from functools import partial
 from types import SimpleNamespace
 from typing import Annotated, Any, Literal, cast
 
@@ -17,8 +18,9 @@ from starlette.types import Message
 from localrun.config import Settings
 from localrun.errors import BadRequest, EngineDied, ModelNotFound, TooLarge
 from localrun.server.http import exchange as exchange_module
-from localrun.server.http.exchange import MAX_VALUES, ClientGone, Endpoint, Exchange, Handler, decode_body
+from localrun.server.http.exchange import MAX_VALUES, ClientGone, Endpoint, Exchange, decode_body
 from localrun.server.http.failures import Shape, shape_of
+from localrun.server.http.operation import Handler
 from localrun.server.runtime import Runtime
 from tests.says import says
 from tests.server.waiting import until
@@ -245,7 +247,7 @@ async def run(handler: Handler) -> list[Message]:
     async def send(message: Message) -> None:
         sent.append(message)
 
-    await Endpoint(NO_RUNTIME, handler, "/api/chat")(dict(SCOPE), _receive, send)
+    await Endpoint(partial(handler, NO_RUNTIME), "/api/chat")(dict(SCOPE), _receive, send)
     return sent
 
 
@@ -316,7 +318,7 @@ async def test_a_stopping_server_says_so() -> None:
     async def send(message: Message) -> None:
         sent.append(message)
 
-    serving = asyncio.create_task(Endpoint(NO_RUNTIME, handler, "/api/chat")(dict(SCOPE), _receive, send))
+    serving = asyncio.create_task(Endpoint(partial(handler, NO_RUNTIME), "/api/chat")(dict(SCOPE), _receive, send))
     await streaming.wait()
     serving.cancel()
     with pytest.raises(asyncio.CancelledError):

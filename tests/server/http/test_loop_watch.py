@@ -7,6 +7,7 @@ import gc
 import logging
 import time
 import weakref
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -18,9 +19,8 @@ from starlette.types import Message
 
 from localrun.config import Settings
 from localrun.errors import BadRequest
-from localrun.server.http.exchange import Endpoint, Exchange
+from localrun.server.http.exchange import OPERATION, STALL_S, THREAD_BYTES, Endpoint, Exchange, LoopWatch, apart, held
 from localrun.server.http.limits import Limits
-from localrun.server.http.loop_watch import OPERATION, STALL_S, THREAD_BYTES, LoopWatch, apart, held
 from localrun.server.runtime import Runtime
 from tests.server.waiting import until
 
@@ -50,11 +50,10 @@ def test_a_route_is_named_by_its_template_and_not_by_what_a_client_wrote(caplog:
         await asyncio.sleep(STALL_S / 10)
         await exchange.answer_json({})
 
-    runtime = NO_RUNTIME
     app = Starlette(
         routes=[
-            Route("/slow/{name}", Endpoint(runtime, slow, "/slow/{name}")),
-            Route("/waits", Endpoint(runtime, waits, "/waits")),
+            Route("/slow/{name}", Endpoint(partial(slow, NO_RUNTIME), "/slow/{name}")),
+            Route("/waits", Endpoint(partial(waits, NO_RUNTIME), "/waits")),
         ]
     )
     limits = Limits(app, Settings(), None, watch)
@@ -192,7 +191,7 @@ async def test_a_body_is_gone_with_its_refusal(n_bytes: int) -> None:
     gc.disable()
     try:
         scope = {"type": "http", "method": "POST", "path": "/x", "headers": []}
-        await watch.watched(scope, Endpoint(NO_RUNTIME, handler, "/x")(scope, receive, send))
+        await watch.watched(scope, Endpoint(partial(handler, NO_RUNTIME), "/x")(scope, receive, send))
         assert statuses == [400]
         assert len(bodies) == 1
         await until(lambda: bodies[0]() is None)  # a thread may be about to let go of it

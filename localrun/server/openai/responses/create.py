@@ -17,9 +17,8 @@ import msgspec
 
 from localrun.errors import LocalrunError, QueueFull
 from localrun.server import notices, streaming
-from localrun.server.http.exchange import Exchange
+from localrun.server.http.exchange import Exchange, apart
 from localrun.server.http.failures import Headers
-from localrun.server.http.loop_watch import apart
 from localrun.server.jobs.job import Job
 from localrun.server.openai.answer import Fields, encode, headers_of, naming
 from localrun.server.openai.bodies import JsonSchema
