@@ -50,13 +50,15 @@ from localrun.server.http.connection import (
     BoundedConnection,
     Listening,
     address_of,
+    bracketed,
+    is_wildcard,
     keep_accepting,
     listen,
+    served_names,
     url_of,
 )
 from localrun.server.http.exchange import Account, refusal
 from localrun.server.http.limits import Limits
-from localrun.server.http.names import bracketed, is_wildcard, served
 from localrun.server.metering import request_log
 from localrun.server.metering.logs import LineFormatter, goes_to_journal
 from localrun.server.openapi import routes as table
@@ -117,7 +119,7 @@ def serve(settings: Settings, idle_exit_s: float | None = None, elsewhere: Elsew
     is_local = address_of(settings.host).is_loopback
     # The person's own is looked at even where nobody needs it: a wrong name is said at once.
     own = certificates.of_files(settings.tls_cert, settings.tls_key) if settings.tls_cert or settings.tls_key else None
-    certificate = None if is_local else own or certificates.kept(folders().data, served(settings))
+    certificate = None if is_local else own or certificates.kept(folders().data, served_names(settings))
     listening = listen(settings.host, settings.port)
     _allow_descriptors()
     _give_memory_back()

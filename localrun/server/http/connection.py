@@ -1,4 +1,5 @@
-"""The daemon's listening sockets, and each connection: uvicorn's httptools protocol with the bounds that it lacks.
+"""The daemon's listening sockets, the names that other machines may call them by, and each connection: uvicorn's
+httptools protocol with the bounds that it lacks.
 
 Runs in the daemon's event loop. A request, headers and body, must have arrived within `deadline_s` of its first byte
 (of the connection's opening, for the first request), an uploaded file within `deadline_s` of its last piece; its head
@@ -31,7 +32,8 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from localrun.config import ConfigError
+from localrun.access.certificate import own_names
+from localrun.config import ConfigError, Settings
 from localrun.errors import PortBusy
 from localrun.server.http.operation import Find
 
@@ -150,6 +152,35 @@ def address_of(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
             f"all of them, or 127.0.0.1"
         ) from None
     return ipaddress.ip_address(str(found[0][4][0]).partition("%")[0])
+
+
+_WILDCARDS = frozenset({"0.0.0.0", "::"})
+
+
+def is_wildcard(host: str) -> bool:
+    """Whether the address stands for all of this machine's."""
+    return host in _WILDCARDS
+
+
+def is_loopback_address(host: str) -> bool:
+    """Whether it is an address that only this machine reaches."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def bracketed(host: str) -> str:
+    """As a URL and a Host header have it."""
+    return f"[{host}]" if ":" in host else host
+
+
+def served_names(settings: Settings) -> frozenset[str]:
+    """Lower-case host names: the machine's own, alone and with `.local`, the address listened on if it is a name, and
+    those of `settings.host_names`."""
+    more = (name.strip().lower().rstrip(".") for name in settings.host_names.split(","))
+    found = {*own_names(), *more, settings.host.lower()}
+    return frozenset(name for name in found if name and ":" not in name and not is_wildcard(name))
 
 
 def _cannot_listen(error: OSError, host: str, port: int) -> PortBusy | ConfigError:

@@ -5,7 +5,7 @@ resolves to 127.0.0.1: the Host header gives it away) and through cross-site req
 every route, also unknown ones, and before anything runs:
 
 - Host is `localhost`, `127.0.0.1`, `[::1]` or the address listened on, with any port; of a request from another
-  machine, the address that it came to or a name of this machine (`names.py`); else 403.
+  machine, the address that it came to or a name of this machine (`connection.py`); else 403.
 - Origin is absent, loopback, the scheme of a local application, or in `settings.origins`; of a request from another
   machine, listed or this server's own; else 403, and a preflight gets no CORS grant.
 - It has an API key, where one is needed (`access.py`); else 401.
@@ -29,19 +29,25 @@ from __future__ import annotations
 
 import asyncio
 import re
+import sys
 import time
+import zlib
 from collections.abc import Callable, MutableMapping
-from typing import Any
+from typing import Any, Protocol
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from localrun.config import Settings, origins_of
 from localrun.errors import BadRequest, Forbidden, LocalrunError, QueueFull, TooLarge, UnsupportedMediaType
-from localrun.server.http import names
 from localrun.server.http.access import LIMIT_HEADERS, Access, Caller, is_loopback
-from localrun.server.http.encoding import KNOWN, unpacked
+from localrun.server.http.connection import bracketed, is_loopback_address, served_names
 from localrun.server.http.exchange import ACCOUNT, Account, LoopWatch, refusal
 from localrun.server.http.operation import Find
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
 
 # Schemes that a page from the network cannot have: desktop applications and editor panels.
 _LOCAL_APP_ORIGIN = re.compile(r"(?:app|file|tauri|vscode-webview|vscode-file)://[^\s,]*", re.ASCII)
@@ -118,9 +124,9 @@ class Limits:
         self._loop_watch = loop_watch or LoopWatch()
         self._room = _BodyRoom(settings.max_body_bytes)
         self._hosts = set(_OWN_HOSTS)
-        if names.is_loopback_address(settings.host):
-            self._hosts.add(names.bracketed(settings.host.lower()))
-        self._served_names = set(names.served(settings))
+        if is_loopback_address(settings.host):
+            self._hosts.add(bracketed(settings.host.lower()))
+        self._served_names = set(served_names(settings))
         self._origins = origins_of(settings.origins)
         self._n_open = 0
         self._n_uploads = 0
@@ -221,7 +227,7 @@ class Limits:
         name = match["name"].lower() if match is not None else ""
         shown = hosts[0][:100] if hosts else ""
         if not is_local:
-            if name and (name in self._served_names or name == names.bracketed((scope.get("server") or ("",))[0])):
+            if name and (name in self._served_names or name == bracketed((scope.get("server") or ("",))[0])):
                 return hosts[0].lower()
             raise Forbidden(
                 f"the Host header {shown!r} is no name of this machine; use {', '.join(sorted(self._served_names))} or "
@@ -271,8 +277,8 @@ class Limits:
         if length > most_bytes and not file_type:
             raise _too_large(most_bytes)
         encoding = _encoding(headers)
-        if encoding and (file_type or encoding not in KNOWN):
-            known = "" if file_type else f", or as {', '.join(KNOWN[:-1])} or {KNOWN[-1]}"
+        if encoding and (file_type or encoding not in ENCODINGS):
+            known = "" if file_type else f", or as {', '.join(ENCODINGS[:-1])} or {ENCODINGS[-1]}"
             raise UnsupportedMediaType(
                 f"Content-Encoding {encoding[:40]!r} is not accepted; send the body as it is{known}"
             )
@@ -339,6 +345,52 @@ def _encoding(headers: _Headers) -> str:
     """What the body is packed as; empty for one that is sent as it is."""
     encoding = ",".join(headers.all(b"content-encoding")).strip().lower()
     return "" if encoding == "identity" else encoding
+
+
+# A stream is given no more at once: what lies behind its end is copied, and a body may be millions of tiny streams.
+_PIECE_BYTES = 4096
+# Beyond 8 MiB decoders need not go (RFC 8878, 3.1.1.1.2), and each keeps that much.
+_ZSTD_OPTIONS: dict[int, int] = {zstd.DecompressionParameter.window_log_max: 23}
+
+
+class _Unpacker(Protocol):
+    """As of zlib and zstd: of one stream; what comes behind it is left in `unused_data`."""
+
+    @property
+    def eof(self) -> bool: ...
+
+    @property
+    def unused_data(self) -> bytes: ...
+
+    def decompress(self, data: bytes, max_length: int, /) -> bytes: ...
+
+
+_UNPACKERS: dict[str, Callable[[bytes], _Unpacker]] = {
+    "gzip": lambda _: zlib.decompressobj(zlib.MAX_WBITS | 16),
+    # Some send it without the header that belongs to it.
+    "deflate": lambda body: zlib.decompressobj(zlib.MAX_WBITS if body[0] & 15 == zlib.DEFLATED else -zlib.MAX_WBITS),
+    "zstd": lambda _: zstd.ZstdDecompressor(options=_ZSTD_OPTIONS),
+}
+ENCODINGS = tuple(_UNPACKERS)
+
+
+def unpacked(body: bytes, encoding: str, max_bytes: int) -> bytes:
+    """A compressed body; at most `max_bytes` and one more, which tells that there is more. It is unpacked whole, once
+    all of it has arrived, so that a client that sends slowly holds no more than what it has sent. Raises BadRequest for
+    what is not whole, or is not in that encoding."""
+    found, at = bytearray(), 0
+    while at < len(body) and len(found) <= max_bytes:
+        unpacker = _UNPACKERS[encoding](body[at : at + 1])
+        try:
+            while at < len(body) and not unpacker.eof and len(found) <= max_bytes:
+                piece = body[at : at + _PIECE_BYTES]
+                found += unpacker.decompress(piece, max_bytes + 1 - len(found))
+                at += len(piece) - len(unpacker.unused_data)
+        except (zlib.error, zstd.ZstdError) as error:
+            raise BadRequest(f"the body is not {encoding}, as its Content-Encoding says: {error}") from None
+        if not unpacker.eof and len(found) <= max_bytes:
+            raise BadRequest(f"the body breaks off: it is not whole {encoding}")
+    return bytes(found)
 
 
 class _BodyGuard:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 
 from localrun.errors import BadRequest
-from localrun.server.http.encoding import KNOWN, unpacked
+from localrun.server.http.limits import ENCODINGS, unpacked
 from tests.server.http.test_limits import JSON, LIMIT_BYTES, LOCAL, Answer, Handler, ask
 
 if sys.version_info >= (3, 14):
@@ -88,7 +88,7 @@ def test_a_part_may_be_longer_than_what_is_unpacked_at_once() -> None:
         assert unpacked(packed(long), encoding, len(long)) == long
 
 
-@pytest.mark.parametrize("encoding", KNOWN)
+@pytest.mark.parametrize("encoding", ENCODINGS)
 def test_what_is_not_whole_or_not_packed_is_refused(encoding: str) -> None:
     packed = dict(PACKED)[encoding](BODY)
     for broken in (packed[:-1], packed[: len(packed) // 2], packed + b"x", BODY, packed[:4]):
