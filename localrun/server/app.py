@@ -59,8 +59,7 @@ from localrun.server.http.connection import (
 )
 from localrun.server.http.exchange import Account, refusal
 from localrun.server.http.limits import Limits
-from localrun.server.metering import request_log
-from localrun.server.metering.logs import LineFormatter, goes_to_journal
+from localrun.server.metering.logs import LineFormatter, goes_to_journal, request_writer
 from localrun.server.openapi import routes as table
 from localrun.server.runtime import Elsewhere, Runtime
 
@@ -98,7 +97,7 @@ def build(settings: Settings, runtime: Runtime) -> Limits:
     app = Starlette(routes=routes, lifespan=lifespan, exception_handlers={HTTPException: _unrouted})
     app.router.redirect_slashes = False
 
-    write = None if settings.request_log == "off" else request_log.writer(settings.request_log)
+    write = None if settings.request_log == "off" else request_writer(settings.request_log)
 
     def ended(scope: Scope, account: Account, seconds: float) -> None:
         runtime.telemetry.answered(failures.shape_of(scope["path"]), account)

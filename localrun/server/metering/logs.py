@@ -1,7 +1,7 @@
-"""The daemon's log: how a line is written to stderr, and the latest lines, the engines' among them, with a way to wait
-for the next.
+"""The daemon's log: how a line is written to stderr; the latest lines, the engines' among them, with a way to wait for
+the next; and a line for each request, where the setting `request_log` asks for it.
 
-Owner: one per Runtime. A handler of the root logger while the daemon runs; records may come from any thread, readers
+The feed: one per Runtime, a handler of the root logger while the daemon runs; records may come from any thread, readers
 are tasks of the daemon's event loop. A line has a number that only grows, also from one daemon to the next, so a reader
 that comes back goes on where it was, and one that was too slow sees a gap in the numbers.
 
@@ -12,15 +12,21 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import logging
 import os
 import re
 import time
 from collections import deque
 from collections.abc import Mapping
-from datetime import datetime
-from typing import TextIO
+from datetime import UTC, datetime
+from typing import Any, TextIO
 
+from starlette.types import Scope
+
+from localrun.server.http.exchange import CLIENT_GONE, Account
+from localrun.server.http.fields import ids_of
+from localrun.server.http.limits import Ended
 from localrun.snapshot import LogLine
 from localrun.visible import visible
 
@@ -117,3 +123,74 @@ class LogFeed(logging.Handler):
             await asyncio.wait_for(self._news.wait(), timeout_s)
         except TimeoutError:
             return
+
+
+MAX_PATH_CHARACTERS = 200
+# What needs no quotation marks.
+_WORD = re.compile(r"[\w./:+@=~-]+", re.ASCII)
+
+_requests = logging.getLogger("localrun.requests")
+
+
+def request_writer(form: str) -> Ended:
+    """What writes one line for each HTTP request that has ended: a text for people, or JSON for programs, with the same
+    fields. Whatever the log's level is, they are in it.
+
+        POST /v1/chat/completions 200 1.234s id=req_… model=tiny prompt_tokens=16 cached_tokens=0 output_tokens=10
+        ttft_s=0.050 reason=length from=127.0.0.1 client=curl client_id=my-42
+
+    `reason` is why the last answer ended, or the code of the error. Fields that a request does not have are left out.
+    Tells nothing of what was asked or answered, or of a request's query.
+    """
+    _requests.setLevel(logging.INFO)
+    return _as_json if form == "json" else _as_text
+
+
+def _as_text(scope: Scope, account: Account, seconds: float) -> None:
+    fields = _fields(scope, account)
+    beginning = [fields.pop("method"), _shown(fields.pop("path")), str(fields.pop("status")), f"{seconds:.3f}s"]
+    _requests.info("%s", " ".join(beginning + [f"{name}={_shown(value)}" for name, value in fields.items()]))
+
+
+def _as_json(scope: Scope, account: Account, seconds: float) -> None:
+    now = datetime.now(UTC).isoformat(timespec="milliseconds")
+    line = {"time": now} | _fields(scope, account) | {"duration_s": round(seconds, 6)}
+    _requests.info("%s", json.dumps(line), extra={WHOLE: True})
+
+
+def _fields(scope: Scope, account: Account) -> dict[str, Any]:
+    caller, peer = scope.get("localrun.caller"), scope.get("client")
+    # Without those by which a tier chose.
+    records = [record for record in account.records if record.api == scope["path"]]
+    client_id, trace_id = ids_of(scope)
+    found: dict[str, Any] = {
+        "method": scope["method"],
+        "path": scope["path"][:MAX_PATH_CHARACTERS],
+        "status": account.status or CLIENT_GONE,
+        "id": account.request_id,
+    }
+    if records:
+        first = records[0]
+        found |= {
+            "model": first.model,
+            "prompt_tokens": first.n_prompt,
+            "cached_tokens": first.n_cached,
+            "output_tokens": sum(record.n_output for record in records),
+            "ttft_s": None if first.ttft_s is None else round(first.ttft_s, 6),
+            "reason": records[-1].finish_reason,
+        }
+    if account.error is not None:
+        found["reason"] = account.error.code
+    found |= {
+        "from": peer[0] if peer else None,
+        "client": records[0].client if records else None,
+        "key": None if caller is None or caller.key is None else caller.name,
+        "client_id": client_id,
+        "trace_id": trace_id,
+    }
+    return {name: value for name, value in found.items() if value not in (None, "")}
+
+
+def _shown(value: object) -> str:
+    text = f"{value:.3f}" if isinstance(value, float) else str(value)
+    return text if _WORD.fullmatch(text) else json.dumps(text)
