@@ -18,7 +18,7 @@ from localrun.errors import BadRequest
 from localrun.server.http import fields
 from localrun.server.openai.bodies import ChatMessage, for_template, part_text
 from localrun.server.prompting.ask import Attachments, ChatRequest
-from localrun.server.prompting.mixed import is_one
+from localrun.server.prompting.segments import is_one
 
 MAX_INPUTS = 2048
 

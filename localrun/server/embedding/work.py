@@ -30,9 +30,8 @@ from localrun.server.http.failures import Headers
 from localrun.server.http.fields import ServiceFields
 from localrun.server.jobs.job import Job
 from localrun.server.prompting.ask import Attached, ChatRequest
-from localrun.server.prompting.mixed import segments_of
-from localrun.server.prompting.places import placed
 from localrun.server.prompting.prepare import prepare
+from localrun.server.prompting.segments import placed, segments_of
 from localrun.server.routing import RoutingInput
 from localrun.server.runtime import Runtime
 from localrun.wire import Finish, Media, Mixed, Segment, Vector

@@ -33,8 +33,7 @@ from localrun.server.openai.bodies import MAX_ANSWERS, Choices, LimitFields
 from localrun.server.openai.running import ProgressFields, Running, timings_so_far
 from localrun.server.parsing.pieces import ended
 from localrun.server.prompting.ask import Attachments, ChatRequest
-from localrun.server.prompting.mixed import is_one, segments_of
-from localrun.server.prompting.places import placed, shown
+from localrun.server.prompting.segments import is_one, placed, segments_of, shown
 from localrun.server.routing import RoutingInput
 from localrun.server.runtime import Runtime
 from localrun.wire import ChosenLogprob, Delta, Finish, Sampling, Segment, Submit, TokenLogprob

@@ -26,9 +26,8 @@ from localrun.server.openai.answer import naming, piece_text
 from localrun.server.openai.chat import ChatBody
 from localrun.server.prompting.ask import ChatRequest
 from localrun.server.prompting.conversation import begun
-from localrun.server.prompting.mixed import segment_of, segments_of
-from localrun.server.prompting.places import shown
 from localrun.server.prompting.prepare import prepare, thinks_by_default
+from localrun.server.prompting.segments import segment_of, segments_of, shown
 from localrun.server.routing import NO_QUESTION, RoutingInput
 from localrun.server.runtime import Runtime
 from localrun.wire import MAX_COUNTED_TOKENS, Counted

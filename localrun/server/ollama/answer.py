@@ -23,7 +23,7 @@ from localrun.server.jobs.job import Job
 from localrun.server.ollama.bodies import Options, PromptFields
 from localrun.server.parsing.pieces import Call, CallArguments, CallStart, Content, Piece, Reply, Thinking, ended
 from localrun.server.prompting.fitting import Fitted, Tokens
-from localrun.server.prompting.places import shown
+from localrun.server.prompting.segments import shown
 from localrun.wire import ChosenLogprob, Delta, Segment, Submit, Usage
 
 _encode = msgspec.json.Encoder().encode

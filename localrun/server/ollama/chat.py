@@ -27,8 +27,8 @@ from localrun.server.prompting import fitting
 from localrun.server.prompting.ask import ChatRequest
 from localrun.server.prompting.conversation import begun
 from localrun.server.prompting.fitting import Fitted, Tokens
-from localrun.server.prompting.places import placed
 from localrun.server.prompting.prepare import prepare, thinks_by_default
+from localrun.server.prompting.segments import placed
 from localrun.server.routing import RoutingInput
 from localrun.server.runtime import Runtime
 from localrun.wire import Segment, Usage

@@ -37,8 +37,8 @@ from localrun.server.prompting.ask import (
     tools_of_functions,
 )
 from localrun.server.prompting.conversation import begun
-from localrun.server.prompting.places import shown
 from localrun.server.prompting.prepare import Prepared, prepare, thinks_by_default
+from localrun.server.prompting.segments import shown
 from localrun.server.routing import RoutingInput
 from localrun.server.runtime import Runtime
 

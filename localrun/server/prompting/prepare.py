@@ -38,8 +38,8 @@ from localrun.server.parsing.written import Written
 from localrun.server.prompting import constraint, conversation, probing
 from localrun.server.prompting.ask import ChatRequest, Message, Tool
 from localrun.server.prompting.conversation import STOP_AT_RESULT
-from localrun.server.prompting.places import placed
 from localrun.server.prompting.profile import REMEMBERED_TEMPLATES, Profile, profile_of
+from localrun.server.prompting.segments import placed
 from localrun.server.runtime import Runtime
 from localrun.server.templates.marks import any_of
 from localrun.server.workers import TemplateOverrunError, check_length

@@ -9,14 +9,23 @@ template or the client's text, so no client can forge, guess or clash with them.
 case, is never touched. A template may cut or encode the marked text: whatever is left of the marks is removed, and a
 control token whose mark on one side was cut off stays untrusted.
 
-Pure. Does not: see the control tokens that a template makes out of harmless pieces of a client's text (`taint.py`).
+A template may also make control tokens out of harmless pieces of a client's text: one that takes "/think" out of a
+message turns "<|im_/thinkstart|>" into a turn's beginning, and one that writes all in lower case "<|IM_START|>". So the
+prompt is rendered once more, with a private-use character in place of each of the client's that can begin a control
+token ("<" for most models), and in what the template compares with the client's text, so that both renders go the same
+way. Where that one stands in the second prompt, the first one has a client's character, whatever the template did with
+the text around it, and a control token that begins there is none. If the two prompts do not agree (the template escapes
+HTML, say, or compares with a text of a variable), nothing is known, and nothing is marked.
+
+Pure. Does not: protect from a template that builds a control token of its own beginning and a client's rest; control
+tokens that begin with a letter or a digit, which no client's text can do without; render (worker.py).
 """
 
 from __future__ import annotations
 
 import random
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 from urllib.parse import quote
@@ -101,8 +110,11 @@ def mark(
     if not literals:
         return variables, None
     opening, closing = _random.sample(unused_characters([template, *texts_in(given)], 2), 2)
-    marked = {name: _marked(value, pattern, opening + r"\g<0>" + closing) for name, value in given.items()}
-    return variables | marked, Marks(opening, closing, literals)
+
+    def with_marks(text: str) -> str:
+        return pattern.sub(opening + r"\g<0>" + closing, text)
+
+    return variables | _changed(given, with_marks, keys=True), Marks(opening, closing, literals)
 
 
 def split(text: str, marks: Marks | None) -> tuple[Segment, ...]:
@@ -166,13 +178,17 @@ def texts_in(value: Any) -> Iterator[str]:
             pending.extend(item)
 
 
-def _marked(value: Any, pattern: re.Pattern[str], replacement: str) -> Any:
+def _changed(value: Any, change: Callable[[str], str], *, keys: bool) -> Any:
+    """A JSON-like value with every string inside changed, with `keys` those of its objects, too."""
     if isinstance(value, str):
-        return pattern.sub(replacement, value)
+        return change(value)
     if isinstance(value, Mapping):
-        return {_marked(key, pattern, replacement): _marked(item, pattern, replacement) for key, item in value.items()}
+        return {
+            _changed(key, change, keys=keys) if keys else key: _changed(item, change, keys=keys)
+            for key, item in value.items()
+        }
     if isinstance(value, (list, tuple)):
-        return [_marked(item, pattern, replacement) for item in value]
+        return [_changed(item, change, keys=keys) for item in value]
     return value
 
 
@@ -204,3 +220,57 @@ def any_of(tokens: tuple[str, ...]) -> re.Pattern[str] | None:
     """A pattern for the longest of `tokens` at a place, or None without tokens."""
     known = literal_tree(filter(None, tokens))
     return re.compile(longest_of(known)) if known else None
+
+
+class Shadow(msgspec.Struct, frozen=True):
+    """What to render the second time. `stand_ins` are pairs of a character and what stands in its place."""
+
+    variables: dict[str, Any]
+    stand_ins: tuple[tuple[str, str], ...]
+
+
+def shadow_of(template: str, variables: dict[str, Any], control_tokens: Sequence[str]) -> Shadow | None:
+    """The variables for a second render; None where no text of a client could begin a control token. Raises BadRequest
+    where the text uses up the private-use characters."""
+    firsts = sorted({token[0] for token in control_tokens if token and not (token[0].isalnum() or token[0].isspace())})
+    given = {name: value for name, value in variables.items() if not name.endswith("_token")}
+    texts = list(texts_in(given))
+    if not any(first in text for first in firsts for text in texts):
+        return None
+    # Always the same ones, unless a text has them: a template is compiled for them.
+    stand_ins = tuple(zip(firsts, reversed(unused_characters([template, *texts], len(firsts))), strict=False))
+
+    given = _changed(given, lambda text: replaced(text, stand_ins), keys=False)
+    return Shadow(variables | given, stand_ins)
+
+
+def marked_again(
+    shadow: Shadow, rendered: str, prompt: str, control_tokens: Sequence[str], marks: Marks | None
+) -> tuple[str, Marks | None]:
+    """The prompt with marks also round control tokens that begin with a client's character. `rendered` is the prompt of
+    the shadow."""
+    pattern = any_of(tuple(control_tokens))
+    if pattern is None or replaced(rendered, [pair[::-1] for pair in shadow.stand_ins]) != prompt:
+        return prompt, marks
+    places = re.compile(f"[{''.join(stand_in for _, stand_in in shadow.stand_ins)}]")
+    found = [at for place in places.finditer(rendered) if (at := pattern.match(prompt, place.start()))]
+    forged = [token for token in found if marks is None or prompt[token.start() - 1 : token.start()] != marks.opening]
+    if not forged:
+        return prompt, marks
+    if marks is None:
+        opening, closing, *_ = unused_characters([prompt], 2)
+        marks = Marks(opening, closing, frozenset())
+    pieces, end = [], 0
+    for token in forged:
+        if token.start() >= end:
+            pieces += [prompt[end : token.start()], marks.opening, token[0], marks.closing]
+            end = token.end()
+    literals = marks.literals | {token[0] for token in forged}
+    return "".join((*pieces, prompt[end:])), msgspec.structs.replace(marks, literals=literals)
+
+
+def replaced(text: str, pairs: Sequence[tuple[str, ...]]) -> str:
+    """Quicker than a table for all of them, which looks at each character."""
+    for old, new in pairs:
+        text = text.replace(old, new)
+    return text

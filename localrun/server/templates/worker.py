@@ -12,8 +12,8 @@ undefined names that print as nothing. Data passed in, which is a copy, can be c
 attribute that starts with an underscore is an error.
 
 Frames of `wire.RenderRequest` come on stdin, those of `wire.RenderReply` go to stdout. Ends when stdin ends. Imports
-nothing of the daemon but `errors`, `framing`, `wire`, `marks`, `taint` and `worker_limits`; the daemon never imports
-this module, so that it never loads Jinja.
+nothing of the daemon but `errors`, `framing`, `wire`, `marks` and `worker_limits`; the daemon never imports this
+module, so that it never loads Jinja.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from __future__ import annotations
 import json
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from functools import lru_cache
 from typing import Any
@@ -35,8 +35,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from localrun import framing
 from localrun.errors import BadRequest, BadTemplate, LocalrunError
-from localrun.server.templates.marks import mark, split
-from localrun.server.templates.taint import Shadow, looks_for, marked_again, shadow_of
+from localrun.server.templates.marks import Shadow, mark, marked_again, replaced, shadow_of, split
 from localrun.wire import RenderReply, RenderRequest
 from localrun.worker_limits import allow_cpu, close_limits
 
@@ -110,7 +109,37 @@ def _compiled(template: str) -> jinja2.Template:
 
 @lru_cache(maxsize=COMPILED_TEMPLATES)
 def _looking_for(template: str, stand_ins: tuple[tuple[str, str], ...]) -> jinja2.Template:
-    return _environment.from_string(looks_for(_environment.parse(template), stand_ins))
+    return _environment.from_string(_looks_for(_environment.parse(template), stand_ins))
+
+
+# What is done to a text with another one that does not become part of it, by the number of arguments that do not.
+_LOOKING_METHODS = {
+    **dict.fromkeys(("replace", "split", "rsplit", "partition", "rpartition", "startswith", "endswith", "count"), 1),
+    **dict.fromkeys(
+        ("find", "rfind", "index", "rindex", "strip", "lstrip", "rstrip", "removeprefix", "removesuffix"), 1
+    ),
+}
+_LOOKING_FILTERS = frozenset({"replace", "trim"})
+
+
+def _looks_for(template: nodes.Template, stand_ins: Sequence[tuple[str, str]]) -> nodes.Template:
+    """The template with stand-ins in the texts that it looks for in others. Changes what is passed in."""
+    for place in template.find_all((nodes.Compare, nodes.Call, nodes.Filter)):
+        for expression in _looked_for(place):
+            for const in [expression] if isinstance(expression, nodes.Const) else expression.find_all(nodes.Const):
+                if isinstance(const.value, str):
+                    const.value = replaced(const.value, stand_ins)
+    return template
+
+
+def _looked_for(place: nodes.Node) -> list[nodes.Node]:
+    if isinstance(place, nodes.Compare):
+        return [place]
+    if isinstance(place, nodes.Filter):
+        return list(place.args[:1]) if place.name in _LOOKING_FILTERS else []
+    if isinstance(place, nodes.Call) and isinstance(place.node, nodes.Getattr):
+        return list(place.args[: _LOOKING_METHODS.get(place.node.attr, 0)])
+    return []
 
 
 def _to_json(

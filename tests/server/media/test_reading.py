@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from localrun.errors import BadRequest, BadTemplate
 from localrun.server.media import decoder
 from localrun.server.prompting.ask import MAX_MEDIA, Attachments, joined
-from localrun.server.prompting.places import placed, shown
+from localrun.server.prompting.segments import placed, shown
 from localrun.wire import Media, MediaKind, Segment
 
 PICTURE, SOUND = Media(MediaKind.IMAGE, "/a", b"a"), Media(MediaKind.AUDIO, "/b", b"b")

@@ -1,4 +1,5 @@
-"""From a prompt with markers to one with the pictures and the sound in their places.
+"""Segments of prompts: of inputs that clients write in tokens (a list of ids, or of texts and ids one after the other),
+and of prompts with markers, which get the pictures and the sound in their places.
 
 Pure.
 """
@@ -6,12 +7,45 @@ Pure.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from localrun.errors import BadTemplate
+from localrun.errors import BadRequest, BadTemplate
 from localrun.server.prompting.ask import Attached, Message
+from localrun.server.templates.marks import texts_in
 from localrun.wire import Media, Segment
+
+
+def is_one(items: Iterable[Any]) -> bool:
+    """Whether a list is one input, and not several: token ids, or texts and token ids."""
+    kinds = {type(item) for item in items}
+    return int in kinds and kinds <= {int, str}
+
+
+def segments_of(
+    content: str | Iterable[str | int], n_vocab: int, *, field: str, trusted: bool = True
+) -> tuple[Segment, ...]:
+    """A text, or texts with token ids between them. Raises BadRequest for an id outside the vocabulary."""
+    if isinstance(content, str):
+        return (Segment(content, trusted),)
+    segments: list[Segment] = []
+    ids: list[int] = []
+    for item in content:
+        if isinstance(item, int):
+            ids.append(item)
+            continue
+        if ids:
+            segments.append(segment_of(ids, n_vocab, field))
+            ids = []
+        segments.append(Segment(item, trusted))
+    return (*segments, segment_of(ids, n_vocab, field)) if ids else tuple(segments)
+
+
+def segment_of(tokens: list[int], n_vocab: int, field: str) -> Segment:
+    """Raises BadRequest for an id outside the vocabulary."""
+    if max(tokens) >= n_vocab:
+        raise BadRequest(f"{field}: {max(tokens)} is not a token of this model, which has {n_vocab}", field=field)
+    return Segment("", tokens=tuple(tokens))
 
 
 def placed(
@@ -35,7 +69,7 @@ def placed(
             result.append(segment)
         elif at < len(segment.text):
             result.append(Segment(segment.text[at:], segment.trusted))
-    told = {found for text in texts_of(list(messages)) for found in pattern.findall(text)}
+    told = {found for text in texts_in(list(messages)) for found in pattern.findall(text)}
     for one in attached:
         n_places = places.count(one.marker)
         if n_places != 1 and (n_places or one.marker in told):
@@ -46,18 +80,6 @@ def placed(
                 field=one.field,
             )
     return tuple(result)
-
-
-def texts_of(value: Any) -> Iterator[str]:
-    """Every string inside messages."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for inner in value.values():
-            yield from texts_of(inner)
-    elif isinstance(value, list | tuple):
-        for inner in value:
-            yield from texts_of(inner)
 
 
 def shown(segments: Sequence[Segment]) -> tuple[str, int]:
