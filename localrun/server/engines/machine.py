@@ -1,4 +1,4 @@
-"""What this machine has: memory to load models into, GPUs, and the figures of the snapshot's system row.
+"""What this machine has: a llama.cpp, memory to load models into, GPUs, and the figures of the snapshot's system row.
 
 Runs in the daemon. `MachineSampler` asks the system at most once in `SAMPLE_EVERY_S`, in a thread, and only when
 somebody looks; `available_bytes` is a cheap read for the moment of loading. A short-lived process of the engine's says
@@ -16,12 +16,15 @@ import os
 import sys
 import time
 from collections.abc import Iterable, Sequence
+from functools import cache
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import psutil
 
+from localrun import __version__
 from localrun.errors import DeviceLost
 from localrun.models.fit import Gpu
 from localrun.processes import HIDDEN, end_child, end_in_words, last_words
@@ -36,6 +39,22 @@ _GPU_LIBRARIES = (
 )
 _COMMAND = (sys.executable, "-P", "-m", "localrun.engine.tools.build_report", "--gpus")
 _log = logging.getLogger(__name__)
+
+
+@cache
+def llama_cpp_version() -> str:
+    """Of the bindings, which is all that is known of the library without loading it; empty if that is nothing."""
+    try:
+        return metadata.version("llama-cpp-python")
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+@cache
+def build_name() -> str:
+    """Begins with `b` as llama-server's does. It is another one wherever the same seed may give another answer, which
+    is what OpenAI's clients read `system_fingerprint` for."""
+    return f"b{llama_cpp_version()}-localrun-{__version__}"
 
 
 def has_gpu_library(package: Path | None = None) -> bool:

@@ -39,9 +39,8 @@ import localrun
 from localrun import errors, wire
 from localrun.config import Settings
 from localrun.errors import NoNumbers, UnknownToken
-from localrun.server.build import llama_cpp_version
 from localrun.server.engines.link import EngineLink
-from localrun.server.engines.machine import MachineSampler
+from localrun.server.engines.machine import MachineSampler, llama_cpp_version
 from localrun.server.http.exchange import CLIENT_GONE, Account
 from localrun.server.http.failures import Shape
 from localrun.server.jobs.generation import CALLED, Generation, LatencyWindow, RateWindow

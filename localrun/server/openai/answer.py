@@ -24,7 +24,7 @@ from msgspec import UNSET, UnsetType
 
 from localrun.errors import ContextExceeded
 from localrun.server import streaming
-from localrun.server.build import build_name
+from localrun.server.engines.machine import build_name
 from localrun.server.http.exchange import Exchange
 from localrun.server.http.failures import Headers
 from localrun.server.jobs.job import Job
