@@ -12,7 +12,7 @@ import errno
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import ClassVar
+from typing import ClassVar, Self
 
 
 class LocalrunError(Exception):
@@ -29,6 +29,11 @@ class LocalrunError(Exception):
         super().__init__(message)
         self.message = message
         self.field = field
+
+    @classmethod
+    def of(cls, field: str, said: str) -> Self:
+        """What is said of a field."""
+        return cls(f"{field}: {said}", field=field)
 
 
 class BadRequest(LocalrunError, status=400, code="bad_request"): ...

@@ -119,11 +119,10 @@ async def routed(
     if tier is None:
         return name, body, question.ask
     if getattr(body, "lora", None):
-        raise BadRequest(f"lora: '{tier.name}' is a tier, and adapters are made for one model; name that", field="lora")
+        raise BadRequest.of("lora", f"'{tier.name}' is a tier, and adapters are made for one model; name that")
     if field := question.token_field:
-        raise BadRequest(
-            f"{field}: '{tier.name}' is a tier, and token ids are those of one model; send text, or name that model",
-            field=field,
+        raise BadRequest.of(
+            field, f"'{tier.name}' is a tier, and token ids are those of one model; send text, or name that model"
         )
     # Before anything is computed; the lane is for the jobs to find.
     exchange.caller.begin(tier.small, Lane.DEFAULT)

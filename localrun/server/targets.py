@@ -115,8 +115,8 @@ class Targets:
                 field="model",
             )
         if draft and self._settings.tier(draft) is not None:
-            raise BadRequest(
-                f"draft: '{draft}' is a tier, and one model drafts; name that one, or leave draft out", field="draft"
+            raise BadRequest.of(
+                "draft", f"'{draft}' is a tier, and one model drafts; name that one, or leave draft out"
             )
 
     def check_own(self, who: Asker, name: str, field: str = "model") -> None:

@@ -436,7 +436,7 @@ def _out_of_shape(message: str) -> BadRequest:
     said = said[:1].lower() + said[1:_MAX_SAID]
     if not path:
         return BadRequest(f"the body is not as expected: {said}")
-    return BadRequest(f"{path}: {said}", field=path)
+    return BadRequest.of(path, f"{said}")
 
 
 STALL_S = 0.1

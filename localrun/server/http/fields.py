@@ -264,9 +264,7 @@ def sampling(sources: Sequence[Parameters], default: Sampling) -> Sampling:
 def _breakers(said: str | list[str]) -> tuple[str, ...]:
     texts = _texts(said)
     if any("\0" in text for text in texts):
-        raise BadRequest(
-            "dry_sequence_breakers: there is a NUL character in a text; leave it out", field="dry_sequence_breakers"
-        )
+        raise BadRequest.of("dry_sequence_breakers", "there is a NUL character in a text; leave it out")
     return texts
 
 
@@ -284,13 +282,11 @@ def _bias_pairs(asked: _LogitBias | None) -> list[tuple[int | str, float]]:
     pairs: list[tuple[int | str, float]] = []
     for key, value in asked.items() if isinstance(asked, dict) else asked or ():
         if value is True:
-            raise BadRequest("logit_bias: a number from -100 to 100, or false to ban", field="logit_bias")
+            raise BadRequest.of("logit_bias", "a number from -100 to 100, or false to ban")
         if isinstance(key, str) and _TOKEN_ID.fullmatch(key):
             key = int(key) if len(key) <= _MOST_DIGITS else MAX_TOKENS
         if isinstance(key, str) and not 0 < len(key) <= MAX_BIASED_CHARACTERS:
-            raise BadRequest(
-                f"logit_bias: a text has {len(key)} characters; send 1 to {MAX_BIASED_CHARACTERS}", field="logit_bias"
-            )
+            raise BadRequest.of("logit_bias", f"a text has {len(key)} characters; send 1 to {MAX_BIASED_CHARACTERS}")
         # -100 means a ban in OpenAI's API.
         pairs.append((key, -math.inf if value is False or value <= -100 else float(value)))
     return pairs
@@ -302,7 +298,7 @@ def _biases(
     found: list[tuple[int, float]] = []
     for key, bias in pairs:
         if isinstance(key, int) and not 0 <= key < n_vocab:
-            raise BadRequest(f"logit_bias: {key} is not a token of this model, which has {n_vocab}", field="logit_bias")
+            raise BadRequest.of("logit_bias", f"{key} is not a token of this model, which has {n_vocab}")
         found += [(token, bias) for token in ((key,) if isinstance(key, int) else tokens_of[key])]
     check_biases(len(found))
     return tuple(found)
@@ -311,7 +307,7 @@ def _biases(
 def check_biases(n_tokens: int) -> None:
     """Raises BadRequest for more than there may be."""
     if n_tokens > MAX_LOGIT_BIASES:
-        raise BadRequest(f"logit_bias: {n_tokens} tokens; {MAX_LOGIT_BIASES} are the most", field="logit_bias")
+        raise BadRequest.of("logit_bias", f"{n_tokens} tokens; {MAX_LOGIT_BIASES} are the most")
 
 
 _NOT_PRINTABLE = re.compile(r"[^\x20-\x7e]+", re.ASCII)
@@ -377,7 +373,7 @@ def lane(exchange: Exchange, field: str | None = None) -> Lane:
     if not name:
         return Lane.DEFAULT
     if name not in set(Lane):
-        raise BadRequest(f"{where}: {name[:_MAX_QUOTED]!r} is not a lane; use {', '.join(Lane)}", field=where)
+        raise BadRequest.of(where, f"{name[:_MAX_QUOTED]!r} is not a lane; use {', '.join(Lane)}")
     return Lane(name)
 
 
@@ -391,7 +387,7 @@ def target_itl_s(exchange: Exchange, field: str | float | None = None) -> float 
     try:
         return latency_target_s(name[:_MAX_QUOTED])
     except ConfigError as error:
-        raise BadRequest(f"{where}: {error}", field=where) from None
+        raise BadRequest.of(where, f"{error}") from None
 
 
 def deadline_s(exchange: Exchange, field: float | None = None) -> float | None:
@@ -404,9 +400,8 @@ def deadline_s(exchange: Exchange, field: float | None = None) -> float | None:
     except ValueError:
         seconds = math.nan
     if not 0 < seconds <= MAX_DEADLINE_S:
-        raise BadRequest(
-            f"{where}: {text[:_MAX_QUOTED]!r} is not a deadline; use a number of seconds up to {MAX_DEADLINE_S:.0f}",
-            field=where,
+        raise BadRequest.of(
+            where, f"{text[:_MAX_QUOTED]!r} is not a deadline; use a number of seconds up to {MAX_DEADLINE_S:.0f}"
         )
     return seconds
 
@@ -419,7 +414,7 @@ def speculates(exchange: Exchange, field: Speculation | None = None) -> bool | N
     where, text = _where(exchange, "speculation", field, "X-Localrun-Speculation")
     name = text.strip().lower()
     if (name or field is not None) and name not in _SWITCH:
-        raise BadRequest(f"{where}: {name[:_MAX_QUOTED]!r} is not known; use on or off", field=where)
+        raise BadRequest.of(where, f"{name[:_MAX_QUOTED]!r} is not known; use on or off")
     return _SWITCH.get(name)
 
 
@@ -473,9 +468,9 @@ def keep_alive_s(value: float | str | None) -> float | None:
         return None
     parsed = duration_s(value) if isinstance(value, str) else float(value)
     if parsed is None or not math.isfinite(parsed):
-        raise BadRequest(
-            f"keep_alive: {str(value)[:MAX_DURATION_CHARACTERS]!r} is not a duration; use seconds, or a text such as "
+        raise BadRequest.of(
+            "keep_alive",
+            f"{str(value)[:MAX_DURATION_CHARACTERS]!r} is not a duration; use seconds, or a text such as "
             f"'5m', '1h30m' or '-1'",
-            field="keep_alive",
         )
     return -1.0 if parsed < 0 else parsed

@@ -93,10 +93,10 @@ class MediaDecoder:
             if url is None:
                 one.content = await asyncio.to_thread(_read, one)
             elif self._fetcher is None:
-                raise BadRequest(
-                    f"{one.field}: addresses are not fetched here; send the file as a data URI "
-                    f"(data:image/png;base64,...), or start the daemon with --fetch-images on",
-                    field=one.field,
+                raise BadRequest.of(
+                    one.field,
+                    "addresses are not fetched here; send the file as a data URI "
+                    "(data:image/png;base64,...), or start the daemon with --fetch-images on",
                 )
             else:
                 data = await self._fetcher.fetch(url, one.field)
@@ -210,15 +210,13 @@ def check_taken(model: Model, kinds: Sequence[MediaKind], attached: Sequence[Att
         return
     word = _WORDS[one.content.header.kind]
     if kinds:
-        raise BadRequest(
-            f"{one.field}: '{model.name}' takes {_WORDS[kinds[0]]}, but no {word}; leave it out", field=one.field
-        )
+        raise BadRequest.of(one.field, f"'{model.name}' takes {_WORDS[kinds[0]]}, but no {word}; leave it out")
     why = "; send text, or pull a repository with a projector (an mmproj file) beside the model"
     if model.no_projector:
         why = f": {model.no_projector}"
     elif model.projector is not None:
         why = f": it was loaded without its projector {model.projector.name}; the daemon's log says why"
-    raise BadRequest(f"{one.field}: '{model.name}' does not support {word}{why}", field=one.field)
+    raise BadRequest.of(one.field, f"'{model.name}' does not support {word}{why}")
 
 
 def _key(job: Job, one: Attached) -> Key:
@@ -262,13 +260,13 @@ def bytes_of(source: str, field: str) -> bytes:
     if scheme is not None:
         prefix = _DATA_URI.match(source)
         if scheme[1].lower() != "data":
-            raise BadRequest(
-                f"{field}: {scheme[0][:_MOST_QUOTED]!r} addresses are not read here; send the file as base64 or as a "
+            raise BadRequest.of(
+                field,
+                f"{scheme[0][:_MOST_QUOTED]!r} addresses are not read here; send the file as base64 or as a "
                 f"data URI (data:image/png;base64,...)",
-                field=field,
             )
         if prefix is None:
-            raise BadRequest(f"{field}: a data URI that is not base64; use data:image/png;base64,...", field=field)
+            raise BadRequest.of(field, "a data URI that is not base64; use data:image/png;base64,...")
         start = prefix.end()
     made, rest, is_over = bytearray(), "", False
     try:
@@ -283,9 +281,9 @@ def bytes_of(source: str, field: str) -> bytes:
             raise binascii.Error("data after its end")
         made += binascii.a2b_base64(rest + "=" * (-len(rest) % 4), strict_mode=True)  # some clients leave the end out
     except ValueError as error:  # binascii.Error, or letters beyond ASCII
-        raise BadRequest(
-            f"{field}: not valid base64 ({error}); send the file's bytes as base64, with or without "
+        raise BadRequest.of(
+            field,
+            f"not valid base64 ({error}); send the file's bytes as base64, with or without "
             f"'data:image/png;base64,' before",
-            field=field,
         ) from None
     return bytes(made)

@@ -61,24 +61,21 @@ class Fetcher:
             async with asyncio.timeout(self._timeout_s):
                 return await self._fetch(url, field)
         except TimeoutError:
-            raise BadRequest(
-                f"{field}: the address did not answer within {self._timeout_s:g} s; send the file as a data URI",
-                field=field,
+            raise BadRequest.of(
+                field, f"the address did not answer within {self._timeout_s:g} s; send the file as a data URI"
             ) from None
         except (httpx2.HTTPError, OSError) as error:
             said = str(error)[:200] or type(error).__name__
-            raise BadRequest(
-                f"{field}: fetching the address failed: {said}; send the file as a data URI", field=field
-            ) from None
+            raise BadRequest.of(field, f"fetching the address failed: {said}; send the file as a data URI") from None
 
     async def _fetch(self, url: str, field: str) -> bytes:
         try:
             target = httpx2.URL(url)
             _ = urlsplit(url).port  # raises for one that is none
         except (httpx2.InvalidURL, ValueError, TypeError):
-            raise BadRequest(f"{field}: not a valid URL; use https://host/path", field=field) from None
+            raise BadRequest.of(field, "not a valid URL; use https://host/path") from None
         if target.userinfo or not target.host:
-            raise BadRequest(f"{field}: a URL without a host, or with a password; use https://host/path", field=field)
+            raise BadRequest.of(field, "a URL without a host, or with a password; use https://host/path")
         address = await self._resolved(target.host, field)
         port = "" if target.port is None else f":{target.port}"
         host = f"[{target.host}]" if ":" in target.host else target.host
@@ -93,21 +90,17 @@ class Fetcher:
             ) as answer,
         ):
             if answer.is_redirect:
-                raise BadRequest(
-                    f"{field}: the address leads to another one, which is not followed; send that one", field=field
-                )
+                raise BadRequest.of(field, "the address leads to another one, which is not followed; send that one")
             if answer.status_code != 200 or answer.headers.get("content-encoding", "identity") != "identity":
-                raise BadRequest(
-                    f"{field}: the address answered with status {answer.status_code}; send the file as a data URI",
-                    field=field,
+                raise BadRequest.of(
+                    field, f"the address answered with status {answer.status_code}; send the file as a data URI"
                 )
             data = bytearray()
             async for piece in answer.aiter_raw():
                 data += piece
                 if len(data) > self._max_bytes:
-                    raise TooLarge(
-                        f"{field}: the file at this address is larger than {self._max_bytes} bytes; send a smaller one",
-                        field=field,
+                    raise TooLarge.of(
+                        field, f"the file at this address is larger than {self._max_bytes} bytes; send a smaller one"
                     )
         return bytes(data)
 
@@ -117,11 +110,11 @@ class Fetcher:
             found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
             addresses = [ipaddress.ip_address(str(info[4][0])) for info in found]
         except (OSError, UnicodeError, ValueError):
-            raise BadRequest(f"{field}: the host {host[:80]!r} is not known; send a data URI", field=field) from None
+            raise BadRequest.of(field, f"the host {host[:80]!r} is not known; send a data URI") from None
         if not addresses or not all(self._is_allowed(address) for address in addresses):
-            raise BadRequest(
-                f"{field}: the host {host[:80]!r} is on this machine or its own network, where nothing is fetched; "
+            raise BadRequest.of(
+                field,
+                f"the host {host[:80]!r} is on this machine or its own network, where nothing is fetched; "
                 f"send the file as a data URI",
-                field=field,
             )
         return addresses[0]

@@ -179,14 +179,14 @@ def look(data: bytes, field: str, wanted: MediaKind | None = None) -> Header:
     """What `data` is. Raises BadRequest naming `field` for what is no picture or sound, is not `wanted`, is broken or
     is beyond a limit."""
     if not data:
-        raise BadRequest(f"{field}: an empty file; {_way_out(wanted)}", field=field)
+        raise BadRequest.of(field, f"an empty file; {_way_out(wanted)}")
     name = _format(data)
     kind = MediaKind.IMAGE if name in _SIZES else MediaKind.AUDIO
     if name not in _SIZES and name not in sound_headers.FORMATS:
         found = f"{name} is not supported" if name else f"not {NAMES[wanted] if wanted else 'a picture or sound'}"
-        raise BadRequest(f"{field}: {found}; {_way_out(wanted)}", field=field)
+        raise BadRequest.of(field, f"{found}; {_way_out(wanted)}")
     if wanted is not None and kind is not wanted:
-        raise BadRequest(f"{field}: {name}, where {NAMES[wanted]} belongs; {_way_out(wanted)}", field=field)
+        raise BadRequest.of(field, f"{name}, where {NAMES[wanted]} belongs; {_way_out(wanted)}")
     try:
         if kind is MediaKind.IMAGE:
             width, height = _size_of(name, data)
@@ -194,20 +194,20 @@ def look(data: bytes, field: str, wanted: MediaKind | None = None) -> Header:
             return Header(kind, name, width=width, height=height)
         return _sound(name, sound_headers.header_of(name, data), field)
     except ValueError:
-        raise BadRequest(f"{field}: a broken or truncated {name} file; send a whole one", field=field) from None
+        raise BadRequest.of(field, f"a broken or truncated {name} file; send a whole one") from None
     except UnknownCodecError as error:
-        raise BadRequest(f"{field}: {error} is not supported; {_way_out(kind)}", field=field) from None
+        raise BadRequest.of(field, f"{error} is not supported; {_way_out(kind)}") from None
 
 
 def check_size(name: str, width: int, height: int, field: str) -> None:
     """Raises BadRequest."""
     if width < 1 or height < 1:
-        raise BadRequest(f"{field}: {name} of {width} x {height} pixels, which is nothing; send a picture", field=field)
+        raise BadRequest.of(field, f"{name} of {width} x {height} pixels, which is nothing; send a picture")
     if width > MAX_SIDE or height > MAX_SIDE or width * height > MAX_PIXELS:
-        raise BadRequest(
-            f"{field}: {name} of {width} x {height} pixels; the limit is {MAX_SIDE} a side and {MAX_PIXELS // 10**6} "
+        raise BadRequest.of(
+            field,
+            f"{name} of {width} x {height} pixels; the limit is {MAX_SIDE} a side and {MAX_PIXELS // 10**6} "
             f"million in all; send a smaller one",
-            field=field,
         )
 
 
@@ -221,24 +221,22 @@ def _sound(name: str, header: sound_headers.SoundHeader, field: str) -> Header:
 def check_rate(name: str, rate_hz: int, field: str) -> None:
     """Raises BadRequest."""
     if not MIN_RATE_HZ <= rate_hz <= MAX_RATE_HZ:
-        raise BadRequest(
-            f"{field}: {name} of {rate_hz} samples a second; the limits are {MIN_RATE_HZ} and {MAX_RATE_HZ}; send it "
+        raise BadRequest.of(
+            field,
+            f"{name} of {rate_hz} samples a second; the limits are {MIN_RATE_HZ} and {MAX_RATE_HZ}; send it "
             f"resampled, for example to 16000",
-            field=field,
         )
 
 
 def check_length(name: str, n_samples: int, rate_hz: int, field: str) -> None:
     """Raises BadRequest."""
     if n_samples < MIN_SAMPLES:
-        raise BadRequest(
-            f"{field}: {name} of {n_samples} samples; at least {MIN_SAMPLES} are needed; send a longer recording",
-            field=field,
+        raise BadRequest.of(
+            field, f"{name} of {n_samples} samples; at least {MIN_SAMPLES} are needed; send a longer recording"
         )
     if n_samples > MAX_SOUND_S * rate_hz:
-        raise BadRequest(
-            f"{field}: {name} of {n_samples / rate_hz:.0f} s; the limit is {MAX_SOUND_S} s; send it in parts",
-            field=field,
+        raise BadRequest.of(
+            field, f"{name} of {n_samples / rate_hz:.0f} s; the limit is {MAX_SOUND_S} s; send it in parts"
         )
 
 

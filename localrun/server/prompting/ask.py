@@ -78,7 +78,7 @@ class Attachments:
     def add(self, source: str, field: str, kind: MediaKind | None = None, *, max_side: int = 0) -> Marker:
         """What to write into the text. Raises BadRequest beyond `MAX_MEDIA`."""
         if len(self._found) == MAX_MEDIA:
-            raise BadRequest(f"{field}: the limit is {MAX_MEDIA} pictures and recordings; send fewer", field=field)
+            raise BadRequest.of(field, f"the limit is {MAX_MEDIA} pictures and recordings; send fewer")
         self._nonce = self._nonce or secrets.token_hex(16)
         marker = Marker(f"media{self._nonce}n{len(self._found):02d}")
         self._found.append(Attached(marker, field, source, kind, max_side))
@@ -144,9 +144,8 @@ def role_of(role: str, where: str) -> str:
     `control` and `document`. Raises BadRequest for what is no word."""
     known = role.strip().lower()
     if not _ROLE.fullmatch(known):
-        raise BadRequest(
-            f"{where}.role: {role[:40]!r} is not a role; use system, developer, user, assistant or tool",
-            field=f"{where}.role",
+        raise BadRequest.of(
+            f"{where}.role", f"{role[:40]!r} is not a role; use system, developer, user, assistant or tool"
         )
     return _ROLES.get(known, known)
 
@@ -257,9 +256,8 @@ def tools_of_chat(tools: Sequence[ChatTool]) -> tuple[Tool, ...]:
     for index, tool in enumerate(tools):
         where = f"tools[{index}]"
         if tool.type != "function":
-            raise BadRequest(
-                f"{where}.type: {tool.type[:40]!r} tools are not supported; describe it as a function",
-                field=f"{where}.type",
+            raise BadRequest.of(
+                f"{where}.type", f"{tool.type[:40]!r} tools are not supported; describe it as a function"
             )
         if tool.function is None:
             raise BadRequest(f"{where}.function is required", field=f"{where}.function")
@@ -278,13 +276,12 @@ def checked_tools(functions: Sequence[tuple[str, Function]], *, schema: str = "p
     tools: dict[str, Tool] = {}
     for where, function in functions:
         if not _NAME.fullmatch(function.name):
-            raise BadRequest(
-                f"{where}.name: {function.name[:40]!r} is not a function's name; use up to 128 of A-Z, a-z, 0-9 and "
-                f"_ . : / -",
-                field=f"{where}.name",
+            raise BadRequest.of(
+                f"{where}.name",
+                f"{function.name[:40]!r} is not a function's name; use up to 128 of A-Z, a-z, 0-9 and _ . : / -",
             )
         if function.name in tools:
-            raise BadRequest(f"{where}.name: {function.name!r} is there twice", field=f"{where}.name")
+            raise BadRequest.of(f"{where}.name", f"{function.name!r} is there twice")
         tools[function.name] = Tool(
             function.name,
             function.description or "",
@@ -305,15 +302,13 @@ def choose_tools(
     if isinstance(choice, str):
         wanted = "required" if choice == "any" else choice
         if wanted == "required" and not tools:
-            raise BadRequest(f"{field}: '{choice}' needs tools; send some, or leave {field} out", field=field)
+            raise BadRequest.of(field, f"'{choice}' needs tools; send some, or leave {field} out")
         return tools, wanted
     if choice.type == "allowed_tools":
         return _allowed(choice, tools, field)
     name = choice.function.name if choice.function is not None else choice.name
     if choice.type != "function" or name is None:
-        raise BadRequest(
-            f"{field}: use 'auto', 'none', 'required', or an object that names a function of tools", field=field
-        )
+        raise BadRequest.of(field, "use 'auto', 'none', 'required', or an object that names a function of tools")
     _check_known([name], tools, field)
     return tools, ("function", name)
 
@@ -321,9 +316,8 @@ def choose_tools(
 def check_goes_on(choice: ToolChoice, *, field: str = "tool_choice") -> None:
     """Raises BadRequest where a call is wanted of an answer that goes on from an assistant's message."""
     if choice not in ("auto", "none"):
-        raise BadRequest(
-            f"{field}: an answer that goes on from an assistant's message cannot be a call; use 'auto' or 'none'",
-            field=field,
+        raise BadRequest.of(
+            field, "an answer that goes on from an assistant's message cannot be a call; use 'auto' or 'none'"
         )
 
 
@@ -344,4 +338,4 @@ def _check_known(names: Sequence[str], tools: tuple[Tool, ...], field: str) -> N
     for name in names:
         if name not in known:
             listed = ", ".join(sorted(known))[:200] or "none was sent"
-            raise BadRequest(f"{field}: {name[:128]!r} is not one of the tools ({listed})", field=field)
+            raise BadRequest.of(field, f"{name[:128]!r} is not one of the tools ({listed})")

@@ -118,8 +118,8 @@ def calls_or_answer(
     """Either calls or the answer, from the beginning of the reply. Raises BadRequest for an answer that is no JSON
     schema."""
     if answer.kind is not GrammarKind.JSON_SCHEMA:
-        raise BadRequest(
-            "tools: only a JSON schema can be combined with tools; leave the tools or the grammar out", field="tools"
+        raise BadRequest.of(
+            "tools", "only a JSON schema can be combined with tools; leave the tools or the grammar out"
         )
     if not written.opening and written.before.startswith("{"):
         return _objects_or_answer(tools, answer)

@@ -61,9 +61,7 @@ def infill(
     tokens = fim_tokens(header)
     if tokens is None:
         without = "" if field == "model" else f"leave {field} out, or "
-        raise BadRequest(
-            f"{field}: this model cannot fill in the middle; {without}take a model trained for code", field=field
-        )
+        raise BadRequest.of(field, f"this model cannot fill in the middle; {without}take a model trained for code")
     parts = [*_files(tokens, extra_files)]
     if tokens.middle:
         parts += [(tokens.prefix, prefix), (tokens.suffix, suffix), (tokens.middle, "")]

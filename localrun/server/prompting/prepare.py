@@ -127,15 +127,15 @@ def _check(ask: ChatRequest, *, thinks: bool) -> None:
     names = [tool.name for tool in ask.tools]
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
-        raise BadRequest(f"tools: {twice!r} is there twice; every tool needs a name of its own", field="tools")
+        raise BadRequest.of("tools", f"{twice!r} is there twice; every tool needs a name of its own")
     if isinstance(ask.tool_choice, tuple) and ask.tool_choice[1] not in names:
-        raise BadRequest(f"tool_choice: {ask.tool_choice[1]!r} is not one of the tools", field="tool_choice")
+        raise BadRequest.of("tool_choice", f"{ask.tool_choice[1]!r} is not one of the tools")
     if ask.tool_choice == "required" and not names:
-        raise BadRequest("tool_choice: there are no tools to choose from; send tools as well", field="tool_choice")
+        raise BadRequest.of("tool_choice", "there are no tools to choose from; send tools as well")
     if ask.think and not thinks and not ask.passed_over:
-        raise BadRequest("think: this model does not support thinking; leave it out, or use false", field="think")
+        raise BadRequest.of("think", "this model does not support thinking; leave it out, or use false")
     if ask.continue_last and (not ask.messages or ask.messages[-1]["role"] != "assistant"):
-        raise BadRequest("messages: only a last message of the assistant can be continued", field="messages")
+        raise BadRequest.of("messages", "only a last message of the assistant can be continued")
 
 
 def template_of(job: Job, instead: str | None = None, *, with_tools: bool = False) -> str:

@@ -44,7 +44,7 @@ def segments_of(
 def segment_of(tokens: list[int], n_vocab: int, field: str) -> Segment:
     """Raises BadRequest for an id outside the vocabulary."""
     if max(tokens) >= n_vocab:
-        raise BadRequest(f"{field}: {max(tokens)} is not a token of this model, which has {n_vocab}", field=field)
+        raise BadRequest.of(field, f"{max(tokens)} is not a token of this model, which has {n_vocab}")
     return Segment("", tokens=tuple(tokens))
 
 
@@ -74,10 +74,10 @@ def placed(
         n_places = places.count(one.marker)
         if n_places != 1 and (n_places or one.marker in told):
             how = "has it more than once" if n_places else "leaves it out"
-            raise BadTemplate(
-                f"{one.field}: the chat template {how}; put it into another message, or use a template that keeps the "
+            raise BadTemplate.of(
+                one.field,
+                f"the chat template {how}; put it into another message, or use a template that keeps the "
                 f"text of messages as it is",
-                field=one.field,
             )
     return tuple(result)
 
