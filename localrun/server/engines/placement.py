@@ -12,8 +12,8 @@ Does not: read the machine's memory (machine.py), or decide who is evicted (room
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from collections.abc import Iterator
+from typing import NamedTuple
 
 from localrun.config import AUTO_KV_TYPE, Settings
 from localrun.errors import CannotFit
@@ -36,21 +36,6 @@ from localrun.models.projector_memory import projector_memory
 from localrun.models.storage.model import Model
 
 
-class Estimate(Protocol):
-    """What `models.memory.estimate` answers, in bytes."""
-
-    @property
-    def weights_bytes(self) -> int: ...
-    @property
-    def kv_bytes(self) -> int: ...
-    @property
-    def compute_bytes(self) -> int: ...
-    @property
-    def process_bytes(self) -> int: ...
-    @property
-    def total_bytes(self) -> int: ...
-
-
 class Placement(NamedTuple):
     """What to load with: `n_kv_cells` cells of `kv_bytes` together, expected to take `needed_bytes` of RAM in all, of
     which `shared_bytes` are those of GPUs that compute in it.
@@ -70,45 +55,17 @@ class Placement(NamedTuple):
     shared_bytes: int = 0
 
 
-def place(
-    *,
-    name: str,
-    n_ctx_train: int,
-    n_slots: int,
-    kv_cells: int,
-    available_bytes: int,
-    estimate: Callable[[int], Estimate],
-) -> Placement:
-    """The placement by the rule above. `estimate` maps a number of cells to memory.
-
-    Raises CannotFit with both sides of the comparison, and what would help.
-    """
-    budget_bytes = int(available_bytes * USABLE_RAM)
-    cells = wanted_cells(n_ctx_train=n_ctx_train, n_slots=n_slots, kv_cells=kv_cells)
-    floor = cells if kv_cells else min(cells, _whole_steps(min(n_ctx_train, FLOOR_CELLS)))
-    while (needed := estimate(cells)).total_bytes > budget_bytes:
-        if cells <= floor:
-            raise CannotFit(
-                _refusal(name, needed, cells, available_bytes, _largest_fitting(estimate, cells, budget_bytes))
-            )
-        cells = max(floor, _whole_steps(cells // 2))
-    return Placement(cells, needed.kv_bytes, needed.total_bytes)
-
-
 def _whole_steps(cells: int) -> int:
     return max(1, -(-cells // CELL_STEP)) * CELL_STEP
 
 
-def _largest_fitting(estimate: Callable[[int], Estimate], cells: int, budget_bytes: int) -> int:
-    """The largest halving of `cells` that fits, 0 when not even one step of cells does."""
+def _halves(cells: int) -> Iterator[int]:
     while cells > CELL_STEP:
         cells = _whole_steps(cells // 2)
-        if estimate(cells).total_bytes <= budget_bytes:
-            return cells
-    return 0
+        yield cells
 
 
-def _refusal(name: str, needed: Estimate, cells: int, available_bytes: int, fitting_cells: int) -> str:
+def _refusal(name: str, needed: MemoryEstimate, cells: int, available_bytes: int, fitting_cells: int) -> str:
     fewer = f"use fewer KV cells (--kv-cells {fitting_cells} would fit)" if fitting_cells else ""
     return (
         f"model '{name}' needs {in_gb(needed.total_bytes)} of memory (weights {in_gb(needed.weights_bytes)}, KV cache "
@@ -129,7 +86,8 @@ def _ways_out(best: str) -> str:
 
 
 def place_embeddings(model: Model, settings: Settings, available_bytes: int, *, n_ctx: int = 0) -> Placement:
-    """The placement by the rule above; `n_kv_cells` is the longest input. Raises CannotFit."""
+    """The placement by the rule above; `n_kv_cells` is the longest input. Raises CannotFit with both sides of the
+    comparison, and what would help."""
     header = model.header
     most = max(n_ctx, memory.most_embedding_tokens(header, settings.kv_cells))
     projector = None if header.pooling == RANK else model.projector_header
@@ -140,11 +98,16 @@ def place_embeddings(model: Model, settings: Settings, available_bytes: int, *, 
             header, n_tokens=min(n_cells, most), n_rows=settings.batch_tokens, kv_type=settings.plain_kv_type
         )._replace(adapter_bytes=model.adapter_bytes, projector_bytes=projector_bytes)
 
-    placement = place(
-        name=model.name, n_ctx_train=most, n_slots=1, kv_cells=0, available_bytes=available_bytes, estimate=estimate
-    )
-    # Rounded up to whole steps there; a model must not be sent more than it was trained for.
-    return placement._replace(n_kv_cells=min(placement.n_kv_cells, most), projector_bytes=projector_bytes)
+    usable_bytes = int(available_bytes * USABLE_RAM)
+    cells = wanted_cells(n_ctx_train=most, n_slots=1, kv_cells=0)
+    floor = min(cells, _whole_steps(min(most, FLOOR_CELLS)))
+    while (needed := estimate(cells)).total_bytes > usable_bytes:
+        if cells <= floor:
+            fitting = next((fewer for fewer in _halves(cells) if estimate(fewer).total_bytes <= usable_bytes), 0)
+            raise CannotFit(_refusal(model.name, needed, cells, available_bytes, fitting))
+        cells = max(floor, _whole_steps(cells // 2))
+    # A whole step may be more than the model was trained for, and than it must be sent.
+    return Placement(min(cells, most), needed.kv_bytes, needed.total_bytes, projector_bytes=projector_bytes)
 
 
 def wish_of(

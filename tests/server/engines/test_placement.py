@@ -4,97 +4,16 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from localrun.config import Settings
 from localrun.errors import CannotFit
-from localrun.models.fit import CELL_STEP, USABLE_RAM, Gpu, Machine
+from localrun.models.fit import Gpu, Machine
 from localrun.models.gguf.header import Header
 from localrun.models.gguf.reader import read_header
-from localrun.server.engines.placement import Placement, place, place_text, wish_of
-
-WEIGHTS_BYTES = 1_000_000
-CELL_BYTES = 1_000
-
-
-class _Estimate(NamedTuple):
-    weights_bytes: int
-    kv_bytes: int
-    compute_bytes: int
-    process_bytes: int = 0
-
-    @property
-    def total_bytes(self) -> int:
-        return self.weights_bytes + self.kv_bytes + self.compute_bytes
-
-
-def _place(available_bytes: int, **changes: Any) -> Placement:
-    arguments: dict[str, Any] = {"name": "m", "n_ctx_train": 4096, "n_slots": 8, "kv_cells": 0, **changes}
-    return place(
-        available_bytes=available_bytes,
-        estimate=lambda cells: _Estimate(WEIGHTS_BYTES, cells * CELL_BYTES, 0),
-        **arguments,
-    )
-
-
-def test_each_slot_gets_a_whole_context_when_memory_is_plenty() -> None:
-    assert _place(10**9).n_kv_cells == 4096 * 8
-
-
-def test_the_default_pool_is_bounded() -> None:
-    assert _place(10**9, n_ctx_train=131_072).n_kv_cells == 32_768
-
-
-def test_one_slot_gets_one_context() -> None:
-    assert _place(10**9, n_slots=1).n_kv_cells == 4096
-
-
-def test_the_pool_shrinks_until_it_fits() -> None:
-    placement = _place(20_000_000)
-    assert placement.n_kv_cells == 8192
-    assert placement.needed_bytes == WEIGHTS_BYTES + 8192 * CELL_BYTES
-
-
-def test_a_chosen_number_is_taken_as_it_is_or_refused() -> None:
-    assert _place(10**9, kv_cells=10_000).n_kv_cells == 10_240
-    with pytest.raises(CannotFit, match="--kv-cells 5120 would fit"):
-        _place(10_000_000, kv_cells=10_000)
-
-
-def test_a_refusal_has_both_numbers_and_a_way_out() -> None:
-    with pytest.raises(CannotFit) as caught:
-        _place(1_000_000)
-    message = caught.value.message
-    assert " MB of memory (weights " in message
-    assert "80%" in message
-    assert "smaller model" in message
-
-
-def test_a_short_trained_context_is_not_exceeded_by_the_floor() -> None:
-    assert _place(2_000_000, n_ctx_train=512).n_kv_cells == 512
-
-
-@given(
-    available_bytes=st.integers(0, 10**9),
-    n_ctx_train=st.integers(1, 200_000),
-    n_slots=st.integers(1, 256),
-    kv_cells=st.integers(0, 100_000),
-)
-def test_what_is_placed_fits_and_is_in_whole_steps(
-    available_bytes: int, n_ctx_train: int, n_slots: int, kv_cells: int
-) -> None:
-    try:
-        placement = _place(available_bytes, n_ctx_train=n_ctx_train, n_slots=n_slots, kv_cells=kv_cells)
-    except CannotFit:
-        return
-    assert placement.needed_bytes <= available_bytes * USABLE_RAM
-    assert placement.n_kv_cells % CELL_STEP == 0
-    assert placement.n_kv_cells >= min(kv_cells or 256, 256)
-
+from localrun.server.engines.placement import Placement, place_text, wish_of
 
 MIB = 1024**2
 

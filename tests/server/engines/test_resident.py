@@ -9,16 +9,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from localrun.config import Settings, latency_target_s
 from localrun.errors import BadRequest, CannotFit
 from localrun.file_stamp import FileStamp
+from localrun.models.fit import USABLE_RAM
 from localrun.models.gguf.header import TensorInfo
 from localrun.models.storage.model import Model
 from localrun.server.engines.placement import place_embeddings
 from localrun.server.engines.resident import Use, pooling_for
 from localrun.wire import Pooling
 from tests.models.gguf.test_header import of_kind as header
+from tests.says import says
 
 
 def test_a_stamp_tells_a_replaced_or_changed_file(tmp_path: Path) -> None:
@@ -97,18 +101,46 @@ def test_a_reranker_does_nothing_else():
         pooling_for(ranker, Use.TEXT)
 
 
+DIMENSIONS = {
+    "context_length": 32_768, "embedding_length": 1024, "block_count": 28, "attention__head_count": 16,
+    "attention__head_count_kv": 8, "feed_forward_length": 3072, "vocab_size": 151_936,
+}  # fmt: skip
+
+
 def test_the_longest_input_is_that_of_the_kind_or_of_the_setting_and_halved_until_it_fits():
-    dimensions = {
-        "context_length": 32_768, "embedding_length": 1024, "block_count": 28, "attention__head_count": 16,
-        "attention__head_count_kv": 8, "feed_forward_length": 3072, "vocab_size": 151_936,
-    }  # fmt: skip
-    made = model("qwen3", pooling_type=3, **dimensions)
+    made = model("qwen3", pooling_type=3, **DIMENSIONS)
     roomy = place_embeddings(made, Settings(), 16 * GIB)
     assert roomy.n_kv_cells == 8192
     assert place_embeddings(made, Settings(kv_cells=1000), 16 * GIB).n_kv_cells == 1000
-    assert place_embeddings(model("bert", **(dimensions | {"context_length": 514})), Settings(), GIB).n_kv_cells == 514
+    assert place_embeddings(model("bert", **(DIMENSIONS | {"context_length": 514})), Settings(), GIB).n_kv_cells == 514
     tight = place_embeddings(made, Settings(), roomy.needed_bytes)
     assert tight.n_kv_cells < 8192
     assert tight.needed_bytes <= roomy.needed_bytes * 0.8
     with pytest.raises(CannotFit, match="some:model"):
         place_embeddings(made, Settings(), GIB // 8)
+
+
+def test_a_refusal_has_both_numbers_and_a_way_out():
+    with pytest.raises(CannotFit) as caught:
+        place_embeddings(model("qwen3", pooling_type=3, **DIMENSIONS), Settings(), GIB // 8)
+    assert says(caught.value.message, "of memory (weights ", "0.1 GB is available", "80%", "smaller model")
+
+
+def test_a_refusal_names_the_largest_number_of_cells_that_fits():
+    made = model("qwen3", pooling_type=3, **DIMENSIONS)
+    fitting = place_embeddings(made, Settings(kv_cells=1024), 16 * GIB)
+    with pytest.raises(CannotFit, match="--kv-cells 1024 would fit"):
+        place_embeddings(made, Settings(), int(fitting.needed_bytes / USABLE_RAM) + 1)
+
+
+@given(available_bytes=st.integers(0, 2 * GIB), n_ctx_train=st.integers(1, 200_000), kv_cells=st.integers(0, 100_000))
+def test_what_is_placed_fits_and_is_within_what_the_model_was_trained_for(
+    available_bytes: int, n_ctx_train: int, kv_cells: int
+) -> None:
+    made = model("qwen3", pooling_type=3, **(DIMENSIONS | {"context_length": n_ctx_train}))
+    try:
+        placement = place_embeddings(made, Settings(kv_cells=kv_cells), available_bytes)
+    except CannotFit:
+        return
+    assert placement.needed_bytes <= available_bytes * USABLE_RAM
+    assert min(n_ctx_train, kv_cells or 256, 256) <= placement.n_kv_cells <= n_ctx_train
