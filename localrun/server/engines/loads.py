@@ -17,7 +17,7 @@ from functools import cached_property
 
 import msgspec
 
-from localrun.config import AUTO_KV_TYPE, LoadSettings, Settings
+from localrun.config import AUTO_KV_TYPE, NOTHING_ASKED, LoadSettings, Settings
 from localrun.errors import BadRequest
 from localrun.models import load_settings
 from localrun.models.storage.model import Model
@@ -32,7 +32,7 @@ class Loads:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
 
-    def asked(self, model: Model, by_request: LoadSettings) -> LoadSettings:
+    def asked(self, model: Model, by_request: LoadSettings = NOTHING_ASKED) -> LoadSettings:
         """What is asked for, without what changes nothing. Raises BadModelFile for parameters of the model's own that
         are out of range."""
         said = by_request.over(model.load).over(self._settings.of_model(model.name))
@@ -41,7 +41,7 @@ class Loads:
         said = load_settings.settled(model.header, said)
         return said if self._may_use_gpu else msgspec.structs.replace(said, gpu_layers=None)
 
-    def check(self, model: Model, by_request: LoadSettings) -> None:
+    def check(self, model: Model, by_request: LoadSettings = NOTHING_ASKED) -> None:
         """Raises BadRequest for what the model cannot be loaded with, and says so if a table wants it."""
         said = by_request.over(model.load)
         table = self._settings.table_of(model.name)

@@ -113,7 +113,7 @@ class Supervisor:
         self._sound: set[tuple[Key, Stamps]] = set()
         self._room = Room(settings, residents=self.residents, end=self._end, available_bytes=available_bytes)
         self.room_for = self._room.for_model
-        self._loads = Loads(settings)
+        self.loads = Loads(settings)
         self._drafts = Drafts(settings, store, self._room.make_for_draft)
         self._stalls = StallWatch(
             lambda: [r.link for r in self.residents() if r.state is not ResidentState.STOPPING],
@@ -152,18 +152,6 @@ class Supervisor:
         """A row for every engine that is loading, ready or stopping, in order of loading."""
         return [resident.row(self._settings.target_itl_s) for resident in self.residents()]
 
-    def asked(self, model: Model) -> LoadSettings:
-        """The load settings of a request that says nothing itself. Raises BadModelFile."""
-        return self._loads.asked(model, NOTHING_ASKED)
-
-    def check(self, model: Model) -> None:
-        """Raises BadRequest where that cannot be."""
-        self._loads.check(model, NOTHING_ASKED)
-
-    def said_by_table(self, model: Model, load: LoadSettings) -> str:
-        """Ends the refusal of a model that does not fit."""
-        return self._loads.said_by_table(model, load)
-
     def lend(
         self, name: str, keep_alive_s: float | None, use: Use = Use.TEXT, load: LoadSettings = NOTHING_ASKED
     ) -> EngineLease | None:
@@ -173,7 +161,7 @@ class Supervisor:
         if found is None or self._is_closed:
             return None
         model, path, stamps, own = found
-        asked = own if load == NOTHING_ASKED else self._loads.asked(model, load)
+        asked = own if load == NOTHING_ASKED else self.loads.asked(model, load)
         resident = self._serving((path, model.parts, pooling_for(model, use), asked))
         if resident is None or not resident.takes_requests or not resident.is_of(stamps):
             return None
@@ -203,7 +191,7 @@ class Supervisor:
             model, path, stamps, own = await asyncio.to_thread(self._look_up, name) if found is None else found
             if self._is_closed:
                 raise Unavailable("localrun is shutting down")
-            asked = own if load == NOTHING_ASKED else self._loads.asked(model, load)
+            asked = own if load == NOTHING_ASKED else self.loads.asked(model, load)
             key = path, model.parts, pooling_for(model, use), asked
             resident = self._serving(key)
             if resident is None:
@@ -287,18 +275,18 @@ class Supervisor:
 
     def slots_of(self, name: str) -> int:
         """Slots of the engine that serves this name; 0 while none is ready."""
-        found = self._found_before(split_adapters(name).model)
-        if found is None:
-            return 0
-        ready = [r for r in self.residents() if r.key == found[1] and r.takes_requests]
+        ready = [r for r in self._residents_found(name) if r.takes_requests]
         return max((resident.link.ready.n_slots for resident in ready), default=0)
 
     def streams_within(self, name: str, step_s: float) -> int:
         """How many streams of this model a step of that length has, at least one, by how long its steps take now."""
-        found = self._found_before(split_adapters(name).model)
-        rows = [r.row(self._settings.target_itl_s) for r in self.residents() if found is not None and r.key == found[1]]
+        rows = [r.row(self._settings.target_itl_s) for r in self._residents_found(name)]
         took = [row.step_s / max(1, row.slots_busy) for row in rows if row.step_s]
         return max(1, int(step_s / max(took))) if took else 1
+
+    def _residents_found(self, name: str) -> list[Resident]:
+        found = self._found_before(split_adapters(name).model)
+        return [r for r in self.residents() if found is not None and r.key == found[1]]
 
     async def would_evict(self, name: str) -> bool:
         """Whether loading this model would take the place of others. False for what cannot be loaded, as loading it
@@ -326,7 +314,7 @@ class Supervisor:
         files = Evidence.of(model.files)
         if None in files.stamps:
             raise ModelNotFound(name)
-        found = model, model.path.resolve(), files.stamps, self.asked(model)
+        found = model, model.path.resolve(), files.stamps, self.loads.asked(model)
         if len(self._found) >= MAX_FOUND:
             self._found.clear()
         self._found[name] = evidence.joined(files), found
@@ -356,7 +344,7 @@ class Supervisor:
         """A resident for a key that none serves; a larger one where one only lacks room. Raises BadRequest for settings
         that the model cannot be loaded with."""
         path, parts, pooling, asked = key
-        self._loads.check(model, by_request)
+        self.loads.check(model, by_request)
         smaller = next((r for r in self.residents() if _key(r)[:3] == key[:3] and r.takes_requests
                         and lacks_only_room(r, asked)), None)  # fmt: skip
         load = asked if smaller is None else grown(asked, smaller)
@@ -428,7 +416,7 @@ class Supervisor:
             try:
                 placement = await self._room.make(resident)
             except CannotFit as error:
-                error.message += self._loads.said_by_table(resident.model, resident.load)
+                error.message += self.loads.said_by_table(resident.model, resident.load)
                 raise
             self._drafts.keep_own_if_placed(resident)
             may_be_quick = all([await self._kernels.allow_quick(header) for header in resident.headers])

@@ -208,7 +208,7 @@ class Exchange:
         if not any(name == b"content-type" for name, _ in answer_headers):
             answer_headers += _JSON
         await self._start(status, answer_headers)
-        await self._end(body)
+        await self.close_stream(body)
 
     async def answer_json(self, content: object, *, headers: Headers | None = None) -> None:
         """A whole answer, encoded here."""
@@ -226,7 +226,7 @@ class Exchange:
         await self._start(200, [*headers, (b"content-length", str(n_bytes).encode("ascii"))])
         async for piece in pieces:
             await self.write(piece)
-        await self._end(b"")
+        await self.close_stream(b"")
 
     async def open_stream(self, headers: Headers | None = None) -> None:
         """Sends the status line and headers of a stream in the family's format. From then on it says that it is alive
@@ -235,7 +235,7 @@ class Exchange:
         stream_headers = [(b"content-type", stream_type), (b"cache-control", b"no-store")]
         await self._start(200, [*stream_headers, *(headers or [])])
         if self.scope.get("method") == "HEAD":
-            await self._end(b"")
+            await self.close_stream(b"")
             raise ClientGone  # nobody reads on
         self._written_at_s = time.monotonic()
         self._pinger = asyncio.create_task(self._ping())
@@ -246,8 +246,11 @@ class Exchange:
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
 
     async def close_stream(self, data: bytes = b"") -> None:
-        """The last piece of a stream."""
-        await self._end(data)
+        """The last piece of a stream, or of a whole answer."""
+        # Set first: the server wakes the watcher with a "disconnect" as soon as the answer is complete.
+        self._is_over = True
+        self._stop_pings()
+        await self._send({"type": "http.response.body", "body": data, "more_body": False})
 
     def redacted(self, error: LocalrunError) -> LocalrunError:
         """The error in the words that who asks may read. The name of a model that is not here is the client's own."""
@@ -266,7 +269,7 @@ class Exchange:
             return
         error = self.redacted(error)
         if self.started:
-            await self._end(failures.stream_event(error, self.shape, self._request_id))
+            await self.close_stream(failures.stream_event(error, self.shape, self._request_id))
         else:
             body = failures.body(error, self.shape, self._request_id)
             await self.answer(body, status=error.status, headers=failures.headers(error))
@@ -289,12 +292,6 @@ class Exchange:
             *self.more_headers,
         ]
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
-
-    async def _end(self, data: bytes) -> None:
-        # Set first: the server wakes the watcher with a "disconnect" as soon as the answer is complete.
-        self._is_over = True
-        self._stop_pings()
-        await self._send({"type": "http.response.body", "body": data, "more_body": False})
 
     async def _ping(self) -> None:
         while True:

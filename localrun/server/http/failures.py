@@ -86,7 +86,7 @@ def body(error: LocalrunError, shape: Shape, request_id: str | None = None) -> b
             "code": error.code,
         } | sizes
     elif shape is Shape.ANTHROPIC:
-        content = {"type": _anthropic_type(error), "message": error.message}
+        content = {"type": _type(_ANTHROPIC_TYPES, error, "api_error"), "message": error.message}
         whole = {"type": "error", "error": content, "request_id": request_id}
         return json.dumps(whole).encode("ascii")
     elif shape is Shape.LLAMA_SERVER:
@@ -124,15 +124,16 @@ def stream_event(error: LocalrunError, shape: Shape, request_id: str | None = No
 
 
 def _openai_type(error: LocalrunError) -> str:
-    if error.status == 404:
-        return "not_found_error"
     if isinstance(error, RateLimited):  # as OpenAI has it, whose clients look at the code
         return "requests" if error.kind == "requests" else "tokens"
-    if error.status == 429:
-        return "rate_limit_error"
-    return "invalid_request_error" if error.status < 500 else "api_error"
+    return _type(_OPENAI_TYPES, error, "api_error")
 
 
+def _type(names: dict[int, str], error: LocalrunError, otherwise: str) -> str:
+    return names.get(error.status, "invalid_request_error" if error.status < 500 else otherwise)
+
+
+_OPENAI_TYPES = {404: "not_found_error", 429: "rate_limit_error"}
 _LLAMA_TYPES = {
     401: "authentication_error",
     403: "permission_error",
@@ -143,9 +144,8 @@ _LLAMA_TYPES = {
 
 
 def _llama_type(error: LocalrunError) -> str:
-    if isinstance(error, ContextExceeded):
-        return "exceed_context_size_error"
-    return _LLAMA_TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "server_error")
+    is_too_long = isinstance(error, ContextExceeded)
+    return "exceed_context_size_error" if is_too_long else _type(_LLAMA_TYPES, error, "server_error")
 
 
 _ANTHROPIC_TYPES = {
@@ -157,7 +157,3 @@ _ANTHROPIC_TYPES = {
     499: "api_error",
     503: "overloaded_error",
 }
-
-
-def _anthropic_type(error: LocalrunError) -> str:
-    return _ANTHROPIC_TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")

@@ -184,7 +184,7 @@ def _of_model(runtime: Runtime, name: str, model: Model, loaded: list[_Engine]) 
         raise BadRequest(f"model: '{name}' generates no text", field="model")
     kinds = kinds_of(model)
     defaults = defaults_of(model)
-    n_ctx = runtime.supervisor.asked(model).num_ctx or header.n_ctx_train
+    n_ctx = runtime.supervisor.loads.asked(model).num_ctx or header.n_ctx_train
     said = Submit(
         id=0,
         sampling=sampling((with_defaults(defaults),), Sampling()),

@@ -202,8 +202,8 @@ async def _explained(runtime: Runtime, exchange: Exchange) -> FitAnswer:
     adapter_bytes = model.adapter_bytes
     if adapted.adapters is not None:
         adapter_bytes = sum(adapter.size_bytes for adapter in adapted.adapters)
-    load = runtime.supervisor.asked(model)
-    runtime.supervisor.check(model)
+    load = runtime.supervisor.loads.asked(model)
+    runtime.supervisor.loads.check(model)
     wish = wish_of(
         runtime.settings.with_load(load), n_ctx=load.num_ctx or 0, adapter_bytes=adapter_bytes,
         projector=model.projector_header, draft=header,
@@ -231,7 +231,7 @@ async def _explained(runtime: Runtime, exchange: Exchange) -> FitAnswer:
         notes=[*fit.notes, *left_out],
         problem=None
         if fit.fits
-        else refusal(model.name, model.header, fit, here, wish) + runtime.supervisor.said_by_table(model, load),
+        else refusal(model.name, model.header, fit, here, wish) + runtime.supervisor.loads.said_by_table(model, load),
     )
 
 

@@ -434,7 +434,7 @@ def _plain(value: object) -> object:
 
 def _more(runtime: Runtime, adapted: AdaptedModel, caller: Caller) -> dict[str, Any]:
     model, header = adapted.model, adapted.model.header
-    settings, load = runtime.settings, runtime.supervisor.asked(model)
+    settings, load = runtime.settings, runtime.supervisor.loads.asked(model)
     draft = own_draft(settings, model)
     no_adapters, notes = "", tuple[str, ...]()
     with suppress(BadModelFile):
