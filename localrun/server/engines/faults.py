@@ -156,6 +156,7 @@ def _work(pid: int, *, is_loading: bool) -> _Work | None:
 # Long enough for a client's own tries, short enough for a cause that goes away, such as memory that others had.
 HELD_S = 600.0
 MAX_HELD = 256
+WAY_OUT = "Send it without what is unusual about it (its grammar, its length), and see `localrun doctor`"
 Message = wire.Submit | wire.Embed | wire.Count
 
 
@@ -194,8 +195,7 @@ class Quarantine:
         if held is not None:
             raise EngineDied(
                 f"engines died of request '{held.request_id}', and this one is the same: it is not given to another "
-                f"one for {held.until_s - now_s:.0f} seconds. Send it without what is unusual about it (its grammar, "
-                f"its length), and see `localrun doctor`"
+                f"one for {held.until_s - now_s:.0f} seconds. {WAY_OUT}"
             )
 
 

@@ -150,24 +150,15 @@ REQUEST_HEADERS = (
 )  # fmt: skip
 
 ANSWER_HEADERS: dict[str, Any] = {
-    "X-Localrun-Request": {
-        "description": "The request's id, for `/localrun/v1/requests/{id}`", "schema": {"type": "string"}
-    },
-    "X-Localrun-Truncated": {
-        "description": "Messages of the conversation that were left out, or tokens where no message could go",
-        "schema": {"type": "string", "pattern": "^[0-9]+$"},
-    },
-    "X-Localrun-Ignored": {
-        "description": "Fields that this model cannot follow; absent without any", "schema": {"type": "string"}
-    },
-    "X-Localrun-Tier": {
-        "description": "Of a tier: which of its models answers, and why", "schema": {"type": "string"}
-    },
-    "X-Request-Id": {
-        "description": "As `X-Localrun-Request`; `request-id` on Anthropic's routes", "schema": {"type": "string"}
-    },
-    "X-RateLimit-Remaining-Requests": {
-        "description": "What an API key with limits may still use; also `-Limit-` and `-Reset-`, and of `Tokens`. On "
-        "Anthropic's routes `anthropic-ratelimit-*`", "schema": {"type": "string"}
-    },
+    name: {"description": description, "schema": {"type": "string"} | more}
+    for name, description, more in (
+        ("X-Localrun-Request", "The request's id, for `/localrun/v1/requests/{id}`", {}),
+        ("X-Localrun-Truncated", "Messages of the conversation that were left out, or tokens where no message could go",
+         {"pattern": "^[0-9]+$"}),
+        ("X-Localrun-Ignored", "Fields that this model cannot follow; absent without any", {}),
+        ("X-Localrun-Tier", "Of a tier: which of its models answers, and why", {}),
+        ("X-Request-Id", "As `X-Localrun-Request`; `request-id` on Anthropic's routes", {}),
+        ("X-RateLimit-Remaining-Requests", "What an API key with limits may still use; also `-Limit-` and `-Reset-`, "
+         "and of `Tokens`. On Anthropic's routes `anthropic-ratelimit-*`", {}),
+    )
 }  # fmt: skip

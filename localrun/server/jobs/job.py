@@ -31,7 +31,7 @@ from localrun.config import NOTHING_ASKED, LoadSettings
 from localrun.errors import Cancelled, EngineDied, LocalrunError
 from localrun.models.adapters import AdapterChoice
 from localrun.server import notices
-from localrun.server.engines.faults import DEATHS_TO_OPEN, Quarantine
+from localrun.server.engines.faults import DEATHS_TO_OPEN, WAY_OUT, Quarantine
 from localrun.server.engines.resident import Lease, Lender, Link, Turn, Use
 from localrun.server.jobs.generation import Generation
 from localrun.snapshot import RequestState
@@ -600,8 +600,8 @@ async def _pass(turn: Turn) -> None:
 def _deadly(request_id: str, error: LocalrunError, n_deaths: int) -> EngineDied:
     how = error.message.partition("; the next")[0]
     return EngineDied(
-        f"{n_deaths} engines in a row died of request '{request_id}', so it is not given to another one: {how}. Send "
-        f"it without what is unusual about it (its grammar, its length), and see `localrun doctor`"
+        f"{n_deaths} engines in a row died of request '{request_id}', so it is not given to another one: {how}. "
+        f"{WAY_OUT}"
     )
 
 

@@ -272,8 +272,7 @@ class _EngineMeter:
         self.step = 0
         self.output_total = 0
         self.prefill_total = 0
-        self.ram_restored_total = 0
-        self.disk_restored_total = 0
+        self.restored = (0, 0)  # from RAM and from disk
         self.drafts: tuple[wire.DraftCounts, ...] = ()
         self.media = wire.MediaCounts()
 
@@ -424,14 +423,12 @@ class Telemetry:
         if n_prefill:
             meter.prefill.add(step.sent_at_s, stats.background_s or stats.step_s, n_prefill)
             meter.prefill_total = stats.prefill_tokens_total
-        if stats.ram_restored_tokens_total > meter.ram_restored_total:
-            n_restored = stats.ram_restored_tokens_total - meter.ram_restored_total
-            self.metrics.restored_tokens.labels(link.model, "ram").inc(n_restored)
-            meter.ram_restored_total = stats.ram_restored_tokens_total
-        if stats.disk_restored_tokens_total > meter.disk_restored_total:
-            n_restored = stats.disk_restored_tokens_total - meter.disk_restored_total
-            self.metrics.restored_tokens.labels(link.model, "disk").inc(n_restored)
-            meter.disk_restored_total = stats.disk_restored_tokens_total
+        restored = stats.ram_restored_tokens_total, stats.disk_restored_tokens_total
+        if restored != meter.restored:
+            for tier, total, before in zip(("ram", "disk"), restored, meter.restored, strict=True):
+                if total > before:
+                    self.metrics.restored_tokens.labels(link.model, tier).inc(total - before)
+            meter.restored = restored
         if stats.drafts != meter.drafts:
             self._count_drafts(link.model, stats.drafts, {one.source: one for one in meter.drafts})
             meter.drafts = stats.drafts
@@ -508,25 +505,18 @@ class Telemetry:
 
     def _aggregate(self, now_s: float, replicas: Sequence[EngineRow] = ()) -> Aggregate:
         """Of what replicas say that they do for others as well."""
-        count, totals = self._registry.count, self._totals
+        count, totals, meters = self._registry.count, self._totals, self._meters.values()
         n_prompt, n_cached = self._registry.prompt_tokens()
         for_own = self._registry.tokens_per_s_on_nodes(now_s)
-        return Aggregate(
-            decode_tokens_per_s=sum(meter.decode.per_s(now_s) for meter in self._meters.values())
-            + max(for_own, sum(row.tokens_per_s for row in replicas)),
-            prefill_tokens_per_s=sum(meter.prefill.per_s(now_s) for meter in self._meters.values())
-            + sum(row.prefill_tokens_per_s for row in replicas),
+        of_replicas = max(for_own, sum(row.tokens_per_s for row in replicas))
+        prefill_of_replicas = sum(row.prefill_tokens_per_s for row in replicas)
+        return msgspec.structs.replace(
+            totals,
+            decode_tokens_per_s=sum(meter.decode.per_s(now_s) for meter in meters) + of_replicas,
+            prefill_tokens_per_s=sum(meter.prefill.per_s(now_s) for meter in meters) + prefill_of_replicas,
             running=count(*RUNNING_STATES) + self._n_of_others(replicas, "slots_busy", *RUNNING_STATES),
             queued=count(RequestState.QUEUED) + self._n_of_others(replicas, "queued", RequestState.QUEUED),
             loading=count(RequestState.LOADING),
-            requests_total=totals.requests_total,
-            failed_total=totals.failed_total,
-            cancelled_total=totals.cancelled_total,
-            prompt_tokens_total=totals.prompt_tokens_total,
-            cached_tokens_total=totals.cached_tokens_total,
-            output_tokens_total=totals.output_tokens_total,
-            drafted_tokens_total=totals.drafted_tokens_total,
-            accepted_tokens_total=totals.accepted_tokens_total,
             prefix_hit_rate=_share(totals.cached_tokens_total + n_cached, totals.prompt_tokens_total + n_prompt),
             draft_hit_rate=_share(totals.accepted_tokens_total, totals.drafted_tokens_total),
             ttft_s=self._ttft.percentiles(now_s),

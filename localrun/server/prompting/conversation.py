@@ -13,7 +13,7 @@ import hashlib
 import json
 import re
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from localrun.models.storage.model import Model
@@ -89,13 +89,7 @@ def with_other_arguments(messages: Sequence[Message]) -> list[Message] | None:
     """The messages with the arguments of calls as text instead of objects, or the other way; None without any call."""
     if not any(message.get("tool_calls") for message in messages):
         return None
-    result = []
-    for message in messages:
-        made = dict(message)
-        if made.get("tool_calls"):
-            made["tool_calls"] = [_turned(call) for call in made["tool_calls"]]
-        result.append(made)
-    return result
+    return [_with_calls(message, _turned) for message in messages]
 
 
 def with_names(messages: Sequence[Message]) -> list[Message]:
@@ -243,12 +237,17 @@ def _finished(message: Message, profile: Profile) -> Message:
         del made["thinking"]
     if profile.calls_without_content and made.get("tool_calls"):
         made["content"] = None
-    if profile.takes_text_arguments and made.get("tool_calls"):
-        made["tool_calls"] = [
-            {**call, "function": {**call["function"], "arguments": _json(call["function"]["arguments"])}}
-            for call in made["tool_calls"]
-        ]
-    return made
+    return _with_calls(made, _with_text_arguments) if profile.takes_text_arguments else made
+
+
+def _with_calls(message: Message, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Message:
+    """The message with each of its calls changed."""
+    calls = message.get("tool_calls")
+    return {**message, "tool_calls": [change(call) for call in calls]} if calls else dict(message)
+
+
+def _with_text_arguments(call: dict[str, Any]) -> dict[str, Any]:
+    return {**call, "function": {**call["function"], "arguments": _json(call["function"]["arguments"])}}
 
 
 def _json(arguments: Any) -> str:
@@ -313,9 +312,7 @@ def _as_text(message: Message, written: Written, *, takes_results: bool) -> Mess
 def _renamed(messages: Sequence[Message], names: dict[str, str]) -> list[Message]:
     result = []
     for message in messages:
-        made = dict(message)
-        if made.get("tool_calls"):
-            made["tool_calls"] = [{**call, "id": names.get(call["id"], call["id"])} for call in made["tool_calls"]]
+        made = _with_calls(message, lambda call: {**call, "id": names.get(call["id"], call["id"])})
         if made.get("role") == "tool":
             made["tool_call_id"] = names.get(made["tool_call_id"], made["tool_call_id"])
         result.append(made)
