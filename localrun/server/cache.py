@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from localrun import kv_folders
@@ -23,34 +24,26 @@ from localrun.server.engines.resident import Resident, ResidentState
 from localrun.snapshot import CacheCleared, CacheReport, CacheRow, EngineRow
 
 
+@dataclass(frozen=True, kw_only=True)
 class Cache:
     """See the module. `residents` gives those of the supervisor; `folder` is where all models' state lies. `elsewhere`
     gives engines of other machines, which are shown and no more."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        store: Store,
-        *,
-        residents: Callable[[], list[Resident]],
-        folder: Path,
-        elsewhere: Callable[[], list[EngineRow]] = list,
-    ) -> None:
-        self._elsewhere = elsewhere
-        self._settings = settings
-        self._store = store
-        self._residents = residents
-        self._folder = folder
+    settings: Settings
+    store: Store
+    residents: Callable[[], list[Resident]]
+    folder: Path
+    elsewhere: Callable[[], list[EngineRow]]
 
     async def report(self) -> CacheReport:
         """Everything that is kept now."""
-        folders = await asyncio.to_thread(kv_folders.survey, self._folder)
+        folders = await asyncio.to_thread(kv_folders.survey, self.folder)
         rows: dict[str, CacheRow] = {}
-        for resident in self._residents():
+        for resident in self.residents():
             # A file that is loaded twice (with other adapters, or for vectors) is two rows; the first one has the disk.
             owner = str(resident.key)
             owner = f"{owner} {resident.link.pid}" if owner in rows else owner
-            rows[owner] = _row_of_engine(resident.row(self._settings.target_itl_s))
+            rows[owner] = _row_of_engine(resident.row(self.settings.target_itl_s))
         for folder in folders:
             if not folder.files:
                 continue
@@ -61,12 +54,12 @@ class Cache:
                 row.disk_used_at_s = max(folder.used_at_s, row.disk_used_at_s or 0.0)
         models = list(rows.values())
         return CacheReport(
-            models=[*models, *(_row_of_engine(row, row.node) for row in self._elsewhere())],
+            models=[*models, *(_row_of_engine(row, row.node) for row in self.elsewhere())],
             ram_bytes=sum(row.ram_bytes for row in models),
-            ram_limit_bytes=self._settings.ram_cache_bytes,
+            ram_limit_bytes=self.settings.ram_cache_bytes,
             disk_bytes=sum(row.disk_bytes for row in models),
-            disk_limit_bytes=self._settings.disk_cache_bytes,
-            disk_folder=str(self._folder),
+            disk_limit_bytes=self.settings.disk_cache_bytes,
+            disk_folder=str(self.folder),
         )
 
     async def clear(self, model: str | None, *, ram: bool, disk: bool) -> CacheCleared:
@@ -77,7 +70,7 @@ class Cache:
         belongs = (lambda name, path: True) if model is None else await asyncio.to_thread(self._named, model)
         cleared = CacheCleared()
         before = await asyncio.to_thread(self._folders_that, belongs) if disk else []
-        loaded = [resident for resident in self._residents() if belongs(resident.model.name, str(resident.key))]
+        loaded = [resident for resident in self.residents() if belongs(resident.model.name, str(resident.key))]
         ready = [resident for resident in loaded if resident.state is ResidentState.READY]
         for done in await asyncio.gather(
             *(resident.link.clear_cache(ram=ram, disk=disk) for resident in ready), return_exceptions=True
@@ -98,7 +91,7 @@ class Cache:
     def _named(self, model: str) -> Callable[[str, str], bool]:
         """In a thread. Tells by name and path what belongs to `model`."""
         try:
-            found = self._store.resolve(model)
+            found = self.store.resolve(model)
             names = {found.name, str(found.path), str(found.path.resolve())}
         except (LocalrunError, OSError) as error:
             # The file may be gone or damaged; what is kept of it must still be clearable.
@@ -108,11 +101,11 @@ class Cache:
         return lambda name, path: bool(names & {name, path})
 
     def _is_known(self, model: str) -> bool:
-        is_loaded = any(model in (resident.model.name, str(resident.key)) for resident in self._residents())
-        return is_loaded or any(folder.is_of(model) for folder in kv_folders.survey(self._folder))
+        is_loaded = any(model in (resident.model.name, str(resident.key)) for resident in self.residents())
+        return is_loaded or any(folder.is_of(model) for folder in kv_folders.survey(self.folder))
 
     def _folders_that(self, belongs: Callable[[str, str], bool]) -> list[ModelFolder]:
-        return [folder for folder in kv_folders.survey(self._folder) if belongs(*_names_of(folder))]
+        return [folder for folder in kv_folders.survey(self.folder) if belongs(*_names_of(folder))]
 
 
 def _row_of_engine(engine: EngineRow, node: str = "") -> CacheRow:

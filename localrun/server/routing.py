@@ -133,7 +133,7 @@ async def routed(
     if choice is None or choice.size == "small":
         choice = await _by_prompt(runtime, exchange, body, tier, question, small, choice, load)
     chosen, model = (tier.small, small) if choice.size == "small" else (tier.large, large)
-    runtime.telemetry.routed(tier.name, choice.size, choice.reason)
+    runtime.telemetry.metrics.routed.labels(tier.name, choice.size, choice.reason).inc()
     why = "; ".join(f"{key}={value}" for key, value in (("reason", choice.reason), *choice.facts))
     exchange.tier = f"{tier.name}: {choice.size}, {choice.reason}"
     exchange.more_headers.append((b"x-localrun-tier", f"{choice.size}; {why}".encode("ascii")))
@@ -206,7 +206,9 @@ async def _by_prompt(
             return Choice("small", "default")
         began_s = time.monotonic()
         mean, n_probed = await _probe(job, prompts[0], stop)
-        runtime.telemetry.probed(tier.name, n_probed, time.monotonic() - began_s)
+        metrics = runtime.telemetry.metrics
+        metrics.probe_tokens.labels(tier.name).inc(n_probed)
+        metrics.probe_seconds.labels(tier.name).inc(time.monotonic() - began_s)
         is_unsure = mean < tier.unsure_below
         facts = (("mean_logprob", f"{mean:.3f}"), ("probe_tokens", str(n_probed)))
         return Choice("large" if is_unsure else "small", "unsure" if is_unsure else "sure", facts)

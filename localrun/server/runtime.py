@@ -133,14 +133,18 @@ class Runtime:
         self.asks_gpus = asyncio.Lock()
         self.targets = Targets(settings, self.store, self.supervisor.residents, self.rows_elsewhere)
         self.cache = Cache(
-            settings, self.store, residents=self.supervisor.residents, folder=kv_folder, elsewhere=self.rows_elsewhere
+            settings=settings,
+            store=self.store,
+            residents=self.supervisor.residents,
+            folder=kv_folder,
+            elsewhere=self.rows_elsewhere,
         )
         self.pulls = Pulls(
             self.store, journal=folders().state / "pulls.json", rate_bytes_per_s=settings.pull_rate_bytes_per_s
         )
         self.shutdown_requested = asyncio.Event()
         self.job = Jobs(
-            settings, self.registry, names=self.targets, lender=self.lender, observer=self.telemetry,
+            settings=settings, registry=self.registry, names=self.targets, lender=self.lender, observer=self.telemetry,
             recorder=self.traffic, is_stopping=self.shutdown_requested.is_set,
         ).new  # fmt: skip
         self.batch_service = BatchService(

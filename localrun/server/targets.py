@@ -22,6 +22,7 @@ import asyncio
 import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -65,21 +66,18 @@ class Target(NamedTuple):
         return self.model.name if self.tier is None and self.adapted.adapters is not None else ""
 
 
+@dataclass(frozen=True)
 class Targets:
     """See the module. `residents` are the models that are loaded, `elsewhere` rows of engines on other machines."""
 
-    def __init__(
-        self, settings: Settings, store: Store, residents: Callable[[], list[Resident]],
-        elsewhere: Callable[[], list[EngineRow]],
-    ) -> None:  # fmt: skip
-        self._settings = settings
-        self._store = store
-        self._residents = residents
-        self._elsewhere = elsewhere
+    settings: Settings
+    store: Store
+    residents: Callable[[], list[Resident]]
+    elsewhere: Callable[[], list[EngineRow]]
 
     def names(self, name: str) -> tuple[str, ...]:
         """The models that a name stands for: of a tier the small one, which sees every request, and the large one."""
-        tier = self._settings.tier(name)
+        tier = self.settings.tier(name)
         return (name,) if tier is None else tier.models
 
     # --- whether it may be used; none of these reads the disk ----------------------------------------------------
@@ -114,7 +112,7 @@ class Targets:
                 f"'{tier.large}'",
                 field="model",
             )
-        if draft and self._settings.tier(draft) is not None:
+        if draft and self.settings.tier(draft) is not None:
             raise BadRequest.of(
                 "draft", f"'{draft}' is a tier, and one model drafts; name that one, or leave draft out"
             )
@@ -122,7 +120,7 @@ class Targets:
     def check_own(self, who: Asker, name: str, field: str = "model") -> None:
         """Raises BadRequest for a tier's name, where that of a model is meant that is here, or is to be."""
         self._check_seen(who, name)
-        tier = self._settings.tier(name)
+        tier = self.settings.tier(name)
         if tier is not None:
             raise BadRequest(
                 f"'{tier.name}' is a tier of {tier.file}; use the name of a model, such as '{tier.small}' or "
@@ -131,7 +129,7 @@ class Targets:
             )
 
     def _tier(self, name: str) -> Tier | None:
-        return self._settings.tier(split_adapters(name).model) if self._settings.tiers else None
+        return self.settings.tier(split_adapters(name).model) if self.settings.tiers else None
 
     def _check_seen(self, who: Asker, name: str) -> None:
         if not self.can_see(who, name):
@@ -142,12 +140,12 @@ class Targets:
     def find(self, who: Asker, name: str) -> Target:
         """Raises as `tier`, what `adapters.resolve` raises, and NotFound for a tier that lacks a model."""
         tier = self.tier(who, name)
-        return Target(name, adapters.resolve(self._store, name)) if tier is None else self.of_tier(tier)
+        return Target(name, adapters.resolve(self.store, name)) if tier is None else self.of_tier(tier)
 
     async def one(self, who: Asker, name: str) -> Model:
         """A model by its own name. Raises as `check_one`, and what the store raises."""
         self.check_one(who, name)
-        return await asyncio.to_thread(self._store.resolve, name)
+        return await asyncio.to_thread(self.store.resolve, name)
 
     async def adapted(self, ask: JobRequest) -> AdaptedModel:
         """The model to borrow, and the adapters that are to be in effect.
@@ -156,7 +154,7 @@ class Targets:
         generate.
         """
         found = await asyncio.to_thread(
-            adapters.resolve, self._store, ask.model, ask.lora, settings=self._settings, sees=ask.may_use_model
+            adapters.resolve, self.store, ask.model, ask.lora, settings=self.settings, sees=ask.may_use_model
         )
         if found.adapters is not None and ask.use is not Use.TEXT:
             raise BadRequest(
@@ -168,9 +166,9 @@ class Targets:
     def visible(self, who: Asker) -> list[Target]:
         """All models that somebody may use, the tiers that can answer, and models with an adapter: one each, for more
         could be in any number."""
-        alone, adapted = adapters.models_and_pairs(self._store)
+        alone, adapted = adapters.models_and_pairs(self.store)
         found = [Target(model.name, AdaptedModel(model)) for model in alone]
-        for tier in self._settings.tiers:
+        for tier in self.settings.tiers:
             with suppress(LocalrunError):
                 found.append(self.of_tier(tier))
         found += [Target(f"{model.name}+{adapter.name}", AdaptedModel(model, ())) for model, adapter in adapted]
@@ -188,7 +186,7 @@ class Targets:
     def _of_size(self, tier: Tier, size: Size) -> AdaptedModel:
         name = tier.small if size == "small" else tier.large
         try:
-            return adapters.resolve(self._store, name)
+            return adapters.resolve(self.store, name)
         except ModelNotFound:
             raise NotFound(
                 f"the {size} model of the tier '{tier.name}', '{name}', is not here; pull it with `localrun pull "
@@ -199,7 +197,7 @@ class Targets:
     def here(self, name: str) -> Model | None:
         """The model without its adapters; None where loading it says what is wrong with it."""
         with suppress(LocalrunError):
-            return self._store.resolve(split_adapters(name).model)
+            return self.store.resolve(split_adapters(name).model)
         return None
 
     def missing(self, who: Asker, name: str) -> str | None:
@@ -208,7 +206,7 @@ class Targets:
             return name
         for each in self.names(name):
             try:
-                adapters.resolve(self._store, each)
+                adapters.resolve(self.store, each)
             except LocalrunError:
                 return each
         return None
@@ -218,14 +216,14 @@ class Targets:
     async def named(self, who: Asker, asked: str, use: Use = Use.TEXT, *, fills_in: bool = False) -> str:
         """The name of the model that is to answer; with `fills_in` one that can fill in the middle. Raises BadRequest
         where none can be told from the others."""
-        default = self._settings.default_model
+        default = self.settings.default_model
         if asked and not (default and _HOSTED.match(asked) and not await asyncio.to_thread(self._is_known, asked)):
             return asked
         if default and use is Use.TEXT and not fills_in:
             return default
         loaded = [
             one
-            for one in self._residents()
+            for one in self.residents()
             if one.use is use and one.state is not ResidentState.STOPPING and who.may_use_model(one.model.name)
         ]
         if fills_in:
@@ -235,15 +233,15 @@ class Targets:
         return await asyncio.to_thread(self._of_those_here, who, use, fills_in=fills_in)
 
     def _is_known(self, name: str) -> bool:
-        return self.here(name) is not None or self._settings.tier(name) is not None
+        return self.here(name) is not None or self.settings.tier(name) is not None
 
     def _of_those_here(self, who: Asker, use: Use, *, fills_in: bool) -> str:
-        here = [model for model in self._store.list() if who.may_use_model(model.name)]
+        here = [model for model in self.store.list() if who.may_use_model(model.name)]
         able = [each for each in here if _is_for(each, use) and not (fills_in and "insert" not in capabilities(each))]
         if not able and use is Use.EMBED:
             able = [model for model in here if _is_for(model, Use.TEXT)]
         names = [model.name for model in able]
-        running = {row.model for row in self._elsewhere()}.intersection(names)
+        running = {row.model for row in self.elsewhere()}.intersection(names)
         if len(running) == 1:
             return running.pop()
         last = last_model(last_loaded_file(use))

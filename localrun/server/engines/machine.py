@@ -19,7 +19,7 @@ from collections.abc import Iterable, Sequence
 from functools import cache
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import psutil
@@ -207,20 +207,17 @@ def private_bytes(pid: int) -> int:
     return max(0, private)
 
 
-class MachineSample:
+class MachineSample(NamedTuple):
     """One look at the machine and at the processes of interest."""
 
-    def __init__(
-        self, system: SystemRow, rss_by_pid: dict[int, int], asked_pids: frozenset[int], taken_at_s: float
-    ) -> None:
-        self.system = system
-        self.rss_by_pid = rss_by_pid
-        self._asked_pids = asked_pids
-        self._taken_at_s = taken_at_s
+    system: SystemRow
+    rss_by_pid: dict[int, int]
+    asked_pids: frozenset[int]
+    taken_at_s: float
 
     def covers(self, pids: frozenset[int], now_s: float) -> bool:
         """Whether it is recent enough, and looked at these processes."""
-        return now_s - self._taken_at_s < SAMPLE_EVERY_S and pids <= self._asked_pids
+        return now_s - self.taken_at_s < SAMPLE_EVERY_S and pids <= self.asked_pids
 
 
 class MachineSampler:

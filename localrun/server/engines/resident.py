@@ -19,6 +19,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
@@ -384,14 +385,11 @@ class Drafts:
         self._store = store
         self._make_room = make_room
 
-    def speculates(self, model: Model) -> bool:
-        return speculates(self._settings, model)
-
     async def choose_own(self, resident: Resident) -> None:
         """Finds the draft model that an engine is to be opened with (`resident.draft`), before there is room for it."""
         model = resident.model
         name = own_draft(self._settings, model)
-        if resident.pooling is not None or not name or not self.speculates(model):
+        if resident.pooling is not None or not name or not speculates(self._settings, model):
             return
         resident.settled_drafts.add(name)
         try:
@@ -405,30 +403,31 @@ class Drafts:
             self.leave_out(resident, f"there is no room for '{resident.draft.name}'")
 
     async def of_request(
-        self, resident: Resident, model: Model, speculates: bool | None, name: str
+        self, resident: Resident, model: Model, asked: bool | None, name: str
     ) -> tuple[bool | None, str]:
-        """For a request to `model` that asks for the draft model `name`: `Submit.speculates` and `draft_model_path`.
+        """For a request to `model` that `asked` to speculate or not to, with the draft model `name`:
+        `Submit.speculates` and `draft_model_path`.
 
         Raises BadRequest for one that is not here or does not fit the model, and CannotFit, of what was asked for.
         """
-        own = self.speculates(model)
-        if speculates is None and own != self.speculates(resident.model):
-            speculates = own
-        does = own if speculates is None else speculates
+        own = speculates(self._settings, model)
+        if asked is None and own != speculates(self._settings, resident.model):
+            asked = own
+        does = own if asked is None else asked
         if name:
             if not does:  # nothing takes room, but what is wrong is said
                 await self._find(model, name)
-                return speculates, ""
-            return speculates, await self._path(resident, model, name)
+                return asked, ""
+            return asked, await self._path(resident, model, name)
         own_name = own_draft(self._settings, model)
         if not does or not own_name or own_name in resident.settled_drafts:
-            return speculates, ""
+            return asked, ""
         try:
-            return speculates, await self._path(resident, model, own_name)
+            return asked, await self._path(resident, model, own_name)
         except (BadRequest, CannotFit) as error:
             _warn(model, draft_problem(self._settings, model, error))
             resident.settled_drafts.add(own_name)
-            return speculates, ""
+            return asked, ""
 
     def leave_out(self, resident: Resident, why: str) -> None:
         """The engine is opened without its draft model."""
@@ -529,6 +528,7 @@ class Engines(Lender, Capacity, Protocol):
     """Who has engines: this machine, or others besides."""
 
 
+@dataclass(eq=False, kw_only=True)
 class EngineLease:
     """The right to use a resident. `waited_s` is what getting it took beyond a lookup: loading, room, an old engine.
 
@@ -536,62 +536,53 @@ class EngineLease:
     that the engine was loaded for, its files are the same. `make_room` is for the adapters of a request.
     """
 
-    def __init__(
-        self,
-        resident: Resident,
-        *,
-        model: Model,
-        keep_alive_s: float,
-        waited_s: float,
-        drafts: Drafts,
-        make_room: Callable[[Resident, Sequence[InEffect]], Awaitable[None]],
-        released: Callable[[Resident], None],
-    ) -> None:
-        self.model = model
-        self._resident = resident
-        self._keep_alive_s = keep_alive_s
-        self._drafts = drafts
-        self._make_room = make_room
-        self._released = released
-        self._is_held = True
-        self.waited_s = waited_s
-        resident.n_leases += 1
-        resident.last_used_s = time.monotonic()
-        resident.keep_alive_s = keep_alive_s
-        resident.stop_countdown()
+    resident: Resident
+    model: Model
+    keep_alive_s: float
+    waited_s: float
+    drafts: Drafts
+    make_room: Callable[[Resident, Sequence[InEffect]], Awaitable[None]]
+    released: Callable[[Resident], None]
+    is_held: bool = field(default=True, init=False)
+
+    def __post_init__(self) -> None:
+        self.resident.n_leases += 1
+        self.resident.last_used_s = time.monotonic()
+        self.resident.keep_alive_s = self.keep_alive_s
+        self.resident.stop_countdown()
 
     @property
     def link(self) -> EngineLink:
-        return self._resident.link
+        return self.resident.link
 
     @property
     def load(self) -> LoadSettings:
         """What was asked for when it was loaded."""
-        return self._resident.load
+        return self.resident.load
 
     @property
     def identity(self) -> tuple[object, ...]:
         """Tells which files were loaded, and what they were like."""
-        return self._resident.key, self._resident.model.parts, self._resident.stamps, self._resident.load.rope
+        return self.resident.key, self.resident.model.parts, self.resident.stamps, self.resident.load.rope
 
     async def speculation(self, speculates: bool | None, draft: str) -> tuple[bool | None, str]:
         """`Submit.speculates` and `draft_model_path` for a request that asks for this. Raises BadRequest and CannotFit
         for a draft model that does not do."""
-        return await self._drafts.of_request(self._resident, self.model, speculates, draft)
+        return await self.drafts.of_request(self.resident, self.model, speculates, draft)
 
     async def adapters(self, adapted: AdaptedModel) -> tuple[wire.Adapter, ...] | None:
         """`Submit.adapters` for a request. Raises CannotFit where there is no memory for them."""
         if adapted.adapters is None:
             return None
-        await self._make_room(self._resident, adapted.adapters)
+        await self.make_room(self.resident, adapted.adapters)
         return on_wire(adapted.adapters)
 
     def release(self) -> None:
         """Gives it back; the keep-alive time of whoever gives back last is the one that counts."""
-        if not self._is_held:
+        if not self.is_held:
             return
-        self._is_held = False
-        self._resident.n_leases -= 1
-        self._resident.last_used_s = time.monotonic()
-        self._resident.keep_alive_s = self._keep_alive_s
-        self._released(self._resident)
+        self.is_held = False
+        self.resident.n_leases -= 1
+        self.resident.last_used_s = time.monotonic()
+        self.resident.keep_alive_s = self.keep_alive_s
+        self.released(self.resident)

@@ -57,6 +57,7 @@ from localrun.server.engines.resident import (
     on_wire,
     path_to_open,
     pooling_for,
+    speculates,
 )
 from localrun.server.engines.room import Room
 from localrun.snapshot import EngineRow
@@ -223,7 +224,7 @@ class Supervisor:
         if keep_alive_s is None:
             keep_alive_s = self._settings.keep_alive_s
         return EngineLease(
-            resident, model=model, keep_alive_s=keep_alive_s, waited_s=waited_s, drafts=self._drafts,
+            resident=resident, model=model, keep_alive_s=keep_alive_s, waited_s=waited_s, drafts=self._drafts,
             make_room=self._room.make_for_adapters, released=self._if_idle,
         )  # fmt: skip
 
@@ -529,7 +530,7 @@ class Supervisor:
             adapters=own,
             threads_file=str(self._threads_file or ""),
             use_extra_bufts=resident.is_quick,
-            speculates=self._drafts.speculates(resident.model),
+            speculates=speculates(self._settings, resident.model),
             draft_model_path=str(resident.draft.path) if resident.draft is not None else "",
             projector_path=str(resident.projector or ""),
             n_ctx=load.num_ctx or 0,

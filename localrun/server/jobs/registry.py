@@ -13,6 +13,7 @@ import math
 import time
 from collections import Counter, deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from localrun import wire
 from localrun.config import Settings
@@ -153,40 +154,29 @@ class Registry:
         return row
 
 
+@dataclass(kw_only=True)
 class Jobs:
     """Makes the jobs of a daemon."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        registry: Registry,
-        *,
-        names: Names,
-        lender: Lender,
-        observer: Observer,
-        recorder: Recorder,
-        is_stopping: Callable[[], bool],
-    ) -> None:
-        self._has_tiers = bool(settings.tiers)
-        self._resumes = settings.resume == "on"
-        self._registry = registry
-        self._names = names
-        self._lender = lender
-        self._observer = observer
-        self._recorder = recorder
-        self._quarantine = Quarantine()
-        self._is_stopping = is_stopping
+    settings: Settings
+    registry: Registry
+    names: Names
+    lender: Lender
+    observer: Observer
+    recorder: Recorder
+    is_stopping: Callable[[], bool]
+    quarantine: Quarantine = field(default_factory=Quarantine)
 
     def new(self, ask: JobRequest) -> Job:
         """A new job, seen by the registry from now on. Enter it, or it stays there. Raises Unavailable at shutdown,
         and BadRequest for the name of a tier: which model that is was to be found out before (routing.py)."""
-        if self._is_stopping():
+        if self.is_stopping():
             raise Unavailable("localrun is shutting down")
-        if self._has_tiers:
-            self._names.check_one(ask, ask.model, draft=ask.draft)
+        if self.settings.tiers:
+            self.names.check_one(ask, ask.model, draft=ask.draft)
         job = Job(
-            new_id(), ask, names=self._names, lender=self._lender, observer=self._observer,
-            quarantine=self._quarantine, resumes=self._resumes, recorder=self._recorder,
+            new_id(), ask, names=self.names, lender=self.lender, observer=self.observer, quarantine=self.quarantine,
+            resumes=self.settings.resume == "on", recorder=self.recorder,
         )  # fmt: skip
-        self._registry.add(job)
+        self.registry.add(job)
         return job

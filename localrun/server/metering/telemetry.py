@@ -335,15 +335,6 @@ class Telemetry:
         """Its engine died, and another one goes on."""
         self.metrics.of(record.engine).resumed.inc()
 
-    def routed(self, name: str, size: str, reason: str) -> None:
-        """A tier of this name chose one of its models."""
-        self.metrics.routed.labels(name, size, reason).inc()
-
-    def probed(self, name: str, n_tokens: int, seconds: float) -> None:
-        """What it took to see how sure a tier's small model is."""
-        self.metrics.probe_tokens.labels(name).inc(n_tokens)
-        self.metrics.probe_seconds.labels(name).inc(seconds)
-
     def batch_lines(self, outcome: str, n_lines: int) -> None:
         self.metrics.batch_lines.labels(outcome).inc(n_lines)
 

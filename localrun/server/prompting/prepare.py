@@ -16,7 +16,7 @@ import json
 import re
 import secrets
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import product
@@ -283,7 +283,7 @@ async def render_chat(
         segments = await _first_accepted(render, messages)
         notices.note("the level of thinking, which the model's template does not know")
     segments = await _with_every_message(render, messages, segments)
-    return await apart(_all_unmarked, segments, marks) if marks else segments
+    return await apart(_unmarked, segments, marks) if marks else segments
 
 
 def _marked(written: Written, control_tokens: Sequence[str]) -> tuple[Written, dict[str, str]]:
@@ -300,17 +300,11 @@ def _marked(written: Written, control_tokens: Sequence[str]) -> tuple[Written, d
     return (written if pattern is None else written.with_texts(lambda text: pattern.sub(mark, text))), marks
 
 
-def _all_unmarked(segments: Sequence[Segment], marks: Mapping[str, str]) -> tuple[Segment, ...]:
-    return tuple(part for segment in segments for part in _unmarked(segment, marks))
-
-
-def _unmarked(segment: Segment, marks: Mapping[str, str]) -> Iterator[Segment]:
-    """The segment with control tokens in the places of marks."""
-    for part in re.split(f"({'|'.join(marks)})", segment.text):
-        if part in marks:
-            yield Segment(marks[part])
-        elif part:
-            yield Segment(part, segment.trusted)
+def _unmarked(segments: Sequence[Segment], marks: Mapping[str, str]) -> tuple[Segment, ...]:
+    """The segments with control tokens in the places of marks."""
+    pattern = re.compile(f"({'|'.join(marks)})")
+    parts = ((segment, part) for segment in segments for part in pattern.split(segment.text) if part)
+    return tuple(Segment(marks[part]) if part in marks else Segment(part, segment.trusted) for segment, part in parts)
 
 
 async def _first_accepted(render: _Render, messages: Sequence[Message]) -> tuple[Segment, ...]:
