@@ -132,6 +132,7 @@ class ExtraDraft(NamedTuple):
     gpu_bytes: int
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class Resident:
     """See the module. `placement` is None while it waits for room, and it takes no room until then.
 
@@ -145,53 +146,47 @@ class Resident:
     which has too little room, and `settings` are all settings with that.
     """
 
-    loading: asyncio.Task[None]
+    key: Path
+    model: Model
+    stamps: Stamps
+    link: EngineLink
+    asked: LoadSettings
+    load: LoadSettings
+    settings: Settings
+    pooling: Pooling | None = None
+    replaces: Resident | None = None
+    loading: asyncio.Task[None] = field(init=False)
+    keep_alive_s: float = field(init=False)
+    state: ResidentState = ResidentState.LOADING
+    placement: Placement | None = None
+    projector: Path | None = field(init=False)
+    draft: Draft | None = None
+    extra_draft: ExtraDraft | None = None
+    extra_adapters: dict[Path, int] = field(default_factory=dict)
+    settled_drafts: set[str] = field(default_factory=set)
+    # Whether it was opened with the quick kernels.
+    is_quick: bool = True
+    n_leases: int = 0
+    n_waiting: int = 0
+    n_behind: int = 0
+    began_at_s: float = field(default_factory=time.monotonic)
+    loaded_at_s: float | None = None
+    # Unload at the next idle moment: it is not what should run, whoever still comes; or it was asked for while in use,
+    # and nobody has asked for the model since. With `is_draining`, new requests wait for that moment.
+    unload_when_idle: bool = False
+    is_unwanted: bool = False
+    is_draining: bool = False
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    _expiry: asyncio.TimerHandle | None = None
 
-    def __init__(
-        self,
-        *,
-        key: Path,
-        model: Model,
-        stamps: Stamps,
-        link: EngineLink,
-        asked: LoadSettings,
-        load: LoadSettings,
-        settings: Settings,
-        pooling: Pooling | None = None,
-        replaces: Resident | None = None,
-    ) -> None:
-        self.key = key
-        self.pooling = pooling
-        self.use = Use.TEXT if pooling is None else Use.RERANK if pooling is Pooling.RANK else Use.EMBED
-        self.asked = asked
-        self.load = load
-        self.settings = settings
-        self.replaces = replaces
-        self.model = model
-        self.stamps = stamps
-        self.link = link
-        self.keep_alive_s = settings.keep_alive_s
-        self.state = ResidentState.LOADING
-        self.placement: Placement | None = None
-        self.projector = None if pooling is Pooling.RANK else model.projector
-        self.draft: Draft | None = None
-        self.extra_draft: ExtraDraft | None = None
-        self.extra_adapters: dict[Path, int] = {}
-        self.settled_drafts: set[str] = set()
-        # Whether it was opened with the quick kernels.
-        self.is_quick = True
-        self.n_leases = 0
-        self.n_waiting = 0
-        self.n_behind = 0
-        self.began_at_s = self.last_used_s = time.monotonic()
-        self.loaded_at_s: float | None = None
-        # Unload at the next idle moment: it is not what should run, whoever still comes; or it was asked for while in
-        # use, and nobody has asked for the model since. With `is_draining`, new requests wait for that moment.
-        self.unload_when_idle = False
-        self.is_unwanted = False
-        self.is_draining = False
-        self.ended = asyncio.Event()
-        self._expiry: asyncio.TimerHandle | None = None
+    def __post_init__(self) -> None:
+        self.keep_alive_s = self.settings.keep_alive_s
+        self.projector = None if self.pooling is Pooling.RANK else self.model.projector
+        self.last_used_s = self.began_at_s
+
+    @property
+    def use(self) -> Use:
+        return Use.TEXT if self.pooling is None else Use.RERANK if self.pooling is Pooling.RANK else Use.EMBED
 
     @property
     def needed_bytes(self) -> int:

@@ -13,6 +13,7 @@ import math
 import uuid
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass, field
 
 import msgspec
 
@@ -26,7 +27,6 @@ CALLED = "tool_calls"
 MAX_UNREAD = 4096
 MAX_UNREAD_CHARS = 8 * 1024 * 1024
 
-_NUMBERS = itertools.count(1)
 _STATES = {
     wire.Phase.QUEUED: RequestState.QUEUED,
     wire.Phase.PREFILL: RequestState.PREFILL,
@@ -39,6 +39,7 @@ def new_id() -> str:
     return f"req_{uuid.uuid4().hex}"
 
 
+@dataclass(eq=False, repr=False)
 class Generation:
     """One request: its state, its counts and its times; what the client has not read yet; and, until its end, what
     another engine needs to go on with it.
@@ -58,61 +59,61 @@ class Generation:
     says that its present engine gave it something new, and `n_deaths` how many may have died of it since one did.
     """
 
-    def __init__(
-        self, request_id: str, api: str, client: str, lane: wire.Lane, model: str, arrived_at_s: float, *, key: str = ""
-    ) -> None:
-        self.id = request_id
-        self.number = next(_NUMBERS)
-        self.key = key
-        self.api = api
-        self.client = client
-        self.lane = lane
-        self.model = model
-        self.arrived_at_s = arrived_at_s
-        self.state = RequestState.LOADING
-        self.engine = ""
-        self.asked: wire.Submit | None = None
-        self.engine_request_id: int | None = None
-        self.adapters: tuple[str, ...] = ()
-        self.tier = ""
-        self.client_id = self.trace_id = self.node = ""
-        self.slot: int | None = None
-        self.last_slot: int | None = None
-        self.started_at_s: float | None = None
-        self.n_prompt: int | None = None
-        self.n_cached: int | None = None
-        self.n_computed = 0
-        self.n_output = 0
-        self.has_new_line = False
-        self.usage: wire.Usage | None = None
-        self.first_token_at_s: float | None = None
-        self.last_token_at_s: float | None = None
-        self.ended_at_s: float | None = None
-        self.finish_reason: str | None = None
-        self.error: str | None = None
-        self.error_code = ""
-        self.resumed = 0
-        self.n_drafted = 0
-        self.n_accepted = 0
-        self.drafts: tuple[wire.DraftCounts, ...] = ()
-        self.speedup: float | None = None
-        self._drafted_before = (0, 0)
-        self._n_first = 0
-        self._rate = RateWindow()
-        self._gaps = LatencyHistogram()
-        self.has_shown = False
-        self.n_deaths = 0
-        # What was asked of the first engine and the tokens so far, for the next one; nothing after the end. Vectors are
-        # numbered as the inputs were first asked for.
-        self.message: wire.Submit | wire.Embed | None = None
-        self.output: list[int] = []
-        self._mu: float | None = None
-        self._vectors_of: Sequence[int] = ()  # the inputs that were asked for last
-        self._done: dict[int, int] = {}  # inputs with a vector, and their tokens
-        self._unread: deque[wire.Delta] = deque()
-        self._n_unread_chars = 0
-        self._failure: Exception | None = None
-        self._is_read = False
+    id: str
+    api: str
+    client: str
+    lane: wire.Lane
+    model: str
+    arrived_at_s: float
+    _: KW_ONLY
+    key: str = ""
+    tier: str = ""
+    client_id: str = ""
+    trace_id: str = ""
+    number: int = field(default_factory=itertools.count(1).__next__)
+    state: RequestState = RequestState.LOADING
+    engine: str = ""
+    asked: wire.Submit | None = None
+    engine_request_id: int | None = None
+    adapters: tuple[str, ...] = ()
+    node: str = ""
+    slot: int | None = None
+    last_slot: int | None = None
+    started_at_s: float | None = None
+    n_prompt: int | None = None
+    n_cached: int | None = None
+    n_computed: int = 0
+    n_output: int = 0
+    has_new_line: bool = False
+    usage: wire.Usage | None = None
+    first_token_at_s: float | None = None
+    last_token_at_s: float | None = None
+    ended_at_s: float | None = None
+    finish_reason: str | None = None
+    error: str | None = None
+    error_code: str = ""
+    resumed: int = 0
+    n_drafted: int = 0
+    n_accepted: int = 0
+    drafts: tuple[wire.DraftCounts, ...] = ()
+    speedup: float | None = None
+    has_shown: bool = False
+    n_deaths: int = 0
+    # What was asked of the first engine and the tokens so far, for the next one; nothing after the end. Vectors are
+    # numbered as the inputs were first asked for.
+    message: wire.Submit | wire.Embed | None = None
+    output: list[int] = field(default_factory=list)
+    _drafted_before: tuple[int, int] = (0, 0)
+    _n_first: int = 0
+    _rate: RateWindow = field(default_factory=lambda: RateWindow())
+    _gaps: LatencyHistogram = field(default_factory=lambda: LatencyHistogram())
+    _mu: float | None = None
+    _vectors_of: Sequence[int] = ()  # the inputs that were asked for last
+    _done: dict[int, int] = field(default_factory=dict)  # inputs with a vector, and their tokens
+    _unread: deque[wire.Delta] = field(default_factory=deque)
+    _n_unread_chars: int = 0
+    _failure: Exception | None = None
+    _is_read: bool = False
 
     @property
     def is_ended(self) -> bool:

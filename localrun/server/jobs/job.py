@@ -160,9 +160,10 @@ class Job:
         self.load_s = 0.0
         self.media: dict[str, wire.Media] = {}
         self.held = contextlib.ExitStack()
-        self.record = Generation(job_id, ask.api, ask.client, ask.lane, ask.model, self.arrived_at_s, key=ask.key)
-        self.record.tier = ask.tier
-        self.record.client_id, self.record.trace_id = ask.client_id, ask.trace_id
+        self.record = Generation(
+            job_id, ask.api, ask.client, ask.lane, ask.model, self.arrived_at_s,
+            key=ask.key, tier=ask.tier, client_id=ask.client_id, trace_id=ask.trace_id,
+        )  # fmt: skip
         if ask.records is not None:
             ask.records.append(self.record)
         self._counts_prompt = True

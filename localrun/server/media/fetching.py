@@ -14,6 +14,7 @@ import asyncio
 import ipaddress
 import socket
 from collections.abc import Callable
+from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 import httpx2
@@ -41,28 +42,22 @@ def is_public(address: Address) -> bool:
     return address.is_global and not address.is_multicast
 
 
+@dataclass(frozen=True, kw_only=True)
 class Fetcher:
     """See the module. `is_allowed` says which addresses may be asked."""
 
-    def __init__(
-        self,
-        *,
-        is_allowed: Callable[[Address], bool] = is_public,
-        max_bytes: int = MAX_BYTES,
-        timeout_s: float = TIMEOUT_S,
-    ) -> None:
-        self._is_allowed = is_allowed
-        self._max_bytes = max_bytes
-        self._timeout_s = timeout_s
+    is_allowed: Callable[[Address], bool] = is_public
+    max_bytes: int = MAX_BYTES
+    timeout_s: float = TIMEOUT_S
 
     async def fetch(self, url: str, field: str) -> bytes:
         """What is at the URL. Raises BadRequest for one that is not to be fetched or does not answer, and TooLarge."""
         try:
-            async with asyncio.timeout(self._timeout_s):
+            async with asyncio.timeout(self.timeout_s):
                 return await self._fetch(url, field)
         except TimeoutError:
             raise BadRequest.of(
-                field, f"the address did not answer within {self._timeout_s:g} s; send the file as a data URI"
+                field, f"the address did not answer within {self.timeout_s:g} s; send the file as a data URI"
             ) from None
         except (httpx2.HTTPError, OSError) as error:
             said = str(error)[:200] or type(error).__name__
@@ -81,7 +76,7 @@ class Fetcher:
         host = f"[{target.host}]" if ":" in target.host else target.host
         headers = {"Host": f"{host}{port}", "Accept": "image/*, audio/*", "Accept-Encoding": "identity"}
         async with (
-            httpx2.AsyncClient(trust_env=False, follow_redirects=False, timeout=self._timeout_s) as client,
+            httpx2.AsyncClient(trust_env=False, follow_redirects=False, timeout=self.timeout_s) as client,
             client.stream(
                 "GET",
                 target.copy_with(host=str(address), fragment=None),
@@ -98,9 +93,9 @@ class Fetcher:
             data = bytearray()
             async for piece in answer.aiter_raw():
                 data += piece
-                if len(data) > self._max_bytes:
+                if len(data) > self.max_bytes:
                     raise TooLarge.of(
-                        field, f"the file at this address is larger than {self._max_bytes} bytes; send a smaller one"
+                        field, f"the file at this address is larger than {self.max_bytes} bytes; send a smaller one"
                     )
         return bytes(data)
 
@@ -111,7 +106,7 @@ class Fetcher:
             addresses = [ipaddress.ip_address(str(info[4][0])) for info in found]
         except (OSError, UnicodeError, ValueError):
             raise BadRequest.of(field, f"the host {host[:80]!r} is not known; send a data URI") from None
-        if not addresses or not all(self._is_allowed(address) for address in addresses):
+        if not addresses or not all(self.is_allowed(address) for address in addresses):
             raise BadRequest.of(
                 field,
                 f"the host {host[:80]!r} is on this machine or its own network, where nothing is fetched; "

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import msgspec
@@ -28,31 +29,25 @@ class Nodes(Protocol):
     def totals(self) -> Mapping[tuple[str, str], Mapping[str, int]]: ...
 
 
+@dataclass(eq=False)
 class LiveCollector(Collector):
-    def __init__(
-        self,
-        requests: Registry,
-        engine_rows: Callable[[], list[EngineRow]],
-        batch_rows: Callable[[], list[BatchRow]],
-        nodes: Nodes | None,
-    ) -> None:
-        self._requests = requests
-        self._engine_rows = engine_rows
-        self._batch_rows = batch_rows
-        self._nodes = nodes
+    requests: Registry
+    engine_rows: Callable[[], list[EngineRow]]
+    batch_rows: Callable[[], list[BatchRow]]
+    nodes: Nodes | None
 
     def collect(self) -> Iterable[Metric]:
-        engines = self._engine_rows()
+        engines = self.engine_rows()
         names = [row.model for row in engines]
-        counts_replicas = self._nodes is not None and self._nodes.is_counted_here
+        counts_replicas = self.nodes is not None and self.nodes.is_counted_here
         ready = [row for row in engines if row.state == "ready" and (counts_replicas or not row.replica)]
-        running = self._requests.counts_by_engine(*RUNNING_STATES)
-        queued = self._requests.counts_by_engine(RequestState.QUEUED)
+        running = self.requests.counts_by_engine(*RUNNING_STATES)
+        queued = self.requests.counts_by_engine(RequestState.QUEUED)
         yield GaugeMetricFamily("localrun_models_loaded", "Models that are loaded.", value=len(ready))
         yield GaugeMetricFamily(
             "localrun_requests_loading",
             "Requests waiting for a model to load.",
-            value=self._requests.count(RequestState.LOADING),
+            value=self.requests.count(RequestState.LOADING),
         )
         yield _by_model("localrun_requests_running", "Requests in a slot.", {name: running[name] for name in names})
         yield _by_model(
@@ -60,14 +55,14 @@ class LiveCollector(Collector):
         )
         for name, (field, text) in ENGINE_GAUGES.items():
             yield _by_engine(f"localrun_{name}", text, ready, field)
-        if self._nodes is not None:
-            totals = self._nodes.totals() if counts_replicas else {}
+        if self.nodes is not None:
+            totals = self.nodes.totals() if counts_replicas else {}
             for name, (field, text) in NODE_TOTALS.items():
                 family = CounterMetricFamily(f"localrun_{name}", text, labels=["model", "node"])
                 for place, of_place in totals.items():
                     family.add_metric(place, of_place[field])
                 yield family
-        batches = self._batch_rows()
+        batches = self.batch_rows()
         yield GaugeMetricFamily("localrun_batches", "Batches that have not ended.", value=len(batches))
         yield GaugeMetricFamily(
             "localrun_batches_waiting",
@@ -111,15 +106,15 @@ class Totals(msgspec.Struct, kw_only=True):
     n_drafts: int = 0
 
 
+@dataclass(eq=False)
 class LlamaServerNames(Collector):
-    """See the module. `aggregate` gives the totals of all models as of now."""
+    """What llama-server calls it. `aggregate` gives the totals of all models as of now."""
 
-    def __init__(self, totals: Totals, aggregate: Callable[[], Aggregate]) -> None:
-        self._totals = totals
-        self._aggregate = aggregate
+    totals: Totals
+    aggregate: Callable[[], Aggregate]
 
     def collect(self) -> Iterable[Metric]:
-        own, all_models = self._totals, self._aggregate()
+        own, all_models = self.totals, self.aggregate()
         counters: dict[str, tuple[str, float]] = {
             "prompt_tokens": (
                 "Prompt tokens that were computed.",
