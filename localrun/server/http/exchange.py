@@ -78,6 +78,11 @@ _ANTHROPICS_ID_HEADER = b"request-id"
 _log = logging.getLogger(__name__)
 
 
+def header_values(scope: Scope, name: bytes) -> list[str]:
+    """All values of a header, by lower-case name. Latin-1, as HTTP has it: decoding never fails."""
+    return [value.decode("latin-1") for key, value in scope["headers"] if key == name]
+
+
 def id_header(shape: Shape, request_id: str) -> Headers:
     """What names the request in the family's answers."""
     name = _ANTHROPICS_ID_HEADER if shape is Shape.ANTHROPIC else _ID_HEADER
@@ -143,7 +148,7 @@ class Exchange:
 
     def header(self, name: bytes) -> str:
         """The first value of a header, by lower-case name; empty if there is none."""
-        return next((value.decode("latin-1") for key, value in self.scope["headers"] if key == name), "")
+        return next(iter(header_values(self.scope, name)), "")
 
     async def read_json(self, type_: type[Body]) -> Body:
         """The body as `type_`. Raises as `read_body` and `decode_body` do."""

@@ -41,7 +41,7 @@ from localrun.config import Settings, origins_of
 from localrun.errors import BadRequest, Forbidden, LocalrunError, QueueFull, TooLarge, UnsupportedMediaType
 from localrun.server.http.access import LIMIT_HEADERS, Access, Caller, is_loopback
 from localrun.server.http.connection import bracketed, is_loopback_address, served_names
-from localrun.server.http.exchange import ACCOUNT, Account, LoopWatch, refusal
+from localrun.server.http.exchange import ACCOUNT, Account, LoopWatch, header_values, refusal
 from localrun.server.http.operation import Find
 
 if sys.version_info >= (3, 14):
@@ -158,7 +158,6 @@ class Limits:
             self._on_ended(scope, account, self._last_end_s - began_s)
 
     async def _check_and_serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = _Headers(scope["headers"])
         is_local = is_loopback(scope)
         origin: str | None = None
         caller: Caller | None = None
@@ -167,10 +166,10 @@ class Limits:
         is_text = operation is not None and operation.is_text
         most_bytes = min(self._room.each_bytes, MAX_TEXT_BYTES) if is_text else self._room.each_bytes
         try:
-            host = self._check_host(headers, scope, is_local=is_local)
-            origin = self._check_origin(headers, None if is_local else f"https://{host}")
-            if origin is not None and scope["method"] == "OPTIONS" and headers.one(b"access-control-request-method"):
-                asked = headers.one(b"access-control-request-headers") or ""
+            host = self._check_host(scope, is_local=is_local)
+            origin = self._check_origin(scope, None if is_local else f"https://{host}")
+            if origin is not None and scope["method"] == "OPTIONS" and _first(scope, b"access-control-request-method"):
+                asked = _first(scope, b"access-control-request-headers") or ""
                 scope[ACCOUNT].status = 200
                 await grant_preflight(send, origin, asked)
                 return
@@ -178,7 +177,7 @@ class Limits:
                 caller = await self._access.admit(scope, right)
             file_type = operation.body_content_type if operation is not None and operation.body is bytes else ""
             is_file = bool(file_type)
-            has_body = self._check_body(scope, headers, origin, most_bytes, file_type=file_type)
+            has_body = self._check_body(scope, origin, most_bytes, file_type=file_type)
             if is_file:
                 self._check_uploads()
         except LocalrunError as error:
@@ -186,7 +185,7 @@ class Limits:
                 caller.leave()
             if origin is not None:
                 send = granting(send, origin)
-            await self._refuse(error, scope, headers, receive, send)
+            await self._refuse(error, scope, receive, send)
             return
         if origin is not None:
             send = granting(send, origin)
@@ -214,15 +213,15 @@ class Limits:
         if not has_body:
             await self._app(scope, receive, send)
             return
-        encoding = _encoding(_Headers(scope["headers"]))
+        encoding = _encoding(scope)
         guard = _BodyGuard(receive, send, self._room, most_bytes, encoding)
         try:
             await self._app(scope, guard.receive, guard.send)
         finally:
             guard.release()
 
-    def _check_host(self, headers: _Headers, scope: Scope, *, is_local: bool) -> str:
-        hosts = headers.all(b"host")
+    def _check_host(self, scope: Scope, *, is_local: bool) -> str:
+        hosts = header_values(scope, b"host")
         match = _HOST.fullmatch(hosts[0]) if len(hosts) == 1 else None
         name = match["name"].lower() if match is not None else ""
         shown = hosts[0][:100] if hosts else ""
@@ -239,11 +238,11 @@ class Limits:
             )
         return hosts[0].lower()
 
-    def _check_origin(self, headers: _Headers, own: str | None) -> str | None:
+    def _check_origin(self, scope: Scope, own: str | None) -> str | None:
         """The origin, if there is one. `own` is the server's, for a request from another machine."""
-        origins = headers.all(b"origin")
+        origins = header_values(scope, b"origin")
         if not origins:
-            if "cross-site" in headers.all(b"sec-fetch-site"):
+            if "cross-site" in header_values(scope, b"sec-fetch-site"):
                 raise Forbidden(
                     "another site may not lead a browser here; open this address by typing it, or let the page name "
                     "itself (a CORS request) and list it in LOCALRUN_ORIGINS"
@@ -263,12 +262,10 @@ class Limits:
             )
         return origin
 
-    def _check_body(
-        self, scope: Scope, headers: _Headers, origin: str | None, most_bytes: int, *, file_type: str
-    ) -> bool:
+    def _check_body(self, scope: Scope, origin: str | None, most_bytes: int, *, file_type: str) -> bool:
         """Whether there is one. An uploaded file is not buffered, and is as large as it is: the disk is its limit."""
-        chunked = headers.one(b"transfer-encoding") is not None
-        announced = headers.one(b"content-length") or "0"
+        chunked = _first(scope, b"transfer-encoding") is not None
+        announced = _first(scope, b"content-length") or "0"
         if not (announced.isascii() and announced.isdigit()):
             raise BadRequest(f"Content-Length {announced[:40]!r} is not a number of bytes")
         length = int(announced[:20])
@@ -276,15 +273,15 @@ class Limits:
             return False
         if length > most_bytes and not file_type:
             raise _too_large(most_bytes)
-        encoding = _encoding(headers)
+        encoding = _encoding(scope)
         if encoding and (file_type or encoding not in ENCODINGS):
             known = "" if file_type else f", or as {', '.join(ENCODINGS[:-1])} or {ENCODINGS[-1]}"
             raise UnsupportedMediaType(
                 f"Content-Encoding {encoding[:40]!r} is not accepted; send the body as it is{known}"
             )
         if scope["method"] in _METHODS_WITH_BODY:
-            is_page = origin is not None or bool(headers.all(b"sec-fetch-site"))
-            _check_content_type(headers.one(b"content-type"), is_page=is_page, file_type=file_type)
+            is_page = origin is not None or bool(header_values(scope, b"sec-fetch-site"))
+            _check_content_type(_first(scope, b"content-type"), is_page=is_page, file_type=file_type)
         return True
 
     def _check_uploads(self) -> None:
@@ -296,12 +293,13 @@ class Limits:
                 retry_after_s=1.0,
             )
 
-    async def _refuse(
-        self, error: LocalrunError, scope: Scope, headers: _Headers, receive: Receive, send: Send
-    ) -> None:
+    async def _refuse(self, error: LocalrunError, scope: Scope, receive: Receive, send: Send) -> None:
         named, body = refusal(scope, error)
         answer_headers = [*named, (b"content-length", str(len(body)).encode("ascii"))]
-        has_body = headers.one(b"transfer-encoding") is not None or headers.one(b"content-length") not in (None, "0")
+        has_body = _first(scope, b"transfer-encoding") is not None or _first(scope, b"content-length") not in (
+            None,
+            "0",
+        )
         if has_body:
             answer_headers.append((b"connection", b"close"))
         await send({"type": "http.response.start", "status": error.status, "headers": answer_headers})
@@ -309,19 +307,6 @@ class Limits:
         if has_body:
             await _discard(receive)
             await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-
-class _Headers:
-    """Header values of one request as text, by lower-case name. Latin-1, as HTTP has it: decoding never fails."""
-
-    def __init__(self, raw: list[tuple[bytes, bytes]]) -> None:
-        self._raw = raw
-
-    def all(self, name: bytes) -> list[str]:
-        return [value.decode("latin-1") for key, value in self._raw if key == name]
-
-    def one(self, name: bytes) -> str | None:
-        return next((value.decode("latin-1") for key, value in self._raw if key == name), None)
 
 
 class _BodyRoom:
@@ -341,9 +326,13 @@ class _BodyRoom:
             )
 
 
-def _encoding(headers: _Headers) -> str:
+def _first(scope: Scope, name: bytes) -> str | None:
+    return next(iter(header_values(scope, name)), None)
+
+
+def _encoding(scope: Scope) -> str:
     """What the body is packed as; empty for one that is sent as it is."""
-    encoding = ",".join(headers.all(b"content-encoding")).strip().lower()
+    encoding = ",".join(header_values(scope, b"content-encoding")).strip().lower()
     return "" if encoding == "identity" else encoding
 
 
