@@ -296,10 +296,8 @@ class Limits:
     async def _refuse(self, error: LocalrunError, scope: Scope, receive: Receive, send: Send) -> None:
         named, body = refusal(scope, error)
         answer_headers = [*named, (b"content-length", str(len(body)).encode("ascii"))]
-        has_body = _first(scope, b"transfer-encoding") is not None or _first(scope, b"content-length") not in (
-            None,
-            "0",
-        )
+        length = _first(scope, b"content-length")
+        has_body = _first(scope, b"transfer-encoding") is not None or length not in (None, "0")
         if has_body:
             answer_headers.append((b"connection", b"close"))
         await send({"type": "http.response.start", "status": error.status, "headers": answer_headers})
