@@ -36,7 +36,7 @@ class App(NamedTuple):
 
 
 class ClusterLease:
-    """See `jobs.job.Lease`."""
+    """See `engines.resident.Lease`."""
 
     load = NOTHING_ASKED
 

@@ -104,6 +104,7 @@ class Caller:
         self.is_admin = key is None or key.admin
         self.may_change = key is None or not key.read_only
         self._quota = quota
+        self._limited = quota if key is not None and key.limits else None
         self._usage = usage
         self._has_begun = self._has_place = False
         self._is_taken = False
@@ -127,8 +128,8 @@ class Caller:
             now_s = time.time()
             quota.admit(now_s)
             self._has_begun = self._is_taken = True
-            if key.limits and self._usage is not None:
-                self._usage.write(key.id, quota.levels(), None, now_s)
+            if self._limited is not None:
+                self._write(None, now_s)
         return key.lane_of(lane)
 
     def record_usage(self, record: Generation, *, counts_prompt: bool) -> None:
@@ -150,23 +151,23 @@ class Caller:
         """Counts what was used and is not counted yet."""
         now_s = time.time()
         for used in self._uncommitted:
-            levels = []
-            if self.key is not None and self._quota is not None and self.key.limits:
-                self._quota.use(used.n_prompt, used.n_output, now_s)
-                levels = self._quota.levels()
-            if self._usage is not None:
-                self._usage.write("" if self.key is None else self.key.id, levels, used, now_s)
+            if self._limited is not None:
+                self._limited.use(used.n_prompt, used.n_output, now_s)
+            self._write(used, now_s)
         self._uncommitted.clear()
 
     def rollback(self) -> None:
         """Undoes the charge of a request that failed for a reason on our side."""
         self._uncommitted.clear()
-        if self._is_taken and self.key is not None and self._quota is not None and self.key.limits:
+        if self._is_taken and self._limited is not None:
             now_s = time.time()
-            self._quota.give_back(now_s)
-            if self._usage is not None:
-                self._usage.write(self.key.id, self._quota.levels(), None, now_s)
+            self._limited.give_back(now_s)
+            self._write(None, now_s)
         self._is_taken = False
+
+    def _write(self, used: UsageRecord | None, now_s: float) -> None:
+        if self._usage is not None:
+            self._usage.write(self.id, [] if self._limited is None else self._limited.levels(), used, now_s)
 
     def leave(self) -> None:
         """The HTTP request is over."""
@@ -227,11 +228,10 @@ class Caller:
 
     def headers(self, shape: Shape) -> Headers:
         """What is left of its limits, in the words of the API family."""
-        key, quota = self.key, self._quota
-        if key is None or quota is None or not key.limits:
+        if self._limited is None:
             return []
         now_s = time.time()
-        standings = quota.standings(now_s)
+        standings = self._limited.standings(now_s)
         return _anthropic_headers(standings, now_s) if shape is Shape.ANTHROPIC else _openai_headers(standings)
 
 
