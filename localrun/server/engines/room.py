@@ -268,7 +268,7 @@ class Room:
         is_on_gpu = ready.n_gpu_layers > resident.model.header.n_layers
         gpus = await self._gpus_if_known() if is_on_gpu else ()
         here = self.left_by((), self._residents(), gpus or ())
-        gpu = max(here.gpus, key=_free_bytes, default=Gpu("", 0))
+        gpu = max(here.gpus, key=lambda gpu: gpu.free_bytes, default=Gpu("", 0))
         free_bytes, fits = here.ram_bytes + before.ram_bytes, True
         if not is_on_gpu or gpu.is_shared:
             fits = Machine(free_bytes).usable_ram_bytes >= needed.total_bytes
@@ -333,10 +333,6 @@ def _is_worse(now: Placement, best: Placement) -> bool:
         or (now.n_gpu_layers or 0) < (best.n_gpu_layers or 0)
         or bool(now.draft_bytes) < bool(best.draft_bytes)
     )
-
-
-def _free_bytes(gpu: Gpu) -> int:
-    return gpu.free_bytes
 
 
 def _first_to_go(residents: Sequence[Resident], newcomer: Resident) -> Resident:

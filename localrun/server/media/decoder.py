@@ -91,7 +91,7 @@ class MediaDecoder:
                 continue
             url = url_of(one.source)
             if url is None:
-                one.content = await asyncio.to_thread(_read, one)
+                data = await asyncio.to_thread(bytes_of, one.source, one.field)
             elif self._fetcher is None:
                 raise BadRequest.of(
                     one.field,
@@ -100,7 +100,7 @@ class MediaDecoder:
                 )
             else:
                 data = await self._fetcher.fetch(url, one.field)
-                one.content = await asyncio.to_thread(_looked_at, data, one)
+            one.content = await asyncio.to_thread(_looked_at, data, one)
             one.source = ""
 
     async def attach(self, job: Job, attached: Sequence[Attached]) -> Mapping[str, Media]:
@@ -183,10 +183,6 @@ class MediaDecoder:
         if reply.error_code is not None:
             raise by_code(reply.error_code, reply.error_message)
         return reply
-
-
-def _read(one: Attached) -> _Read:
-    return _looked_at(bytes_of(one.source, one.field), one)
 
 
 def _looked_at(data: bytes, one: Attached) -> _Read:
