@@ -533,21 +533,35 @@ class Throttle:
 # --- what is left, for clients ---
 
 
+# The names of the headers, by API family: what is limited, and which fact of it is told.
+_OPENAI, _ANTHROPIC = b"x-ratelimit-%(fact)b-%(what)b", b"anthropic-ratelimit-%(what)b-%(fact)b"
+_FACTS = (b"limit", b"remaining", b"reset")
+_ANTHROPIC_NAMES = {
+    REQUESTS: b"requests", TOKENS: b"tokens", PROMPT_TOKENS: b"input-tokens", OUTPUT_TOKENS: b"output-tokens"
+}  # fmt: skip
+# All names that `Caller.headers` may have.
+LIMIT_HEADERS = tuple(
+    form % {b"fact": fact, b"what": what}
+    for form, whats in ((_OPENAI, (b"requests", b"tokens")), (_ANTHROPIC, tuple(_ANTHROPIC_NAMES.values())))
+    for what in whats
+    for fact in _FACTS
+)
+
+
+def _limit_headers(form: bytes, what: bytes, standing: QuotaState, reset: bytes) -> Headers:
+    values = (b"%d" % standing.limit.amount, b"%d" % standing.remaining, reset)
+    return [(form % {b"fact": fact, b"what": what}, value) for fact, value in zip(_FACTS, values, strict=True)]
+
+
 def _openai_headers(standings: dict[str, QuotaState]) -> Headers:
-    result: Headers = []
-    if REQUESTS in standings:
-        result += _openai_of(b"requests", standings[REQUESTS])
+    told = {b"requests": standings[REQUESTS]} if REQUESTS in standings else {}
     of_tokens = [standing for kind, standing in standings.items() if kind != REQUESTS]
     if of_tokens:
-        result += _openai_of(b"tokens", min(of_tokens, key=lambda one: one.remaining / one.limit.amount))
-    return result
-
-
-def _openai_of(what: bytes, standing: QuotaState) -> Headers:
+        told[b"tokens"] = min(of_tokens, key=lambda one: one.remaining / one.limit.amount)
     return [
-        (b"x-ratelimit-limit-" + what, b"%d" % standing.limit.amount),
-        (b"x-ratelimit-remaining-" + what, b"%d" % standing.remaining),
-        (b"x-ratelimit-reset-" + what, _go_duration(standing.reset_s)),
+        header
+        for what, standing in told.items()
+        for header in _limit_headers(_OPENAI, what, standing, _go_duration(standing.reset_s))
     ]
 
 
@@ -562,26 +576,9 @@ def _go_duration(seconds: float) -> bytes:
     return b"%dm%ds" % (minutes, rest) if minutes else b"%ds" % rest
 
 
-_ANTHROPIC_NAMES = {
-    REQUESTS: b"requests", TOKENS: b"tokens", PROMPT_TOKENS: b"input-tokens", OUTPUT_TOKENS: b"output-tokens"
-}  # fmt: skip
-
-_FACTS = (b"limit", b"remaining", b"reset")
-# All names that `Caller.headers` may have.
-LIMIT_HEADERS = (
-    *(b"x-ratelimit-%b-%b" % (fact, what) for what in (b"requests", b"tokens") for fact in _FACTS),
-    *(b"anthropic-ratelimit-%b-%b" % (what, fact) for what in _ANTHROPIC_NAMES.values() for fact in _FACTS),
-)
-
-
 def _anthropic_headers(standings: dict[str, QuotaState], now_s: float) -> Headers:
     result: Headers = []
     for kind, standing in standings.items():
-        name = b"anthropic-ratelimit-" + _ANTHROPIC_NAMES[kind]
         reset = datetime.fromtimestamp(now_s + standing.reset_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        result += [
-            (name + b"-limit", b"%d" % standing.limit.amount),
-            (name + b"-remaining", b"%d" % standing.remaining),
-            (name + b"-reset", reset.encode("ascii")),
-        ]
+        result += _limit_headers(_ANTHROPIC, _ANTHROPIC_NAMES[kind], standing, reset.encode("ascii"))
     return result
