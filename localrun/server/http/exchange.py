@@ -119,6 +119,10 @@ class Account(msgspec.Struct, kw_only=True):
     records: list[Generation] = []
 
 
+# Told of a request that has ended: its scope, how it ended, and the seconds that it took.
+Ended = Callable[[Scope, Account, float], None]
+
+
 class ClientGone(Exception):
     """The client closed the connection; nobody is left to answer."""
 

@@ -41,7 +41,7 @@ from localrun.config import Settings, origins_of
 from localrun.errors import BadRequest, Forbidden, LocalrunError, QueueFull, TooLarge, UnsupportedMediaType
 from localrun.server.http.access import LIMIT_HEADERS, Access, Caller, is_loopback
 from localrun.server.http.connection import bracketed, is_loopback_address, served_names
-from localrun.server.http.exchange import ACCOUNT, Account, LoopWatch, header_values, refusal
+from localrun.server.http.exchange import ACCOUNT, Account, Ended, LoopWatch, header_values, refusal
 from localrun.server.http.operation import Find
 
 if sys.version_info >= (3, 14):
@@ -99,10 +99,6 @@ def _meant(path: str) -> str:
     if path.endswith("/"):
         path = path.rstrip("/") or "/"
     return ALIASES.get(path, path)
-
-
-# Told of a request that has ended: its scope, how it ended, and the seconds that it took.
-Ended = Callable[[Scope, Account, float], None]
 
 
 class Limits:

@@ -24,9 +24,8 @@ from typing import Any, TextIO
 
 from starlette.types import Scope
 
-from localrun.server.http.exchange import CLIENT_GONE, Account
+from localrun.server.http.exchange import CLIENT_GONE, Account, Ended
 from localrun.server.http.fields import ids_of
-from localrun.server.http.limits import Ended
 from localrun.snapshot import LogLine
 from localrun.visible import visible
 
