@@ -20,7 +20,7 @@ import msgspec
 import psutil
 
 from localrun import wire
-from localrun.errors import EngineDied, LocalrunError
+from localrun.errors import EngineDied, LocalrunError, by_code
 from localrun.server.engines.link import EngineLink
 
 _log = logging.getLogger(__name__)
@@ -60,6 +60,18 @@ class Breaker:
         if self.n_early_deaths < DEATHS_TO_OPEN:
             return 0.0
         return max(0.0, self._last_death_s + OPEN_S - now_s)
+
+    def check(self, model: str, now_s: float) -> None:
+        """Raises the last error again while starting is refused."""
+        closed_for_s = self.closed_for_s(now_s)
+        if closed_for_s > 0 and self.last_error is not None:
+            # Its end says that the next request starts a new engine, and here none is started.
+            last = self.last_error.message.partition("; the next request")[0]
+            raise by_code(
+                self.last_error.code,
+                f"model '{model}' failed {self.n_early_deaths} times in a row and is not tried again for "
+                f"{closed_for_s:.0f} seconds; the last time: {last}",
+            )
 
     def delay_s(self, now_s: float) -> float:
         """Seconds to wait before the next start: none after one death, then doubling from `FIRST_DELAY_S`."""

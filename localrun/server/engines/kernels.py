@@ -1,15 +1,16 @@
-"""Decides which models load without the quick kernels, and has the kernels probed when nobody waits.
+"""Decides which models load without the quick kernels, by what was found out and by how engines end, and has the
+kernels probed when nobody waits.
 
 Runs in the daemon's event loop. The rule is that of `hardware.kernels.Verdict`. It is read anew for every load, in a
 thread and in a millisecond, so a library that was replaced or probed by somebody else meanwhile is noticed.
 
-As long as nothing is known models load with all kernels: the first answer waits for nothing. The link answers a crash
-by a second start, and the probe follows in the first quiet moment: no load and no request for `QUIET_S`, or at last
-after `LONGEST_WAIT_S`. It takes two seconds of processor time at the lowest priority, once for each library. What it
-finds wrong concerns models that are loaded already, too: `on_found` is called, and the supervisor sees to them. What
+As long as nothing is known models load with all kernels: the first answer waits for nothing. The supervisor answers a
+crash by a second start, and the probe follows in the first quiet moment: no load and no request for `QUIET_S`, or at
+last after `LONGEST_WAIT_S`. It takes two seconds of processor time at the lowest priority, once for each library. What
+it finds wrong concerns models that are loaded already, too: `on_found` is called, and the supervisor sees to them. What
 cannot be written to the cache folder counts until the daemon ends.
 
-Does not: compute (`localrun.probe.kernel_probe`, a process), or start engines again (link.py).
+Does not: compute (`localrun.probe.kernel_probe`, a process), or start engines again (supervisor.py).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import asyncio
 import contextlib
 import logging
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -29,6 +30,7 @@ from localrun.hardware.kernels import Pair, Verdict
 from localrun.models.gguf.header import Header
 from localrun.models.memory import memory_kind
 from localrun.processes import HIDDEN, end_child
+from localrun.server.engines.link import EngineLink
 
 QUIET_S = 2.0
 LOOK_EVERY_S = 0.5
@@ -60,6 +62,10 @@ class Kernels:
         self._command = command
         self._probing: asyncio.Task[None] | None = None
         self._unkept: dict[Pair, Verdict] = {}
+        # How engines of files crashed that had computed nothing; and whose quick kernels have computed something, so
+        # that it was not they.
+        self._suspects: dict[Hashable, str] = {}
+        self._proven: set[Hashable] = set()
 
     def start(self) -> asyncio.Task[None] | None:
         """The task that waits for a quiet moment and probes, None without a folder."""
@@ -85,6 +91,36 @@ class Kernels:
                 "says how to rebuild it, or take a file of another quantization"
             )
         return is_allowed(verdict, header)
+
+    def suspects(self, file: Hashable) -> bool:
+        """Whether the last engine of these files crashed with the quick kernels before it had computed anything."""
+        return file in self._suspects
+
+    def suspects_after(self, link: EngineLink, file: Hashable, *, is_quick: bool) -> bool:
+        """After an end: whether the next engine goes without the quick kernels.
+
+        An engine that crashes before it has computed anything most likely met a kernel that is wrong on this processor.
+        All crashes count: besides SIGSEGV and SIGILL kernels end in SIGBUS (alignment, on Arm), SIGFPE and SIGABRT
+        (their own assertions about shapes). Where the cause is another one, that costs a second load, and the second
+        crash says so.
+        """
+        if not is_quick and not link.has_answered:
+            self._suspects.pop(file, None)  # it was not they
+        if not is_quick or link.has_answered or link.crash is None or file in self._proven:
+            return False
+        self._suspects[file] = link.crash
+        _log.warning(
+            "the engine of model '%s' %s before its first token; it is started once more without the quick kernels "
+            "(`localrun doctor` looks into it)", link.model, link.crash,
+        )  # fmt: skip
+        return True
+
+    def answered(self, file: Hashable, *, is_quick: bool) -> str | None:
+        """Something was computed. Returns how the engine before crashed, if it was the quick kernels."""
+        if is_quick:
+            self._proven.add(file)
+            return None
+        return self._suspects.pop(file, None)
 
     async def learn(self, header: Header, how: str, model: str) -> None:
         """An engine died as `how` says, and the next one answered without the quick kernels."""

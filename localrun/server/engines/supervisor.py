@@ -34,7 +34,6 @@ from localrun.errors import (
     ModelNotFound,
     QueueFull,
     Unavailable,
-    by_code,
 )
 from localrun.hardware.kernels import Verdict
 from localrun.models import adapters
@@ -106,10 +105,6 @@ class Supervisor:
         self._load_s: dict[Key, float] = {}
         self._found: dict[str, tuple[Evidence, Found]] = {}
         self._breakers: dict[tuple[Key, Stamps], Breaker] = {}
-        # How an engine crashed that had computed nothing, so that the next one does without the quick kernels; and
-        # whose quick kernels have computed something, so that it was not they.
-        self._suspects: dict[tuple[Key, Stamps], str] = {}
-        self._proven: set[tuple[Key, Stamps]] = set()
         # Who has answered anything, with whatever kernels.
         self._sound: set[tuple[Key, Stamps]] = set()
         self._room = Room(settings, residents=self.residents, end=self._end, available_bytes=available_bytes)
@@ -352,7 +347,7 @@ class Supervisor:
         key = path, parts, pooling, load
         breaker = self._breakers.get((key, stamps))
         if breaker is not None:
-            _check_closed(model.name, breaker)
+            breaker.check(model.name, time.monotonic())
         resident = Resident(
             key=path, pooling=pooling, model=model, stamps=stamps, link=self._new_link(model), asked=asked, load=load,
             settings=self._settings.with_load(load), replaces=smaller,
@@ -421,7 +416,7 @@ class Supervisor:
                 raise
             self._drafts.keep_own_if_placed(resident)
             may_be_quick = all([await self._kernels.allow_quick(header) for header in resident.headers])
-            resident.is_quick = may_be_quick and _file(resident) not in self._suspects
+            resident.is_quick = may_be_quick and not self._kernels.suspects(_file(resident))
             if not may_be_quick:
                 _log.info("%s is loaded without the quick kernels (`localrun doctor` says why)", resident.model.name)
             try:
@@ -553,32 +548,17 @@ class Supervisor:
                 self._if_idle(resident)
 
     def _suspects_kernels(self, resident: Resident) -> bool:
-        """Notes an end. An engine that crashes before it has computed anything most likely met a kernel that is wrong
-        on this processor: the next one goes without the quick ones. All crashes count: besides SIGSEGV and SIGILL
-        kernels end in SIGBUS (alignment, on Arm), SIGFPE and SIGABRT (their own assertions about shapes). Where the
-        cause is another one, that costs a second load, and the second crash says so."""
-        link, file = resident.link, _file(resident)
-        if link.was_killed or self._was_for_gpu(resident):
+        """Notes an end. Whether the next engine goes without the quick kernels because of it."""
+        if resident.link.was_killed or self._was_for_gpu(resident):
             return False  # others ended it, or a device or its driver may have
-        if not resident.is_quick and not link.has_answered:
-            self._suspects.pop(file, None)  # it was not they
-        if not resident.is_quick or link.has_answered or link.crash is None or file in self._proven:
-            return False
-        self._suspects[file] = link.crash
-        _log.warning(
-            "the engine of model '%s' %s before its first token; it is started once more without the quick kernels "
-            "(`localrun doctor` looks into it)", link.model, link.crash,
-        )  # fmt: skip
-        return True
+        return self._kernels.suspects_after(resident.link, _file(resident), is_quick=resident.is_quick)
 
     def _on_answered(self, link: EngineLink) -> None:
         for resident in self.residents():
             if resident.link is not link:
                 continue
             self._sound.add(_file(resident))
-            if resident.is_quick:
-                self._proven.add(_file(resident))
-            elif (how := self._suspects.pop(_file(resident), None)) is not None:
+            if (how := self._kernels.answered(_file(resident), is_quick=resident.is_quick)) is not None:
                 self._spawn(self._kernels.learn(resident.model.header, how, resident.model.name))
 
     # --- ending --------------------------------------------------------------------------------------------------
@@ -665,16 +645,3 @@ def _rank(resident: Resident) -> int:
 
 def _file(resident: Resident) -> tuple[Key, Stamps]:
     return _key(resident), resident.stamps
-
-
-def _check_closed(name: str, breaker: Breaker) -> None:
-    """Raises the last error again while starting is refused."""
-    closed_for_s = breaker.closed_for_s(time.monotonic())
-    if closed_for_s > 0 and breaker.last_error is not None:
-        # Its end says that the next request starts a new engine, and here none is started.
-        last = breaker.last_error.message.partition("; the next request")[0]
-        raise by_code(
-            breaker.last_error.code,
-            f"model '{name}' failed {breaker.n_early_deaths} times in a row and is not tried again for "
-            f"{closed_for_s:.0f} seconds; the last time: {last}",
-        )
