@@ -124,29 +124,21 @@ def path_parameter(name: str, description: str, **schema: Any) -> Parameter:
     )  # fmt: skip
 
 
+def _header(name: str, description: str, **schema: Any) -> Parameter:
+    return Parameter(name=name, place="header", schema={"type": "string"} | schema, description=description)
+
+
 REQUEST_HEADERS = (
-    Parameter(
-        name="X-Localrun-Lane", place="header", schema={"type": "string", "enum": [str(lane) for lane in Lane]},
-        description="Who goes first where slots are short. The field `lane` says the same.",
-    ),
-    Parameter(
-        name="X-Localrun-Latency", place="header", schema={"type": "string"},
-        description="How long prompts of others may hold this stream up: a mode, or milliseconds. The field `latency`.",
-    ),
-    Parameter(
-        name="X-Localrun-Deadline", place="header", schema={"type": "string"},
-        description=f"Seconds until the first token is wanted, up to {MAX_DEADLINE_S:.0f}. The field `deadline_s`.",
-    ),
-    Parameter(
-        name="X-Localrun-Speculation", place="header",
-        schema={"type": "string", "enum": ["on", "off", "true", "false"]},
-        description="Whether tokens are drafted ahead. The field `speculation` says the same.",
-    ),
-    Parameter(
-        name="X-Localrun-Client", place="header", schema={"type": "string"},
-        description=f"A name, of which {MAX_CLIENT_CHARACTERS} printable characters count; clients get equal service. "
-        "Without it the User-Agent's first word.",
-    ),
+    _header("X-Localrun-Lane", "Who goes first where slots are short. The field `lane` says the same.",
+            enum=[str(lane) for lane in Lane]),
+    _header("X-Localrun-Latency", "How long prompts of others may hold this stream up: a mode, or milliseconds. The "
+            "field `latency`."),
+    _header("X-Localrun-Deadline", f"Seconds until the first token is wanted, up to {MAX_DEADLINE_S:.0f}. The field "
+            "`deadline_s`."),
+    _header("X-Localrun-Speculation", "Whether tokens are drafted ahead. The field `speculation` says the same.",
+            enum=["on", "off", "true", "false"]),
+    _header("X-Localrun-Client", f"A name, of which {MAX_CLIENT_CHARACTERS} printable characters count; clients get "
+            "equal service. Without it the User-Agent's first word."),
 )  # fmt: skip
 
 ANSWER_HEADERS: dict[str, Any] = {
