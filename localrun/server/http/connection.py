@@ -135,7 +135,7 @@ def keep_accepting(loop: asyncio.AbstractEventLoop) -> None:
 def url_of(listening: socket.socket, scheme: str = "http") -> str:
     """The base URL that reaches a bound socket."""
     host, port = listening.getsockname()[:2]
-    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+    return f"{scheme}://{bracketed(host)}:{port}"
 
 
 def address_of(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
