@@ -173,16 +173,15 @@ def _rendering(
     async def render(messages: Sequence[Message]) -> str:
         made = conversation.fitted(conversation.with_names(messages), profile)
         given = [tool.for_template() for tool in tools] or None
-        try:
-            segments = await render_template(runtime, job, template, made, tools=given, adds_prompt=False)
-        except TemplateOverrunError:
-            raise
-        except BadRequest:
-            other = conversation.with_other_arguments(made)
-            if other is None:
+        for way in filter(None, (made, conversation.with_other_arguments(made))):
+            try:
+                segments = await render_template(runtime, job, template, way, tools=given, adds_prompt=False)
+            except TemplateOverrunError:
                 raise
-            segments = await render_template(runtime, job, template, other, tools=given, adds_prompt=False)
-        return "".join(segment.text for segment in segments)
+            except BadRequest:
+                continue
+            return "".join(segment.text for segment in segments)
+        return ""
 
     return render
 

@@ -15,7 +15,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from localrun.errors import BadRequest
 from localrun.server.parsing import written_calls
 from localrun.server.parsing.parser import CallFormat, ParserPlan, ThinkingTags
 from localrun.server.parsing.pieces import Call, Reply
@@ -23,7 +22,6 @@ from localrun.server.parsing.written import NAME, Listed, Written
 from localrun.server.parsing.written_calls import parts_of
 from localrun.server.prompting.ask import Message, Tool, assistant, called
 from localrun.server.prompting.profile import Profile
-from localrun.server.workers import TemplateOverrunError
 from localrun.wire import Delta, Finish, Phase
 
 _QUESTION, _ANSWER, _THOUGHT = "uquestion", "canswer", "tthought"
@@ -38,7 +36,7 @@ TOOLS = tuple(Tool(name, "a tool", _SCHEMA) for name in ("lookone", "looktwo"))
 _WORD = re.compile("(" + "|".join((*_TEXTS, *_TEXTS.values(), _ANSWER, _THOUGHT, *(tool.name for tool in TOOLS))) + ")")
 _USER: Message = {"role": "user", "content": _QUESTION}
 
-# Renders a conversation with `TOOLS`; raises BadRequest where the template refuses it.
+# Renders a conversation with `TOOLS`; empty where the template refuses it. Raises TemplateOverrunError.
 Render = Callable[[Sequence[Message]], Awaitable[str]]
 
 
@@ -72,12 +70,7 @@ async def probe(render: Render, profile: Profile) -> Found:
 
     async def reply(message: Message) -> list[str]:
         """The parts of a message as the model would write it, from the role's header on."""
-        try:
-            rendered = await render([_USER, message])
-        except TemplateOverrunError:
-            raise
-        except BadRequest:
-            return []
+        rendered = await render([_USER, message])
         return _parts(rendered.rpartition(_QUESTION)[2].replace(_IDS[1], _IDS[0]))
 
     plain = await reply(assistant(_ANSWER))
@@ -103,12 +96,7 @@ async def probe(render: Render, profile: Profile) -> Found:
 async def texts_round_thinking(render: Render, tags: ThinkingTags) -> tuple[str, str]:
     """What the template writes before thinking and between it and the answer, tags and white space; as most do where it
     leaves the thinking out. Raises TemplateOverrunError."""
-    try:
-        rendered = await render([_USER, assistant(_ANSWER, thinking=_THOUGHT)])
-    except TemplateOverrunError:
-        raise
-    except BadRequest:
-        rendered = ""
+    rendered = await render([_USER, assistant(_ANSWER, thinking=_THOUGHT)])
     before, _, behind = rendered.partition(_THOUGHT)
     before, behind = before.rpartition(tags.opening)[2], behind.partition(_ANSWER)[0]
     if before.strip() or not behind.strip().startswith(tags.closing) or _ANSWER not in rendered:
