@@ -60,7 +60,7 @@ from localrun.server.http.limits import Limits
 from localrun.server.http.names import bracketed, is_wildcard, served
 from localrun.server.metering import request_log
 from localrun.server.metering.logs import LineFormatter, goes_to_journal
-from localrun.server.openapi import routes as table
+from localrun.server.openapi import operations as table
 from localrun.server.runtime import Elsewhere, Runtime
 
 if sys.platform != "win32":

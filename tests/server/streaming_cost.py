@@ -18,7 +18,7 @@ from typing import Any
 
 import psutil
 
-from localrun.server.anthropic.output import Output as Blocks
+from localrun.server.anthropic.messages import Output as Blocks
 from localrun.server.ollama.answer import Kind, Lines, Parts
 from localrun.server.openai.answer import ChatChunks
 from localrun.server.openai.responses.output import Events, Output

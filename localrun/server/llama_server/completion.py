@@ -1,4 +1,5 @@
-"""POST /completion and /completions: llama-server's own completion, with its fields and its answer.
+"""POST /completion and /completions: llama-server's own completion, with its fields and its answer; and POST /infill,
+filling in the middle with the same answer.
 
 A prompt is a text, token ids, both in one list, or an object with pictures or sound (`MediaInput`); a list of these is
 as many prompts, whose answers come in a list. Where neither the request nor the model says how to sample,
@@ -7,6 +8,9 @@ effect, since every prefix is shared by all slots and no context is shifted. Tho
 cannot be honoured are refused by name.
 
 `tokens_predicted` does not count the token that ends a generation, which llama-server counts.
+
+The editors' plugins for llama-server name no model, as a llama-server has one (`targets.py`). They ask for the fields
+that they read (`response_fields`, with paths such as `timings/prompt_n`), and warm the cache up with `n_predict` 0.
 """
 
 from __future__ import annotations
@@ -25,15 +29,25 @@ from localrun.server import notices, streaming
 from localrun.server.embedding.bodies import MEDIA_PLACE, MediaInput
 from localrun.server.http import fields
 from localrun.server.http.exchange import Exchange
-from localrun.server.http.fields import ModelDefaults, defaults_of
+from localrun.server.http.fields import ModelDefaults, SamplingFields, defaults_of
 from localrun.server.http.loop_watch import apart
 from localrun.server.jobs.job import Job
 from localrun.server.llama_server.tokens import Mixed
-from localrun.server.openai.answer import Fields, encode, headers_of, naming, piece_text, timings_of
+from localrun.server.openai.answer import (
+    Fields,
+    Running,
+    RunningFields,
+    encode,
+    headers_of,
+    naming,
+    piece_text,
+    timings_of,
+    timings_so_far,
+)
 from localrun.server.openai.bodies import MAX_ANSWERS, Choices, LimitFields
-from localrun.server.openai.running import ProgressFields, Running, timings_so_far
 from localrun.server.parsing.pieces import ended
 from localrun.server.prompting.ask import Attachments, ChatRequest
+from localrun.server.prompting.infill import infill
 from localrun.server.prompting.mixed import is_one, segments_of
 from localrun.server.prompting.places import placed, shown
 from localrun.server.routing import RoutingInput
@@ -215,7 +229,7 @@ async def _text(job: Job, prompt: Sequence[Segment]) -> str:
     return b"".join(parts).decode("utf-8", errors="replace")
 
 
-class AnswerFields(ProgressFields, Protocol):
+class AnswerFields(RunningFields, Protocol):
     """The fields of a body that say what its answer has."""
 
     @property
@@ -409,3 +423,68 @@ def generation_settings(
         "post_sampling_probs": False,
         "lora": [{"id": entry.id, "scale": entry.scale} for entry in lora],
     }
+
+
+class ExtraFile(msgspec.Struct, frozen=True, kw_only=True):
+    """One of `input_extra`: another file for context."""
+
+    text: str
+    filename: str = ""
+
+
+class InfillBody(SamplingFields, frozen=True, kw_only=True):
+    """POST /infill. `prompt` is what stands right before the cursor, after `input_prefix`."""
+
+    input_prefix: str = ""
+    input_suffix: str = ""
+    input_extra: list[ExtraFile] | None = None
+    prompt: str | MediaInput = ""
+    multimodal_data: list[str] | None = None
+    images: list[str] | None = None
+    model: str | None = None
+    n_predict: fields.AnswerLimit = -1
+    stream: bool | None = None
+    n_probs: fields.NProbs | None = None
+    return_tokens: bool | None = None
+    return_progress: bool | None = None
+    timings_per_token: bool | None = None
+    response_fields: Annotated[list[str], Meta(max_length=MAX_FIELDS)] | None = None
+
+    def before_cursor(self) -> str:
+        """Raises BadRequest for pictures and sound."""
+        has = {"multimodal_data": self.multimodal_data, "images": self.images}
+        field = next((field for field, media in has.items() if media), None)
+        if isinstance(self.prompt, MediaInput):
+            field = "prompt"
+        if field is not None:
+            raise BadRequest(
+                f"{field}: no model that fills in the middle takes pictures or sound; send text only", field=field
+            )
+        return self.input_prefix + str(self.prompt)
+
+
+async def complete_infill(runtime: Runtime, exchange: Exchange) -> None:
+    body = await exchange.read_json(InfillBody)
+    before_cursor = body.before_cursor()
+    others = "".join(file.filename + file.text for file in body.input_extra or ())
+    question = RoutingInput(prompts=[others + before_cursor], suffix=body.input_suffix, fills_in=True)
+    async with streaming.entered(runtime, exchange, body, question) as (body, _, jobs):
+        segments = infill(
+            jobs[0].model.header,
+            before_cursor,
+            body.input_suffix,
+            extra_files=[(file.filename, file.text) for file in body.input_extra or ()],
+            field="model",
+        )
+        plan = await streaming.plan(
+            body,
+            jobs[0],
+            defaults=with_defaults(defaults_of(jobs[0].model)),
+            max_output=int(body.n_predict),
+            logprobs=bool(body.n_probs),
+            n_probs=body.n_probs or 0,
+        )
+        await jobs[0].submit(plan, segments=segments)
+        prompt = "".join(segment.text for segment in segments)
+        with naming("input_prefix"):
+            await CompletionAnswer(body, jobs, plan, [prompt], is_list=False).send(exchange)

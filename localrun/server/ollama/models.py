@@ -3,6 +3,8 @@
 Answered from file headers that the store keeps in memory; none of them loads a model, and many at once cost little.
 Beside Ollama's fields `show` has under `localrun` what they have no place for: files, source, the quantization of each
 tensor type, and the memory that the model takes at several contexts.
+Ollama's API has no place for adapters: they stand in a list of their own, and most of what is said of one is under
+`localrun`.
 Does not: read or hash weights. `digest` identifies a model's state on this machine (models/storage/store.py), and is no
 content hash.
 """
@@ -37,7 +39,6 @@ from localrun.models.storage.store import DamagedFile, Store
 from localrun.server.engines.drafts import own_draft
 from localrun.server.http.access import Caller
 from localrun.server.http.exchange import Exchange
-from localrun.server.ollama.adapters import AdapterTag, modelfile_of, more_of, tag_of
 from localrun.server.ollama.answer import rfc3339
 from localrun.server.ollama.bodies import ModelBody
 from localrun.server.prompting.profile import capabilities
@@ -510,3 +511,56 @@ def _memory(settings: Settings, model: Model, asked_ctx: int) -> list[dict[str, 
 def _text(header: Header, key: str) -> str:
     value = header.metadata.get(key)
     return value if isinstance(value, str) else ""
+
+
+class AdapterTag(msgspec.Struct, frozen=True, kw_only=True):
+    """One adapter that is here. `kind` is `adapter` or `control vector`, `architecture` that of the models that it is
+    for, "" where a control vector does not say. `rank` is 0 for a control vector. `digest` is that of the content, ""
+    where it was not needed yet."""
+
+    name: str
+    kind: str
+    architecture: str
+    rank: int
+    modified_at: str
+    size: int
+    digest: str
+    source: str
+
+
+def tag_of(adapter: NamedAdapter, source: str) -> AdapterTag:
+    """`source` is where it came from, in a few words."""
+    facts = adapter.facts
+    return AdapterTag(
+        name=adapter.name,
+        kind=facts.kind,
+        architecture=facts.architecture,
+        rank=facts.rank,
+        modified_at=adapter.modified_at.isoformat(),
+        size=adapter.size_bytes,
+        digest=adapter.file.digest,
+        source=source,
+    )
+
+
+def more_of(adapter: NamedAdapter) -> dict[str, Any]:
+    """`localrun` of `/api/show`. Raises BadModelFile when the file is gone."""
+    facts = adapter.facts
+    return {
+        "name": adapter.name,
+        "kind": facts.kind,
+        "path": str(adapter.path),
+        "size": adapter.size_bytes,
+        "digest": f"sha256:{adapter.sha256}",
+        "source": msgspec.to_builtins(adapter.source),
+        "architecture": facts.architecture,
+        "rank": facts.rank,
+        "alpha": facts.alpha,
+        "base_model": facts.base,
+        "layers": facts.n_layers,
+        "tensors": len(adapter.header.tensors),
+    }
+
+
+def modelfile_of(adapter: NamedAdapter, where: str) -> str:
+    return modelfile.write(adapters=[where], licence=adapter.manifest.licence_text if adapter.manifest else "")

@@ -138,10 +138,6 @@ class CommonFields(LimitFields, frozen=True, kw_only=True):
     def include_usage(self) -> bool:
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
-    @property
-    def tells_while_running(self) -> bool:
-        return bool(self.return_progress or self.timings_per_token)
-
 
 _TEXT_PARTS = ("text", "input_text", "output_text")
 

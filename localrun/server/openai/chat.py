@@ -20,7 +20,6 @@ from localrun.server.http.loop_watch import apart
 from localrun.server.jobs.job import Job
 from localrun.server.openai.answer import Answer, ChatChunks, naming
 from localrun.server.openai.bodies import ChatMessage, CommonFields, for_template, text_of
-from localrun.server.openai.running import Running
 from localrun.server.parsing.pieces import Reply
 from localrun.server.prompting.ask import (
     MAX_MESSAGES,
@@ -245,8 +244,7 @@ async def answer_chat(runtime: Runtime, exchange: Exchange, body: ChatBody, answ
             prompt_field="messages",
             told={"__verbose": {"prompt": shown(prepared.segments)[0]}} if body.verbose else {},
         )
-        writer = Running(answer, jobs, body, chunks.going_on) if body.tells_while_running else None
-        await answer.send(stream=bool(body.stream), writer=writer)
+        await answer.send(stream=bool(body.stream), wanted=body)
 
 
 async def count_tokens(runtime: Runtime, exchange: Exchange) -> None:

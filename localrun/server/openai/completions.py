@@ -27,7 +27,6 @@ from localrun.server.http.loop_watch import apart
 from localrun.server.jobs.job import Job
 from localrun.server.openai.answer import Answer, ChatChunks, Chunks, Fields, piece_text
 from localrun.server.openai.bodies import MAX_ANSWERS, Choices, CommonFields
-from localrun.server.openai.running import Running
 from localrun.server.parsing.pieces import PlainParser, Reply
 from localrun.server.prompting.infill import infill
 from localrun.server.routing import RoutingInput
@@ -246,8 +245,7 @@ async def answer_completion(
         if chooses:
             await answer.send_choices(best(chunks, await answer.gather(), body.n_candidates, body.n_choices))
         else:
-            writer = Running(answer, jobs, body, chunks.going_on) if body.tells_while_running else None
-            await answer.send(stream=bool(body.stream), writer=writer)
+            await answer.send(stream=bool(body.stream), wanted=body)
 
 
 def best(chunks: CompletionChunks, reasons: list[str], n_candidates: int, n_choices: int) -> list[Fields]:

@@ -14,10 +14,9 @@ from msgspec import UNSET, UnsetType
 from localrun.server.anthropic.messages import AnthropicUsage
 from localrun.server.embedding.routes import EmbeddingUsage
 from localrun.server.http.failures import Shape, shape_of
-from localrun.server.openai.answer import OpenAIUsage, Timings
+from localrun.server.openai.answer import OpenAIUsage, PromptProgress, Timings
 from localrun.server.openai.lm_studio import AnswerModel, AnswerRuntime, AnswerStats
 from localrun.server.openai.responses.create import TokenUsage
-from localrun.server.openai.running import PromptProgress
 
 
 class OllamaError(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,7 +8,7 @@ Pure. Does not: know thinking.
 
 from __future__ import annotations
 
-from localrun.server.parsing import gemma_calls, json_calls, named_calls, python_calls, xml_calls
+from localrun.server.parsing import gemma_calls, json_calls, python_calls, xml_calls
 from localrun.server.parsing.channels import (
     CHANNEL,
     ENDS,
@@ -106,7 +106,7 @@ FUNCTIONARY = CallFormat(
 )
 FUNCTIONARY_TAGS = CallFormat(
     "functionary-tags",
-    marks={"<function=": named_calls.read_tagged, "<|python_tag|>": read_python_tag},
+    marks={"<function=": json_calls.read_tagged, "<|python_tag|>": read_python_tag},
     written=Written("<function=", "NAME>", "</function>", separator="\n<function="),
 )
 LLAMA_JSON = CallFormat(
@@ -137,15 +137,24 @@ LFM2 = CallFormat(
 )
 MISTRAL_NAMED = CallFormat(
     "mistral-named",
-    marks={"[TOOL_CALLS]": named_calls.read_mistral},
+    marks={"[TOOL_CALLS]": json_calls.read_mistral},
     written=Written("[TOOL_CALLS]", "NAME[ARGS]", separator="[TOOL_CALLS]"),
 )
 MISTRAL_LIST = CallFormat(
-    "mistral-list", marks={"[TOOL_CALLS]": named_calls.read_mistral}, written=_list_after("[TOOL_CALLS]")
+    "mistral-list", marks={"[TOOL_CALLS]": json_calls.read_mistral}, written=_list_after("[TOOL_CALLS]")
 )
+_DEEPSEEK_MARKS = {
+    "<｜tool▁calls▁begin｜>": json_calls.section_reader(
+        "<｜tool▁call▁begin｜>",
+        "<｜tool▁sep｜>",
+        "<｜tool▁call▁end｜>",
+        "<｜tool▁calls▁end｜>",
+        json_calls.read_deepseek_call,
+    )
+}
 DEEPSEEK_R1 = CallFormat(
     "deepseek-r1",
-    marks={"<｜tool▁calls▁begin｜>": named_calls.read_deepseek},
+    marks=_DEEPSEEK_MARKS,
     written=Written(
         "<｜tool▁calls▁begin｜>",
         "<｜tool▁call▁begin｜>function<｜tool▁sep｜>NAME\n```json\n",
@@ -156,7 +165,7 @@ DEEPSEEK_R1 = CallFormat(
 )
 DEEPSEEK_V31 = CallFormat(
     "deepseek-v3.1",
-    marks={"<｜tool▁calls▁begin｜>": named_calls.read_deepseek},
+    marks=_DEEPSEEK_MARKS,
     written=Written(
         "<｜tool▁calls▁begin｜>",
         "<｜tool▁call▁begin｜>NAME<｜tool▁sep｜>",
@@ -167,7 +176,15 @@ DEEPSEEK_V31 = CallFormat(
 )
 KIMI = CallFormat(
     "kimi",
-    marks={"<|tool_calls_section_begin|>": named_calls.read_kimi},
+    marks={
+        "<|tool_calls_section_begin|>": json_calls.section_reader(
+            "<|tool_call_begin|>",
+            "<|tool_call_argument_begin|>",
+            "<|tool_call_end|>",
+            "<|tool_calls_section_end|>",
+            json_calls.read_kimi_call,
+        )
+    },
     written=Written(
         "<|tool_calls_section_begin|>",
         "<|tool_call_begin|>functions.NAME:0<|tool_call_argument_begin|>",

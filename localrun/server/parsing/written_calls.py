@@ -8,18 +8,18 @@ Pure. Does not: find the texts (`prompting/probing.py`).
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from localrun.server.parsing.json_calls import parse_json
-from localrun.server.parsing.named_calls import MAX_NAME_CHARACTERS, checked_name, read_arguments
-from localrun.server.parsing.reading import Reading
-from localrun.server.parsing.source import MalformedError, MarkSet, Read, Source
+from localrun.server.parsing.json_calls import MAX_NAME_CHARACTERS, checked_name, parse_json, read_arguments
+from localrun.server.parsing.source import CallReader, MalformedError, MarkSet, Read, Reading, Source
 from localrun.server.parsing.written import NAME, Listed, Written
 from localrun.server.parsing.xml_calls import typed
 
 # Tags and control tokens, words and numbers, white space, and any other character.
 _PART = re.compile(r"<[^<>\s]{1,64}>|[^\W\d_]+|\d+|\s+|.", re.DOTALL)
+_ID_CHARACTERS = re.compile(r"[\w.:-]*")
+_DIGITS = re.compile(r"\d*")
 
 
 def parts_of(text: str) -> list[str]:
@@ -27,7 +27,7 @@ def parts_of(text: str) -> list[str]:
     return _PART.findall(text)
 
 
-def reader(written: Written, *, call_id: str) -> Callable[[Reading], Read[None]]:
+def reader(written: Written, *, call_id: str) -> CallReader:
     """A reader of what follows `written.opening`. `call_id` stands for any id in the fixed texts. Raises ValueError for
     texts that do not tell where a name or a value ends."""
     before, behind_name = written.before.split(NAME)
@@ -143,20 +143,11 @@ def _take(source: Source, text: str, call_id: str) -> Read[None]:
             continue
         yield from source.skip_space()
         if part == "\0":
-            yield from _take_word(source, re.compile(r"[\w.:-]*"))
+            yield from source.skip(_ID_CHARACTERS)
         elif part.isdigit():
-            yield from _take_word(source, re.compile(r"\d*"))
+            yield from source.skip(_DIGITS)
         elif not (yield from source.take(part)):
             raise MalformedError
-
-
-def _take_word(source: Source, pattern: re.Pattern[str]) -> Read[None]:
-    while True:
-        found = pattern.match(source.text, source.at)
-        assert found is not None
-        if found.end() < len(source.text) or not (yield from source.wait()):
-            source.at = found.end()
-            return
 
 
 def _try(source: Source, text: str, call_id: str) -> Read[bool]:
