@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from localrun.errors import BadRequest
+from localrun.errors import BadRequest, bad_field
 from localrun.server import notices, structured
 from localrun.server.http import fields
 from localrun.server.http.fields import SamplingFields
@@ -83,11 +83,10 @@ def block_text(block: Block, where: str, media: Attachments | None = None) -> st
         return f"Loaded: {block.tool_name or block.name or 'a tool'}"
     if block.type == "image":
         if media is None:
-            raise BadRequest(f"{where}: no image can stand here; put it into a message or a tool_result", field=where)
+            raise bad_field(where, "no image can stand here; put it into a message or a tool_result")
         return _picture(block.source, f"{where}.source", media)
-    raise BadRequest(
-        f"{where}.type: {block.type[:40]!r} blocks are not supported here; send text, or leave the block out",
-        field=f"{where}.type",
+    raise bad_field(
+        f"{where}.type", f"{block.type[:40]!r} blocks are not supported here; send text, or leave the block out"
     )
 
 
@@ -96,9 +95,9 @@ def _picture(source: Any, where: str, media: Attachments) -> str:
     kind = source.get("type") if isinstance(source, dict) else None
     name = {"base64": "data", "url": "url"}.get(kind) if isinstance(kind, str) else None
     if name is None:
-        raise BadRequest(f"{where}.type: use base64, with data, or url", field=f"{where}.type")
+        raise bad_field(f"{where}.type", "use base64, with data, or url")
     if not isinstance(source.get(name), str):
-        raise BadRequest(f"{where}.{name}: a text is required", field=f"{where}.{name}")
+        raise bad_field(f"{where}.{name}", "a text is required")
     return media.add(source[name], f"{where}.{name}", MediaKind.IMAGE)
 
 
@@ -110,10 +109,8 @@ def _document(source: Any, where: str) -> str:
         try:
             return text_of(msgspec.convert(source.get("content"), Content), f"{where}.source.content")
         except msgspec.ValidationError as error:
-            raise BadRequest(f"{where}.source.content: {error}", field=f"{where}.source.content") from None
-    raise BadRequest(
-        f"{where}.source: only documents of text can be read here; send the document's text", field=f"{where}.source"
-    )
+            raise bad_field(f"{where}.source.content", str(error)) from None
+    raise bad_field(f"{where}.source", "only documents of text can be read here; send the document's text")
 
 
 def _lines(*texts: str | None) -> str:
@@ -147,7 +144,7 @@ class AskedMessage(msgspec.Struct, frozen=True, kw_only=True):
 def conversation_of(system: Content | None, messages: Sequence[AskedMessage], media: Attachments) -> list[Message]:
     """Pictures go into `media`. Raises BadRequest naming the message or the block."""
     if not messages:
-        raise BadRequest("messages: at least one message is required", field="messages")
+        raise bad_field("messages", "at least one message is required")
     result: list[Message] = []
     told = system_text(system, "system")
     if told:
@@ -176,9 +173,7 @@ def _made(message: AskedMessage, where: str, media: Attachments) -> list[Message
     if message.role == "system":
         return [{"role": "system", "content": system_text(message.content, f"{where}.content")}]
     if message.role not in ("user", "assistant"):
-        raise BadRequest(
-            f"{where}.role: {message.role[:40]!r} is not a role; use user, assistant or system", field=f"{where}.role"
-        )
+        raise bad_field(f"{where}.role", f"{message.role[:40]!r} is not a role; use user, assistant or system")
     if isinstance(message.content, str):
         return [{"role": message.role, "content": message.content}]
     if message.role == "assistant":
@@ -282,18 +277,14 @@ def choice_of(choice: AskedChoice | None, tools: Sequence[Tool]) -> ToolChoice:
     if choice is None or choice.type in ("auto", "none"):
         return "auto" if choice is None or choice.type == "auto" else "none"
     if not tools:
-        raise BadRequest(
-            f"tool_choice: {choice.type!r} needs tools; send some, or leave tool_choice out", field="tool_choice"
-        )
+        raise bad_field("tool_choice", f"{choice.type!r} needs tools; send some, or leave tool_choice out")
     if choice.type == "any":
         return "required"
     if choice.name is None:
         raise BadRequest("tool_choice.name is required", field="tool_choice.name")
     if choice.name not in {tool.name for tool in tools}:
         listed = ", ".join(tool.name for tool in tools)[:200]
-        raise BadRequest(
-            f"tool_choice.name: {choice.name[:128]!r} is not one of the tools ({listed})", field="tool_choice.name"
-        )
+        raise bad_field("tool_choice.name", f"{choice.name[:128]!r} is not one of the tools ({listed})")
     return ("function", choice.name)
 
 
@@ -346,9 +337,7 @@ class CountBody(SamplingFields, frozen=True, kw_only=True):
         choice = choice_of(self.tool_choice, tools)
         continues = messages[-1]["role"] == "assistant"
         if continues and "tool_calls" in messages[-1]:
-            raise BadRequest(
-                "messages: the last message calls a tool; its tool_result must follow", field="messages"
-            )  # fmt: skip
+            raise bad_field("messages", "the last message calls a tool; its tool_result must follow")
         if continues:
             check_goes_on(choice)
         return ChatRequest(
@@ -405,11 +394,10 @@ class MessagesBody(CountBody, frozen=True, kw_only=True):
             return
         budget = self.thinking.budget_tokens
         if not budget:
-            raise BadRequest("thinking.budget_tokens: 'enabled' needs 1 or more", field="thinking.budget_tokens")
+            raise bad_field("thinking.budget_tokens", "'enabled' needs 1 or more")
         if budget >= self.max_tokens:
-            raise BadRequest(
-                f"thinking.budget_tokens: {budget} must be less than max_tokens, which is {self.max_tokens}",
-                field="thinking.budget_tokens",
+            raise bad_field(
+                "thinking.budget_tokens", f"{budget} must be less than max_tokens, which is {self.max_tokens}"
             )
 
     @property

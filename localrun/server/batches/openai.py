@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from localrun.errors import BadRequest
+from localrun.errors import bad_field
 from localrun.server.batches.files import MAX_FORM_BYTES, Upload
 from localrun.server.batches.lines import ENDPOINTS
 from localrun.server.batches.service import INPUTS_KEPT_S
@@ -167,7 +167,7 @@ async def upload(runtime: Runtime, exchange: Exchange) -> None:
             await asyncio.to_thread(form.write, piece)
         purpose = form.fields.get("purpose", "")
         if purpose not in PURPOSES:
-            raise BadRequest(f"purpose: {purpose[:40]!r} is not known; use {', '.join(PURPOSES)}", field="purpose")
+            raise bad_field("purpose", f"{purpose[:40]!r} is not known; use {', '.join(PURPOSES)}")
         now = int(time.time())
         expires_s = _expires_s(form) or (INPUTS_KEPT_S if purpose == "batch" else None)
         await asyncio.to_thread(form.finish)
@@ -188,11 +188,9 @@ def _expires_s(form: Upload) -> int | None:
     if anchor is None and seconds is None:
         return None
     if anchor != "created_at":
-        raise BadRequest("expires_after[anchor]: use created_at", field="expires_after[anchor]")
+        raise bad_field("expires_after[anchor]", "use created_at")
     if not (seconds or "").isdecimal() or not _SHORTEST_EXPIRY_S <= int(seconds or "") <= _LONGEST_S:
-        raise BadRequest(
-            f"expires_after[seconds]: use {_SHORTEST_EXPIRY_S} to {_LONGEST_S}", field="expires_after[seconds]"
-        )
+        raise bad_field("expires_after[seconds]", f"use {_SHORTEST_EXPIRY_S} to {_LONGEST_S}")
     return int(seconds or "")
 
 
@@ -200,7 +198,7 @@ async def list_files(runtime: Runtime, exchange: Exchange) -> None:
     limit = number_of(exchange, "limit", default=MAX_FILES, most=MAX_FILES)
     order = parameter(exchange, "order") or "desc"
     if order not in ("asc", "desc"):
-        raise BadRequest(f"order: {order[:40]!r} is not an order; use asc or desc", field="order")
+        raise bad_field("order", f"{order[:40]!r} is not an order; use asc or desc")
     page = await runtime.batch_service.ask(
         lambda store: store.files(
             exchange.caller.id,
@@ -253,15 +251,12 @@ async def create(runtime: Runtime, exchange: Exchange) -> None:
     """POST /v1/batches."""
     body = await exchange.read_json(BatchBody)
     if body.endpoint not in ENDPOINTS:
-        raise BadRequest(
-            f"endpoint: {body.endpoint[:80]!r} has no batches; use {', '.join(ENDPOINTS)}", field="endpoint"
-        )
+        raise bad_field("endpoint", f"{body.endpoint[:80]!r} has no batches; use {', '.join(ENDPOINTS)}")
     window_s = _window_s(body.completion_window)
     file = await runtime.batch_service.ask(lambda store: store.file(body.input_file_id, exchange.caller.id))
     if file.purpose != "batch":
-        raise BadRequest(
-            f"input_file_id: the purpose of '{file.id}' is {file.purpose}; upload it with the purpose batch",
-            field="input_file_id",
+        raise bad_field(
+            "input_file_id", f"the purpose of '{file.id}' is {file.purpose}; upload it with the purpose batch"
         )
     batch = await runtime.batch_service.create(
         file,
@@ -279,9 +274,8 @@ def _window_s(text: str) -> float:
     match = _WINDOW.fullmatch(text)
     seconds = int(match[1]) * _UNITS_S[match[2]] if match else 0
     if not 1 <= seconds <= _LONGEST_S:
-        raise BadRequest(
-            f"completion_window: {text[:40]!r} cannot be used; write a time from 1s to 30d, such as 30m, 12h or 7d",
-            field="completion_window",
+        raise bad_field(
+            "completion_window", f"{text[:40]!r} cannot be used; write a time from 1s to 30d, such as 30m, 12h or 7d"
         )
     return float(seconds)
 
@@ -353,5 +347,5 @@ def number_of(exchange: Exchange, name: str, *, default: int, most: int) -> int:
     if not text:
         return default
     if not (text.isascii() and text.isdigit() and len(text) < 10) or not 1 <= int(text) <= most:
-        raise BadRequest(f"{name}: {text[:40]!r} is not a number from 1 to {most}", field=name)
+        raise bad_field(name, f"{text[:40]!r} is not a number from 1 to {most}")
     return int(text)

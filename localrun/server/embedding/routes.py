@@ -30,7 +30,7 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from localrun.errors import BadRequest, Cancelled
+from localrun.errors import Cancelled, bad_field
 from localrun.server import streaming
 from localrun.server.embedding.bodies import EmbedBody, EmbeddingsBody, Input, LegacyEmbeddingsBody, RerankBody
 from localrun.server.engines.resident import Use
@@ -119,10 +119,10 @@ async def _done(runtime: Runtime, exchange: Exchange, work: Work) -> AsyncIterat
     entered = streaming.entered(runtime, exchange, work.fields, question, use=use, needs_name=work.needs_name)
     async with entered as (_, _, [job]):
         if work.dimensions > job.n_embd:
-            raise BadRequest(
-                f"dimensions: the vectors of this model have {job.n_embd} numbers, {work.dimensions} is more; ask for "
+            raise bad_field(
+                "dimensions",
+                f"the vectors of this model have {job.n_embd} numbers, {work.dimensions} is more; ask for "
                 f"fewer or leave it out",
-                field="dimensions",
             )
         vectors: list[Vector] = []
         if inputs := await _inputs(runtime, job, work):

@@ -17,7 +17,7 @@ import msgspec
 
 import localrun
 from localrun.access.usage import BY, day_of
-from localrun.errors import BadRequest, DiskRefused, Forbidden, Unavailable
+from localrun.errors import BadRequest, DiskRefused, Forbidden, Unavailable, bad_field
 from localrun.server.http.access import Caller
 from localrun.server.http.exchange import Exchange, parameter
 from localrun.server.http.path_redaction import redact_paths_in
@@ -198,9 +198,9 @@ _encoder = msgspec.json.Encoder()
 async def logs(runtime: Runtime, exchange: Exchange) -> None:
     since, follow = parameter(exchange, "since") or "0", parameter(exchange, "follow") or "1"
     if not since.isascii() or not since.isdigit() or len(since) > 18:
-        raise BadRequest(f"since: must be the number of a line, not {since[:40]!r}", field="since")
+        raise bad_field("since", f"must be the number of a line, not {since[:40]!r}")
     if follow not in ("0", "1"):
-        raise BadRequest(f"follow: must be 0 or 1, not {follow[:40]!r}", field="follow")
+        raise bad_field("follow", f"must be 0 or 1, not {follow[:40]!r}")
     number = int(since)
     await exchange.read_body()
     async with exchange.while_connected():

@@ -16,7 +16,7 @@ import time
 
 import msgspec
 
-from localrun.errors import BadRequest
+from localrun.errors import bad_field
 from localrun.server import streaming
 from localrun.server.http.exchange import Exchange
 from localrun.server.http.fields import job_request_of, keep_alive_s
@@ -112,10 +112,10 @@ def _after(job: Job, context: list[int], tokens: Tokens) -> Tokens:
     """The prompt behind what it continues. Raises BadRequest for a context of another model."""
     largest = max(context)
     if largest >= job.n_vocab:
-        raise BadRequest(
-            f"context: {largest} is not a token of this model, which has {job.n_vocab}; use the context of an earlier "
+        raise bad_field(
+            "context",
+            f"{largest} is not a token of this model, which has {job.n_vocab}; use the context of an earlier "
             f"answer of the same model",
-            field="context",
         )
     bos = job.model.header.metadata.get("tokenizer.ggml.bos_token_id")
     # Every prompt begins with BOS where the model has one; in the middle of a text it would end it.

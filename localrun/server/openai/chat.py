@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from localrun.errors import BadRequest
+from localrun.errors import bad_field
 from localrun.server import streaming
 from localrun.server.http import fields
 from localrun.server.http.exchange import Exchange
@@ -121,11 +121,11 @@ class ChatBody(CommonFields, frozen=True, kw_only=True):
     def check_supported(self) -> None:
         """Raises BadRequest for what this build does not do, and for fields that contradict each other."""
         if self.audio is not None or any(modality != "text" for modality in self.modalities or ()):
-            raise BadRequest("modalities: answers are text only; leave modalities and audio out", field="modalities")
+            raise bad_field("modalities", "answers are text only; leave modalities and audio out")
         if self.top_logprobs and not self.logprobs:
-            raise BadRequest("top_logprobs: needs logprobs to be true", field="top_logprobs")
+            raise bad_field("top_logprobs", "needs logprobs to be true")
         if self.functions and self.tools:
-            raise BadRequest("functions: not together with tools; use tools", field="functions")
+            raise bad_field("functions", "not together with tools; use tools")
 
     def ask(self) -> ChatRequest:
         """The conversation and what is wanted next. Raises BadRequest."""
@@ -163,8 +163,7 @@ class ChatBody(CommonFields, frozen=True, kw_only=True):
         elif self.function_call == "none":
             choice = "none"
         else:
-            raise BadRequest("function_call: use 'auto', 'none', or an object that names a function",
-                             field="function_call")  # fmt: skip
+            raise bad_field("function_call", "use 'auto', 'none', or an object that names a function")
         return tools_of_functions(self.functions), choice
 
     def _template_variables(self) -> dict[str, Any]:
@@ -174,7 +173,7 @@ class ChatBody(CommonFields, frozen=True, kw_only=True):
         for name in given:
             if name in _OWN_VARIABLES or name.endswith("_token"):
                 field = f"chat_template_kwargs.{name[:40]}"
-                raise BadRequest(f"{field}: this name is the template's own; leave it out", field=field)
+                raise bad_field(field, "this name is the template's own; leave it out")
         return given
 
     def continues(self) -> bool:
@@ -182,22 +181,19 @@ class ChatBody(CommonFields, frozen=True, kw_only=True):
         for index, message in enumerate(self.messages[:-1]):
             if message.prefix:
                 field = f"messages[{index}].prefix"
-                raise BadRequest(f"{field}: only the last message can be a prefix of the answer", field=field)
+                raise bad_field(field, "only the last message can be a prefix of the answer")
         last = self.messages[-1]
         if not last.prefix and not self.continue_final_message:
             if self.add_generation_prompt is False:
-                raise BadRequest(
-                    "add_generation_prompt: false needs continue_final_message; leave both out for a new message",
-                    field="add_generation_prompt",
+                raise bad_field(
+                    "add_generation_prompt", "false needs continue_final_message; leave both out for a new message"
                 )
             return False
         field = f"messages[{len(self.messages) - 1}].prefix" if last.prefix else "continue_final_message"
         if last.role != "assistant":
-            raise BadRequest(f"{field}: the last message must have the role assistant to be continued", field=field)
+            raise bad_field(field, "the last message must have the role assistant to be continued")
         if self.add_generation_prompt:
-            raise BadRequest(
-                f"add_generation_prompt: not together with {field}, which adds none", field="add_generation_prompt"
-            )
+            raise bad_field("add_generation_prompt", f"not together with {field}, which adds none")
         return True
 
 

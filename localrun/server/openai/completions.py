@@ -18,7 +18,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from localrun.errors import BadRequest
+from localrun.errors import bad_field
 from localrun.server import streaming
 from localrun.server.http import fields
 from localrun.server.http.exchange import Exchange
@@ -58,18 +58,17 @@ class CompletionBody(CommonFields, frozen=True, kw_only=True):
     def check_supported(self) -> None:
         """Raises BadRequest for fields that contradict each other, and for what this build does not do."""
         if self.n_candidates < self.n_choices:
-            raise BadRequest(f"best_of: must not be below n ({self.n_choices})", field="best_of")
+            raise bad_field("best_of", f"must not be below n ({self.n_choices})")
         if self.stream and self.n_candidates > self.n_choices:
-            raise BadRequest("best_of: the best is known at the end only; leave stream or best_of out", field="best_of")
+            raise bad_field("best_of", "the best is known at the end only; leave stream or best_of out")
         if self.scores_prompt and self.stream:
-            raise BadRequest(
-                "echo: log-probabilities of the prompt are not streamed; leave stream, echo or logprobs out",
-                field="echo",
+            raise bad_field(
+                "echo", "log-probabilities of the prompt are not streamed; leave stream, echo or logprobs out"
             )
         if self.max_output == 0 and not self.echo:
-            raise BadRequest("max_tokens: 0 needs echo, for there would be no answer", field="max_tokens")
+            raise bad_field("max_tokens", "0 needs echo, for there would be no answer")
         if self.suffix and self.echo:
-            raise BadRequest("echo: not together with suffix; leave one of the two out", field="echo")
+            raise bad_field("echo", "not together with suffix; leave one of the two out")
 
     def prompts(self) -> list[Prompt]:
         """The prompts, each as text or as token ids. Raises BadRequest for none, a mixture, and too many."""
@@ -80,20 +79,20 @@ class CompletionBody(CommonFields, frozen=True, kw_only=True):
         else:
             prompts = [item for item in self.prompt if not isinstance(item, int)]
             if len(prompts) != len(self.prompt) or len({type(item) for item in prompts}) != 1:
-                raise BadRequest(
-                    "prompt: must be a text, a list of texts, a list of token ids, or a list of such lists, not empty "
+                raise bad_field(
+                    "prompt",
+                    "must be a text, a list of texts, a list of token ids, or a list of such lists, not empty "
                     "and not mixed",
-                    field="prompt",
                 )
         if not self.suffix and not all(prompts):
-            raise BadRequest("prompt: must not be empty", field="prompt")
+            raise bad_field("prompt", "must not be empty")
         if self.suffix and not isinstance(prompts[0], str):
-            raise BadRequest("suffix: needs prompts that are text, not token ids", field="suffix")
+            raise bad_field("suffix", "needs prompts that are text, not token ids")
         if len(prompts) * self.n_candidates > MAX_ANSWERS:
-            raise BadRequest(
-                f"prompt: {len(prompts)} prompts with {self.n_candidates} answers each are more than {MAX_ANSWERS} "
+            raise bad_field(
+                "prompt",
+                f"{len(prompts)} prompts with {self.n_candidates} answers each are more than {MAX_ANSWERS} "
                 f"answers in one request; send several",
-                field="prompt",
             )
         return prompts
 
@@ -114,7 +113,7 @@ def check_tokens(prompts: Sequence[Prompt], n_vocab: int) -> None:
     for prompt in prompts:
         wrong = 0 if isinstance(prompt, str) else max(prompt)
         if wrong >= n_vocab:
-            raise BadRequest(f"prompt: {wrong} is not a token of this model, which has {n_vocab}", field="prompt")
+            raise bad_field("prompt", f"{wrong} is not a token of this model, which has {n_vocab}")
 
 
 class CompletionChunks(Chunks):

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from localrun.errors import BadRequest
+from localrun.errors import BadRequest, bad_field
 from localrun.server import notices
 from localrun.server.structured.schema import schema_text
 from localrun.wire import Grammar, GrammarKind
@@ -170,10 +170,10 @@ def _value(shape: CallShape, argument: ArgumentShape, name: str, literals: _Lite
 def check_size(size_bytes: int) -> None:
     """Raises BadRequest when the tools of a request make more of a grammar than that."""
     if size_bytes > MAX_GRAMMAR_BYTES:
-        raise BadRequest(
-            f"tools: their schemas make a grammar of more than {MAX_GRAMMAR_BYTES} bytes; send fewer tools, or simpler "
+        raise bad_field(
+            "tools",
+            f"their schemas make a grammar of more than {MAX_GRAMMAR_BYTES} bytes; send fewer tools, or simpler "
             f"schemas",
-            field="tools",
         )
 
 

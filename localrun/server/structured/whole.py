@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from urllib.parse import quote, unquote
 
-from localrun.errors import BadRequest
+from localrun.errors import BadRequest, bad_field
 from localrun.server.structured.rewriting import are_apart
 
 # Through references as well, which are compiled by recursion: 2,000 to 3,000 of these levels overflow the stack.
@@ -68,9 +68,8 @@ def check_refs(root: Any, *, field: str) -> None:
         raise BadRequest(f'{field}: "$ref": {ref!r} is described by itself alone', field=field)
     depth, _ = _descend(nodes[:1], below)
     if depth > MAX_REFERENCED_DEPTH:
-        raise BadRequest(
-            f"{field}: references through references lead {depth} levels deep; {MAX_REFERENCED_DEPTH} are the most",
-            field=field,
+        raise bad_field(
+            field, f"references through references lead {depth} levels deep; {MAX_REFERENCED_DEPTH} are the most"
         )
 
 

@@ -19,7 +19,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from localrun.errors import BadRequest
+from localrun.errors import bad_field
 from localrun.server.openai.bodies import text_of
 from localrun.server.openai.responses.tools import name_for_model, short
 from localrun.server.prompting.ask import Attachments, Message, arguments_of, assistant, called, role_of
@@ -137,10 +137,7 @@ def _item(item: Item, where: str, find: Callable[[str], Item | None]) -> Item:
     if kind == "item_reference":
         found = find(str(item.get("id", "")))
         if found is None:
-            raise BadRequest(
-                f"{where}.id: item {str(item.get('id'))[:80]!r} is not kept here; send the item itself",
-                field=f"{where}.id",
-            )
+            raise bad_field(f"{where}.id", f"item {str(item.get('id'))[:80]!r} is not kept here; send the item itself")
         return found
     if kind == "message":
         role_of(str(item.get("role") or ""), where)
@@ -154,7 +151,7 @@ def _item(item: Item, where: str, find: Callable[[str], Item | None]) -> Item:
     if kind == "reasoning":
         return {"id": new_id("rs"), "summary": []} | _known(item)
     if not isinstance(kind, str):
-        raise BadRequest(f"{where}.type: a text is required, such as message", field=f"{where}.type")
+        raise bad_field(f"{where}.type", "a text is required, such as message")
     return {"id": new_id("item")} | item
 
 
@@ -180,14 +177,14 @@ def _message(item: Item, where: str) -> Item:
         part: dict[str, Any] = {"type": kind, "text": content}
         content = [part | {"annotations": []} if kind == "output_text" else part]
     if not isinstance(content, list) or not all(isinstance(part, dict) for part in content):
-        raise BadRequest(f"{where}.content: must be a text or a list of parts", field=f"{where}.content")
+        raise bad_field(f"{where}.content", "must be a text or a list of parts")
     return {"id": new_id("msg"), "status": "completed"} | _known(item) | {"type": "message", "content": content}
 
 
 def _check_texts(item: Item, where: str, *names: str) -> None:
     for name in names:
         if not isinstance(item.get(name), str):
-            raise BadRequest(f"{where}.{name}: a text is required", field=f"{where}.{name}")
+            raise bad_field(f"{where}.{name}", "a text is required")
 
 
 def _reasoning_text(item: Item) -> str:
@@ -209,7 +206,7 @@ def _outside(item: Item, where: str, names: dict[str, str], media: Attachments |
     if not isinstance(output, str | list) or (
         isinstance(output, list) and not all(isinstance(p, dict) for p in output)
     ):
-        raise BadRequest(f"{where}.output: must be a text or a list of parts", field=f"{where}.output")
+        raise bad_field(f"{where}.output", "must be a text or a list of parts")
     return {
         "role": "tool",
         "content": text_of(output, f"{where}.output", media),

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from localrun.errors import BadRequest
+from localrun.errors import bad_field
 from localrun.server.openai.answer import Fields
 from localrun.server.prompting.ask import AllowedTools, Choice, Function, NamedChoice, Tool, checked_tools
 
@@ -122,11 +122,11 @@ def _functions(
         )
     elif kind == "namespace" and namespace is None and isinstance(tool.get("tools"), list):
         if not isinstance(tool.get("name"), str):
-            raise BadRequest(f"{where}.name: a text is required", field=f"{where}.name")
+            raise bad_field(f"{where}.name", "a text is required")
         for index, inner in enumerate(tool["tools"]):
             place = f"{where}.tools[{index}]"
             if not isinstance(inner, dict):
-                raise BadRequest(f"{place}: must be an object", field=place)
+                raise bad_field(place, "must be an object")
             yield from _functions(inner, place, tool["name"], left_out)
     else:
         left_out.append(f"{where} ({short(kind)})")
@@ -151,7 +151,7 @@ def _converted(tool: Fields, where: str) -> Function:
     try:
         return msgspec.convert(tool, Function)
     except msgspec.ValidationError as error:
-        raise BadRequest(f"{where}: {error}", field=where) from None
+        raise bad_field(where, str(error)) from None
 
 
 def short(kind: object) -> str:
