@@ -19,7 +19,6 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import msgspec
 
@@ -29,6 +28,7 @@ from localrun.server.anthropic.body import CountBody, MessagesBody
 from localrun.server.http.exchange import Exchange
 from localrun.server.http.loop_watch import apart
 from localrun.server.jobs.job import Job
+from localrun.server.openai.answer import Fields, encode, headers_of
 from localrun.server.parsing.pieces import CallArguments, CallStart, Content, Piece, Reply, Thinking, ended
 from localrun.server.prompting.ask import ChatRequest
 from localrun.server.prompting.conversation import begun
@@ -94,7 +94,7 @@ class _Message:
         self._body = body
         self._reply = reply
         self._output = Output(omits_thinking=body.omits_thinking)
-        self._headers = [(b"x-localrun-request", job.id.encode("ascii"))]
+        self._headers = headers_of([job])
 
     async def stream(self) -> None:
         """Sends all of it. Raises what the job's iteration raises."""
@@ -188,11 +188,6 @@ def counts(n_prompt: int, n_cached: int, n_output: int, n_thinking: int) -> Anth
         output_tokens=n_output,
         output_tokens_details={"thinking_tokens": min(n_thinking, n_output)},
     )
-
-
-Fields = dict[str, Any]
-
-encode = msgspec.json.Encoder().encode
 
 
 def event(kind: str, fields: Fields | None = None) -> bytes:

@@ -38,6 +38,7 @@ from localrun.server.http.exchange import Exchange
 from localrun.server.http.failures import Headers
 from localrun.server.http.fields import ServiceFields
 from localrun.server.jobs.job import Job
+from localrun.server.openai.answer import headers_of
 from localrun.server.prompting.ask import Attached, Attachments, ChatRequest
 from localrun.server.prompting.mixed import segments_of
 from localrun.server.prompting.places import placed
@@ -156,7 +157,7 @@ def _in_segments(
 
 def _headers(job: Job, results: Results) -> Headers:
     """The request's id, and how many tokens were cut, if any."""
-    found = [(b"x-localrun-request", job.id.encode("ascii"))]
+    found = headers_of([job])
     if results.n_cut:
         found.append((b"x-localrun-truncated", str(results.n_cut).encode("ascii")))
     return found

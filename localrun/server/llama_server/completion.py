@@ -379,32 +379,14 @@ def generation_settings(
     plan: Submit, *, is_streamed: bool = False, lora: Sequence[fields.LoraEntry] = (), banned: Sequence[int] = ()
 ) -> Fields:
     """How an answer is sampled, by llama-server's names. Those that localrun does not have are at their defaults."""
-    said = plan.sampling
-    biases = [*said.logit_bias, *((token, -math.inf) for token in banned)]
-    return {
-        "seed": _RANDOM_SEED if said.seed is None else said.seed,
-        "temperature": said.temperature,
+    said = msgspec.structs.asdict(plan.sampling)
+    biases = [*said.pop("logit_bias"), *((token, -math.inf) for token in banned)]
+    seed, last_n = said.pop("seed"), said.pop("penalty_last_n")
+    return said | {
+        "seed": _RANDOM_SEED if seed is None else seed,
+        "repeat_last_n": last_n,
         "dynatemp_range": 0.0,
         "dynatemp_exponent": 1.0,
-        "top_k": said.top_k,
-        "top_p": said.top_p,
-        "min_p": said.min_p,
-        "top_n_sigma": said.top_n_sigma,
-        "xtc_probability": said.xtc_probability,
-        "xtc_threshold": said.xtc_threshold,
-        "typical_p": said.typical_p,
-        "repeat_last_n": said.penalty_last_n,
-        "repeat_penalty": said.repeat_penalty,
-        "presence_penalty": said.presence_penalty,
-        "frequency_penalty": said.frequency_penalty,
-        "dry_multiplier": said.dry_multiplier,
-        "dry_base": said.dry_base,
-        "dry_allowed_length": said.dry_allowed_length,
-        "dry_penalty_last_n": said.dry_penalty_last_n,
-        "dry_sequence_breakers": said.dry_sequence_breakers,
-        "mirostat": said.mirostat,
-        "mirostat_tau": said.mirostat_tau,
-        "mirostat_eta": said.mirostat_eta,
         "adaptive_target": -1.0,
         "adaptive_decay": 0.9,
         "stop": plan.stop,

@@ -23,13 +23,11 @@ from localrun.server.http.exchange import Exchange, parameter
 from localrun.server.http.fields import ServiceFields
 from localrun.server.http.loop_watch import apart
 from localrun.server.jobs.job import Job
-from localrun.server.openai.answer import naming, piece_text
-from localrun.server.openai.chat import ChatBody
+from localrun.server.openai.answer import piece_text
+from localrun.server.openai.chat import ChatBody, prepared_of
 from localrun.server.prompting.ask import ChatRequest
-from localrun.server.prompting.conversation import begun
 from localrun.server.prompting.mixed import segment_of, segments_of
 from localrun.server.prompting.places import shown
-from localrun.server.prompting.prepare import prepare, thinks_by_default
 from localrun.server.routing import NO_QUESTION, RoutingInput
 from localrun.server.runtime import Runtime
 from localrun.wire import MAX_COUNTED_TOKENS, Counted
@@ -168,9 +166,7 @@ async def apply_template(runtime: Runtime, exchange: Exchange) -> None:
     body.check_supported()
     ask = await apart(body.ask)
     async with streaming.entered(runtime, exchange, body, RoutingInput(ask=ask), is_for_one=True) as (_, _, [job]):
-        ask = thinks_by_default(job, msgspec.structs.replace(ask, messages=begun(job.model, ask.messages)))
-        with naming("messages"):
-            prepared = await prepare(runtime, job, ask)
+        prepared = await prepared_of(runtime, job, ask)
         await exchange.answer_json(RenderedPrompt(prompt=shown(prepared.segments)[0]))
 
 

@@ -13,22 +13,18 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-import msgspec
-
 from localrun.server import streaming
 from localrun.server.http.exchange import Exchange
 from localrun.server.http.failures import Headers
 from localrun.server.jobs.generation import Generation
 from localrun.server.jobs.job import Job
 from localrun.server.ollama.bodies import Options, PromptFields
+from localrun.server.openai.answer import Fields, encode, entries, headers_of
 from localrun.server.parsing.pieces import Call, CallArguments, CallStart, Content, Piece, Reply, Thinking, ended
 from localrun.server.prompting.fitting import Fitted, Tokens
 from localrun.server.prompting.places import shown
 from localrun.wire import ChosenLogprob, Delta, Segment, Submit, Usage
 
-_encode = msgspec.json.Encoder().encode
-
-Fields = dict[str, Any]
 # {"id": ..., "function": {"index": 0, "name": ..., "arguments": {...}}}
 ToolCall = dict[str, Any]
 
@@ -52,7 +48,7 @@ class Lines:
     """One answer's lines. `model` is shown as the client wrote it."""
 
     def __init__(self, model: str, kind: Kind) -> None:
-        self._head = b'{"model":' + _encode(model) + b',"created_at":"'
+        self._head = b'{"model":' + encode(model) + b',"created_at":"'
         is_chat = kind is Kind.CHAT
         self._before_text = b'","message":{"role":"assistant","content":' if is_chat else b'","response":'
         self._after_text = b"}" if is_chat else b""
@@ -60,13 +56,13 @@ class Lines:
 
     def text(self, text: str, logprobs: Sequence[ChosenLogprob] | None = None) -> bytes:
         if not logprobs:
-            return self._head + rfc3339_now() + self._before_text + _encode(text) + self._more
+            return self._head + rfc3339_now() + self._before_text + encode(text) + self._more
         return self.part(Said(text), logprobs)
 
     def part(self, said: Said, logprobs: Sequence[ChosenLogprob] | None = None) -> bytes:
         """A line with new text, thinking or calls."""
-        entries = {"logprobs": [logprob_entry(chosen) for chosen in logprobs]} if logprobs else {}
-        return self._with_fields(said, entries | {"done": False})
+        beside: Fields = {"logprobs": entries(logprobs)} if logprobs else {}
+        return self._with_fields(said, beside | {"done": False})
 
     def end(self, reason: str, fields: Fields, *, said: Said | None = None) -> bytes:
         """The last line, or with `said` the only one."""
@@ -85,9 +81,9 @@ class Lines:
         if said.tool_calls:
             beside["tool_calls"] = said.tool_calls
         # Chat has them in the message, generate beside the response: both times right behind the text.
-        more = b"," + _encode(beside)[1:-1] if beside else b""
-        rest = self._after_text + b"," + _encode(fields)[1:] + b"\n"
-        return self._head + rfc3339_now() + self._before_text + _encode(said.text) + more + rest
+        more = b"," + encode(beside)[1:-1] if beside else b""
+        rest = self._after_text + b"," + encode(fields)[1:] + b"\n"
+        return self._head + rfc3339_now() + self._before_text + encode(said.text) + more + rest
 
 
 def figures(usage: Usage, *, load_s: float, total_s: float) -> dict[str, int]:
@@ -111,13 +107,6 @@ def draft_counts(record: Generation) -> Fields:
     return said if record.speedup is None else said | {"speedup": round(record.speedup, 3)}
 
 
-def logprob_entry(chosen: ChosenLogprob) -> dict[str, Any]:
-    """One token's entry; `bytes` is there because half a character has no text."""
-    return _token_entry(chosen.piece, chosen.logprob) | {
-        "top_logprobs": [_token_entry(other.piece, other.logprob) for other in chosen.top]
-    }
-
-
 def rfc3339(moment_ns: int) -> bytes:
     """Nanoseconds since 1970 as UTC text."""
     seconds, rest = divmod(moment_ns, 1_000_000_000)
@@ -136,10 +125,6 @@ def rfc3339_now() -> bytes:
         _second_text = rfc3339(seconds * 1_000_000_000)[:19]
         _second = seconds
     return _second_text + b".%09dZ" % rest
-
-
-def _token_entry(piece: bytes, logprob: float) -> dict[str, Any]:
-    return {"token": piece.decode("utf-8", errors="replace"), "logprob": logprob, "bytes": list(piece)}
 
 
 def _ns(seconds: float) -> int:
@@ -254,7 +239,7 @@ class _Answer:
         self._parts = Parts()
         self._context = context
         self._output_tokens: list[int] = []
-        self._headers: Headers = [(b"x-localrun-request", job.id.encode("ascii")), *headers]
+        self._headers: Headers = [*headers_of([job]), *headers]
 
     async def stream(self) -> None:
         """Sends all of it. Raises what the job's iteration raises."""
@@ -284,7 +269,7 @@ class _Answer:
             finish, _ = ended(delta)
             fields = self._last_fields(delta)
             if logprobs:
-                fields["logprobs"] = [logprob_entry(chosen) for chosen in logprobs]
+                fields["logprobs"] = entries(logprobs)
             line = self._lines.end(finish.value, fields, said=joined(parts))
             await self._exchange.answer(line, headers=self._headers)
 

@@ -43,7 +43,8 @@ Fields = dict[str, Any]
 
 
 class Chunks(ABC):
-    """One answer. Chunks but the last have no `usage`: OpenAI has a null there, for which some clients skip a chunk."""
+    """One answer, with a reply for each choice. Chunks but the last have no `usage`: OpenAI has a null there, for which
+    some clients skip a chunk."""
 
     id_prefix: ClassVar[str]
     stream_object: ClassVar[str]
@@ -52,7 +53,8 @@ class Chunks(ABC):
     after_text: ClassVar[bytes]
     no_text: ClassVar[bytes]
 
-    def __init__(self, *, request_id: str, model: str) -> None:
+    def __init__(self, *, request_id: str, model: str, replies: Sequence[Reply]) -> None:
+        self._replies = replies
         self._envelope: Fields = {
             "id": self.id_prefix + request_id,
             "created": int(time.time()),
@@ -102,9 +104,9 @@ class Chunks(ABC):
         """The answer of a request that does not stream."""
         return encode({"object": self.whole_object} | self._envelope | {"choices": choices} | fields)
 
-    @abstractmethod
     def gather(self, index: int, delta: Delta) -> None:
         """Keeps one delta for `choice`."""
+        self._replies[index].gather(delta)
 
     @abstractmethod
     def choice(self, index: int, reason: str) -> Fields:
@@ -120,9 +122,10 @@ class Chunks(ABC):
         """Why a choice ended, in OpenAI's words."""
         return Finish.LENGTH.value if finish is Finish.LENGTH else Finish.STOP.value
 
-    def n_thinking(self, index: int) -> int:
-        """How many of a choice's tokens were thinking."""
-        return 0
+    @property
+    def n_thinking(self) -> int:
+        """How many tokens of all choices were thinking."""
+        return sum(reply.n_thinking for reply in self._replies)
 
 
 def entry(token: ChosenLogprob | TokenLogprob) -> Fields:
@@ -141,7 +144,7 @@ def piece_text(piece: bytes) -> str:
 
 
 class ChatChunks(Chunks):
-    """Content, thinking and tool calls, each as a delta of its own; one reply for each choice."""
+    """Content, thinking and tool calls, each as a delta of its own."""
 
     id_prefix = "chatcmpl-"
     stream_object = "chat.completion.chunk"
@@ -151,8 +154,7 @@ class ChatChunks(Chunks):
     no_text = b'"delta":{}'
 
     def __init__(self, *, request_id: str, model: str, replies: Sequence[Reply], uses_functions: bool = False) -> None:
-        super().__init__(request_id=request_id, model=model)
-        self._replies = replies
+        super().__init__(request_id=request_id, model=model, replies=replies)
         self._uses_functions = uses_functions
 
     def first(self, index: int) -> bytes:
@@ -173,9 +175,6 @@ class ChatChunks(Chunks):
         if logprobs:
             chunks.append(self.text(index, "", logprobs))
         return chunks[0] if len(chunks) == 1 else b"".join(chunks)
-
-    def gather(self, index: int, delta: Delta) -> None:
-        self._replies[index].gather(delta)
 
     def choice(self, index: int, reason: str) -> Fields:
         said = self._replies[index].gathered
@@ -205,9 +204,6 @@ class ChatChunks(Chunks):
         if finish is Finish.STOP and self._replies[index].has_calls:
             return "function_call" if self._uses_functions else "tool_calls"
         return super().reason(index, finish)
-
-    def n_thinking(self, index: int) -> int:
-        return self._replies[index].n_thinking
 
     def _other(self, index: int, piece: Thinking | CallStart | CallArguments) -> bytes:
         """A piece that is not content."""
@@ -412,8 +408,7 @@ class Answer:
 
     def _counts(self) -> Fields:
         by_index = [self.usages[index] for index in range(len(self.jobs))]
-        n_thinking = sum(self._chunks.n_thinking(index) for index in range(len(self.jobs)))
-        counts = usage_of(by_index[:: self._n_per_prompt], by_index, n_thinking=n_thinking)
+        counts = usage_of(by_index[:: self._n_per_prompt], by_index, n_thinking=self._chunks.n_thinking)
         return {"usage": counts} | self.more()
 
     def more(self) -> Fields:

@@ -213,7 +213,7 @@ async def answer_chat(runtime: Runtime, exchange: Exchange, body: ChatBody, answ
     prediction = body.prediction.text if body.prediction is not None else ""
     question = RoutingInput(ask=ask, effort=body.effort)
     async with streaming.entered(runtime, exchange, body, question, n_jobs=body.n_choices) as (body, ask, jobs):
-        prepared = await _prepared(runtime, jobs[0], ask)
+        prepared = await prepared_of(runtime, jobs[0], ask)
         plan = await streaming.plan(
             body,
             jobs[0],
@@ -250,11 +250,12 @@ async def count_tokens(runtime: Runtime, exchange: Exchange) -> None:
     ask = await apart(body.ask)
     question = RoutingInput(ask=ask, effort=body.effort, may_probe=False)
     async with streaming.entered(runtime, exchange, body, question) as (_, ask, [job]):
-        prepared = await _prepared(runtime, job, ask)
+        prepared = await prepared_of(runtime, job, ask)
         await exchange.answer_json(InputTokens(input_tokens=len(await job.count(prepared.segments))))
 
 
-async def _prepared(runtime: Runtime, job: Job, ask: ChatRequest) -> Prepared:
+async def prepared_of(runtime: Runtime, job: Job, ask: ChatRequest) -> Prepared:
+    """The prompt, with what the model's own parameters say besides. Raises what `prepare` raises."""
     whole = thinks_by_default(job, msgspec.structs.replace(ask, messages=begun(job.model, ask.messages)))
     with naming("messages"):
         return await prepare(runtime, job, whole)

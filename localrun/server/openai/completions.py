@@ -126,13 +126,14 @@ class CompletionChunks(Chunks):
     after_text = b""
     no_text = b'"text":""'
 
-    def __init__(self, *, request_id: str, model: str, echoes: Sequence[str] = (), shows_logprobs: bool = True) -> None:
-        super().__init__(request_id=request_id, model=model)
+    def __init__(
+        self, *, request_id: str, model: str, n_choices: int, echoes: Sequence[str] = (), shows_logprobs: bool = True
+    ) -> None:
+        replies = [Reply(PlainParser()) for _ in range(n_choices)]
+        super().__init__(request_id=request_id, model=model, replies=replies)
         self._echoes = echoes
         self._shows_logprobs = shows_logprobs
         self._offsets: dict[int, int] = {}
-        self._texts: dict[int, list[str]] = {}
-        self._kept: dict[int, list[ChosenLogprob]] = {}
         self._scores: dict[int, list[ChosenLogprob]] = {}
 
     def first(self, index: int) -> bytes:
@@ -142,26 +143,25 @@ class CompletionChunks(Chunks):
         return self.text(index, delta.text, delta.logprobs) if delta.text or delta.logprobs else b""
 
     def gather(self, index: int, delta: Delta) -> None:
-        self._texts.setdefault(index, []).append(delta.text)
-        self._kept.setdefault(index, []).extend(delta.logprobs or ())
+        super().gather(index, delta)
         if delta.scores is not None:
             # After an engine died those of a prompt begin anew.
             self._scores.setdefault(index, [])[delta.scores.first :] = delta.scores.tokens
 
     def choice(self, index: int, reason: str) -> Fields:
         echoed = self._echoes[index] if self._echoes else ""
-        scores = self._scores.get(index, [])
-        logprobs = [*scores, *self._kept.get(index, ())] if self._shows_logprobs else None
+        scores, said = self._scores.get(index, []), self._replies[index].gathered
+        logprobs = [*scores, *said.logprobs] if self._shows_logprobs else None
         return {
             "index": index,
-            "text": echoed + "".join(self._texts.get(index, ())),
+            "text": echoed + said.content_text,
             "logprobs": _without_first(self.logprobs(index, logprobs), bool(scores)) if logprobs else None,
             "finish_reason": reason,
         }
 
     def score(self, index: int) -> float:
         """How probable a gathered choice was to the model: the mean over its tokens, by which `best_of` chooses."""
-        kept = self._kept.get(index, ())
+        kept = self._replies[index].gathered.logprobs
         return sum(chosen.logprob for chosen in kept) / len(kept) if kept else 0.0
 
     def logprobs(self, index: int, logprobs: Sequence[ChosenLogprob]) -> Fields:
@@ -230,6 +230,7 @@ async def answer_completion(
         chunks = CompletionChunks(
             request_id=streaming.answer_id(jobs),
             model=body.model,
+            n_choices=len(jobs),
             echoes=echoes,
             shows_logprobs=body.logprobs is not None,
         )

@@ -8,7 +8,7 @@ chunk. Models are told of from file headers, nothing is loaded.
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, TypeVar
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
@@ -90,10 +90,6 @@ class LmStudioChatBody(ChatBody, frozen=True, kw_only=True):
     ttl: _Ttl | None = None
     draft_model: fields.DraftName | None = None
 
-    def in_openais_words(self) -> Self:
-        """With its own fields as those of OpenAI's routes."""
-        return msgspec.structs.replace(self, **_in_openais_words(self))
-
 
 class LmStudioCompletionBody(CompletionBody, frozen=True, kw_only=True):
     """POST /api/v0/completions."""
@@ -101,16 +97,17 @@ class LmStudioCompletionBody(CompletionBody, frozen=True, kw_only=True):
     ttl: _Ttl | None = None
     draft_model: fields.DraftName | None = None
 
-    def in_openais_words(self) -> Self:
-        """With its own fields as those of OpenAI's routes."""
-        return msgspec.structs.replace(self, **_in_openais_words(self))
+
+_Body = TypeVar("_Body", LmStudioChatBody, LmStudioCompletionBody)
 
 
-def _in_openais_words(body: LmStudioChatBody | LmStudioCompletionBody) -> dict[str, Any]:
-    return {
-        "keep_alive": body.ttl if body.keep_alive is None else body.keep_alive,
-        "draft": body.draft_model if body.draft is None else body.draft,
-    }
+def _in_openais_words(body: _Body) -> _Body:
+    """With its own fields as those of OpenAI's routes."""
+    return msgspec.structs.replace(
+        body,
+        keep_alive=body.ttl if body.keep_alive is None else body.keep_alive,
+        draft=body.draft_model if body.draft is None else body.draft,
+    )
 
 
 class _Answer(Answer):
@@ -158,13 +155,13 @@ class _Answer(Answer):
 async def chat(runtime: Runtime, exchange: Exchange) -> None:
     body = await exchange.read_json(LmStudioChatBody)
     with told_of("draft_model" if body.draft is None else "draft", instead_of="draft"):
-        await answer_chat(runtime, exchange, body.in_openais_words(), _Answer)
+        await answer_chat(runtime, exchange, _in_openais_words(body), _Answer)
 
 
 async def complete(runtime: Runtime, exchange: Exchange) -> None:
     body = await exchange.read_json(LmStudioCompletionBody)
     with told_of("draft_model" if body.draft is None else "draft", instead_of="draft"):
-        await answer_completion(runtime, exchange, body.in_openais_words(), _Answer)
+        await answer_completion(runtime, exchange, _in_openais_words(body), _Answer)
 
 
 async def list_models(runtime: Runtime, exchange: Exchange) -> None:

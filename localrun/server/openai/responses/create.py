@@ -5,7 +5,7 @@ A response is one answer to a conversation of items: those of the response it go
 When it ends well, or at its limit, it is kept before its end is sent, so that who goes on at once finds it.
 What only OpenAI's service can do (background runs, stored prompts, conversations as objects) is refused with the
 field's name.
-Does not: read the input items (`items.py`) or the tools (`tools.py`), or build the output items (`output.py`).
+Does not: read the input items or the tools (`items.py`), or build the output items (`output.py`).
 """
 
 from __future__ import annotations
@@ -28,14 +28,21 @@ from localrun.server.jobs.job import Job
 from localrun.server.openai.answer import Fields, Running, encode, headers_of, naming
 from localrun.server.openai.bodies import JsonSchema, LimitFields, ResponseFormat, grammar_of_format
 from localrun.server.openai.chat import ChatReasoning, Effort, InputTokens, think_of
-from localrun.server.openai.responses import items as response_items
-from localrun.server.openai.responses.items import Item
+from localrun.server.openai.responses.items import (
+    Client,
+    Item,
+    Offered,
+    items_of,
+    left_out,
+    messages_of,
+    offered,
+    tools_in,
+)
 from localrun.server.openai.responses.kept import KeptResponses
 from localrun.server.openai.responses.output import Events, Output
-from localrun.server.openai.responses.tools import Client, Offered, offered
 from localrun.server.parsing.pieces import Reply, ended
-from localrun.server.prompting import conversation as beginning
 from localrun.server.prompting.ask import MAX_MESSAGES, MAX_TOOLS, Attachments, ChatRequest, Choice, choose_tools
+from localrun.server.prompting.conversation import begun
 from localrun.server.prompting.fitting import Fitted, fit_chat
 from localrun.server.prompting.prepare import thinks_by_default
 from localrun.server.routing import RoutingInput
@@ -254,15 +261,15 @@ class _Asked(NamedTuple):
 
 
 def _asked(body: ResponsesBody, before: Sequence[Item], find: Callable[[str], Item | None]) -> _Asked:
-    sent = response_items.items_of(body.input, find)
+    sent = items_of(body.input, find)
     # Checked as what was sent, so that an error names the item of this body.
-    response_items.messages_of(None, sent, Attachments())
+    messages_of(None, sent, Attachments())
     conversation = [*before, *sent]
-    found = offered([*(body.tools or ()), *response_items.tools_in(conversation)])
+    found = offered([*(body.tools or ()), *tools_in(conversation)])
     tools, choice = choose_tools(found.choice(body.tool_choice), found.tools)
     media = Attachments()
     ask = ChatRequest(
-        messages=response_items.messages_of(body.instructions, conversation, media),
+        messages=messages_of(body.instructions, conversation, media),
         tools=tools,
         tool_choice=choice,
         parallel_calls=body.parallel_tool_calls is not False,
@@ -271,7 +278,7 @@ def _asked(body: ResponsesBody, before: Sequence[Item], find: Callable[[str], It
         passed_over="reasoning.effort",
         media=media.all(),
     )
-    notices.note(*found.left_out, *response_items.left_out(sent))
+    notices.note(*found.left_out, *left_out(sent))
     return _Asked(conversation, found, ask)
 
 
@@ -286,8 +293,7 @@ async def _read_body(runtime: Runtime, exchange: Exchange) -> tuple[ResponsesBod
 
 
 async def _fitted(runtime: Runtime, job: Job, body: ResponsesBody, ask: ChatRequest) -> Fitted:
-    messages = beginning.begun(job.model, ask.messages)
-    whole = thinks_by_default(job, msgspec.structs.replace(ask, messages=messages))
+    whole = thinks_by_default(job, msgspec.structs.replace(ask, messages=begun(job.model, ask.messages)))
     n_predict, may_cut = body.max_output or -1, body.truncation == "auto"
     with naming("input"):
         return await fit_chat(runtime, job, whole, n_predict=n_predict, n_keep=-1, may_cut=may_cut)
@@ -318,12 +324,12 @@ async def create(runtime: Runtime, exchange: Exchange) -> None:
             n_probs=body.top_logprobs or 0,
         )
         await fitted.submit(job, plan)
-        begun = begun_response("resp_" + streaming.answer_id([job]), body, plan.sampling, found.written)
+        response = begun_response("resp_" + streaming.answer_id([job]), body, plan.sampling, found.written)
         run = _Run(
             exchange,
             job,
             Reply(prepared.new_parser()),
-            begun,
+            response,
             summarizes=body.summarizes,
             kept=runtime.responses if body.is_kept else None,
             conversation=conversation,
