@@ -14,9 +14,9 @@ from msgspec import Meta
 
 from localrun.errors import NotFound, bad_field
 from localrun.server.batches.lines import MAX_REQUESTS, AskedMessage
-from localrun.server.batches.openai import number_of
+from localrun.server.batches.openai import ends_of
 from localrun.server.batches.store import Api, Batch
-from localrun.server.http.exchange import Exchange, parameter
+from localrun.server.http.exchange import Exchange, parameter, whole_number
 from localrun.server.runtime import Runtime
 
 MAX_BATCHES = 1000
@@ -87,7 +87,7 @@ async def create(runtime: Runtime, exchange: Exchange) -> None:
 
 
 async def list_batches(runtime: Runtime, exchange: Exchange) -> None:
-    limit = number_of(exchange, "limit", default=_BATCHES, most=MAX_BATCHES)
+    limit = whole_number(exchange, "limit", default=_BATCHES, most=MAX_BATCHES)
     before, after = parameter(exchange, "before_id"), parameter(exchange, "after_id")
     if before and after:
         raise bad_field("before_id", "not together with after_id; send one of them")
@@ -97,12 +97,7 @@ async def list_batches(runtime: Runtime, exchange: Exchange) -> None:
         )
     )
     rows = [_shown(batch, exchange) for batch in (reversed(page.rows) if before else page.rows)]
-    await exchange.answer_json(
-        MessageBatches(
-            data=rows, has_more=page.has_more, first_id=rows[0].id if rows else None,
-            last_id=rows[-1].id if rows else None,
-        )
-    )  # fmt: skip
+    await exchange.answer_json(MessageBatches(data=rows, has_more=page.has_more, **ends_of(rows)))
 
 
 async def one_batch(runtime: Runtime, exchange: Exchange) -> None:

@@ -10,6 +10,7 @@ import asyncio
 import json
 import re
 import time
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -20,7 +21,7 @@ from localrun.server.batches.files import MAX_FORM_BYTES, Upload
 from localrun.server.batches.lines import ENDPOINTS
 from localrun.server.batches.service import INPUTS_KEPT_S
 from localrun.server.batches.store import Api, Batch, StoredFile, new_id
-from localrun.server.http.exchange import Exchange, parameter
+from localrun.server.http.exchange import Exchange, parameter, whole_number
 from localrun.server.openai.responses.create import TokenUsage
 from localrun.server.runtime import Runtime
 
@@ -48,14 +49,19 @@ class FileObject(msgspec.Struct, frozen=True, kw_only=True):
     status_details: None = None
 
 
-class Files(msgspec.Struct, frozen=True, kw_only=True):
-    """A page of files."""
+class Page(msgspec.Struct, frozen=True, kw_only=True):
+    """A part of a list."""
 
-    object: Literal["list"]
-    data: list[FileObject]
+    object: Literal["list"] = "list"
     first_id: str | None
     last_id: str | None
     has_more: bool
+
+
+class Files(Page, frozen=True, kw_only=True):
+    """A page of files."""
+
+    data: list[FileObject]
 
 
 class FileDeleted(msgspec.Struct, frozen=True, kw_only=True):
@@ -117,14 +123,10 @@ class BatchObject(msgspec.Struct, frozen=True, kw_only=True):
     metadata: dict[str, str] | None
 
 
-class Batches(msgspec.Struct, frozen=True, kw_only=True):
+class Batches(Page, frozen=True, kw_only=True):
     """A page of batches, newest first."""
 
-    object: Literal["list"]
     data: list[BatchObject]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
 
 
 class ExpiresAfter(msgspec.Struct, frozen=True, kw_only=True):
@@ -195,7 +197,7 @@ def _expires_s(form: Upload) -> int | None:
 
 
 async def list_files(runtime: Runtime, exchange: Exchange) -> None:
-    limit = number_of(exchange, "limit", default=MAX_FILES, most=MAX_FILES)
+    limit = whole_number(exchange, "limit", default=MAX_FILES, most=MAX_FILES)
     order = parameter(exchange, "order") or "desc"
     if order not in ("asc", "desc"):
         raise bad_field("order", f"{order[:40]!r} is not an order; use asc or desc")
@@ -209,10 +211,7 @@ async def list_files(runtime: Runtime, exchange: Exchange) -> None:
         )
     )
     rows = [_file(file) for file in page.rows]
-    await exchange.answer_json(
-        Files(object="list", data=rows, first_id=rows[0].id if rows else None, last_id=rows[-1].id if rows else None,
-              has_more=page.has_more)
-    )  # fmt: skip
+    await exchange.answer_json(Files(data=rows, has_more=page.has_more, **ends_of(rows)))
 
 
 async def one_file(runtime: Runtime, exchange: Exchange) -> None:
@@ -281,15 +280,12 @@ def _window_s(text: str) -> float:
 
 
 async def list_batches(runtime: Runtime, exchange: Exchange) -> None:
-    limit = number_of(exchange, "limit", default=_BATCHES, most=MAX_BATCHES)
+    limit = whole_number(exchange, "limit", default=_BATCHES, most=MAX_BATCHES)
     page = await runtime.batch_service.ask(
         lambda store: store.batches(exchange.caller.id, Api.OPENAI, after=parameter(exchange, "after"), limit=limit)
     )
     rows = [_batch(batch) for batch in page.rows]
-    await exchange.answer_json(
-        Batches(object="list", data=rows, first_id=rows[0].id if rows else None, last_id=rows[-1].id if rows else None,
-                has_more=page.has_more)
-    )  # fmt: skip
+    await exchange.answer_json(Batches(data=rows, has_more=page.has_more, **ends_of(rows)))
 
 
 async def one_batch(runtime: Runtime, exchange: Exchange) -> None:
@@ -303,28 +299,18 @@ async def cancel(runtime: Runtime, exchange: Exchange) -> None:
     await exchange.answer_json(_batch(await runtime.batch_service.cancel(batch_id, exchange.caller.id, Api.OPENAI)))
 
 
+_SAME = ("id", "endpoint", "model", "input_file_id", "completion_window", "status", "output_file_id", "error_file_id")
+_TIMES = tuple(name for name in BatchObject.__struct_fields__ if name.endswith("_at"))
+
+
 def _batch(batch: Batch) -> BatchObject:
     errors: list[dict[str, Any]] = json.loads(batch.errors) if batch.errors else []
+    kept: dict[str, Any] = {name: getattr(batch, name) for name in (*_SAME, *_TIMES)}
+    kept |= {name: int(kept[name]) for name in _TIMES if kept[name] is not None}
     return BatchObject(
-        id=batch.id,
         object="batch",
-        endpoint=batch.endpoint,
-        model=batch.model,
+        **kept,
         errors=BatchErrors(object="list", data=[BatchError(**one) for one in errors]) if errors else None,
-        input_file_id=batch.input_file_id,
-        completion_window=batch.completion_window,
-        status=batch.status,
-        output_file_id=batch.output_file_id,
-        error_file_id=batch.error_file_id,
-        created_at=int(batch.created_at),
-        in_progress_at=_whole(batch.in_progress_at),
-        expires_at=int(batch.expires_at),
-        finalizing_at=_whole(batch.finalizing_at),
-        completed_at=_whole(batch.completed_at),
-        failed_at=_whole(batch.failed_at),
-        expired_at=_whole(batch.expired_at),
-        cancelling_at=_whole(batch.cancelling_at),
-        cancelled_at=_whole(batch.cancelled_at),
         request_counts=RequestCounts(total=batch.n_lines, completed=batch.n_succeeded, failed=batch.n_errored),
         usage=TokenUsage(
             input_tokens=batch.n_input_tokens,
@@ -337,15 +323,6 @@ def _batch(batch: Batch) -> BatchObject:
     )
 
 
-def _whole(seconds: float | None) -> int | None:
-    return None if seconds is None else int(seconds)
-
-
-def number_of(exchange: Exchange, name: str, *, default: int, most: int) -> int:
-    """A query parameter that counts rows. Raises BadRequest."""
-    text = parameter(exchange, name)
-    if not text:
-        return default
-    if not (text.isascii() and text.isdigit() and len(text) < 10) or not 1 <= int(text) <= most:
-        raise bad_field(name, f"{text[:40]!r} is not a number from 1 to {most}")
-    return int(text)
+def ends_of(rows: Sequence[Any]) -> dict[str, Any]:
+    """The ids of a page's first and last row."""
+    return {"first_id": rows[0].id if rows else None, "last_id": rows[-1].id if rows else None}

@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from contextlib import aclosing
+from dataclasses import dataclass
 from itertools import islice
 from typing import Annotated, Any, Protocol
 
@@ -242,38 +243,36 @@ class AnswerFields(RunningFields, Protocol):
     def lora(self) -> list[fields.LoraEntry] | None: ...
 
 
+@dataclass
 class CompletionAnswer:
-    """The answers to all prompts, sent once: streams of texts whose last chunk has all the facts, or those with all
+    """The answers to all `prompts`, sent once: streams of texts whose last chunk has all the facts, or those with all
     texts."""
 
-    def __init__(
-        self, body: AnswerFields, jobs: Sequence[Job], plan: Submit, texts: list[str], *, is_list: bool
-    ) -> None:
-        self._body = body
-        self._jobs = jobs
-        self._plan = plan
-        self._prompts = texts
-        self._is_list = is_list
+    body: AnswerFields
+    jobs: Sequence[Job]
+    plan: Submit
+    prompts: list[str]
+    is_list: bool = False
 
     async def send(self, exchange: Exchange) -> None:
-        headers = headers_of(self._jobs)
-        if self._body.stream:
+        headers = headers_of(self.jobs)
+        if self.body.stream:
             writer: streaming.Writer = self
-            if self._body.return_progress:
-                writer = Running(self, self._jobs, self._body, self._told, times_chunks=False)
-            await streaming.stream(exchange, self._jobs, writer, headers)
+            if self.body.return_progress:
+                writer = Running(self, self.jobs, self.body, self._told, times_chunks=False)
+            await streaming.stream(exchange, self.jobs, writer, headers)
             return
-        texts, tokens, probabilities = ([[] for _ in self._jobs] for _ in range(3))  # type: ignore[var-annotated]
-        answers: list[Fields] = [{}] * len(self._jobs)
-        async with aclosing(streaming.deltas(self._jobs)) as deltas:
+        texts, tokens, probabilities = ([[] for _ in self.jobs] for _ in range(3))  # type: ignore[var-annotated]
+        answers: list[Fields] = [{}] * len(self.jobs)
+        async with aclosing(streaming.deltas(self.jobs)) as deltas:
             async for index, delta, _ in deltas:
                 texts[index].append(delta.text)
                 tokens[index] += delta.tokens
                 probabilities[index] += delta.logprobs or ()
                 if delta.finish is not None:
-                    kept = tokens[index] if self._body.return_tokens else []
+                    kept = tokens[index] if self.body.return_tokens else []
                     answers[index] = self._whole(index, "".join(texts[index]), kept, probabilities[index], delta)
-        await exchange.answer(encode(answers if self._is_list else answers[0]), headers=headers)
+        await exchange.answer(encode(answers if self.is_list else answers[0]), headers=headers)
 
     # --- as the writer of a stream -------------------------------------------------------------------------------
 
@@ -297,8 +296,8 @@ class CompletionAnswer:
         chunk = self._head(index) | {"content": delta.text, "tokens": delta.tokens}
         if delta.logprobs:
             chunk["completion_probabilities"] = _probabilities(delta.logprobs)
-        if self._body.timings_per_token:
-            chunk["timings"] = timings_so_far(self._jobs[index].record, delta.n_output)
+        if self.body.timings_per_token:
+            chunk["timings"] = timings_so_far(self.jobs[index].record, delta.n_output)
         return chunk
 
     def _told(self, index: int, fields: Fields) -> bytes:
@@ -306,7 +305,7 @@ class CompletionAnswer:
         return b"data: " + encode(self._head(index) | fields) + b"\n\n"
 
     def _head(self, index: int) -> Fields:
-        record = self._jobs[index].record
+        record = self.jobs[index].record
         return {
             "index": index, "content": "", "tokens": [], "stop": False, "id_slot": self._slot(index),
             "tokens_predicted": record.n_output, "tokens_evaluated": record.n_prompt or 0,
@@ -314,14 +313,14 @@ class CompletionAnswer:
 
     def _slot(self, index: int) -> int:
         """Where it runs or ran; -1 before it had a slot."""
-        slot = self._jobs[index].record.last_slot
+        slot = self.jobs[index].record.last_slot
         return -1 if slot is None else slot
 
     def _whole(
         self, index: int, content: str, tokens: list[int], logprobs: Sequence[ChosenLogprob], delta: Delta
     ) -> Fields:
         finish, usage = ended(delta)
-        record = self._jobs[index].record
+        record = self.jobs[index].record
         is_word = finish is Finish.STOP and delta.stop_text is not None
         answer: Fields = {
             "index": index,
@@ -329,19 +328,19 @@ class CompletionAnswer:
             "tokens": tokens,
             "id_slot": self._slot(index),
             "stop": True,
-            "model": self._jobs[index].ask.model,
+            "model": self.jobs[index].ask.model,
             "tokens_predicted": usage.n_output,
             "tokens_evaluated": usage.n_prompt,
             "generation_settings": generation_settings(
-                self._plan,
-                is_streamed=bool(self._body.stream),
-                lora=self._body.lora or (),
-                banned=self._jobs[index].eog_tokens if self._plan.ignore_eos else (),
+                self.plan,
+                is_streamed=bool(self.body.stream),
+                lora=self.body.lora or (),
+                banned=self.jobs[index].eog_tokens if self.plan.ignore_eos else (),
             ),
-            "prompt": self._prompts[index],
+            "prompt": self.prompts[index],
             "has_new_line": record.has_new_line,
             # By the context: the answer was to have more tokens, or as many as the model wants.
-            "truncated": finish is Finish.LENGTH and not 0 <= self._plan.n_predict <= usage.n_output,
+            "truncated": finish is Finish.LENGTH and not 0 <= self.plan.n_predict <= usage.n_output,
             "stop_type": "limit" if finish is Finish.LENGTH else "word" if is_word else "eos",
             "stopping_word": delta.stop_text or "",
             "tokens_cached": usage.n_prompt + max(usage.n_output - 1, 0),
@@ -349,7 +348,7 @@ class CompletionAnswer:
         }
         if logprobs:
             answer["completion_probabilities"] = _probabilities(logprobs)
-        return picked(answer, self._body.response_fields)
+        return picked(answer, self.body.response_fields)
 
 
 def _probabilities(logprobs: Sequence[ChosenLogprob]) -> list[Fields]:
@@ -467,4 +466,4 @@ async def complete_infill(runtime: Runtime, exchange: Exchange) -> None:
         await jobs[0].submit(plan, segments=segments)
         prompt = "".join(segment.text for segment in segments)
         with naming("input_prefix"):
-            await CompletionAnswer(body, jobs, plan, [prompt], is_list=False).send(exchange)
+            await CompletionAnswer(body, jobs, plan, [prompt]).send(exchange)

@@ -19,7 +19,7 @@ import localrun
 from localrun.access.usage import BY, day_of
 from localrun.errors import BadRequest, DiskRefused, Forbidden, Unavailable, bad_field
 from localrun.server.http.access import Caller
-from localrun.server.http.exchange import Exchange, parameter
+from localrun.server.http.exchange import Exchange, parameter, whole_number
 from localrun.server.http.path_redaction import redact_paths_in
 from localrun.server.jobs.registry import unknown_request
 from localrun.server.runtime import Runtime
@@ -189,6 +189,7 @@ def _hz(exchange: Exchange) -> float:
 
 # How long the daemon's end may go unnoticed by a reader.
 _TURN_S = 1.0
+MAX_LINE = 10**18 - 1
 # A burst is sent in pieces of so many lines, so that no single write is large.
 _LINES_PER_WRITE = 100
 
@@ -196,12 +197,10 @@ _encoder = msgspec.json.Encoder()
 
 
 async def logs(runtime: Runtime, exchange: Exchange) -> None:
-    since, follow = parameter(exchange, "since") or "0", parameter(exchange, "follow") or "1"
-    if not since.isascii() or not since.isdigit() or len(since) > 18:
-        raise bad_field("since", f"must be the number of a line, not {since[:40]!r}")
+    number = whole_number(exchange, "since", default=0, most=MAX_LINE, least=0)
+    follow = parameter(exchange, "follow") or "1"
     if follow not in ("0", "1"):
         raise bad_field("follow", f"must be 0 or 1, not {follow[:40]!r}")
-    number = int(since)
     await exchange.read_body()
     async with exchange.while_connected():
         await exchange.open_stream()
@@ -245,7 +244,7 @@ async def usage(runtime: Runtime, exchange: Exchange) -> None:
     by = parameter(exchange, "by") or "key"
     if by not in BY:
         raise BadRequest(f"by must be one of {', '.join(BY)}, not {by[:40]!r}", field="by")
-    days = _days(exchange)
+    days = whole_number(exchange, "days", default=DEFAULT_DAYS, most=MAX_DAYS)
     since = day_of(time.time() - (days - 1) * 86400)
     caller = exchange.caller
     key = None if caller.is_admin else caller.name
@@ -255,11 +254,3 @@ async def usage(runtime: Runtime, exchange: Exchange) -> None:
         raise DiskRefused(f"{runtime.access.usage.path} cannot be read: {error}") from None
     rows = [UsageRow(**total._asdict()) for total in totals]
     await exchange.answer_redacted(UsageReport(by=by, since=since, rows=rows))
-
-
-def _days(exchange: Exchange) -> int:
-    text = parameter(exchange, "days") or str(DEFAULT_DAYS)
-    days = int(text) if text.isascii() and text.isdigit() and len(text) < 6 else 0
-    if not 1 <= days <= MAX_DAYS:
-        raise BadRequest(f"days must be a number from 1 to {MAX_DAYS}, not {text[:40]!r}", field="days")
-    return days

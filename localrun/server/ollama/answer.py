@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, NamedTuple
 
@@ -212,47 +213,35 @@ async def answer(
         show_control=prepared.show_control,
     )
     await fitted.submit(job, asked)
-    sender = _Answer(exchange, job, lines, Reply(prepared.new_parser()), context=context, headers=fitted.headers)
+    headers = [*headers_of([job]), *fitted.headers]
+    sender = _Answer(exchange, job, lines, Reply(prepared.new_parser()), context, headers)
     if body.stream is not False:
-        await sender.stream()
+        await streaming.stream(exchange, [job], sender, headers)
     else:
         await sender.whole()
 
 
+@dataclass
 class _Answer:
     """One answer, sent once."""
 
-    def __init__(
-        self,
-        exchange: Exchange,
-        job: Job,
-        lines: Lines,
-        reply: Reply,
-        *,
-        context: Tokens | None,
-        headers: Headers,
-    ) -> None:
-        self._exchange = exchange
-        self._job = job
-        self._lines = lines
-        self._reply = reply
-        self._parts = Parts()
-        self._context = context
-        self._output_tokens: list[int] = []
-        self._headers: Headers = [*headers_of([job]), *headers]
-
-    async def stream(self) -> None:
-        """Sends all of it. Raises what the job's iteration raises."""
-        await streaming.stream(self._exchange, [self._job], self, self._headers)
+    exchange: Exchange
+    job: Job
+    lines: Lines
+    reply: Reply
+    context: Tokens | None
+    headers: Headers
+    parts: Parts = field(default_factory=Parts)
+    output_tokens: list[int] = field(default_factory=list)
 
     def begin(self) -> bytes:
         return b""
 
     def take(self, _: int, delta: Delta) -> bytes:
         update = b"".join(self._update(delta))
-        return (
-            update if delta.finish is None else update + self._lines.end(delta.finish.value, self._last_fields(delta))
-        )
+        if delta.finish is None:
+            return update
+        return update + self.lines.end(delta.finish.value, self._last_fields(delta))
 
     def end(self) -> bytes:
         return b""
@@ -261,7 +250,7 @@ class _Answer:
         """Sends all of it at once. Raises what the job's iteration raises, and Cancelled: `stop` would be a lie."""
         parts: list[Said] = []
         logprobs: list[ChosenLogprob] = []
-        async for delta in self._job:
+        async for delta in self.job:
             parts += self._take(delta)
             logprobs += delta.logprobs or ()
             if delta.finish is None:
@@ -270,32 +259,32 @@ class _Answer:
             fields = self._last_fields(delta)
             if logprobs:
                 fields["logprobs"] = entries(logprobs)
-            line = self._lines.end(finish.value, fields, said=joined(parts))
-            await self._exchange.answer(line, headers=self._headers)
+            line = self.lines.end(finish.value, fields, said=joined(parts))
+            await self.exchange.answer(line, headers=self.headers)
 
     def _update(self, delta: Delta) -> list[bytes]:
         """The lines of a delta. Its log-probabilities are in the first of them, or in an empty one."""
         parts, logprobs = self._take(delta), delta.logprobs
         if not parts:
-            return [self._lines.text("", logprobs)] if logprobs else []
+            return [self.lines.text("", logprobs)] if logprobs else []
         update = []
         for part in parts:
             is_text = not part.thinking and not part.tool_calls
-            update.append(self._lines.text(part.text, logprobs) if is_text else self._lines.part(part, logprobs))
+            update.append(self.lines.text(part.text, logprobs) if is_text else self.lines.part(part, logprobs))
             logprobs = None
         return update
 
     def _take(self, delta: Delta) -> list[Said]:
-        self._output_tokens += delta.tokens
-        return self._parts.take(self._reply.take(delta), is_end=delta.finish is not None)
+        self.output_tokens += delta.tokens
+        return self.parts.take(self.reply.take(delta), is_end=delta.finish is not None)
 
     def _last_fields(self, delta: Delta) -> Fields:
-        if self._parts.n_calls:
-            self._job.record.called()
+        if self.parts.n_calls:
+            self.job.record.called()
         fields: Fields = {}
-        if self._context is not None:
-            fields["context"] = [*self._context, *self._output_tokens]
+        if self.context is not None:
+            fields["context"] = [*self.context, *self.output_tokens]
         if delta.usage is not None:
-            total_s = time.monotonic() - self._job.arrived_at_s
-            fields |= figures(delta.usage, load_s=self._job.load_s, total_s=total_s) | draft_counts(self._job.record)
+            total_s = time.monotonic() - self.job.arrived_at_s
+            fields |= figures(delta.usage, load_s=self.job.load_s, total_s=total_s) | draft_counts(self.job.record)
         return fields

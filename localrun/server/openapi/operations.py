@@ -360,7 +360,7 @@ _NATIVE = (
         parameters=(_model("Of this model alone"), Parameter(name="tier", schema={"type": "string", "enum": ["ram",
         "disk", ""]}, description="In memory or on disk alone")), answer=CacheCleared, errors=(400, 404, 422)),
     Operation("GET", "/localrun/v1/logs", native.logs, Right.ADMIN, "The daemon's log",
-        parameters=(Parameter(name="since", schema={"type": "integer", "minimum": 0, "maximum": 10**18 - 1},
+        parameters=(Parameter(name="since", schema={"type": "integer", "minimum": 0, "maximum": native.MAX_LINE},
         description="Lines after this number"), Parameter(name="follow", schema={"type": "string", "enum": ["0", "1"],
         "default": "1"}, description="0 ends after the lines there are")), stream=Stream(content_type=SSE, item=LogLine,
         description="Events named `log`, one for each line."), errors=(400,)),

@@ -11,7 +11,8 @@ Does not: read the input items or the tools (`items.py`), or build the output it
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -29,7 +30,6 @@ from localrun.server.openai.answer import Fields, Running, encode, headers_of, n
 from localrun.server.openai.bodies import JsonSchema, LimitFields, ResponseFormat, grammar_of_format
 from localrun.server.openai.chat import ChatReasoning, Effort, InputTokens, think_of
 from localrun.server.openai.responses.items import (
-    Client,
     Item,
     Offered,
     items_of,
@@ -324,16 +324,16 @@ async def create(runtime: Runtime, exchange: Exchange) -> None:
             n_probs=body.top_logprobs or 0,
         )
         await fitted.submit(job, plan)
-        response = begun_response("resp_" + streaming.answer_id([job]), body, plan.sampling, found.written)
+        events = Events()
         run = _Run(
             exchange,
             job,
             Reply(prepared.new_parser()),
-            response,
-            summarizes=body.summarizes,
+            begun_response("resp_" + streaming.answer_id([job]), body, plan.sampling, found.written),
+            events,
+            Output(events, found.clients, summarizes=body.summarizes),
             kept=runtime.responses if body.is_kept else None,
             conversation=conversation,
-            clients=found.clients,
             headers=[*headers_of([job]), *fitted.headers],
         )
         with naming("input"):
@@ -342,47 +342,35 @@ async def create(runtime: Runtime, exchange: Exchange) -> None:
             await run.send(stream=bool(body.stream), writer=writer)
 
 
+@dataclass
 class _Run:
     """One response that runs; it is kept in `kept`, where there is one, before its end is sent."""
 
-    def __init__(
-        self,
-        exchange: Exchange,
-        job: Job,
-        reply: Reply,
-        response: Fields,
-        *,
-        summarizes: bool,
-        kept: KeptResponses | None,
-        conversation: list[Item],
-        clients: Mapping[str, Client],
-        headers: Headers,
-    ) -> None:
-        self._exchange = exchange
-        self._job = job
-        self._reply = reply
-        self._response = response
-        self._events = Events()
-        self._output = Output(self._events, clients, summarizes=summarizes)
-        self._headers = headers
-        self._kept = kept
-        self._conversation = conversation
+    exchange: Exchange
+    job: Job
+    reply: Reply
+    response: Fields
+    events: Events
+    output: Output
+    kept: KeptResponses | None
+    conversation: list[Item]
+    headers: Headers
 
     async def send(self, *, stream: bool, writer: streaming.Writer) -> None:
         """Sends all of it. Raises what the job's iteration raises, unless a stream has begun: then its last event says
         it."""
         if not stream:
-            async for delta in self._job:
+            async for delta in self.job:
                 self.take(0, delta)
-            await self._exchange.answer(encode(self._response), headers=self._headers)
+            await self.exchange.answer(encode(self.response), headers=self.headers)
             return
         try:
-            await streaming.stream(self._exchange, [self._job], writer, self._headers)
+            await streaming.stream(self.exchange, [self.job], writer, self.headers)
         except LocalrunError as error:
-            if not self._exchange.started:
+            if not self.exchange.started:
                 raise
-            self._response = failed_response(self._response, self._output.items, self._exchange.redacted(error))
-            await self._exchange.close_stream(self.end())
+            self.response = failed_response(self.response, self.output.items, self.exchange.redacted(error))
+            await self.exchange.close_stream(self.end())
 
     # --- as the writer of a stream -------------------------------------------------------------------------------
 
@@ -391,29 +379,29 @@ class _Run:
 
     def take(self, _: int, delta: Delta) -> bytes:
         """With the final delta the response has ended."""
-        told = self._output.take(self._reply.take(delta), delta.logprobs)
+        told = self.output.take(self.reply.take(delta), delta.logprobs)
         if delta.finish is None:
             return told
         finish, usage = ended(delta)
-        told += self._output.finish(status="incomplete" if finish is Finish.LENGTH else "completed")
-        if self._reply.has_calls:
-            self._job.record.called()
-        counts = _usage(usage, self._reply.n_thinking)
-        self._response = ended_response(self._response, self._output.items, finish, counts)
-        if self._kept is not None:
-            self._kept.add(self._response, self._conversation, self._exchange.caller.namespace)
+        told += self.output.finish(status="incomplete" if finish is Finish.LENGTH else "completed")
+        if self.reply.has_calls:
+            self.job.record.called()
+        counts = _usage(usage, self.reply.n_thinking)
+        self.response = ended_response(self.response, self.output.items, finish, counts)
+        if self.kept is not None:
+            self.kept.add(self.response, self.conversation, self.exchange.caller.namespace)
         return told
 
     def end(self) -> bytes:
         """How it ended, also when it broke off."""
-        return self._event(f"response.{self._response['status']}")
+        return self._event(f"response.{self.response['status']}")
 
     def going_on(self, _: int, fields: Fields) -> bytes:
         """An event that says that it runs, with more fields."""
-        return self._events.event("response.in_progress", {"response": self._response} | fields)
+        return self.events.event("response.in_progress", {"response": self.response} | fields)
 
     def _event(self, kind: str) -> bytes:
-        return self._events.event(kind, {"response": self._response})
+        return self.events.event(kind, {"response": self.response})
 
 
 async def read(runtime: Runtime, exchange: Exchange) -> None:
