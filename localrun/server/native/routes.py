@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import time
-from contextlib import suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from typing import Literal
 
 import msgspec
@@ -68,21 +69,34 @@ async def snapshot(runtime: Runtime, exchange: Exchange) -> None:
     await exchange.answer_redacted(shown_to(exchange.caller, await runtime.telemetry.snapshot()))
 
 
-async def events(runtime: Runtime, exchange: Exchange) -> None:
-    """Snapshots until the client goes away or the daemon ends. One that reads slowly gets fewer, each current."""
-    interval_s = 1 / _hz(exchange)
+@asynccontextmanager
+async def _stream(exchange: Exchange) -> AsyncIterator[None]:
+    """A stream of the daemon's, which its route writes while the client is there."""
     await exchange.read_body()
     async with exchange.while_connected():
         await exchange.open_stream()
-        while not runtime.shutdown_requested.is_set() and runtime.access.still_admits(exchange.caller):
+        yield
+        await exchange.close_stream()
+
+
+def _goes_on(runtime: Runtime, exchange: Exchange) -> bool:
+    """Until the daemon ends, or the key does."""
+    return not runtime.shutdown_requested.is_set() and runtime.access.still_admits(exchange.caller)
+
+
+async def events(runtime: Runtime, exchange: Exchange) -> None:
+    """Snapshots. A client that reads slowly gets fewer, each current."""
+    interval_s = 1 / _hz(exchange)
+    async with _stream(exchange):
+        while _goes_on(runtime, exchange):
             if exchange.caller.is_admin:
                 data = await runtime.telemetry.encoded_snapshot(interval_s / 2)
             else:
                 seen = shown_to(exchange.caller, await runtime.telemetry.snapshot())
                 data = _encoder.encode(redact_paths_in(msgspec.to_builtins(seen)))
             await exchange.write(b"event: snapshot\ndata: " + data + b"\n\n")
-            await _pause(runtime.shutdown_requested, interval_s)
-        await exchange.close_stream()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(runtime.shutdown_requested.wait(), interval_s)
 
 
 async def list_requests(runtime: Runtime, exchange: Exchange) -> None:
@@ -167,13 +181,6 @@ async def metrics(runtime: Runtime, exchange: Exchange) -> None:
     await exchange.answer(page, headers=headers)
 
 
-async def _pause(ended: asyncio.Event, seconds: float) -> None:
-    try:
-        await asyncio.wait_for(ended.wait(), seconds)
-    except TimeoutError:
-        return
-
-
 def _hz(exchange: Exchange) -> float:
     text = parameter(exchange, "hz")
     if not text:
@@ -201,19 +208,15 @@ async def logs(runtime: Runtime, exchange: Exchange) -> None:
     follow = parameter(exchange, "follow") or "1"
     if follow not in ("0", "1"):
         raise bad_field("follow", f"must be 0 or 1, not {follow[:40]!r}")
-    await exchange.read_body()
-    async with exchange.while_connected():
-        await exchange.open_stream()
+    async with _stream(exchange):
         while True:
             lines = runtime.logs.since(number)
             for at in range(0, len(lines), _LINES_PER_WRITE):
                 await exchange.write(b"".join(map(_event, lines[at : at + _LINES_PER_WRITE])))
             number = lines[-1].number if lines else number
-            is_over = runtime.shutdown_requested.is_set() or not runtime.access.still_admits(exchange.caller)
-            if follow == "0" or is_over:
+            if follow == "0" or not _goes_on(runtime, exchange):
                 break
             await runtime.logs.wait(number, _TURN_S)
-        await exchange.close_stream()
 
 
 def _event(line: LogLine) -> bytes:
@@ -221,17 +224,13 @@ def _event(line: LogLine) -> bytes:
 
 
 async def traffic(runtime: Runtime, exchange: Exchange) -> None:
-    """Until the client goes away or the daemon ends."""
-    await exchange.read_body()
     listener = runtime.traffic.listen()
     try:
-        async with exchange.while_connected():
-            await exchange.open_stream()
-            while not runtime.shutdown_requested.is_set() and runtime.access.still_admits(exchange.caller):
+        async with _stream(exchange):
+            while _goes_on(runtime, exchange):
                 with suppress(TimeoutError):
                     row = await asyncio.wait_for(listener.rows.get(), _TURN_S)
                     await exchange.write(b"event: request\ndata: " + _encoder.encode(row) + b"\n\n")
-            await exchange.close_stream()
     finally:
         runtime.traffic.leave(listener)
 
