@@ -56,7 +56,6 @@ def naming() -> Iterator[None]:
 
 
 async def prepared_of(runtime: Runtime, job: Job, ask: ChatRequest) -> Prepared:
-    """The prompt. Raises what `prepare` raises."""
     ask = msgspec.structs.replace(ask, messages=begun(job.model, ask.messages))
     with naming():
         return await prepare(runtime, job, ask)
@@ -206,7 +205,6 @@ class Deltas:
         self._before, self._after = whole[: -len(b'""}}\n\n')], b"}}\n\n"
 
     def add(self, text: str) -> bytes:
-        """An event with more text."""
         return self._before + encode(text) + self._after
 
 
@@ -228,7 +226,6 @@ class Output:
         self._deltas: Deltas
 
     def take(self, pieces: Sequence[Piece]) -> bytes:
-        """Takes pieces in. Returns their events."""
         told: list[bytes] = []
         for piece in pieces:
             if isinstance(piece, CallStart):

@@ -101,7 +101,6 @@ async def list_batches(runtime: Runtime, exchange: Exchange) -> None:
 
 
 async def one_batch(runtime: Runtime, exchange: Exchange) -> None:
-    """GET /v1/messages/batches/{id}."""
     await exchange.answer_json(_shown(await _named(runtime, exchange), exchange))
 
 

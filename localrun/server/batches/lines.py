@@ -299,7 +299,6 @@ def check_requests(asked: Sequence[AskedMessage]) -> tuple[list[Line], bytes]:
 
 
 def body_of(text: bytes, endpoint: str) -> bytes:
-    """The body that a line of an input has for its route."""
     if endpoint == MESSAGES:
         return text
     return bytes(msgspec.json.decode(text, type=_Asked).body)

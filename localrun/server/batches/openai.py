@@ -154,7 +154,6 @@ class BatchBody(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def upload(runtime: Runtime, exchange: Exchange) -> None:
-    """POST /v1/files."""
     batch_service, owner = runtime.batch_service, exchange.caller.id
     file_id = new_id("file-")
     await batch_service.ask(
@@ -215,7 +214,6 @@ async def list_files(runtime: Runtime, exchange: Exchange) -> None:
 
 
 async def one_file(runtime: Runtime, exchange: Exchange) -> None:
-    """GET /v1/files/{id}."""
     await exchange.answer_json(_file(await _named(runtime, exchange)))
 
 
@@ -247,7 +245,6 @@ def _file(file: StoredFile) -> FileObject:
 
 
 async def create(runtime: Runtime, exchange: Exchange) -> None:
-    """POST /v1/batches."""
     body = await exchange.read_json(BatchBody)
     if body.endpoint not in ENDPOINTS:
         raise bad_field("endpoint", f"{body.endpoint[:80]!r} has no batches; use {', '.join(ENDPOINTS)}")

@@ -121,7 +121,6 @@ class BatchService:
 
     @property
     def n_running(self) -> int:
-        """Batches that have not ended."""
         return self._runner.n_open
 
     def rows(self) -> list[BatchRow]:

@@ -119,11 +119,6 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
     def has_ended(self) -> bool:
         return self.ending is Ending.DONE
 
-    @property
-    def n_done(self) -> int:
-        """Lines that have a result."""
-        return self.n_succeeded + self.n_errored + self.n_canceled + self.n_expired
-
 
 class Line(NamedTuple):
     """One request of a batch: where it is in the input, and its place in the order of running."""

@@ -55,7 +55,6 @@ _encoder = msgspec.json.Encoder()
 
 
 def vector_values(vector: Vector) -> list[float]:
-    """Its numbers."""
     numbers = array("f", vector.values)
     if sys.byteorder == "big":
         numbers.byteswap()
@@ -255,7 +254,6 @@ def _work(body: EmbeddingsBody) -> Work:
 
 
 async def embed(runtime: Runtime, exchange: Exchange) -> None:
-    """POST /api/embed."""
     began_s = time.monotonic()
     body = await exchange.read_json(EmbedBody)
     media = Attachments()
@@ -282,7 +280,6 @@ async def embed(runtime: Runtime, exchange: Exchange) -> None:
 
 
 async def legacy_embeddings(runtime: Runtime, exchange: Exchange) -> None:
-    """POST /api/embeddings."""
     body = await exchange.read_json(LegacyEmbeddingsBody)
     wanted = Work(inputs=[body.prompt] if body.prompt else [], truncate=True, fields=body, needs_name=True)
     async with _done(runtime, exchange, wanted) as (job, results):

@@ -39,9 +39,9 @@ from localrun.server.openai.answer import (
     Running,
     RunningFields,
     encode,
+    entry,
     headers_of,
     naming,
-    piece_text,
     timings_of,
     timings_so_far,
 )
@@ -356,7 +356,7 @@ def _probabilities(logprobs: Sequence[ChosenLogprob]) -> list[Fields]:
 
 
 def _probability(one: ChosenLogprob | TokenLogprob) -> Fields:
-    return {"id": one.token, "token": piece_text(one.piece), "bytes": list(one.piece), "logprob": one.logprob}
+    return {"id": one.token} | entry(one)
 
 
 def picked(answer: Fields, wanted: list[str] | None) -> Fields:

@@ -116,7 +116,7 @@ async def show_props(runtime: Runtime, exchange: Exchange) -> None:
 
 
 async def list_slots(runtime: Runtime, exchange: Exchange) -> None:
-    """The route's handler. Raises Unavailable with `fail_on_no_slot` where none is free."""
+    """Raises Unavailable with `fail_on_no_slot` where none is free."""
     name, caller = parameter(exchange, "model"), exchange.caller
     engines = _generating(runtime, caller)
     if name:
@@ -128,7 +128,6 @@ async def list_slots(runtime: Runtime, exchange: Exchange) -> None:
 
 
 async def keep_slot(_: Runtime, exchange: Exchange) -> None:
-    """POST /slots/{id}."""
     await exchange.read_body()
     raise NotSupported(
         "slots are not saved, restored or erased by hand: prefixes are kept and found by themselves, and DELETE "

@@ -145,7 +145,7 @@ async def detokenize(runtime: Runtime, exchange: Exchange) -> None:
 
 
 async def tokenizer_info(runtime: Runtime, exchange: Exchange) -> None:
-    """The route's handler. Nothing is loaded."""
+    """Nothing is loaded."""
     name = await runtime.targets.named(exchange.caller, parameter(exchange, "model"))
     model = await runtime.targets.one(exchange.caller, name)
     header = model.header
@@ -161,7 +161,7 @@ async def tokenizer_info(runtime: Runtime, exchange: Exchange) -> None:
 
 
 async def apply_template(runtime: Runtime, exchange: Exchange) -> None:
-    """The route's handler. Pictures and sound are `[img-0]` and so on in the prompt."""
+    """Pictures and sound are `[img-0]` and so on in the prompt."""
     body = await exchange.read_json(TemplateBody)
     body.check_supported()
     ask = await apart(body.ask)

@@ -61,7 +61,6 @@ class Lines:
         return self.part(Said(text), logprobs)
 
     def part(self, said: Said, logprobs: Sequence[ChosenLogprob] | None = None) -> bytes:
-        """A line with new text, thinking or calls."""
         beside: Fields = {"logprobs": entries(logprobs)} if logprobs else {}
         return self._with_fields(said, beside | {"done": False})
 

@@ -108,7 +108,6 @@ class Options(fields.Parameters, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, **missing)
 
     def sampling(self) -> Sampling:
-        """With Ollama's defaults."""
         return fields.sampling((self,), _DEFAULT)
 
 

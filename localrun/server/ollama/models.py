@@ -153,7 +153,6 @@ class Show(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def tags(runtime: Runtime, exchange: Exchange) -> None:
-    """GET /api/tags."""
     # By their files: a model that has several names runs once.
     residents = [resident for resident in runtime.supervisor.residents() if resident.is_loaded]
     sees = exchange.caller.may_use_model
@@ -167,7 +166,6 @@ async def tags(runtime: Runtime, exchange: Exchange) -> None:
 
 
 async def ps(runtime: Runtime, exchange: Exchange) -> None:
-    """GET /api/ps: the models that are loaded."""
     sees = exchange.caller.may_use_model
     engines = [engine for engine in runtime.engine_rows() if engine.state == "ready" and sees(engine.model)]
     await exchange.answer_redacted(Ps(models=await asyncio.to_thread(_ps_rows, runtime.store, engines)))

@@ -69,7 +69,6 @@ class Chunks(ABC):
     # --- a stream ------------------------------------------------------------------------------------------------
 
     def text(self, index: int, text: str, logprobs: Sequence[ChosenLogprob] | None = None) -> bytes:
-        """New text of one choice."""
         start = self._head + b"%d," % index + self.before_text + encode(text)
         if not logprobs:
             return start + self._after_text
@@ -101,7 +100,6 @@ class Chunks(ABC):
     # --- a whole answer ------------------------------------------------------------------------------------------
 
     def whole(self, choices: list[Fields], fields: Fields) -> bytes:
-        """The answer of a request that does not stream."""
         return encode({"object": self.whole_object} | self._envelope | {"choices": choices} | fields)
 
     def gather(self, index: int, delta: Delta) -> None:
@@ -134,7 +132,6 @@ def entry(token: ChosenLogprob | TokenLogprob) -> Fields:
 
 
 def entries(logprobs: Sequence[ChosenLogprob]) -> list[Fields]:
-    """Tokens with their alternatives."""
     return [entry(chosen) | {"top_logprobs": [entry(other) for other in chosen.top]} for chosen in logprobs]
 
 
@@ -206,7 +203,6 @@ class ChatChunks(Chunks):
         return super().reason(index, finish)
 
     def _other(self, index: int, piece: Thinking | CallStart | CallArguments) -> bytes:
-        """A piece that is not content."""
         delta: Fields
         if self._uses_functions and not isinstance(piece, Thinking) and piece.index > 0:
             return b""  # the older form has room for one call
@@ -375,7 +371,6 @@ class Answer:
         return reasons
 
     async def send_choices(self, finished: list[Fields]) -> None:
-        """The whole answer, of these choices."""
         await self._exchange.answer(self._chunks.whole(finished, self._counts()), headers=self._headers)
 
     # --- as the writer of a stream -------------------------------------------------------------------------------
@@ -421,7 +416,6 @@ class Answer:
 
 
 def headers_of(jobs: Sequence[Job]) -> Headers:
-    """The header that names an answer's requests."""
     return [(b"x-localrun-request", ", ".join(job.id for job in jobs).encode("ascii"))]
 
 

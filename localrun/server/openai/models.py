@@ -148,7 +148,6 @@ async def one_model(runtime: Runtime, exchange: Exchange) -> None:
 
 
 def _rows(runtime: Runtime, caller: Caller) -> list[OpenAIModel]:
-    """In a thread."""
     found = statuses(runtime)
     return [_row(target, found) for target in runtime.targets.visible(caller)]
 
@@ -176,7 +175,7 @@ def _row(target: Target, found: Statuses) -> OpenAIModel:
 
 
 async def load(runtime: Runtime, exchange: Exchange) -> None:
-    """The route's handler. Answers when the model is there; raises what loading it raises."""
+    """Answers when the model is there; raises what loading it raises."""
     name = (await exchange.read_json(NamedModel)).model
     runtime.targets.check_one(exchange.caller, name)
     model = await asyncio.to_thread(runtime.targets.here, name)
@@ -189,7 +188,7 @@ async def load(runtime: Runtime, exchange: Exchange) -> None:
 
 
 async def unload(runtime: Runtime, exchange: Exchange) -> None:
-    """The route's handler. Answers when an idle model is gone; one in use goes when its requests have ended. Raises
+    """Answers when an idle model is gone; one in use goes when its requests have ended. Raises
     BadRequest for one that is not loaded."""
     name = (await exchange.read_json(NamedModel)).model
     runtime.targets.check_one(exchange.caller, name)
@@ -214,7 +213,6 @@ class AdapterRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def list_adapters(runtime: Runtime, exchange: Exchange) -> None:
-    """GET /lora-adapters."""
     caller, model = exchange.caller, parameter(exchange, "model")
     header = (await runtime.targets.one(caller, model)).header if model else None
     rows = await asyncio.to_thread(_adapter_rows, runtime.store, header)

@@ -112,7 +112,6 @@ class Source:
         self.text = held
 
     def end(self) -> None:
-        """No more text will come."""
         self.is_ended = True
 
     def commit(self) -> None:

@@ -84,7 +84,6 @@ def modern(schema: Schema) -> Schema:
 
 
 def _or_null(schema: Schema) -> Schema:
-    """The values of `schema`, and null."""
     types = schema.get("type")
     if "const" in schema:
         schema["enum"] = [schema.pop("const")]

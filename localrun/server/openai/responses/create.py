@@ -217,7 +217,6 @@ def ended_response(response: Fields, output: Sequence[Fields], finish: Finish, u
 
 
 def failed_response(response: Fields, output: Sequence[Fields], error: LocalrunError) -> Fields:
-    """The object of a response that broke off."""
     code = "rate_limit_exceeded" if isinstance(error, QueueFull) else "server_error"
     return response | {
         "status": "failed",
@@ -378,7 +377,6 @@ class _Run:
         return self._event("response.created") + self._event("response.in_progress")
 
     def take(self, _: int, delta: Delta) -> bytes:
-        """With the final delta the response has ended."""
         told = self.output.take(self.reply.take(delta), delta.logprobs)
         if delta.finish is None:
             return told

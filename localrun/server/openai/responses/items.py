@@ -244,7 +244,6 @@ class Client(NamedTuple):
     is_custom: bool = False
 
     def call(self, item_id: str, call_id: str) -> Item:
-        """The item of a call that begins."""
         if self.is_custom:
             return {"id": item_id, "type": "custom_tool_call", "status": "in_progress", "call_id": call_id,
                     "name": self.name, "input": ""}  # fmt: skip
