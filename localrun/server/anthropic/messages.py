@@ -130,7 +130,7 @@ class _Message:
         record = self.job.record
         n_prompt, n_cached = record.n_prompt or 0, record.n_cached or 0
         return {
-            "id": "msg_" + self.job.id.removeprefix("req_"),
+            "id": "msg_" + streaming.answer_id([self.job]),
             "type": "message",
             "role": "assistant",
             "model": self.body.model,

@@ -361,43 +361,26 @@ def _encoded(value: dict[str, Any]) -> bytes:
     return msgspec.json.encode(value) + b"\n"
 
 
-class _Details(msgspec.Struct):
-    cached_tokens: int = 0
-    reasoning_tokens: int = 0
-    thinking_tokens: int = 0
-
-
-class _Counts(msgspec.Struct):
-    """`usage` of all APIs."""
-
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    prompt_tokens_details: _Details | None = None
-    completion_tokens_details: _Details | None = None
-    input_tokens: int = 0
-    output_tokens: int = 0
-    cache_read_input_tokens: int = 0
-    input_tokens_details: _Details | None = None
-    output_tokens_details: _Details | None = None
-
-
 class _Answer(msgspec.Struct):
-    usage: _Counts | None = None
+    usage: dict[str, Any] | None = None
 
 
 def usage_of(body: bytes) -> Usage:
     """What an answer says that it used; nothing for errors."""
     try:
-        counts = msgspec.json.decode(body, type=_Answer).usage
+        counts = msgspec.json.decode(body, type=_Answer).usage or {}
     except msgspec.MsgspecError:
         return Usage()
-    if counts is None:
-        return Usage()
-    read = counts.prompt_tokens_details or counts.input_tokens_details or _Details()
-    said = counts.completion_tokens_details or counts.output_tokens_details or _Details()
+    # By the words of all APIs, of which an answer has one's.
+    read = counts.get("prompt_tokens_details") or counts.get("input_tokens_details") or {}
+    said = counts.get("completion_tokens_details") or counts.get("output_tokens_details") or {}
     return Usage(
-        n_input=counts.prompt_tokens + counts.input_tokens + counts.cache_read_input_tokens,
-        n_cached=read.cached_tokens + counts.cache_read_input_tokens,
-        n_output=counts.completion_tokens + counts.output_tokens,
-        n_thinking=said.reasoning_tokens + said.thinking_tokens,
+        n_input=_sum(counts, "prompt_tokens", "input_tokens", "cache_read_input_tokens"),
+        n_cached=_sum(read, "cached_tokens") + _sum(counts, "cache_read_input_tokens"),
+        n_output=_sum(counts, "completion_tokens", "output_tokens"),
+        n_thinking=_sum(said, "reasoning_tokens", "thinking_tokens"),
     )
+
+
+def _sum(counts: dict[str, Any], *names: str) -> int:
+    return sum(counts.get(name) or 0 for name in names)

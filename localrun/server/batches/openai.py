@@ -52,7 +52,7 @@ class FileObject(msgspec.Struct, frozen=True, kw_only=True):
 class Page(msgspec.Struct, frozen=True, kw_only=True):
     """A part of a list."""
 
-    object: Literal["list"] = "list"
+    object: Literal["list"]
     first_id: str | None
     last_id: str | None
     has_more: bool
@@ -210,7 +210,7 @@ async def list_files(runtime: Runtime, exchange: Exchange) -> None:
         )
     )
     rows = [_file(file) for file in page.rows]
-    await exchange.answer_json(Files(data=rows, has_more=page.has_more, **ends_of(rows)))
+    await exchange.answer_json(Files(object="list", data=rows, has_more=page.has_more, **ends_of(rows)))
 
 
 async def one_file(runtime: Runtime, exchange: Exchange) -> None:
@@ -282,7 +282,7 @@ async def list_batches(runtime: Runtime, exchange: Exchange) -> None:
         lambda store: store.batches(exchange.caller.id, Api.OPENAI, after=parameter(exchange, "after"), limit=limit)
     )
     rows = [_batch(batch) for batch in page.rows]
-    await exchange.answer_json(Batches(data=rows, has_more=page.has_more, **ends_of(rows)))
+    await exchange.answer_json(Batches(object="list", data=rows, has_more=page.has_more, **ends_of(rows)))
 
 
 async def one_batch(runtime: Runtime, exchange: Exchange) -> None:

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from itertools import islice
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
@@ -37,7 +37,6 @@ from localrun.server.llama_server.tokens import Mixed
 from localrun.server.openai.answer import (
     Fields,
     Running,
-    RunningFields,
     encode,
     entry,
     headers_of,
@@ -230,25 +229,12 @@ async def _text(job: Job, prompt: Sequence[Segment]) -> str:
     return b"".join(parts).decode("utf-8", errors="replace")
 
 
-class AnswerFields(RunningFields, Protocol):
-    """The fields of a body that say what its answer has."""
-
-    @property
-    def stream(self) -> bool | None: ...
-    @property
-    def return_tokens(self) -> bool | None: ...
-    @property
-    def response_fields(self) -> list[str] | None: ...
-    @property
-    def lora(self) -> list[fields.LoraEntry] | None: ...
-
-
 @dataclass
 class CompletionAnswer:
     """The answers to all `prompts`, sent once: streams of texts whose last chunk has all the facts, or those with all
     texts."""
 
-    body: AnswerFields
+    body: LlamaCompletionBody | InfillBody
     jobs: Sequence[Job]
     plan: Submit
     prompts: list[str]

@@ -11,7 +11,6 @@ import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Any, NamedTuple
 
 from localrun.server import streaming
@@ -30,13 +29,6 @@ from localrun.wire import ChosenLogprob, Delta, Segment, Submit, Usage
 ToolCall = dict[str, Any]
 
 
-class Kind(StrEnum):
-    """Which route's lines: the text of a chat is in `message`, that of generate in `response`."""
-
-    CHAT = "chat"
-    GENERATE = "generate"
-
-
 class Said(NamedTuple):
     """What an answer said, or a part of it."""
 
@@ -46,11 +38,11 @@ class Said(NamedTuple):
 
 
 class Lines:
-    """One answer's lines. `model` is shown as the client wrote it."""
+    """One answer's lines. `model` is shown as the client wrote it. The text of a chat is in `message`, that of generate
+    in `response`."""
 
-    def __init__(self, model: str, kind: Kind) -> None:
+    def __init__(self, model: str, *, is_chat: bool) -> None:
         self._head = b'{"model":' + encode(model) + b',"created_at":"'
-        is_chat = kind is Kind.CHAT
         self._before_text = b'","message":{"role":"assistant","content":' if is_chat else b'","response":'
         self._after_text = b"}" if is_chat else b""
         self._more = self._after_text + b',"done":false}\n'

@@ -22,7 +22,7 @@ from localrun.server.http.exchange import Exchange
 from localrun.server.http.fields import job_request_of, keep_alive_s
 from localrun.server.http.loop_watch import apart
 from localrun.server.jobs.job import Job
-from localrun.server.ollama.answer import Kind, Lines, answer, figures
+from localrun.server.ollama.answer import Lines, answer, figures
 from localrun.server.ollama.bodies import ChatBody, GenerateBody, Options
 from localrun.server.prompting import fitting
 from localrun.server.prompting.ask import ChatRequest
@@ -40,7 +40,7 @@ async def chat(runtime: Runtime, exchange: Exchange) -> None:
     ask = await apart(body.ask)
     if not ask.messages:
         async with exchange.while_connected():
-            await load_or_unload(runtime, exchange, body, Lines(body.model, Kind.CHAT))
+            await load_or_unload(runtime, exchange, body, Lines(body.model, is_chat=True))
         return
     question = RoutingInput(ask=ask, effort=body.effort)
     entered = streaming.entered(runtime, exchange, body.service, question, load=body.load, needs_name=True)
@@ -52,7 +52,7 @@ async def chat(runtime: Runtime, exchange: Exchange) -> None:
         fitted = await fitting.fit_chat(
             runtime, job, ask, n_predict=options.n_predict, n_keep=options.n_keep, may_cut=may_cut
         )
-        await answer(exchange, job, body, options, fitted, Lines(body.model, Kind.CHAT))
+        await answer(exchange, job, body, options, fitted, Lines(body.model, is_chat=True))
 
 
 async def generate(runtime: Runtime, exchange: Exchange) -> None:
@@ -62,7 +62,7 @@ async def generate(runtime: Runtime, exchange: Exchange) -> None:
     ask = await apart(body.ask)
     if not body.prompt and not body.suffix and not body.images:
         async with exchange.while_connected():
-            await load_or_unload(runtime, exchange, body, Lines(body.model, Kind.GENERATE))
+            await load_or_unload(runtime, exchange, body, Lines(body.model, is_chat=False))
         return
     question = RoutingInput(
         ask=ask, prompts=(body.prompt or "",), suffix=body.suffix or "", context=bool(body.context),
@@ -73,7 +73,7 @@ async def generate(runtime: Runtime, exchange: Exchange) -> None:
         options = (body.options or Options()).over(job.model)
         fitted = await _fitted(runtime, job, body, ask, options)
         context = None if body.is_plain else fitted.tokens
-        await answer(exchange, job, body, options, fitted, Lines(body.model, Kind.GENERATE), context=context)
+        await answer(exchange, job, body, options, fitted, Lines(body.model, is_chat=False), context=context)
 
 
 async def _fitted(runtime: Runtime, job: Job, body: GenerateBody, ask: ChatRequest, options: Options) -> Fitted:
