@@ -29,6 +29,7 @@ from localrun.server.prompting.ask import (
     ChatRequest,
     Function,
     Message,
+    NamedChoice,
     Tool,
     ToolChoice,
     arguments_of,
@@ -36,6 +37,7 @@ from localrun.server.prompting.ask import (
     called,
     check_goes_on,
     checked_tools,
+    choose_tools,
     joined,
 )
 from localrun.wire import Grammar, MediaKind
@@ -272,20 +274,15 @@ def tools_of(tools: Sequence[AskedTool]) -> tuple[Tool, ...]:
     return checked_tools(functions, schema="input_schema")
 
 
-def choice_of(choice: AskedChoice | None, tools: Sequence[Tool]) -> ToolChoice:
+def choice_of(choice: AskedChoice | None, tools: tuple[Tool, ...]) -> ToolChoice:
     """Raises BadRequest for a choice that the tools do not allow."""
-    if choice is None or choice.type in ("auto", "none"):
-        return "auto" if choice is None or choice.type == "auto" else "none"
-    if not tools:
-        raise bad_field("tool_choice", f"{choice.type!r} needs tools; send some, or leave tool_choice out")
-    if choice.type == "any":
-        return "required"
+    if choice is None:
+        return "auto"
+    if choice.type != "tool":
+        return choose_tools(choice.type, tools)[1]
     if choice.name is None:
         raise BadRequest("tool_choice.name is required", field="tool_choice.name")
-    if choice.name not in {tool.name for tool in tools}:
-        listed = ", ".join(tool.name for tool in tools)[:200]
-        raise bad_field("tool_choice.name", f"{choice.name[:128]!r} is not one of the tools ({listed})")
-    return ("function", choice.name)
+    return choose_tools(NamedChoice(name=choice.name), tools, field="tool_choice.name")[1]
 
 
 # 0 reads the prompt and says nothing, which leaves it in the cache.

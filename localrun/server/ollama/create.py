@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -140,7 +140,10 @@ def order_of(body: CreateBody) -> Order:
 def _of_modelfile(name: str, said: modelfile.Modelfile, folder: Path | None, quantize: str) -> Order:
     asked: dict[str, Any] = {}
     for parameter in said.parameters:
-        _at(parameter.number, _take, asked, parameter)
+        try:
+            _take(asked, parameter)
+        except BadRequest as error:
+            modelfile.fail(parameter.number, error.message)
     return Order(
         name=name,
         base=said.base.text if said.base else "",
@@ -175,13 +178,6 @@ def _checked(asked: Mapping[str, Any]) -> dict[str, Any]:
     kept = modelfile.normalized_parameters(asked)
     decode_body(msgspec.json.encode({"parameters": kept}), _Parameters)
     return kept
-
-
-def _at(number: int, check: Callable[..., None], *arguments: Any) -> None:
-    try:
-        check(*arguments)
-    except BadRequest as error:
-        modelfile.fail(number, error.message)
 
 
 def _message(index: int, body: _MessageBody) -> Message:

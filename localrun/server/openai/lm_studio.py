@@ -18,7 +18,7 @@ from localrun.errors import told_of
 from localrun.server.engines.resident import Use
 from localrun.server.http import fields
 from localrun.server.http.exchange import Exchange
-from localrun.server.openai.answer import Answer, Fields
+from localrun.server.openai.answer import Answer, Fields, timings_of
 from localrun.server.openai.chat import ChatBody, answer_chat
 from localrun.server.openai.completions import CompletionBody, answer_completion
 from localrun.server.prompting.profile import capabilities
@@ -139,10 +139,8 @@ class _Answer(Answer):
     def _stats(self) -> AnswerStats:
         usage, record = self.usages[0], self.jobs[0].record
         n_drafted, n_accepted = record.n_drafted, record.n_accepted
-        # The time runs from the first token to the last, so it is that of all but one.
-        per_s = (usage.n_output - 1) / usage.decode_s if usage.n_output > 1 and usage.decode_s > 0 else 0.0
         return AnswerStats(
-            tokens_per_second=per_s,
+            tokens_per_second=timings_of(usage).predicted_per_second,
             time_to_first_token=record.ttft_s or 0.0,
             generation_time=usage.decode_s,
             stop_reason=self._stop_reason,  # type: ignore[arg-type]

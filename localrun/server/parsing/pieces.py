@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
@@ -168,3 +168,13 @@ def ended(delta: Delta) -> tuple[Finish, Usage]:
     if delta.usage is None:
         raise EngineFailed("the engine ended a request without saying what it used")
     return delta.finish, delta.usage
+
+
+def dump_json(value: Any) -> str:
+    """JSON as clients get it: nothing escaped that need not be, but half a surrogate pair, which no UTF-8 can carry."""
+    text = json.dumps(value, ensure_ascii=False)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return json.dumps(value)
+    return text

@@ -16,8 +16,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from localrun.server.parsing.pieces import CallArguments, CallStart, Content, Piece, Thinking
-from localrun.server.parsing.written import dump_json
+from localrun.server.parsing.pieces import CallArguments, CallStart, Content, Piece, Thinking, dump_json
 from localrun.server.templates.marks import LiteralTree, literal_tree, longest_of
 
 # White space in front of a mark belongs to it, up to so many characters; more of it cannot be waited for.

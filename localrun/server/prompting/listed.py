@@ -12,7 +12,8 @@ from typing import Any
 
 from localrun.errors import BadRequest
 from localrun.server import notices, structured
-from localrun.server.parsing.written import NAME, Listed, dump_json
+from localrun.server.parsing.pieces import dump_json
+from localrun.server.parsing.written import NAME, Listed
 from localrun.server.parsing.xml_calls import types_of
 
 # Alternatives and references deeper than that are nobody's arguments.
