@@ -230,7 +230,7 @@ async def _text(job: Job, prompt: Sequence[Segment]) -> str:
 
 
 @dataclass
-class CompletionAnswer:
+class CompletionAnswer(streaming.Writer):
     """The answers to all `prompts`, sent once: streams of texts whose last chunk has all the facts, or those with all
     texts."""
 
@@ -262,9 +262,6 @@ class CompletionAnswer:
 
     # --- as the writer of a stream -------------------------------------------------------------------------------
 
-    def begin(self) -> bytes:
-        return b""
-
     def take(self, index: int, delta: Delta) -> bytes:
         chunks = []
         if delta.text or delta.tokens:
@@ -272,9 +269,6 @@ class CompletionAnswer:
         if delta.finish is not None:
             chunks.append(self._whole(index, "", [], (), delta))
         return b"".join(b"data: " + encode(chunk) + b"\n\n" for chunk in chunks)
-
-    def end(self) -> bytes:
-        return b""
 
     # --- inside --------------------------------------------------------------------------------------------------
 

@@ -213,7 +213,7 @@ async def answer(
 
 
 @dataclass
-class _Answer:
+class _Answer(streaming.Writer):
     """One answer, sent once."""
 
     exchange: Exchange
@@ -225,17 +225,11 @@ class _Answer:
     parts: Parts = field(default_factory=Parts)
     output_tokens: list[int] = field(default_factory=list)
 
-    def begin(self) -> bytes:
-        return b""
-
     def take(self, _: int, delta: Delta) -> bytes:
         update = b"".join(self._update(delta))
         if delta.finish is None:
             return update
         return update + self.lines.end(delta.finish.value, self._last_fields(delta))
-
-    def end(self) -> bytes:
-        return b""
 
     async def whole(self) -> None:
         """Sends all of it at once. Raises what the job's iteration raises, and Cancelled: `stop` would be a lie."""
