@@ -19,7 +19,7 @@ from typing import Any
 import psutil
 
 from localrun.server.anthropic.messages import Output as Blocks
-from localrun.server.ollama.answer import Lines, Parts
+from localrun.server.ollama.chat import Lines, Parts
 from localrun.server.openai.answer import ChatChunks
 from localrun.server.openai.responses.output import Events, Output
 from localrun.server.parsing.pieces import PlainParser, Reply

@@ -39,8 +39,8 @@ from localrun.models.storage.store import DamagedFile, Store
 from localrun.server.engines.drafts import own_draft
 from localrun.server.http.access import Caller
 from localrun.server.http.exchange import Exchange
-from localrun.server.ollama.answer import rfc3339
 from localrun.server.ollama.bodies import ModelBody
+from localrun.server.ollama.chat import rfc3339
 from localrun.server.prompting.profile import capabilities
 from localrun.server.runtime import Runtime
 from localrun.snapshot import EngineRow

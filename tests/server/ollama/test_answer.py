@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from datetime import UTC, datetime
 
-from localrun.server.ollama import answer
-from localrun.server.ollama.answer import Lines, Parts, Said, joined
+from localrun.server.ollama import chat
+from localrun.server.ollama.chat import Lines, Parts, Said, joined
 from localrun.server.parsing.pieces import CallArguments, CallStart, Content, Piece, Thinking
 from localrun.wire import ChosenLogprob, TokenLogprob, Usage
 
@@ -48,7 +48,7 @@ def test_thinking_and_calls_are_in_a_chat_s_message_and_beside_a_response() -> N
 
 
 def test_the_last_line() -> None:
-    metrics = answer.figures(USAGE, load_s=2, total_s=3)
+    metrics = chat.figures(USAGE, load_s=2, total_s=3)
     parsed = json.loads(Lines("m", is_chat=True).end("stop", metrics))
     assert parsed["message"] == {"role": "assistant", "content": ""}
     assert (parsed["done"], parsed["done_reason"]) == (True, "stop")
@@ -65,7 +65,7 @@ def test_the_last_line() -> None:
 def test_no_duration_that_clients_divide_by_is_zero() -> None:
     """One token has no time between tokens; llm and others compute count / duration."""
     one = Usage(n_prompt=1, n_cached=1, n_output=1, queued_s=0, prefill_s=0, decode_s=0)
-    metrics = answer.figures(one, load_s=0, total_s=0)
+    metrics = chat.figures(one, load_s=0, total_s=0)
     assert metrics["eval_duration"] > 0
     assert metrics["prompt_eval_duration"] > 0
     assert all(isinstance(value, int) for value in metrics.values())
@@ -79,8 +79,8 @@ def test_logprobs_carry_bytes() -> None:
 
 
 def test_the_time_is_utc_with_nanoseconds() -> None:
-    assert answer.rfc3339(1_700_000_000_000_000_007) == b"2023-11-14T22:13:20.000000007Z"
-    assert answer.rfc3339_now() <= answer.rfc3339_now()
+    assert chat.rfc3339(1_700_000_000_000_000_007) == b"2023-11-14T22:13:20.000000007Z"
+    assert chat.rfc3339_now() <= chat.rfc3339_now()
 
 
 LOOK = {"id": "c0", "function": {"index": 0, "name": "look", "arguments": {"city": "Paris"}}}
