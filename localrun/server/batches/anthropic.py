@@ -115,20 +115,19 @@ async def results(runtime: Runtime, exchange: Exchange) -> None:
 
 
 async def cancel(runtime: Runtime, exchange: Exchange) -> None:
-    batch_id: str = exchange.scope["path_params"]["id"]
-    batch = await runtime.batch_service.cancel(batch_id, exchange.caller.id, Api.ANTHROPIC)
+    batch = await runtime.batch_service.cancel(exchange.path_id, exchange.caller.id, Api.ANTHROPIC)
     await exchange.answer_json(_shown(batch, exchange))
 
 
 async def delete(runtime: Runtime, exchange: Exchange) -> None:
-    batch_id: str = exchange.scope["path_params"]["id"]
-    await runtime.batch_service.delete_batch(batch_id, exchange.caller.id, Api.ANTHROPIC)
-    await exchange.answer_json(MessageBatchDeleted(id=batch_id, type="message_batch_deleted"))
+    await runtime.batch_service.delete_batch(exchange.path_id, exchange.caller.id, Api.ANTHROPIC)
+    await exchange.answer_json(MessageBatchDeleted(id=exchange.path_id, type="message_batch_deleted"))
 
 
 async def _named(runtime: Runtime, exchange: Exchange) -> Batch:
-    batch_id: str = exchange.scope["path_params"]["id"]
-    return await runtime.batch_service.ask(lambda store: store.batch(batch_id, exchange.caller.id, Api.ANTHROPIC))
+    return await runtime.batch_service.ask(
+        lambda store: store.batch(exchange.path_id, exchange.caller.id, Api.ANTHROPIC)
+    )
 
 
 def _shown(batch: Batch, exchange: Exchange) -> MessageBatch:

@@ -230,8 +230,7 @@ async def delete_file(runtime: Runtime, exchange: Exchange) -> None:
 
 
 async def _named(runtime: Runtime, exchange: Exchange) -> StoredFile:
-    file_id: str = exchange.scope["path_params"]["id"]
-    return await runtime.batch_service.ask(lambda store: store.file(file_id, exchange.caller.id))
+    return await runtime.batch_service.ask(lambda store: store.file(exchange.path_id, exchange.caller.id))
 
 
 def _file(file: StoredFile) -> FileObject:
@@ -286,14 +285,14 @@ async def list_batches(runtime: Runtime, exchange: Exchange) -> None:
 
 
 async def one_batch(runtime: Runtime, exchange: Exchange) -> None:
-    batch_id: str = exchange.scope["path_params"]["id"]
-    batch = await runtime.batch_service.ask(lambda store: store.batch(batch_id, exchange.caller.id, Api.OPENAI))
+    batch = await runtime.batch_service.ask(lambda store: store.batch(exchange.path_id, exchange.caller.id, Api.OPENAI))
     await exchange.answer_json(_batch(batch))
 
 
 async def cancel(runtime: Runtime, exchange: Exchange) -> None:
-    batch_id: str = exchange.scope["path_params"]["id"]
-    await exchange.answer_json(_batch(await runtime.batch_service.cancel(batch_id, exchange.caller.id, Api.OPENAI)))
+    await exchange.answer_json(
+        _batch(await runtime.batch_service.cancel(exchange.path_id, exchange.caller.id, Api.OPENAI))
+    )
 
 
 _SAME = ("id", "endpoint", "model", "input_file_id", "completion_window", "status", "output_file_id", "error_file_id")

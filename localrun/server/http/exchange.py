@@ -129,6 +129,11 @@ class Exchange:
         """The first value of a header, by lower-case name; empty if there is none."""
         return next((value.decode("latin-1") for key, value in self.scope["headers"] if key == name), "")
 
+    @property
+    def path_id(self) -> str:
+        """What the path says in the place of its `{id}`."""
+        return str(self.scope["path_params"]["id"])
+
     async def read_json(self, type_: type[Body]) -> Body:
         """The body as `type_`. Raises as `read_body` and `decode_body` do."""
         body = await self.read_body()

@@ -116,7 +116,7 @@ async def cancel_request(runtime: Runtime, exchange: Exchange) -> None:
 
 def _row(runtime: Runtime, exchange: Exchange, *, is_change: bool = False) -> RequestRow:
     """The request that the path names. Raises NotFound, for those of others as for unknown ones, and Forbidden."""
-    caller, job_id = exchange.caller, exchange.scope["path_params"]["id"]
+    caller, job_id = exchange.caller, exchange.path_id
     row = runtime.registry.row(job_id)
     if not caller.can_see(row.key):
         raise unknown_request(job_id)

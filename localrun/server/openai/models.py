@@ -142,8 +142,7 @@ async def list_models(runtime: Runtime, exchange: Exchange) -> None:
 
 
 async def one_model(runtime: Runtime, exchange: Exchange) -> None:
-    name: str = exchange.scope["path_params"]["id"]
-    target = await asyncio.to_thread(runtime.targets.find, exchange.caller, name)
+    target = await asyncio.to_thread(runtime.targets.find, exchange.caller, exchange.path_id)
     await exchange.answer_redacted(await asyncio.to_thread(_row, target, statuses(runtime)))
 
 

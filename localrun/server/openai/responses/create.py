@@ -403,24 +403,17 @@ class _Run:
 
 
 async def read(runtime: Runtime, exchange: Exchange) -> None:
-    await exchange.answer(encode(runtime.responses.get(_id(exchange), exchange.caller.namespace).response))
+    await exchange.answer(encode(runtime.responses.get(exchange.path_id, exchange.caller.namespace).response))
 
 
 async def delete(runtime: Runtime, exchange: Exchange) -> None:
-    response_id = _id(exchange)
-    runtime.responses.delete(response_id, exchange.caller.namespace)
-    await exchange.answer(encode(ResponseDeleted(id=response_id, object="response", deleted=True)))
+    runtime.responses.delete(exchange.path_id, exchange.caller.namespace)
+    await exchange.answer(encode(ResponseDeleted(id=exchange.path_id, object="response", deleted=True)))
 
 
 async def input_items(runtime: Runtime, exchange: Exchange) -> None:
     """The newest first, as OpenAI lists them; all of them."""
-    items = list(reversed(runtime.responses.get(_id(exchange), exchange.caller.namespace).input))
+    items = list(reversed(runtime.responses.get(exchange.path_id, exchange.caller.namespace).input))
     ids = [item.get("id") for item in items]
     listed = ResponseItems(object="list", data=items, first_id=ids[0], last_id=ids[-1], has_more=False)
     await exchange.answer(encode(listed))
-
-
-def _id(exchange: Exchange) -> str:
-    name = exchange.scope["path_params"]["id"]
-    assert isinstance(name, str)
-    return name
