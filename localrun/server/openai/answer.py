@@ -20,6 +20,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
 import msgspec
@@ -224,12 +225,12 @@ def _function(call: Call) -> Fields:
 
 
 @contextmanager
-def naming(field: str) -> Iterator[None]:
-    """A prompt that is too long is named as `field`."""
+def naming(name: str) -> Iterator[None]:
+    """A prompt that is too long is told of as the field `name`."""
     try:
         yield
     except ContextExceeded as error:
-        error.field = field
+        error.field = name
         raise
 
 
@@ -322,97 +323,86 @@ def _rate(n_tokens: int, seconds: float) -> float:
     return n_tokens / seconds if seconds > 0 and n_tokens > 0 else 0.0
 
 
+@dataclass
 class Answer:
     """One answer with a choice per job; `n_per_prompt` jobs in a row have the same prompt, which came as the body's
     `prompt_field`. `told` stands beside the counts at the end."""
 
-    def __init__(
-        self,
-        exchange: Exchange,
-        jobs: Sequence[Job],
-        chunks: Chunks,
-        *,
-        n_per_prompt: int,
-        include_usage: bool,
-        prompt_field: str,
-        told: Fields | None = None,
-    ) -> None:
-        self._exchange = exchange
-        self.jobs = jobs
-        self._chunks = chunks
-        self._n_per_prompt = n_per_prompt
-        self._include_usage = include_usage
-        self._prompt_field = prompt_field
-        self._told = told or {}
-        self.usages: dict[int, Usage] = {}
-        self._headers = headers_of(jobs)
+    exchange: Exchange
+    jobs: Sequence[Job]
+    chunks: Chunks
+    n_per_prompt: int = field(kw_only=True)
+    include_usage: bool = field(kw_only=True)
+    prompt_field: str = field(kw_only=True)
+    told: Fields = field(kw_only=True, default_factory=dict)
+    usages: dict[int, Usage] = field(init=False, default_factory=dict)
 
     async def send(self, *, stream: bool, wanted: RunningFields | None = None) -> None:
         """Sends all of it, a stream with what is `wanted` while it runs. Raises what the jobs' iteration raises."""
         if stream:
             writer: streaming.Writer = self
             if wanted is not None and (wanted.return_progress or wanted.timings_per_token):
-                writer = Running(self, self.jobs, wanted, self._chunks.going_on)
-            with naming(self._prompt_field):
-                await streaming.stream(self._exchange, self.jobs, writer, self._headers)
+                writer = Running(self, self.jobs, wanted, self.chunks.going_on)
+            with naming(self.prompt_field):
+                await streaming.stream(self.exchange, self.jobs, writer, headers_of(self.jobs))
         else:
             reasons = await self.gather()
-            await self.send_choices([self._chunks.choice(index, reason) for index, reason in enumerate(reasons)])
+            await self.send_choices([self.chunks.choice(index, reason) for index, reason in enumerate(reasons)])
 
     async def gather(self) -> list[str]:
         """Waits for all choices, which the chunks keep. Why each of them ended. Raises what the iteration raises."""
         reasons = [""] * len(self.jobs)
-        with naming(self._prompt_field):
+        with naming(self.prompt_field):
             async with aclosing(streaming.deltas(self.jobs)) as deltas:
                 async for index, delta, _ in deltas:
-                    self._chunks.gather(index, delta)
+                    self.chunks.gather(index, delta)
                     if delta.finish is not None:
                         reasons[index] = self.finished(index, delta)
         return reasons
 
     async def send_choices(self, finished: list[Fields]) -> None:
-        await self._exchange.answer(self._chunks.whole(finished, self._counts()), headers=self._headers)
+        await self.exchange.answer(self.chunks.whole(finished, self._counts()), headers=headers_of(self.jobs))
 
     # --- as the writer of a stream -------------------------------------------------------------------------------
 
     def begin(self) -> bytes:
         """All choices begin at once and in order: OpenAI's own client takes the first chunk for choice 0."""
-        return b"".join(self._chunks.first(index) for index in range(len(self.jobs)))
+        return b"".join(self.chunks.first(index) for index in range(len(self.jobs)))
 
     def take(self, index: int, delta: Delta) -> bytes:
-        update = self._chunks.update(index, delta)
+        update = self.chunks.update(index, delta)
         return update if delta.finish is None else update + self._end(index, delta)
 
     def end(self) -> bytes:
-        return self._chunks.last(self._counts()) + DONE if self._include_usage else DONE
+        return self.chunks.last(self._counts()) + DONE if self.include_usage else DONE
 
     # --- inside --------------------------------------------------------------------------------------------------
 
     def _end(self, index: int, delta: Delta) -> bytes:
         reason = self.finished(index, delta)
         # With a usage chunk to come, the timings are there.
-        fields = {} if self._include_usage else self.more()
-        return self._chunks.end(index, reason, fields)
+        fields = {} if self.include_usage else self.more()
+        return self.chunks.end(index, reason, fields)
 
     def finished(self, index: int, delta: Delta) -> str:
         finish, self.usages[index] = ended(delta)
-        reason = self._chunks.reason(index, finish)
+        reason = self.chunks.reason(index, finish)
         if reason not in (Finish.STOP.value, Finish.LENGTH.value):
             self.jobs[index].record.called()
         return reason
 
     def _counts(self) -> Fields:
         by_index = [self.usages[index] for index in range(len(self.jobs))]
-        counts = usage_of(by_index[:: self._n_per_prompt], by_index, n_thinking=self._chunks.n_thinking)
+        counts = usage_of(by_index[:: self.n_per_prompt], by_index, n_thinking=self.chunks.n_thinking)
         return {"usage": counts} | self.more()
 
     def more(self) -> Fields:
         """What it has besides `usage`. Timings of several answers at once would mean nothing."""
         if len(self.jobs) > 1:
-            return self._told
+            return self.told
         record = self.jobs[0].record
         timings = timings_of(self.usages[0], n_drafted=record.n_drafted, n_accepted=record.n_accepted)
-        return self._told | {"timings": timings}
+        return self.told | {"timings": timings}
 
 
 def headers_of(jobs: Sequence[Job]) -> Headers:

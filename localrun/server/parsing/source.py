@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 import uuid
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, TypeVar
 
@@ -210,6 +211,7 @@ class Source:
 MAX_MALFORMED_CALLS = 64
 
 
+@dataclass(eq=False)
 class Reading:
     """One reply being read: what came in, what is known of the tools, and the pieces that are ready.
 
@@ -220,28 +222,20 @@ class Reading:
     a text, a call of no known tool is malformed, and one that has this text in it.
     """
 
-    def __init__(
-        self,
-        schemas: Mapping[str, Mapping[str, Any]],
-        *,
-        streams: bool,
-        most_calls: int | None = None,
-        must_call: bool = False,
-    ) -> None:
-        self.source = Source()
-        self.schemas = schemas
-        self.streams = streams
-        self.is_cut = False
-        self._most_calls = most_calls
-        self._must_call = must_call
-        self.n_calls = 0
-        self.n_contents = 0
-        self.is_silent = True
-        self.has_spoken = False
-        self.gap = ""
-        self.n_malformed = 0
-        self.only_known_before: str | None = None
-        self._ready: list[Piece] = []
+    schemas: Mapping[str, Mapping[str, Any]]
+    streams: bool
+    most_calls: int | None = None
+    must_call: bool = False
+    source: Source = field(default_factory=Source)
+    is_cut: bool = False
+    n_calls: int = 0
+    n_contents: int = 0
+    is_silent: bool = True
+    has_spoken: bool = False
+    gap: str = ""
+    n_malformed: int = 0
+    only_known_before: str | None = None
+    _ready: list[Piece] = field(default_factory=list)
 
     @property
     def may_call(self) -> bool:
@@ -249,7 +243,7 @@ class Reading:
         return self.n_malformed < MAX_MALFORMED_CALLS
 
     def content(self, text: str) -> None:
-        if text and not (self.is_cut and self._must_call):  # what the limit left of a call, or of its mark
+        if text and not (self.is_cut and self.must_call):  # what the limit left of a call, or of its mark
             text, self.gap = self.gap + text, ""
             self.n_contents += 1
             self.is_silent = self.is_silent and text.isspace()
@@ -280,7 +274,7 @@ class Reading:
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> None:
         self._check(name)
-        if self._most_calls is None or self.n_calls < self._most_calls:
+        if self.most_calls is None or self.n_calls < self.most_calls:
             self.start_call(name)
             self.arguments(dump_json(arguments))
 
