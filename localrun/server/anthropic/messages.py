@@ -30,7 +30,7 @@ from localrun.server.http.exchange import Exchange
 from localrun.server.http.loop_watch import apart
 from localrun.server.jobs.job import Job
 from localrun.server.openai.answer import Fields, encode, headers_of
-from localrun.server.parsing.pieces import CallArguments, CallStart, Content, Piece, Reply, ended
+from localrun.server.parsing.pieces import CallStart, Content, Piece, Reply, Thinking, ended
 from localrun.server.prompting.ask import ChatRequest
 from localrun.server.prompting.conversation import begun
 from localrun.server.prompting.prepare import Prepared, prepare
@@ -208,6 +208,7 @@ class Deltas:
         return self._before + encode(text) + self._after
 
 
+_KINDS: dict[type, str] = {Content: "text", Thinking: "thinking"}
 _EMPTY: dict[str, Fields] = {
     "text": {"type": "text", "text": ""},
     "thinking": {"type": "thinking", "thinking": "", "signature": ""},
@@ -231,10 +232,9 @@ class Output:
             if isinstance(piece, CallStart):
                 told.append(self._open(_tool_use(piece), "input_json_delta", "partial_json"))
                 continue
-            if not isinstance(piece, CallArguments):
-                kind = "text" if isinstance(piece, Content) else "thinking"
-                if not self._is_in(kind):
-                    told.append(self._open(_EMPTY[kind], f"{kind}_delta", kind))
+            kind = _KINDS.get(type(piece))
+            if kind is not None and not self._is_in(kind):
+                told.append(self._open(_EMPTY[kind], f"{kind}_delta", kind))
             told.append(self._more(piece.text))
         return b"".join(told)
 

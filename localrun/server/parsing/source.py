@@ -266,8 +266,7 @@ class Reading:
 
     def _add(self, piece: Content | Thinking | CallArguments) -> None:
         """As a part of the last piece, if that is of the same kind."""
-        last = self._ready[-1] if self._ready else None
-        if isinstance(last, type(piece)):
+        if self._ready and isinstance(last := self._ready[-1], type(piece)):
             self._ready[-1] = msgspec.structs.replace(piece, text=last.text + piece.text)
         else:
             self._ready.append(piece)
