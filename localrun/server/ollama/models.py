@@ -82,6 +82,21 @@ class TagRow(msgspec.Struct, frozen=True, kw_only=True):
     tier: dict[str, Any] | UnsetType = UNSET
 
 
+class AdapterTag(msgspec.Struct, frozen=True, kw_only=True):
+    """One adapter that is here. `kind` is `adapter` or `control vector`, `architecture` that of the models that it is
+    for, "" where a control vector does not say. `rank` is 0 for a control vector. `digest` is that of the content, ""
+    where it was not needed yet."""
+
+    name: str
+    kind: str
+    architecture: str
+    rank: int
+    modified_at: str
+    size: int
+    digest: str
+    source: str
+
+
 class UnusableFile(msgspec.Struct, frozen=True, kw_only=True):
     """A file that is no usable model, and why."""
 
@@ -179,7 +194,7 @@ def _tags(runtime: Runtime, loaded: dict[Files, str], there: set[str], caller: C
         if not isinstance(found, DamagedFile) and not runtime.targets.can_see(caller, found.name):
             continue
         if isinstance(found, NamedAdapter):
-            named.append(tag_of(found, _source(found)))
+            named.append(_adapter_tag(found))
             continue
         # A file that goes away between the listing and its digest is not worth an error.
         if isinstance(found, DamagedFile):
@@ -234,6 +249,20 @@ def _tags_row(model: Model, *, is_loaded: bool, loaded_as: str = "") -> TagRow:
         loaded=is_loaded,
         loaded_as=loaded_as,
         forecast=forecasts.kept(model.digest) or UNSET,
+    )
+
+
+def _adapter_tag(adapter: NamedAdapter) -> AdapterTag:
+    facts = adapter.facts
+    return AdapterTag(
+        name=adapter.name,
+        kind=facts.kind,
+        architecture=facts.architecture,
+        rank=facts.rank,
+        modified_at=adapter.modified_at.isoformat(),
+        size=adapter.size_bytes,
+        digest=adapter.file.digest,
+        source=_source(adapter),
     )
 
 
@@ -343,7 +372,10 @@ def _shown_adapter(adapter: NamedAdapter, caller: Caller, *, is_verbose: bool) -
     family = adapter.facts.architecture
     return Show(
         license=_licence(adapter),
-        modelfile=modelfile_of(adapter, _where(adapter.path, caller)),
+        modelfile=modelfile.write(
+            adapters=[_where(adapter.path, caller)],
+            licence=adapter.manifest.licence_text if adapter.manifest else "",
+        ),
         parameters="",
         template="",
         system="",
@@ -362,9 +394,28 @@ def _shown_adapter(adapter: NamedAdapter, caller: Caller, *, is_verbose: bool) -
         capabilities=(),
         modified_at=adapter.modified_at.isoformat(),
         requires="",
-        localrun=more_of(adapter),
+        localrun=_more_of_adapter(adapter),
         tensors=_tensors(header) if is_verbose else UNSET,
     )
+
+
+def _more_of_adapter(adapter: NamedAdapter) -> dict[str, Any]:
+    """`localrun` of `/api/show`. Raises BadModelFile when the file is gone."""
+    facts = adapter.facts
+    return {
+        "name": adapter.name,
+        "kind": facts.kind,
+        "path": str(adapter.path),
+        "size": adapter.size_bytes,
+        "digest": f"sha256:{adapter.sha256}",
+        "source": msgspec.to_builtins(adapter.source),
+        "architecture": facts.architecture,
+        "rank": facts.rank,
+        "alpha": facts.alpha,
+        "base_model": facts.base,
+        "layers": facts.n_layers,
+        "tensors": len(adapter.header.tensors),
+    }
 
 
 def _licence(found: Model | NamedAdapter) -> str:
@@ -509,56 +560,3 @@ def _memory(settings: Settings, model: Model, asked_ctx: int) -> list[dict[str, 
 def _text(header: Header, key: str) -> str:
     value = header.metadata.get(key)
     return value if isinstance(value, str) else ""
-
-
-class AdapterTag(msgspec.Struct, frozen=True, kw_only=True):
-    """One adapter that is here. `kind` is `adapter` or `control vector`, `architecture` that of the models that it is
-    for, "" where a control vector does not say. `rank` is 0 for a control vector. `digest` is that of the content, ""
-    where it was not needed yet."""
-
-    name: str
-    kind: str
-    architecture: str
-    rank: int
-    modified_at: str
-    size: int
-    digest: str
-    source: str
-
-
-def tag_of(adapter: NamedAdapter, source: str) -> AdapterTag:
-    """`source` is where it came from, in a few words."""
-    facts = adapter.facts
-    return AdapterTag(
-        name=adapter.name,
-        kind=facts.kind,
-        architecture=facts.architecture,
-        rank=facts.rank,
-        modified_at=adapter.modified_at.isoformat(),
-        size=adapter.size_bytes,
-        digest=adapter.file.digest,
-        source=source,
-    )
-
-
-def more_of(adapter: NamedAdapter) -> dict[str, Any]:
-    """`localrun` of `/api/show`. Raises BadModelFile when the file is gone."""
-    facts = adapter.facts
-    return {
-        "name": adapter.name,
-        "kind": facts.kind,
-        "path": str(adapter.path),
-        "size": adapter.size_bytes,
-        "digest": f"sha256:{adapter.sha256}",
-        "source": msgspec.to_builtins(adapter.source),
-        "architecture": facts.architecture,
-        "rank": facts.rank,
-        "alpha": facts.alpha,
-        "base_model": facts.base,
-        "layers": facts.n_layers,
-        "tensors": len(adapter.header.tensors),
-    }
-
-
-def modelfile_of(adapter: NamedAdapter, where: str) -> str:
-    return modelfile.write(adapters=[where], licence=adapter.manifest.licence_text if adapter.manifest else "")
