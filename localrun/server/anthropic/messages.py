@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import json
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -30,7 +29,7 @@ from localrun.server.http.exchange import Exchange
 from localrun.server.http.loop_watch import apart
 from localrun.server.jobs.job import Job
 from localrun.server.openai.answer import Fields, encode, headers_of
-from localrun.server.parsing.pieces import CallStart, Content, Piece, Reply, Thinking, ended
+from localrun.server.parsing.pieces import CallStart, Content, Piece, Reply, Thinking, ended, whole_arguments
 from localrun.server.prompting.ask import ChatRequest
 from localrun.server.prompting.conversation import begun
 from localrun.server.prompting.prepare import Prepared, prepare
@@ -278,11 +277,8 @@ class Output:
             return block | {"text": text}
         if block["type"] == "thinking":
             return block | {"thinking": "" if self._omits_thinking else text, "signature": signature(text)}
-        try:
-            made = json.loads(text or "{}")
-        except ValueError:
-            return None
-        return block | {"input": made} if isinstance(made, dict) else None
+        arguments = whole_arguments(text)
+        return None if arguments is None else block | {"input": arguments}
 
 
 def signature(thinking: str) -> str:

@@ -17,7 +17,6 @@ same fields.
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -35,7 +34,17 @@ from localrun.server.jobs.generation import Generation
 from localrun.server.jobs.job import Job
 from localrun.server.ollama.bodies import ChatBody, GenerateBody, Options, PromptFields
 from localrun.server.openai.answer import Fields, encode, entries, headers_of
-from localrun.server.parsing.pieces import Call, CallArguments, CallStart, Content, Piece, Reply, Thinking, ended
+from localrun.server.parsing.pieces import (
+    Call,
+    CallArguments,
+    CallStart,
+    Content,
+    Piece,
+    Reply,
+    Thinking,
+    ended,
+    whole_arguments,
+)
 from localrun.server.prompting import fitting
 from localrun.server.prompting.ask import ChatRequest
 from localrun.server.prompting.conversation import begun
@@ -293,12 +302,9 @@ class Parts:
 
 
 def tool_call(call: Call, index: int) -> ToolCall | None:
-    """A call in Ollama's form; None for one that was cut off by the limit of the answer: nobody can make it."""
-    try:
-        arguments = json.loads(call.arguments_text or "{}")
-    except ValueError:
-        return None
-    if not isinstance(arguments, dict):
+    """A call in Ollama's form; None for one that was cut off."""
+    arguments = whole_arguments(call.arguments_text)
+    if arguments is None:
         return None
     return {"id": call.id, "function": {"index": index, "name": call.name, "arguments": arguments}}
 
