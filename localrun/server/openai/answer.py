@@ -82,10 +82,6 @@ class Chunks(ABC):
         more = b"," + encode(fields)[1:-1] if fields else b""
         return self._head + choice + more + self._tail
 
-    def going_on(self, index: int, fields: Fields) -> bytes:
-        """A chunk without text, with `fields` beside `choices`."""
-        return self.end(index, None, fields)
-
     def last(self, fields: Fields) -> bytes:
         """The chunk without choices that carries the usage."""
         return b"data: " + encode({"object": self.stream_object} | self._envelope | {"choices": []} | fields) + b"\n\n"
@@ -204,19 +200,18 @@ class ChatChunks(Chunks):
         return super().reason(index, finish)
 
     def _other(self, index: int, piece: Thinking | CallStart | CallArguments) -> bytes:
-        delta: Fields
-        if self._uses_functions and not isinstance(piece, Thinking) and piece.index > 0:
-            return b""  # the older form has room for one call
         if isinstance(piece, Thinking):
-            delta = {"reasoning_content": piece.text, "reasoning": piece.text}
-        elif isinstance(piece, CallStart):
-            function = {"name": piece.name, "arguments": ""}
-            started = {"index": piece.index, "id": piece.id, "type": "function", "function": function}
-            delta = {"function_call": function} if self._uses_functions else {"tool_calls": [started]}
+            delta: Fields = {"reasoning_content": piece.text, "reasoning": piece.text}
+        elif self._uses_functions and piece.index > 0:
+            return b""  # the older form has room for one call
         else:
-            more = {"arguments": piece.text}
-            is_old = self._uses_functions
-            delta = {"function_call": more} if is_old else {"tool_calls": [{"index": piece.index, "function": more}]}
+            named: Fields = {}
+            if isinstance(piece, CallStart):
+                named, function = {"id": piece.id, "type": "function"}, {"name": piece.name, "arguments": ""}
+            else:
+                function = {"arguments": piece.text}
+            call = {"index": piece.index, **named, "function": function}
+            delta = {"function_call": function} if self._uses_functions else {"tool_calls": [call]}
         return self._head + b'%d,"delta":%b' % (index, encode(delta)[:-1]) + self._after_text
 
 
@@ -342,7 +337,7 @@ class Answer:
         if stream:
             writer: streaming.Writer = self
             if wanted is not None and (wanted.return_progress or wanted.timings_per_token):
-                writer = Running(self, self.jobs, wanted, self.chunks.going_on)
+                writer = Running(self, self.jobs, wanted, lambda index, more: self.chunks.end(index, None, more))
             with naming(self.prompt_field):
                 await streaming.stream(self.exchange, self.jobs, writer, headers_of(self.jobs))
         else:
@@ -371,18 +366,16 @@ class Answer:
 
     def take(self, index: int, delta: Delta) -> bytes:
         update = self.chunks.update(index, delta)
-        return update if delta.finish is None else update + self._end(index, delta)
+        if delta.finish is None:
+            return update
+        reason = self.finished(index, delta)
+        # With a usage chunk to come, the timings are there.
+        return update + self.chunks.end(index, reason, {} if self.include_usage else self.more())
 
     def end(self) -> bytes:
         return self.chunks.last(self._counts()) + DONE if self.include_usage else DONE
 
     # --- inside --------------------------------------------------------------------------------------------------
-
-    def _end(self, index: int, delta: Delta) -> bytes:
-        reason = self.finished(index, delta)
-        # With a usage chunk to come, the timings are there.
-        fields = {} if self.include_usage else self.more()
-        return self.chunks.end(index, reason, fields)
 
     def finished(self, index: int, delta: Delta) -> str:
         finish, self.usages[index] = ended(delta)
