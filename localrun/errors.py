@@ -39,6 +39,11 @@ class LocalrunError(Exception):
 class BadRequest(LocalrunError, status=400, code="bad_request"): ...
 
 
+def bad_field(field: str, problem: str) -> BadRequest:
+    """What is wrong with one field, whose name the message begins with."""
+    return BadRequest(f"{field}: {problem}", field=field)
+
+
 @contextmanager
 def told_of(field: str, *, instead_of: str = "model") -> Iterator[None]:
     """What is wrong with a value that is looked at as the field `instead_of` is told of the field that it came in."""

@@ -60,7 +60,7 @@ from localrun.server.http.connection import (
 from localrun.server.http.exchange import Account, refusal
 from localrun.server.http.limits import Limits
 from localrun.server.metering.logs import LineFormatter, goes_to_journal, request_writer
-from localrun.server.openapi import routes as table
+from localrun.server.openapi import operations as table
 from localrun.server.runtime import Elsewhere, Runtime
 
 if sys.platform != "win32":

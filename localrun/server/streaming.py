@@ -119,12 +119,14 @@ class Writer(Protocol):
     def begin(self) -> bytes:
         """What comes first. Made when the first delta is there, and not before: until then a refusal of the engine
         still gets its own status."""
+        return b""
 
     def take(self, index: int, delta: Delta) -> bytes:
         """The news of job `index`, and of its end."""
 
     def end(self) -> bytes:
         """What comes last, when all jobs have ended."""
+        return b""
 
 
 async def stream(exchange: Exchange, jobs: Sequence[Job], writer: Writer, headers: Headers) -> None:

@@ -26,7 +26,7 @@ from localrun.cluster.view import History, View
 from localrun.config import NOTHING_ASKED
 from localrun.models.storage.store import Store
 from localrun.server.jobs.job import JobRequest
-from localrun.server.openapi.routes import routes
+from localrun.server.openapi.operations import routes
 from localrun.server.runtime import Runtime
 from localrun.snapshot import NODE_TOTALS, EngineRow, Snapshot
 from tests.cluster.test_link import PATIENCE_S, Machine

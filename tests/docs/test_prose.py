@@ -20,7 +20,7 @@ from localrun.server.engines import room
 from localrun.server.http import access, connection, limits
 from localrun.server.media import fetching, headers
 from localrun.server.openai.responses import kept
-from localrun.server.openapi.routes import document
+from localrun.server.openapi.operations import document
 from localrun.server.prompting import ask
 from localrun.tools import servers, toolbox
 from localrun.tools.servers import MAX_MESSAGE_BYTES

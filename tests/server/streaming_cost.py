@@ -18,8 +18,8 @@ from typing import Any
 
 import psutil
 
-from localrun.server.anthropic.output import Output as Blocks
-from localrun.server.ollama.answer import Kind, Lines, Parts
+from localrun.server.anthropic.messages import Output as Blocks
+from localrun.server.ollama.chat import Lines, Parts
 from localrun.server.openai.answer import ChatChunks
 from localrun.server.openai.responses.output import Events, Output
 from localrun.server.parsing.pieces import PlainParser, Reply
@@ -113,7 +113,7 @@ def main() -> None:
     encoding("/v1/responses", lambda delta: output.take(reply.take(delta), None))
     message, blocks = Reply(PlainParser()), Blocks()
     encoding("/v1/messages", lambda delta: blocks.take(message.take(delta)))
-    lines, chat, parts = Lines("tiny", Kind.CHAT), Reply(PlainParser()), Parts()
+    lines, chat, parts = Lines("tiny", is_chat=True), Reply(PlainParser()), Parts()
     encoding(
         "/api/chat",
         lambda delta: [lines.text(part.text) for part in parts.take(chat.take(delta), is_end=False)],

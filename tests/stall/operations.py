@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from localrun.server.http.operation import JSON
-from localrun.server.openapi.routes import OPERATIONS
+from localrun.server.openapi.operations import OPERATIONS
 from tests.stall.values import Make, anything, grown, smallest
 
 HI = [{"role": "user", "content": "hi"}]

@@ -21,7 +21,7 @@ import psutil
 import pytest
 
 from localrun.server.http.limits import MAX_TEXT_BYTES
-from localrun.server.openapi.routes import OPERATIONS
+from localrun.server.openapi.operations import OPERATIONS
 from tests.daemon import Daemon, running_daemon
 from tests.depth import DEPTH
 from tests.stall.operations import LEFT_OUT, OF_OTHERS, Case, cases

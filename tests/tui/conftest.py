@@ -23,7 +23,7 @@ from textual.pilot import Pilot
 
 from localrun.client import ChatMetrics, ChatPiece, PullPiece
 from localrun.errors import Cancelled, DaemonUnreachable, LocalrunError, ModelNotFound
-from localrun.server.openapi.routes import document
+from localrun.server.openapi.operations import document
 from localrun.snapshot import (
     Aggregate,
     EngineRow,

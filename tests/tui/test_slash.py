@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from localrun.server.openapi.routes import document
+from localrun.server.openapi.operations import document
 from localrun.tui.screens.chat_commands import _ACTIONS
 from localrun.tui.slash import COMMANDS, Slash, option, parse, suggestions, unescaped, value_of
 

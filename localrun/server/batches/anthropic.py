@@ -12,11 +12,11 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from localrun.errors import BadRequest, NotFound
+from localrun.errors import NotFound, bad_field
 from localrun.server.batches.lines import MAX_REQUESTS, AskedMessage
-from localrun.server.batches.openai import number_of
+from localrun.server.batches.openai import ends_of
 from localrun.server.batches.store import Api, Batch
-from localrun.server.http.exchange import Exchange, parameter
+from localrun.server.http.exchange import Exchange, parameter, whole_number
 from localrun.server.runtime import Runtime
 
 MAX_BATCHES = 1000
@@ -87,26 +87,20 @@ async def create(runtime: Runtime, exchange: Exchange) -> None:
 
 
 async def list_batches(runtime: Runtime, exchange: Exchange) -> None:
-    limit = number_of(exchange, "limit", default=_BATCHES, most=MAX_BATCHES)
+    limit = whole_number(exchange, "limit", default=_BATCHES, most=MAX_BATCHES)
     before, after = parameter(exchange, "before_id"), parameter(exchange, "after_id")
     if before and after:
-        raise BadRequest("before_id: not together with after_id; send one of them", field="before_id")
+        raise bad_field("before_id", "not together with after_id; send one of them")
     page = await runtime.batch_service.ask(
         lambda store: store.batches(
             exchange.caller.id, Api.ANTHROPIC, after=before or after, limit=limit, is_ascending=bool(before)
         )
     )
     rows = [_shown(batch, exchange) for batch in (reversed(page.rows) if before else page.rows)]
-    await exchange.answer_json(
-        MessageBatches(
-            data=rows, has_more=page.has_more, first_id=rows[0].id if rows else None,
-            last_id=rows[-1].id if rows else None,
-        )
-    )  # fmt: skip
+    await exchange.answer_json(MessageBatches(data=rows, has_more=page.has_more, **ends_of(rows)))
 
 
 async def one_batch(runtime: Runtime, exchange: Exchange) -> None:
-    """GET /v1/messages/batches/{id}."""
     await exchange.answer_json(_shown(await _named(runtime, exchange), exchange))
 
 
@@ -121,20 +115,19 @@ async def results(runtime: Runtime, exchange: Exchange) -> None:
 
 
 async def cancel(runtime: Runtime, exchange: Exchange) -> None:
-    batch_id: str = exchange.scope["path_params"]["id"]
-    batch = await runtime.batch_service.cancel(batch_id, exchange.caller.id, Api.ANTHROPIC)
+    batch = await runtime.batch_service.cancel(exchange.path_id, exchange.caller.id, Api.ANTHROPIC)
     await exchange.answer_json(_shown(batch, exchange))
 
 
 async def delete(runtime: Runtime, exchange: Exchange) -> None:
-    batch_id: str = exchange.scope["path_params"]["id"]
-    await runtime.batch_service.delete_batch(batch_id, exchange.caller.id, Api.ANTHROPIC)
-    await exchange.answer_json(MessageBatchDeleted(id=batch_id, type="message_batch_deleted"))
+    await runtime.batch_service.delete_batch(exchange.path_id, exchange.caller.id, Api.ANTHROPIC)
+    await exchange.answer_json(MessageBatchDeleted(id=exchange.path_id, type="message_batch_deleted"))
 
 
 async def _named(runtime: Runtime, exchange: Exchange) -> Batch:
-    batch_id: str = exchange.scope["path_params"]["id"]
-    return await runtime.batch_service.ask(lambda store: store.batch(batch_id, exchange.caller.id, Api.ANTHROPIC))
+    return await runtime.batch_service.ask(
+        lambda store: store.batch(exchange.path_id, exchange.caller.id, Api.ANTHROPIC)
+    )
 
 
 def _shown(batch: Batch, exchange: Exchange) -> MessageBatch:

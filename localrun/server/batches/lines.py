@@ -1,13 +1,15 @@
-"""The requests of a batch: what a line of the input must be, and what a line of the results is.
+"""The requests of a batch: what a line of the input must be, its way through its route, and a line of the results.
 
-Pure but for reading the input. An input is read to its end whatever is wrong with it, so that all mistakes are told at
-once, the first `MAX_ERRORS` of them.
+An input is read to its end whatever is wrong with it, so that all mistakes are told at once, the first `MAX_ERRORS` of
+them. A line goes through its route without HTTP: the route's own endpoint gets the line's body, and what it would have
+sent is the answer. So a line means what the same request means, and every way it can end is an answer.
 
-Does not: know whether a model is here (`lacks` says), or check what the route of a line checks.
+Does not: know whether a model is here (`lacks` says), check what the route of a line checks, or decide when it runs.
 """
 
 from __future__ import annotations
 
+import asyncio
 import codecs
 import re
 from collections.abc import Callable, Sequence
@@ -15,12 +17,107 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
+from starlette.types import ASGIApp, Message, Scope
 
-from localrun.errors import BadRequest, LocalrunError
-from localrun.server.batches.call import LineResult
+from localrun.errors import BadRequest, LocalrunError, bad_field
 from localrun.server.batches.store import Kind, Line, Result, Usage
 from localrun.server.http import failures
+from localrun.server.http.access import Caller
 from localrun.server.http.failures import Shape
+from localrun.wire import Lane
+
+# A line may say what any request may, except what would make it another one's guest or break its answer into pieces.
+_OWN_FIELDS = ("lane", "latency", "deadline_s")
+
+
+class LineResult(NamedTuple):
+    """`code` is that of an error, as `X-Localrun-Error` has it."""
+
+    status: int
+    request_id: str
+    code: str
+    body: bytes
+
+
+class _Known(msgspec.Struct):
+    stream: Any = None
+    lane: Any = None
+    latency: Any = None
+    deadline_s: Any = None
+
+
+async def answer(endpoint: ASGIApp, path: str, body: bytes, *, client: str, caller: Caller) -> LineResult:
+    """The answer of the route. `client` is who gets equal service, and `caller` whose request it is. Raises
+    CancelledError alone."""
+    try:
+        _check(body)
+    except BadRequest as error:
+        return LineResult(error.status, "", error.code, failures.body(error, failures.shape_of(path)))
+    sent: list[Message] = []
+    has_body = True
+
+    async def receive() -> Message:
+        nonlocal has_body
+        if has_body:
+            has_body = False
+            return {"type": "http.request", "body": body, "more_body": False}
+        await asyncio.Event().wait()  # this client never leaves; who cancels it cancels the task
+        raise AssertionError("nobody sets it")
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    try:
+        await endpoint({**_scope(path, len(body), client), "localrun.caller": caller}, receive, send)
+    finally:
+        caller.leave()
+    headers = dict(sent[0]["headers"])
+    return LineResult(
+        status=sent[0]["status"],
+        request_id=headers.get(b"x-localrun-request", b"").decode("latin-1"),
+        code=headers.get(b"x-localrun-error", b"").decode("latin-1"),
+        body=b"".join(message.get("body", b"") for message in sent[1:]),
+    )
+
+
+def _check(body: bytes) -> None:
+    """Raises BadRequest for fields that have no meaning here. What is wrong besides, the route says."""
+    try:
+        known = msgspec.json.decode(body, type=_Known)
+    except msgspec.MsgspecError:
+        return
+    if known.stream:
+        raise bad_field("stream", "the answers of a batch are whole; leave stream out")
+    for name in _OWN_FIELDS:
+        if getattr(known, name) not in (None, str(Lane.BATCH)):
+            raise bad_field(name, f"the lines of a batch run in the lane batch; leave {name} out")
+
+
+def _scope(path: str, n_bytes: int, client: str) -> Scope:
+    headers = {
+        "content-type": "application/json",
+        "content-length": str(n_bytes),
+        "user-agent": "localrun-batch",
+        "x-localrun-client": client,
+        "x-localrun-lane": Lane.BATCH.value,
+        "x-localrun-latency": "throughput",
+    }
+    return {
+        "type": "http",
+        "asgi": {"version": "3.0", "spec_version": "2.3"},
+        "http_version": "1.1",
+        "method": "POST",
+        "scheme": "http",
+        "path": path,
+        "raw_path": path.encode("ascii"),
+        "query_string": b"",
+        "root_path": "",
+        "headers": [(name.encode("ascii"), value.encode("ascii")) for name, value in headers.items()],
+        "client": None,
+        "server": None,
+        "path_params": {},
+    }
+
 
 # OpenAI's limits, and Anthropic's.
 MAX_LINES = 50_000
@@ -183,18 +280,14 @@ def check_requests(asked: Sequence[AskedMessage]) -> tuple[list[Line], bytes]:
     for index, one in enumerate(asked):
         where = f"requests[{index}]"
         if not CUSTOM_ID.fullmatch(one.custom_id):
-            raise BadRequest(
-                f"{where}.custom_id: use 1 to 64 letters, digits, hyphens and underscores", field=f"{where}.custom_id"
-            )
+            raise bad_field(f"{where}.custom_id", "use 1 to 64 letters, digits, hyphens and underscores")
         if one.custom_id in ids:
-            raise BadRequest(
-                f"{where}.custom_id: {one.custom_id!r} is that of a request before", field=f"{where}.custom_id"
-            )
+            raise bad_field(f"{where}.custom_id", f"{one.custom_id!r} is that of a request before")
         ids.add(one.custom_id)
         try:
             model = msgspec.json.decode(one.params, type=_Body).model
         except msgspec.MsgspecError:
-            raise BadRequest(f"{where}.params: expected an object", field=f"{where}.params") from None
+            raise bad_field(f"{where}.params", "expected an object") from None
         if not isinstance(model, str) or not model:
             raise BadRequest(f"{where}.params.model is required", field=f"{where}.params.model")
         text = bytes(one.params) + b"\n"
@@ -206,7 +299,6 @@ def check_requests(asked: Sequence[AskedMessage]) -> tuple[list[Line], bytes]:
 
 
 def body_of(text: bytes, endpoint: str) -> bytes:
-    """The body that a line of an input has for its route."""
     if endpoint == MESSAGES:
         return text
     return bytes(msgspec.json.decode(text, type=_Asked).body)
@@ -269,43 +361,26 @@ def _encoded(value: dict[str, Any]) -> bytes:
     return msgspec.json.encode(value) + b"\n"
 
 
-class _Details(msgspec.Struct):
-    cached_tokens: int = 0
-    reasoning_tokens: int = 0
-    thinking_tokens: int = 0
-
-
-class _Counts(msgspec.Struct):
-    """`usage` of all APIs."""
-
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    prompt_tokens_details: _Details | None = None
-    completion_tokens_details: _Details | None = None
-    input_tokens: int = 0
-    output_tokens: int = 0
-    cache_read_input_tokens: int = 0
-    input_tokens_details: _Details | None = None
-    output_tokens_details: _Details | None = None
-
-
 class _Answer(msgspec.Struct):
-    usage: _Counts | None = None
+    usage: dict[str, Any] | None = None
 
 
 def usage_of(body: bytes) -> Usage:
     """What an answer says that it used; nothing for errors."""
     try:
-        counts = msgspec.json.decode(body, type=_Answer).usage
+        counts = msgspec.json.decode(body, type=_Answer).usage or {}
     except msgspec.MsgspecError:
         return Usage()
-    if counts is None:
-        return Usage()
-    read = counts.prompt_tokens_details or counts.input_tokens_details or _Details()
-    said = counts.completion_tokens_details or counts.output_tokens_details or _Details()
+    # By the words of all APIs, of which an answer has one's.
+    read = counts.get("prompt_tokens_details") or counts.get("input_tokens_details") or {}
+    said = counts.get("completion_tokens_details") or counts.get("output_tokens_details") or {}
     return Usage(
-        n_input=counts.prompt_tokens + counts.input_tokens + counts.cache_read_input_tokens,
-        n_cached=read.cached_tokens + counts.cache_read_input_tokens,
-        n_output=counts.completion_tokens + counts.output_tokens,
-        n_thinking=said.reasoning_tokens + said.thinking_tokens,
+        n_input=_sum(counts, "prompt_tokens", "input_tokens", "cache_read_input_tokens"),
+        n_cached=_sum(read, "cached_tokens") + _sum(counts, "cache_read_input_tokens"),
+        n_output=_sum(counts, "completion_tokens", "output_tokens"),
+        n_thinking=_sum(said, "reasoning_tokens", "thinking_tokens"),
     )
+
+
+def _sum(counts: dict[str, Any], *names: str) -> int:
+    return sum(counts.get(name) or 0 for name in names)

@@ -10,17 +10,18 @@ import asyncio
 import json
 import re
 import time
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
-from localrun.errors import BadRequest
+from localrun.errors import bad_field
 from localrun.server.batches.files import MAX_FORM_BYTES, Upload
 from localrun.server.batches.lines import ENDPOINTS
 from localrun.server.batches.service import INPUTS_KEPT_S
 from localrun.server.batches.store import Api, Batch, StoredFile, new_id
-from localrun.server.http.exchange import Exchange, parameter
+from localrun.server.http.exchange import Exchange, parameter, whole_number
 from localrun.server.openai.responses.create import TokenUsage
 from localrun.server.runtime import Runtime
 
@@ -48,14 +49,19 @@ class FileObject(msgspec.Struct, frozen=True, kw_only=True):
     status_details: None = None
 
 
-class Files(msgspec.Struct, frozen=True, kw_only=True):
-    """A page of files."""
+class Page(msgspec.Struct, frozen=True, kw_only=True):
+    """A part of a list."""
 
     object: Literal["list"]
-    data: list[FileObject]
     first_id: str | None
     last_id: str | None
     has_more: bool
+
+
+class Files(Page, frozen=True, kw_only=True):
+    """A page of files."""
+
+    data: list[FileObject]
 
 
 class FileDeleted(msgspec.Struct, frozen=True, kw_only=True):
@@ -117,14 +123,10 @@ class BatchObject(msgspec.Struct, frozen=True, kw_only=True):
     metadata: dict[str, str] | None
 
 
-class Batches(msgspec.Struct, frozen=True, kw_only=True):
+class Batches(Page, frozen=True, kw_only=True):
     """A page of batches, newest first."""
 
-    object: Literal["list"]
     data: list[BatchObject]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
 
 
 class ExpiresAfter(msgspec.Struct, frozen=True, kw_only=True):
@@ -152,7 +154,6 @@ class BatchBody(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def upload(runtime: Runtime, exchange: Exchange) -> None:
-    """POST /v1/files."""
     batch_service, owner = runtime.batch_service, exchange.caller.id
     file_id = new_id("file-")
     await batch_service.ask(
@@ -167,7 +168,7 @@ async def upload(runtime: Runtime, exchange: Exchange) -> None:
             await asyncio.to_thread(form.write, piece)
         purpose = form.fields.get("purpose", "")
         if purpose not in PURPOSES:
-            raise BadRequest(f"purpose: {purpose[:40]!r} is not known; use {', '.join(PURPOSES)}", field="purpose")
+            raise bad_field("purpose", f"{purpose[:40]!r} is not known; use {', '.join(PURPOSES)}")
         now = int(time.time())
         expires_s = _expires_s(form) or (INPUTS_KEPT_S if purpose == "batch" else None)
         await asyncio.to_thread(form.finish)
@@ -188,19 +189,17 @@ def _expires_s(form: Upload) -> int | None:
     if anchor is None and seconds is None:
         return None
     if anchor != "created_at":
-        raise BadRequest("expires_after[anchor]: use created_at", field="expires_after[anchor]")
+        raise bad_field("expires_after[anchor]", "use created_at")
     if not (seconds or "").isdecimal() or not _SHORTEST_EXPIRY_S <= int(seconds or "") <= _LONGEST_S:
-        raise BadRequest(
-            f"expires_after[seconds]: use {_SHORTEST_EXPIRY_S} to {_LONGEST_S}", field="expires_after[seconds]"
-        )
+        raise bad_field("expires_after[seconds]", f"use {_SHORTEST_EXPIRY_S} to {_LONGEST_S}")
     return int(seconds or "")
 
 
 async def list_files(runtime: Runtime, exchange: Exchange) -> None:
-    limit = number_of(exchange, "limit", default=MAX_FILES, most=MAX_FILES)
+    limit = whole_number(exchange, "limit", default=MAX_FILES, most=MAX_FILES)
     order = parameter(exchange, "order") or "desc"
     if order not in ("asc", "desc"):
-        raise BadRequest(f"order: {order[:40]!r} is not an order; use asc or desc", field="order")
+        raise bad_field("order", f"{order[:40]!r} is not an order; use asc or desc")
     page = await runtime.batch_service.ask(
         lambda store: store.files(
             exchange.caller.id,
@@ -211,14 +210,10 @@ async def list_files(runtime: Runtime, exchange: Exchange) -> None:
         )
     )
     rows = [_file(file) for file in page.rows]
-    await exchange.answer_json(
-        Files(object="list", data=rows, first_id=rows[0].id if rows else None, last_id=rows[-1].id if rows else None,
-              has_more=page.has_more)
-    )  # fmt: skip
+    await exchange.answer_json(Files(object="list", data=rows, has_more=page.has_more, **ends_of(rows)))
 
 
 async def one_file(runtime: Runtime, exchange: Exchange) -> None:
-    """GET /v1/files/{id}."""
     await exchange.answer_json(_file(await _named(runtime, exchange)))
 
 
@@ -235,8 +230,7 @@ async def delete_file(runtime: Runtime, exchange: Exchange) -> None:
 
 
 async def _named(runtime: Runtime, exchange: Exchange) -> StoredFile:
-    file_id: str = exchange.scope["path_params"]["id"]
-    return await runtime.batch_service.ask(lambda store: store.file(file_id, exchange.caller.id))
+    return await runtime.batch_service.ask(lambda store: store.file(exchange.path_id, exchange.caller.id))
 
 
 def _file(file: StoredFile) -> FileObject:
@@ -250,18 +244,14 @@ def _file(file: StoredFile) -> FileObject:
 
 
 async def create(runtime: Runtime, exchange: Exchange) -> None:
-    """POST /v1/batches."""
     body = await exchange.read_json(BatchBody)
     if body.endpoint not in ENDPOINTS:
-        raise BadRequest(
-            f"endpoint: {body.endpoint[:80]!r} has no batches; use {', '.join(ENDPOINTS)}", field="endpoint"
-        )
+        raise bad_field("endpoint", f"{body.endpoint[:80]!r} has no batches; use {', '.join(ENDPOINTS)}")
     window_s = _window_s(body.completion_window)
     file = await runtime.batch_service.ask(lambda store: store.file(body.input_file_id, exchange.caller.id))
     if file.purpose != "batch":
-        raise BadRequest(
-            f"input_file_id: the purpose of '{file.id}' is {file.purpose}; upload it with the purpose batch",
-            field="input_file_id",
+        raise bad_field(
+            "input_file_id", f"the purpose of '{file.id}' is {file.purpose}; upload it with the purpose batch"
         )
     batch = await runtime.batch_service.create(
         file,
@@ -279,58 +269,44 @@ def _window_s(text: str) -> float:
     match = _WINDOW.fullmatch(text)
     seconds = int(match[1]) * _UNITS_S[match[2]] if match else 0
     if not 1 <= seconds <= _LONGEST_S:
-        raise BadRequest(
-            f"completion_window: {text[:40]!r} cannot be used; write a time from 1s to 30d, such as 30m, 12h or 7d",
-            field="completion_window",
+        raise bad_field(
+            "completion_window", f"{text[:40]!r} cannot be used; write a time from 1s to 30d, such as 30m, 12h or 7d"
         )
     return float(seconds)
 
 
 async def list_batches(runtime: Runtime, exchange: Exchange) -> None:
-    limit = number_of(exchange, "limit", default=_BATCHES, most=MAX_BATCHES)
+    limit = whole_number(exchange, "limit", default=_BATCHES, most=MAX_BATCHES)
     page = await runtime.batch_service.ask(
         lambda store: store.batches(exchange.caller.id, Api.OPENAI, after=parameter(exchange, "after"), limit=limit)
     )
     rows = [_batch(batch) for batch in page.rows]
-    await exchange.answer_json(
-        Batches(object="list", data=rows, first_id=rows[0].id if rows else None, last_id=rows[-1].id if rows else None,
-                has_more=page.has_more)
-    )  # fmt: skip
+    await exchange.answer_json(Batches(object="list", data=rows, has_more=page.has_more, **ends_of(rows)))
 
 
 async def one_batch(runtime: Runtime, exchange: Exchange) -> None:
-    batch_id: str = exchange.scope["path_params"]["id"]
-    batch = await runtime.batch_service.ask(lambda store: store.batch(batch_id, exchange.caller.id, Api.OPENAI))
+    batch = await runtime.batch_service.ask(lambda store: store.batch(exchange.path_id, exchange.caller.id, Api.OPENAI))
     await exchange.answer_json(_batch(batch))
 
 
 async def cancel(runtime: Runtime, exchange: Exchange) -> None:
-    batch_id: str = exchange.scope["path_params"]["id"]
-    await exchange.answer_json(_batch(await runtime.batch_service.cancel(batch_id, exchange.caller.id, Api.OPENAI)))
+    await exchange.answer_json(
+        _batch(await runtime.batch_service.cancel(exchange.path_id, exchange.caller.id, Api.OPENAI))
+    )
+
+
+_SAME = ("id", "endpoint", "model", "input_file_id", "completion_window", "status", "output_file_id", "error_file_id")
+_TIMES = tuple(name for name in BatchObject.__struct_fields__ if name.endswith("_at"))
 
 
 def _batch(batch: Batch) -> BatchObject:
     errors: list[dict[str, Any]] = json.loads(batch.errors) if batch.errors else []
+    kept: dict[str, Any] = {name: getattr(batch, name) for name in (*_SAME, *_TIMES)}
+    kept |= {name: int(kept[name]) for name in _TIMES if kept[name] is not None}
     return BatchObject(
-        id=batch.id,
         object="batch",
-        endpoint=batch.endpoint,
-        model=batch.model,
+        **kept,
         errors=BatchErrors(object="list", data=[BatchError(**one) for one in errors]) if errors else None,
-        input_file_id=batch.input_file_id,
-        completion_window=batch.completion_window,
-        status=batch.status,
-        output_file_id=batch.output_file_id,
-        error_file_id=batch.error_file_id,
-        created_at=int(batch.created_at),
-        in_progress_at=_whole(batch.in_progress_at),
-        expires_at=int(batch.expires_at),
-        finalizing_at=_whole(batch.finalizing_at),
-        completed_at=_whole(batch.completed_at),
-        failed_at=_whole(batch.failed_at),
-        expired_at=_whole(batch.expired_at),
-        cancelling_at=_whole(batch.cancelling_at),
-        cancelled_at=_whole(batch.cancelled_at),
         request_counts=RequestCounts(total=batch.n_lines, completed=batch.n_succeeded, failed=batch.n_errored),
         usage=TokenUsage(
             input_tokens=batch.n_input_tokens,
@@ -343,15 +319,6 @@ def _batch(batch: Batch) -> BatchObject:
     )
 
 
-def _whole(seconds: float | None) -> int | None:
-    return None if seconds is None else int(seconds)
-
-
-def number_of(exchange: Exchange, name: str, *, default: int, most: int) -> int:
-    """A query parameter that counts rows. Raises BadRequest."""
-    text = parameter(exchange, name)
-    if not text:
-        return default
-    if not (text.isascii() and text.isdigit() and len(text) < 10) or not 1 <= int(text) <= most:
-        raise BadRequest(f"{name}: {text[:40]!r} is not a number from 1 to {most}", field=name)
-    return int(text)
+def ends_of(rows: Sequence[Any]) -> dict[str, Any]:
+    """The ids of a page's first and last row."""
+    return {"first_id": rows[0].id if rows else None, "last_id": rows[-1].id if rows else None}

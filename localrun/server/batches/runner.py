@@ -31,9 +31,9 @@ import msgspec
 from starlette.types import ASGIApp
 
 from localrun.errors import InvalidKey, LocalrunError, RateLimited, of_disk
-from localrun.server.batches import call, lines
-from localrun.server.batches.call import LineResult
+from localrun.server.batches import lines
 from localrun.server.batches.files import Blobs
+from localrun.server.batches.lines import LineResult
 from localrun.server.batches.store import Api, Batch, Ending, Kind, Line, Store, StoredFile, new_id, read_results
 from localrun.server.http.access import OWNER, Access, Caller
 from localrun.snapshot import BatchRow
@@ -380,7 +380,7 @@ class Runner:
             body = lines.body_of(text, batch.endpoint)
         except LocalrunError as error:  # the input is gone
             return lines.refused(error, is_anthropic=is_anthropic)
-        return await call.answer(self._endpoints[batch.endpoint], batch.endpoint, body, client=batch.id, caller=caller)
+        return await lines.answer(self._endpoints[batch.endpoint], batch.endpoint, body, client=batch.id, caller=caller)
 
     def _is_for_now(self, one: _Open, line: Line, answered: LineResult) -> bool:
         if answered.status < 400 or answered.code not in _FOR_NOW:

@@ -68,18 +68,25 @@ class BatchService:
     ) -> None:
         self.blobs = Blobs(folder / "blobs")
         self._folder = folder
-        self._settings = settings
-        self._targets = targets
-        self._capacity = capacity
-        self._registry = registry
+        self._database = folder / "batches.db"
         self._access = access
-        self._telemetry = telemetry
-        self._is_stopping = is_stopping
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="batches")
         self._lock = filelock.FileLock(folder.with_suffix(".lock"), thread_local=False)
         self._store: Store | None = None
         self._endpoints: dict[str, ASGIApp] = {}
-        self._runner: Runner | None = None
+        self._runner = Runner(
+            ask=self.ask,
+            database=self._database,
+            blobs=self.blobs,
+            endpoints=self._endpoints,
+            capacity=capacity,
+            registry=registry,
+            access=access,
+            telemetry=telemetry,
+            targets=targets,
+            is_stopping=is_stopping,
+            max_line_bytes=settings.max_body_bytes,
+        )
         self._opening: asyncio.Task[None] | None = None
         self._running: asyncio.Task[None] | None = None
         self._is_closed = False
@@ -89,7 +96,7 @@ class BatchService:
     def serve(self, routes: Sequence[Route]) -> None:
         """Before `start`: lines are answered by those of these routes that they may name."""
         names = (*lines.ENDPOINTS, lines.MESSAGES)
-        self._endpoints = {
+        self._endpoints |= {
             one.path: one.endpoint for one in routes if one.path in names and "POST" in (one.methods or ())
         }
 
@@ -106,8 +113,7 @@ class BatchService:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        if self._runner is not None:
-            await self._runner.stop()
+        await self._runner.stop()
         await asyncio.to_thread(self._thread.shutdown)
         if self._store is not None:
             self._store.close()
@@ -115,18 +121,16 @@ class BatchService:
 
     @property
     def n_running(self) -> int:
-        """Batches that have not ended."""
-        return self._runner.n_open if self._runner is not None else 0
+        return self._runner.n_open
 
     def rows(self) -> list[BatchRow]:
         """Batches that have not ended, as people see them."""
-        found = [] if self._runner is None else self._runner.rows()
-        return [msgspec.structs.replace(row, key=self._access.name_of(owner)) for owner, row in found]
+        return [msgspec.structs.replace(row, key=self._access.name_of(owner)) for owner, row in self._runner.rows()]
 
     async def _open(self) -> None:
         """Opens what there is: now, or when a full disk has room again or another daemon has ended."""
         said = ""
-        while self._runner is None:
+        while self._running is None:
             try:
                 await self.ask(Store.open_batches)
             except LocalrunError as error:
@@ -143,26 +147,13 @@ class BatchService:
         loop = asyncio.get_running_loop()
         try:
             store = await loop.run_in_executor(self._thread, self._opened) if self._store is None else self._store
-            if self._runner is None:
-                self._runner = self._new_runner()
+            if self._running is None:
                 self._running = asyncio.create_task(self._runner.run())
             return await loop.run_in_executor(self._thread, question, store)
         except sqlite3.Error as error:
             if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
                 raise DiskFull(f"the disk of {self._folder} is full; make room and try again") from None
             raise DiskRefused(f"{self._folder}: {error}; nothing was changed") from error
-
-    def _new_runner(self) -> Runner:
-        return Runner(
-            ask=self.ask, database=self._database, blobs=self.blobs, endpoints=self._endpoints,
-            capacity=self._capacity, registry=self._registry, access=self._access,
-            telemetry=self._telemetry, targets=self._targets,
-            is_stopping=self._is_stopping, max_line_bytes=self._settings.max_body_bytes,
-        )  # fmt: skip
-
-    @property
-    def _database(self) -> Path:
-        return self._folder / "batches.db"
 
     def _opened(self) -> Store:
         """In the store's thread. Raises Unavailable, OSError and sqlite3.Error."""
@@ -245,7 +236,7 @@ class BatchService:
     async def cancel(self, batch_id: str, owner: str, api: Api) -> Batch:
         """Raises NotFound, and Conflict for a batch that has ended."""
         batch = await self.ask(lambda store: store.cancel(batch_id, owner, api, time.time()))
-        self._changed()
+        self._runner.changed()
         return batch
 
     async def delete_batch(self, batch_id: str, owner: str, api: Api) -> None:
@@ -255,12 +246,8 @@ class BatchService:
 
     async def _added(self, values: dict[str, Any], found: Sequence[Line], most_bytes: int) -> Batch:
         batch = await self.ask(lambda store: store.add_batch(values, found, most_bytes))
-        self._changed()
+        self._runner.changed()
         return batch
-
-    def _changed(self) -> None:
-        if self._runner is not None:
-            self._runner.changed()
 
     def _write(self, blob_id: str, content: bytes) -> None:
         with self.blobs.writing(blob_id) as file:

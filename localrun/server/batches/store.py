@@ -21,7 +21,7 @@ from contextlib import closing, contextmanager
 from enum import IntEnum, StrEnum
 from importlib import resources
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -119,11 +119,6 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
     def has_ended(self) -> bool:
         return self.ending is Ending.DONE
 
-    @property
-    def n_done(self) -> int:
-        """Lines that have a result."""
-        return self.n_succeeded + self.n_errored + self.n_canceled + self.n_expired
-
 
 class Line(NamedTuple):
     """One request of a batch: where it is in the input, and its place in the order of running."""
@@ -152,6 +147,7 @@ class Page(NamedTuple):
     has_more: bool
 
 
+_T = TypeVar("_T", StoredFile, Batch)
 _FILE_COLUMNS = ", ".join(StoredFile.__struct_fields__)
 _BATCH_COLUMNS = ", ".join(Batch.__struct_fields__)
 
@@ -230,7 +226,7 @@ class Store:
         ).fetchone()
         if row is None:
             raise NotFound(f"file '{file_id[:80]}' is not here; GET /v1/files lists those that are", field="file_id")
-        return _file(row)
+        return _made(StoredFile, row)
 
     def files(self, owner: str, *, purpose: str, after: str, limit: int, is_ascending: bool) -> Page:
         """A page of files. Raises NotFound for a file `after` that is not there."""
@@ -238,7 +234,7 @@ class Store:
         if purpose:
             where, values = f"{where} AND purpose = ?", [*values, purpose]
         rows, has_more = self._page("files", _FILE_COLUMNS, where, values, after, limit, is_ascending)
-        return Page([_file(row) for row in rows], has_more)
+        return Page([_made(StoredFile, row) for row in rows], has_more)
 
     def delete_file(self, file_id: str, owner: str) -> None:
         """Raises NotFound, and Conflict for the input of a batch that still runs."""
@@ -303,19 +299,19 @@ class Store:
         ).fetchone()
         if row is None:
             raise NotFound(f"batch '{batch_id[:80]}' is not known here", field="batch_id")
-        return _batch(row)
+        return _made(Batch, row)
 
     def batches(self, owner: str, api: Api, *, after: str, limit: int, is_ascending: bool = False) -> Page:
         """A page of batches, newest first. Raises NotFound for a batch `after` that is not there."""
         rows, has_more = self._page(
             "batches", _BATCH_COLUMNS, "owner = ? AND api = ?", [owner, api], after, limit, is_ascending
         )
-        return Page([_batch(row) for row in rows], has_more)
+        return Page([_made(Batch, row) for row in rows], has_more)
 
     def open_batches(self) -> list[Batch]:
         """All that have not ended, oldest first."""
         rows = self._db.execute(f"SELECT {_BATCH_COLUMNS} FROM batches WHERE ending != 'done' ORDER BY seq")
-        return [_batch(row) for row in rows.fetchall()]
+        return [_made(Batch, row) for row in rows.fetchall()]
 
     def pending(self, seq: int, after: int, limit: int) -> list[Line]:
         """The next lines without a result, in order of running, from after this place."""
@@ -461,7 +457,7 @@ class Store:
         self._db.execute("UPDATE batches SET n_lines = ? WHERE seq = ?", (len(lines), seq))
 
     def _by_seq(self, seq: int) -> Batch:
-        return _batch(self._db.execute(f"SELECT {_BATCH_COLUMNS} FROM batches WHERE seq = ?", (seq,)).fetchone())
+        return _made(Batch, self._db.execute(f"SELECT {_BATCH_COLUMNS} FROM batches WHERE seq = ?", (seq,)).fetchone())
 
     def _ending(self, seq: int) -> Ending | None:
         row = self._db.execute("SELECT ending FROM batches WHERE seq = ?", (seq,)).fetchone()
@@ -490,10 +486,6 @@ def _megabytes(n_bytes: int) -> str:
     return f"{n_bytes / 1e6:.1f} MB" if n_bytes >= 100_000 else f"{n_bytes} bytes"
 
 
-def _file(row: Sequence[Any]) -> StoredFile:
-    return StoredFile(**dict(zip(StoredFile.__struct_fields__, row, strict=True)))
-
-
-def _batch(row: Sequence[Any]) -> Batch:
-    values = dict(zip(Batch.__struct_fields__, row, strict=True))
-    return Batch(**values | {"api": Api(values["api"]), "ending": Ending(values["ending"])})
+def _made(kind: type[_T], row: Sequence[Any]) -> _T:
+    """Of the columns of `kind`, in their order."""
+    return msgspec.convert(dict(zip(kind.__struct_fields__, row, strict=True)), kind)

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from localrun.errors import BadRequest
+from localrun.errors import BadRequest, bad_field
 from localrun.server.http import fields
 from localrun.server.openai.bodies import ChatMessage, for_template, part_text
 from localrun.server.prompting.ask import Attachments, ChatRequest
@@ -39,19 +39,18 @@ class MediaInput(msgspec.Struct, frozen=True, kw_only=True):
         if self.content is not None and self.prompt_string is None and self.multimodal_data is None:
             return "".join(part_text(part, f"{where}.content[{at}]", media) for at, part in enumerate(self.content))
         if self.prompt_string is None or self.content is not None:
-            raise BadRequest(
-                f"{where}: an object needs prompt_string, with {MEDIA_PLACE} for each of its multimodal_data, or "
-                f"content alone",
-                field=where,
+            raise bad_field(
+                where,
+                f"an object needs prompt_string, with {MEDIA_PLACE} for each of its multimodal_data, or content alone",
             )
         if self.multimodal_data is None:
             return self.prompt_string
         text, *others = self.prompt_string.split(MEDIA_PLACE)
         if len(others) != len(self.multimodal_data):
-            raise BadRequest(
-                f"{where}.prompt_string: {len(others)} places for pictures or sound ({MEDIA_PLACE}), and "
+            raise bad_field(
+                f"{where}.prompt_string",
+                f"{len(others)} places for pictures or sound ({MEDIA_PLACE}), and "
                 f"{len(self.multimodal_data)} of multimodal_data; write one for each",
-                field=f"{where}.prompt_string",
             )
         for at, (source, other) in enumerate(zip(self.multimodal_data, others, strict=True)):
             text += media.add(source, f"{where}.multimodal_data[{at}]") + other
@@ -90,9 +89,7 @@ class EmbeddingsBody(fields.ServiceFields, frozen=True, kw_only=True):
         """Whether vectors are wanted in base64, or as lists. Raises BadRequest for anything else."""
         asked = (self.encoding_format or "float").lower()
         if asked not in ("float", "base64"):
-            raise BadRequest(
-                f"encoding_format: {asked[:40]!r} is not known; use float or base64", field="encoding_format"
-            )
+            raise bad_field("encoding_format", f"{asked[:40]!r} is not known; use float or base64")
         return asked == "base64"
 
     def chat(self, media: Attachments) -> ChatRequest | None:
@@ -100,13 +97,10 @@ class EmbeddingsBody(fields.ServiceFields, frozen=True, kw_only=True):
         if self.messages is None:
             return None
         if self.asked is not None:
-            raise BadRequest("messages: not together with input; send one of them", field="messages")
+            raise bad_field("messages", "not together with input; send one of them")
         continues = bool(self.continue_final_message)
         if continues and self.add_generation_prompt:
-            raise BadRequest(
-                "add_generation_prompt: not together with continue_final_message, which adds none",
-                field="add_generation_prompt",
-            )
+            raise bad_field("add_generation_prompt", "not together with continue_final_message, which adds none")
         made = for_template(self.messages, media)
         adds_prompt = continues or bool(self.add_generation_prompt)
         return ChatRequest(messages=made, continue_last=continues, adds_prompt=adds_prompt, media=media.all())
@@ -126,19 +120,17 @@ class EmbeddingsBody(fields.ServiceFields, frozen=True, kw_only=True):
                 if not isinstance(item, int) and not (isinstance(item, list) and item and not is_one(item))
             ]
             if not inputs or len(inputs) != len(asked):
-                raise BadRequest(
-                    "input: must be a text, a list of token ids with or without texts between them, or a list of "
+                raise bad_field(
+                    "input",
+                    "must be a text, a list of token ids with or without texts between them, or a list of "
                     "these, not empty; an object with pictures or sound counts as an input of its own",
-                    field="input",
                 )
         if len(inputs) > MAX_INPUTS:
-            raise BadRequest(
-                f"input: {len(inputs)} inputs are more than {MAX_INPUTS} in one request; send several", field="input"
-            )
+            raise bad_field("input", f"{len(inputs)} inputs are more than {MAX_INPUTS} in one request; send several")
         empty = next((index for index, item in enumerate(inputs) if not item), None)
         if empty is not None:
             where = f"input[{empty}]" if len(inputs) > 1 else "input"
-            raise BadRequest(f"{where}: must not be empty; leave it out", field=where)
+            raise bad_field(where, "must not be empty; leave it out")
         return inputs
 
 

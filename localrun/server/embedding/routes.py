@@ -10,21 +10,155 @@
   clients and Cohere's look for. Scores are those of the model's own head, as llama.cpp's server gives them: only their
   order and their differences mean something across models. A document that is too long loses its end, unless the body
   says `"truncate": false`; a query that is too long is an error
+
+Pictures and sound of inputs go the way of those in chats (`media/`). The engine computes in batches with whatever else
+is there; here the results are put back into order. A list of a thousand vectors of a thousand numbers is 20 MB of text
+and takes half a second to write, so it is written in parts, and other requests have their turn in between.
 """
 
 from __future__ import annotations
 
+import asyncio
+import base64
+import sys
 import time
-from typing import Any, Literal
+from array import array
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from localrun.server.embedding import work
-from localrun.server.embedding.bodies import EmbedBody, EmbeddingsBody, LegacyEmbeddingsBody, RerankBody
-from localrun.server.embedding.work import Work, base64_json, lists_json, vector_values
+from localrun.errors import Cancelled, bad_field
+from localrun.server import streaming
+from localrun.server.embedding.bodies import EmbedBody, EmbeddingsBody, Input, LegacyEmbeddingsBody, RerankBody
+from localrun.server.engines.resident import Use
 from localrun.server.http.exchange import Exchange
-from localrun.server.prompting.ask import Attachments
+from localrun.server.http.failures import Headers
+from localrun.server.http.fields import ServiceFields
+from localrun.server.jobs.job import Job
+from localrun.server.openai.answer import headers_of
+from localrun.server.prompting.ask import Attached, Attachments, ChatRequest
+from localrun.server.prompting.prepare import prepare
+from localrun.server.prompting.segments import placed, segments_of
+from localrun.server.routing import RoutingInput
 from localrun.server.runtime import Runtime
+from localrun.wire import Finish, Media, Mixed, Segment, Vector
+
+# About a millisecond of work.
+_NUMBERS_PER_TURN = 16_384
+_BYTES_PER_NUMBER = 4
+
+_encoder = msgspec.json.Encoder()
+
+
+def vector_values(vector: Vector) -> list[float]:
+    numbers = array("f", vector.values)
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    return numbers.tolist()
+
+
+def base64_json(vector: Vector) -> bytes:
+    """As OpenAI's `encoding_format` base64: the little-endian float32 bytes, in quotes."""
+    return b'"' + base64.b64encode(vector.values) + b'"'
+
+
+async def lists_json(vectors: Sequence[Vector]) -> list[bytes]:
+    lists, n_since = [], 0
+    for vector in vectors:
+        lists.append(_encoder.encode(vector_values(vector)))
+        n_since += len(vector.values) // _BYTES_PER_NUMBER
+        if n_since >= _NUMBERS_PER_TURN:
+            n_since = 0
+            await asyncio.sleep(0)
+    return lists
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """What is wanted. With `query`, the inputs are documents to be scored. Markers in the inputs stand for `media`. A
+    `chat` is the only input. `needs_name` is of APIs that have no requests without a model's name."""
+
+    inputs: Sequence[Input] = ()
+    media: Sequence[Attached] = ()
+    chat: ChatRequest | None = None
+    query: str | None = None
+    truncate: bool = False
+    dimensions: int = 0
+    fields: ServiceFields
+    needs_name: bool = False
+
+
+class Results(NamedTuple):
+    """One vector for each input, in order."""
+
+    vectors: list[Vector]
+
+    @property
+    def n_tokens(self) -> int:
+        return sum(vector.n_tokens for vector in self.vectors)
+
+    @property
+    def n_cut(self) -> int:
+        """Tokens that were left out of inputs that were too long."""
+        return sum(vector.n_cut for vector in self.vectors)
+
+
+@asynccontextmanager
+async def _done(runtime: Runtime, exchange: Exchange, work: Work) -> AsyncIterator[tuple[Job, Results]]:
+    """The job and its results, while the model is held and the client is there.
+
+    Raises BadRequest for a model of another kind, for `dimensions` that it does not have and for media that it does not
+    take, ContextExceeded for an input that is too long, and what loading and the engine raise.
+    """
+    use = Use.EMBED if work.query is None else Use.RERANK
+    question = RoutingInput(ask=ChatRequest(messages=(), media=tuple(work.media)))
+    entered = streaming.entered(runtime, exchange, work.fields, question, use=use, needs_name=work.needs_name)
+    async with entered as (_, _, [job]):
+        if work.dimensions > job.n_embd:
+            raise bad_field(
+                "dimensions",
+                f"the vectors of this model have {job.n_embd} numbers, {work.dimensions} is more; ask for "
+                f"fewer or leave it out",
+            )
+        vectors: list[Vector] = []
+        if inputs := await _inputs(runtime, job, work):
+            await job.embed(inputs, query=work.query, truncate=work.truncate, dimensions=work.dimensions)
+            async for delta in job:
+                vectors += delta.vectors or ()
+                if delta.finish is Finish.CANCELLED:
+                    raise Cancelled("the request was cancelled")
+        vectors.sort(key=lambda vector: vector.index)
+        yield job, Results(vectors)
+
+
+async def _inputs(runtime: Runtime, job: Job, work: Work) -> Sequence[str | tuple[int, ...] | Mixed]:
+    """As the engine takes them: a conversation by the model's template, and media in the places of their markers."""
+    if work.chat is not None:
+        return [Mixed((await prepare(runtime, job, work.chat)).segments)]
+    decoded = await runtime.media.attach(job, work.media) if work.media else {}
+    return [_in_segments(one, work.media, decoded, job.n_vocab) for one in work.inputs]
+
+
+def _in_segments(
+    one: Input, media: Sequence[Attached], decoded: Mapping[str, Media], n_vocab: int
+) -> str | tuple[int, ...] | Mixed:
+    """An input of more than one kind in segments, others as they are."""
+    if isinstance(one, tuple):
+        ids = tuple(item for item in one if isinstance(item, int))
+        return ids if len(ids) == len(one) else Mixed(segments_of(one, n_vocab, field="input"))
+    own = [attached for attached in media if attached.marker in one]
+    return Mixed(placed([Segment(one)], own, decoded, ())) if own else one
+
+
+def _headers(job: Job, results: Results) -> Headers:
+    """The request's id, and how many tokens were cut, if any."""
+    found = headers_of([job])
+    if results.n_cut:
+        found.append((b"x-localrun-truncated", str(results.n_cut).encode("ascii")))
+    return found
 
 
 class EmbeddingUsage(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,7 +217,7 @@ class Ranking(msgspec.Struct, frozen=True, kw_only=True):
 async def embeddings(runtime: Runtime, exchange: Exchange) -> None:
     body = await exchange.read_json(EmbeddingsBody)
     is_base64 = body.is_base64
-    async with work.done(runtime, exchange, _work(body)) as (job, results):
+    async with _done(runtime, exchange, _work(body)) as (job, results):
         if is_base64:
             written = [base64_json(vector) for vector in results.vectors]
         else:
@@ -93,16 +227,16 @@ async def embeddings(runtime: Runtime, exchange: Exchange) -> None:
         answer = b'{"object":"list","data":[%b],"model":%b,"usage":%b}' % (
             b",".join(rows), msgspec.json.encode(job.ask.model), msgspec.json.encode(usage),
         )  # fmt: skip
-        await exchange.answer(answer, headers=work.headers(job, results))
+        await exchange.answer(answer, headers=_headers(job, results))
 
 
 async def embedding(runtime: Runtime, exchange: Exchange) -> None:
     """POST /embedding, in llama-server's form: a list of rows, each of which has a list of vectors."""
     body = await exchange.read_json(EmbeddingsBody)
-    async with work.done(runtime, exchange, _work(body)) as (job, results):
+    async with _done(runtime, exchange, _work(body)) as (job, results):
         lists = await lists_json(results.vectors)
         rows = [b'{"index":%d,"embedding":[%b]}' % row for row in enumerate(lists)]
-        await exchange.answer(b"[%b]" % b",".join(rows), headers=work.headers(job, results))
+        await exchange.answer(b"[%b]" % b",".join(rows), headers=_headers(job, results))
 
 
 def _work(body: EmbeddingsBody) -> Work:
@@ -119,7 +253,6 @@ def _work(body: EmbeddingsBody) -> Work:
 
 
 async def embed(runtime: Runtime, exchange: Exchange) -> None:
-    """POST /api/embed."""
     began_s = time.monotonic()
     body = await exchange.read_json(EmbedBody)
     media = Attachments()
@@ -132,7 +265,7 @@ async def embed(runtime: Runtime, exchange: Exchange) -> None:
         fields=body,
         needs_name=True,
     )
-    async with work.done(runtime, exchange, wanted) as (job, results):
+    async with _done(runtime, exchange, wanted) as (job, results):
         lists = await lists_json(results.vectors)
         rest = {
             "total_duration": round((time.monotonic() - began_s) * 1e9),
@@ -142,23 +275,22 @@ async def embed(runtime: Runtime, exchange: Exchange) -> None:
         answer = b'{"model":%b,"embeddings":[%b],%b' % (
             msgspec.json.encode(body.model), b",".join(lists), msgspec.json.encode(rest)[1:],
         )  # fmt: skip
-        await exchange.answer(answer, headers=work.headers(job, results))
+        await exchange.answer(answer, headers=_headers(job, results))
 
 
 async def legacy_embeddings(runtime: Runtime, exchange: Exchange) -> None:
-    """POST /api/embeddings."""
     body = await exchange.read_json(LegacyEmbeddingsBody)
     wanted = Work(inputs=[body.prompt] if body.prompt else [], truncate=True, fields=body, needs_name=True)
-    async with work.done(runtime, exchange, wanted) as (job, results):
+    async with _done(runtime, exchange, wanted) as (job, results):
         found = vector_values(results.vectors[0]) if results.vectors else []
-        await exchange.answer_json(LegacyEmbedding(embedding=found), headers=work.headers(job, results))
+        await exchange.answer_json(LegacyEmbedding(embedding=found), headers=_headers(job, results))
 
 
 async def rerank(runtime: Runtime, exchange: Exchange) -> None:
     body = await exchange.read_json(RerankBody)
     texts = body.each()
     wanted = Work(inputs=texts, query=body.query, truncate=body.truncate is not False, fields=body)
-    async with work.done(runtime, exchange, wanted) as (job, results):
+    async with _done(runtime, exchange, wanted) as (job, results):
         scores = [vector_values(vector)[0] for vector in results.vectors]
         best = sorted(range(len(scores)), key=lambda index: -scores[index])[: body.top_n]
         if body.documents is None:
@@ -166,7 +298,7 @@ async def rerank(runtime: Runtime, exchange: Exchange) -> None:
                 ScoredText(index=index, score=scores[index], text=texts[index] if body.return_text else msgspec.UNSET)
                 for index in best
             ]
-            await exchange.answer_json(scored, headers=work.headers(job, results))
+            await exchange.answer_json(scored, headers=_headers(job, results))
             return
         rows = [
             RankedRow(
@@ -184,4 +316,4 @@ async def rerank(runtime: Runtime, exchange: Exchange) -> None:
             usage=EmbeddingUsage(prompt_tokens=results.n_tokens, total_tokens=results.n_tokens),
             meta={"tokens": {"input_tokens": results.n_tokens}},
         )
-        await exchange.answer_json(answer, headers=work.headers(job, results))
+        await exchange.answer_json(answer, headers=_headers(job, results))

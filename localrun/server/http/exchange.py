@@ -36,7 +36,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 from starlette.types import Message, Receive, Scope, Send
 
-from localrun.errors import BadRequest, LocalrunError, ModelNotFound, TooLarge, Unavailable
+from localrun.errors import BadRequest, LocalrunError, ModelNotFound, TooLarge, Unavailable, bad_field
 from localrun.server import notices
 from localrun.server.http import failures
 from localrun.server.http.access import OWNER, Caller
@@ -153,6 +153,11 @@ class Exchange:
     def header(self, name: bytes) -> str:
         """The first value of a header, by lower-case name; empty if there is none."""
         return next(iter(header_values(self.scope, name)), "")
+
+    @property
+    def path_id(self) -> str:
+        """What the path says in the place of its `{id}`."""
+        return str(self.scope["path_params"]["id"])
 
     async def read_json(self, type_: type[Body]) -> Body:
         """The body as `type_`. Raises as `read_body` and `decode_body` do."""
@@ -368,6 +373,14 @@ def parameter(exchange: Exchange, name: str) -> str:
     """The last value of a query parameter; empty without one."""
     query: dict[str, list[str]] = parse_qs(exchange.scope["query_string"].decode("latin-1"), keep_blank_values=True)
     return query.get(name, [""])[-1]
+
+
+def whole_number(exchange: Exchange, name: str, *, default: int, most: int, least: int = 1) -> int:
+    """A query parameter that is a number. Raises BadRequest."""
+    text = parameter(exchange, name) or str(default)
+    if not (text.isascii() and text.isdigit() and len(text) < 20) or not least <= int(text) <= most:
+        raise bad_field(name, f"{text[:40]!r} is not a number from {least} to {most}")
+    return int(text)
 
 
 def decode_body(body: bytes, type_: type[Body], scope: Scope | None = None) -> Body:

@@ -1,4 +1,5 @@
-"""POST /completion and /completions: llama-server's own completion, with its fields and its answer.
+"""POST /completion and /completions: llama-server's own completion, with its fields and its answer; and POST /infill,
+filling in the middle with the same answer.
 
 A prompt is a text, token ids, both in one list, or an object with pictures or sound (`MediaInput`); a list of these is
 as many prompts, whose answers come in a list. Where neither the request nor the model says how to sample,
@@ -7,6 +8,9 @@ effect, since every prefix is shared by all slots and no context is shifted. Tho
 cannot be honoured are refused by name.
 
 `tokens_predicted` does not count the token that ends a generation, which llama-server counts.
+
+The editors' plugins for llama-server name no model, as a llama-server has one (`targets.py`). They ask for the fields
+that they read (`response_fields`, with paths such as `timings/prompt_n`), and warm the cache up with `n_predict` 0.
 """
 
 from __future__ import annotations
@@ -14,25 +18,35 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from contextlib import aclosing
+from dataclasses import dataclass
 from itertools import islice
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
 
-from localrun.errors import BadRequest
+from localrun.errors import bad_field
 from localrun.server import notices, streaming
 from localrun.server.embedding.bodies import MEDIA_PLACE, MediaInput
 from localrun.server.http import fields
 from localrun.server.http.exchange import Exchange, apart
-from localrun.server.http.fields import ModelDefaults, defaults_of
+from localrun.server.http.fields import ModelDefaults, SamplingFields, defaults_of
 from localrun.server.jobs.job import Job
 from localrun.server.llama_server.tokens import Mixed
-from localrun.server.openai.answer import Fields, encode, headers_of, naming, piece_text, timings_of
+from localrun.server.openai.answer import (
+    Fields,
+    Running,
+    encode,
+    entry,
+    headers_of,
+    naming,
+    timings_of,
+    timings_so_far,
+)
 from localrun.server.openai.bodies import MAX_ANSWERS, Choices, LimitFields
-from localrun.server.openai.running import ProgressFields, Running, timings_so_far
 from localrun.server.parsing.pieces import ended
 from localrun.server.prompting.ask import Attachments, ChatRequest
+from localrun.server.prompting.infill import infill
 from localrun.server.prompting.segments import is_one, placed, segments_of, shown
 from localrun.server.routing import RoutingInput
 from localrun.server.runtime import Runtime
@@ -102,19 +116,19 @@ class LlamaCompletionBody(LimitFields, frozen=True, kw_only=True):
         """Raises BadRequest for what this build does not do."""
         for name in ("multimodal_data", "image_data", "images"):
             if getattr(self, name):
-                raise BadRequest(
-                    f"{name}: pictures and sound belong to a prompt; send prompt as an object of a prompt_string, with "
+                raise bad_field(
+                    name,
+                    f"pictures and sound belong to a prompt; send prompt as an object of a prompt_string, with "
                     f"{MEDIA_PLACE} for each of them, and multimodal_data",
-                    field=name,
                 )
         for name, neutral in _UNSUPPORTED.items():
             value = getattr(self, name)
             if value is not None and value != neutral and not (name == "adaptive_target" and value < 0):
-                raise BadRequest(f"{name}: not supported; leave it out, or send {neutral}", field=name)
+                raise bad_field(name, f"not supported; leave it out, or send {neutral}")
         unknown = [name for name in self.wanted_samplers() if name not in _OFF]
         if unknown:
             known = (f"{name} ({letter})" for letter, name in _LETTERS.items())
-            raise BadRequest(f"samplers: {unknown[0][:40]!r} is not one of {', '.join(known)}", field="samplers")
+            raise bad_field("samplers", f"{unknown[0][:40]!r} is not one of {', '.join(known)}")
 
     def prompts(self) -> list[Prompt]:
         """Each prompt. Raises BadRequest for none, for a list that is neither one prompt nor several, and for too
@@ -125,13 +139,13 @@ class LlamaCompletionBody(LimitFields, frozen=True, kw_only=True):
         else:
             prompts = list(asked)
         if not prompts or not all(prompts) or any(isinstance(prompt, int) for prompt in prompts):
-            raise BadRequest(
-                "prompt: must be a text, token ids, both in one list, an object with pictures or sound, or a list of "
+            raise bad_field(
+                "prompt",
+                "must be a text, token ids, both in one list, an object with pictures or sound, or a list of "
                 "such prompts, not empty",
-                field="prompt",
             )
         if len(prompts) * (self.n or 1) > MAX_ANSWERS:
-            raise BadRequest(f"prompt: more than {MAX_ANSWERS} answers in one request; send several", field="prompt")
+            raise bad_field("prompt", f"more than {MAX_ANSWERS} answers in one request; send several")
         return prompts
 
     def wanted_samplers(self) -> list[str]:
@@ -213,56 +227,38 @@ async def _text(job: Job, prompt: Sequence[Segment]) -> str:
     return b"".join(parts).decode("utf-8", errors="replace")
 
 
-class AnswerFields(ProgressFields, Protocol):
-    """The fields of a body that say what its answer has."""
-
-    @property
-    def stream(self) -> bool | None: ...
-    @property
-    def return_tokens(self) -> bool | None: ...
-    @property
-    def response_fields(self) -> list[str] | None: ...
-    @property
-    def lora(self) -> list[fields.LoraEntry] | None: ...
-
-
-class CompletionAnswer:
-    """The answers to all prompts, sent once: streams of texts whose last chunk has all the facts, or those with all
+@dataclass
+class CompletionAnswer(streaming.Writer):
+    """The answers to all `prompts`, sent once: streams of texts whose last chunk has all the facts, or those with all
     texts."""
 
-    def __init__(
-        self, body: AnswerFields, jobs: Sequence[Job], plan: Submit, texts: list[str], *, is_list: bool
-    ) -> None:
-        self._body = body
-        self._jobs = jobs
-        self._plan = plan
-        self._prompts = texts
-        self._is_list = is_list
+    body: LlamaCompletionBody | InfillBody
+    jobs: Sequence[Job]
+    plan: Submit
+    prompts: list[str]
+    is_list: bool = False
 
     async def send(self, exchange: Exchange) -> None:
-        headers = headers_of(self._jobs)
-        if self._body.stream:
+        headers = headers_of(self.jobs)
+        if self.body.stream:
             writer: streaming.Writer = self
-            if self._body.return_progress:
-                writer = Running(self, self._jobs, self._body, self._told, times_chunks=False)
-            await streaming.stream(exchange, self._jobs, writer, headers)
+            if self.body.return_progress:
+                writer = Running(self, self.jobs, self.body, self._told, times_chunks=False)
+            await streaming.stream(exchange, self.jobs, writer, headers)
             return
-        texts, tokens, probabilities = ([[] for _ in self._jobs] for _ in range(3))  # type: ignore[var-annotated]
-        answers: list[Fields] = [{}] * len(self._jobs)
-        async with aclosing(streaming.deltas(self._jobs)) as deltas:
+        texts, tokens, probabilities = ([[] for _ in self.jobs] for _ in range(3))  # type: ignore[var-annotated]
+        answers: list[Fields] = [{}] * len(self.jobs)
+        async with aclosing(streaming.deltas(self.jobs)) as deltas:
             async for index, delta, _ in deltas:
                 texts[index].append(delta.text)
                 tokens[index] += delta.tokens
                 probabilities[index] += delta.logprobs or ()
                 if delta.finish is not None:
-                    kept = tokens[index] if self._body.return_tokens else []
+                    kept = tokens[index] if self.body.return_tokens else []
                     answers[index] = self._whole(index, "".join(texts[index]), kept, probabilities[index], delta)
-        await exchange.answer(encode(answers if self._is_list else answers[0]), headers=headers)
+        await exchange.answer(encode(answers if self.is_list else answers[0]), headers=headers)
 
     # --- as the writer of a stream -------------------------------------------------------------------------------
-
-    def begin(self) -> bytes:
-        return b""
 
     def take(self, index: int, delta: Delta) -> bytes:
         chunks = []
@@ -272,17 +268,14 @@ class CompletionAnswer:
             chunks.append(self._whole(index, "", [], (), delta))
         return b"".join(b"data: " + encode(chunk) + b"\n\n" for chunk in chunks)
 
-    def end(self) -> bytes:
-        return b""
-
     # --- inside --------------------------------------------------------------------------------------------------
 
     def _chunk(self, index: int, delta: Delta) -> Fields:
         chunk = self._head(index) | {"content": delta.text, "tokens": delta.tokens}
         if delta.logprobs:
             chunk["completion_probabilities"] = _probabilities(delta.logprobs)
-        if self._body.timings_per_token:
-            chunk["timings"] = timings_so_far(self._jobs[index].record, delta.n_output)
+        if self.body.timings_per_token:
+            chunk["timings"] = timings_so_far(self.jobs[index].record, delta.n_output)
         return chunk
 
     def _told(self, index: int, fields: Fields) -> bytes:
@@ -290,7 +283,7 @@ class CompletionAnswer:
         return b"data: " + encode(self._head(index) | fields) + b"\n\n"
 
     def _head(self, index: int) -> Fields:
-        record = self._jobs[index].record
+        record = self.jobs[index].record
         return {
             "index": index, "content": "", "tokens": [], "stop": False, "id_slot": self._slot(index),
             "tokens_predicted": record.n_output, "tokens_evaluated": record.n_prompt or 0,
@@ -298,14 +291,14 @@ class CompletionAnswer:
 
     def _slot(self, index: int) -> int:
         """Where it runs or ran; -1 before it had a slot."""
-        slot = self._jobs[index].record.last_slot
+        slot = self.jobs[index].record.last_slot
         return -1 if slot is None else slot
 
     def _whole(
         self, index: int, content: str, tokens: list[int], logprobs: Sequence[ChosenLogprob], delta: Delta
     ) -> Fields:
         finish, usage = ended(delta)
-        record = self._jobs[index].record
+        record = self.jobs[index].record
         is_word = finish is Finish.STOP and delta.stop_text is not None
         answer: Fields = {
             "index": index,
@@ -313,19 +306,19 @@ class CompletionAnswer:
             "tokens": tokens,
             "id_slot": self._slot(index),
             "stop": True,
-            "model": self._jobs[index].ask.model,
+            "model": self.jobs[index].ask.model,
             "tokens_predicted": usage.n_output,
             "tokens_evaluated": usage.n_prompt,
             "generation_settings": generation_settings(
-                self._plan,
-                is_streamed=bool(self._body.stream),
-                lora=self._body.lora or (),
-                banned=self._jobs[index].eog_tokens if self._plan.ignore_eos else (),
+                self.plan,
+                is_streamed=bool(self.body.stream),
+                lora=self.body.lora or (),
+                banned=self.jobs[index].eog_tokens if self.plan.ignore_eos else (),
             ),
-            "prompt": self._prompts[index],
+            "prompt": self.prompts[index],
             "has_new_line": record.has_new_line,
             # By the context: the answer was to have more tokens, or as many as the model wants.
-            "truncated": finish is Finish.LENGTH and not 0 <= self._plan.n_predict <= usage.n_output,
+            "truncated": finish is Finish.LENGTH and not 0 <= self.plan.n_predict <= usage.n_output,
             "stop_type": "limit" if finish is Finish.LENGTH else "word" if is_word else "eos",
             "stopping_word": delta.stop_text or "",
             "tokens_cached": usage.n_prompt + max(usage.n_output - 1, 0),
@@ -333,7 +326,7 @@ class CompletionAnswer:
         }
         if logprobs:
             answer["completion_probabilities"] = _probabilities(logprobs)
-        return picked(answer, self._body.response_fields)
+        return picked(answer, self.body.response_fields)
 
 
 def _probabilities(logprobs: Sequence[ChosenLogprob]) -> list[Fields]:
@@ -341,7 +334,7 @@ def _probabilities(logprobs: Sequence[ChosenLogprob]) -> list[Fields]:
 
 
 def _probability(one: ChosenLogprob | TokenLogprob) -> Fields:
-    return {"id": one.token, "token": piece_text(one.piece), "bytes": list(one.piece), "logprob": one.logprob}
+    return {"id": one.token} | entry(one)
 
 
 def picked(answer: Fields, wanted: list[str] | None) -> Fields:
@@ -363,32 +356,14 @@ def generation_settings(
     plan: Submit, *, is_streamed: bool = False, lora: Sequence[fields.LoraEntry] = (), banned: Sequence[int] = ()
 ) -> Fields:
     """How an answer is sampled, by llama-server's names. Those that localrun does not have are at their defaults."""
-    said = plan.sampling
-    biases = [*said.logit_bias, *((token, -math.inf) for token in banned)]
-    return {
-        "seed": _RANDOM_SEED if said.seed is None else said.seed,
-        "temperature": said.temperature,
+    said = msgspec.structs.asdict(plan.sampling)
+    biases = [*said.pop("logit_bias"), *((token, -math.inf) for token in banned)]
+    seed, last_n = said.pop("seed"), said.pop("penalty_last_n")
+    return said | {
+        "seed": _RANDOM_SEED if seed is None else seed,
+        "repeat_last_n": last_n,
         "dynatemp_range": 0.0,
         "dynatemp_exponent": 1.0,
-        "top_k": said.top_k,
-        "top_p": said.top_p,
-        "min_p": said.min_p,
-        "top_n_sigma": said.top_n_sigma,
-        "xtc_probability": said.xtc_probability,
-        "xtc_threshold": said.xtc_threshold,
-        "typical_p": said.typical_p,
-        "repeat_last_n": said.penalty_last_n,
-        "repeat_penalty": said.repeat_penalty,
-        "presence_penalty": said.presence_penalty,
-        "frequency_penalty": said.frequency_penalty,
-        "dry_multiplier": said.dry_multiplier,
-        "dry_base": said.dry_base,
-        "dry_allowed_length": said.dry_allowed_length,
-        "dry_penalty_last_n": said.dry_penalty_last_n,
-        "dry_sequence_breakers": said.dry_sequence_breakers,
-        "mirostat": said.mirostat,
-        "mirostat_tau": said.mirostat_tau,
-        "mirostat_eta": said.mirostat_eta,
         "adaptive_target": -1.0,
         "adaptive_decay": 0.9,
         "stop": plan.stop,
@@ -407,3 +382,66 @@ def generation_settings(
         "post_sampling_probs": False,
         "lora": [{"id": entry.id, "scale": entry.scale} for entry in lora],
     }
+
+
+class ExtraFile(msgspec.Struct, frozen=True, kw_only=True):
+    """One of `input_extra`: another file for context."""
+
+    text: str
+    filename: str = ""
+
+
+class InfillBody(SamplingFields, frozen=True, kw_only=True):
+    """POST /infill. `prompt` is what stands right before the cursor, after `input_prefix`."""
+
+    input_prefix: str = ""
+    input_suffix: str = ""
+    input_extra: list[ExtraFile] | None = None
+    prompt: str | MediaInput = ""
+    multimodal_data: list[str] | None = None
+    images: list[str] | None = None
+    model: str | None = None
+    n_predict: fields.AnswerLimit = -1
+    stream: bool | None = None
+    n_probs: fields.NProbs | None = None
+    return_tokens: bool | None = None
+    return_progress: bool | None = None
+    timings_per_token: bool | None = None
+    response_fields: Annotated[list[str], Meta(max_length=MAX_FIELDS)] | None = None
+
+    def before_cursor(self) -> str:
+        """Raises BadRequest for pictures and sound."""
+        has = {"multimodal_data": self.multimodal_data, "images": self.images}
+        field = next((field for field, media in has.items() if media), None)
+        if isinstance(self.prompt, MediaInput):
+            field = "prompt"
+        if field is not None:
+            raise bad_field(field, "no model that fills in the middle takes pictures or sound; send text only")
+        return self.input_prefix + str(self.prompt)
+
+
+async def complete_infill(runtime: Runtime, exchange: Exchange) -> None:
+    body = await exchange.read_json(InfillBody)
+    before_cursor = body.before_cursor()
+    others = "".join(file.filename + file.text for file in body.input_extra or ())
+    question = RoutingInput(prompts=[others + before_cursor], suffix=body.input_suffix, fills_in=True)
+    async with streaming.entered(runtime, exchange, body, question) as (body, _, jobs):
+        segments = infill(
+            jobs[0].model.header,
+            before_cursor,
+            body.input_suffix,
+            extra_files=[(file.filename, file.text) for file in body.input_extra or ()],
+            field="model",
+        )
+        plan = await streaming.plan(
+            body,
+            jobs[0],
+            defaults=with_defaults(defaults_of(jobs[0].model)),
+            max_output=int(body.n_predict),
+            logprobs=bool(body.n_probs),
+            n_probs=body.n_probs or 0,
+        )
+        await jobs[0].submit(plan, segments=segments)
+        prompt = "".join(segment.text for segment in segments)
+        with naming("input_prefix"):
+            await CompletionAnswer(body, jobs, plan, [prompt]).send(exchange)

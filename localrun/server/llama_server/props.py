@@ -16,7 +16,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from localrun.config import in_short
-from localrun.errors import BadModelFile, BadRequest, ModelNotFound, NotSupported, Unavailable
+from localrun.errors import BadModelFile, ModelNotFound, NotSupported, Unavailable, bad_field
 from localrun.models.gguf.header import special_token_text
 from localrun.models.name import split_adapters
 from localrun.models.storage.model import Model
@@ -116,7 +116,7 @@ async def show_props(runtime: Runtime, exchange: Exchange) -> None:
 
 
 async def list_slots(runtime: Runtime, exchange: Exchange) -> None:
-    """The route's handler. Raises Unavailable with `fail_on_no_slot` where none is free."""
+    """Raises Unavailable with `fail_on_no_slot` where none is free."""
     name, caller = parameter(exchange, "model"), exchange.caller
     engines = _generating(runtime, caller)
     if name:
@@ -128,7 +128,6 @@ async def list_slots(runtime: Runtime, exchange: Exchange) -> None:
 
 
 async def keep_slot(_: Runtime, exchange: Exchange) -> None:
-    """POST /slots/{id}."""
     await exchange.read_body()
     raise NotSupported(
         "slots are not saved, restored or erased by hand: prefixes are kept and found by themselves, and DELETE "
@@ -181,7 +180,7 @@ def _of_model(runtime: Runtime, name: str, model: Model, loaded: list[_Engine]) 
     """In a thread: reads the store. `loaded` have its files."""
     header = model.header
     if not header.generates:
-        raise BadRequest(f"model: '{name}' generates no text", field="model")
+        raise bad_field("model", f"'{name}' generates no text")
     kinds = kinds_of(model)
     defaults = defaults_of(model)
     n_ctx = runtime.supervisor.loads.asked(model).num_ctx or header.n_ctx_train

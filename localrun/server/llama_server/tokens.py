@@ -15,18 +15,16 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from localrun.errors import BadRequest
+from localrun.errors import BadRequest, bad_field
 from localrun.models.gguf.header import special_token_text
 from localrun.server import streaming
 from localrun.server.http import fields
 from localrun.server.http.exchange import Exchange, apart, parameter
 from localrun.server.http.fields import ServiceFields
 from localrun.server.jobs.job import Job
-from localrun.server.openai.answer import naming, piece_text
-from localrun.server.openai.chat import ChatBody
+from localrun.server.openai.answer import piece_text
+from localrun.server.openai.chat import ChatBody, prepared_of
 from localrun.server.prompting.ask import ChatRequest
-from localrun.server.prompting.conversation import begun
-from localrun.server.prompting.prepare import prepare, thinks_by_default
 from localrun.server.prompting.segments import segment_of, segments_of, shown
 from localrun.server.routing import NO_QUESTION, RoutingInput
 from localrun.server.runtime import Runtime
@@ -55,7 +53,7 @@ class TokenizeBody(ServiceFields, frozen=True, kw_only=True):
     def check_supported(self) -> None:
         """Raises BadRequest for fields that contradict each other."""
         if self.is_vllms and self.content:
-            raise BadRequest("prompt: not together with content; send one of them", field="prompt")
+            raise bad_field("prompt", "not together with content; send one of them")
 
 
 class DetokenizeBody(ServiceFields, frozen=True, kw_only=True):
@@ -133,7 +131,7 @@ async def tokenize(runtime: Runtime, exchange: Exchange) -> None:
                 wants_pieces=body.with_pieces or bool(body.return_token_strs),
             )
         if len(counted.tokens) >= MAX_COUNTED_TOKENS:  # of more than that there are only the ends
-            raise BadRequest(f"{field}: {MAX_COUNTED_TOKENS} tokens or more; send it in parts", field=field)
+            raise bad_field(field, f"{MAX_COUNTED_TOKENS} tokens or more; send it in parts")
         await exchange.answer(b"{%b}" % b",".join(await _parts(body, counted, job.n_ctx)))
 
 
@@ -145,7 +143,7 @@ async def detokenize(runtime: Runtime, exchange: Exchange) -> None:
 
 
 async def tokenizer_info(runtime: Runtime, exchange: Exchange) -> None:
-    """The route's handler. Nothing is loaded."""
+    """Nothing is loaded."""
     name = await runtime.targets.named(exchange.caller, parameter(exchange, "model"))
     model = await runtime.targets.one(exchange.caller, name)
     header = model.header
@@ -161,14 +159,12 @@ async def tokenizer_info(runtime: Runtime, exchange: Exchange) -> None:
 
 
 async def apply_template(runtime: Runtime, exchange: Exchange) -> None:
-    """The route's handler. Pictures and sound are `[img-0]` and so on in the prompt."""
+    """Pictures and sound are `[img-0]` and so on in the prompt."""
     body = await exchange.read_json(TemplateBody)
     body.check_supported()
     ask = await apart(body.ask)
     async with streaming.entered(runtime, exchange, body, RoutingInput(ask=ask), is_for_one=True) as (_, _, [job]):
-        ask = thinks_by_default(job, msgspec.structs.replace(ask, messages=begun(job.model, ask.messages)))
-        with naming("messages"):
-            prepared = await prepare(runtime, job, ask)
+        prepared = await prepared_of(runtime, job, ask)
         await exchange.answer_json(RenderedPrompt(prompt=shown(prepared.segments)[0]))
 
 

@@ -30,7 +30,7 @@ from localrun.models.storage.model import Model
 from localrun.server.engines.machine import answering_gpus
 from localrun.server.engines.placement import refusal, wish_of
 from localrun.server.engines.resident import Use, draft_problem, own_draft, pooling_for, speculates
-from localrun.server.http.exchange import Exchange, decode_body, parameter
+from localrun.server.http.exchange import Exchange, decode_body, parameter, whole_number
 from localrun.server.runtime import Runtime
 from localrun.snapshot import PullRow
 
@@ -124,7 +124,7 @@ async def search_models(runtime: Runtime, exchange: Exchange) -> None:
     query = parameter(exchange, "query").strip()
     if len(query) > MAX_QUERY_CHARS:
         raise BadRequest(f"query has {len(query)} characters; the limit is {MAX_QUERY_CHARS}", field="query")
-    limit = _limit(exchange)
+    limit = whole_number(exchange, "limit", default=DEFAULT_LIMIT, most=MAX_LIMIT)
     hits: list[HubHit] = []
     problem: str | None = None
     await exchange.read_body()
@@ -136,14 +136,6 @@ async def search_models(runtime: Runtime, exchange: Exchange) -> None:
             # The catalogue answers without a network.
             problem = error.message
     await exchange.answer_json(SearchAnswer(catalog=list(catalog.search(query)), hub=hits, problem=problem))
-
-
-def _limit(exchange: Exchange) -> int:
-    text = parameter(exchange, "limit") or str(DEFAULT_LIMIT)
-    limit = int(text) if text.isascii() and text.isdigit() and len(text) < 10 else 0
-    if not 1 <= limit <= MAX_LIMIT:
-        raise BadRequest(f"limit must be a number from 1 to {MAX_LIMIT}, not {text[:40]!r}", field="limit")
-    return limit
 
 
 class GarbageBody(msgspec.Struct, frozen=True, kw_only=True):

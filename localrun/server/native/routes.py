@@ -10,16 +10,17 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import time
-from contextlib import suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from typing import Literal
 
 import msgspec
 
 import localrun
 from localrun.access.usage import BY, day_of
-from localrun.errors import BadRequest, DiskRefused, Forbidden, Unavailable
+from localrun.errors import BadRequest, DiskRefused, Forbidden, Unavailable, bad_field
 from localrun.server.http.access import Caller
-from localrun.server.http.exchange import Exchange, parameter
+from localrun.server.http.exchange import Exchange, parameter, whole_number
 from localrun.server.http.path_redaction import redact_paths_in
 from localrun.server.jobs.registry import unknown_request
 from localrun.server.runtime import Runtime
@@ -68,21 +69,34 @@ async def snapshot(runtime: Runtime, exchange: Exchange) -> None:
     await exchange.answer_redacted(shown_to(exchange.caller, await runtime.telemetry.snapshot()))
 
 
-async def events(runtime: Runtime, exchange: Exchange) -> None:
-    """Snapshots until the client goes away or the daemon ends. One that reads slowly gets fewer, each current."""
-    interval_s = 1 / _hz(exchange)
+@asynccontextmanager
+async def _stream(exchange: Exchange) -> AsyncIterator[None]:
+    """A stream of the daemon's, which its route writes while the client is there."""
     await exchange.read_body()
     async with exchange.while_connected():
         await exchange.open_stream()
-        while not runtime.shutdown_requested.is_set() and runtime.access.still_admits(exchange.caller):
+        yield
+        await exchange.close_stream()
+
+
+def _goes_on(runtime: Runtime, exchange: Exchange) -> bool:
+    """Until the daemon ends, or the key does."""
+    return not runtime.shutdown_requested.is_set() and runtime.access.still_admits(exchange.caller)
+
+
+async def events(runtime: Runtime, exchange: Exchange) -> None:
+    """Snapshots. A client that reads slowly gets fewer, each current."""
+    interval_s = 1 / _hz(exchange)
+    async with _stream(exchange):
+        while _goes_on(runtime, exchange):
             if exchange.caller.is_admin:
                 data = await runtime.telemetry.encoded_snapshot(interval_s / 2)
             else:
                 seen = shown_to(exchange.caller, await runtime.telemetry.snapshot())
                 data = _encoder.encode(redact_paths_in(msgspec.to_builtins(seen)))
             await exchange.write(b"event: snapshot\ndata: " + data + b"\n\n")
-            await _pause(runtime.shutdown_requested, interval_s)
-        await exchange.close_stream()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(runtime.shutdown_requested.wait(), interval_s)
 
 
 async def list_requests(runtime: Runtime, exchange: Exchange) -> None:
@@ -102,7 +116,7 @@ async def cancel_request(runtime: Runtime, exchange: Exchange) -> None:
 
 def _row(runtime: Runtime, exchange: Exchange, *, is_change: bool = False) -> RequestRow:
     """The request that the path names. Raises NotFound, for those of others as for unknown ones, and Forbidden."""
-    caller, job_id = exchange.caller, exchange.scope["path_params"]["id"]
+    caller, job_id = exchange.caller, exchange.path_id
     row = runtime.registry.row(job_id)
     if not caller.can_see(row.key):
         raise unknown_request(job_id)
@@ -167,13 +181,6 @@ async def metrics(runtime: Runtime, exchange: Exchange) -> None:
     await exchange.answer(page, headers=headers)
 
 
-async def _pause(ended: asyncio.Event, seconds: float) -> None:
-    try:
-        await asyncio.wait_for(ended.wait(), seconds)
-    except TimeoutError:
-        return
-
-
 def _hz(exchange: Exchange) -> float:
     text = parameter(exchange, "hz")
     if not text:
@@ -189,6 +196,7 @@ def _hz(exchange: Exchange) -> float:
 
 # How long the daemon's end may go unnoticed by a reader.
 _TURN_S = 1.0
+MAX_LINE = 10**18 - 1
 # A burst is sent in pieces of so many lines, so that no single write is large.
 _LINES_PER_WRITE = 100
 
@@ -196,25 +204,19 @@ _encoder = msgspec.json.Encoder()
 
 
 async def logs(runtime: Runtime, exchange: Exchange) -> None:
-    since, follow = parameter(exchange, "since") or "0", parameter(exchange, "follow") or "1"
-    if not since.isascii() or not since.isdigit() or len(since) > 18:
-        raise BadRequest(f"since: must be the number of a line, not {since[:40]!r}", field="since")
+    number = whole_number(exchange, "since", default=0, most=MAX_LINE, least=0)
+    follow = parameter(exchange, "follow") or "1"
     if follow not in ("0", "1"):
-        raise BadRequest(f"follow: must be 0 or 1, not {follow[:40]!r}", field="follow")
-    number = int(since)
-    await exchange.read_body()
-    async with exchange.while_connected():
-        await exchange.open_stream()
+        raise bad_field("follow", f"must be 0 or 1, not {follow[:40]!r}")
+    async with _stream(exchange):
         while True:
             lines = runtime.logs.since(number)
             for at in range(0, len(lines), _LINES_PER_WRITE):
                 await exchange.write(b"".join(map(_event, lines[at : at + _LINES_PER_WRITE])))
             number = lines[-1].number if lines else number
-            is_over = runtime.shutdown_requested.is_set() or not runtime.access.still_admits(exchange.caller)
-            if follow == "0" or is_over:
+            if follow == "0" or not _goes_on(runtime, exchange):
                 break
             await runtime.logs.wait(number, _TURN_S)
-        await exchange.close_stream()
 
 
 def _event(line: LogLine) -> bytes:
@@ -222,17 +224,13 @@ def _event(line: LogLine) -> bytes:
 
 
 async def traffic(runtime: Runtime, exchange: Exchange) -> None:
-    """Until the client goes away or the daemon ends."""
-    await exchange.read_body()
     listener = runtime.traffic.listen()
     try:
-        async with exchange.while_connected():
-            await exchange.open_stream()
-            while not runtime.shutdown_requested.is_set() and runtime.access.still_admits(exchange.caller):
+        async with _stream(exchange):
+            while _goes_on(runtime, exchange):
                 with suppress(TimeoutError):
                     row = await asyncio.wait_for(listener.rows.get(), _TURN_S)
                     await exchange.write(b"event: request\ndata: " + _encoder.encode(row) + b"\n\n")
-            await exchange.close_stream()
     finally:
         runtime.traffic.leave(listener)
 
@@ -245,7 +243,7 @@ async def usage(runtime: Runtime, exchange: Exchange) -> None:
     by = parameter(exchange, "by") or "key"
     if by not in BY:
         raise BadRequest(f"by must be one of {', '.join(BY)}, not {by[:40]!r}", field="by")
-    days = _days(exchange)
+    days = whole_number(exchange, "days", default=DEFAULT_DAYS, most=MAX_DAYS)
     since = day_of(time.time() - (days - 1) * 86400)
     caller = exchange.caller
     key = None if caller.is_admin else caller.name
@@ -255,11 +253,3 @@ async def usage(runtime: Runtime, exchange: Exchange) -> None:
         raise DiskRefused(f"{runtime.access.usage.path} cannot be read: {error}") from None
     rows = [UsageRow(**total._asdict()) for total in totals]
     await exchange.answer_redacted(UsageReport(by=by, since=since, rows=rows))
-
-
-def _days(exchange: Exchange) -> int:
-    text = parameter(exchange, "days") or str(DEFAULT_DAYS)
-    days = int(text) if text.isascii() and text.isdigit() and len(text) < 6 else 0
-    if not 1 <= days <= MAX_DAYS:
-        raise BadRequest(f"days must be a number from 1 to {MAX_DAYS}, not {text[:40]!r}", field="days")
-    return days

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -22,7 +22,7 @@ from typing import Any
 
 import msgspec
 
-from localrun.errors import BadRequest, BadTemplate, NotFound, told_of
+from localrun.errors import BadRequest, BadTemplate, NotFound, bad_field, told_of
 from localrun.models import creation, load_settings, modelfile, naming, projector_choice
 from localrun.models.creation import Base, Changes
 from localrun.models.fallback_template import by_marks, name_of
@@ -104,16 +104,15 @@ def order_of(body: CreateBody) -> Order:
         raise BadRequest("model is required", field="model")
     for unsupported in ("draft_files", "draft_quantize", "remote_host"):
         if getattr(body, unsupported):
-            raise BadRequest(f"{unsupported}: this is not supported; leave it out", field=unsupported)
+            raise bad_field(unsupported, "this is not supported; leave it out")
     quantize = body.quantize or body.quantization or ""
     if quantize:
         creation.quantization_number(quantize)
     if body.modelfile:
         return _of_modelfile(name, modelfile.parse(body.modelfile), _folder(body.modelfile_folder), quantize)
     if bool(body.from_) == bool(body.files) and (body.from_ or not body.adapters):
-        raise BadRequest(
-            "from: give either from (the name of a model that is here, or a path) or files (uploaded ones)",
-            field="from",
+        raise bad_field(
+            "from", "give either from (the name of a model that is here, or a path) or files (uploaded ones)"
         )
     for file_name in (*(body.files or {}), *(body.adapters or {})):
         creation.check_file_name(file_name)
@@ -140,7 +139,10 @@ def order_of(body: CreateBody) -> Order:
 def _of_modelfile(name: str, said: modelfile.Modelfile, folder: Path | None, quantize: str) -> Order:
     asked: dict[str, Any] = {}
     for parameter in said.parameters:
-        _at(parameter.number, _take, asked, parameter)
+        try:
+            _take(asked, parameter)
+        except BadRequest as error:
+            modelfile.fail(parameter.number, error.message)
     return Order(
         name=name,
         base=said.base.text if said.base else "",
@@ -177,20 +179,13 @@ def _checked(asked: Mapping[str, Any]) -> dict[str, Any]:
     return kept
 
 
-def _at(number: int, check: Callable[..., None], *arguments: Any) -> None:
-    try:
-        check(*arguments)
-    except BadRequest as error:
-        modelfile.fail(number, error.message)
-
-
 def _message(index: int, body: _MessageBody) -> Message:
     where = f"messages[{index}]"
     if body.role not in _ROLES:
-        raise BadRequest(f"{where}.role: {body.role[:40]!r} is no role; use {', '.join(_ROLES)}", field=f"{where}.role")
+        raise bad_field(f"{where}.role", f"{body.role[:40]!r} is no role; use {', '.join(_ROLES)}")
     for what in ("images", "tool_calls"):
         if getattr(body, what):
-            raise BadRequest(f"{where}.{what}: a model's own messages have text only", field=f"{where}.{what}")
+            raise bad_field(f"{where}.{what}", "a model's own messages have text only")
     return Message(body.role, body.content or "")
 
 
@@ -199,7 +194,7 @@ def _folder(text: str | None) -> Path | None:
         return None
     path = Path(text)
     if not path.is_absolute() or "\0" in text:
-        raise BadRequest("modelfile_folder: give an absolute path", field="modelfile_folder")
+        raise bad_field("modelfile_folder", "give an absolute path")
     return path
 
 
@@ -312,12 +307,12 @@ def check_requires(requires: str) -> None:
         return
     wanted, here = _VERSION.fullmatch(requires.strip()), _VERSION.fullmatch(OLLAMA_API_LEVEL)
     if wanted is None or here is None:
-        raise BadRequest(f"requires: '{requires[:40]}' is no version; write it as 0.14.0", field="requires")
+        raise bad_field("requires", f"'{requires[:40]}' is no version; write it as 0.14.0")
     if _numbers(wanted) > _numbers(here):
-        raise BadRequest(
-            f"requires: the model asks for Ollama {requires}, and this localrun does what {OLLAMA_API_LEVEL} does; "
+        raise bad_field(
+            "requires",
+            f"the model asks for Ollama {requires}, and this localrun does what {OLLAMA_API_LEVEL} does; "
             f"update localrun, or leave REQUIRES out",
-            field="requires",
         )
 
 
@@ -381,9 +376,9 @@ def _adapter_alone(store: Store, order: Order) -> Manifest | None:
     own = ("parameters", "system", "template", "messages", "projector", "draft", "quantize")
     for name in own if not files else ("adapters", *own):
         if getattr(order, name):
-            raise BadRequest(f"{name}: this is an adapter without a model, which has none; leave it out", field=name)
+            raise bad_field(name, "this is an adapter without a model, which has none; leave it out")
     if not files and len(order.adapters) > 1:
-        raise BadRequest("adapters: give from or files, or one adapter to be named by itself", field="adapters")
+        raise bad_field("adapters", "give from or files, or one adapter to be named by itself")
     return creation.named_adapter(
         store, text or order.adapters[0], order.folder, licence_text=order.licence_text, now=datetime.now(UTC)
     )

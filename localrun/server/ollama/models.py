@@ -3,6 +3,8 @@
 Answered from file headers that the store keeps in memory; none of them loads a model, and many at once cost little.
 Beside Ollama's fields `show` has under `localrun` what they have no place for: files, source, the quantization of each
 tensor type, and the memory that the model takes at several contexts.
+Ollama's API has no place for adapters: they stand in a list of their own, and most of what is said of one is under
+`localrun`.
 Does not: read or hash weights. `digest` identifies a model's state on this machine (models/storage/store.py), and is no
 content hash.
 """
@@ -37,9 +39,8 @@ from localrun.models.storage.store import DamagedFile, Store
 from localrun.server.engines.resident import own_draft
 from localrun.server.http.access import Caller
 from localrun.server.http.exchange import Exchange
-from localrun.server.ollama.adapters import AdapterTag, modelfile_of, more_of, tag_of
-from localrun.server.ollama.answer import rfc3339
 from localrun.server.ollama.bodies import ModelBody
+from localrun.server.ollama.chat import rfc3339
 from localrun.server.prompting.profile import capabilities
 from localrun.server.runtime import Runtime
 from localrun.snapshot import EngineRow
@@ -79,6 +80,21 @@ class TagRow(msgspec.Struct, frozen=True, kw_only=True):
     loaded_as: str = ""
     forecast: Forecast | UnsetType = UNSET
     tier: dict[str, Any] | UnsetType = UNSET
+
+
+class AdapterTag(msgspec.Struct, frozen=True, kw_only=True):
+    """One adapter that is here. `kind` is `adapter` or `control vector`, `architecture` that of the models that it is
+    for, "" where a control vector does not say. `rank` is 0 for a control vector. `digest` is that of the content, ""
+    where it was not needed yet."""
+
+    name: str
+    kind: str
+    architecture: str
+    rank: int
+    modified_at: str
+    size: int
+    digest: str
+    source: str
 
 
 class UnusableFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -152,7 +168,6 @@ class Show(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def tags(runtime: Runtime, exchange: Exchange) -> None:
-    """GET /api/tags."""
     # By their files: a model that has several names runs once.
     residents = [resident for resident in runtime.supervisor.residents() if resident.is_loaded]
     sees = exchange.caller.may_use_model
@@ -166,7 +181,6 @@ async def tags(runtime: Runtime, exchange: Exchange) -> None:
 
 
 async def ps(runtime: Runtime, exchange: Exchange) -> None:
-    """GET /api/ps: the models that are loaded."""
     sees = exchange.caller.may_use_model
     engines = [engine for engine in runtime.engine_rows() if engine.state == "ready" and sees(engine.model)]
     await exchange.answer_redacted(Ps(models=await asyncio.to_thread(_ps_rows, runtime.store, engines)))
@@ -180,7 +194,7 @@ def _tags(runtime: Runtime, loaded: dict[Files, str], there: set[str], caller: C
         if not isinstance(found, DamagedFile) and not runtime.targets.can_see(caller, found.name):
             continue
         if isinstance(found, NamedAdapter):
-            named.append(tag_of(found, _source(found)))
+            named.append(_adapter_tag(found))
             continue
         # A file that goes away between the listing and its digest is not worth an error.
         if isinstance(found, DamagedFile):
@@ -235,6 +249,20 @@ def _tags_row(model: Model, *, is_loaded: bool, loaded_as: str = "") -> TagRow:
         loaded=is_loaded,
         loaded_as=loaded_as,
         forecast=forecasts.kept(model.digest) or UNSET,
+    )
+
+
+def _adapter_tag(adapter: NamedAdapter) -> AdapterTag:
+    facts = adapter.facts
+    return AdapterTag(
+        name=adapter.name,
+        kind=facts.kind,
+        architecture=facts.architecture,
+        rank=facts.rank,
+        modified_at=adapter.modified_at.isoformat(),
+        size=adapter.size_bytes,
+        digest=adapter.file.digest,
+        source=_source(adapter),
     )
 
 
@@ -344,7 +372,10 @@ def _shown_adapter(adapter: NamedAdapter, caller: Caller, *, is_verbose: bool) -
     family = adapter.facts.architecture
     return Show(
         license=_licence(adapter),
-        modelfile=modelfile_of(adapter, _where(adapter.path, caller)),
+        modelfile=modelfile.write(
+            adapters=[_where(adapter.path, caller)],
+            licence=adapter.manifest.licence_text if adapter.manifest else "",
+        ),
         parameters="",
         template="",
         system="",
@@ -363,9 +394,28 @@ def _shown_adapter(adapter: NamedAdapter, caller: Caller, *, is_verbose: bool) -
         capabilities=(),
         modified_at=adapter.modified_at.isoformat(),
         requires="",
-        localrun=more_of(adapter),
+        localrun=_more_of_adapter(adapter),
         tensors=_tensors(header) if is_verbose else UNSET,
     )
+
+
+def _more_of_adapter(adapter: NamedAdapter) -> dict[str, Any]:
+    """`localrun` of `/api/show`. Raises BadModelFile when the file is gone."""
+    facts = adapter.facts
+    return {
+        "name": adapter.name,
+        "kind": facts.kind,
+        "path": str(adapter.path),
+        "size": adapter.size_bytes,
+        "digest": f"sha256:{adapter.sha256}",
+        "source": msgspec.to_builtins(adapter.source),
+        "architecture": facts.architecture,
+        "rank": facts.rank,
+        "alpha": facts.alpha,
+        "base_model": facts.base,
+        "layers": facts.n_layers,
+        "tensors": len(adapter.header.tensors),
+    }
 
 
 def _licence(found: Model | NamedAdapter) -> str:

@@ -53,23 +53,19 @@ async def version(_: Runtime, exchange: Exchange) -> None:
 
 
 async def status(_: Runtime, exchange: Exchange) -> None:
-    """GET /api/status: whether there are remote models."""
     await exchange.answer_json(ServiceStatus(cloud=CloudStatus(disabled=True, source="config")))
 
 
 async def me(_: Runtime, exchange: Exchange) -> None:
-    """POST /api/me: who is signed in."""
     await exchange.read_body()
     raise Unauthorized("nobody is signed in; localrun has no accounts and needs none")
 
 
 async def sign_out(_: Runtime, exchange: Exchange) -> None:
-    """POST /api/signout."""
     await exchange.read_body()
     await exchange.answer(b"")
 
 
 async def experimental(_: Runtime, exchange: Exchange) -> None:
-    """`/api/experimental/*`."""
     await exchange.read_body()
     raise NotSupported(f"{exchange.path} is a service of ollama.com, which localrun does not use")

@@ -130,7 +130,6 @@ class DeletedModel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def copy(runtime: Runtime, exchange: Exchange) -> None:
-    """POST /api/copy: a second name for a model."""
     body = await exchange.read_json(CopyBody)
     runtime.targets.check_own(exchange.caller, body.source, "source")
     runtime.targets.check_own(exchange.caller, body.destination, "destination")
@@ -166,7 +165,6 @@ async def delete(runtime: Runtime, exchange: Exchange) -> None:
 
 
 async def push(_: Runtime, exchange: Exchange) -> None:
-    """POST /api/push."""
     await exchange.read_body()
     raise NotSupported(
         "push: uploading models is not supported; share the GGUF file itself (localrun show MODEL names it), for "
@@ -188,7 +186,6 @@ RESERVE_BYTES = 256 * 1024 * 1024
 
 
 async def blob(runtime: Runtime, exchange: Exchange) -> None:
-    """The routes' handler."""
     digest = check_digest(exchange.scope["path_params"]["digest"], field="digest")
     is_here = await asyncio.to_thread(runtime.store.blobs.has, digest)
     is_known = is_here and knows_blob(runtime, exchange.caller, digest)

@@ -7,6 +7,9 @@ In chat a choice's first chunk has the role. A call begins with a chunk of its i
 pieces, as OpenAI streams them; thinking comes as `reasoning_content`, as DeepSeek and llama-server name it, and as
 `reasoning`, as Ollama and vLLM do.
 `functions`, the older form, gets its one call as `function_call`.
+What a stream tells while it runs, where a request asks for it as llama-server's clients do (how much of the prompt is
+computed, the timings so far), is added by a writer around that of the route (`Running`): a stream that is not asked for
+any of it pays nothing.
 Does not: make prompts (`chat.py`, `completions.py`), or parse what the model wrote. The chunks of completions are in
 `completions.py`.
 """
@@ -15,9 +18,10 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
-from typing import Any, ClassVar
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -27,6 +31,7 @@ from localrun.server import streaming
 from localrun.server.engines.machine import build_name
 from localrun.server.http.exchange import Exchange
 from localrun.server.http.failures import Headers
+from localrun.server.jobs.generation import Generation
 from localrun.server.jobs.job import Job
 from localrun.server.parsing.pieces import Call, CallArguments, CallStart, Content, Reply, Thinking, ended
 from localrun.wire import ChosenLogprob, Delta, DraftSource, Finish, TokenLogprob, Usage
@@ -39,7 +44,8 @@ Fields = dict[str, Any]
 
 
 class Chunks(ABC):
-    """One answer. Chunks but the last have no `usage`: OpenAI has a null there, for which some clients skip a chunk."""
+    """One answer, with a reply for each choice. Chunks but the last have no `usage`: OpenAI has a null there, for which
+    some clients skip a chunk."""
 
     id_prefix: ClassVar[str]
     stream_object: ClassVar[str]
@@ -48,7 +54,8 @@ class Chunks(ABC):
     after_text: ClassVar[bytes]
     no_text: ClassVar[bytes]
 
-    def __init__(self, *, request_id: str, model: str) -> None:
+    def __init__(self, *, request_id: str, model: str, replies: Sequence[Reply]) -> None:
+        self._replies = replies
         self._envelope: Fields = {
             "id": self.id_prefix + request_id,
             "created": int(time.time()),
@@ -63,7 +70,6 @@ class Chunks(ABC):
     # --- a stream ------------------------------------------------------------------------------------------------
 
     def text(self, index: int, text: str, logprobs: Sequence[ChosenLogprob] | None = None) -> bytes:
-        """New text of one choice."""
         start = self._head + b"%d," % index + self.before_text + encode(text)
         if not logprobs:
             return start + self._after_text
@@ -75,10 +81,6 @@ class Chunks(ABC):
         choice = b'%d,%b,"logprobs":null,"finish_reason":%b}]' % (index, self.no_text, encode(reason))
         more = b"," + encode(fields)[1:-1] if fields else b""
         return self._head + choice + more + self._tail
-
-    def going_on(self, index: int, fields: Fields) -> bytes:
-        """A chunk without text, with `fields` beside `choices`."""
-        return self.end(index, None, fields)
 
     def last(self, fields: Fields) -> bytes:
         """The chunk without choices that carries the usage."""
@@ -95,12 +97,11 @@ class Chunks(ABC):
     # --- a whole answer ------------------------------------------------------------------------------------------
 
     def whole(self, choices: list[Fields], fields: Fields) -> bytes:
-        """The answer of a request that does not stream."""
         return encode({"object": self.whole_object} | self._envelope | {"choices": choices} | fields)
 
-    @abstractmethod
     def gather(self, index: int, delta: Delta) -> None:
         """Keeps one delta for `choice`."""
+        self._replies[index].gather(delta)
 
     @abstractmethod
     def choice(self, index: int, reason: str) -> Fields:
@@ -116,9 +117,10 @@ class Chunks(ABC):
         """Why a choice ended, in OpenAI's words."""
         return Finish.LENGTH.value if finish is Finish.LENGTH else Finish.STOP.value
 
-    def n_thinking(self, index: int) -> int:
-        """How many of a choice's tokens were thinking."""
-        return 0
+    @property
+    def n_thinking(self) -> int:
+        """How many tokens of all choices were thinking."""
+        return sum(reply.n_thinking for reply in self._replies)
 
 
 def entry(token: ChosenLogprob | TokenLogprob) -> Fields:
@@ -127,7 +129,6 @@ def entry(token: ChosenLogprob | TokenLogprob) -> Fields:
 
 
 def entries(logprobs: Sequence[ChosenLogprob]) -> list[Fields]:
-    """Tokens with their alternatives."""
     return [entry(chosen) | {"top_logprobs": [entry(other) for other in chosen.top]} for chosen in logprobs]
 
 
@@ -137,7 +138,7 @@ def piece_text(piece: bytes) -> str:
 
 
 class ChatChunks(Chunks):
-    """Content, thinking and tool calls, each as a delta of its own; one reply for each choice."""
+    """Content, thinking and tool calls, each as a delta of its own."""
 
     id_prefix = "chatcmpl-"
     stream_object = "chat.completion.chunk"
@@ -147,8 +148,7 @@ class ChatChunks(Chunks):
     no_text = b'"delta":{}'
 
     def __init__(self, *, request_id: str, model: str, replies: Sequence[Reply], uses_functions: bool = False) -> None:
-        super().__init__(request_id=request_id, model=model)
-        self._replies = replies
+        super().__init__(request_id=request_id, model=model, replies=replies)
         self._uses_functions = uses_functions
 
     def first(self, index: int) -> bytes:
@@ -169,9 +169,6 @@ class ChatChunks(Chunks):
         if logprobs:
             chunks.append(self.text(index, "", logprobs))
         return chunks[0] if len(chunks) == 1 else b"".join(chunks)
-
-    def gather(self, index: int, delta: Delta) -> None:
-        self._replies[index].gather(delta)
 
     def choice(self, index: int, reason: str) -> Fields:
         said = self._replies[index].gathered
@@ -202,24 +199,19 @@ class ChatChunks(Chunks):
             return "function_call" if self._uses_functions else "tool_calls"
         return super().reason(index, finish)
 
-    def n_thinking(self, index: int) -> int:
-        return self._replies[index].n_thinking
-
     def _other(self, index: int, piece: Thinking | CallStart | CallArguments) -> bytes:
-        """A piece that is not content."""
-        delta: Fields
-        if self._uses_functions and not isinstance(piece, Thinking) and piece.index > 0:
-            return b""  # the older form has room for one call
         if isinstance(piece, Thinking):
-            delta = {"reasoning_content": piece.text, "reasoning": piece.text}
-        elif isinstance(piece, CallStart):
-            function = {"name": piece.name, "arguments": ""}
-            started = {"index": piece.index, "id": piece.id, "type": "function", "function": function}
-            delta = {"function_call": function} if self._uses_functions else {"tool_calls": [started]}
+            delta: Fields = {"reasoning_content": piece.text, "reasoning": piece.text}
+        elif self._uses_functions and piece.index > 0:
+            return b""  # the older form has room for one call
         else:
-            more = {"arguments": piece.text}
-            is_old = self._uses_functions
-            delta = {"function_call": more} if is_old else {"tool_calls": [{"index": piece.index, "function": more}]}
+            named: Fields = {}
+            if isinstance(piece, CallStart):
+                named, function = {"id": piece.id, "type": "function"}, {"name": piece.name, "arguments": ""}
+            else:
+                function = {"arguments": piece.text}
+            call = {"index": piece.index, **named, "function": function}
+            delta = {"function_call": function} if self._uses_functions else {"tool_calls": [call]}
         return self._head + b'%d,"delta":%b' % (index, encode(delta)[:-1]) + self._after_text
 
 
@@ -228,12 +220,12 @@ def _function(call: Call) -> Fields:
 
 
 @contextmanager
-def naming(field: str) -> Iterator[None]:
-    """A prompt that is too long is named as `field`."""
+def naming(name: str) -> Iterator[None]:
+    """A prompt that is too long is told of as the field `name`."""
     try:
         yield
     except ContextExceeded as error:
-        error.field = field
+        error.field = name
         raise
 
 
@@ -326,99 +318,189 @@ def _rate(n_tokens: int, seconds: float) -> float:
     return n_tokens / seconds if seconds > 0 and n_tokens > 0 else 0.0
 
 
+@dataclass
 class Answer:
     """One answer with a choice per job; `n_per_prompt` jobs in a row have the same prompt, which came as the body's
     `prompt_field`. `told` stands beside the counts at the end."""
 
-    def __init__(
-        self,
-        exchange: Exchange,
-        jobs: Sequence[Job],
-        chunks: Chunks,
-        *,
-        n_per_prompt: int,
-        include_usage: bool,
-        prompt_field: str,
-        told: Fields | None = None,
-    ) -> None:
-        self._exchange = exchange
-        self.jobs = jobs
-        self._chunks = chunks
-        self._n_per_prompt = n_per_prompt
-        self._include_usage = include_usage
-        self._prompt_field = prompt_field
-        self._told = told or {}
-        self.usages: dict[int, Usage] = {}
-        self._headers = headers_of(jobs)
+    exchange: Exchange
+    jobs: Sequence[Job]
+    chunks: Chunks
+    n_per_prompt: int = field(kw_only=True)
+    include_usage: bool = field(kw_only=True)
+    prompt_field: str = field(kw_only=True)
+    told: Fields = field(kw_only=True, default_factory=dict)
+    usages: dict[int, Usage] = field(init=False, default_factory=dict)
 
-    async def send(self, *, stream: bool, writer: streaming.Writer | None = None) -> None:
-        """Sends all of it, a stream with a writer around this one if there is one. Raises what the jobs' iteration
-        raises."""
+    async def send(self, *, stream: bool, wanted: RunningFields | None = None) -> None:
+        """Sends all of it, a stream with what is `wanted` while it runs. Raises what the jobs' iteration raises."""
         if stream:
-            with naming(self._prompt_field):
-                await streaming.stream(self._exchange, self.jobs, writer or self, self._headers)
+            writer: streaming.Writer = self
+            if wanted is not None and (wanted.return_progress or wanted.timings_per_token):
+                writer = Running(self, self.jobs, wanted, lambda index, more: self.chunks.end(index, None, more))
+            with naming(self.prompt_field):
+                await streaming.stream(self.exchange, self.jobs, writer, headers_of(self.jobs))
         else:
             reasons = await self.gather()
-            await self.send_choices([self._chunks.choice(index, reason) for index, reason in enumerate(reasons)])
+            await self.send_choices([self.chunks.choice(index, reason) for index, reason in enumerate(reasons)])
 
     async def gather(self) -> list[str]:
         """Waits for all choices, which the chunks keep. Why each of them ended. Raises what the iteration raises."""
         reasons = [""] * len(self.jobs)
-        with naming(self._prompt_field):
+        with naming(self.prompt_field):
             async with aclosing(streaming.deltas(self.jobs)) as deltas:
                 async for index, delta, _ in deltas:
-                    self._chunks.gather(index, delta)
+                    self.chunks.gather(index, delta)
                     if delta.finish is not None:
                         reasons[index] = self.finished(index, delta)
         return reasons
 
     async def send_choices(self, finished: list[Fields]) -> None:
-        """The whole answer, of these choices."""
-        await self._exchange.answer(self._chunks.whole(finished, self._counts()), headers=self._headers)
+        await self.exchange.answer(self.chunks.whole(finished, self._counts()), headers=headers_of(self.jobs))
 
     # --- as the writer of a stream -------------------------------------------------------------------------------
 
     def begin(self) -> bytes:
         """All choices begin at once and in order: OpenAI's own client takes the first chunk for choice 0."""
-        return b"".join(self._chunks.first(index) for index in range(len(self.jobs)))
+        return b"".join(self.chunks.first(index) for index in range(len(self.jobs)))
 
     def take(self, index: int, delta: Delta) -> bytes:
-        update = self._chunks.update(index, delta)
-        return update if delta.finish is None else update + self._end(index, delta)
+        update = self.chunks.update(index, delta)
+        if delta.finish is None:
+            return update
+        reason = self.finished(index, delta)
+        # With a usage chunk to come, the timings are there.
+        return update + self.chunks.end(index, reason, {} if self.include_usage else self.more())
 
     def end(self) -> bytes:
-        return self._chunks.last(self._counts()) + DONE if self._include_usage else DONE
+        return self.chunks.last(self._counts()) + DONE if self.include_usage else DONE
 
     # --- inside --------------------------------------------------------------------------------------------------
 
-    def _end(self, index: int, delta: Delta) -> bytes:
-        reason = self.finished(index, delta)
-        # With a usage chunk to come, the timings are there.
-        fields = {} if self._include_usage else self.more()
-        return self._chunks.end(index, reason, fields)
-
     def finished(self, index: int, delta: Delta) -> str:
         finish, self.usages[index] = ended(delta)
-        reason = self._chunks.reason(index, finish)
+        reason = self.chunks.reason(index, finish)
         if reason not in (Finish.STOP.value, Finish.LENGTH.value):
             self.jobs[index].record.called()
         return reason
 
     def _counts(self) -> Fields:
         by_index = [self.usages[index] for index in range(len(self.jobs))]
-        n_thinking = sum(self._chunks.n_thinking(index) for index in range(len(self.jobs)))
-        counts = usage_of(by_index[:: self._n_per_prompt], by_index, n_thinking=n_thinking)
+        counts = usage_of(by_index[:: self.n_per_prompt], by_index, n_thinking=self.chunks.n_thinking)
         return {"usage": counts} | self.more()
 
     def more(self) -> Fields:
         """What it has besides `usage`. Timings of several answers at once would mean nothing."""
         if len(self.jobs) > 1:
-            return self._told
+            return self.told
         record = self.jobs[0].record
         timings = timings_of(self.usages[0], n_drafted=record.n_drafted, n_accepted=record.n_accepted)
-        return self._told | {"timings": timings}
+        return self.told | {"timings": timings}
 
 
 def headers_of(jobs: Sequence[Job]) -> Headers:
-    """The header that names an answer's requests."""
     return [(b"x-localrun-request", ", ".join(job.id for job in jobs).encode("ascii"))]
+
+
+class PromptProgress(msgspec.Struct, frozen=True, kw_only=True):
+    """Of a prompt's `total` tokens so many are `processed` by now, among them those that the cache had. `time_ms` runs
+    from the first step."""
+
+    total: int
+    cache: int
+    processed: int
+    time_ms: int
+
+
+class RunningFields(Protocol):
+    """The fields of a body that ask for it."""
+
+    @property
+    def return_progress(self) -> bool | None: ...
+    @property
+    def timings_per_token(self) -> bool | None: ...
+
+
+class Running:
+    """A writer around a route's. `chunk` makes one that has no text, and the fields that it is given, for an answer.
+    With `times_chunks` the writer's chunks get the timings, with `times_end` the stream's last event as well."""
+
+    def __init__(
+        self,
+        writer: streaming.Writer,
+        jobs: Sequence[Job],
+        wanted: RunningFields,
+        chunk: Callable[[int, Fields], bytes],
+        *,
+        times_chunks: bool = True,
+        times_end: bool = False,
+    ) -> None:
+        self._writer = writer
+        self._records = [job.record for job in jobs]
+        self._shows_timings = bool(wanted.timings_per_token)
+        self._times_chunks = times_chunks and self._shows_timings
+        self._chunk = chunk
+        self._times_end = times_end and self._shows_timings
+        # Tokens of each prompt that were told of, as long as there is more to tell.
+        self._told: dict[int, int] = dict.fromkeys(range(len(jobs)), -1) if wanted.return_progress else {}
+
+    def begin(self) -> bytes:
+        return self._writer.begin()
+
+    def take(self, index: int, delta: Delta) -> bytes:
+        progress = self._progress(index, delta) if index in self._told else b""
+        update = self._writer.take(index, delta)
+        if update and self._times_chunks and delta.finish is None:
+            update = with_fields(update, {"timings": timings_so_far(self._records[index], delta.n_output)})
+        return progress + update
+
+    def end(self) -> bytes:
+        end, usage = self._writer.end(), self._records[0].usage
+        return with_fields(end, {"timings": timings_of(usage)}) if self._times_end and usage is not None else end
+
+    def _progress(self, index: int, delta: Delta) -> bytes:
+        """From what the cache had to all of it, each step once."""
+        record = self._records[index]
+        total, n_cached = record.n_prompt, record.n_cached or 0
+        if total is None:
+            return b""
+        is_whole = bool(delta.tokens) or delta.finish is not None
+        now = [n_cached] if self._told[index] < 0 else []
+        now.append(total if is_whole else min(delta.n_computed, total))
+        chunks = []
+        for n_processed in now:
+            if n_processed <= self._told[index]:
+                continue
+            timings = timings_so_far(record, 0, n_processed)
+            told = PromptProgress(total=total, cache=n_cached, processed=n_processed, time_ms=round(timings.prompt_ms))
+            self._told[index] = n_processed
+            more: Fields = {"timings": timings} if self._shows_timings else {}
+            chunks.append(self._chunk(index, {"prompt_progress": told} | more))
+        if is_whole:
+            del self._told[index]
+        return b"".join(chunks)
+
+
+def timings_so_far(record: Generation, n_output: int, n_processed: int | None = None) -> Timings:
+    """As at the end, of an answer that has so many tokens, or whose prompt is computed up to there."""
+    n_cached, started_s = record.n_cached or 0, record.started_at_s
+    first_s, last_s = record.first_token_at_s, record.last_token_at_s
+    n_prompt = (record.n_prompt or 0) if n_processed is None else n_processed
+    prefill_s = decode_s = 0.0
+    if started_s is not None and n_prompt > n_cached:
+        prefill_s = max(0.0, (time.monotonic() if first_s is None else first_s) - started_s)
+    if n_output and first_s is not None and last_s is not None:
+        decode_s = last_s - first_s
+    usage = Usage(
+        n_prompt=n_prompt, n_cached=n_cached, n_output=n_output, queued_s=0.0, prefill_s=prefill_s, decode_s=decode_s
+    )
+    return timings_of(usage, n_drafted=record.n_drafted, n_accepted=record.n_accepted)
+
+
+_END = b"}\n\n"
+
+
+def with_fields(events: bytes, fields: Fields) -> bytes:
+    """The last of these events with more fields."""
+    assert events.endswith(_END)
+    return events[: -len(_END)] + b"," + encode(fields)[1:-1] + _END

@@ -12,14 +12,13 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from localrun.errors import BadRequest
+from localrun.errors import bad_field
 from localrun.server import streaming
 from localrun.server.http import fields
 from localrun.server.http.exchange import Exchange, apart
 from localrun.server.jobs.job import Job
 from localrun.server.openai.answer import Answer, ChatChunks, naming
 from localrun.server.openai.bodies import ChatMessage, CommonFields, for_template, text_of
-from localrun.server.openai.running import Running
 from localrun.server.parsing.pieces import Reply
 from localrun.server.prompting.ask import (
     MAX_MESSAGES,
@@ -121,11 +120,11 @@ class ChatBody(CommonFields, frozen=True, kw_only=True):
     def check_supported(self) -> None:
         """Raises BadRequest for what this build does not do, and for fields that contradict each other."""
         if self.audio is not None or any(modality != "text" for modality in self.modalities or ()):
-            raise BadRequest("modalities: answers are text only; leave modalities and audio out", field="modalities")
+            raise bad_field("modalities", "answers are text only; leave modalities and audio out")
         if self.top_logprobs and not self.logprobs:
-            raise BadRequest("top_logprobs: needs logprobs to be true", field="top_logprobs")
+            raise bad_field("top_logprobs", "needs logprobs to be true")
         if self.functions and self.tools:
-            raise BadRequest("functions: not together with tools; use tools", field="functions")
+            raise bad_field("functions", "not together with tools; use tools")
 
     def ask(self) -> ChatRequest:
         """The conversation and what is wanted next. Raises BadRequest."""
@@ -163,8 +162,7 @@ class ChatBody(CommonFields, frozen=True, kw_only=True):
         elif self.function_call == "none":
             choice = "none"
         else:
-            raise BadRequest("function_call: use 'auto', 'none', or an object that names a function",
-                             field="function_call")  # fmt: skip
+            raise bad_field("function_call", "use 'auto', 'none', or an object that names a function")
         return tools_of_functions(self.functions), choice
 
     def _template_variables(self) -> dict[str, Any]:
@@ -174,7 +172,7 @@ class ChatBody(CommonFields, frozen=True, kw_only=True):
         for name in given:
             if name in _OWN_VARIABLES or name.endswith("_token"):
                 field = f"chat_template_kwargs.{name[:40]}"
-                raise BadRequest(f"{field}: this name is the template's own; leave it out", field=field)
+                raise bad_field(field, "this name is the template's own; leave it out")
         return given
 
     def continues(self) -> bool:
@@ -182,22 +180,19 @@ class ChatBody(CommonFields, frozen=True, kw_only=True):
         for index, message in enumerate(self.messages[:-1]):
             if message.prefix:
                 field = f"messages[{index}].prefix"
-                raise BadRequest(f"{field}: only the last message can be a prefix of the answer", field=field)
+                raise bad_field(field, "only the last message can be a prefix of the answer")
         last = self.messages[-1]
         if not last.prefix and not self.continue_final_message:
             if self.add_generation_prompt is False:
-                raise BadRequest(
-                    "add_generation_prompt: false needs continue_final_message; leave both out for a new message",
-                    field="add_generation_prompt",
+                raise bad_field(
+                    "add_generation_prompt", "false needs continue_final_message; leave both out for a new message"
                 )
             return False
         field = f"messages[{len(self.messages) - 1}].prefix" if last.prefix else "continue_final_message"
         if last.role != "assistant":
-            raise BadRequest(f"{field}: the last message must have the role assistant to be continued", field=field)
+            raise bad_field(field, "the last message must have the role assistant to be continued")
         if self.add_generation_prompt:
-            raise BadRequest(
-                f"add_generation_prompt: not together with {field}, which adds none", field="add_generation_prompt"
-            )
+            raise bad_field("add_generation_prompt", f"not together with {field}, which adds none")
         return True
 
 
@@ -217,7 +212,7 @@ async def answer_chat(runtime: Runtime, exchange: Exchange, body: ChatBody, answ
     prediction = body.prediction.text if body.prediction is not None else ""
     question = RoutingInput(ask=ask, effort=body.effort)
     async with streaming.entered(runtime, exchange, body, question, n_jobs=body.n_choices) as (body, ask, jobs):
-        prepared = await _prepared(runtime, jobs[0], ask)
+        prepared = await prepared_of(runtime, jobs[0], ask)
         plan = await streaming.plan(
             body,
             jobs[0],
@@ -244,8 +239,7 @@ async def answer_chat(runtime: Runtime, exchange: Exchange, body: ChatBody, answ
             prompt_field="messages",
             told={"__verbose": {"prompt": shown(prepared.segments)[0]}} if body.verbose else {},
         )
-        writer = Running(answer, jobs, body, chunks.going_on) if body.tells_while_running else None
-        await answer.send(stream=bool(body.stream), writer=writer)
+        await answer.send(stream=bool(body.stream), wanted=body)
 
 
 async def count_tokens(runtime: Runtime, exchange: Exchange) -> None:
@@ -255,11 +249,12 @@ async def count_tokens(runtime: Runtime, exchange: Exchange) -> None:
     ask = await apart(body.ask)
     question = RoutingInput(ask=ask, effort=body.effort, may_probe=False)
     async with streaming.entered(runtime, exchange, body, question) as (_, ask, [job]):
-        prepared = await _prepared(runtime, job, ask)
+        prepared = await prepared_of(runtime, job, ask)
         await exchange.answer_json(InputTokens(input_tokens=len(await job.count(prepared.segments))))
 
 
-async def _prepared(runtime: Runtime, job: Job, ask: ChatRequest) -> Prepared:
+async def prepared_of(runtime: Runtime, job: Job, ask: ChatRequest) -> Prepared:
+    """The prompt, with what the model's own parameters say besides. Raises what `prepare` raises."""
     whole = thinks_by_default(job, msgspec.structs.replace(ask, messages=begun(job.model, ask.messages)))
     with naming("messages"):
         return await prepare(runtime, job, whole)

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from localrun.errors import BadRequest
+from localrun.errors import bad_field
 from localrun.server import streaming
 from localrun.server.http import fields
 from localrun.server.http.exchange import Exchange, apart
@@ -26,7 +26,6 @@ from localrun.server.http.fields import MaxTokens, SamplingFields
 from localrun.server.jobs.job import Job
 from localrun.server.openai.answer import Answer, ChatChunks, Chunks, Fields, piece_text
 from localrun.server.openai.bodies import MAX_ANSWERS, Choices, CommonFields
-from localrun.server.openai.running import Running
 from localrun.server.parsing.pieces import PlainParser, Reply
 from localrun.server.prompting.infill import infill
 from localrun.server.routing import RoutingInput
@@ -58,18 +57,17 @@ class CompletionBody(CommonFields, frozen=True, kw_only=True):
     def check_supported(self) -> None:
         """Raises BadRequest for fields that contradict each other, and for what this build does not do."""
         if self.n_candidates < self.n_choices:
-            raise BadRequest(f"best_of: must not be below n ({self.n_choices})", field="best_of")
+            raise bad_field("best_of", f"must not be below n ({self.n_choices})")
         if self.stream and self.n_candidates > self.n_choices:
-            raise BadRequest("best_of: the best is known at the end only; leave stream or best_of out", field="best_of")
+            raise bad_field("best_of", "the best is known at the end only; leave stream or best_of out")
         if self.scores_prompt and self.stream:
-            raise BadRequest(
-                "echo: log-probabilities of the prompt are not streamed; leave stream, echo or logprobs out",
-                field="echo",
+            raise bad_field(
+                "echo", "log-probabilities of the prompt are not streamed; leave stream, echo or logprobs out"
             )
         if self.max_output == 0 and not self.echo:
-            raise BadRequest("max_tokens: 0 needs echo, for there would be no answer", field="max_tokens")
+            raise bad_field("max_tokens", "0 needs echo, for there would be no answer")
         if self.suffix and self.echo:
-            raise BadRequest("echo: not together with suffix; leave one of the two out", field="echo")
+            raise bad_field("echo", "not together with suffix; leave one of the two out")
 
     def prompts(self) -> list[Prompt]:
         """The prompts, each as text or as token ids. Raises BadRequest for none, a mixture, and too many."""
@@ -80,20 +78,20 @@ class CompletionBody(CommonFields, frozen=True, kw_only=True):
         else:
             prompts = [item for item in self.prompt if not isinstance(item, int)]
             if len(prompts) != len(self.prompt) or len({type(item) for item in prompts}) != 1:
-                raise BadRequest(
-                    "prompt: must be a text, a list of texts, a list of token ids, or a list of such lists, not empty "
+                raise bad_field(
+                    "prompt",
+                    "must be a text, a list of texts, a list of token ids, or a list of such lists, not empty "
                     "and not mixed",
-                    field="prompt",
                 )
         if not self.suffix and not all(prompts):
-            raise BadRequest("prompt: must not be empty", field="prompt")
+            raise bad_field("prompt", "must not be empty")
         if self.suffix and not isinstance(prompts[0], str):
-            raise BadRequest("suffix: needs prompts that are text, not token ids", field="suffix")
+            raise bad_field("suffix", "needs prompts that are text, not token ids")
         if len(prompts) * self.n_candidates > MAX_ANSWERS:
-            raise BadRequest(
-                f"prompt: {len(prompts)} prompts with {self.n_candidates} answers each are more than {MAX_ANSWERS} "
+            raise bad_field(
+                "prompt",
+                f"{len(prompts)} prompts with {self.n_candidates} answers each are more than {MAX_ANSWERS} "
                 f"answers in one request; send several",
-                field="prompt",
             )
         return prompts
 
@@ -114,7 +112,7 @@ def check_tokens(prompts: Sequence[Prompt], n_vocab: int) -> None:
     for prompt in prompts:
         wrong = 0 if isinstance(prompt, str) else max(prompt)
         if wrong >= n_vocab:
-            raise BadRequest(f"prompt: {wrong} is not a token of this model, which has {n_vocab}", field="prompt")
+            raise bad_field("prompt", f"{wrong} is not a token of this model, which has {n_vocab}")
 
 
 class CompletionChunks(Chunks):
@@ -127,13 +125,14 @@ class CompletionChunks(Chunks):
     after_text = b""
     no_text = b'"text":""'
 
-    def __init__(self, *, request_id: str, model: str, echoes: Sequence[str] = (), shows_logprobs: bool = True) -> None:
-        super().__init__(request_id=request_id, model=model)
+    def __init__(
+        self, *, request_id: str, model: str, n_choices: int, echoes: Sequence[str] = (), shows_logprobs: bool = True
+    ) -> None:
+        replies = [Reply(PlainParser()) for _ in range(n_choices)]
+        super().__init__(request_id=request_id, model=model, replies=replies)
         self._echoes = echoes
         self._shows_logprobs = shows_logprobs
         self._offsets: dict[int, int] = {}
-        self._texts: dict[int, list[str]] = {}
-        self._kept: dict[int, list[ChosenLogprob]] = {}
         self._scores: dict[int, list[ChosenLogprob]] = {}
 
     def first(self, index: int) -> bytes:
@@ -143,26 +142,25 @@ class CompletionChunks(Chunks):
         return self.text(index, delta.text, delta.logprobs) if delta.text or delta.logprobs else b""
 
     def gather(self, index: int, delta: Delta) -> None:
-        self._texts.setdefault(index, []).append(delta.text)
-        self._kept.setdefault(index, []).extend(delta.logprobs or ())
+        super().gather(index, delta)
         if delta.scores is not None:
             # After an engine died those of a prompt begin anew.
             self._scores.setdefault(index, [])[delta.scores.first :] = delta.scores.tokens
 
     def choice(self, index: int, reason: str) -> Fields:
         echoed = self._echoes[index] if self._echoes else ""
-        scores = self._scores.get(index, [])
-        logprobs = [*scores, *self._kept.get(index, ())] if self._shows_logprobs else None
+        scores, said = self._scores.get(index, []), self._replies[index].gathered
+        logprobs = [*scores, *said.logprobs] if self._shows_logprobs else None
         return {
             "index": index,
-            "text": echoed + "".join(self._texts.get(index, ())),
+            "text": echoed + said.content_text,
             "logprobs": _without_first(self.logprobs(index, logprobs), bool(scores)) if logprobs else None,
             "finish_reason": reason,
         }
 
     def score(self, index: int) -> float:
         """How probable a gathered choice was to the model: the mean over its tokens, by which `best_of` chooses."""
-        kept = self._kept.get(index, ())
+        kept = self._replies[index].gathered.logprobs
         return sum(chosen.logprob for chosen in kept) / len(kept) if kept else 0.0
 
     def logprobs(self, index: int, logprobs: Sequence[ChosenLogprob]) -> Fields:
@@ -231,6 +229,7 @@ async def answer_completion(
         chunks = CompletionChunks(
             request_id=streaming.answer_id(jobs),
             model=body.model,
+            n_choices=len(jobs),
             echoes=echoes,
             shows_logprobs=body.logprobs is not None,
         )
@@ -245,8 +244,7 @@ async def answer_completion(
         if chooses:
             await answer.send_choices(best(chunks, await answer.gather(), body.n_candidates, body.n_choices))
         else:
-            writer = Running(answer, jobs, body, chunks.going_on) if body.tells_while_running else None
-            await answer.send(stream=bool(body.stream), writer=writer)
+            await answer.send(stream=bool(body.stream), wanted=body)
 
 
 def best(chunks: CompletionChunks, reasons: list[str], n_candidates: int, n_choices: int) -> list[Fields]:

@@ -8,7 +8,7 @@ chunk. Models are told of from file headers, nothing is loaded.
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, TypeVar
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
@@ -18,7 +18,7 @@ from localrun.errors import told_of
 from localrun.server.engines.resident import Use
 from localrun.server.http import fields
 from localrun.server.http.exchange import Exchange
-from localrun.server.openai.answer import Answer, Fields
+from localrun.server.openai.answer import Answer, Fields, timings_of
 from localrun.server.openai.chat import ChatBody, answer_chat
 from localrun.server.openai.completions import CompletionBody, answer_completion
 from localrun.server.prompting.profile import capabilities
@@ -90,10 +90,6 @@ class LmStudioChatBody(ChatBody, frozen=True, kw_only=True):
     ttl: _Ttl | None = None
     draft_model: fields.DraftName | None = None
 
-    def in_openais_words(self) -> Self:
-        """With its own fields as those of OpenAI's routes."""
-        return msgspec.structs.replace(self, **_in_openais_words(self))
-
 
 class LmStudioCompletionBody(CompletionBody, frozen=True, kw_only=True):
     """POST /api/v0/completions."""
@@ -101,16 +97,17 @@ class LmStudioCompletionBody(CompletionBody, frozen=True, kw_only=True):
     ttl: _Ttl | None = None
     draft_model: fields.DraftName | None = None
 
-    def in_openais_words(self) -> Self:
-        """With its own fields as those of OpenAI's routes."""
-        return msgspec.structs.replace(self, **_in_openais_words(self))
+
+_Body = TypeVar("_Body", LmStudioChatBody, LmStudioCompletionBody)
 
 
-def _in_openais_words(body: LmStudioChatBody | LmStudioCompletionBody) -> dict[str, Any]:
-    return {
-        "keep_alive": body.ttl if body.keep_alive is None else body.keep_alive,
-        "draft": body.draft_model if body.draft is None else body.draft,
-    }
+def _in_openais_words(body: _Body) -> _Body:
+    """With its own fields as those of OpenAI's routes."""
+    return msgspec.structs.replace(
+        body,
+        keep_alive=body.ttl if body.keep_alive is None else body.keep_alive,
+        draft=body.draft_model if body.draft is None else body.draft,
+    )
 
 
 class _Answer(Answer):
@@ -142,10 +139,8 @@ class _Answer(Answer):
     def _stats(self) -> AnswerStats:
         usage, record = self.usages[0], self.jobs[0].record
         n_drafted, n_accepted = record.n_drafted, record.n_accepted
-        # The time runs from the first token to the last, so it is that of all but one.
-        per_s = (usage.n_output - 1) / usage.decode_s if usage.n_output > 1 and usage.decode_s > 0 else 0.0
         return AnswerStats(
-            tokens_per_second=per_s,
+            tokens_per_second=timings_of(usage).predicted_per_second,
             time_to_first_token=record.ttft_s or 0.0,
             generation_time=usage.decode_s,
             stop_reason=self._stop_reason,  # type: ignore[arg-type]
@@ -158,13 +153,13 @@ class _Answer(Answer):
 async def chat(runtime: Runtime, exchange: Exchange) -> None:
     body = await exchange.read_json(LmStudioChatBody)
     with told_of("draft_model" if body.draft is None else "draft", instead_of="draft"):
-        await answer_chat(runtime, exchange, body.in_openais_words(), _Answer)
+        await answer_chat(runtime, exchange, _in_openais_words(body), _Answer)
 
 
 async def complete(runtime: Runtime, exchange: Exchange) -> None:
     body = await exchange.read_json(LmStudioCompletionBody)
     with told_of("draft_model" if body.draft is None else "draft", instead_of="draft"):
-        await answer_completion(runtime, exchange, body.in_openais_words(), _Answer)
+        await answer_completion(runtime, exchange, _in_openais_words(body), _Answer)
 
 
 async def list_models(runtime: Runtime, exchange: Exchange) -> None:
@@ -178,8 +173,7 @@ async def list_models(runtime: Runtime, exchange: Exchange) -> None:
 
 
 async def one_model(runtime: Runtime, exchange: Exchange) -> None:
-    name: str = exchange.scope["path_params"]["id"]
-    target = await asyncio.to_thread(runtime.targets.find, exchange.caller, name)
+    target = await asyncio.to_thread(runtime.targets.find, exchange.caller, exchange.path_id)
     await exchange.answer_redacted(await asyncio.to_thread(_row, target, _loaded(runtime)))
 
 

@@ -1,4 +1,5 @@
-"""The lists of models, and llama-server's `/lora-adapters`. Both tell of file headers, and load nothing.
+"""The lists of models, loading and unloading one as llama-server has it, and its `/lora-adapters`. The lists tell of
+file headers, and load nothing.
 
 The list of adapters has every one that has a name, for whatever model. An `id` is a place in it, in the order in which
 they came, so it stays as long as no older one goes; names and digests stay as they are. `?model=NAME` leaves those that
@@ -10,30 +11,92 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from localrun.errors import BadModelFile, Conflict, NotSupported
-from localrun.models.gguf.header import Header
+from localrun.errors import BadModelFile, Conflict, NotSupported, bad_field
+from localrun.models.gguf.header import RANK, Header
+from localrun.models.storage.model import Model
 from localrun.models.storage.named_adapter import NamedAdapter
 from localrun.models.storage.store import Store
+from localrun.server.engines.resident import ResidentState, Use
 from localrun.server.http.access import Caller
 from localrun.server.http.exchange import Exchange, parameter
-from localrun.server.llama_server.models import (
-    LlamaArchitecture,
-    LlamaModel,
-    LlamaModelStatus,
-    Statuses,
-    architecture_of,
-    llama_model,
-    status_of,
-    statuses,
-)
+from localrun.server.http.fields import ServiceFields, job_request_of
 from localrun.server.prompting.profile import capabilities
 from localrun.server.runtime import Runtime
 from localrun.server.targets import Target
+
+Status = Literal["loaded", "loading", "unloaded"]
+# Of files that are in memory here, or on their way, and of models that are elsewhere, by their names.
+Statuses = dict[Path | str, Status]
+
+
+class LlamaModelStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether the model is in memory; it is loaded by the next request as well."""
+
+    value: Status
+
+
+class LlamaArchitecture(msgspec.Struct, frozen=True, kw_only=True):
+    """What the model takes and gives: text, image, audio."""
+
+    input_modalities: list[str]
+    output_modalities: list[str]
+
+
+class LlamaModel(msgspec.Struct, frozen=True, kw_only=True):
+    """A model as llama-server lists it beside `data`. One that sees or hears is `multimodal`."""
+
+    name: str
+    model: str
+    capabilities: list[str]
+
+
+class NamedModel(msgspec.Struct, frozen=True, kw_only=True):
+    """POST /models/load and /models/unload."""
+
+    model: str
+
+
+class Done(msgspec.Struct, frozen=True, kw_only=True):
+    """It is done."""
+
+    success: Literal[True]
+
+
+def statuses(runtime: Runtime) -> Statuses:
+    found: Statuses = {row.model: "loaded" for row in runtime.rows_elsewhere() if row.state == "ready"}
+    for resident in runtime.supervisor.residents():
+        if resident.state is ResidentState.READY:
+            found[resident.key] = "loaded"
+        elif resident.state is ResidentState.LOADING:
+            found.setdefault(resident.key, "loading")
+    return found
+
+
+def status_of(model: Model, found: Statuses) -> LlamaModelStatus:
+    """In a thread: asks the disk where anything is loaded."""
+    if not found:
+        return LlamaModelStatus(value="unloaded")
+    return LlamaModelStatus(value=found.get(model.name) or found.get(model.path.resolve(), "unloaded"))
+
+
+def architecture_of(model: Model) -> LlamaArchitecture:
+    """By its projector."""
+    known = capabilities(model)
+    media = [name for capability, name in (("vision", "image"), ("audio", "audio")) if capability in known]
+    return LlamaArchitecture(input_modalities=["text", *media], output_modalities=["text"])
+
+
+def llama_model(name: str, known: tuple[str, ...]) -> LlamaModel:
+    """One of `models`; `known` are its capabilities."""
+    senses = not {"vision", "audio"}.isdisjoint(known)
+    found = [each for each in ("completion", "embedding", "rerank") if each in known]
+    return LlamaModel(name=name, model=name, capabilities=[*found, *(["multimodal"] if senses else [])])
 
 
 class OpenAIModelMeta(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,13 +142,11 @@ async def list_models(runtime: Runtime, exchange: Exchange) -> None:
 
 
 async def one_model(runtime: Runtime, exchange: Exchange) -> None:
-    name: str = exchange.scope["path_params"]["id"]
-    target = await asyncio.to_thread(runtime.targets.find, exchange.caller, name)
+    target = await asyncio.to_thread(runtime.targets.find, exchange.caller, exchange.path_id)
     await exchange.answer_redacted(await asyncio.to_thread(_row, target, statuses(runtime)))
 
 
 def _rows(runtime: Runtime, caller: Caller) -> list[OpenAIModel]:
-    """In a thread."""
     found = statuses(runtime)
     return [_row(target, found) for target in runtime.targets.visible(caller)]
 
@@ -112,6 +173,30 @@ def _row(target: Target, found: Statuses) -> OpenAIModel:
     )
 
 
+async def load(runtime: Runtime, exchange: Exchange) -> None:
+    """Answers when the model is there; raises what loading it raises."""
+    name = (await exchange.read_json(NamedModel)).model
+    runtime.targets.check_one(exchange.caller, name)
+    model = await asyncio.to_thread(runtime.targets.here, name)
+    use = Use.EMBED if model is not None and not model.header.generates else Use.TEXT
+    if model is not None and model.header.pooling == RANK:
+        use = Use.RERANK
+    async with exchange.while_connected(), runtime.job(job_request_of(exchange, name, ServiceFields(), use=use)):
+        pass
+    await exchange.answer_json(Done(success=True))
+
+
+async def unload(runtime: Runtime, exchange: Exchange) -> None:
+    """Answers when an idle model is gone; one in use goes when its requests have ended. Raises
+    BadRequest for one that is not loaded."""
+    name = (await exchange.read_json(NamedModel)).model
+    runtime.targets.check_one(exchange.caller, name)
+    exchange.caller.check_change(f"unload {name}")
+    if not await runtime.unload(name):
+        raise bad_field("model", f"'{name}' is not loaded, so there is nothing to unload")
+    await exchange.answer_json(Done(success=True))
+
+
 class AdapterRow(msgspec.Struct, frozen=True, kw_only=True):
     """An adapter. `scale` is 0: none is in effect unless it is asked for. The first five are llama-server's fields."""
 
@@ -127,7 +212,6 @@ class AdapterRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def list_adapters(runtime: Runtime, exchange: Exchange) -> None:
-    """GET /lora-adapters."""
     caller, model = exchange.caller, parameter(exchange, "model")
     header = (await runtime.targets.one(caller, model)).header if model else None
     rows = await asyncio.to_thread(_adapter_rows, runtime.store, header)

@@ -14,10 +14,9 @@ from msgspec import UNSET, UnsetType
 from localrun.server.anthropic.messages import AnthropicUsage
 from localrun.server.embedding.routes import EmbeddingUsage
 from localrun.server.http.failures import Shape, shape_of
-from localrun.server.openai.answer import OpenAIUsage, Timings
+from localrun.server.openai.answer import OpenAIUsage, PromptProgress, Timings
 from localrun.server.openai.lm_studio import AnswerModel, AnswerRuntime, AnswerStats
 from localrun.server.openai.responses.create import TokenUsage
-from localrun.server.openai.running import PromptProgress
 
 
 class OllamaError(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,7 +41,7 @@ class OllamaCall(msgspec.Struct, frozen=True, kw_only=True):
     function: OllamaToolFunction
 
 
-class OllamaAlternative(msgspec.Struct, frozen=True, kw_only=True):
+class TokenChance(msgspec.Struct, frozen=True, kw_only=True):
     """A token that might have been chosen."""
 
     token: str
@@ -50,10 +49,10 @@ class OllamaAlternative(msgspec.Struct, frozen=True, kw_only=True):
     bytes: list[int]
 
 
-class OllamaLogprob(OllamaAlternative, frozen=True, kw_only=True):
+class ChosenToken(TokenChance, frozen=True, kw_only=True):
     """A token that was chosen."""
 
-    top_logprobs: list[OllamaAlternative]
+    top_logprobs: list[TokenChance]
 
 
 class OllamaReply(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,7 +83,7 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True):
     draft_count: int | UnsetType = UNSET
     draft_accepted_count: int | UnsetType = UNSET
     speedup: float | UnsetType = UNSET
-    logprobs: list[OllamaLogprob] | UnsetType = UNSET
+    logprobs: list[ChosenToken] | UnsetType = UNSET
     debug_info: dict[str, Any] | UnsetType = msgspec.field(default=UNSET, name="_debug_info")
 
 
@@ -154,24 +153,10 @@ class OpenAIReply(msgspec.Struct, frozen=True, kw_only=True):
     function_call: OpenAICalledFunction | UnsetType = UNSET
 
 
-class OpenAIAlternative(msgspec.Struct, frozen=True, kw_only=True):
-    """A token that might have been chosen."""
-
-    token: str
-    logprob: float
-    bytes: list[int]
-
-
-class OpenAILogprob(OpenAIAlternative, frozen=True, kw_only=True):
-    """A token that was chosen."""
-
-    top_logprobs: list[OpenAIAlternative]
-
-
 class ChatLogprobs(msgspec.Struct, frozen=True, kw_only=True):
     """Of all tokens of the answer."""
 
-    content: list[OpenAILogprob]
+    content: list[ChosenToken]
     refusal: None
 
 
@@ -266,13 +251,10 @@ class LmStudioCompletion(Completion, frozen=True, kw_only=True):
     runtime: AnswerRuntime | UnsetType = UNSET
 
 
-class LlamaProbability(msgspec.Struct, frozen=True, kw_only=True):
+class LlamaProbability(TokenChance, frozen=True, kw_only=True):
     """A token that might have been chosen."""
 
     id: int
-    token: str
-    bytes: list[int]
-    logprob: float
 
 
 class LlamaChosen(LlamaProbability, frozen=True, kw_only=True):

@@ -1,14 +1,21 @@
 """All routes: Ollama's, OpenAI's with those of Mistral and llama-server that fill in the middle, Anthropic's, LM
-Studio's, embeddings and reranking, and the daemon's own.
+Studio's, embeddings and reranking, the daemon's own, and those of the document that all of them are in.
 
 The one place that says of a route who answers it and who may, what it takes and what it answers. The router, the rights
-of keys, the limits of bodies and the document are made of these rows; those of the document itself are in `routes.py`.
+of keys, the limits of bodies and the document are made of these rows. The document is made once, in a thread, when it
+is first asked for.
 """
 
 from __future__ import annotations
 
+import asyncio
+import re
 from dataclasses import replace
+from functools import cache, lru_cache
 from typing import Any
+
+import msgspec
+from starlette.routing import Route, compile_path
 
 from localrun.access.usage import BY
 from localrun.server import web
@@ -19,10 +26,11 @@ from localrun.server.batches import openai as batches
 from localrun.server.embedding import routes as embedding
 from localrun.server.embedding.bodies import EmbedBody, EmbeddingsBody, LegacyEmbeddingsBody, RerankBody
 from localrun.server.http.access import Right
+from localrun.server.http.exchange import Exchange
+from localrun.server.http.failures import Headers
 from localrun.server.http.operation import NDJSON, SSE, Family, Operation, Parameter, Stream, path_parameter
 from localrun.server.llama_server import completion as llama
-from localrun.server.llama_server import infill, props, tokens
-from localrun.server.llama_server import models as llama_models
+from localrun.server.llama_server import props, tokens
 from localrun.server.native import models as native_models
 from localrun.server.native import routes as native
 from localrun.server.ollama import chat as ollama
@@ -35,8 +43,10 @@ from localrun.server.ollama.bodies import GenerateBody, ModelBody
 from localrun.server.openai import chat, completions, lm_studio
 from localrun.server.openai import models as openai
 from localrun.server.openai.responses import create as responses
-from localrun.server.openai.responses.body import ResponsesBody
-from localrun.server.openapi import answers
+from localrun.server.openai.responses.create import ResponsesBody
+from localrun.server.openapi import answers, page
+from localrun.server.openapi.document import Json, document_of
+from localrun.server.runtime import Runtime
 from localrun.snapshot import CacheCleared, CacheReport, LogLine, RequestRow, Snapshot, TrafficRow, UsageReport
 
 _TINY = {"model": "tiny"}
@@ -212,8 +222,8 @@ _LLAMA_SERVER = (
             "prompt": "Once upon a time", "n_predict": 16})
         for path in ("/completion", "/completions")
     ),
-    Operation("POST", "/infill", infill.complete_infill, Right.USE, "Fill in the middle, as llama-server has it",
-        body=infill.InfillBody, answer=answers.LlamaCompletion, serves=True, description=_LOADED,
+    Operation("POST", "/infill", llama.complete_infill, Right.USE, "Fill in the middle, as llama-server has it",
+        body=llama.InfillBody, answer=answers.LlamaCompletion, serves=True, description=_LOADED,
         stream=_events(answers.LlamaCompletion, _LLAMA_PIECES), example={"model": "a-model-with-fim-tokens",
         "input_prefix": "def add(a, b):\n    ", "input_suffix": ""}),
     Operation("POST", "/tokenize", tokens.tokenize, Right.USE, "The tokens of a text", body=tokens.TokenizeBody,
@@ -228,11 +238,11 @@ _LLAMA_SERVER = (
     Operation("POST", "/apply-template", tokens.apply_template, Right.USE, "The prompt that a conversation becomes",
         body=tokens.TemplateBody, answer=tokens.RenderedPrompt, serves=True, description=_LOADED,
         example={"model": "tiny", "messages": _ASK}),
-    Operation("POST", "/models/load", llama_models.load, Right.USE, "Load a model, as llama-server has it",
-        body=llama_models.NamedModel, answer=llama_models.Done, serves=True, example={"model": "tiny"},
+    Operation("POST", "/models/load", openai.load, Right.USE, "Load a model, as llama-server has it",
+        body=openai.NamedModel, answer=openai.Done, serves=True, example={"model": "tiny"},
         description="Answers when it is there. A request for a model loads it as well."),
-    Operation("POST", "/models/unload", llama_models.unload, Right.USE, "Unload a model, as llama-server has it",
-        body=llama_models.NamedModel, answer=llama_models.Done, errors=(404, 422), example={"model": "tiny"},
+    Operation("POST", "/models/unload", openai.unload, Right.USE, "Unload a model, as llama-server has it",
+        body=openai.NamedModel, answer=openai.Done, errors=(404, 422), example={"model": "tiny"},
         description="One in use is unloaded when its requests have ended; 400 for one that is not loaded."),
     Operation("GET", "/props", props.show_props, Right.USE, "A model and its defaults", answer=props.LlamaProps,
         parameters=(_model("This model; without it the one that is loaded, if it is one"),), errors=(400, 404, 422)),
@@ -350,7 +360,7 @@ _NATIVE = (
         parameters=(_model("Of this model alone"), Parameter(name="tier", schema={"type": "string", "enum": ["ram",
         "disk", ""]}, description="In memory or on disk alone")), answer=CacheCleared, errors=(400, 404, 422)),
     Operation("GET", "/localrun/v1/logs", native.logs, Right.ADMIN, "The daemon's log",
-        parameters=(Parameter(name="since", schema={"type": "integer", "minimum": 0, "maximum": 10**18 - 1},
+        parameters=(Parameter(name="since", schema={"type": "integer", "minimum": 0, "maximum": native.MAX_LINE},
         description="Lines after this number"), Parameter(name="follow", schema={"type": "string", "enum": ["0", "1"],
         "default": "1"}, description="0 ends after the lines there are")), stream=Stream(content_type=SSE, item=LogLine,
         description="Events named `log`, one for each line."), errors=(400,)),
@@ -384,7 +394,60 @@ _NATIVE = (
       for name, kind in web.FILES.items()),
 )  # fmt: skip
 
-SERVED: tuple[Operation, ...] = tuple(
+_HTML: Headers = [
+    (b"content-type", b"text/html; charset=utf-8"),
+    (b"content-security-policy", page.CONTENT_POLICY),
+    (b"referrer-policy", b"no-referrer"),
+]
+_HOST = re.compile(r"[0-9A-Za-z.:\[\]-]{1,100}", re.ASCII)
+
+
+async def _openapi(_: Runtime, exchange: Exchange) -> None:
+    await exchange.answer(await asyncio.to_thread(_encoded))
+
+
+async def _docs(_: Runtime, exchange: Exchange) -> None:
+    text = await asyncio.to_thread(reference)
+    await exchange.answer(_with_address(exchange, text), headers=_HTML)
+
+
+async def _docs_page(_: Runtime, exchange: Exchange) -> None:
+    text = await asyncio.to_thread(page.rendered, exchange.scope["path_params"]["name"])
+    await exchange.answer(text.encode("utf-8"), headers=_HTML)
+
+
+@cache
+def document() -> Json:
+    """Of all routes. Not to be changed."""
+    return document_of(OPERATIONS)
+
+
+@cache
+def _encoded() -> bytes:
+    return msgspec.json.encode(document())
+
+
+@cache
+def reference() -> str:
+    return page.reference(document())
+
+
+def _with_address(exchange: Exchange, text: str) -> bytes:
+    """`limits.py` lets loopback names in alone; what else a header may hold has no business in a page."""
+    host = exchange.header(b"host")
+    shown = host if _HOST.fullmatch(host) else "localhost"
+    return text.replace(page.BASE_URL, f"{exchange.scope['scheme']}://{shown}").encode("utf-8")
+
+
+_DOCUMENT = (
+    Operation("GET", "/openapi.json", _openapi, Right.USE, "This document", answer=dict[str, Any]),
+    Operation("GET", "/docs", _docs, Right.USE, "This document for people", answer=str,
+        answer_content_type="text/html"),
+    Operation("GET", "/docs/{name}", _docs_page, Right.USE, "A page of the documentation", answer=str,
+        answer_content_type="text/html", parameters=(path_parameter("name", "As `/docs` lists them"),), errors=(404,)),
+)  # fmt: skip
+
+OPERATIONS: tuple[Operation, ...] = tuple(
     replace(one, family=family)
     for family, routes in (
         (Family.OLLAMA, _OLLAMA),
@@ -393,7 +456,23 @@ SERVED: tuple[Operation, ...] = tuple(
         (Family.LLAMA_SERVER, _LLAMA_SERVER),
         (Family.LM_STUDIO, _LM_STUDIO),
         (Family.EMBEDDING, _EMBEDDING),
-        (Family.NATIVE, _NATIVE),
+        (Family.NATIVE, (*_NATIVE, *_DOCUMENT)),
     )
     for one in routes
 )
+_ALWAYS = {(one.method, one.path): one for one in OPERATIONS if "{" not in one.path}
+_OTHERS = [(one, compile_path(one.pattern)[0]) for one in OPERATIONS if "{" in one.path]
+
+
+def routes(runtime: Runtime) -> list[Route]:
+    """All, those first that wait for a model: the router looks at one after the other."""
+    return [one.route(runtime) for one in sorted(OPERATIONS, key=lambda one: not one.serves)]
+
+
+@lru_cache(256)
+def find(method: str, path: str) -> Operation | None:
+    """The operation that a request asks for, which may be GET's for HEAD; None where no route answers."""
+    found = _ALWAYS.get((method, path))
+    if found is None:
+        found = next((one for one, pattern in _OTHERS if one.method == method and pattern.match(path)), None)
+    return find("GET", path) if found is None and method == "HEAD" else found

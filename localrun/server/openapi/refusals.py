@@ -5,9 +5,8 @@ Pure data. A test sends what each row shows and expects an error that names its 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 from localrun.server.http.operation import Family
 
@@ -20,28 +19,24 @@ _PNG = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR4nGP4//8/AAX+Av4N
 _CLAUDE: dict[str, Any] = {"model": "tiny", "max_tokens": 8, "messages": _MESSAGES}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Refusal:
+class Refusal(NamedTuple):
     """`body` is an example that is refused by `path`; the error names `named`, where the family's errors do."""
 
     family: Family
     what: str
     why: str
     path: str
-    body: Mapping[str, Any] = field(default_factory=dict)
-    named: str = ""
+    body: dict[str, Any]
+    named: str
 
 
-def _openai(what: str, why: str, path: str, body: Mapping[str, Any], named: str) -> Refusal:
-    return Refusal(family=Family.OPENAI, what=what, why=why, path=path, body=body, named=named)
-
-
-def _ollama(what: str, why: str, path: str, body: Mapping[str, Any], named: str) -> Refusal:
-    return Refusal(family=Family.OLLAMA, what=what, why=why, path=path, body=body, named=named)
+_openai = partial(Refusal, Family.OPENAI)
+_ollama = partial(Refusal, Family.OLLAMA)
+_embedding = partial(Refusal, Family.EMBEDDING)
 
 
 def _anthropic(what: str, why: str, body: dict[str, Any], named: str) -> Refusal:
-    return Refusal(family=Family.ANTHROPIC, what=what, why=why, path="/v1/messages", body=_CLAUDE | body, named=named)
+    return Refusal(Family.ANTHROPIC, what, why, "/v1/messages", _CLAUDE | body, named)
 
 
 REFUSALS = (
@@ -127,9 +122,8 @@ REFUSALS = (
                 "tools": [{"name": "f", "input_schema": {"type": "object"}}]}, "tool_choice"),
     _anthropic("`thinking.budget_tokens` that is missing, or not below `max_tokens`", "as Anthropic has it",
                {"thinking": {"type": "enabled", "budget_tokens": 8}}, "thinking.budget_tokens"),
-    Refusal(family=Family.EMBEDDING, what="`dimensions` above the model's", why="Ollama ignores them",
-            path="/v1/embeddings", body={"model": "tiny", "input": "Hi", "dimensions": 99999}, named="dimensions"),
-    Refusal(family=Family.EMBEDDING, what="Models of another kind",
-            why="those made for vectors or ranking do nothing else, and only rerankers rank", path="/v1/rerank",
-            body={"model": "tiny", "query": "Hi", "documents": ["Hi"]}, named="model"),
+    _embedding("`dimensions` above the model's", "Ollama ignores them", "/v1/embeddings",
+               {"model": "tiny", "input": "Hi", "dimensions": 99999}, "dimensions"),
+    _embedding("Models of another kind", "those made for vectors or ranking do nothing else, and only rerankers rank",
+               "/v1/rerank", {"model": "tiny", "query": "Hi", "documents": ["Hi"]}, "model"),
 )  # fmt: skip

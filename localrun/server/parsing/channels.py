@@ -30,9 +30,8 @@ import re
 from collections.abc import Callable
 
 from localrun.server.parsing import xml_calls
-from localrun.server.parsing.named_calls import MAX_NAME_CHARACTERS, checked_name, read_arguments
-from localrun.server.parsing.reading import Reading
-from localrun.server.parsing.source import CutShortError, MalformedError, MarkSet, Read, mark_set
+from localrun.server.parsing.json_calls import MAX_NAME_CHARACTERS, checked_name, read_arguments
+from localrun.server.parsing.source import CutShortError, MalformedError, MarkSet, Read, Reading, mark_set
 from localrun.server.parsing.xml_calls import Tags
 
 START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"

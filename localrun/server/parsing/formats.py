@@ -8,7 +8,7 @@ Pure. Does not: know thinking.
 
 from __future__ import annotations
 
-from localrun.server.parsing import gemma_calls, json_calls, named_calls, python_calls, xml_calls
+from localrun.server.parsing import gemma_calls, json_calls, python_calls, xml_calls
 from localrun.server.parsing.channels import (
     CHANNEL,
     ENDS,
@@ -32,13 +32,8 @@ _QWEN_CODER = Tags("<function=", "</function>", "<parameter=", "</parameter>", (
 _SEED = Tags("<function=", "</function>", "<parameter=", "</parameter>", ("</seed:tool_call>",))
 _MINIMAX = Tags("<invoke name=", "</invoke>", "<parameter name=", "</parameter>", ("</minimax:tool_call>",))
 _MINICPM = Tags("<function name=", "</function>", "<param name=", "</param>", (), has_cdata=True)
-_DSML = Tags(
-    "<｜DSML｜invoke name=",
-    "</｜DSML｜invoke>",
-    "<｜DSML｜parameter name=",
-    "</｜DSML｜parameter>",
-    ("</｜DSML｜function_calls>", "</｜DSML｜tool_calls>"),
-)
+_DSML = Tags("<｜DSML｜invoke name=", "</｜DSML｜invoke>", "<｜DSML｜parameter name=", "</｜DSML｜parameter>",
+             ("</｜DSML｜function_calls>", "</｜DSML｜tool_calls>"))  # fmt: skip
 
 
 def _list_after(mark: str, end: str = "", before: str = NAMED_JSON) -> Written:
@@ -46,23 +41,24 @@ def _list_after(mark: str, end: str = "", before: str = NAMED_JSON) -> Written:
     return Written(mark, before, "}", lead="[", separator=", ", closing=f"]{end}")
 
 
-def _json_list(name: str, mark: str, end: str) -> CallFormat:
-    return CallFormat(name, marks={mark: json_calls.reader((end,))}, written=_list_after(mark, end))
+def _json_list(name: str, mark: str, end: str, before: str = NAMED_JSON) -> CallFormat:
+    return CallFormat(name, _list_after(mark, end, before), {mark: json_calls.reader((end,))})
 
 
 def _tagged(name: str, tags: Tags, *marks: str, parameter: Listed) -> CallFormat:
     """Blocks of calls in tags, of which the first of `marks` opens one."""
     quote = '"' if tags.call.endswith("name=") else ""
     written = Written(
-        marks[0],
-        f"{tags.call}{quote}NAME{quote}>\n",
-        f"{tags.call_end}\n",
-        lead="\n",
-        separator="",
-        closing=f"</{marks[0][1:]}",
-        arguments=parameter,
-    )
+        marks[0], f"{tags.call}{quote}NAME{quote}>\n", f"{tags.call_end}\n", lead="\n", separator="",
+        closing=f"</{marks[0][1:]}", arguments=parameter,
+    )  # fmt: skip
     return CallFormat(name, written, {mark: xml_calls.reader(tags) for mark in marks})
+
+
+def _gemma(name: str, opening: str, closing: str, quote: str) -> CallFormat:
+    arguments = Listed("NAME:", separator=",", quote=quote)
+    written = Written(opening, "call:NAME{", f"}}{closing}", separator=opening, arguments=arguments, is_sole=False)
+    return CallFormat(name, written, {opening: gemma_calls.reader(opening, closing, quote)})
 
 
 # Parameters in tags, each on lines of its own, and with its value on a line of its own.
@@ -74,14 +70,13 @@ _KEYWORDS = Listed("NAME=", separator=", ", quote=None)
 
 HERMES = CallFormat(
     "hermes",
-    marks={"<tool_call>": json_calls.reader(("</tool_call>",), fences=True)},
-    written=Written(
-        "<tool_call>", NAMED_JSON, "}", lead="\n", separator="\n</tool_call>\n<tool_call>\n", closing="\n</tool_call>"
-    ),
-)
+    Written("<tool_call>", NAMED_JSON, "}", lead="\n", separator="\n</tool_call>\n<tool_call>\n",
+            closing="\n</tool_call>"),
+    {"<tool_call>": json_calls.reader(("</tool_call>",), fences=True)},
+)  # fmt: skip
 HARMONY = CallFormat(
     "harmony",
-    written=Written("", "<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>"),
+    Written("", "<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>"),
     whole=read_harmony,
     own_marks=(START, CHANNEL, MESSAGE, *ENDS),
     answers=("<|channel|>final<|message|>", "<|channel|>final <|constrain|>json<|message|>"),
@@ -89,31 +84,27 @@ HARMONY = CallFormat(
 )
 GLIMMER = CallFormat(
     "glimmer",
-    Written(
-        "",
-        f' to=NAME<|message|>{GLIMMER_CALLS}\n<atem:invoke name="NAME">\n',
-        f"</atem:invoke>\n</{GLIMMER_CALLS[1:]}",
-        separator="<|eom|><|start|>assistant",
-        arguments=Listed('<atem:parameter name="NAME">', "</atem:parameter>\n"),
-    ),
+    Written("", f' to=NAME<|message|>{GLIMMER_CALLS}\n<atem:invoke name="NAME">\n',
+            f"</atem:invoke>\n</{GLIMMER_CALLS[1:]}", separator="<|eom|><|start|>assistant",
+            arguments=Listed('<atem:parameter name="NAME">', "</atem:parameter>\n")),
     whole=read_glimmer,
     own_marks=(START, MESSAGE, *GLIMMER_ENDS),
     answers=(" to=user<|message|>",),
     thoughts=" to=self<|message|>",
-)
+)  # fmt: skip
 FUNCTIONARY = CallFormat(
-    "functionary", written=Written("", "NAME\n", separator=PART), whole=read_functionary, own_marks=(PART,)
+    "functionary", Written("", "NAME\n", separator=PART), whole=read_functionary, own_marks=(PART,)
 )
 FUNCTIONARY_TAGS = CallFormat(
     "functionary-tags",
-    marks={"<function=": named_calls.read_tagged, "<|python_tag|>": read_python_tag},
-    written=Written("<function=", "NAME>", "</function>", separator="\n<function="),
+    Written("<function=", "NAME>", "</function>", separator="\n<function="),
+    {"<function=": json_calls.read_tagged, "<|python_tag|>": read_python_tag},
 )
 LLAMA_JSON = CallFormat(
     "llama-json",
-    marks={"<|python_tag|>": read_python_tag},
+    Written("", '{"name": "NAME", "parameters": ', "}"),
+    {"<|python_tag|>": read_python_tag},
     unmarked=(("{", json_calls.read_unmarked),),
-    written=Written("", '{"name": "NAME", "parameters": ', "}"),
 )
 PYTHONIC = CallFormat(
     "pythonic",
@@ -123,162 +114,84 @@ PYTHONIC = CallFormat(
 )
 LFM2 = CallFormat(
     "lfm2",
-    Written(
-        "<|tool_call_start|>",
-        "NAME(",
-        ")",
-        lead="[",
-        separator=", ",
-        closing="]<|tool_call_end|>",
-        arguments=_KEYWORDS,
-        is_sole=False,
-    ),
+    Written("<|tool_call_start|>", "NAME(", ")", lead="[", separator=", ", closing="]<|tool_call_end|>",
+            arguments=_KEYWORDS, is_sole=False),
     {"<|tool_call_start|>": python_calls.reader(("<|tool_call_end|>",))},
-)
-MISTRAL_NAMED = CallFormat(
-    "mistral-named",
-    marks={"[TOOL_CALLS]": named_calls.read_mistral},
-    written=Written("[TOOL_CALLS]", "NAME[ARGS]", separator="[TOOL_CALLS]"),
-)
-MISTRAL_LIST = CallFormat(
-    "mistral-list", marks={"[TOOL_CALLS]": named_calls.read_mistral}, written=_list_after("[TOOL_CALLS]")
-)
-DEEPSEEK_R1 = CallFormat(
-    "deepseek-r1",
-    marks={"<｜tool▁calls▁begin｜>": named_calls.read_deepseek},
-    written=Written(
-        "<｜tool▁calls▁begin｜>",
-        "<｜tool▁call▁begin｜>function<｜tool▁sep｜>NAME\n```json\n",
-        "\n```<｜tool▁call▁end｜>",
-        separator="\n",
-        closing="<｜tool▁calls▁end｜>",
-    ),
-)
-DEEPSEEK_V31 = CallFormat(
-    "deepseek-v3.1",
-    marks={"<｜tool▁calls▁begin｜>": named_calls.read_deepseek},
-    written=Written(
-        "<｜tool▁calls▁begin｜>",
-        "<｜tool▁call▁begin｜>NAME<｜tool▁sep｜>",
-        "<｜tool▁call▁end｜>",
-        separator="",
-        closing="<｜tool▁calls▁end｜>",
-    ),
-)
-KIMI = CallFormat(
-    "kimi",
-    marks={"<|tool_calls_section_begin|>": named_calls.read_kimi},
-    written=Written(
-        "<|tool_calls_section_begin|>",
-        "<|tool_call_begin|>functions.NAME:0<|tool_call_argument_begin|>",
-        "<|tool_call_end|>",
-        separator="",
-        closing="<|tool_calls_section_end|>",
-    ),
-)
-COMMAND_R7B = CallFormat(
-    "command-r7b",
-    marks={"<|START_ACTION|>": json_calls.reader(("<|END_ACTION|>",))},
-    written=_list_after(
-        "<|START_ACTION|>", "<|END_ACTION|>", '{"tool_call_id": "0", "tool_name": "NAME", "parameters": '
-    ),
-)
-COMMAND_R = CallFormat(
-    "command-r",
-    marks={"Action:": json_calls.reader((), fences=True)},
-    written=Written(
-        "Action: ```json\n[",
-        '{"tool_name": "NAME", "parameters": ',
-        "}",
-        separator=", ",
-        closing="]\n```",
-        is_sole=False,
-    ),
-)
-GRANITE = CallFormat(
-    "granite", marks={"<|tool_call|>": json_calls.reader(("<|/tool_call|>",))}, written=_list_after("<|tool_call|>")
-)
-APERTUS = CallFormat(
-    "apertus",
-    marks={"<|tools_prefix|>": json_calls.reader(("<|tools_suffix|>",))},
-    written=_list_after("<|tools_prefix|>", "<|tools_suffix|>", '{"NAME": '),
-)
-
-
-def _gemma(name: str, opening: str, closing: str, quote: str) -> CallFormat:
-    arguments = Listed("NAME:", separator=",", quote=quote)
-    written = Written(opening, "call:NAME{", f"}}{closing}", separator=opening, arguments=arguments, is_sole=False)
-    return CallFormat(name, written, {opening: gemma_calls.reader(opening, closing, quote)})
-
-
-GEMMA = _gemma("gemma", "<|tool_call>", "<tool_call|>", '<|"|>')
-FUNCTION_GEMMA = _gemma("function-gemma", "<start_function_call>", "<end_function_call>", "<escape>")
+)  # fmt: skip
 OLMO = CallFormat(
     "olmo",
-    Written(
-        "<function_calls>",
-        "NAME(",
-        ")",
-        separator="\n",
-        closing="</function_calls>",
-        arguments=_KEYWORDS,
-        is_sole=False,
-    ),
+    Written("<function_calls>", "NAME(", ")", separator="\n", closing="</function_calls>", arguments=_KEYWORDS,
+            is_sole=False),
     {"<function_calls>": python_calls.reader(("</function_calls>",), on_lines=True)},
+)  # fmt: skip
+MISTRAL_NAMED = CallFormat(
+    "mistral-named",
+    Written("[TOOL_CALLS]", "NAME[ARGS]", separator="[TOOL_CALLS]"),
+    {"[TOOL_CALLS]": json_calls.read_mistral},
 )
+MISTRAL_LIST = CallFormat("mistral-list", _list_after("[TOOL_CALLS]"), {"[TOOL_CALLS]": json_calls.read_mistral})
+_DEEPSEEK_BEGIN, _DEEPSEEK_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
+_DEEPSEEK_MARKS = {_DEEPSEEK_BEGIN: json_calls.section_reader(
+    "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>", _DEEPSEEK_END, json_calls.read_deepseek_call
+)}  # fmt: skip
+DEEPSEEK_R1 = CallFormat(
+    "deepseek-r1",
+    Written(_DEEPSEEK_BEGIN, "<｜tool▁call▁begin｜>function<｜tool▁sep｜>NAME\n```json\n",
+            "\n```<｜tool▁call▁end｜>", separator="\n", closing=_DEEPSEEK_END),
+    _DEEPSEEK_MARKS,
+)  # fmt: skip
+DEEPSEEK_V31 = CallFormat(
+    "deepseek-v3.1",
+    Written(_DEEPSEEK_BEGIN, "<｜tool▁call▁begin｜>NAME<｜tool▁sep｜>", "<｜tool▁call▁end｜>", separator="",
+            closing=_DEEPSEEK_END),
+    _DEEPSEEK_MARKS,
+)  # fmt: skip
+KIMI = CallFormat(
+    "kimi",
+    Written("<|tool_calls_section_begin|>", "<|tool_call_begin|>functions.NAME:0<|tool_call_argument_begin|>",
+            "<|tool_call_end|>", separator="", closing="<|tool_calls_section_end|>"),
+    {"<|tool_calls_section_begin|>": json_calls.section_reader(
+        "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>", "<|tool_calls_section_end|>",
+        json_calls.read_kimi_call,
+    )},
+)  # fmt: skip
+COMMAND_R = CallFormat(
+    "command-r",
+    Written("Action: ```json\n[", '{"tool_name": "NAME", "parameters": ', "}", separator=", ", closing="]\n```",
+            is_sole=False),
+    {"Action:": json_calls.reader((), fences=True)},
+)  # fmt: skip
+COMMAND_R7B = _json_list("command-r7b", "<|START_ACTION|>", "<|END_ACTION|>",
+                         '{"tool_call_id": "0", "tool_name": "NAME", "parameters": ')  # fmt: skip
+APERTUS = _json_list("apertus", "<|tools_prefix|>", "<|tools_suffix|>", '{"NAME": ')
+TOOL_CALLS = _json_list("tool-calls", "<tool_calls>", "</tool_calls>")
+NEMOTRON = _json_list("nemotron", "<TOOLCALL>", "</TOOLCALL>")
+GRANITE = CallFormat("granite", _list_after("<|tool_call|>"), {"<|tool_call|>": json_calls.reader(("<|/tool_call|>",))})
+FIREFUNCTION = CallFormat("firefunction", _list_after("functools"), {"functools[": json_calls.read_opened_list})
+GEMMA = _gemma("gemma", "<|tool_call>", "<tool_call|>", '<|"|>')
+FUNCTION_GEMMA = _gemma("function-gemma", "<start_function_call>", "<end_function_call>", "<escape>")
 GLM = CallFormat(
     "glm",
-    Written(
-        "<tool_call>",
-        "NAME\n",
-        "</tool_call>",
-        separator="\n<tool_call>",
-        arguments=Listed("<arg_key>NAME</arg_key>\n<arg_value>", "</arg_value>\n"),
-        is_sole=False,
-    ),
+    Written("<tool_call>", "NAME\n", "</tool_call>", separator="\n<tool_call>",
+            arguments=Listed("<arg_key>NAME</arg_key>\n<arg_value>", "</arg_value>\n"), is_sole=False),
     {"<tool_call>": xml_calls.read_glm},
-)
+)  # fmt: skip
 QWEN_CODER = CallFormat(
     "qwen-coder",
-    Written(
-        "<tool_call>",
-        "<function=NAME>\n",
-        "</function>\n",
-        lead="\n",
-        separator="</tool_call>\n<tool_call>\n",
-        closing="</tool_call>",
-        arguments=_ON_LINES,
-    ),
+    Written("<tool_call>", "<function=NAME>\n", "</function>\n", lead="\n",
+            separator="</tool_call>\n<tool_call>\n", closing="</tool_call>", arguments=_ON_LINES),
     {"<tool_call>": xml_calls.reader(_QWEN_CODER), "<function=": xml_calls.read_one(_QWEN_CODER)},
-)
+)  # fmt: skip
 SEED = _tagged("seed", _SEED, "<seed:tool_call>", parameter=_ON_A_LINE)
 MINIMAX = _tagged("minimax", _MINIMAX, "<minimax:tool_call>", parameter=_NAMED)
 MINICPM = CallFormat(
     "minicpm",
-    Written(
-        "<function name=",
-        '"NAME">',
-        "</function>",
-        separator="\n<function name=",
-        arguments=Listed('<param name="NAME">', "</param>"),
-        is_sole=False,
-    ),
+    Written("<function name=", '"NAME">', "</function>", separator="\n<function name=",
+            arguments=Listed('<param name="NAME">', "</param>"), is_sole=False),
     {"<function name=": xml_calls.read_one(_MINICPM)},
-)
-_DSML_PARAMETER = Listed(
-    '<｜DSML｜parameter name="NAME" string="false">',
-    "</｜DSML｜parameter>\n",
-    before_text='<｜DSML｜parameter name="NAME" string="true">',
-)
+)  # fmt: skip
+_DSML_PARAMETER = Listed('<｜DSML｜parameter name="NAME" string="false">', "</｜DSML｜parameter>\n",
+                         before_text='<｜DSML｜parameter name="NAME" string="true">')  # fmt: skip
 _DSML_MARKS = ("<｜DSML｜function_calls>", "<｜DSML｜tool_calls>")
 DEEPSEEK_TAGS = _tagged("deepseek-tags", _DSML, *_DSML_MARKS, parameter=_DSML_PARAMETER)
 DEEPSEEK_V4 = _tagged("deepseek-v4", _DSML, *reversed(_DSML_MARKS), parameter=_DSML_PARAMETER)
-TOOL_CALLS = CallFormat(
-    "tool-calls",
-    marks={"<tool_calls>": json_calls.reader(("</tool_calls>",))},
-    written=_list_after("<tool_calls>", "</tool_calls>"),
-)
-NEMOTRON = _json_list("nemotron", "<TOOLCALL>", "</TOOLCALL>")
-FIREFUNCTION = CallFormat(
-    "firefunction", marks={"functools[": json_calls.read_opened_list}, written=_list_after("functools")
-)

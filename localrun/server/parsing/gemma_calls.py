@@ -10,13 +10,11 @@ Pure.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from localrun.server.parsing.json_calls import parse_json
-from localrun.server.parsing.named_calls import checked_name
-from localrun.server.parsing.reading import Reading
-from localrun.server.parsing.source import CutShortError, MalformedError, MarkSet, Read
+from localrun.server.parsing.json_calls import checked_name, parse_json
+from localrun.server.parsing.source import CallReader, CutShortError, MalformedError, MarkSet, Read, Reading
 from localrun.server.parsing.xml_calls import allowed_types
 
 MAX_DEPTH = 100
@@ -28,7 +26,7 @@ _BARE_TEXT_END = re.compile(r",\s*[\w.-]+\s*:|\}?\Z")
 _SINGLE_QUOTE_END = re.compile(r"'(?=\s*(?:[,}\]]|\Z))")
 
 
-def reader(opening: str, closing: str, quote: str) -> Callable[[Reading], Read[None]]:
+def reader(opening: str, closing: str, quote: str) -> CallReader:
     ends = MarkSet((closing, opening))
 
     def read(reply: Reading) -> Read[None]:

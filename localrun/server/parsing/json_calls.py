@@ -1,11 +1,12 @@
-"""JSON values in text that is still arriving, and calls written as JSON objects that carry the tool's name and its
-arguments: one, several, or a list of them.
+"""JSON values in text that is still arriving, and calls whose arguments are one: with the tool's name in the same
+object, as one, several, or a list of them, or with the name before the object.
 
     {"name": "get_weather", "arguments": {"city": "Paris"}}
 
 Hermes and Qwen put each between `<tool_call>` tags, Mistral, Granite, Command-R and Nemotron a list behind a mark,
-Llama 3 nothing round it at all. The keys differ; all that are in use are known here, whatever the mark.
-Pure. Does not: know the marks (`formats.py`).
+Llama 3 nothing round it at all. The keys differ; all that are in use are known here, whatever the mark. Mistral since
+2024, Kimi, DeepSeek and Functionary name the tool outside. Arguments are streamed where that is allowed.
+Pure. Does not: know the marks (`formats.py`), but for some inside of a call.
 """
 
 from __future__ import annotations
@@ -15,8 +16,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from localrun.server.parsing.reading import Reading
-from localrun.server.parsing.source import CutShortError, MalformedError, Read, Source
+from localrun.server.parsing.source import CallReader, CutShortError, MalformedError, MarkSet, Read, Reading, Source
 
 # Deeper nesting is nobody's arguments; Python's own parser gives up at about its recursion limit.
 MAX_DEPTH = 200
@@ -137,7 +137,7 @@ _BETWEEN_CALLS = re.compile(r"[\s,;]*")
 _HEAD_CHARACTERS = 512
 
 
-def reader(closing: tuple[str, ...], *, fences: bool = False) -> Callable[[Reading], Read[None]]:
+def reader(closing: tuple[str, ...], *, fences: bool = False) -> CallReader:
     """A reader of what follows an opening mark: calls or lists of calls until one of `closing`, or until something else
     comes. With `fences` they may stand in a Markdown code block."""
 
@@ -160,7 +160,7 @@ def reader(closing: tuple[str, ...], *, fences: bool = False) -> Callable[[Readi
                 break
             is_first = False
             source.commit()
-            yield from _skip_between(source)
+            yield from source.skip(_BETWEEN_CALLS)
         if fences:
             yield from source.take("```")
             yield from source.skip_space()
@@ -181,7 +181,7 @@ def read_unmarked(reply: Reading) -> Read[None]:
         yield from _object(reply, only_known=True)
         reply.source.commit()
         at = reply.source.at
-        yield from _skip_between(reply.source)
+        yield from reply.source.skip(_BETWEEN_CALLS)
         if (yield from reply.source.next_character()) != "{":
             if (yield from reply.source.next_character()):
                 reply.source.at = at
@@ -222,7 +222,7 @@ def _list(reply: Reading) -> Read[None]:
     source = reply.source
     source.at += 1
     while True:
-        yield from _skip_between(source)
+        yield from source.skip(_BETWEEN_CALLS)
         if (yield from source.take("]")):
             return
         if (yield from source.next_character()) != "{":
@@ -274,14 +274,115 @@ def _may_be_call(text: str, known: Mapping[str, Any]) -> bool:
     return False
 
 
-def _skip_between(source: Source) -> Read[None]:
-    while True:
-        found = _BETWEEN_CALLS.match(source.text, source.at)
-        assert found is not None
-        source.at = found.end()
-        if source.at < len(source.text) or not (yield from source.wait()):
-            return
-
-
 def _drop(text: str) -> None:
     """The rest of an object behind its arguments says nothing that is wanted."""
+
+
+MAX_NAME_CHARACTERS = 256
+_NAME = re.compile(r"(?=.*\w)[\w.:/-]+")
+
+_MISTRAL_NAME_END = MarkSet(("[ARGS]", "[CALL_ID]", "{"))
+_MISTRAL_ID_END = MarkSet(("[ARGS]",))
+_KIMI_NAME = re.compile(r"(?:functions\.)?(.*?)(?::\d+)?", re.DOTALL)
+_LINE_END = MarkSet(("\n", "{"))
+_TAG_END = MarkSet((">", "\n"))
+
+
+def read_arguments(reply: Reading, name: str) -> Read[None]:
+    """The object that comes next, as the arguments of a call to `name`. Raises MalformedError."""
+    source = reply.source
+    yield from source.skip_space()
+    if (yield from source.next_character()) != "{":
+        raise MalformedError
+    if reply.streams:
+        reply.start_call(name)
+        yield from stream_value(source, JsonScan(), reply.arguments)
+        return
+    arguments = parse_json((yield from read_value(source)))
+    if not isinstance(arguments, Mapping):
+        raise MalformedError
+    reply.call(name, arguments)
+    source.commit()
+
+
+def read_mistral(reply: Reading) -> Read[None]:
+    """What stands behind `[TOOL_CALLS]`: a JSON list, or since 2025 `get_weather[ARGS]{...}`, where some write
+    `[CALL_ID]` and an id in between, or no `[ARGS]`."""
+    yield from reply.source.skip_space()
+    if (yield from reply.source.next_character()) == "[":
+        yield from reader(())(reply)
+        return
+    name, mark = yield from reply.source.until(_MISTRAL_NAME_END, limit=MAX_NAME_CHARACTERS)
+    if mark == "{":
+        reply.source.at -= 1
+    elif mark == "[CALL_ID]":
+        yield from reply.source.until(_MISTRAL_ID_END, limit=MAX_NAME_CHARACTERS)
+    yield from read_arguments(reply, checked_name(name))
+
+
+def section_reader(
+    begin: str, name_end: str, end: str, closing: str, read_call: Callable[[Reading, str], Read[None]]
+) -> CallReader:
+    """A reader of a section of calls, each between `begin` and `end`, up to `closing`. `read_call` reads one from the
+    text before `name_end` on."""
+    name_ends = MarkSet((name_end, end))
+
+    def read(reply: Reading) -> Read[None]:
+        source = reply.source
+        while True:
+            yield from source.skip_space()
+            if (yield from source.take(begin)):
+                written, mark = yield from source.until(name_ends, limit=MAX_NAME_CHARACTERS)
+                if mark == end:
+                    raise MalformedError
+                yield from read_call(reply, written)
+                yield from source.skip_space()
+                yield from source.take(end)
+            elif (yield from source.take(closing)) or not (yield from source.next_character()):
+                return
+            else:
+                raise MalformedError
+            source.commit()
+
+    return read
+
+
+def read_kimi_call(reply: Reading, written: str) -> Read[None]:
+    """`functions.get_weather:0` is before the object."""
+    found = _KIMI_NAME.fullmatch(written.strip())
+    assert found is not None
+    yield from read_arguments(reply, checked_name(found.group(1)))
+
+
+def read_deepseek_call(reply: Reading, written: str) -> Read[None]:
+    """R1 and V3 write the kind, the name and a fenced block; V3.1 the name and the bare object."""
+    source = reply.source
+    is_fenced = written.strip() == "function"
+    if is_fenced:
+        written, mark = yield from source.until(_LINE_END, limit=MAX_NAME_CHARACTERS)
+        if mark == "{":
+            source.at -= 1
+        yield from source.skip_space()
+        yield from source.take_any(("```json", "```"))
+    yield from read_arguments(reply, checked_name(written))
+    if is_fenced:
+        yield from source.skip_space()
+        yield from source.take("```")
+
+
+def read_tagged(reply: Reading) -> Read[None]:
+    """Functionary 3.1: `get_weather>{...}</function>` behind `<function=`."""
+    name, mark = yield from reply.source.until(_TAG_END, limit=MAX_NAME_CHARACTERS)
+    if mark != ">":
+        raise MalformedError
+    yield from read_arguments(reply, checked_name(name))
+    yield from reply.source.skip_space()
+    yield from reply.source.take("</function>")
+
+
+def checked_name(text: str) -> str:
+    """The name in what stands at a name's place. Raises MalformedError when that is no name."""
+    name = text.strip()
+    if len(name) > MAX_NAME_CHARACTERS or not _NAME.fullmatch(name):
+        raise MalformedError
+    return name

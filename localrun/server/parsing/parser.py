@@ -18,15 +18,23 @@ from functools import cached_property
 from typing import Any
 
 from localrun.server.parsing.pieces import Piece, ReplyParser
-from localrun.server.parsing.reading import Reading
-from localrun.server.parsing.source import CutShortError, MalformedError, MarkSet, Read, Source, mark_set
+from localrun.server.parsing.source import (
+    CallReader,
+    CutShortError,
+    MalformedError,
+    MarkSet,
+    Read,
+    Reading,
+    Source,
+    mark_set,
+)
 from localrun.server.parsing.written import Written
 
 
 class StreamingParser:
     """See the module. `opened` is what the prompt already has of the reply: it is read first, and not the model's."""
 
-    def __init__(self, reply: Reading, read: Callable[[Reading], Read[None]], *, opened: str = "") -> None:
+    def __init__(self, reply: Reading, read: CallReader, *, opened: str = "") -> None:
         self._reply = reply
         self._run: Read[None] | None = read(reply)
         reply.source.put(opened)
@@ -50,9 +58,6 @@ class StreamingParser:
                 next(self._run)
             except StopIteration:
                 self._run = None
-
-
-CallReader = Callable[[Reading], Read[None]]
 
 
 # A longer control token is no tokenizer's, and patterns nest as deep as texts are long.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
@@ -81,14 +81,14 @@ class Call:
     def arguments_text(self) -> str:
         return "".join(self.arguments)
 
-    @property
-    def is_whole(self) -> bool:
-        """Whether the arguments came to their end."""
-        try:
-            json.loads(self.arguments_text or "{}")
-        except ValueError:
-            return False
-        return True
+
+def whole_arguments(text: str) -> dict[str, Any] | None:
+    """A call's arguments; None for one that the limit of the answer cut off: nobody can make it."""
+    try:
+        arguments = json.loads(text or "{}")
+    except ValueError:
+        return None
+    return arguments if isinstance(arguments, dict) else None
 
 
 @dataclass
@@ -146,7 +146,7 @@ class Reply:
         for piece in self.take(delta):
             self._keep(piece)
         calls = self.gathered.calls
-        if delta.finish is Finish.LENGTH and calls and not calls[-1].is_whole:
+        if delta.finish is Finish.LENGTH and calls and whole_arguments(calls[-1].arguments_text) is None:
             calls.pop()
 
     def _keep(self, piece: Piece) -> None:
@@ -168,3 +168,13 @@ def ended(delta: Delta) -> tuple[Finish, Usage]:
     if delta.usage is None:
         raise EngineFailed("the engine ended a request without saying what it used")
     return delta.finish, delta.usage
+
+
+def dump_json(value: Any) -> str:
+    """JSON as clients get it: nothing escaped that need not be, but half a surrogate pair, which no UTF-8 can carry."""
+    text = json.dumps(value, ensure_ascii=False)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return json.dumps(value)
+    return text

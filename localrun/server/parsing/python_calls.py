@@ -8,13 +8,12 @@ Pure. Does not: know the marks (`formats.py`).
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from localrun.server.parsing import json_calls
-from localrun.server.parsing.named_calls import checked_name
-from localrun.server.parsing.reading import Reading
-from localrun.server.parsing.source import CutShortError, MalformedError, Read
+from localrun.server.parsing.json_calls import checked_name
+from localrun.server.parsing.source import CallReader, CutShortError, MalformedError, Read, Reading
 
 _CLOSING = {"(": ")", "[": "]", "{": "}"}
 _JSON_WORDS = {"true": True, "false": False, "null": None}
@@ -24,9 +23,7 @@ MAX_CHARACTERS = 1_000_000
 _HEAD_CHARACTERS = 512
 
 
-def reader(
-    closing: tuple[str, ...], *, only_known: bool = False, on_lines: bool = False
-) -> Callable[[Reading], Read[None]]:
+def reader(closing: tuple[str, ...], *, only_known: bool = False, on_lines: bool = False) -> CallReader:
     """A reader of a list of calls, or of one call, or `on_lines` of any number, and then one of `closing`. `only_known`
     refuses, as early as it can be told, what is no call of a known tool."""
 

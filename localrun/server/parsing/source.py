@@ -1,18 +1,23 @@
-"""Text that is still arriving, for readers that are written as if it were all there, and the marks to find in it.
+"""A reply while it is read: text that is still arriving, the marks to find in it, and the pieces that are ready.
 
 A reader is a generator: it yields where it needs more text, and is resumed when there is more or when there is none to
 come. So the code of a format reads from top to bottom, and how the text was cut into parts cannot change what it finds.
 Invariant: what a reader takes depends on the text alone, never on where it was cut.
-Pure. Does not: know any format or what a mark means, or make pieces.
+Pure but for call ids, which are random. Does not: know any format or what a mark means.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Generator, Iterable, Sequence
+import uuid
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TypeVar
+from typing import Any, TypeVar
 
+import msgspec
+
+from localrun.server.parsing.pieces import CallArguments, CallStart, Content, Piece, Thinking, dump_json
 from localrun.server.templates.marks import LiteralTree, literal_tree, longest_of
 
 # White space in front of a mark belongs to it, up to so many characters; more of it cannot be waited for.
@@ -107,7 +112,6 @@ class Source:
         self.text = held
 
     def end(self) -> None:
-        """No more text will come."""
         self.is_ended = True
 
     def commit(self) -> None:
@@ -124,8 +128,12 @@ class Source:
         return True
 
     def skip_space(self) -> Read[None]:
+        return self.skip(_SPACE)
+
+    def skip(self, characters: re.Pattern[str]) -> Read[None]:
+        """Takes any number of characters that a pattern is for."""
         while True:
-            found = _SPACE.match(self.text, self.at)
+            found = characters.match(self.text, self.at)
             assert found is not None
             self.at = found.end()
             if self.at < len(self.text) or not (yield from self.wait()):
@@ -197,3 +205,95 @@ class Source:
                 emit(self.text)
                 self.at = len(self.text)
                 return None
+
+
+# A model that opens so many calls without writing one is not calling anything, and every try reads the text again.
+MAX_MALFORMED_CALLS = 64
+
+
+@dataclass(eq=False)
+class Reading:
+    """One reply being read: what came in, what is known of the tools, and the pieces that are ready.
+
+    `schemas` are the parameters of the tools that may be called, by name. More than `most_calls` are
+    left out: the client has said that it takes no more. A reply that `must_call` has no content of its own.
+    `is_silent` until there is more content than white space, and again after a call. `gap` is the white space round
+    calls that content stood before (`has_spoken`); it comes back if more content follows. While `only_known_before` is
+    a text, a call of no known tool is malformed, and one that has this text in it.
+    """
+
+    schemas: Mapping[str, Mapping[str, Any]]
+    streams: bool
+    most_calls: int | None = None
+    must_call: bool = False
+    source: Source = field(default_factory=Source)
+    is_cut: bool = False
+    n_calls: int = 0
+    n_contents: int = 0
+    is_silent: bool = True
+    has_spoken: bool = False
+    gap: str = ""
+    n_malformed: int = 0
+    only_known_before: str | None = None
+    _ready: list[Piece] = field(default_factory=list)
+
+    @property
+    def may_call(self) -> bool:
+        """Whether what opens a call is still looked at."""
+        return self.n_malformed < MAX_MALFORMED_CALLS
+
+    def content(self, text: str) -> None:
+        if text and not (self.is_cut and self.must_call):  # what the limit left of a call, or of its mark
+            text, self.gap = self.gap + text, ""
+            self.n_contents += 1
+            self.is_silent = self.is_silent and text.isspace()
+            self.has_spoken = self.has_spoken or not self.is_silent
+            self._add(Content(text))
+
+    def thinking(self, text: str) -> None:
+        if text:
+            self._add(Thinking(text))
+
+    def start_call(self, name: str) -> None:
+        """Arguments that follow are this call's."""
+        self._check(name)
+        self._ready.append(CallStart(self.n_calls, f"call_{uuid.uuid4().hex[:24]}", name))
+        self.n_calls += 1
+
+    def arguments(self, text: str) -> None:
+        if text:
+            self._add(CallArguments(self.n_calls - 1, text))
+
+    def _add(self, piece: Content | Thinking | CallArguments) -> None:
+        """As a part of the last piece, if that is of the same kind."""
+        if self._ready and isinstance(last := self._ready[-1], type(piece)):
+            self._ready[-1] = msgspec.structs.replace(piece, text=last.text + piece.text)
+        else:
+            self._ready.append(piece)
+
+    def call(self, name: str, arguments: Mapping[str, Any]) -> None:
+        self._check(name)
+        if self.most_calls is None or self.n_calls < self.most_calls:
+            self.start_call(name)
+            self.arguments(dump_json(arguments))
+
+    def _check(self, name: str) -> None:
+        if self.only_known_before is not None:
+            if name not in self.schemas or self.only_known_before in self.source.text[: self.source.at]:
+                raise MalformedError
+            self.only_known_before = None
+
+    def drop_cut_call(self) -> bool:
+        """Leaves out what was to be a call, if the limit cut it off. Whether it did."""
+        if self.is_cut:
+            self.source.at = len(self.source.text)
+            self.source.commit()
+        return self.is_cut
+
+    def take(self) -> list[Piece]:
+        ready, self._ready = self._ready, []
+        return ready
+
+
+# Reads what follows an opening mark.
+CallReader = Callable[[Reading], Read[None]]

@@ -1,15 +1,24 @@
 """How calls are written, as fixed texts round names and values: for the grammar of calls that must come, for calls of
-the past that a template does not know, and for an example of a call.
+the past that a template does not know, for an example of a call, and for reading those of a format that is known by
+these texts alone, because they were found in what a template writes.
 
-Pure. Does not: read (each format has its own readers), or know a format (`formats.py`).
+A reader takes the texts loosely: white space may be missing or come between their parts, a number stands for any
+number, and what stands in the place of a call's id for any id.
+
+Pure. Does not: know a format (`formats.py`), or find the texts (`prompting/probing.py`).
 """
 
 from __future__ import annotations
 
-import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
+
+from localrun.server.parsing.json_calls import MAX_NAME_CHARACTERS, checked_name, parse_json, read_arguments
+from localrun.server.parsing.pieces import dump_json
+from localrun.server.parsing.source import CallReader, MalformedError, MarkSet, Read, Reading, Source
+from localrun.server.parsing.xml_calls import typed
 
 NAME = "NAME"
 _T = TypeVar("_T", "Listed", "Written")
@@ -91,11 +100,161 @@ def _with_texts(made: _T, changed: Callable[[Any], Any]) -> _T:
     return replace(made, **{each.name: changed(getattr(made, each.name)) for each in fields(made)})
 
 
-def dump_json(value: Any) -> str:
-    """JSON as clients get it: nothing escaped that need not be, but half a surrogate pair, which no UTF-8 can carry."""
-    text = json.dumps(value, ensure_ascii=False)
+# Tags and control tokens, words and numbers, white space, and any other character.
+_PART = re.compile(r"<[^<>\s]{1,64}>|[^\W\d_]+|\d+|\s+|.", re.DOTALL)
+_ID_CHARACTERS = re.compile(r"[\w.:-]*")
+_DIGITS = re.compile(r"\d*")
+
+
+def parts_of(text: str) -> list[str]:
+    """What a text consists of, for comparing it with another."""
+    return _PART.findall(text)
+
+
+def loose_reader(written: Written, *, call_id: str) -> CallReader:
+    """A reader of what follows `written.opening`. `call_id` stands for any id in the fixed texts. Raises ValueError for
+    texts that do not tell where a name or a value ends."""
+    before, behind_name = written.before.split(NAME)
+    name_end = _end(behind_name)
+    listed = None if written.arguments is None else _Parameter(written.arguments)
+
+    def read_call(reply: Reading) -> Read[None]:
+        source = reply.source
+        yield from _take(source, before, call_id)
+        name, mark = yield from source.until(name_end, limit=MAX_NAME_CHARACTERS)
+        source.at -= len(mark)
+        name = checked_name(name)
+        yield from _take(source, behind_name, call_id)
+        if listed is None:
+            yield from read_arguments(reply, name)
+            yield from _take_what_comes(source, written.after, call_id)
+        else:
+            arguments = yield from listed.read_all(source, reply.schemas.get(name, {}), written.after, call_id)
+            yield from _take(source, written.after, call_id)
+            reply.call(name, arguments)
+
+    def read(reply: Reading) -> Read[None]:
+        source = reply.source
+        yield from _take(source, written.lead, call_id)
+        yield from read_call(reply)
+        source.commit()
+        while written.separator is not None and not (yield from _follows(source, written.closing, call_id)):
+            if not (yield from _follows(source, written.separator + before, call_id)):
+                break
+            yield from _take(source, written.separator, call_id)
+            yield from read_call(reply)
+            source.commit()
+        yield from _take_what_comes(source, written.closing, call_id)
+
+    return read
+
+
+class _Parameter:
+    """Reads arguments that stand one by one."""
+
+    def __init__(self, listed: Listed) -> None:
+        self._listed = listed
+        self._before, self._behind_key = listed.before.split(NAME)
+        behind_text = (listed.before_text or listed.before).split(NAME)[1]
+        self._behind_keys = {True: behind_text + (listed.quote or ""), False: self._behind_key}
+        self._key_end = _end(self._behind_key)
+        if listed.quote is None or not listed.after.strip():
+            raise ValueError("nothing tells where a value ends")
+
+    def read_all(self, source: Source, parameters: Mapping[str, Any], end: str, call_id: str) -> Read[dict[str, Any]]:
+        """The arguments up to `end`, which is not taken."""
+        found: dict[str, Any] = {}
+        while not (yield from _follows(source, end, call_id)):
+            yield from _take(source, (self._listed.separator if found else "") + self._before, call_id)
+            key, mark = yield from source.until(self._key_end, limit=MAX_NAME_CHARACTERS)
+            source.at -= len(mark)
+            key = key.strip()
+            is_text = yield from self._take_behind_key(source, call_id)
+            after = self._listed.after.replace(NAME, key)
+            if is_text and self._listed.quote:
+                value, _ = yield from source.until(MarkSet((self._listed.quote,)))
+                found[key] = value
+                yield from _take(source, after, call_id)
+                continue
+            value, _ = yield from source.until(MarkSet((after.strip(),)))
+            value = value.removesuffix(after[: len(after) - len(after.lstrip())])
+            if self._has_one_form:
+                found[key] = typed(value, key, parameters)
+            else:
+                found[key] = value if is_text else parse_json(value)
+        return found
+
+    @property
+    def _has_one_form(self) -> bool:
+        return self._behind_keys[True] == self._behind_keys[False] or bool(self._listed.quote)
+
+    def _take_behind_key(self, source: Source, call_id: str) -> Read[bool]:
+        """What stands between a key and its value. Whether the value is a text, by that."""
+        for is_text in (True, False):
+            if (yield from _try(source, self._behind_keys[is_text], call_id)):
+                return is_text
+        # Another kind of value than those that the texts were found with: what they have in common stands round it.
+        text, other = (parts_of(self._behind_keys[is_text]) for is_text in (True, False))
+        same = next((at for at, (one, two) in enumerate(zip(text, other, strict=False)) if one != two), 0)
+        end = "".join(other[same + 1 :])
+        if self._has_one_form or not end.strip():
+            raise MalformedError
+        yield from _take(source, "".join(other[:same]), call_id)
+        yield from source.until(_end(end), limit=MAX_NAME_CHARACTERS)
+        source.at -= len(next(iter(_end(end).marks)))
+        yield from _take(source, end, call_id)
+        return False
+
+
+def _end(text: str) -> MarkSet:
+    """What a name ends with that stands before `text`. Raises ValueError where nothing tells."""
+    first = next((part for part in parts_of(text) if not part.isspace()), "")
+    if first:
+        return MarkSet((first,))
+    if not text:
+        raise ValueError("nothing tells where a name ends")
+    return MarkSet((text[0], "<"))
+
+
+def _take(source: Source, text: str, call_id: str) -> Read[None]:
+    """Takes a fixed text, loosely. Raises MalformedError where it does not come."""
+    parts = parts_of(text.replace(call_id, "\0"))
+    while parts:
+        part = parts.pop(0)
+        if part.isspace():
+            if not parts:  # what follows is a value, whose own white space stays
+                yield from source.take(part)
+            continue
+        yield from source.skip_space()
+        if part == "\0":
+            yield from source.skip(_ID_CHARACTERS)
+        elif part.isdigit():
+            yield from source.skip(_DIGITS)
+        elif not (yield from source.take(part)):
+            raise MalformedError
+
+
+def _try(source: Source, text: str, call_id: str) -> Read[bool]:
+    """Takes a fixed text if it comes, and nothing otherwise."""
+    at = source.at
     try:
-        text.encode()
-    except UnicodeEncodeError:
-        return json.dumps(value)
-    return text
+        yield from _take(source, text, call_id)
+    except MalformedError:
+        source.at = at
+        return False
+    return True
+
+
+def _take_what_comes(source: Source, text: str, call_id: str) -> Read[None]:
+    """Takes as much of a fixed text as is there: its end may be what ends the reply, which is no text."""
+    for part in parts_of(text):
+        if not (yield from _try(source, part, call_id)):
+            break
+
+
+def _follows(source: Source, text: str, call_id: str) -> Read[bool]:
+    """Whether a fixed text comes next; takes nothing."""
+    at = source.at
+    comes = bool(text.strip()) and (yield from _try(source, text.rstrip(), call_id))
+    source.at = at
+    return comes

@@ -10,16 +10,14 @@ wanted stays a text, for the tool to refuse.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from localrun.server.parsing import json_calls
-from localrun.server.parsing.json_calls import parse_json
-from localrun.server.parsing.named_calls import MAX_NAME_CHARACTERS, checked_name, read_arguments
-from localrun.server.parsing.reading import Reading
-from localrun.server.parsing.source import MalformedError, MarkSet, Read
+from localrun.server.parsing.json_calls import MAX_NAME_CHARACTERS, checked_name, parse_json, read_arguments
+from localrun.server.parsing.source import CallReader, MalformedError, MarkSet, Read, Reading
 
 _PYTHON_WORDS = {"True": True, "False": False, "None": None}
 _WORDS = {"true": True, "false": False, "null": None, "none": None}
@@ -123,7 +121,7 @@ _NAME_END = MarkSet((">", "\n"))
 _ATTRIBUTE = re.compile(r'^"?([^"\s]+)"?(?:\s+string\s*=\s*"(true|false)")?\s*"?$')
 
 
-def reader(tags: Tags) -> Callable[[Reading], Read[None]]:
+def reader(tags: Tags) -> CallReader:
     """A reader of what follows the opening mark: calls until one of `tags.closing`, or until something else comes."""
 
     def read(reply: Reading) -> Read[None]:
@@ -143,7 +141,7 @@ def reader(tags: Tags) -> Callable[[Reading], Read[None]]:
     return read
 
 
-def read_one(tags: Tags) -> Callable[[Reading], Read[None]]:
+def read_one(tags: Tags) -> CallReader:
     """A reader for when the opening mark is itself the beginning of a call's tag."""
 
     def read(reply: Reading) -> Read[None]:

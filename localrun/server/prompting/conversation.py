@@ -19,7 +19,8 @@ from typing import Any
 from localrun.models.storage.model import Model
 from localrun.server.parsing import formats
 from localrun.server.parsing.parser import CallFormat
-from localrun.server.parsing.written import NAME, Written, dump_json
+from localrun.server.parsing.pieces import dump_json
+from localrun.server.parsing.written import NAME, Written
 from localrun.server.prompting.ask import Message, UnreadArguments, arguments_of
 from localrun.server.prompting.profile import Profile
 

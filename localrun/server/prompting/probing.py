@@ -15,11 +15,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from localrun.server.parsing import written_calls
 from localrun.server.parsing.parser import CallFormat, ParserPlan, ThinkingTags
 from localrun.server.parsing.pieces import Call, Reply
-from localrun.server.parsing.written import NAME, Listed, Written
-from localrun.server.parsing.written_calls import parts_of
+from localrun.server.parsing.written import NAME, Listed, Written, loose_reader, parts_of
 from localrun.server.prompting.ask import Message, Tool, assistant, called
 from localrun.server.prompting.profile import Profile
 from localrun.wire import Delta, Finish, Phase
@@ -240,7 +238,7 @@ def _with_numbers(listed: Listed, middle: list[str], after: list[str], numbers: 
 def _checked(written: Written, reply: list[str]) -> CallFormat | None:
     """The format, if it reads what the template wrote, and what it would itself write."""
     try:
-        read = written_calls.reader(written, call_id=_IDS[0])
+        read = loose_reader(written, call_id=_IDS[0])
     except ValueError:
         return None
     found = CallFormat("found", written, {written.opening: read})

@@ -24,9 +24,17 @@ from typing import Any
 
 from localrun.errors import BadRequest
 from localrun.server import notices
-from localrun.server.structured import formats, rewriting
-from localrun.server.structured.alternatives import TYPES, close_objects, without_one_of
-from localrun.server.structured.references import NAMED_SCHEMAS, check_refs, find, inline_refs, missing_targets
+from localrun.server.structured import rewriting
+from localrun.server.structured.whole import (
+    NAMED_SCHEMAS,
+    TYPES,
+    check_refs,
+    close_objects,
+    find,
+    inline_refs,
+    missing_targets,
+    without_one_of,
+)
 from localrun.wire import STRICT_COMMENT
 
 MAX_DEPTH = 64
@@ -86,7 +94,7 @@ def checked(schema: Any, *, field: str, strict: bool = False) -> dict[str, Any]:
     if not isinstance(schema, dict):
         raise BadRequest(f"{field} must be a JSON schema, which is an object", field=field)
     walk = _Walk(schema, field, strict=strict)
-    root = walk.schema(schema, field, depth=0)
+    root: dict[str, Any] = walk.schema(schema, field, depth=0)
     # What references lead to may be written in words that are not kept, `oneOf` among them.
     for _ in range(2):
         for name, target in missing_targets(schema, root):
@@ -95,8 +103,8 @@ def checked(schema: Any, *, field: str, strict: bool = False) -> dict[str, Any]:
         for alternatives in without_one_of(root):
             walk.leave_out(f"oneOf {alternatives}", "one value may match several of these; it is taken as anyOf")
     inline_refs(root)
-    closed: dict[str, Any] = close_objects(root)
-    return closed
+    close_objects(root)
+    return root
 
 
 class _Walk:
@@ -259,9 +267,9 @@ def _why_not(keyword: str, value: Any, schema: dict[str, Any]) -> str | None:
     """Why a keyword of `schema` is not enforced: "" if it holds nothing there, None if it is enforced, or if its value
     is none."""
     match keyword:
-        case "format" if _is_text(value) and value not in formats.ENFORCED:
-            known = f"the formats that can be enforced are {', '.join(formats.ENFORCED)}"
-            return "" if value in formats.ANNOTATIONS else known
+        case "format" if _is_text(value) and value not in rewriting.ENFORCED_FORMATS:
+            known = f"the formats that can be enforced are {', '.join(rewriting.ENFORCED_FORMATS)}"
+            return "" if value in rewriting.FORMATS_WITHOUT_MEANING else known
         case "pattern" if _is_text(value) and not _is_pattern(value):
             return _PATTERN
         case "patternProperties" if isinstance(value, dict) and not all(map(_is_pattern, value)):

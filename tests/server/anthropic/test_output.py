@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from localrun.server.anthropic.output import Output, signature
+from localrun.server.anthropic.messages import Output, signature
 from localrun.server.parsing.pieces import CallArguments, CallStart, Content, Piece, Thinking
 
 PIECES: list[Piece] = [

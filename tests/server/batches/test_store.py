@@ -39,7 +39,7 @@ def test_of_two_results_of_a_line_the_first_one_stays_and_is_counted_once(store:
     assert [line.place for line in store.pending(batch.seq, 0, 10)] == [2, 3]
     store.begin_end(batch.seq, Ending.EXPIRED, 3.0)
     batch = store.begin_end(batch.seq, Ending.EXPIRED, 4.0)  # after a crash
-    assert (batch.n_expired, batch.n_done, batch.finalizing_at) == (2, 3, 3.0)
+    assert (batch.n_expired, batch.n_succeeded, batch.finalizing_at) == (2, 1, 3.0)
     store.record(batch.seq, 2, Kind.SUCCEEDED, b"too late", Usage())
     found = list(read_results(tmp_path / "batches.db", batch.seq))
     assert [(one.line, one.kind, one.body) for one in found] == [

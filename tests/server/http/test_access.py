@@ -28,7 +28,7 @@ from localrun.config import Settings
 from localrun.errors import InvalidKey
 from localrun.models import builtin
 from localrun.server.http.access import FAILURES, MAX_ADDRESSES, Access, Caller, Right, Throttle
-from localrun.server.openapi.routes import OPERATIONS
+from localrun.server.openapi.operations import OPERATIONS
 from localrun.wire import Lane
 from tests.daemon import Daemon, running_daemon
 

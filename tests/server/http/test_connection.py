@@ -20,7 +20,7 @@ from localrun.config import ConfigError
 from localrun.errors import PortBusy
 from localrun.server.http import connection
 from localrun.server.http.connection import MAX_HEAD_BYTES, MAX_HEADER_FIELDS, BoundedConnection, bind, listen, url_of
-from localrun.server.openapi.routes import find
+from localrun.server.openapi.operations import find
 
 DEADLINE_S = 0.3
 # How long a test waits for what must happen; far beyond the deadline, for a machine that does other things too.

@@ -18,7 +18,7 @@ from localrun.server.http import failures
 from localrun.server.http.access import Caller
 from localrun.server.http.exchange import id_header
 from localrun.server.http.limits import MAX_BODIES, MAX_UPLOADS, Limits
-from localrun.server.openapi.routes import find
+from localrun.server.openapi.operations import find
 from tests.server.waiting import until
 
 JSON = [("content-type", "application/json")]

@@ -13,7 +13,7 @@ from starlette.applications import Starlette
 
 from localrun.server.engines import machine
 from localrun.server.native import models as fit
-from localrun.server.openapi.routes import routes
+from localrun.server.openapi.operations import routes
 from localrun.server.runtime import Runtime
 
 

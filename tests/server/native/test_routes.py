@@ -19,7 +19,7 @@ from starlette.applications import Starlette
 from localrun import __version__
 from localrun.server.jobs.job import JobRequest
 from localrun.server.native import routes as native
-from localrun.server.openapi.routes import routes
+from localrun.server.openapi.operations import routes
 from localrun.server.runtime import Runtime
 from localrun.snapshot import CacheReport, LogLine, RequestState, Snapshot
 

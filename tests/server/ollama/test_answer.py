@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from datetime import UTC, datetime
 
-from localrun.server.ollama import answer
-from localrun.server.ollama.answer import Kind, Lines, Parts, Said, joined
+from localrun.server.ollama import chat
+from localrun.server.ollama.chat import Lines, Parts, Said, joined
 from localrun.server.parsing.pieces import CallArguments, CallStart, Content, Piece, Thinking
 from localrun.wire import ChosenLogprob, TokenLogprob, Usage
 
@@ -15,7 +15,7 @@ USAGE = Usage(n_prompt=10, n_cached=4, n_output=3, queued_s=0.5, prefill_s=0.25,
 
 def test_a_chat_line() -> None:
     before = datetime.now(UTC).replace(microsecond=0)
-    line = Lines('a"b', Kind.CHAT).text('say "é"\n\u2028\x00')
+    line = Lines('a"b', is_chat=True).text('say "é"\n\u2028\x00')
     assert line.endswith(b"\n")
     assert line.count(b"\n") == 1
     parsed = json.loads(line)
@@ -29,7 +29,7 @@ def test_a_chat_line() -> None:
 
 
 def test_a_generate_line() -> None:
-    parsed = json.loads(Lines("m", Kind.GENERATE).text("hi"))
+    parsed = json.loads(Lines("m", is_chat=False).text("hi"))
     assert (parsed["response"], parsed["done"]) == ("hi", False)
     assert "message" not in parsed
 
@@ -40,16 +40,16 @@ def test_thinking_and_calls_are_in_a_chat_s_message_and_beside_a_response() -> N
         (Said(thinking="hm"), {"thinking": "hm"}),
         (Said(tool_calls=(call,)), {"tool_calls": [call]}),
     ):
-        chat = json.loads(Lines("m", Kind.CHAT).part(said))
+        chat = json.loads(Lines("m", is_chat=True).part(said))
         assert chat["message"] == {"role": "assistant", "content": ""} | expected
-        generate = json.loads(Lines("m", Kind.GENERATE).part(said))
+        generate = json.loads(Lines("m", is_chat=False).part(said))
         assert {key: generate[key] for key in ("response", *expected)} == {"response": ""} | expected
         assert (chat["done"], generate["done"]) == (False, False)
 
 
 def test_the_last_line() -> None:
-    metrics = answer.figures(USAGE, load_s=2, total_s=3)
-    parsed = json.loads(Lines("m", Kind.CHAT).end("stop", metrics))
+    metrics = chat.figures(USAGE, load_s=2, total_s=3)
+    parsed = json.loads(Lines("m", is_chat=True).end("stop", metrics))
     assert parsed["message"] == {"role": "assistant", "content": ""}
     assert (parsed["done"], parsed["done_reason"]) == (True, "stop")
     assert parsed["total_duration"] == 3_000_000_000
@@ -65,7 +65,7 @@ def test_the_last_line() -> None:
 def test_no_duration_that_clients_divide_by_is_zero() -> None:
     """One token has no time between tokens; llm and others compute count / duration."""
     one = Usage(n_prompt=1, n_cached=1, n_output=1, queued_s=0, prefill_s=0, decode_s=0)
-    metrics = answer.figures(one, load_s=0, total_s=0)
+    metrics = chat.figures(one, load_s=0, total_s=0)
     assert metrics["eval_duration"] > 0
     assert metrics["prompt_eval_duration"] > 0
     assert all(isinstance(value, int) for value in metrics.values())
@@ -73,14 +73,14 @@ def test_no_duration_that_clients_divide_by_is_zero() -> None:
 
 def test_logprobs_carry_bytes() -> None:
     chosen = ChosenLogprob(7, b"\xc3", -0.5, (TokenLogprob(7, b"\xc3", -0.5), TokenLogprob(8, b"a", -1.0)))
-    entry = json.loads(Lines("m", Kind.GENERATE).text("", [chosen]))["logprobs"][0]
+    entry = json.loads(Lines("m", is_chat=False).text("", [chosen]))["logprobs"][0]
     assert (entry["token"], entry["logprob"], entry["bytes"]) == ("\ufffd", -0.5, [195])
     assert entry["top_logprobs"][1] == {"token": "a", "logprob": -1.0, "bytes": [97]}
 
 
 def test_the_time_is_utc_with_nanoseconds() -> None:
-    assert answer.rfc3339(1_700_000_000_000_000_007) == b"2023-11-14T22:13:20.000000007Z"
-    assert answer.rfc3339_now() <= answer.rfc3339_now()
+    assert chat.rfc3339(1_700_000_000_000_000_007) == b"2023-11-14T22:13:20.000000007Z"
+    assert chat.rfc3339_now() <= chat.rfc3339_now()
 
 
 LOOK = {"id": "c0", "function": {"index": 0, "name": "look", "arguments": {"city": "Paris"}}}

@@ -24,7 +24,7 @@ from localrun.config import in_short
 from localrun.models.gguf.reader import read_header
 from localrun.server.http.exchange import PIECE_BYTES
 from localrun.server.ollama.store import RESERVE_BYTES, _exact
-from localrun.server.openapi.routes import routes
+from localrun.server.openapi.operations import routes
 from tests.daemon import Daemon, running_daemon
 from tests.lora_file import write_lora
 from tests.models.handmade import VALID

@@ -128,7 +128,7 @@ def test_thinking_is_no_content() -> None:
         {"reasoning_content": "why", "reasoning": "why"},
         {"content": "so"},
     ]
-    assert chunks.n_thinking(0) == 1
+    assert chunks.n_thinking == 1
 
 
 def test_no_chunk_but_the_last_has_usage() -> None:

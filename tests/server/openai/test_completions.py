@@ -96,7 +96,7 @@ def event(data: bytes) -> dict[str, Any]:
 
 
 def completions(*echoes: str, shows_logprobs: bool = True) -> CompletionChunks:
-    return CompletionChunks(request_id="1", model="m", echoes=echoes, shows_logprobs=shows_logprobs)
+    return CompletionChunks(request_id="1", model="m", n_choices=8, echoes=echoes, shows_logprobs=shows_logprobs)
 
 
 def test_a_stream() -> None:

@@ -19,7 +19,7 @@ from localrun.server.http import fields
 from localrun.server.http.limits import _EXPOSED_HEADERS, MAX_TEXT_BYTES
 from localrun.server.http.operation import JSON, Operation
 from localrun.server.openapi.document import INNER, notes
-from localrun.server.openapi.routes import OPERATIONS, document, find
+from localrun.server.openapi.operations import OPERATIONS, document, find
 from localrun.server.runtime import Runtime
 
 
@@ -134,6 +134,6 @@ def test_keys_may_be_sent_in_both_ways_or_not_at_all():
 
 def test_a_process_that_knows_the_types_ends_well():
     """Freeing them is left to msgspec, which crashes in a part of all processes with some."""
-    program = "from localrun.server.openapi.routes import document; document()"
+    program = "from localrun.server.openapi.operations import document; document()"
     for _ in range(10):
         assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

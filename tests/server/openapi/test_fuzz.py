@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from localrun.server.openapi.routes import document
+from localrun.server.openapi.operations import document
 from tests.daemon import Daemon
 from tests.depth import DEPTH
 from tests.server.openapi.narrowed import finite, narrowed

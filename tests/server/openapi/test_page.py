@@ -12,9 +12,9 @@ import pytest
 import localrun
 from localrun.errors import NotFound
 from localrun.server.openapi import page
+from localrun.server.openapi.operations import OPERATIONS, document, reference
 from localrun.server.openapi.page import pages, rendered
 from localrun.server.openapi.refusals import REFUSALS
-from localrun.server.openapi.routes import OPERATIONS, document, reference
 
 TABLES = Path(__file__).parents[3] / "localrun" / "server" / "README.md"
 _TAG = re.compile(r"<[^>]+>")

@@ -10,8 +10,8 @@ import jsonschema
 import pytest
 
 from localrun.server.http.operation import NDJSON, Operation
+from localrun.server.openapi.operations import OPERATIONS, document
 from localrun.server.openapi.refusals import REFUSALS
-from localrun.server.openapi.routes import OPERATIONS, document
 from tests.daemon import Daemon
 
 # The examples name models that a reader is to replace.

@@ -8,7 +8,7 @@ from localrun.server.parsing import formats
 from localrun.server.parsing.json_calls import MAX_DEPTH
 from localrun.server.parsing.parser import ParserPlan, ThinkingTags
 from localrun.server.parsing.pieces import CallArguments, CallStart, Content, Thinking
-from localrun.server.parsing.reading import MAX_MALFORMED_CALLS
+from localrun.server.parsing.source import MAX_MALFORMED_CALLS
 from tests.server.parsing.golden import BRACKETS, COHERE, GEMMA_CHANNEL, SCHEMAS, THINK
 from tests.server.parsing.reading_aloud import meaning, read
 

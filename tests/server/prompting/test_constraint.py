@@ -17,7 +17,7 @@ from localrun.server.parsing.parser import CallFormat, ParserPlan
 from localrun.server.parsing.written import Written
 from localrun.server.prompting import constraint
 from localrun.server.prompting.ask import Tool
-from localrun.server.structured.grammars import MAX_GRAMMAR_BYTES
+from localrun.server.structured import MAX_GRAMMAR_BYTES
 from localrun.wire import Grammar, GrammarKind
 from tests.says import says
 from tests.server.parsing.golden import SCHEMAS, THINK, Call

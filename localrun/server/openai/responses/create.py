@@ -3,41 +3,142 @@ took.
 
 A response is one answer to a conversation of items: those of the response it goes on with, then those of `input`.
 When it ends well, or at its limit, it is kept before its end is sent, so that who goes on at once finds it.
-Does not: build the output items (`output.py`).
+What only OpenAI's service can do (background runs, stored prompts, conversations as objects) is refused with the
+field's name.
+Does not: read the input items or the tools (`items.py`), or build the output items (`output.py`).
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
+from msgspec import Meta
 
-from localrun.errors import LocalrunError, QueueFull
+from localrun.errors import LocalrunError, QueueFull, bad_field
 from localrun.server import notices, streaming
+from localrun.server.http import fields
 from localrun.server.http.exchange import Exchange, apart
 from localrun.server.http.failures import Headers
 from localrun.server.jobs.job import Job
-from localrun.server.openai.answer import Fields, encode, headers_of, naming
-from localrun.server.openai.bodies import JsonSchema
-from localrun.server.openai.chat import InputTokens, think_of
-from localrun.server.openai.responses import items as response_items
-from localrun.server.openai.responses.body import ResponsesBody
-from localrun.server.openai.responses.items import Item
+from localrun.server.openai.answer import Fields, Running, encode, headers_of, naming
+from localrun.server.openai.bodies import JsonSchema, LimitFields, ResponseFormat, grammar_of_format
+from localrun.server.openai.chat import ChatReasoning, Effort, InputTokens, think_of
+from localrun.server.openai.responses.items import (
+    Item,
+    Offered,
+    items_of,
+    left_out,
+    messages_of,
+    offered,
+    tools_in,
+)
 from localrun.server.openai.responses.kept import KeptResponses
 from localrun.server.openai.responses.output import Events, Output
-from localrun.server.openai.responses.tools import Client, Offered, offered
-from localrun.server.openai.running import Running
 from localrun.server.parsing.pieces import Reply, ended
-from localrun.server.prompting import conversation as beginning
-from localrun.server.prompting.ask import Attachments, ChatRequest, choose_tools
+from localrun.server.prompting.ask import MAX_MESSAGES, MAX_TOOLS, Attachments, ChatRequest, Choice, choose_tools
+from localrun.server.prompting.conversation import begun
 from localrun.server.prompting.fitting import Fitted, fit_chat
 from localrun.server.prompting.prepare import thinks_by_default
 from localrun.server.routing import RoutingInput
 from localrun.server.runtime import Runtime
-from localrun.wire import Delta, Finish, Sampling, Usage
+from localrun.wire import Delta, Finish, Grammar, Sampling, Usage
+
+LOGPROBS = "message.output_text.logprobs"
+
+_Metadata = Annotated[
+    dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]], Meta(max_length=16)
+]
+
+
+class TextFormat(msgspec.Struct, frozen=True, kw_only=True):
+    """`text.format`."""
+
+    type: str = "text"
+    name: str | None = None
+    description: str | None = None
+    schema: Any = msgspec.UNSET
+    strict: bool | None = None
+
+
+class TextConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """`text`."""
+
+    format: TextFormat | None = None
+
+
+class Reasoning(ChatReasoning, frozen=True, kw_only=True):
+    """With `summary`, the thinking comes as the summary, which is what many clients show."""
+
+    summary: Literal["auto", "concise", "detailed"] | None = None
+    generate_summary: Literal["auto", "concise", "detailed"] | None = None
+
+
+class ResponsesBody(LimitFields, frozen=True, kw_only=True):
+    """POST /v1/responses. What has another name in chats is taken by that name as well."""
+
+    model: fields.ModelName = ""
+    input: str | Annotated[list[dict[str, Any]], Meta(max_length=MAX_MESSAGES)]
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    store: bool | None = None
+    stream: bool | None = None
+    return_progress: bool | None = None
+    timings_per_token: bool | None = None
+    tools: Annotated[list[dict[str, Any]], Meta(max_length=MAX_TOOLS)] | None = None
+    tool_choice: Choice | None = None
+    parallel_tool_calls: bool | None = None
+    text: TextConfig | None = None
+    reasoning: Reasoning | None = None
+    reasoning_effort: Effort | None = None
+    include: list[str] | None = None
+    top_logprobs: fields.TopLogprobs | None = None
+    metadata: _Metadata | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    background: bool | None = None
+    conversation: Any = None
+    prompt: Any = None
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether `previous_response_id` can name it later. It can unless the client says otherwise."""
+        return self.store is not False
+
+    @property
+    def wants_logprobs(self) -> bool:
+        return LOGPROBS in (self.include or ()) or bool(self.top_logprobs)
+
+    @property
+    def summarizes(self) -> bool:
+        """Whether thinking is to be sent as the summary of the reasoning."""
+        return self.reasoning is not None and bool(self.reasoning.summary or self.reasoning.generate_summary)
+
+    @property
+    def effort(self) -> str | None:
+        return (self.reasoning and self.reasoning.effort) or self.reasoning_effort
+
+    def check_supported(self) -> None:
+        """Raises BadRequest for what this build does not do."""
+        if self.background:
+            raise bad_field("background", "not supported; leave it out, and stream to see progress")
+        if self.conversation is not None:
+            raise bad_field("conversation", "not supported; use previous_response_id, or send the items as input")
+        if self.prompt is not None:
+            raise bad_field("prompt", "stored prompts are not supported; send input and instructions")
+
+    def answer_grammar(self) -> Grammar | None:
+        """Of `text.format`, and as in chats; None for free text. Raises BadRequest for what a grammar cannot hold an
+        answer to."""
+        asked = self.text.format if self.text is not None else None
+        if asked is None or asked.type == "text":
+            return super().answer_grammar()
+        described = JsonSchema(name=asked.name, schema=asked.schema, strict=asked.strict)
+        wanted = ResponseFormat(type=asked.type, json_schema=described)
+        return grammar_of_format(wanted, path=("text.format", "schema"))
 
 
 class TokenUsage(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,7 +216,6 @@ def ended_response(response: Fields, output: Sequence[Fields], finish: Finish, u
 
 
 def failed_response(response: Fields, output: Sequence[Fields], error: LocalrunError) -> Fields:
-    """The object of a response that broke off."""
     code = "rate_limit_exceeded" if isinstance(error, QueueFull) else "server_error"
     return response | {
         "status": "failed",
@@ -159,15 +259,15 @@ class _Asked(NamedTuple):
 
 
 def _asked(body: ResponsesBody, before: Sequence[Item], find: Callable[[str], Item | None]) -> _Asked:
-    sent = response_items.items_of(body.input, find)
+    sent = items_of(body.input, find)
     # Checked as what was sent, so that an error names the item of this body.
-    response_items.messages_of(None, sent, Attachments())
+    messages_of(None, sent, Attachments())
     conversation = [*before, *sent]
-    found = offered([*(body.tools or ()), *response_items.tools_in(conversation)])
+    found = offered([*(body.tools or ()), *tools_in(conversation)])
     tools, choice = choose_tools(found.choice(body.tool_choice), found.tools)
     media = Attachments()
     ask = ChatRequest(
-        messages=response_items.messages_of(body.instructions, conversation, media),
+        messages=messages_of(body.instructions, conversation, media),
         tools=tools,
         tool_choice=choice,
         parallel_calls=body.parallel_tool_calls is not False,
@@ -176,7 +276,7 @@ def _asked(body: ResponsesBody, before: Sequence[Item], find: Callable[[str], It
         passed_over="reasoning.effort",
         media=media.all(),
     )
-    notices.note(*found.left_out, *response_items.left_out(sent))
+    notices.note(*found.left_out, *left_out(sent))
     return _Asked(conversation, found, ask)
 
 
@@ -191,8 +291,7 @@ async def _read_body(runtime: Runtime, exchange: Exchange) -> tuple[ResponsesBod
 
 
 async def _fitted(runtime: Runtime, job: Job, body: ResponsesBody, ask: ChatRequest) -> Fitted:
-    messages = beginning.begun(job.model, ask.messages)
-    whole = thinks_by_default(job, msgspec.structs.replace(ask, messages=messages))
+    whole = thinks_by_default(job, msgspec.structs.replace(ask, messages=begun(job.model, ask.messages)))
     n_predict, may_cut = body.max_output or -1, body.truncation == "auto"
     with naming("input"):
         return await fit_chat(runtime, job, whole, n_predict=n_predict, n_keep=-1, may_cut=may_cut)
@@ -223,16 +322,16 @@ async def create(runtime: Runtime, exchange: Exchange) -> None:
             n_probs=body.top_logprobs or 0,
         )
         await fitted.submit(job, plan)
-        begun = begun_response("resp_" + streaming.answer_id([job]), body, plan.sampling, found.written)
+        events = Events()
         run = _Run(
             exchange,
             job,
             Reply(prepared.new_parser()),
-            begun,
-            summarizes=body.summarizes,
+            begun_response("resp_" + streaming.answer_id([job]), body, plan.sampling, found.written),
+            events,
+            Output(events, found.clients, summarizes=body.summarizes),
             kept=runtime.responses if body.is_kept else None,
             conversation=conversation,
-            clients=found.clients,
             headers=[*headers_of([job]), *fitted.headers],
         )
         with naming("input"):
@@ -241,47 +340,35 @@ async def create(runtime: Runtime, exchange: Exchange) -> None:
             await run.send(stream=bool(body.stream), writer=writer)
 
 
+@dataclass
 class _Run:
     """One response that runs; it is kept in `kept`, where there is one, before its end is sent."""
 
-    def __init__(
-        self,
-        exchange: Exchange,
-        job: Job,
-        reply: Reply,
-        response: Fields,
-        *,
-        summarizes: bool,
-        kept: KeptResponses | None,
-        conversation: list[Item],
-        clients: Mapping[str, Client],
-        headers: Headers,
-    ) -> None:
-        self._exchange = exchange
-        self._job = job
-        self._reply = reply
-        self._response = response
-        self._events = Events()
-        self._output = Output(self._events, clients, summarizes=summarizes)
-        self._headers = headers
-        self._kept = kept
-        self._conversation = conversation
+    exchange: Exchange
+    job: Job
+    reply: Reply
+    response: Fields
+    events: Events
+    output: Output
+    kept: KeptResponses | None
+    conversation: list[Item]
+    headers: Headers
 
     async def send(self, *, stream: bool, writer: streaming.Writer) -> None:
         """Sends all of it. Raises what the job's iteration raises, unless a stream has begun: then its last event says
         it."""
         if not stream:
-            async for delta in self._job:
+            async for delta in self.job:
                 self.take(0, delta)
-            await self._exchange.answer(encode(self._response), headers=self._headers)
+            await self.exchange.answer(encode(self.response), headers=self.headers)
             return
         try:
-            await streaming.stream(self._exchange, [self._job], writer, self._headers)
+            await streaming.stream(self.exchange, [self.job], writer, self.headers)
         except LocalrunError as error:
-            if not self._exchange.started:
+            if not self.exchange.started:
                 raise
-            self._response = failed_response(self._response, self._output.items, self._exchange.redacted(error))
-            await self._exchange.close_stream(self.end())
+            self.response = failed_response(self.response, self.output.items, self.exchange.redacted(error))
+            await self.exchange.close_stream(self.end())
 
     # --- as the writer of a stream -------------------------------------------------------------------------------
 
@@ -289,51 +376,43 @@ class _Run:
         return self._event("response.created") + self._event("response.in_progress")
 
     def take(self, _: int, delta: Delta) -> bytes:
-        """With the final delta the response has ended."""
-        told = self._output.take(self._reply.take(delta), delta.logprobs)
+        told = self.output.take(self.reply.take(delta), delta.logprobs)
         if delta.finish is None:
             return told
         finish, usage = ended(delta)
-        told += self._output.finish(status="incomplete" if finish is Finish.LENGTH else "completed")
-        if self._reply.has_calls:
-            self._job.record.called()
-        counts = _usage(usage, self._reply.n_thinking)
-        self._response = ended_response(self._response, self._output.items, finish, counts)
-        if self._kept is not None:
-            self._kept.add(self._response, self._conversation, self._exchange.caller.namespace)
+        told += self.output.finish(status="incomplete" if finish is Finish.LENGTH else "completed")
+        if self.reply.has_calls:
+            self.job.record.called()
+        counts = _usage(usage, self.reply.n_thinking)
+        self.response = ended_response(self.response, self.output.items, finish, counts)
+        if self.kept is not None:
+            self.kept.add(self.response, self.conversation, self.exchange.caller.namespace)
         return told
 
     def end(self) -> bytes:
         """How it ended, also when it broke off."""
-        return self._event(f"response.{self._response['status']}")
+        return self._event(f"response.{self.response['status']}")
 
     def going_on(self, _: int, fields: Fields) -> bytes:
         """An event that says that it runs, with more fields."""
-        return self._events.event("response.in_progress", {"response": self._response} | fields)
+        return self.events.event("response.in_progress", {"response": self.response} | fields)
 
     def _event(self, kind: str) -> bytes:
-        return self._events.event(kind, {"response": self._response})
+        return self.events.event(kind, {"response": self.response})
 
 
 async def read(runtime: Runtime, exchange: Exchange) -> None:
-    await exchange.answer(encode(runtime.responses.get(_id(exchange), exchange.caller.namespace).response))
+    await exchange.answer(encode(runtime.responses.get(exchange.path_id, exchange.caller.namespace).response))
 
 
 async def delete(runtime: Runtime, exchange: Exchange) -> None:
-    response_id = _id(exchange)
-    runtime.responses.delete(response_id, exchange.caller.namespace)
-    await exchange.answer(encode(ResponseDeleted(id=response_id, object="response", deleted=True)))
+    runtime.responses.delete(exchange.path_id, exchange.caller.namespace)
+    await exchange.answer(encode(ResponseDeleted(id=exchange.path_id, object="response", deleted=True)))
 
 
 async def input_items(runtime: Runtime, exchange: Exchange) -> None:
     """The newest first, as OpenAI lists them; all of them."""
-    items = list(reversed(runtime.responses.get(_id(exchange), exchange.caller.namespace).input))
+    items = list(reversed(runtime.responses.get(exchange.path_id, exchange.caller.namespace).input))
     ids = [item.get("id") for item in items]
     listed = ResponseItems(object="list", data=items, first_id=ids[0], last_id=ids[-1], has_more=False)
     await exchange.answer(encode(listed))
-
-
-def _id(exchange: Exchange) -> str:
-    name = exchange.scope["path_params"]["id"]
-    assert isinstance(name, str)
-    return name

@@ -4,7 +4,7 @@ An item is added, its parts are added, grow, and are done, and then it is done, 
 
 - `reasoning` has the thinking: as reasoning text, or as the summary where the client asked for one
 - `message` has the content
-- `function_call` or `custom_tool_call` has one call, as `tools.py` says
+- `function_call` or `custom_tool_call` has one call, as `items.py` says
 
 Runs in the task of the request. A response that does not stream builds the same items and drops the events.
 
@@ -17,8 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from localrun.server.openai.answer import Fields, encode, entries
-from localrun.server.openai.responses.items import new_id
-from localrun.server.openai.responses.tools import Client, input_of
+from localrun.server.openai.responses.items import Client, input_of, new_id
 from localrun.server.parsing.pieces import CallStart, Content, Piece, Thinking
 from localrun.wire import ChosenLogprob
 

@@ -10,7 +10,7 @@ import pytest
 from localrun.errors import BadRequest
 from localrun.server.http.exchange import decode_body
 from localrun.server.openai.responses import items as response_items
-from localrun.server.openai.responses.body import ResponsesBody
+from localrun.server.openai.responses.create import ResponsesBody
 from localrun.server.prompting.ask import MAX_MESSAGES
 
 CALL = {"type": "function_call", "call_id": "c1", "name": "look_up", "arguments": '{"word":"x"}'}

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from localrun.errors import BadRequest
-from localrun.server.openai.responses.tools import Client, input_of, offered
+from localrun.server.openai.responses.items import Client, input_of, offered
 from localrun.server.prompting.ask import AllowedTools, FunctionName, NamedChoice, choose_tools
 
 LOOK = {"type": "function", "name": "look", "parameters": {"type": "object"}}
