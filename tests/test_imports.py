@@ -143,7 +143,7 @@ NOT_PURE = {
         "sample.grammar_worker",
     ),
     "sample.weakening",
-    *("cache.disk", "cache.disk_files", "speculate.draft_models"),
+    *("cache.disk", "cache.disk_files", "speculate.draft_model"),
     *(
         f"native.{name}"
         for name in (

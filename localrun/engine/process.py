@@ -32,10 +32,8 @@ from localrun.engine.pipes import BROKEN_PIPE, Text, TokenizerThreads
 from localrun.engine.request import Prompt
 from localrun.engine.sample import media
 from localrun.engine.sample.text import pieces
-from localrun.engine.speculate.draft_model import DraftModel
-from localrun.engine.speculate.draft_models import DraftModels
-from localrun.engine.speculate.drafter import Drafter
-from localrun.engine.speculate.speculation import Speculation
+from localrun.engine.speculate.draft_model import DraftModel, DraftModels
+from localrun.engine.speculate.speculation import Drafter, Speculation
 from localrun.errors import EngineFailed, LocalrunError, QueueFull
 from localrun.hardware import processors, thread_choice
 from localrun.hardware.thread_choice import Threads

@@ -18,9 +18,8 @@ from numpy.typing import NDArray
 from localrun.engine.backend import Backend
 from localrun.engine.cache.cache import Cache
 from localrun.engine.cache.cells import Cells, PoolCells, StreamCells
-from localrun.engine.request import Request, refusal
+from localrun.engine.request import DraftTotals, Request, refusal
 from localrun.engine.schedule.scheduler import Scheduler, StepPlan
-from localrun.engine.speculate.counts import DraftTotals
 from localrun.errors import LocalrunError
 from localrun.wire import Delta, Finish, KvRun, MediaCounts, Phase, Started, Step, StepStats
 

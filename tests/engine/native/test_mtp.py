@@ -26,8 +26,7 @@ from localrun.engine.native.llama import LlamaBackend
 from localrun.engine.native.model import tensors_of
 from localrun.engine.native.mtp import MOST_TOKENS, MtpHeads, has_heads
 from localrun.engine.request import Request
-from localrun.engine.speculate.choice import DraftChoice, DraftLimits, DraftStream
-from localrun.engine.speculate.costs import RowCosts
+from localrun.engine.speculate.choice import DraftChoice, DraftLimits, DraftStream, RowCosts
 from localrun.engine.speculate.speculation import Speculation
 from localrun.wire import DraftCounts, DraftSource, Sampling, Submit
 from tests.engine.conftest import saved_state

@@ -13,10 +13,8 @@ from hypothesis import strategies as st
 
 from localrun.engine.engine import Engine, Limits
 from localrun.engine.speculate import choice
-from localrun.engine.speculate.choice import DraftChoice, DraftStream
-from localrun.engine.speculate.costs import RowCosts
-from localrun.engine.speculate.draft_model import DraftModel
-from localrun.engine.speculate.draft_models import DraftModels
+from localrun.engine.speculate.choice import DraftChoice, DraftStream, RowCosts
+from localrun.engine.speculate.draft_model import DraftModel, DraftModels
 from localrun.engine.speculate.speculation import Speculation
 from localrun.wire import DraftSource, Sampling, Submit
 from tests.engine.conftest import open_tiny
