@@ -23,8 +23,7 @@ from numpy.typing import NDArray
 from localrun.engine.backend import DecodeFailed, MediaRows, NoRoom, Worker
 from localrun.engine.request import MediaSpan, Request
 from localrun.engine.schedule.budget import TILE_ROWS, CostModel, best_size, deep_size, untried_rows
-from localrun.engine.schedule.policy import LOWEST_RANK, Demand, share_rows
-from localrun.engine.schedule.rounds import TurnOrder
+from localrun.engine.schedule.policy import LOWEST_RANK, Demand, TurnOrder, share_rows
 from localrun.engine.schedule.scheduler import Grant, fill_batch, first_of, non_finite_requests
 
 # Copying a long prompt's state to the main context takes about as long.
