@@ -132,7 +132,7 @@ ENGINE_ROOMS = {
     ),
 }
 NOT_PURE = {
-    *("adapters", "answers", "engine", "inbox", "pool", "process", "pipes", "tools"),
+    *("adapters", "answers", "engine", "inbox", "process", "pipes", "tools"),
     *("embedding.engine", "embedding.process", "native.adapters"),
     *(
         "sample.grammars",

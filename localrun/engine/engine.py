@@ -24,10 +24,9 @@ from localrun.engine.cache.disk_record import DiskTier
 from localrun.engine.cache.tiers import Tiers
 from localrun.engine.encoding import ENCODED_PART, Encodings
 from localrun.engine.inbox import Naps
-from localrun.engine.pool import Pool
 from localrun.engine.report import Beside, Report, at_once
 from localrun.engine.request import MediaSpan, Prompt, Request
-from localrun.engine.schedule.admission import Admission, is_too_long
+from localrun.engine.schedule.admission import Admission, Pool, is_too_long
 from localrun.engine.schedule.background import MOVE_TO_STREAM_S, BackgroundPrefill, BatchResult
 from localrun.engine.schedule.budget import TILE_ROWS, Budget, CostModel
 from localrun.engine.schedule.policy import LOWEST_RANK
@@ -116,7 +115,8 @@ class Engine:
         waits.is_encoded = self._encodings.has
         self._speculation = speculation or Speculation(backend, clock)
         self.totals.drafts = self._speculation.counts
-        self._pool = Pool(self.cache, self.scheduler, background, self._speculation, self._preempt)
+        has_drafter, drop_drafts = self._speculation.has_drafter, self._speculation.drop
+        self._pool = Pool(self.cache, self.scheduler, background, self._preempt, has_drafter, drop_drafts)
 
     @property
     def is_idle(self) -> bool:
