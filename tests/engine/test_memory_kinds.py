@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from localrun.engine.backend import DecodeFailed, MemoryKind
-from localrun.engine.cache.checkpoints import CHECKPOINT_GAP_TOKENS
+from localrun.engine.cache.copies import CHECKPOINT_GAP_TOKENS
 from localrun.engine.cache.tree import PrefixKey
 from localrun.engine.engine import Engine, Limits
 from localrun.engine.native.library import native

@@ -27,6 +27,8 @@ from localrun.engine.cache.disk_record import DiskTier
 from localrun.engine.cache.tree import Block, Path, PrefixKey, Tree
 
 _MEMORY = 0.2  # weight of the latest measurement
+# For fewer tokens a copy costs more than it saves.
+GAIN_TOKENS = 16
 
 
 class Cost:
@@ -111,6 +113,19 @@ class Tiers:
     def copy_s_per_token(self) -> float:
         """Seconds for saving and restoring a token; 0 before the first measurement."""
         return self.save.seconds + self.restore.seconds
+
+    def is_worth_saving(self, n_tokens: int) -> bool:
+        """Whether restoring a copy would be faster than computing."""
+        return (
+            self.is_on and n_tokens >= GAIN_TOKENS and self.recompute_s(0, n_tokens) > n_tokens * self.copy_s_per_token
+        )
+
+    def passed_over(self, n_tokens: int) -> None:
+        """So many tokens were not worth saving. What a copy costs fades, so that one slow copy does not rule out all
+        later ones."""
+        if n_tokens >= GAIN_TOKENS:
+            self.save.fade()
+            self.restore.fade()
 
     # --- cells ---------------------------------------------------------------------------------------------------
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from localrun.engine.backend import MemoryKind
-from localrun.engine.cache import cache
+from localrun.engine.cache import copies
 from localrun.engine.cache.cache import SCARCE_PART, Cache
 from localrun.engine.cache.cells import COMPACT_CELLS, COMPACT_RATIO, MOVE_TOKENS, PoolCells
-from localrun.engine.cache.copies import GAIN_TOKENS, PIECE_TOKENS
-from localrun.engine.cache.tiers import Tiers
+from localrun.engine.cache.copies import PIECE_TOKENS
+from localrun.engine.cache.tiers import GAIN_TOKENS, Tiers
 from localrun.engine.cache.tree import PrefixKey
 from tests.fakes.backend import FakeBackend
 
@@ -239,7 +239,7 @@ def test_of_what_is_saved_only_what_the_cells_lack_is_brought():
 def test_what_comes_piece_by_piece_needs_a_spare_sequence_and_does_without_the_rest_if_there_is_none(
     is_parked: bool, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(cache, "RESTORE_PIECE_S", 0.0)
+    monkeypatch.setattr(copies, "RESTORE_PIECE_S", 0.0)
     bench = Bench(n_cells=4096, n_seqs=3)
     chat = [number % 249 for number in range(1500)]
     bench.park(chat)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from localrun.engine.cache.cache import Cache
 from localrun.engine.cache.cells import OnePool
-from localrun.engine.cache.checkpoints import Checkpoints
-from localrun.engine.cache.copies import BLOCK_TOKENS, GAIN_TOKENS, PIECE_TOKENS, Copies
-from localrun.engine.cache.tiers import Tiers
+from localrun.engine.cache.copies import BLOCK_TOKENS, PIECE_TOKENS, Checkpoints, Copies
+from localrun.engine.cache.tiers import GAIN_TOKENS, Tiers
 from localrun.engine.cache.tree import PrefixKey
 from tests.engine.memory_disk import MemoryDisk
 from tests.fakes.backend import FakeBackend
@@ -37,7 +36,7 @@ class Bench:
         self.cache = Cache(self.backend, self.store, self.clock)
         self.layout = OnePool(self.backend)
         checkpoints = Checkpoints(self.store, self.backend.eog_tokens)
-        self.copies = Copies(self.backend, self.layout, self.store, checkpoints, self.clock)
+        self.copies = Copies(self.backend, self.layout, self.store, checkpoints, {}, self.clock)
 
     def clock(self) -> float:
         self.now_s += self.tick_s
@@ -173,12 +172,12 @@ def test_a_state_that_the_backend_refuses_is_a_miss_and_is_thrown_away():
 
 def test_saving_is_worth_it_where_copies_are_faster_than_computing():
     bench = Bench()
-    assert bench.copies.is_worth_saving(len(SYSTEM))
-    assert not bench.copies.is_worth_saving(GAIN_TOKENS - 1)
+    assert bench.store.is_worth_saving(len(SYSTEM))
+    assert not bench.store.is_worth_saving(GAIN_TOKENS - 1)
     bench.tick_s = 2.0
     bench.save(SYSTEM)
-    assert not bench.copies.is_worth_saving(len(SYSTEM)), "a save takes 4 ms a token, computing 1"
-    assert not Bench(limit_bytes=0).copies.is_worth_saving(len(SYSTEM))
+    assert not bench.store.is_worth_saving(len(SYSTEM)), "a save takes 4 ms a token, computing 1"
+    assert not Bench(limit_bytes=0).store.is_worth_saving(len(SYSTEM))
 
 
 def test_one_slow_copy_does_not_rule_out_all_later_ones():
@@ -186,7 +185,7 @@ def test_one_slow_copy_does_not_rule_out_all_later_ones():
     bench.tick_s = 2.0
     bench.save(SYSTEM)
     bench.tick_s = 1e-6
-    assert not bench.copies.is_worth_saving(len(OTHER))
+    assert not bench.store.is_worth_saving(len(OTHER))
     n_passed_over = 0
     while not bench.saved(OTHER).n_tokens:
         park(bench, OTHER)

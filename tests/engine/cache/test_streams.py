@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from localrun.engine.cache.cache import Cache, SequenceLease
-from localrun.engine.cache.copies import GAIN_TOKENS
-from localrun.engine.cache.tiers import Tiers
+from localrun.engine.cache.tiers import GAIN_TOKENS, Tiers
 from localrun.engine.cache.tree import PrefixKey
 from localrun.engine.request import Request
 from localrun.engine.sample.text import TextStream

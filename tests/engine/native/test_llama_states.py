@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from localrun.engine.cache.copies import GAIN_TOKENS
+from localrun.engine.cache.tiers import GAIN_TOKENS
 from localrun.engine.cache.tree import PrefixKey
 from localrun.engine.engine import Engine, Limits
 from localrun.engine.native import pages
