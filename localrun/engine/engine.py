@@ -20,8 +20,7 @@ from localrun.engine.adapters import AdapterQueue, Loader
 from localrun.engine.answers import Answers, LogitsRow, non_finite_error
 from localrun.engine.backend import BASE, AdapterSet, Backend, DecodeFailed, MediaRows, NoRoom, StepAborted, never_abort
 from localrun.engine.cache.cache import Cache
-from localrun.engine.cache.disk_record import DiskTier
-from localrun.engine.cache.tiers import Tiers
+from localrun.engine.cache.tiers import DiskTier, Tiers
 from localrun.engine.encoding import ENCODED_PART, Encodings
 from localrun.engine.inbox import Naps
 from localrun.engine.report import Beside, Report, at_once

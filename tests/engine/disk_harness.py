@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from localrun.engine.cache.disk import KvDisk
-from localrun.engine.cache.disk_record import DiskRecord, block_key
+from localrun.engine.cache.tree import DiskRecord, block_key
 from localrun.kv_folders import About
 
 FINGERPRINT = bytes(range(16))

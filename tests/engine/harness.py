@@ -9,7 +9,7 @@ from typing import Any
 
 from localrun.engine.backend import AdapterSet, Backend, MemoryKind
 from localrun.engine.cache.cells import PoolCells, StreamCells
-from localrun.engine.cache.disk_record import DiskTier
+from localrun.engine.cache.tiers import DiskTier
 from localrun.engine.engine import Engine, Limits
 from localrun.engine.request import MediaSpan, Prompt, Request
 from localrun.engine.sample.media import prompt_of

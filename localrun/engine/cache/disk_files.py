@@ -57,7 +57,7 @@ import numpy as np
 import psutil
 
 from localrun import kv_folders
-from localrun.engine.cache.disk_record import KEY_BYTES, DiskRecord
+from localrun.engine.cache.tree import KEY_BYTES, DiskRecord
 from localrun.file_stamp import FileStamp
 
 MAGIC = b"lrkvseg1"

@@ -42,7 +42,7 @@ from localrun.engine.backend import Backend, Batch, State
 from localrun.engine.cache.copies import BLOCK_TOKENS
 from localrun.engine.cache.disk import KvDisk
 from localrun.engine.cache.disk_files import library_build
-from localrun.engine.cache.disk_record import DiskRecord, block_key
+from localrun.engine.cache.tree import DiskRecord, block_key
 from localrun.engine.native.library import library_folder
 from localrun.engine.process import LLAMA, n_spare_sequences
 from localrun.engine.tools import own_stdout

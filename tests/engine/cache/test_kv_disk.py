@@ -15,7 +15,7 @@ from localrun import kv_folders
 from localrun.engine.cache import disk as kv_disk
 from localrun.engine.cache import disk as kv_disk_bound
 from localrun.engine.cache import disk_files as kv_disk_files
-from localrun.engine.cache.disk_record import DiskRecord
+from localrun.engine.cache.tree import DiskRecord
 from tests.engine.disk_harness import ABOUT, FINGERPRINT, flushed, path_of, record, scanned, tier
 
 DATA = bytearray(b"state" * 1000)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from localrun.engine.cache import disk_files as disk_format
 from localrun.engine.cache.disk_files import DamagedEntry
-from localrun.engine.cache.disk_record import DiskRecord, block_key
+from localrun.engine.cache.tree import DiskRecord, block_key
 from tests.engine.disk_harness import FINGERPRINT, record
 
 PAYLOAD = bytes(range(256)) * 3

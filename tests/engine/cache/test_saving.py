@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from localrun.engine.backend import State
 from localrun.engine.cache.cache import Cache
 from localrun.engine.cache.cells import OnePool
 from localrun.engine.cache.copies import BLOCK_TOKENS, PIECE_TOKENS, Checkpoints, Copies
 from localrun.engine.cache.tiers import GAIN_TOKENS, Tiers
-from localrun.engine.cache.tree import PrefixKey
+from localrun.engine.cache.tree import DiskRecord, PrefixKey
 from tests.engine.memory_disk import MemoryDisk
 from tests.fakes.backend import FakeBackend
 
@@ -277,6 +278,10 @@ def test_a_disk_that_loses_what_it_was_given_is_not_tried_for_ever():
     """One that is short of space takes every write, and the file never comes to be."""
 
     class Short(MemoryDisk):
+        def write(self, record: DiskRecord, data: State) -> bool:
+            self.lost.append(record.key)
+            return super().write(record, data)
+
         def take_lost(self) -> list[bytes]:
             for key in list(self.data):
                 self.lose(key)

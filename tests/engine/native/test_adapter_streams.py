@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from localrun.engine.adapters import MOST_LOADED
-from localrun.engine.cache.disk_record import DiskTier
+from localrun.engine.cache.tiers import DiskTier
 from localrun.engine.engine import Engine, Limits
 from localrun.engine.native.llama import LlamaBackend
 from localrun.wire import Adapter, Delta, Finish, Lane, Sampling, Submit

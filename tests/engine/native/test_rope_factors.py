@@ -10,7 +10,7 @@ import gguf
 import numpy as np
 import pytest
 
-from localrun.engine.cache.disk_record import DiskTier
+from localrun.engine.cache.tiers import DiskTier
 from localrun.engine.engine import Engine, Limits
 from localrun.engine.native.llama import LlamaBackend
 from localrun.wire import Delta, Finish, Sampling, Submit
