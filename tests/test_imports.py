@@ -126,7 +126,6 @@ ENGINE_ROOMS = {
         "inbox",
         "pipes",
         "request",
-        "sample.media",
         "sample.text",
         "schedule.policy",
     ),

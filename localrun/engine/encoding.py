@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localrun.engine.backend import DecodeFailed, Encoding, Projector
-from localrun.engine.request import MediaSpan
+from localrun.engine.sample.text import MediaSpan
 from localrun.errors import EngineFailed, LocalrunError
 from localrun.wire import MediaCounts, MediaKind
 

@@ -24,7 +24,8 @@ from localrun.engine.cache.tiers import DiskTier, Tiers
 from localrun.engine.encoding import ENCODED_PART, Encodings
 from localrun.engine.inbox import Naps
 from localrun.engine.report import Beside, Report, at_once
-from localrun.engine.request import MediaSpan, Prompt, Request
+from localrun.engine.request import Request
+from localrun.engine.sample.text import MediaSpan, Prompt
 from localrun.engine.schedule.admission import Admission, Pool, is_too_long
 from localrun.engine.schedule.background import MOVE_TO_STREAM_S, BackgroundPrefill, BatchResult
 from localrun.engine.schedule.budget import TILE_ROWS, Budget, CostModel
@@ -139,7 +140,7 @@ class Engine:
     def submit(
         self, submit: Submit, tokens: list[int], prediction: Sequence[int] = (), chunks: tuple[MediaSpan, ...] = ()
     ) -> None:
-        """Take a new request with the tokens and chunks of its prompt (`media.prompt_of`), and the tokens of
+        """Take a new request with the tokens and chunks of its prompt (`text.prompt_of`), and the tokens of
         `Submit.prediction`. The engine owns the list from now on, and it grows.
 
         A refusal is reported by the next `step`.

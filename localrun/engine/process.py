@@ -29,9 +29,7 @@ from localrun.engine.engine import Engine, Limits
 from localrun.engine.inbox import Inbox as EngineInbox
 from localrun.engine.native.threads import N_BATCH, N_CELLS, N_SEQS, ThreadTrial, plan_threads
 from localrun.engine.pipes import BROKEN_PIPE, Text, TokenizerThreads
-from localrun.engine.request import Prompt
-from localrun.engine.sample import media
-from localrun.engine.sample.text import pieces
+from localrun.engine.sample.text import Prompt, count, pieces, prompt_of
 from localrun.engine.speculate.draft_model import DraftModel, DraftModels
 from localrun.engine.speculate.speculation import Drafter, Speculation
 from localrun.errors import EngineFailed, LocalrunError, QueueFull
@@ -166,13 +164,13 @@ class PromptTokenizer:
 
     def read(self, submit: wire.Submit, prediction: str) -> tuple[Prompt, list[int]]:
         """The tokens of a prompt, which may grow, and those of its prediction, which may not. Raises what
-        `media.prompt_of` and the vocabulary raise."""
+        `prompt_of` and the vocabulary raise."""
         said = submit.client, submit.segments, submit.tokens, prediction
         last = self._last
         if last is not None and last[0] == said:
             _, prompt, predicted = last
         else:
-            prompt = media.prompt_of(self.backend, submit)
+            prompt = prompt_of(self.backend, submit)
             predicted = self.backend.tokenize(prediction, parse_special=False)
             if not prompt.chunks:  # whose pseudo tokens may be those of one request alone
                 self._last = said, prompt, predicted
@@ -202,7 +200,7 @@ def take(
             inbox.put(lambda engine: engine.cancel(cancelled))
     elif isinstance(message, wire.Count):
         backend = prompts.backend
-        pipes.count(message, partial(media.count, backend, message), tokenizing, outbox, partial(pieces, backend))
+        pipes.count(message, partial(count, backend, message), tokenizing, outbox, partial(pieces, backend))
     elif isinstance(message, wire.ClearCache):
         inbox.put(_clearing(message, outbox))
 

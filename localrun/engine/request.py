@@ -12,36 +12,14 @@ import math
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from localrun.engine.backend import BASE, HASH_BYTES, AdapterSet, Backend, MediaChunk, Sampler
 from localrun.engine.cache.tree import PrefixKey
 from localrun.engine.sample import chain
 from localrun.engine.sample.constraint import Constraint
-from localrun.engine.sample.text import TextStream
+from localrun.engine.sample.text import MediaSpan, Prompt, TextStream
 from localrun.errors import BadRequest, ContextExceeded, LocalrunError, QueueFull
 from localrun.wire import Delta, DraftCounts, DraftSource, Finish, Lane, MediaKind, Phase, Resume, Submit, Usage
-
-
-class MediaSpan(NamedTuple):
-    """A chunk that begins at token `start` of a prompt. `key` names its rows, `field` where the client put it."""
-
-    start: int
-    chunk: MediaChunk
-    key: bytes
-    field: str = ""
-
-    @property
-    def end(self) -> int:
-        return self.start + self.chunk.n_tokens
-
-
-class Prompt(NamedTuple):
-    """The tokens of a prompt and its chunks, in order."""
-
-    tokens: list[int]
-    chunks: tuple[MediaSpan, ...] = ()
-
 
 # So many rows of a step have logits for the scores of a prompt: as many as there are for drafts, which no step has
 # beside prompts.

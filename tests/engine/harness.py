@@ -11,8 +11,8 @@ from localrun.engine.backend import AdapterSet, Backend, MemoryKind
 from localrun.engine.cache.cells import PoolCells, StreamCells
 from localrun.engine.cache.tiers import DiskTier
 from localrun.engine.engine import Engine, Limits
-from localrun.engine.request import MediaSpan, Prompt, Request
-from localrun.engine.sample.media import prompt_of
+from localrun.engine.request import Request
+from localrun.engine.sample.text import MediaSpan, Prompt, prompt_of
 from localrun.engine.speculate.speculation import Speculation
 from localrun.wire import (
     Adapter,

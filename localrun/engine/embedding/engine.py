@@ -33,7 +33,8 @@ from localrun.engine.embedding.inputs import Embedder, FloatMatrix, FloatVector,
 from localrun.engine.embedding.turns import EmbeddingQueue, EmbeddingRequest, InputProgress
 from localrun.engine.encoding import Encodings
 from localrun.engine.inbox import Naps
-from localrun.engine.request import MediaSpan, refusal
+from localrun.engine.request import refusal
+from localrun.engine.sample.text import MediaSpan
 from localrun.errors import BadRequest, EngineFailed, LocalrunError, NoNumbers, by_code
 from localrun.wire import Delta, Embed, Finish, Phase, Pooling, Resume, Started, Step, StepStats, Vector
 

@@ -14,7 +14,8 @@ from typing import NamedTuple
 from localrun.engine.backend import BASE, AdapterSet, Backend
 from localrun.engine.cache.cache import SCARCE_PART, Cache
 from localrun.engine.cache.tree import PrefixKey
-from localrun.engine.request import Prompt, Request, check, new_request
+from localrun.engine.request import Request, check, new_request
+from localrun.engine.sample.text import Prompt
 from localrun.engine.schedule.background import BackgroundPrefill
 from localrun.engine.schedule.scheduler import SHARED_PREFIX_TOKENS, Scheduler, is_stream
 from localrun.wire import Submit

@@ -21,7 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localrun.engine.backend import DecodeFailed, MediaRows, NoRoom, Worker
-from localrun.engine.request import MediaSpan, Request
+from localrun.engine.request import Request
+from localrun.engine.sample.text import MediaSpan
 from localrun.engine.schedule.budget import TILE_ROWS, CostModel, best_size, deep_size, untried_rows
 from localrun.engine.schedule.policy import LOWEST_RANK, Demand, TurnOrder, share_rows
 from localrun.engine.schedule.scheduler import Grant, fill_batch, first_of, non_finite_requests

@@ -19,7 +19,8 @@ from heapq import heapify, heappop, heappush
 import numpy as np
 from numpy.typing import NDArray
 
-from localrun.engine.request import MediaSpan, Request
+from localrun.engine.request import Request
+from localrun.engine.sample.text import MediaSpan
 from localrun.engine.schedule.policy import LANE_RANKS
 
 # Kernels work on tiles of this many rows (`GGML_FA_TILE_Q` of llama.cpp, and powers of two of it elsewhere).

@@ -12,7 +12,7 @@ import pytest
 from localrun.engine.backend import MediaChunk
 from localrun.engine.engine import Engine, Limits
 from localrun.engine.native.llama import LlamaBackend
-from localrun.engine.sample.media import prompt_of
+from localrun.engine.sample.text import prompt_of
 from localrun.engine.speculate.speculation import Speculation
 from localrun.errors import BadRequest
 from localrun.wire import Media, Sampling, Submit, Usage
