@@ -136,9 +136,6 @@ NOT_PURE = {
     *(
         "sample.grammars",
         "sample.grammar_library",
-        "sample.vocabulary",
-        "sample.gbnf",
-        "sample.grammar_checker",
         "sample.grammar_worker",
     ),
     "sample.weakening",
@@ -344,8 +341,7 @@ def test_only_commands_know_of_clusters_and_few_modules_of_ray():
 def test_only_the_modules_for_grammars_import_llguidance():
     loading = {found.importer for found in imports() if is_within(found.name, "llguidance") and not found.is_lazy}
     assert loading == {
-        f"localrun.engine.sample.{name}"
-        for name in ("grammar_library", "grammar_worker", "lexemes", "vocabulary", "weakening")
+        f"localrun.engine.sample.{name}" for name in ("grammar_library", "grammar_worker", "lexemes", "weakening")
     }
     assert "llguidance" not in loaded_after("import localrun.engine.process, localrun.server.app")
 

@@ -527,7 +527,7 @@ class Cache:
             self._copies.save(found.seq, key, found.n_cells, self._spare_of(found.seq))  # others will want it, too
             found = self._find(key)
         is_shared = self._can_share(found.seq, seq)
-        least_gain = GAIN_TOKENS if is_shared else 1 - copies.GAIN_TOKENS
+        least_gain = GAIN_TOKENS if is_shared else 1 - GAIN_TOKENS
         brings_saved = found.n_saved >= max(GAIN_TOKENS, found.n_cells + least_gain)
         if not brings_saved or (is_shared and self._spare_of(seq) is not None):
             self._give(found, seq)

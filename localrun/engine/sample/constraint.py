@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
-    from localrun.engine.sample.vocabulary import GrammarVocabulary
+    from localrun.engine.sample.grammar_library import GrammarVocabulary
 
 # What `choose` returns when no token can follow.
 DEAD_END = -1

@@ -15,8 +15,7 @@ import pytest
 from localrun.engine.engine import Engine, Limits
 from localrun.engine.native.llama import LlamaBackend
 from localrun.engine.sample.constraint import Constraint
-from localrun.engine.sample.grammar_library import CompiledGrammar
-from localrun.engine.sample.vocabulary import GrammarVocabulary
+from localrun.engine.sample.grammar_library import CompiledGrammar, GrammarVocabulary
 from localrun.server.structured import json_schema
 from localrun.wire import Delta, Finish, Grammar, GrammarKind, Sampling, Submit
 from tests.engine.conftest import compute

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from localrun.engine.sample import constraint as constraint_module
 from localrun.engine.sample.constraint import DEAD_END, LIMIT_S, SLOW_S, Constraint
-from localrun.engine.sample.vocabulary import GrammarVocabulary
+from localrun.engine.sample.grammar_library import GrammarVocabulary
 from localrun.wire import Grammar, GrammarKind
 from tests.engine.sample.compiling import compile_grammar
 from tests.fakes.backend import FakeBackend
