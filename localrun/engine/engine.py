@@ -41,12 +41,13 @@ from localrun.engine.schedule.scheduler import (
 )
 from localrun.engine.speculate.speculation import Speculation
 from localrun.errors import EngineFailed, LocalrunError
-from localrun.wire import Finish, KvRun, Step, Submit
+from localrun.wire import Finish, KvRun, MediaCounts, Step, Submit
 
 # After so many failed steps in a row the process gives up and lets the daemon replace it.
 MAX_FAILED_STEPS = 3
 # Streams without a latency target have a step at least this often while something is encoded.
 ENCODING_TURN_S = 2.0
+NO_MEDIA = MediaCounts()
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,8 @@ class Engine:
         self._clock = clock
         self.background = background = BackgroundPrefill(lambda: backend.worker, CostModel(backend.tile_waste))
         budget = Budget(batch_rows=backend.batch.capacity, mixes_rows=backend.mixes_rows)
-        encoded_bytes = limits.ram_cache_bytes // ENCODED_PART if backend.projector is not None else 0
+        self._takes_media = backend.projector is not None
+        encoded_bytes = limits.ram_cache_bytes // ENCODED_PART if self._takes_media else 0
         tiers = Tiers(
             limits.ram_cache_bytes - encoded_bytes,
             disk,
@@ -152,7 +154,8 @@ class Engine:
             return
         self._requests[request.id] = request
         self._report.submitted(request)
-        self._adapters.add(request)
+        if request.adapters.adapters:
+            self._adapters.add(request)
         if request.scoring is None:
             self._speculation.begin(request, submit, prediction)
         over = self._answers.begin(request, submit)
@@ -206,7 +209,8 @@ class Engine:
             self._backend.turn_to(pool=False)
         if not plan.n_rows and self._is_waited_for:
             self.wait_s = self._answers.look_again_s
-        return self._report.take(self.cache, self.scheduler, self._encodings.counts, self._clock())
+        media = self._encodings.counts if self._takes_media else NO_MEDIA
+        return self._report.take(self.cache, self.scheduler, media, self._clock())
 
     def _collect(self, now_s: float) -> None:
         """Collect what became ready beside the steps: a batch of the background, rows of media, adapters, grammars,
@@ -218,10 +222,12 @@ class Engine:
             self._puts_off = is_near and not self._puts_off
             if not self._puts_off:
                 self._take_batch(background.collect())
-        for request, error in self._encodings.collect():
-            self._end(request, Finish.ERROR, now_s, error)
-        for request, error in self._adapters.collect():
-            self._end(request, Finish.ERROR, now_s, error)
+        if self._takes_media:
+            for request, error in self._encodings.collect():
+                self._end(request, Finish.ERROR, now_s, error)
+        if self._adapters.waiting or self._adapters.loading:
+            for request, error in self._adapters.collect():
+                self._end(request, Finish.ERROR, now_s, error)
         for over in self._answers.collect(now_s):
             self._end(*over)
 
@@ -233,7 +239,8 @@ class Engine:
         for request, is_first in self._admission.start(self.cache, now_s):
             self._report.started(request, is_first=is_first)
         self._tidy()
-        self._encode()
+        if self._takes_media:
+            self._encode()
         if self.background.has_prompts and not self.background.is_busy:
             self._begin_batch()
 
@@ -312,9 +319,9 @@ class Engine:
     def _is_waited_for(self) -> bool:
         """Whether there is nothing to do until something beside the steps is over, which then rings."""
         scheduler, cache = self.scheduler, self.cache
-        is_under_way = self._answers.is_waited_for or self._adapters.is_loading
+        is_under_way = self._answers.is_waited_for or self._adapters.loading
         return (
-            is_under_way
+            bool(is_under_way)
             and all(request.awaits_something for request in scheduler.waiting)
             and all(request.skips_steps for request in scheduler.running)
             and not (self.background.has_prompts or self.background.is_over or cache.restoring or cache.can_save_next)
@@ -559,9 +566,11 @@ class Engine:
             else:
                 self._forget(request)
         self._answers.end(request)
-        self._encodings.drop(request)
+        if request.chunks:
+            self._encodings.drop(request)
         self._speculation.end(request)
-        self._adapters.drop(request)
+        if request.adapters.adapters:
+            self._adapters.drop(request)
         self.scheduler.end(request)
         del self._requests[request.id]
 

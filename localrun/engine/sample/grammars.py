@@ -330,6 +330,7 @@ def _compile(compiling: Compiling, vocabulary: Future[GrammarVocabulary]) -> Non
 class _Entry:
     request: Request
     submit: Submit
+    grammar: Grammar
     compiling: Compiling
 
 
@@ -344,36 +345,31 @@ class GrammarQueue:
         self._clock = clock
         self._eog_tokens = backend.eog_tokens
         self._compiler = GrammarCompiler(backend, ring)
-        self._entries: list[_Entry] = []
-
-    def __len__(self) -> int:
-        return len(self._entries)
+        self.entries: list[_Entry] = []
 
     @property
     def look_again_s(self) -> float:
         """When to ask what became ready, though nothing rang."""
         return LOOK_S if self._compiler.has_line else math.inf
 
-    def add(self, request: Request, submit: Submit) -> None:
-        """A new request, which waits for its grammar if it has one."""
-        if submit.grammar is not None:
-            request.awaits_grammar = True
-            compiling = self._compiler.compile(submit.grammar, submit.client)
-            self._entries.append(_Entry(request, submit, compiling))
+    def add(self, request: Request, submit: Submit, grammar: Grammar) -> None:
+        """A new request, which waits for its grammar."""
+        request.awaits_grammar = True
+        self.entries.append(_Entry(request, submit, grammar, self._compiler.compile(grammar, submit.client)))
 
     def collect(self) -> list[tuple[Request, LocalrunError | None, tuple[str, ...]]]:
         """Give compiled grammars to their requests. Returns those that have theirs now, or why they never will, and
         what was left out."""
         settled: list[tuple[Request, LocalrunError | None, tuple[str, ...]]] = []
         self._compiler.go_on()
-        for entry in [entry for entry in self._entries if entry.compiling.future.done()]:
+        for entry in [entry for entry in self.entries if entry.compiling.future.done()]:
             self._leave(entry)
             settled.append((entry.request, self._take(entry), entry.compiling.notices))
         return settled
 
     def drop(self, request: Request) -> None:
         """The request is over."""
-        for entry in [entry for entry in self._entries if entry.request is request]:
+        for entry in [entry for entry in self.entries if entry.request is request]:
             self._leave(entry)
 
     def close(self) -> None:
@@ -381,12 +377,10 @@ class GrammarQueue:
         self._compiler.close()
 
     def _leave(self, entry: _Entry) -> None:
-        self._entries.remove(entry)
+        self.entries.remove(entry)
         self._compiler.leave(entry.compiling)
 
     def _take(self, entry: _Entry) -> LocalrunError | None:
-        grammar = entry.submit.grammar
-        assert grammar is not None
         problem = entry.compiling.future.exception()
         if problem is not None:
             failed = EngineFailed(f"the grammar cannot be compiled: {problem!r}")
@@ -395,7 +389,7 @@ class GrammarQueue:
         if entry.submit.ignore_eos:
             banned |= self._eog_tokens
         constraint = entry.compiling.future.result().constraint(
-            triggers=grammar.triggers, banned=frozenset(banned), clock=self._clock
+            triggers=entry.grammar.triggers, banned=frozenset(banned), clock=self._clock
         )
         constraint.accept(entry.request.output)
         entry.request.constraint = constraint
@@ -419,38 +413,26 @@ class LateRows:
         self._backend = backend
         self._ring = ring
         self._threads: ThreadPoolExecutor | None = None
-        self._late: dict[Request, tuple[Future[int], Logprobs | None]] = {}
+        self.rows: dict[Request, tuple[Future[int], Logprobs | None]] = {}
 
-    def postpone(self, request: Request, row: int) -> bool:
-        """Have the next token of a constrained request drawn beside the steps, if its grammar is slow. Whether it
-        is."""
-        if request.constraint is None or not request.constraint.is_slow:
-            return False
+    def postpone(self, request: Request, row: int) -> None:
+        """Have the next token of a request drawn beside the steps."""
         self._threads = self._threads or ThreadPoolExecutor(_THREADS, "late")
         logprobs = None if request.n_probs is None else self._backend.hold_logprobs(row)
-        self._late[request] = token, logprobs = self._threads.submit(request.sampler.hold(row)), logprobs
+        self.rows[request] = token, logprobs = self._threads.submit(request.sampler.hold(row)), logprobs
         token.add_done_callback(lambda _: self._ring())
         request.skips_steps = True
-        return True
-
-    def __len__(self) -> int:
-        return len(self._late)
 
     def collect(self) -> list[tuple[Request, int, Logprobs | None]]:
         """The tokens that are there now, and their rows where log-probabilities are wanted."""
-        there = [request for request, (token, _) in self._late.items() if token.done()]
-        return [(request, *self._finished(request)) for request in there]
+        there = [request for request, (token, _) in self.rows.items() if token.done()]
+        return [(request, *self.finish(request)) for request in there]
 
-    def _finished(self, request: Request) -> tuple[int, Logprobs | None]:
-        """Of a late request; waited for if need be."""
+    def finish(self, request: Request) -> tuple[int, Logprobs | None]:
+        """The token of a late request, which is waited for if need be, and its row as in `collect`."""
         request.skips_steps = False
-        token, logprobs = self._late.pop(request)
+        token, logprobs = self.rows.pop(request)
         return token.result(), logprobs
-
-    def drop(self, request: Request) -> None:
-        """A request ended: nobody wants its token, if it is late."""
-        if request in self._late:
-            self._finished(request)
 
     def close(self) -> None:
         """End the threads."""
