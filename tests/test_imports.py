@@ -123,7 +123,6 @@ ENGINE_ROOMS = {
     "embedding": (
         "backend",
         "encoding",
-        "inbox",
         "pipes",
         "request",
         "sample.text",
@@ -131,7 +130,7 @@ ENGINE_ROOMS = {
     ),
 }
 NOT_PURE = {
-    *("adapters", "answers", "engine", "inbox", "process", "pipes", "tools"),
+    *("adapters", "answers", "engine", "process", "pipes", "tools"),
     *("embedding.engine", "embedding.process", "native.adapters"),
     *(
         "sample.grammars",

@@ -90,7 +90,6 @@ class Answers:
                 for row in rows:
                     if row.request in late:
                         self._late.postpone(row.request, row.at)
-                for row in rows:
                     self._report.delta(row.request)  # each in its place, and all of them
                 rows = [row for row in rows if row.request not in late]
             tokens = self._backend.sample([(row.request.sampler, row.at) for row in rows])

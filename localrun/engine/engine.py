@@ -22,7 +22,6 @@ from localrun.engine.backend import BASE, AdapterSet, Backend, DecodeFailed, Med
 from localrun.engine.cache.cache import Cache
 from localrun.engine.cache.tiers import DiskTier, Tiers
 from localrun.engine.encoding import ENCODED_PART, Encodings
-from localrun.engine.inbox import Naps
 from localrun.engine.report import Beside, Report, at_once
 from localrun.engine.request import Request
 from localrun.engine.sample.text import MediaSpan, Prompt
@@ -63,7 +62,7 @@ class Limits:
 class Engine:
     """See the module. `adapters` are for requests that name none, and the `loader` is where others are loaded; without
     one that is a thread. What is done beside the steps `ring`s, in any thread, and until then nothing may be worth a
-    step for `wait_s`; without a `ring` each step waits a little itself."""
+    step for `wait_s`."""
 
     def __init__(
         self,
@@ -76,7 +75,7 @@ class Engine:
         speculation: Speculation | None = None,
         adapters: AdapterSet = BASE,
         loader: Loader | None = None,
-        ring: Callable[[], None] | None = None,
+        ring: Callable[[], None] = lambda: None,
     ) -> None:
         if limits.n_slots > min(backend.batch.capacity, backend.n_seqs):
             raise ValueError(f"{limits.n_slots} slots need as many batch rows and sequences")
@@ -92,8 +91,7 @@ class Engine:
             lambda *tokens: (background if background.is_there else budget).recompute_s(*tokens),
         )
         self.scheduler = Scheduler(n_slots=limits.n_slots, max_queue=limits.max_queue, budget=budget)
-        self._naps, self.wait_s = Naps(ring), 0.0
-        ring = self._naps.ring
+        self.wait_s = 0.0
         backend.tell(ring)
         self._adapters = AdapterQueue(backend, adapters, ring, loader)
         self._admission = Admission(
@@ -194,7 +192,6 @@ class Engine:
     def step(self, should_abort: Callable[[], bool] = never_abort) -> Step | None:
         """One round. Returns its news; None if there was nothing to do and nothing to report. What it computes for the
         lowest lane alone is given up when `should_abort`."""
-        self._naps.take(self.wait_s)
         self.wait_s = 0.0
         now_s = self._clock()
         self._collect(now_s)

@@ -11,6 +11,7 @@ Does not: open a model, or know what a message asks for (`process.py`).
 from __future__ import annotations
 
 import logging
+import math
 import os
 import select
 import signal
@@ -21,10 +22,10 @@ from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from queue import Empty, SimpleQueue
 from typing import Any, BinaryIO, Generic, Protocol, TypeVar
 
 from localrun import framing, wire
-from localrun.engine.inbox import Inbox
 from localrun.errors import EngineFailed, LocalrunError, QueueFull
 from localrun.hardware import library_problems
 
@@ -53,6 +54,57 @@ class Steps(Protocol):
 
 
 E = TypeVar("E", bound=Steps)
+
+
+class Inbox(Generic[E]):
+    """The way into the main thread, and the only place where that sleeps. Any thread puts work, and a signal handler;
+    the main thread drains. `E` is what the work is done on: the engine.
+
+    A SimpleQueue, because a signal handler puts into it too: its `put` may interrupt itself, which a lock or an event
+    would not survive.
+    """
+
+    def __init__(self) -> None:
+        self._items: SimpleQueue[Callable[[E], None] | None] = SimpleQueue()
+        self.exit_code = 0
+        self._should_abort = False
+
+    def put(self, item: Callable[[E], None], *, preempts: bool = False) -> None:
+        """More work. It `preempts` if a step of the lowest lane should be aborted for it."""
+        self._items.put(item)
+        if preempts:
+            self._should_abort = True
+
+    def ring(self) -> None:
+        """Something beside the steps is over: the main thread should look."""
+        self._items.put(lambda _: None)
+
+    def should_abort(self) -> bool:
+        """Whether there may be work that preempts."""
+        return self._should_abort
+
+    @property
+    def has_work(self) -> bool:
+        return not self._items.empty()
+
+    def leave(self, exit_code: int) -> None:
+        """Let the main loop end."""
+        self.exit_code = self.exit_code or exit_code
+        self._items.put(None)
+
+    def drain(self, engine: E, wait_s: float | None = 0.0) -> bool:
+        """Do everything that is there; first sleep until there is something, for so long at most, None or infinity for
+        as long as it takes. False when it is time to go."""
+        self._should_abort = False
+        may_wait, timeout_s = wait_s != 0, None if wait_s == math.inf else wait_s
+        try:
+            while (item := self._items.get(may_wait, timeout_s)) is not None:
+                item(engine)
+                may_wait = False
+        except Empty:
+            return True
+        return False
+
 
 # Windows has no pipes that refuse instead of waiting.
 _CAN_TRY = sys.platform != "win32"

@@ -26,9 +26,9 @@ from localrun.engine.cache.disk import open_disk
 from localrun.engine.cache.disk_files import library_build
 from localrun.engine.embedding.inputs import Embedder
 from localrun.engine.engine import Engine, Limits
-from localrun.engine.inbox import Inbox as EngineInbox
 from localrun.engine.native.threads import N_BATCH, N_CELLS, N_SEQS, ThreadTrial, plan_threads
 from localrun.engine.pipes import BROKEN_PIPE, Text, TokenizerThreads
+from localrun.engine.pipes import Inbox as EngineInbox
 from localrun.engine.sample.text import Prompt, count, pieces, prompt_of
 from localrun.engine.speculate.draft_model import DraftModel, DraftModels
 from localrun.engine.speculate.speculation import Drafter, Speculation

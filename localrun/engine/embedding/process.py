@@ -20,8 +20,7 @@ from localrun.engine import pipes
 from localrun.engine.embedding.engine import EmbeddingEngine
 from localrun.engine.embedding.inputs import Embedder, tokens_of
 from localrun.engine.encoding import ENCODED_PART
-from localrun.engine.inbox import Inbox
-from localrun.engine.pipes import TokenizerThreads
+from localrun.engine.pipes import Inbox, TokenizerThreads
 from localrun.errors import EngineFailed
 from localrun.processes import step_back
 
