@@ -153,6 +153,7 @@ NOT_PURE = {
             "pages",
             "rows",
             "sampler",
+            "threads",
             "worker",
         )
     ),

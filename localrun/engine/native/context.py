@@ -21,9 +21,9 @@ from __future__ import annotations
 import ctypes
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, wait
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -37,14 +37,15 @@ from localrun.engine.backend import (
     MediaChunk,
     MediaRows,
     MemoryKind,
+    NoRoom,
     State,
     StepAborted,
     first_undoable,
 )
 from localrun.engine.native.adapters import LlamaAdapters
 from localrun.engine.native.library import Threadpools, last_problem, native, uncomputed
-from localrun.engine.native.pages import AddressRange, StateBuffer, give_back, grown, memory_of_cells
-from localrun.engine.native.rows import ABORTED, BatchRows, Places, attending, check_code, check_range, giving_up
+from localrun.engine.native.pages import AddressRange, Help, StateBuffer, StateCopy, give_back, memory_of_cells
+from localrun.engine.native.rows import BatchRows, Places, attending, giving_up
 from localrun.engine.native.states import StateLayout
 from localrun.engine.native.threads import FewerThreads
 from localrun.engine.sample.constraint import DEAD_END, UNKNOWN
@@ -63,10 +64,10 @@ _ROPE_SCALINGS = {
 STREAM_ROWS = 16
 # As many of the likeliest tokens of a row come from the device, where that is enough for its sampler.
 DEVICE_TOP_K = 64
+# What llama_decode returns for a graph that was given up.
+ABORTED = 2
 # The memory of a pool is touched in so many steps.
 _POOL_STEPS = 16
-# Calls something in another thread.
-Help = Callable[[Callable[[], Any]], Future[Any]]
 
 
 class Rope(NamedTuple):
@@ -201,7 +202,8 @@ class LlamaContext:
     def decode(self, n_rows: int, should_abort: Callable[[], bool] | None = None) -> None:
         """Compute the first rows of `batch`. Raises NoRoom or DecodeFailed; StepAborted as `Backend.decode`."""
         n_wanted = self.check_rows(n_rows)
-        self._rows.find_positions(n_rows)
+        if self._rows.has_parts:
+            self._rows.find_positions(n_rows)
         self._rows.tokens.n_tokens = n_rows
         self._n_snapshots[:] = 0
         if self._has_states:
@@ -453,7 +455,8 @@ class LlamaContext:
         n_tokens = self._tables[seq].index_after(int(native.llama_memory_seq_pos_max(self._memory, seq)))
         if not ranges or any(not 0 <= start < end <= n_tokens for start, end in ranges):
             raise ValueError(f"sequence {seq} has {n_tokens} tokens, and not all of {ranges}")
-        return StateCopy(self, layout, seq, ranges, help_with)
+        cut = partial(_cut, layout, ranges)
+        return StateCopy(self.buffer, self.state_bytes(seq), partial(self._export, seq), cut, help_with)
 
     def state_join(self, layout: StateLayout, pieces: list[tuple[State, int, int, int]]) -> State:
         """See `Backend.state_join`."""
@@ -485,7 +488,7 @@ class LlamaContext:
         self._check_seq(seq)
         return int(native.llama_state_seq_get_size(self.native, seq))
 
-    def export(self, seq: int, buffer: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    def _export(self, seq: int, buffer: NDArray[np.uint8]) -> NDArray[np.uint8]:
         """The saved state of a sequence, in a buffer that is large enough."""
         return buffer[: self._save(seq, buffer, buffer.size)]
 
@@ -529,46 +532,22 @@ class LlamaContext:
             raise ValueError(f"sequence {seq} is not below {self.n_seqs}")
 
 
-class StateCopy:
-    """See `backend.Copy`: memory is touched in a thread, the state is exported into it, and cut in a thread."""
-
-    def __init__(
-        self, context: LlamaContext, layout: StateLayout, seq: int, ranges: list[tuple[int, int]], help_with: Help
-    ) -> None:
-        self.has_left = False
-        self.states: list[State] = []
-        self._context, self._layout, self._seq, self._ranges = context, layout, seq, ranges
-        self._help_with = help_with
-        self._size = context.state_bytes(seq)
-        buffer = context.buffer.lend()
-        self._touching = help_with(lambda: _touched(buffer, self._size))
-        self._cutting: Future[list[State]] | None = None
-
-    def advance(self) -> bool:
-        if self._cutting is None:
-            if not self._touching.done():
-                return False
-            state = self._context.export(self._seq, self._touching.result())
-            self.has_left = True
-            self._cutting = self._help_with(
-                lambda: [self._layout.slice(state, start, end) for start, end in self._ranges]
-            )
-        elif self._cutting.done() and not self.states:
-            self.states = self._cutting.result()
-            self._context.buffer.give(self._touching.result(), self._size)
-        return bool(self.states)
-
-    def wait(self, timeout_s: float) -> None:
-        pending: Future[Any] = self._cutting or self._touching
-        wait([pending], timeout_s)
+def _cut(layout: StateLayout, ranges: list[tuple[int, int]], state: NDArray[np.uint8]) -> list[State]:
+    return [layout.slice(state, start, end) for start, end in ranges]
 
 
-def _touched(buffer: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
-    """This buffer, or another one, of which so many bytes were written to."""
-    if buffer.size < size:
-        buffer = grown(size)
-        buffer[:size] = 0
-    return buffer
+def check_code(code: int, n_rows: int) -> None:
+    """What llama_decode returned. Raises NoRoom or DecodeFailed."""
+    if code == 1:
+        raise NoRoom(f"no {n_rows} free cells")
+    if code != 0:
+        raise DecodeFailed(f"llama_decode returned {code}", is_fatal=code != -1)
+
+
+def check_range(what: str, values: NDArray[np.int32], limit: int) -> None:
+    """Raises ValueError unless all of some batch's values are within [0, limit)."""
+    if values.min() < 0 or values.max() >= limit:
+        raise ValueError(f"a {what} of the batch is not within [0, {limit})")
 
 
 def _params(shape: ContextShape, kind: MemoryKind) -> Any:

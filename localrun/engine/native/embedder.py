@@ -19,12 +19,12 @@ import numpy as np
 
 from localrun.engine.backend import Batch, DecodeFailed, MediaChunk, MediaRows
 from localrun.engine.embedding.inputs import FloatVector, PairFormat
-from localrun.engine.native.context import GGML_TYPES, OWN_ROPE, Rope
+from localrun.engine.native.context import GGML_TYPES, OWN_ROPE, Rope, check_code, check_range
 from localrun.engine.native.library import Threadpools, last_problem, log_callback, native
 from localrun.engine.native.media import LlamaProjector
 from localrun.engine.native.model import LlamaVocabulary, load_model
-from localrun.engine.native.rows import BatchRows, attending, check_code, check_range
-from localrun.engine.native.worker import ComputeLock
+from localrun.engine.native.rows import BatchRows, attending
+from localrun.engine.native.threads import ComputeLock
 from localrun.errors import EngineFailed, LocalrunError, NotSupported
 from localrun.wire import Pooling
 
@@ -110,7 +110,8 @@ class LlamaEmbedder:
         check_range("token", batch.token[:n_rows], self.n_vocab)
         check_range("sequence", batch.seq[:n_rows], self.n_seqs)
         check_range("position", batch.pos[:n_rows], self.n_ctx)
-        self._rows.find_positions(n_rows)
+        if self._rows.has_parts:
+            self._rows.find_positions(n_rows)
         self._rows.tokens.n_tokens = n_rows
         self._decode(self._rows.tokens)
 

@@ -45,8 +45,8 @@ from localrun.engine.native.mtp import MtpHeads, has_heads
 from localrun.engine.native.pages import touch
 from localrun.engine.native.sampler import LlamaSampler, SamplingThreads
 from localrun.engine.native.states import StateLayout
-from localrun.engine.native.threads import FewerThreads, Helpers, PromptThreads, StepThreads, Usage
-from localrun.engine.native.worker import ComputeLock, LlamaWorker
+from localrun.engine.native.threads import ComputeLock, FewerThreads, Helpers, PromptThreads, StepThreads, Usage
+from localrun.engine.native.worker import LlamaWorker
 from localrun.engine.sample import chain as stages
 from localrun.engine.schedule.budget import tile_waste
 from localrun.errors import EngineFailed, LocalrunError
@@ -145,6 +145,7 @@ class LlamaBackend:
         self._open()
         self._layout = self._probe_layout()
         self.cuts_states = is_attention and self._layout is not None
+        self.state_token_bytes = self._layout.token_bytes if self._layout is not None else 0
         # Every stream is padded, so all of them may be longer than was asked for.
         if self.is_split and not (self.cuts_states and self._computes_alike(self.n_cells)):
             self.is_split = False
@@ -287,7 +288,7 @@ class LlamaBackend:
     def set_threads(self, threads: Threads, *, may_use_fewer: bool = False) -> None:
         """For everything from now on; nothing may be being computed. See `LlamaContext.set_threads`."""
         self._threads, self._fewer = threads, None
-        if may_use_fewer:
+        if may_use_fewer and threads.most > 1:
             self._fewer = FewerThreads(
                 StepThreads(threads.decode), PromptThreads(_usage, processors.unused_now), self._helpers
             )
@@ -348,10 +349,6 @@ class LlamaBackend:
     def state_get(self, seq: int, *, limit_bytes: int) -> bytearray | None:
         context, seq = self._place(seq)
         return context.state_get(seq, limit_bytes=limit_bytes)
-
-    @property
-    def state_token_bytes(self) -> int:
-        return self._cut.token_bytes
 
     def state_slices(self, seq: int, ranges: list[tuple[int, int]]) -> Iterator[State]:
         context, seq = self._place(seq)

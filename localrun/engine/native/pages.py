@@ -15,12 +15,14 @@ import ctypes
 import os
 import re
 import sys
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, wait
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from localrun.engine.backend import State
 from localrun.engine.native.library import ggml, native
 
 # Keys and values; what a convolution remembers, and states.
@@ -146,9 +148,57 @@ class StateBuffer:
 
     def _grow(self, size: int) -> None:
         if size > self._data.size:
-            self._data, self._n_touched = grown(size), 0
+            self._data, self._n_touched = _grown(size), 0
 
 
-def grown(size: int) -> NDArray[np.uint8]:
+# Calls something in another thread.
+Help = Callable[[Callable[[], Any]], Future[Any]]
+
+
+class StateCopy:
+    """See `backend.Copy`: memory for a state of `size` bytes is touched in a thread, `export` writes the state into it
+    and returns it, and it is `cut` in a thread."""
+
+    def __init__(
+        self,
+        buffer: StateBuffer,
+        size: int,
+        export: Callable[[NDArray[np.uint8]], NDArray[np.uint8]],
+        cut: Callable[[NDArray[np.uint8]], list[State]],
+        help_with: Help,
+    ) -> None:
+        self.has_left = False
+        self.states: list[State] = []
+        self._buffer, self._size, self._export, self._cut, self._help_with = buffer, size, export, cut, help_with
+        data = buffer.lend()
+        self._touching = help_with(lambda: _touched(data, size))
+        self._cutting: Future[list[State]] | None = None
+
+    def advance(self) -> bool:
+        if self._cutting is None:
+            if not self._touching.done():
+                return False
+            state = self._export(self._touching.result())
+            self.has_left = True
+            self._cutting = self._help_with(lambda: self._cut(state))
+        elif self._cutting.done() and not self.states:
+            self.states = self._cutting.result()
+            self._buffer.give(self._touching.result(), self._size)
+        return bool(self.states)
+
+    def wait(self, timeout_s: float) -> None:
+        pending: Future[Any] = self._cutting or self._touching
+        wait([pending], timeout_s)
+
+
+def _touched(data: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
+    """This buffer, or another one, of which so many bytes were written to."""
+    if data.size < size:
+        data = _grown(size)
+        data[:size] = 0
+    return data
+
+
+def _grown(size: int) -> NDArray[np.uint8]:
     """A new buffer of this size, and a little for the next state."""
     return np.empty(size + size // 4, np.uint8)
