@@ -64,7 +64,7 @@ class WriterThread:
 
     def __init__(self, name: str, backlog_bytes: int) -> None:
         self._backlog_bytes = backlog_bytes
-        self._jobs: deque[tuple[Callable[[], None], int]] = deque()
+        self._jobs: deque[tuple[Callable[[], object], int]] = deque()
         self._waiting_bytes = 0
         self._is_busy = False
         self._is_closed = False
@@ -72,7 +72,7 @@ class WriterThread:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
-    def put(self, job: Callable[[], None], n_bytes: int = 0) -> bool:
+    def put(self, job: Callable[[], object], n_bytes: int = 0) -> bool:
         """Queue a job. False if it was refused, because its `n_bytes` are too much on top of what is queued. A job
         without bytes is always accepted, and so is any job while the thread is not behind."""
         with self._changed:
@@ -326,7 +326,7 @@ class KvDisk:
             self._entries.clear()
             self._touched.clear()
             self.n_entries = self.size_bytes = 0
-        self._background.put(lambda: _clear(self.folder))
+        self._background.put(lambda: kv_folders.clear(self.folder))
 
     def flush(self, deadline_s: float) -> None:
         self._background.flush(deadline_s)
@@ -425,10 +425,6 @@ class KvDisk:
         self._forget(key, entry)
         with self._lock:
             self.lost.append(key)
-
-
-def _clear(folder: Path) -> None:
-    kv_folders.clear(folder)
 
 
 def _below_their_parents(headers: list[EntryHeader], limit_bytes: int) -> tuple[list[EntryHeader], list[EntryHeader]]:

@@ -118,7 +118,8 @@ class LlamaContext:
     context that it `drafts_for` it computes only the model's layer for that (`mtp.py`). `places` is a projector's.
     Without the model's `adapters` it computes the bare model.
 
-    Callers count tokens; where the model numbers positions in another way, they are looked up here (`rows.py`).
+    What is not described here is as `Backend` has it. Callers count tokens; where the model numbers positions in
+    another way, they are looked up here (`rows.py`).
     `n_rollback`: of a sequence's rows in the last decode `seq_remove` can take so many off again (`_note_snapshots`).
 
     Raises EngineFailed when llama.cpp cannot make the context.
@@ -186,7 +187,6 @@ class LlamaContext:
         self._fewer = fewer
 
     def use(self, adapters: AdapterSet) -> None:
-        """See `Backend.use`."""
         if adapters.hash == self._used.hash:
             return
         if self._adapters is None:
@@ -220,7 +220,6 @@ class LlamaContext:
             self._note_snapshots(n_rows)
 
     def decode_media(self, part: MediaRows) -> None:
-        """See `Backend.decode_media`."""
         self.check_media(part)
         fields = self._rows.media(part)
         self.batch.wants_logits[: part.n_rows] = 0
@@ -236,7 +235,6 @@ class LlamaContext:
         self._rows.check_media(part)
 
     def set_chunks(self, seq: int, chunks: tuple[tuple[int, MediaChunk], ...]) -> None:
-        """See `Backend.set_chunks`."""
         self._check_seq(seq)
         self._rows.set_chunks(seq, chunks)
 
@@ -402,7 +400,6 @@ class LlamaContext:
         return np.frombuffer(memoryview(row_memory), np.float32)
 
     def seq_share(self, source: int, target: int, start: int, end: int) -> None:
-        """See `Backend.seq_share`."""
         self._check_seq(source)
         self._check_seq(target)
         if not 0 <= start <= end <= self.n_cells:
@@ -413,7 +410,6 @@ class LlamaContext:
         native.llama_memory_seq_cp(self._memory, source, target, table.at(start), table.at(end, behind=True))
 
     def seq_remove(self, seq: int, start: int, end: int = -1) -> bool:
-        """See `Backend.seq_remove`."""
         self._check_seq(seq)
         if not 0 <= start <= self.n_cells or not -1 <= end <= self.n_cells:
             raise ValueError(f"positions [{start}, {end}) are not within [0, {self.n_cells})")
@@ -434,7 +430,6 @@ class LlamaContext:
         return bool(native.llama_memory_seq_rm(self._memory, seq, start, end))
 
     def state_get(self, seq: int, *, limit_bytes: int) -> bytearray | None:
-        """See `Backend.state_get`."""
         size = self.state_bytes(seq)
         if size > limit_bytes:
             return None
@@ -443,14 +438,12 @@ class LlamaContext:
         return state
 
     def state_slices(self, layout: StateLayout, seq: int, ranges: list[tuple[int, int]]) -> Iterator[State]:
-        """See `Backend.state_slices`."""
         size = self.state_bytes(seq)
         buffer = self.buffer.get(size)
         state, first = buffer[: self._save(seq, buffer, size)], self._first_index(seq)
         return self._slices(layout, state, ranges, first)
 
     def save(self, layout: StateLayout, seq: int, ranges: list[tuple[int, int]], help_with: Help) -> StateCopy:
-        """See `Backend.save`."""
         self._check_seq(seq)
         n_tokens = self._tables[seq].index_after(int(native.llama_memory_seq_pos_max(self._memory, seq)))
         if not ranges or any(not 0 <= start < end <= n_tokens for start, end in ranges):
@@ -459,7 +452,6 @@ class LlamaContext:
         return StateCopy(self.buffer, self.state_bytes(seq), partial(self._export, seq), cut, help_with)
 
     def state_join(self, layout: StateLayout, pieces: list[tuple[State, int, int, int]]) -> State:
-        """See `Backend.state_join`."""
         n_cells = pieces[-1][3] - pieces[0][2]
         buffer = self.buffer.get(layout.size_bytes(n_cells, n_streams=self.n_streams))
         return layout.join(pieces, n_streams=self.n_streams, into=buffer)
@@ -472,7 +464,6 @@ class LlamaContext:
         return layout.for_streams(buffer, self._save(seq, buffer, size), n_streams=n_streams)
 
     def state_set(self, seq: int, state: State) -> bool:
-        """See `Backend.state_set`."""
         self._check_seq(seq)
         data = np.frombuffer(state, np.uint8)
         start = data.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))

@@ -70,21 +70,7 @@ def _bare_package() -> Iterator[None]:
 with _bare_package():
     import llama_cpp.llama_cpp as native
 
-__all__ = [
-    "Threadpools",
-    "end_team",
-    "ggml",
-    "gpu_free_bytes",
-    "gpus",
-    "last_problem",
-    "library_folder",
-    "loaded_modules",
-    "log_callback",
-    "mtmd",
-    "native",
-    "skipped_modules",
-    "uncomputed",
-]
+__all__ = ["native"]
 
 log = logging.getLogger("localrun.llama")
 

@@ -302,11 +302,7 @@ class LlamaBackend:
     @contextmanager
     def measured_context(self, n_threads: int, *, n_cells: int, n_seqs: int, n_batch: int) -> Iterator[LlamaContext]:
         """An empty context for whoever wants to measure; it must end before the backend."""
-        shape = ContextShape(n_cells, n_seqs, n_batch, n_threads, self._kv_type, is_split=False)
-        kind, window = self.memory_kind, self._n_window
-        context = LlamaContext(
-            self._model, shape, self._pools, kind=kind, n_window=window, n_vocab=self.n_vocab, adapters=self._adapters
-        )
+        context = self._context(ContextShape(n_cells, n_seqs, n_batch, n_threads, self._kv_type, is_split=False))
         try:
             yield context
         finally:
@@ -477,6 +473,18 @@ class LlamaBackend:
         """Rows of a batch of the context that computes prompts."""
         return max(self._n_batch, self.projector.max_chunk_tokens if self.projector is not None else 0)
 
+    def _context(self, shape: ContextShape, *, kind: MemoryKind | None = None, **more: Any) -> LlamaContext:
+        return LlamaContext(
+            self._model,
+            shape,
+            self._pools,
+            kind=kind or self.memory_kind,
+            n_window=self._n_window if kind is None else 0,
+            n_vocab=self.n_vocab,
+            adapters=self._adapters,
+            **more,
+        )
+
     def _new_context(
         self, n_cells: int, n_seqs: int, n_batch: int, *, split: bool, cb_eval: Any = None, n_draft_rows: int = 0
     ) -> LlamaContext:
@@ -492,11 +500,8 @@ class LlamaBackend:
             n_snapshots=self._n_snapshots,
             rope=self._rope,
         )
-        kind, window = self.memory_kind, self._n_window
-        context = LlamaContext(
-            self._model, shape, self._pools, kind=kind, n_window=window, n_vocab=self.n_vocab, cb_eval=cb_eval,
-            places=self.projector.places if self.projector is not None else None, adapters=self._adapters,
-        )  # fmt: skip
+        places = self.projector.places if self.projector is not None else None
+        context = self._context(shape, cb_eval=cb_eval, places=places)
         context.set_threads(self._threads, self._fewer)
         if not self.n_gpu_layers:
             context.give_back_cells()
@@ -510,23 +515,12 @@ class LlamaBackend:
         )
 
     def _open_heads(self) -> MtpHeads | None:
-        is_split = self.main.n_streams > 1
-        n_threads = self._threads.most
+        n_threads, is_split = self._threads.most, self.main.n_streams > 1
         shape = ContextShape(
             self.n_cells, self.n_seqs, self._n_batch, n_threads, self._kv_type, is_split, rope=self._rope
         )
-        kind, target = MemoryKind.ATTENTION, self.main.native
         try:
-            context = LlamaContext(
-                self._model,
-                shape,
-                self._pools,
-                kind=kind,
-                n_window=0,
-                n_vocab=self.n_vocab,
-                drafts_for=target,
-                adapters=self._adapters,
-            )
+            context = self._context(shape, kind=MemoryKind.ATTENTION, drafts_for=self.main.native)
         except EngineFailed as error:
             log.warning("the model's layer for drafts is not used: %s", error)
             return None

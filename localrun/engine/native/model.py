@@ -145,7 +145,6 @@ class LlamaVocabulary:
         return self._tokenize_part(text, parse_special=False, add_special=True)
 
     def piece(self, token: int) -> bytes:
-        """See `Backend.piece`."""
         piece = self._pieces.get(token)
         if piece is None:
             piece = self._pieces[token] = self._read_piece(token)
@@ -175,7 +174,6 @@ class LlamaVocabulary:
         return known
 
     def control_text(self, token: int) -> str:
-        """See `Backend.control_text`."""
         return self._control_texts.get(token, "")
 
     def _parts(self, text: str) -> Iterator[str]:

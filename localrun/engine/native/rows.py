@@ -129,7 +129,6 @@ class BatchRows:
         self.tables = [_NO_CHUNKS] * n_seqs
 
     def set_chunks(self, seq: int, chunks: tuple[tuple[int, MediaChunk], ...]) -> None:
-        """See `Backend.set_chunks`."""
         self.tables[seq] = Positions(chunks, has_parts=self.has_parts) if chunks else _NO_CHUNKS
 
     def find_positions(self, n_rows: int) -> None:
