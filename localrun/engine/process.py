@@ -32,7 +32,7 @@ from localrun.engine.pipes import Inbox as EngineInbox
 from localrun.engine.request import Request
 from localrun.engine.sample.text import Prompt, count, pieces, prompt_of
 from localrun.engine.speculate.draft_model import DraftModel, DraftModels
-from localrun.engine.speculate.speculation import Drafter, Speculation
+from localrun.engine.speculate.speculation import Drafter, Heads, Speculation
 from localrun.errors import EngineFailed, LocalrunError, QueueFull
 from localrun.hardware import processors, thread_choice
 from localrun.hardware.thread_choice import Threads
@@ -61,7 +61,7 @@ class Make(NamedTuple):
     # The backend, and what finds out how many threads are good for it if nobody knows.
     backend: Callable[[wire.Open], tuple[Backend, ThreadTrial | None]]
     # The models that draft, and the model's own heads.
-    drafters: Callable[[wire.Open, Backend], tuple[DraftModels | None, Callable[[], Drafter | None] | None]]
+    drafters: Callable[[wire.Open, Backend], tuple[DraftModels | None, Callable[[], Heads | None]]]
     embedder: Callable[[wire.Open], Embedder]
     # Names the build; what is kept on disk belongs to one.
     build: Callable[[], str]
@@ -102,7 +102,7 @@ def main(make: Make) -> int:
             backend,
             time.monotonic,
             is_on=first.speculates,
-            drafter_of=partial(_drafter_of, drafts, first.draft_model_path) if drafts is not None else None,
+            drafter_of=partial(_drafter_of, drafts, first.draft_model_path),
             heads=heads,
         )
         engine = make.engine(
@@ -300,7 +300,7 @@ def _llama_backend(opened: wire.Open) -> tuple[Backend, ThreadTrial | None]:
     )
 
 
-def _drafters(opened: wire.Open, backend: Backend) -> tuple[DraftModels, Callable[[], Drafter | None]]:
+def _drafters(opened: wire.Open, backend: Backend) -> tuple[DraftModels, Callable[[], Heads | None]]:
     """A draft model of its own is loaded now."""
     from localrun.engine.native.llama import LlamaBackend
 
@@ -318,8 +318,8 @@ def _drafters(opened: wire.Open, backend: Backend) -> tuple[DraftModels, Callabl
     return drafts, lambda: backend.heads
 
 
-def _drafter_of(drafts: DraftModels, own_path: str, request: Request) -> Drafter | None:
-    return drafts.drafter_for(request) if own_path or request.draft_model_path else None
+def _drafter_of(drafts: DraftModels | None, own_path: str, request: Request) -> Drafter | None:
+    return drafts.drafter_for(request) if drafts and (own_path or request.draft_model_path) else None
 
 
 def _llama_embedder(opened: wire.Open) -> Embedder:

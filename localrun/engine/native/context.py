@@ -285,14 +285,9 @@ class LlamaContext:
 
     def check_rows(self, n_rows: int) -> int:
         """Raises ValueError unless the first rows of `batch` can be computed. Returns how many want logits."""
-        batch = self.batch
-        if not 0 < n_rows <= batch.capacity:
-            raise ValueError(f"{n_rows} rows in a batch of {batch.capacity}")
+        check_rows(self.batch, n_rows, n_vocab=self.n_vocab, n_seqs=self.n_seqs, n_most=self.n_cells)
         self._check_adapters()
-        check_range("token", batch.token[:n_rows], self.n_vocab)
-        check_range("sequence", batch.seq[:n_rows], self.n_seqs)
-        check_range("position", batch.pos[:n_rows], self.n_cells)
-        n_wanted = int(np.count_nonzero(batch.wants_logits[:n_rows]))
+        n_wanted = int(np.count_nonzero(self.batch.wants_logits[:n_rows]))
         if n_wanted > self.n_outputs:
             raise ValueError(f"more than {self.n_outputs} rows want logits")
         return n_wanted
@@ -535,10 +530,17 @@ def check_code(code: int, n_rows: int) -> None:
         raise DecodeFailed(f"llama_decode returned {code}", is_fatal=code != -1)
 
 
-def check_range(what: str, values: NDArray[np.int32], limit: int) -> None:
-    """Raises ValueError unless all of some batch's values are within [0, limit)."""
-    if values.min() < 0 or values.max() >= limit:
-        raise ValueError(f"a {what} of the batch is not within [0, {limit})")
+def check_rows(batch: Batch, n_rows: int, *, n_vocab: int, n_seqs: int, n_most: int) -> None:
+    """Raises ValueError unless a batch has so many rows, all of whose values are within their limits."""
+    if not 0 < n_rows <= batch.capacity:
+        raise ValueError(f"{n_rows} rows in a batch of {batch.capacity}")
+    for what, values, limit in (
+        ("token", batch.token, n_vocab),
+        ("sequence", batch.seq, n_seqs),
+        ("position", batch.pos, n_most),
+    ):
+        if values[:n_rows].min() < 0 or values[:n_rows].max() >= limit:
+            raise ValueError(f"a {what} of the batch is not within [0, {limit})")
 
 
 def _params(shape: ContextShape, kind: MemoryKind) -> Any:

@@ -157,9 +157,6 @@ class DraftModel:
             self._is_broken = True
         return drafts
 
-    def decoded(self, n_rows: int) -> None:
-        pass
-
     def drop(self, request: Request) -> None:
         sequence = self._of.pop(request, None)
         if sequence is not None:
@@ -369,9 +366,6 @@ class DraftModels:
             for place, draft in zip(its_places, proposed, strict=True):
                 drafts[place] = draft
         return drafts
-
-    def decoded(self, n_rows: int) -> None:
-        pass
 
     def drop(self, request: Request) -> None:
         self._users.pop(request, None)

@@ -40,15 +40,19 @@ class Drafter(Protocol):
         ready. Never holds streams up for much longer than a step: a long prompt is caught up with over several calls.
         """
 
-    def decoded(self, n_rows: int) -> None:
-        """The backend has decoded the first rows of its batch, and nothing was sampled from them yet."""
-
     def drop(self, request: Request) -> None:
         """A request ends or leaves its sequence: what is known of it may be forgotten. Unknown ones are none of its
         concern."""
 
     def close(self) -> None:
         """Free everything."""
+
+
+class Heads(Drafter, Protocol):
+    """Layers of the model itself that draft."""
+
+    def decoded(self, n_rows: int) -> None:
+        """The backend has decoded the first rows of its batch, and nothing was sampled from them yet."""
 
 
 # What a grammar forces, and the model might still write in other tokens.
@@ -178,8 +182,8 @@ class Speculation:
         clock: Callable[[], float],
         *,
         is_on: bool = True,
-        drafter_of: Callable[[Request], Drafter | None] | None = None,
-        heads: Callable[[], Drafter | None] | None = None,
+        drafter_of: Callable[[Request], Drafter | None] = lambda _request: None,
+        heads: Callable[[], Heads | None] = lambda: None,
         policy: DraftPolicy = choice.BY_COST,
     ) -> None:
         self.costs = DepthCosts()
@@ -283,7 +287,7 @@ class Speculation:
     def decoded(self, plan: StepPlan) -> None:
         """The backend has decoded this plan. The model's heads compute its rows, too, unless nobody is going to ask
         them for drafts soon."""
-        heads = self._heads() if self._heads is not None else None
+        heads = self._heads()
         if heads is None or plan.is_media or plan.is_long:
             return
         if any(self._states[r].asks_soon for r, _, _ in plan.grants if r.drafts is not None):
@@ -314,8 +318,7 @@ class Speculation:
         """What computes drafts for a request; nothing that has not seen its media, or has no room for it."""
         if request.chunks or request.is_long:
             return None
-        named = self._drafter_of(request) if self._drafter_of is not None else None
-        return named or (self._heads() if self._heads is not None else None)
+        return self._drafter_of(request) or self._heads()
 
     def _guess(self, request: Request, most_each: int) -> Proposal:
         if request.drafts is None:
