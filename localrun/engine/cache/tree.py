@@ -21,14 +21,12 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from localrun.engine.backend import State
 
 # Of what names a block.
 KEY_BYTES = 16
 _FIRST_SLICE = 64
-_NO_ORDER: NDArray[np.int32] = np.empty(0, np.int32)
 
 
 class PrefixKey(NamedTuple):
@@ -65,14 +63,13 @@ class PrefixKey(NamedTuple):
 class DiskRecord:
     """A saved block for the disk: the tokens [start, start + len(tokens)) of a path from a root. Its key names it and
     its place under its parent; a name is no proof, so whoever finds a record by its key compares parent, start and
-    tokens. `parent_key` is empty below a root; `root` then names the root unless it is the usual one. `order` is no
-    longer used. `is_whole`: the bytes are the state of the whole path, not only of [start, end)."""
+    tokens. `parent_key` is empty below a root; `root` then names the root unless it is the usual one.
+    `is_whole`: the bytes are the state of the whole path, not only of [start, end)."""
 
     key: bytes
     parent_key: bytes
     start: int
     tokens: list[int]
-    order: NDArray[np.int32]
     is_whole: bool
     root: bytes = b""
 
@@ -135,7 +132,7 @@ class Block:
     def record(self) -> DiskRecord:
         """The block as the disk tier sees it."""
         parent, root = (self.parent.name, b"") if self.parent else (b"", self.root)
-        return DiskRecord(self.name, parent, self.start, self.tokens, _NO_ORDER, self.is_state, root)
+        return DiskRecord(self.name, parent, self.start, self.tokens, self.is_state, root)
 
 
 class SharedRange(NamedTuple):

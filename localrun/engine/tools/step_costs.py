@@ -358,7 +358,7 @@ class StepCosts:
         with tempfile.TemporaryDirectory(prefix="localrun-disk-") as folder:
             about = About(model="", model_path="", build="", created_at_s=0.0)
             disk = KvDisk(Path(folder), fingerprint=bytes(16), about=about, limit_bytes=4 * DISK_BYTES)
-            record = DiskRecord(block_key(b"", 0, [1]), b"", 0, [1], np.zeros(0, np.int32), is_whole=True)
+            record = DiskRecord(block_key(b"", 0, [1]), b"", 0, [1], is_whole=True)
             disk.write(record, bytes(DISK_BYTES))
             disk.flush(10.0)
             began_s = time.perf_counter()
