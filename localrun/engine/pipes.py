@@ -320,12 +320,6 @@ ORPHAN_GRACE_S = 5.0
 FAILED, BROKEN_PIPE = 1, 2
 
 
-class Sink(Protocol):
-    """Where answers go: the outbox."""
-
-    def put(self, message: object) -> None: ...
-
-
 Take = Callable[[wire.ToEngine, Inbox[E], Outbox], None]
 # Told after every step whether the engine is idle, it may do something short. Returns how long to wait for a message
 # until the next call, None for as long as it takes.
@@ -405,7 +399,7 @@ def count(
     message: wire.Count,
     read: Callable[[], Sequence[int]],
     tokenizing: TokenizerThreads,
-    outbox: Sink,
+    outbox: Outbox,
     pieces: Callable[[Sequence[int], int], tuple[bytes, ...]],
 ) -> None:
     """Answer with the tokens that `read` makes of a text, and their `pieces` if they are wanted, in a while."""

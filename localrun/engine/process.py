@@ -179,7 +179,7 @@ class PromptTokenizer:
 
 
 def take(
-    message: wire.ToEngine, prompts: PromptTokenizer, tokenizing: TokenizerThreads, inbox: Inbox, outbox: pipes.Sink
+    message: wire.ToEngine, prompts: PromptTokenizer, tokenizing: TokenizerThreads, inbox: Inbox, outbox: pipes.Outbox
 ) -> None:
     """One message from the daemon. A text that cannot be tokenized fails its own request and nothing else."""
     if isinstance(message, wire.Submit):
@@ -223,7 +223,7 @@ def _refusal(request_id: int, error: LocalrunError | None) -> Callable[[Engine],
     return lambda engine: engine.refuse(request_id, error)
 
 
-def _clearing(message: wire.ClearCache, outbox: pipes.Sink) -> Callable[[Engine], None]:
+def _clearing(message: wire.ClearCache, outbox: pipes.Outbox) -> Callable[[Engine], None]:
     def clear(engine: Engine) -> None:
         tiers = engine.cache.tiers
         ram_bytes, disk_bytes = tiers.size_bytes, tiers.disk_bytes

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from localrun.engine.backend import Backend
 from localrun.engine.cache.cache import Cache
-from localrun.engine.cache.cells import Cells, PoolCells, StreamCells
+from localrun.engine.cache.cells import Cells, StreamCells
 from localrun.engine.request import DraftTotals, Request, refusal
 from localrun.engine.schedule.scheduler import Scheduler, StepPlan
 from localrun.errors import LocalrunError
@@ -256,11 +256,8 @@ class MapBooks(NamedTuple):
 
     @classmethod
     def of(cls, cells: Cells, n_seqs: int) -> MapBooks:
-        lengths: list[int] = []
-        pool = cells
-        if isinstance(cells, StreamCells):
-            lengths, pool = [cells.length(seq) for seq in range(cells.n_seqs)], cells.pool
-        assert isinstance(pool, PoolCells)
+        lengths = [cells.length(seq) for seq in range(cells.n_seqs)] if isinstance(cells, StreamCells) else []
+        pool = cells.pool if isinstance(cells, StreamCells) else cells
         in_pool = [pool.cells_of(seq).copy() for seq in range(n_seqs - len(lengths))]
         return cls(lengths, cells.n_cells, in_pool, pool.refs[: pool.span].copy())
 

@@ -14,7 +14,6 @@ Does not: know which tokens lie there (`tree.py`), or decide anything (`cache.py
 from __future__ import annotations
 
 from collections.abc import Generator
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,39 +28,6 @@ _GROW = 256
 
 Piece = tuple[State, int, int, int]
 Chunks = tuple[tuple[int, MediaChunk], ...]
-
-
-class Cells(Protocol):
-    """How full the backend's cells are. One request may use `n_cells`, several sequences hold `n_shared`, and
-    `n_placed` rows were placed so far."""
-
-    n_cells: int
-    n_placed: int
-
-    @property
-    def n_used(self) -> int: ...
-
-    @property
-    def n_free(self) -> int: ...
-
-    @property
-    def n_shared(self) -> int: ...
-
-    @property
-    def span(self) -> int:
-        """The cells that a row attends over, used or not."""
-
-    def length(self, seq: int) -> int:
-        """Tokens of a sequence."""
-
-    def place(self, rows: list[int]) -> None:
-        """A step appended one token to the sequence of each row."""
-
-    def truncate(self, seq: int, length: int) -> None:
-        """Keep the first `length` tokens of a sequence."""
-
-    def fill(self, seq: int, n_tokens: int) -> None:
-        """Let a sequence have `n_tokens`; the new ones take the lowest free cells, in order."""
 
 
 class Layout:
@@ -255,7 +221,8 @@ class WholeStates(Layout):
 
 
 class PoolCells:
-    """A mirror of llama.cpp's one pool: which sequence holds which cell. `n_cells` cells, all empty at first.
+    """A mirror of llama.cpp's one pool: which sequence holds which cell. `n_cells` cells, all empty at first. One
+    request may use all of them.
 
     llama.cpp does not say where it puts tokens, but new tokens and those of a restored state always take the lowest
     free cells. (`llama_kv_cache::find_slot` scans upwards from a head. Placing moves the head behind the last cell
@@ -442,8 +409,8 @@ class StreamCells:
     belongs to one sequence. There are `n_seqs` streams, which divide `n_total` cells, and a `pool` of as many for the
     `n_away` sequences behind them. All are empty at first.
 
-    Of the streams: `n_cells` of each, `n_free` in the fullest, and its `span`, for they are computed together, each as
-    long as the longest."""
+    Of the streams: `n_cells` of each, which one request may use, `n_free` in the fullest, and its `span`, for they are
+    computed together, each as long as the longest. Else as `PoolCells`."""
 
     def __init__(self, n_total: int, n_seqs: int, n_away: int) -> None:
         self.n_cells = n_total // n_seqs
@@ -470,7 +437,6 @@ class StreamCells:
         return max(self._lengths)
 
     def length(self, seq: int) -> int:
-        """Tokens of a sequence."""
         return self._lengths[seq] if seq < self.n_seqs else self.pool.length(seq - self.n_seqs)
 
     def place(self, rows: list[int]) -> None:
@@ -487,17 +453,19 @@ class StreamCells:
         self.pool.share(source - self.n_seqs, target - self.n_seqs, 0, n_tokens)
 
     def truncate(self, seq: int, length: int) -> None:
-        """Keep the first `length` tokens of a sequence."""
         if seq >= self.n_seqs:
             self.pool.truncate(seq - self.n_seqs, length)
         else:
             self._lengths[seq] = min(length, self._lengths[seq])
 
     def fill(self, seq: int, n_tokens: int) -> None:
-        """Let a sequence have `n_tokens`."""
         if seq >= self.n_seqs:
             self.pool.fill(seq - self.n_seqs, n_tokens)
             return
         if n_tokens < self._lengths[seq]:
             raise ValueError(f"sequence {seq} has {self._lengths[seq]} tokens already")
         self._lengths[seq] = n_tokens
+
+
+# How full the backend's cells are.
+Cells = PoolCells | StreamCells

@@ -62,7 +62,7 @@ def take(
     embedder: Embedder,
     tokenizing: TokenizerThreads,
     inbox: Inbox[EmbeddingEngine],
-    outbox: pipes.Sink,
+    outbox: pipes.Outbox,
 ) -> None:
     """One message from the daemon. Of what is kept, only encoded media could be cleared, which nobody counts."""
     if isinstance(message, wire.Embed):
