@@ -115,7 +115,7 @@ ALLOWED_LAZILY = {
 
 # The engine's rooms, whom they may import beside themselves, and which of their modules are not pure.
 ENGINE_ROOMS = {
-    "schedule": ("backend", "cache", "request"),
+    "schedule": ("backend", "cache", "request", "sample.text"),
     "cache": ("backend",),
     "sample": ("backend", "request"),
     "speculate": ("backend", "cache.cells", "request", "schedule"),

@@ -26,6 +26,8 @@ from queue import Empty, SimpleQueue
 from typing import Any, BinaryIO, Generic, Protocol, TypeVar
 
 from localrun import framing, wire
+from localrun.engine.backend import Backend
+from localrun.engine.embedding.inputs import Embedder
 from localrun.errors import EngineFailed, LocalrunError, QueueFull
 from localrun.hardware import library_problems
 
@@ -330,6 +332,28 @@ def send(frames_out: BinaryIO, message: object) -> None:
     """One frame, before there is an outbox."""
     frames_out.write(framing.encode(message))
     frames_out.flush()
+
+
+def ready(model: Backend | Embedder, opened: wire.Open, load_s: float, *, n_slots: int, **own: Any) -> wire.Ready:
+    """What the daemon is told of a model that was opened in so many seconds. `own` is what not all engines have."""
+    projector = model.projector
+    return wire.Ready(
+        n_ctx=model.n_ctx,
+        n_ctx_train=model.n_ctx_train,
+        n_vocab=model.n_vocab,
+        n_slots=n_slots,
+        n_kv_cells=model.n_cells,
+        n_threads=model.n_threads,
+        n_gpu_layers=model.n_gpu_layers,
+        model_size_bytes=model.model_size_bytes,
+        kv_size_bytes=opened.kv_bytes,
+        load_s=load_s,
+        backend=model.name,
+        control_tokens=model.control_tokens,
+        media=projector.kinds if projector is not None else (),
+        audio_rate_hz=projector.audio_rate_hz if projector is not None else 0,
+        **own,
+    )
 
 
 def refuse(frames_out: BinaryIO, error: Exception) -> int:

@@ -117,7 +117,15 @@ def main(make: Make) -> int:
         )
     except Exception as error:
         return pipes.refuse(frames_out, error)
-    pipes.send(frames_out, _ready(backend, first, time.monotonic() - started_at_s))
+    ready = pipes.ready(
+        backend,
+        first,
+        time.monotonic() - started_at_s,
+        n_slots=first.n_slots,
+        n_pool_cells=backend.n_cells if backend.is_split else 0,
+        eog_tokens=tuple(sorted(backend.eog_tokens)),
+    )
+    pipes.send(frames_out, ready)
     tokenizing, prompts = TokenizerThreads(max_texts=first.n_slots + first.max_queue), PromptTokenizer(backend)
     exit_code = pipes.serve(
         engine,
@@ -259,7 +267,6 @@ def n_rows(opened: wire.Open) -> int:
 def _llama_backend(opened: wire.Open) -> tuple[Backend, ThreadTrial | None]:
     # Imported late: loading the native library takes a while, and who makes other parts does without it.
     from localrun.engine.native.context import Rope
-    from localrun.engine.native.library import gpu_free_bytes
     from localrun.engine.native.llama import LlamaBackend
 
     plan = plan_threads(opened, processors.usable(), _llama_build)
@@ -270,7 +277,7 @@ def _llama_backend(opened: wire.Open) -> tuple[Backend, ThreadTrial | None]:
         n_spare_seqs=n_spare_sequences(opened),
         n_batch=n_rows(opened),
         n_threads=plan.start.most,
-        n_gpu_layers=_gpu_layers(opened, gpu_free_bytes),
+        n_gpu_layers=_gpu_layers(opened),
         kv_type=opened.kv_type,
         use_extra_bufts=opened.use_extra_bufts,
         may_draft=opened.speculates,
@@ -325,7 +332,6 @@ def _drafter_of(drafts: DraftModels | None, own_path: str, request: Request) -> 
 def _llama_embedder(opened: wire.Open) -> Embedder:
     from localrun.engine.native.context import Rope
     from localrun.engine.native.embedder import LlamaEmbedder
-    from localrun.engine.native.library import gpu_free_bytes
 
     assert opened.pooling is not None
     return LlamaEmbedder(
@@ -334,7 +340,7 @@ def _llama_embedder(opened: wire.Open) -> Embedder:
         n_ctx=opened.n_kv_cells,
         n_rows=opened.n_batch,
         n_threads=plan_threads(opened, processors.usable(), _llama_build).start.prompt,
-        n_gpu_layers=_gpu_layers(opened, gpu_free_bytes),
+        n_gpu_layers=_gpu_layers(opened),
         kv_type=opened.kv_type,
         use_extra_bufts=opened.use_extra_bufts,
         rope=Rope(*opened.rope),
@@ -349,47 +355,22 @@ def _llama_build() -> str:
     return library_build("llama-cpp-python", library_folder())
 
 
-def _gpu_layers(opened: wire.Open, gpu_free_bytes: Callable[[], int | None]) -> int:
+def _gpu_layers(opened: wire.Open) -> int:
     """Layers for the GPU: none without one, as many as asked, or as many as fit. A lost one is not asked in vain."""
+    from localrun.engine.native.library import gpu_free_bytes
+
     free_bytes = gpu_free_bytes() if opened.n_gpu_layers else None
     if free_bytes is None:
         return 0
-    if opened.n_gpu_layers >= 0:
-        return opened.n_gpu_layers
-    return layers_that_fit(
-        n_layers=opened.n_layers,
-        weights_bytes=opened.weights_bytes,
-        kv_bytes=opened.kv_bytes,
-        free_bytes=free_bytes,
-    )
+    return opened.n_gpu_layers if opened.n_gpu_layers >= 0 else layers_that_fit(opened, free_bytes)
 
 
-def layers_that_fit(*, n_layers: int, weights_bytes: int, kv_bytes: int, free_bytes: int) -> int:
-    """Layers for the GPU, at most `n_layers` + 1 (the output counts as one), by an even share of weights and KV."""
-    n_all = n_layers + 1
-    per_layer = max(1, (weights_bytes + kv_bytes) // n_all)
+def layers_that_fit(opened: wire.Open, free_bytes: int) -> int:
+    """Layers for the GPU, at most one more than there are (the output counts as one), by an even share of weights and
+    KV."""
+    n_all = opened.n_layers + 1
+    per_layer = max(1, (opened.weights_bytes + opened.kv_bytes) // n_all)
     return min(n_all, int(free_bytes * USABLE_FRACTION) // per_layer)
-
-
-def _ready(backend: Backend, opened: wire.Open, load_s: float) -> wire.Ready:
-    return wire.Ready(
-        n_ctx=backend.n_ctx,
-        n_ctx_train=backend.n_ctx_train,
-        n_vocab=backend.n_vocab,
-        n_slots=opened.n_slots,
-        n_kv_cells=backend.n_cells,
-        n_pool_cells=backend.n_cells if backend.is_split else 0,
-        n_threads=backend.n_threads,
-        n_gpu_layers=backend.n_gpu_layers,
-        model_size_bytes=backend.model_size_bytes,
-        kv_size_bytes=opened.kv_bytes,
-        load_s=load_s,
-        backend=backend.name,
-        control_tokens=backend.control_tokens,
-        eog_tokens=tuple(sorted(backend.eog_tokens)),
-        media=backend.projector.kinds if backend.projector is not None else (),
-        audio_rate_hz=backend.projector.audio_rate_hz if backend.projector is not None else 0,
-    )
 
 
 LLAMA = Make(_llama_backend, _drafters, _llama_embedder, _llama_build)

@@ -14,7 +14,6 @@ from typing import Protocol
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
-from localrun.engine.sample.constraint import Constraint
 from localrun.errors import BadRequest
 from localrun.wire import Grammar, GrammarKind
 
@@ -148,12 +147,6 @@ class CompiledGrammar:
 
     matcher: LLMatcher
     vocabulary: GrammarVocabulary
-
-    def constraint(
-        self, *, triggers: tuple[str, ...], banned: frozenset[int], clock: Callable[[], float]
-    ) -> Constraint:
-        """The state of one answer. `banned` tokens are never chosen, allowed or not."""
-        return Constraint(self.matcher.deep_copy(), self.vocabulary, triggers=triggers, banned=banned, clock=clock)
 
 
 def problem_of(error: str) -> str:

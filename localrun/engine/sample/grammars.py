@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, TypeVar, cast
 from localrun import framing
 from localrun.engine.backend import Backend, Logprobs
 from localrun.engine.request import Request
+from localrun.engine.sample.constraint import Constraint
 from localrun.errors import BadRequest, EngineFailed, LocalrunError
 from localrun.processes import HIDDEN
 from localrun.wire import Grammar, GrammarCheck, GrammarChecked, GrammarKind, Submit
@@ -388,8 +389,11 @@ class GrammarQueue:
         banned = {token for token, bias in entry.submit.sampling.logit_bias if bias == -math.inf}
         if entry.submit.ignore_eos:
             banned |= self._eog_tokens
-        constraint = entry.compiling.future.result().constraint(
-            triggers=entry.grammar.triggers, banned=frozenset(banned), clock=self._clock
+        constraint = Constraint(
+            entry.compiling.future.result(),
+            triggers=entry.grammar.triggers,
+            banned=frozenset(banned),
+            clock=self._clock,
         )
         constraint.accept(entry.request.output)
         entry.request.constraint = constraint

@@ -36,7 +36,7 @@ def constraint(
     regex: str, *, banned: frozenset[int] = frozenset(), triggers: tuple[str, ...] = (), clock: Clock | None = None
 ) -> Constraint:
     compiled = compile_grammar(Grammar(GrammarKind.REGEX, regex), VOCABULARY)
-    return compiled.constraint(triggers=triggers, banned=banned, clock=clock or Clock())
+    return Constraint(compiled, triggers=triggers, banned=banned, clock=clock or Clock())
 
 
 def allowed(bound: Constraint) -> list[int]:
@@ -124,7 +124,7 @@ def test_an_answer_ends_where_its_grammar_can_read_it_in_too_many_ways(monkeypat
     monkeypatch.setattr(constraint_module, "LIMIT_S", 0.005)
     grammar = Grammar(GrammarKind.GBNF, "root ::= s\ns ::= s s s | s s | [^\\x00]")
     compiled = compile_grammar(grammar, VOCABULARY)
-    bound = compiled.constraint(triggers=(), banned=frozenset(), clock=time.perf_counter)
+    bound = Constraint(compiled, triggers=(), banned=frozenset(), clock=time.perf_counter)
     n_chosen = 0
     while bound.choose(lambda ids: ord("a"), tries_first=True) != DEAD_END:
         n_chosen += 1
