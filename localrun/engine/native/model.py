@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from localrun.engine.native.library import ggml, last_problem, native
+from localrun.engine.native.library import bound, ggml, last_problem, native
 from localrun.engine.sample.chain import Dry
 from localrun.errors import BadModelFile
 
@@ -77,9 +77,8 @@ def tensors_of(path: str) -> Tensors:
 
 def _tensors_in(path: str) -> Tensors:
     library = ggml()
-    for name, result, *arguments in _GGUF_FUNCTIONS:
-        function = getattr(library, name)
-        function.restype, function.argtypes = result, arguments
+    for function in _GGUF_FUNCTIONS:
+        bound(*function)
     file = library.gguf_init_from_file(path.encode(), _GgufParams(no_alloc=True, context=None))
     if not file:
         return Tensors()

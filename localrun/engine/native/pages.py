@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localrun.engine.backend import State
-from localrun.engine.native.library import ggml, native
+from localrun.engine.native.library import bound, native
 
 # Keys and values; what a convolution remembers, and states.
 _CELLS = re.compile(rb"(cache_[kvrs]_l\d+)\b")
@@ -50,28 +50,27 @@ def memory_of_cells(context: ctypes.c_void_p, n_seqs: int, n_outputs: int) -> li
 
     That is read from the nodes of an empty graph, by their names; where these differ the list is empty.
     """
-    library = ggml()
     if not hasattr(native._lib, _GRAPH_RESERVE):
         return []
     reserve = getattr(native._lib, _GRAPH_RESERVE)
     reserve.restype = ctypes.c_void_p
     reserve.argtypes = [ctypes.c_void_p, *[ctypes.c_uint32] * 3]
-    library.ggml_graph_n_nodes.argtypes = [ctypes.c_void_p]
-    library.ggml_graph_node.restype = library.ggml_get_data.restype = ctypes.c_void_p
-    library.ggml_graph_node.argtypes = [ctypes.c_void_p, ctypes.c_int]
-    library.ggml_get_name.restype, library.ggml_nbytes.restype = ctypes.c_char_p, ctypes.c_size_t
-    library.ggml_get_name.argtypes = library.ggml_get_data.argtypes = library.ggml_nbytes.argtypes = [ctypes.c_void_p]
+    n_nodes = bound("ggml_graph_n_nodes", ctypes.c_int, ctypes.c_void_p)
+    node_at = bound("ggml_graph_node", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int)
+    name_of = bound("ggml_get_name", ctypes.c_char_p, ctypes.c_void_p)
+    data_of = bound("ggml_get_data", ctypes.c_void_p, ctypes.c_void_p)
+    size_of = bound("ggml_nbytes", ctypes.c_size_t, ctypes.c_void_p)
     # The last graph that the constructor of a context reserves. The plan of where a graph's tensors lie stays, and with
     # that of another graph deep prompts take a quarter longer.
     n_tokens = min(native.llama_n_ctx(context), native.llama_n_ubatch(context))
     graph = reserve(context, n_tokens, n_seqs, min(n_tokens, n_outputs))
     bounds: dict[bytes, tuple[int, int]] = {}
-    for index in range(library.ggml_graph_n_nodes(graph) if graph else 0):
-        node = library.ggml_graph_node(graph, index)
-        name = _CELLS.match(library.ggml_get_name(node))
-        if name is not None and (begin := library.ggml_get_data(node)):
+    for index in range(n_nodes(graph) if graph else 0):
+        node = node_at(graph, index)
+        name = _CELLS.match(name_of(node))
+        if name is not None and (begin := data_of(node)):
             known = bounds.get(name[1], (begin, begin))
-            bounds[name[1]] = min(known[0], begin), max(known[1], begin + library.ggml_nbytes(node))
+            bounds[name[1]] = min(known[0], begin), max(known[1], begin + size_of(node))
     return [AddressRange(begin, end - begin) for begin, end in bounds.values()]
 
 
