@@ -66,7 +66,6 @@ class WriterThread:
         self._backlog_bytes = backlog_bytes
         self._jobs: deque[tuple[Callable[[], object], int]] = deque()
         self._waiting_bytes = 0
-        self._is_busy = False
         self._is_closed = False
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -91,14 +90,8 @@ class WriterThread:
 
     def flush(self, deadline_s: float) -> bool:
         """Wait until all jobs are done, at most `deadline_s`. Returns whether they are."""
-        end_s = time.monotonic() + deadline_s
-        with self._changed:
-            while self._jobs or self._is_busy:
-                left_s = end_s - time.monotonic()
-                if left_s <= 0 or not self._thread.is_alive():
-                    return False
-                self._changed.wait(left_s)
-        return True
+        done = threading.Event()
+        return self.put(done.set) and done.wait(deadline_s)
 
     def close(self, deadline_s: float) -> None:
         """Drop queued jobs, and give the running one `deadline_s` to end."""
@@ -119,7 +112,6 @@ class WriterThread:
                 if self._is_closed:
                     return
                 job, n_bytes = self._jobs.popleft()
-                self._is_busy = True
             try:
                 job()
             except Exception:
@@ -128,8 +120,6 @@ class WriterThread:
             del job
             with self._changed:
                 self._waiting_bytes -= n_bytes
-                self._is_busy = False
-                self._changed.notify_all()
 
 
 RESERVE_BYTES = 1024**3
