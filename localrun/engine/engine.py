@@ -401,11 +401,6 @@ class Engine:
                 request.is_held = True
             cache.warm_streams(request.n_tokens for request in background.completes if not is_too_long(request, cache))
 
-    def _renew(self) -> None:
-        """Recreate the KV cells. No request may be running."""
-        self.cache.renew()
-        self._has_unseen_rows = False
-
     def _tidy(self) -> None:
         """Small work between steps: at most one copy of each kind, and more only when there are no requests."""
         brought = self.cache.restore_next()
@@ -484,17 +479,11 @@ class Engine:
             self._halt_background()
         return background.drop(request, is_kept=is_kept)
 
-    def _release(self, request: Request) -> None:
-        """Give back a request's sequence; what it holds is kept."""
+    def _release(self, request: Request, *, is_kept: bool) -> None:
+        """Give back a request's sequence. What it holds is kept, or not."""
         assert request.seq is not None
-        if self._leave_background(request):
-            self.cache.release(request.seq, request.n_computed)
-
-    def _forget(self, request: Request) -> None:
-        """Give back a request's sequence with nothing in it."""
-        assert request.seq is not None
-        if self._leave_background(request, is_kept=False):
-            self.cache.forget(request.seq)
+        if self._leave_background(request, is_kept=is_kept):
+            self.cache.release(request.seq, request.n_computed if is_kept else 0)
 
     def _advance(self, grants: tuple[Grant, ...], *, is_reusable: bool = False, has_drafts: bool = False) -> None:
         """After a decode: count, tell the cache how far prompts are, and continue the answers of requests that caught
@@ -558,10 +547,7 @@ class Engine:
         """The request's last delta. Its computed tokens stay as a prefix, unless the step that made them failed."""
         self._report.ended(request, finish, now_s, error)
         if request.seq is not None:
-            if error is None and not request.own_salt:
-                self._release(request)
-            else:
-                self._forget(request)
+            self._release(request, is_kept=error is None and not request.own_salt)
         self._answers.end(request)
         if request.chunks:
             self._encodings.drop(request)
@@ -574,11 +560,9 @@ class Engine:
     def _preempt(self, request: Request) -> None:
         """Take a request off its slot. Its cells become a parked prefix, so its return costs a copy, not a prefill;
         but for a prompt whose scores are wanted, which is read anew."""
+        self._release(request, is_kept=not request.is_scoring)
         if request.is_scoring:
-            self._forget(request)
             request.read_anew()
-        else:
-            self._release(request)
         self._speculation.drop(request)
         self.scheduler.preempt(request, self._clock())
         self._report.preempted(request)
@@ -602,7 +586,8 @@ class Engine:
             # It may be what stood beside it, or a draft of its own: whoever is isolated twice stays alone.
             request.n_isolations += 1
             request.isolated_until = end if request.n_isolations == 1 else sys.maxsize
-        self._renew()
+        self.cache.renew()
+        self._has_unseen_rows = False
 
     def _note_failure(self, error: Exception) -> None:
         """After `MAX_FAILED_STEPS` in a row the process gives up, since only a new context can help."""

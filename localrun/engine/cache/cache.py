@@ -1,9 +1,9 @@
 """The prefix cache: a sequence's life, from what is found of its prompt to what is kept of it.
 
-Owner: the engine's main thread. A sequence id is *free*, *running* (a request owns it, from `acquire` to `release` or
-`forget`) or *parked*: a finished request's tokens stay in their cells until the cells are needed. What is worth saving
-is saved to memory and disk (`copies.py`), a piece at a time beside the steps (`save_next`). Restoring it takes about a
-hundredth of the time that computing it took. How a prompt begins depends on the layout (`cells.py`):
+Owner: the engine's main thread. A sequence id is *free*, *running* (a request owns it, from `acquire` to `release`) or
+*parked*: a finished request's tokens stay in their cells until the cells are needed. What is worth saving is saved to
+memory and disk (`copies.py`), a piece at a time beside the steps (`save_next`). Restoring it takes about a hundredth of
+the time that computing it took. How a prompt begins depends on the layout (`cells.py`):
 
 * One pool: the prompt shares the cells of the sequence that holds most of it. Every row attends over the whole span, so
   parked sequences leave their cells as soon as nothing runs, or once attending over them has cost the running ones as
@@ -281,13 +281,12 @@ class Cache:
         return n_tokens if self.cells.length(seq) <= n_tokens else self.rewind(seq, n_tokens)
 
     def release(self, seq: int, n_tokens: int) -> None:
-        """A request is done with its sequence, which holds `n_tokens` of its tokens. They are kept if that pays."""
+        """A request is done with its sequence, which holds `n_tokens` of its tokens, or nothing that is
+        to be kept. They are kept if that pays."""
         del self._running[seq]
         self.restoring.pop(seq, None)
         n_whole = self._keys[seq].floor(n_tokens)
-        if n_whole < n_tokens and not self._layout.cut(seq, n_whole):
-            n_whole = 0
-        n_tokens = n_whole
+        n_tokens = n_whole if n_whole == n_tokens or self._layout.cut(seq, n_whole) else 0
         if not n_tokens:
             self._clear(seq)
             return
@@ -298,12 +297,6 @@ class Cache:
         self.tiers.park(seq, self.cells.n_placed if is_saved else None)
         if self._layout.can_share and not is_saved and self.tiers.is_on and not self._backend.n_gpu_layers:
             self._unpark(seq)
-
-    def forget(self, seq: int) -> None:
-        """Drop a running sequence and everything in its cells."""
-        del self._running[seq]
-        self.restoring.pop(seq, None)
-        self._clear(seq)
 
     def move_to_stream(self, seq: int) -> int:
         """The prompt of a background sequence is done. Returns the stream in which it continues."""

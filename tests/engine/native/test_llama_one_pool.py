@@ -82,7 +82,7 @@ def test_what_is_moved_is_where_the_books_say_and_answers_as_before(tiny_gguf: P
             assert backend.seq_remove(seq, len(tokens))
         return logits
 
-    cache.forget(below)
+    cache.release(below, 0)
     expected = answers()
     n_moves = 0
     while cells.span > COMPACT_RATIO * cells.n_used + COMPACT_CELLS:
