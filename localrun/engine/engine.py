@@ -470,10 +470,7 @@ class Engine:
         if request.seq in self.cache.restoring or request.chunk_after(request.n_computed) is not None:
             request.skips_steps = False
         background = self.background
-        if request not in background:
-            if request.is_long and background.is_busy:
-                background.leave(request, is_kept=is_kept)
-                return False
+        if request not in background and not request.is_long:
             return True
         if background.is_for_nobody_but(request):
             self._halt_background()
