@@ -102,7 +102,9 @@ class Report:
     def computed(self, plan: StepPlan, step_s: float) -> None:
         """A step was computed, which took so long."""
         totals = self.totals
-        totals.note_step(n_prefill=plan.n_prefill_rows, n_decode=plan.n_decode_rows, step_s=step_s)
+        totals.steps += 1
+        totals.step_s = step_s
+        totals.note_rows(n_prefill=plan.n_prefill_rows, n_decode=plan.n_decode_rows)
         totals.n_draft_rows += plan.n_draft_rows
 
     def take(self, cache: Cache, scheduler: Scheduler, media: MediaCounts, now_s: float) -> Step | None:
@@ -159,12 +161,6 @@ class Totals:
         """The background computed a batch."""
         self.background_s += seconds
         self.note_rows(n_prefill=n_rows, n_decode=0)
-
-    def note_step(self, *, n_prefill: int, n_decode: int, step_s: float) -> None:
-        """A step was computed, which took so long."""
-        self.steps += 1
-        self.step_s = step_s
-        self.note_rows(n_prefill=n_prefill, n_decode=n_decode)
 
     def end_step(self) -> None:
         """The step was reported."""

@@ -41,8 +41,9 @@ class Layout:
     can_cut = True
     can_share = False
 
-    def __init__(self, backend: Backend, cells: Cells, pool: PoolCells, n_away: int = 0) -> None:
-        self.cells, self.pool = cells, pool
+    def __init__(self, backend: Backend, book: StreamCells | None = None, n_away: int = 0) -> None:
+        self.pool = PoolCells(backend.n_cells, backend.n_seqs) if book is None else book.pool
+        self.cells: Cells = self.pool if book is None else book
         self.n_main = backend.n_seqs
         self.first_pooled = self.n_main if n_away else 0
         self.n_seqs = backend.n_seqs + n_away
@@ -144,10 +145,6 @@ class Layout:
 class OnePool(Layout):
     can_share = True
 
-    def __init__(self, backend: Backend) -> None:
-        pool = PoolCells(backend.n_cells, backend.n_seqs)
-        super().__init__(backend, pool, pool)
-
     def give(self, source: int, target: int, n_tokens: int) -> bool:
         self._backend.seq_share(source, target, 0, n_tokens)
         self.pool.share(source, target, 0, n_tokens)
@@ -169,7 +166,7 @@ class Streams(Layout):
     def __init__(self, backend: Backend) -> None:
         n_away = backend.worker.n_seqs if backend.worker else 0
         self.book = StreamCells(backend.n_cells, backend.n_seqs, n_away)
-        super().__init__(backend, self.book, self.book.pool, n_away)
+        super().__init__(backend, self.book, n_away)
 
     def spare_of(self, seq: int) -> int | None:
         """An empty sequence that copies of this one pass through, if it is in the pool."""
@@ -203,14 +200,6 @@ class Streams(Layout):
 
 class WholeStates(Layout):
     can_cut = False
-
-    def __init__(self, backend: Backend) -> None:
-        pool = PoolCells(backend.n_cells, backend.n_seqs)
-        super().__init__(backend, pool, pool)
-
-    def save_whole(self, seq: int, limit_bytes: int) -> State | None:
-        """The state of a sequence; None if it is larger than `limit_bytes`."""
-        return self._backend.state_get(seq, limit_bytes=limit_bytes)
 
     def load_whole(self, seq: int, data: State, n_tokens: int) -> bool:
         """Fill an empty sequence with a state of `n_tokens`. False if it was refused; the sequence is then empty."""

@@ -279,7 +279,6 @@ class Copies:
 
     def save_whole(self, seq: int, key: PrefixKey) -> bool:
         """Save the whole state of a sequence, unless an earlier checkpoint is as good. False if it does not fit."""
-        assert isinstance(self._layout, WholeStates)
         tiers, n_tokens = self._tiers, self._layout.cells.length(seq)
         states = tiers.match(key, n_tokens).states()
         n_saved = states[-1].end if states else 0
@@ -288,7 +287,7 @@ class Copies:
             self._checkpoints.passed_over(n_saved, n_tokens)
             return True
         began_s = self._clock()
-        data = self._layout.save_whole(seq, tiers.limit_bytes or tiers.most_bytes)
+        data = self._backend.state_get(seq, limit_bytes=tiers.limit_bytes or tiers.most_bytes)
         if data is None or not tiers.keep(tiers.tree.graft_state(key.tokens[:n_tokens], root=key.root), data):
             return False
         self._checkpoints.save.note(self._clock() - began_s)
