@@ -61,7 +61,7 @@ class Make(NamedTuple):
     # The backend, and what finds out how many threads are good for it if nobody knows.
     backend: Callable[[wire.Open], tuple[Backend, ThreadTrial | None]]
     # The models that draft, and the model's own heads.
-    drafters: Callable[[wire.Open, Backend], tuple[DraftModels | None, Callable[[], Heads | None]]]
+    drafters: Callable[[wire.Open, Backend], tuple[DraftModels | None, Callable[[], Heads | None] | None]]
     embedder: Callable[[wire.Open], Embedder]
     # Names the build; what is kept on disk belongs to one.
     build: Callable[[], str]
@@ -102,7 +102,7 @@ def main(make: Make) -> int:
             backend,
             time.monotonic,
             is_on=first.speculates,
-            drafter_of=partial(_drafter_of, drafts, first.draft_model_path),
+            drafter_of=partial(_drafter_of, drafts, first.draft_model_path) if drafts is not None else None,
             heads=heads,
         )
         engine = make.engine(
@@ -325,8 +325,8 @@ def _drafters(opened: wire.Open, backend: Backend) -> tuple[DraftModels, Callabl
     return drafts, lambda: backend.heads
 
 
-def _drafter_of(drafts: DraftModels | None, own_path: str, request: Request) -> Drafter | None:
-    return drafts.drafter_for(request) if drafts and (own_path or request.draft_model_path) else None
+def _drafter_of(drafts: DraftModels, own_path: str, request: Request) -> Drafter | None:
+    return drafts.drafter_for(request) if own_path or request.draft_model_path else None
 
 
 def _llama_embedder(opened: wire.Open) -> Embedder:

@@ -37,7 +37,7 @@ def _embedder(opened: wire.Open) -> Embedder:
 
 def main() -> int:
     return process.main(
-        process.Make(_backend, lambda opened, backend: (None, lambda: None), _embedder, lambda: "fake", FakeEngine)
+        process.Make(_backend, lambda opened, backend: (None, None), _embedder, lambda: "fake", FakeEngine)
     )
 
 

@@ -182,8 +182,8 @@ class Speculation:
         clock: Callable[[], float],
         *,
         is_on: bool = True,
-        drafter_of: Callable[[Request], Drafter | None] = lambda _request: None,
-        heads: Callable[[], Heads | None] = lambda: None,
+        drafter_of: Callable[[Request], Drafter | None] | None = None,
+        heads: Callable[[], Heads | None] | None = None,
         policy: DraftPolicy = choice.BY_COST,
     ) -> None:
         self.costs = DepthCosts()
@@ -287,7 +287,7 @@ class Speculation:
     def decoded(self, plan: StepPlan) -> None:
         """The backend has decoded this plan. The model's heads compute its rows, too, unless nobody is going to ask
         them for drafts soon."""
-        heads = self._heads()
+        heads = self._heads() if self._heads is not None else None
         if heads is None or plan.is_media or plan.is_long:
             return
         if any(self._states[r].asks_soon for r, _, _ in plan.grants if r.drafts is not None):
@@ -318,7 +318,8 @@ class Speculation:
         """What computes drafts for a request; nothing that has not seen its media, or has no room for it."""
         if request.chunks or request.is_long:
             return None
-        return self._drafter_of(request) or self._heads()
+        named = self._drafter_of(request) if self._drafter_of is not None else None
+        return named or (self._heads() if self._heads is not None else None)
 
     def _guess(self, request: Request, most_each: int) -> Proposal:
         if request.drafts is None:
