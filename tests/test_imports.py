@@ -115,7 +115,7 @@ ALLOWED_LAZILY = {
 
 # The engine's rooms, whom they may import beside themselves, and which of their modules are not pure.
 ENGINE_ROOMS = {
-    "schedule": ("backend", "cache", "request"),
+    "schedule": ("backend", "cache", "request", "sample.text"),
     "cache": ("backend",),
     "sample": ("backend", "request"),
     "speculate": ("backend", "cache.cells", "request", "schedule"),
@@ -123,27 +123,22 @@ ENGINE_ROOMS = {
     "embedding": (
         "backend",
         "encoding",
-        "inbox",
         "pipes",
         "request",
-        "sample.media",
         "sample.text",
         "schedule.policy",
     ),
 }
 NOT_PURE = {
-    *("adapters", "answers", "engine", "inbox", "pool", "process", "pipes", "tools"),
+    *("adapters", "answers", "engine", "process", "pipes", "tools"),
     *("embedding.engine", "embedding.process", "native.adapters"),
     *(
         "sample.grammars",
         "sample.grammar_library",
-        "sample.vocabulary",
-        "sample.gbnf",
-        "sample.grammar_checker",
         "sample.grammar_worker",
     ),
     "sample.weakening",
-    *("cache.disk", "cache.disk_files", "speculate.draft_models"),
+    *("cache.disk", "cache.disk_files", "speculate.draft_model"),
     *(
         f"native.{name}"
         for name in (
@@ -158,6 +153,7 @@ NOT_PURE = {
             "pages",
             "rows",
             "sampler",
+            "threads",
             "worker",
         )
     ),
@@ -345,8 +341,7 @@ def test_only_commands_know_of_clusters_and_few_modules_of_ray():
 def test_only_the_modules_for_grammars_import_llguidance():
     loading = {found.importer for found in imports() if is_within(found.name, "llguidance") and not found.is_lazy}
     assert loading == {
-        f"localrun.engine.sample.{name}"
-        for name in ("grammar_library", "grammar_worker", "lexemes", "vocabulary", "weakening")
+        f"localrun.engine.sample.{name}" for name in ("grammar_library", "grammar_worker", "lexemes", "weakening")
     }
     assert "llguidance" not in loaded_after("import localrun.engine.process, localrun.server.app")
 

@@ -39,50 +39,44 @@ class AdapterQueue:
         self._loader = loader or ThreadPoolExecutor(1, "adapters")
         self._loaded: dict[bytes, None] = {}  # besides the own ones, the least recently used first
         self._users: Counter[bytes] = Counter()
-        self._waiting: list[Request] = []
-        self._loading: tuple[Adapter, Future[None]] | None = None
+        self.waiting: list[Request] = []
+        self.loading: tuple[Adapter, Future[None]] | None = None
         self._lacks_room = False
 
     def add(self, request: Request) -> None:
-        """A new request, which waits unless all of its adapters are loaded."""
-        if not request.adapters.adapters:
-            return
+        """A new request that has adapters. It waits unless all of them are loaded."""
         # While a waiting request lacks room, later ones queue behind it even if their own adapters are loaded:
         # otherwise they could keep that room occupied for ever.
         if self._lacks_room or next(self._missing(request), None) is not None:
             request.awaits_adapters = True
-            self._waiting.append(request)
+            self.waiting.append(request)
         else:
             self._hold(request)
 
     def collect(self) -> Iterator[tuple[Request, LocalrunError]]:
         """Take what was loaded, and load what is waited for. Returns the requests that can never start, with the
         reason."""
-        if self._waiting or self._loading:
-            yield from self._take_loaded()
-            self._lacks_room = False
-            n_most = MOST_LOADED - len(self._own)
-            for request in list(self._waiting):
-                missing = next(self._missing(request), None)
-                if missing is None:
-                    self._waiting.remove(request)
-                    request.awaits_adapters = False
-                    self._hold(request)
-                elif self._n_needed(request) > n_most:
-                    self._waiting.remove(request)
-                    yield request, self._too_many(request)
-                elif self._loading is None and not self._begin(missing, request):
-                    self._lacks_room = True
-                    break
-
-    @property
-    def is_loading(self) -> bool:
-        return self._loading is not None
+        yield from self._take_loaded()
+        self._lacks_room = False
+        n_most = MOST_LOADED - len(self._own)
+        for request in list(self.waiting):
+            missing = next(self._missing(request), None)
+            if missing is None:
+                self.waiting.remove(request)
+                request.awaits_adapters = False
+                self._hold(request)
+            elif self._n_needed(request) > n_most:
+                self.waiting.remove(request)
+                yield request, self._too_many(request)
+            elif self.loading is None and not self._begin(missing, request):
+                self._lacks_room = True
+                break
 
     def drop(self, request: Request) -> None:
+        """A request that has adapters is over."""
         if request.awaits_adapters:
-            if request in self._waiting:
-                self._waiting.remove(request)
+            if request in self.waiting:
+                self.waiting.remove(request)
             return
         for adapter in request.adapters.adapters:
             if adapter.digest in self._loaded:
@@ -122,8 +116,8 @@ class AdapterQueue:
             if freed is None:
                 return False
             del self._loaded[freed], self._users[freed]
-        self._loading = adapter, self._loader.submit(self._load, adapter, freed)
-        self._loading[1].add_done_callback(lambda _: self._ring())
+        self.loading = adapter, self._loader.submit(self._load, adapter, freed)
+        self.loading[1].add_done_callback(lambda _: self._ring())
         return True
 
     def _load(self, adapter: Adapter, freed: bytes | None) -> None:
@@ -133,9 +127,9 @@ class AdapterQueue:
         self._backend.load_adapter(adapter)
 
     def _take_loaded(self) -> Iterator[tuple[Request, LocalrunError]]:
-        if self._loading is None or not self._loading[1].done():
+        if self.loading is None or not self.loading[1].done():
             return
-        (adapter, future), self._loading = self._loading, None
+        (adapter, future), self.loading = self.loading, None
         error = future.exception()
         if error is None:
             self._loaded[adapter.digest] = None
@@ -143,7 +137,7 @@ class AdapterQueue:
         if not isinstance(error, LocalrunError):
             log.error("the adapter %s cannot be loaded", adapter.path, exc_info=error)
             error = EngineFailed(f"the adapter {adapter.path} cannot be loaded: {error!r}")
-        for request in list(self._waiting):
+        for request in list(self.waiting):
             if any(other.digest == adapter.digest for other in request.adapters.adapters):
-                self._waiting.remove(request)
+                self.waiting.remove(request)
                 yield request, error

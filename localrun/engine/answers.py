@@ -69,7 +69,8 @@ class Answers:
         tokens = request.tokens if request.scoring is None else request.scoring.tokens
         said = [token for token in tokens if token >= 0] if request.chunks else tokens
         request.sampler.accept(said, resume.mu if resume is not None else None)
-        self._grammars.add(request, submit)
+        if submit.grammar is not None:
+            self._grammars.add(request, submit, submit.grammar)
         for token in request.output:
             request.text.feed(self._shown(request, token))
         # With a grammar that is known as soon as it has seen the tokens (`collect`).
@@ -82,9 +83,13 @@ class Answers:
         on: what is drawn does not depend on what was drafted, only how many tokens a step gives.
         """
         while rows:
-            late = {row.request for row in rows if row.request.constraint is not None and self._is_late(row)}
+            late = {
+                row.request for row in rows if row.request.constraint is not None and row.request.constraint.is_slow
+            }
             if late:
                 for row in rows:
+                    if row.request in late:
+                        self._late.postpone(row.request, row.at)
                     self._report.delta(row.request)  # each in its place, and all of them
                 rows = [row for row in rows if row.request not in late]
             tokens = self._backend.sample([(row.request.sampler, row.at) for row in rows])
@@ -122,17 +127,19 @@ class Answers:
 
     def collect(self, now_s: float) -> Iterator[AnswerEnd]:
         """Take what became ready beside the steps: grammars, and tokens that took long."""
-        for request, error, notices in self._grammars.collect():
-            if notices:
-                self._report.delta(request).notices = notices
-            if error is not None:
-                yield AnswerEnd(request, Finish.ERROR, now_s, error)
-            elif request.n_output and (over := self._over(request, now_s)) is not None:
-                yield over
-        for request, token, logprobs in self._late.collect():
-            over = self._take(request, logprobs, token, self._clock())
-            if over is not None:
-                yield over
+        if self._grammars.entries:
+            for request, error, notices in self._grammars.collect():
+                if notices:
+                    self._report.delta(request).notices = notices
+                if error is not None:
+                    yield AnswerEnd(request, Finish.ERROR, now_s, error)
+                elif request.n_output and (over := self._over(request, now_s)) is not None:
+                    yield over
+        if self._late.rows:
+            for request, token, logprobs in self._late.collect():
+                over = self._take(request, logprobs, token, self._clock())
+                if over is not None:
+                    yield over
 
     @property
     def look_again_s(self) -> float:
@@ -142,20 +149,19 @@ class Answers:
     @property
     def is_waited_for(self) -> bool:
         """Whether a grammar is being compiled, or a token drawn, beside the steps."""
-        return bool(self._grammars or self._late)
+        return bool(self._grammars.entries or self._late.rows)
 
     def end(self, request: Request) -> None:
-        self._late.drop(request)
+        if request in self._late.rows:
+            self._late.finish(request)
         request.sampler.close()
-        self._grammars.drop(request)
+        if request.awaits_grammar:
+            self._grammars.drop(request)
 
     def close(self) -> None:
         """End the threads."""
         self._grammars.close()
         self._late.close()
-
-    def _is_late(self, row: LogitsRow) -> bool:
-        return self._late.postpone(row.request, row.at)
 
     def _take(
         self, request: Request, logprobs: Logprobs | None, token: int, now_s: float, *, is_computed: bool = False

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localrun.engine.backend import DecodeFailed, Encoding, Projector
-from localrun.engine.request import MediaSpan
+from localrun.engine.sample.text import MediaSpan
 from localrun.errors import EngineFailed, LocalrunError
 from localrun.wire import MediaCounts, MediaKind
 
@@ -62,15 +62,11 @@ class Encodings(Generic[R]):
         self._kept_bytes = 0
         self._unused: set[bytes] = set()  # nobody has computed with them yet
         self._wanted: dict[bytes, list[R]] = {}
+        self.is_busy = False  # a chunk is being encoded
         self._job: _Job[R] | None = None
         self._failed: list[tuple[R, LocalrunError]] = []
         self._n_encoded = self._n_reused = self._n_tokens = 0
         self._encode_s = 0.0
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether a chunk is being encoded."""
-        return self._job is not None
 
     @property
     def is_over(self) -> bool:
@@ -113,7 +109,7 @@ class Encodings(Generic[R]):
     def collect(self) -> list[tuple[R, LocalrunError]]:
         """Take what is over. Returns the requests whose media cannot be encoded, and why."""
         if self._job is not None and self._job.encoding.is_over:
-            job, self._job = self._job, None
+            job, self._job, self.is_busy = self._job, None, False
             if not job.is_halted:
                 self._take(job)
         failed, self._failed = self._failed, []
@@ -161,7 +157,7 @@ class Encodings(Generic[R]):
         except Exception as error:
             self._failed.append((request, _problem(span, error)))
             return
-        self._job = _Job(span, encoding, self._clock(), request)
+        self._job, self.is_busy = _Job(span, encoding, self._clock(), request), True
 
     def _take(self, job: _Job[R]) -> None:
         try:

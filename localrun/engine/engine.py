@@ -20,14 +20,12 @@ from localrun.engine.adapters import AdapterQueue, Loader
 from localrun.engine.answers import Answers, LogitsRow, non_finite_error
 from localrun.engine.backend import BASE, AdapterSet, Backend, DecodeFailed, MediaRows, NoRoom, StepAborted, never_abort
 from localrun.engine.cache.cache import Cache
-from localrun.engine.cache.disk_record import DiskTier
-from localrun.engine.cache.tiers import Tiers
+from localrun.engine.cache.tiers import DiskTier, Tiers
 from localrun.engine.encoding import ENCODED_PART, Encodings
-from localrun.engine.inbox import Naps
-from localrun.engine.pool import Pool
 from localrun.engine.report import Beside, Report, at_once
-from localrun.engine.request import MediaSpan, Prompt, Request
-from localrun.engine.schedule.admission import Admission, is_too_long
+from localrun.engine.request import Request
+from localrun.engine.sample.text import MediaSpan, Prompt
+from localrun.engine.schedule.admission import Admission, Pool, is_too_long
 from localrun.engine.schedule.background import MOVE_TO_STREAM_S, BackgroundPrefill, BatchResult
 from localrun.engine.schedule.budget import TILE_ROWS, Budget, CostModel
 from localrun.engine.schedule.policy import LOWEST_RANK
@@ -42,12 +40,13 @@ from localrun.engine.schedule.scheduler import (
 )
 from localrun.engine.speculate.speculation import Speculation
 from localrun.errors import EngineFailed, LocalrunError
-from localrun.wire import Finish, KvRun, Step, Submit
+from localrun.wire import Finish, KvRun, MediaCounts, Step, Submit
 
 # After so many failed steps in a row the process gives up and lets the daemon replace it.
 MAX_FAILED_STEPS = 3
 # Streams without a latency target have a step at least this often while something is encoded.
 ENCODING_TURN_S = 2.0
+NO_MEDIA = MediaCounts()
 
 
 @dataclass(frozen=True)
@@ -63,7 +62,7 @@ class Limits:
 class Engine:
     """See the module. `adapters` are for requests that name none, and the `loader` is where others are loaded; without
     one that is a thread. What is done beside the steps `ring`s, in any thread, and until then nothing may be worth a
-    step for `wait_s`; without a `ring` each step waits a little itself."""
+    step for `wait_s`."""
 
     def __init__(
         self,
@@ -76,7 +75,7 @@ class Engine:
         speculation: Speculation | None = None,
         adapters: AdapterSet = BASE,
         loader: Loader | None = None,
-        ring: Callable[[], None] | None = None,
+        ring: Callable[[], None] = lambda: None,
     ) -> None:
         if limits.n_slots > min(backend.batch.capacity, backend.n_seqs):
             raise ValueError(f"{limits.n_slots} slots need as many batch rows and sequences")
@@ -84,15 +83,15 @@ class Engine:
         self._clock = clock
         self.background = background = BackgroundPrefill(lambda: backend.worker, CostModel(backend.tile_waste))
         budget = Budget(batch_rows=backend.batch.capacity, mixes_rows=backend.mixes_rows)
-        encoded_bytes = limits.ram_cache_bytes // ENCODED_PART if backend.projector is not None else 0
+        self._takes_media = backend.projector is not None
+        encoded_bytes = limits.ram_cache_bytes // ENCODED_PART if self._takes_media else 0
         tiers = Tiers(
             limits.ram_cache_bytes - encoded_bytes,
             disk,
             lambda *tokens: (background if background.is_there else budget).recompute_s(*tokens),
         )
         self.scheduler = Scheduler(n_slots=limits.n_slots, max_queue=limits.max_queue, budget=budget)
-        self._naps, self.wait_s = Naps(ring), 0.0
-        ring = self._naps.ring
+        self.wait_s = 0.0
         backend.tell(ring)
         self._adapters = AdapterQueue(backend, adapters, ring, loader)
         self._admission = Admission(
@@ -116,7 +115,8 @@ class Engine:
         waits.is_encoded = self._encodings.has
         self._speculation = speculation or Speculation(backend, clock)
         self.totals.drafts = self._speculation.counts
-        self._pool = Pool(self.cache, self.scheduler, background, self._speculation, self._preempt)
+        has_drafter, drop_drafts = self._speculation.has_drafter, self._speculation.drop
+        self._pool = Pool(self.cache, self.scheduler, background, self._preempt, has_drafter, drop_drafts)
 
     @property
     def is_idle(self) -> bool:
@@ -140,7 +140,7 @@ class Engine:
     def submit(
         self, submit: Submit, tokens: list[int], prediction: Sequence[int] = (), chunks: tuple[MediaSpan, ...] = ()
     ) -> None:
-        """Take a new request with the tokens and chunks of its prompt (`media.prompt_of`), and the tokens of
+        """Take a new request with the tokens and chunks of its prompt (`text.prompt_of`), and the tokens of
         `Submit.prediction`. The engine owns the list from now on, and it grows.
 
         A refusal is reported by the next `step`.
@@ -152,7 +152,8 @@ class Engine:
             return
         self._requests[request.id] = request
         self._report.submitted(request)
-        self._adapters.add(request)
+        if request.adapters.adapters:
+            self._adapters.add(request)
         if request.scoring is None:
             self._speculation.begin(request, submit, prediction)
         over = self._answers.begin(request, submit)
@@ -191,7 +192,6 @@ class Engine:
     def step(self, should_abort: Callable[[], bool] = never_abort) -> Step | None:
         """One round. Returns its news; None if there was nothing to do and nothing to report. What it computes for the
         lowest lane alone is given up when `should_abort`."""
-        self._naps.take(self.wait_s)
         self.wait_s = 0.0
         now_s = self._clock()
         self._collect(now_s)
@@ -206,7 +206,8 @@ class Engine:
             self._backend.turn_to(pool=False)
         if not plan.n_rows and self._is_waited_for:
             self.wait_s = self._answers.look_again_s
-        return self._report.take(self.cache, self.scheduler, self._encodings.counts, self._clock())
+        media = self._encodings.counts if self._takes_media else NO_MEDIA
+        return self._report.take(self.cache, self.scheduler, media, self._clock())
 
     def _collect(self, now_s: float) -> None:
         """Collect what became ready beside the steps: a batch of the background, rows of media, adapters, grammars,
@@ -218,10 +219,12 @@ class Engine:
             self._puts_off = is_near and not self._puts_off
             if not self._puts_off:
                 self._take_batch(background.collect())
-        for request, error in self._encodings.collect():
-            self._end(request, Finish.ERROR, now_s, error)
-        for request, error in self._adapters.collect():
-            self._end(request, Finish.ERROR, now_s, error)
+        if self._takes_media:
+            for request, error in self._encodings.collect():
+                self._end(request, Finish.ERROR, now_s, error)
+        if self._adapters.waiting or self._adapters.loading:
+            for request, error in self._adapters.collect():
+                self._end(request, Finish.ERROR, now_s, error)
         for over in self._answers.collect(now_s):
             self._end(*over)
 
@@ -233,7 +236,8 @@ class Engine:
         for request, is_first in self._admission.start(self.cache, now_s):
             self._report.started(request, is_first=is_first)
         self._tidy()
-        self._encode()
+        if self._takes_media:
+            self._encode()
         if self.background.has_prompts and not self.background.is_busy:
             self._begin_batch()
 
@@ -312,9 +316,9 @@ class Engine:
     def _is_waited_for(self) -> bool:
         """Whether there is nothing to do until something beside the steps is over, which then rings."""
         scheduler, cache = self.scheduler, self.cache
-        is_under_way = self._answers.is_waited_for or self._adapters.is_loading
+        is_under_way = self._answers.is_waited_for or self._adapters.loading
         return (
-            is_under_way
+            bool(is_under_way)
             and all(request.awaits_something for request in scheduler.waiting)
             and all(request.skips_steps for request in scheduler.running)
             and not (self.background.has_prompts or self.background.is_over or cache.restoring or cache.can_save_next)
@@ -397,11 +401,6 @@ class Engine:
                 request.is_held = True
             cache.warm_streams(request.n_tokens for request in background.completes if not is_too_long(request, cache))
 
-    def _renew(self) -> None:
-        """Recreate the KV cells. No request may be running."""
-        self.cache.renew()
-        self._has_unseen_rows = False
-
     def _tidy(self) -> None:
         """Small work between steps: at most one copy of each kind, and more only when there are no requests."""
         brought = self.cache.restore_next()
@@ -471,26 +470,17 @@ class Engine:
         if request.seq in self.cache.restoring or request.chunk_after(request.n_computed) is not None:
             request.skips_steps = False
         background = self.background
-        if request not in background:
-            if request.is_long and background.is_busy:
-                background.leave(request, is_kept=is_kept)
-                return False
+        if request not in background and not request.is_long:
             return True
         if background.is_for_nobody_but(request):
             self._halt_background()
         return background.drop(request, is_kept=is_kept)
 
-    def _release(self, request: Request) -> None:
-        """Give back a request's sequence; what it holds is kept."""
+    def _release(self, request: Request, *, is_kept: bool) -> None:
+        """Give back a request's sequence. What it holds is kept, or not."""
         assert request.seq is not None
-        if self._leave_background(request):
-            self.cache.release(request.seq, request.n_computed)
-
-    def _forget(self, request: Request) -> None:
-        """Give back a request's sequence with nothing in it."""
-        assert request.seq is not None
-        if self._leave_background(request, is_kept=False):
-            self.cache.forget(request.seq)
+        if self._leave_background(request, is_kept=is_kept):
+            self.cache.release(request.seq, request.n_computed if is_kept else 0)
 
     def _advance(self, grants: tuple[Grant, ...], *, is_reusable: bool = False, has_drafts: bool = False) -> None:
         """After a decode: count, tell the cache how far prompts are, and continue the answers of requests that caught
@@ -554,25 +544,22 @@ class Engine:
         """The request's last delta. Its computed tokens stay as a prefix, unless the step that made them failed."""
         self._report.ended(request, finish, now_s, error)
         if request.seq is not None:
-            if error is None and not request.own_salt:
-                self._release(request)
-            else:
-                self._forget(request)
+            self._release(request, is_kept=error is None and not request.own_salt)
         self._answers.end(request)
-        self._encodings.drop(request)
+        if request.chunks:
+            self._encodings.drop(request)
         self._speculation.end(request)
-        self._adapters.drop(request)
+        if request.adapters.adapters:
+            self._adapters.drop(request)
         self.scheduler.end(request)
         del self._requests[request.id]
 
     def _preempt(self, request: Request) -> None:
         """Take a request off its slot. Its cells become a parked prefix, so its return costs a copy, not a prefill;
         but for a prompt whose scores are wanted, which is read anew."""
+        self._release(request, is_kept=not request.is_scoring)
         if request.is_scoring:
-            self._forget(request)
             request.read_anew()
-        else:
-            self._release(request)
         self._speculation.drop(request)
         self.scheduler.preempt(request, self._clock())
         self._report.preempted(request)
@@ -596,7 +583,8 @@ class Engine:
             # It may be what stood beside it, or a draft of its own: whoever is isolated twice stays alone.
             request.n_isolations += 1
             request.isolated_until = end if request.n_isolations == 1 else sys.maxsize
-        self._renew()
+        self.cache.renew()
+        self._has_unseen_rows = False
 
     def _note_failure(self, error: Exception) -> None:
         """After `MAX_FAILED_STEPS` in a row the process gives up, since only a new context can help."""

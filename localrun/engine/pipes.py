@@ -11,6 +11,7 @@ Does not: open a model, or know what a message asks for (`process.py`).
 from __future__ import annotations
 
 import logging
+import math
 import os
 import select
 import signal
@@ -21,10 +22,12 @@ from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from queue import Empty, SimpleQueue
 from typing import Any, BinaryIO, Generic, Protocol, TypeVar
 
 from localrun import framing, wire
-from localrun.engine.inbox import Inbox
+from localrun.engine.backend import Backend
+from localrun.engine.embedding.inputs import Embedder
 from localrun.errors import EngineFailed, LocalrunError, QueueFull
 from localrun.hardware import library_problems
 
@@ -53,6 +56,57 @@ class Steps(Protocol):
 
 
 E = TypeVar("E", bound=Steps)
+
+
+class Inbox(Generic[E]):
+    """The way into the main thread, and the only place where that sleeps. Any thread puts work, and a signal handler;
+    the main thread drains. `E` is what the work is done on: the engine.
+
+    A SimpleQueue, because a signal handler puts into it too: its `put` may interrupt itself, which a lock or an event
+    would not survive.
+    """
+
+    def __init__(self) -> None:
+        self._items: SimpleQueue[Callable[[E], None] | None] = SimpleQueue()
+        self.exit_code = 0
+        self._should_abort = False
+
+    def put(self, item: Callable[[E], None], *, preempts: bool = False) -> None:
+        """More work. It `preempts` if a step of the lowest lane should be aborted for it."""
+        self._items.put(item)
+        if preempts:
+            self._should_abort = True
+
+    def ring(self) -> None:
+        """Something beside the steps is over: the main thread should look."""
+        self._items.put(lambda _: None)
+
+    def should_abort(self) -> bool:
+        """Whether there may be work that preempts."""
+        return self._should_abort
+
+    @property
+    def has_work(self) -> bool:
+        return not self._items.empty()
+
+    def leave(self, exit_code: int) -> None:
+        """Let the main loop end."""
+        self.exit_code = self.exit_code or exit_code
+        self._items.put(None)
+
+    def drain(self, engine: E, wait_s: float | None = 0.0) -> bool:
+        """Do everything that is there; first sleep until there is something, for so long at most, None or infinity for
+        as long as it takes. False when it is time to go."""
+        self._should_abort = False
+        may_wait, timeout_s = wait_s != 0, None if wait_s == math.inf else wait_s
+        try:
+            while (item := self._items.get(may_wait, timeout_s)) is not None:
+                item(engine)
+                may_wait = False
+        except Empty:
+            return True
+        return False
+
 
 # Windows has no pipes that refuse instead of waiting.
 _CAN_TRY = sys.platform != "win32"
@@ -268,12 +322,6 @@ ORPHAN_GRACE_S = 5.0
 FAILED, BROKEN_PIPE = 1, 2
 
 
-class Sink(Protocol):
-    """Where answers go: the outbox."""
-
-    def put(self, message: object) -> None: ...
-
-
 Take = Callable[[wire.ToEngine, Inbox[E], Outbox], None]
 # Told after every step whether the engine is idle, it may do something short. Returns how long to wait for a message
 # until the next call, None for as long as it takes.
@@ -284,6 +332,28 @@ def send(frames_out: BinaryIO, message: object) -> None:
     """One frame, before there is an outbox."""
     frames_out.write(framing.encode(message))
     frames_out.flush()
+
+
+def ready(model: Backend | Embedder, opened: wire.Open, load_s: float, *, n_slots: int, **own: Any) -> wire.Ready:
+    """What the daemon is told of a model that was opened in so many seconds. `own` is what not all engines have."""
+    projector = model.projector
+    return wire.Ready(
+        n_ctx=model.n_ctx,
+        n_ctx_train=model.n_ctx_train,
+        n_vocab=model.n_vocab,
+        n_slots=n_slots,
+        n_kv_cells=model.n_cells,
+        n_threads=model.n_threads,
+        n_gpu_layers=model.n_gpu_layers,
+        model_size_bytes=model.model_size_bytes,
+        kv_size_bytes=opened.kv_bytes,
+        load_s=load_s,
+        backend=model.name,
+        control_tokens=model.control_tokens,
+        media=projector.kinds if projector is not None else (),
+        audio_rate_hz=projector.audio_rate_hz if projector is not None else 0,
+        **own,
+    )
 
 
 def refuse(frames_out: BinaryIO, error: Exception) -> int:
@@ -353,7 +423,7 @@ def count(
     message: wire.Count,
     read: Callable[[], Sequence[int]],
     tokenizing: TokenizerThreads,
-    outbox: Sink,
+    outbox: Outbox,
     pieces: Callable[[Sequence[int], int], tuple[bytes, ...]],
 ) -> None:
     """Answer with the tokens that `read` makes of a text, and their `pieces` if they are wanted, in a while."""

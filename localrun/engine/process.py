@@ -26,16 +26,13 @@ from localrun.engine.cache.disk import open_disk
 from localrun.engine.cache.disk_files import library_build
 from localrun.engine.embedding.inputs import Embedder
 from localrun.engine.engine import Engine, Limits
-from localrun.engine.inbox import Inbox as EngineInbox
 from localrun.engine.native.threads import N_BATCH, N_CELLS, N_SEQS, ThreadTrial, plan_threads
 from localrun.engine.pipes import BROKEN_PIPE, Text, TokenizerThreads
-from localrun.engine.request import Prompt
-from localrun.engine.sample import media
-from localrun.engine.sample.text import pieces
-from localrun.engine.speculate.draft_model import DraftModel
-from localrun.engine.speculate.draft_models import DraftModels
-from localrun.engine.speculate.drafter import Drafter
-from localrun.engine.speculate.speculation import Speculation
+from localrun.engine.pipes import Inbox as EngineInbox
+from localrun.engine.request import Request
+from localrun.engine.sample.text import Prompt, count, pieces, prompt_of
+from localrun.engine.speculate.draft_model import DraftModel, DraftModels
+from localrun.engine.speculate.speculation import Drafter, Heads, Speculation
 from localrun.errors import EngineFailed, LocalrunError, QueueFull
 from localrun.hardware import processors, thread_choice
 from localrun.hardware.thread_choice import Threads
@@ -64,7 +61,7 @@ class Make(NamedTuple):
     # The backend, and what finds out how many threads are good for it if nobody knows.
     backend: Callable[[wire.Open], tuple[Backend, ThreadTrial | None]]
     # The models that draft, and the model's own heads.
-    drafters: Callable[[wire.Open, Backend], tuple[DraftModels | None, Callable[[], Drafter | None] | None]]
+    drafters: Callable[[wire.Open, Backend], tuple[DraftModels | None, Callable[[], Heads | None] | None]]
     embedder: Callable[[wire.Open], Embedder]
     # Names the build; what is kept on disk belongs to one.
     build: Callable[[], str]
@@ -105,7 +102,7 @@ def main(make: Make) -> int:
             backend,
             time.monotonic,
             is_on=first.speculates,
-            drafter_of=drafts.drafter_for if drafts is not None else None,
+            drafter_of=partial(_drafter_of, drafts, first.draft_model_path) if drafts is not None else None,
             heads=heads,
         )
         engine = make.engine(
@@ -120,7 +117,15 @@ def main(make: Make) -> int:
         )
     except Exception as error:
         return pipes.refuse(frames_out, error)
-    pipes.send(frames_out, _ready(backend, first, time.monotonic() - started_at_s))
+    ready = pipes.ready(
+        backend,
+        first,
+        time.monotonic() - started_at_s,
+        n_slots=first.n_slots,
+        n_pool_cells=backend.n_cells if backend.is_split else 0,
+        eog_tokens=tuple(sorted(backend.eog_tokens)),
+    )
+    pipes.send(frames_out, ready)
     tokenizing, prompts = TokenizerThreads(max_texts=first.n_slots + first.max_queue), PromptTokenizer(backend)
     exit_code = pipes.serve(
         engine,
@@ -168,13 +173,13 @@ class PromptTokenizer:
 
     def read(self, submit: wire.Submit, prediction: str) -> tuple[Prompt, list[int]]:
         """The tokens of a prompt, which may grow, and those of its prediction, which may not. Raises what
-        `media.prompt_of` and the vocabulary raise."""
+        `prompt_of` and the vocabulary raise."""
         said = submit.client, submit.segments, submit.tokens, prediction
         last = self._last
         if last is not None and last[0] == said:
             _, prompt, predicted = last
         else:
-            prompt = media.prompt_of(self.backend, submit)
+            prompt = prompt_of(self.backend, submit)
             predicted = self.backend.tokenize(prediction, parse_special=False)
             if not prompt.chunks:  # whose pseudo tokens may be those of one request alone
                 self._last = said, prompt, predicted
@@ -182,7 +187,7 @@ class PromptTokenizer:
 
 
 def take(
-    message: wire.ToEngine, prompts: PromptTokenizer, tokenizing: TokenizerThreads, inbox: Inbox, outbox: pipes.Sink
+    message: wire.ToEngine, prompts: PromptTokenizer, tokenizing: TokenizerThreads, inbox: Inbox, outbox: pipes.Outbox
 ) -> None:
     """One message from the daemon. A text that cannot be tokenized fails its own request and nothing else."""
     if isinstance(message, wire.Submit):
@@ -204,7 +209,7 @@ def take(
             inbox.put(lambda engine: engine.cancel(cancelled))
     elif isinstance(message, wire.Count):
         backend = prompts.backend
-        pipes.count(message, partial(media.count, backend, message), tokenizing, outbox, partial(pieces, backend))
+        pipes.count(message, partial(count, backend, message), tokenizing, outbox, partial(pieces, backend))
     elif isinstance(message, wire.ClearCache):
         inbox.put(_clearing(message, outbox))
 
@@ -226,7 +231,7 @@ def _refusal(request_id: int, error: LocalrunError | None) -> Callable[[Engine],
     return lambda engine: engine.refuse(request_id, error)
 
 
-def _clearing(message: wire.ClearCache, outbox: pipes.Sink) -> Callable[[Engine], None]:
+def _clearing(message: wire.ClearCache, outbox: pipes.Outbox) -> Callable[[Engine], None]:
     def clear(engine: Engine) -> None:
         tiers = engine.cache.tiers
         ram_bytes, disk_bytes = tiers.size_bytes, tiers.disk_bytes
@@ -262,7 +267,6 @@ def n_rows(opened: wire.Open) -> int:
 def _llama_backend(opened: wire.Open) -> tuple[Backend, ThreadTrial | None]:
     # Imported late: loading the native library takes a while, and who makes other parts does without it.
     from localrun.engine.native.context import Rope
-    from localrun.engine.native.library import gpu_free_bytes
     from localrun.engine.native.llama import LlamaBackend
 
     plan = plan_threads(opened, processors.usable(), _llama_build)
@@ -273,7 +277,7 @@ def _llama_backend(opened: wire.Open) -> tuple[Backend, ThreadTrial | None]:
         n_spare_seqs=n_spare_sequences(opened),
         n_batch=n_rows(opened),
         n_threads=plan.start.most,
-        n_gpu_layers=_gpu_layers(opened, gpu_free_bytes),
+        n_gpu_layers=_gpu_layers(opened),
         kv_type=opened.kv_type,
         use_extra_bufts=opened.use_extra_bufts,
         may_draft=opened.speculates,
@@ -303,7 +307,7 @@ def _llama_backend(opened: wire.Open) -> tuple[Backend, ThreadTrial | None]:
     )
 
 
-def _drafters(opened: wire.Open, backend: Backend) -> tuple[DraftModels, Callable[[], Drafter | None]]:
+def _drafters(opened: wire.Open, backend: Backend) -> tuple[DraftModels, Callable[[], Heads | None]]:
     """A draft model of its own is loaded now."""
     from localrun.engine.native.llama import LlamaBackend
 
@@ -321,10 +325,13 @@ def _drafters(opened: wire.Open, backend: Backend) -> tuple[DraftModels, Callabl
     return drafts, lambda: backend.heads
 
 
+def _drafter_of(drafts: DraftModels, own_path: str, request: Request) -> Drafter | None:
+    return drafts.drafter_for(request) if own_path or request.draft_model_path else None
+
+
 def _llama_embedder(opened: wire.Open) -> Embedder:
     from localrun.engine.native.context import Rope
     from localrun.engine.native.embedder import LlamaEmbedder
-    from localrun.engine.native.library import gpu_free_bytes
 
     assert opened.pooling is not None
     return LlamaEmbedder(
@@ -333,7 +340,7 @@ def _llama_embedder(opened: wire.Open) -> Embedder:
         n_ctx=opened.n_kv_cells,
         n_rows=opened.n_batch,
         n_threads=plan_threads(opened, processors.usable(), _llama_build).start.prompt,
-        n_gpu_layers=_gpu_layers(opened, gpu_free_bytes),
+        n_gpu_layers=_gpu_layers(opened),
         kv_type=opened.kv_type,
         use_extra_bufts=opened.use_extra_bufts,
         rope=Rope(*opened.rope),
@@ -348,47 +355,22 @@ def _llama_build() -> str:
     return library_build("llama-cpp-python", library_folder())
 
 
-def _gpu_layers(opened: wire.Open, gpu_free_bytes: Callable[[], int | None]) -> int:
+def _gpu_layers(opened: wire.Open) -> int:
     """Layers for the GPU: none without one, as many as asked, or as many as fit. A lost one is not asked in vain."""
+    from localrun.engine.native.library import gpu_free_bytes
+
     free_bytes = gpu_free_bytes() if opened.n_gpu_layers else None
     if free_bytes is None:
         return 0
-    if opened.n_gpu_layers >= 0:
-        return opened.n_gpu_layers
-    return layers_that_fit(
-        n_layers=opened.n_layers,
-        weights_bytes=opened.weights_bytes,
-        kv_bytes=opened.kv_bytes,
-        free_bytes=free_bytes,
-    )
+    return opened.n_gpu_layers if opened.n_gpu_layers >= 0 else layers_that_fit(opened, free_bytes)
 
 
-def layers_that_fit(*, n_layers: int, weights_bytes: int, kv_bytes: int, free_bytes: int) -> int:
-    """Layers for the GPU, at most `n_layers` + 1 (the output counts as one), by an even share of weights and KV."""
-    n_all = n_layers + 1
-    per_layer = max(1, (weights_bytes + kv_bytes) // n_all)
+def layers_that_fit(opened: wire.Open, free_bytes: int) -> int:
+    """Layers for the GPU, at most one more than there are (the output counts as one), by an even share of weights and
+    KV."""
+    n_all = opened.n_layers + 1
+    per_layer = max(1, (opened.weights_bytes + opened.kv_bytes) // n_all)
     return min(n_all, int(free_bytes * USABLE_FRACTION) // per_layer)
-
-
-def _ready(backend: Backend, opened: wire.Open, load_s: float) -> wire.Ready:
-    return wire.Ready(
-        n_ctx=backend.n_ctx,
-        n_ctx_train=backend.n_ctx_train,
-        n_vocab=backend.n_vocab,
-        n_slots=opened.n_slots,
-        n_kv_cells=backend.n_cells,
-        n_pool_cells=backend.n_cells if backend.is_split else 0,
-        n_threads=backend.n_threads,
-        n_gpu_layers=backend.n_gpu_layers,
-        model_size_bytes=backend.model_size_bytes,
-        kv_size_bytes=opened.kv_bytes,
-        load_s=load_s,
-        backend=backend.name,
-        control_tokens=backend.control_tokens,
-        eog_tokens=tuple(sorted(backend.eog_tokens)),
-        media=backend.projector.kinds if backend.projector is not None else (),
-        audio_rate_hz=backend.projector.audio_rate_hz if backend.projector is not None else 0,
-    )
 
 
 LLAMA = Make(_llama_backend, _drafters, _llama_embedder, _llama_build)

@@ -10,17 +10,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from localrun.engine.backend import Backend
 from localrun.engine.cache.cache import Cache
-from localrun.engine.cache.cells import Cells, PoolCells, StreamCells
-from localrun.engine.request import Request, refusal
+from localrun.engine.cache.cells import Cells, StreamCells
+from localrun.engine.request import DraftTotals, Request, refusal
 from localrun.engine.schedule.scheduler import Scheduler, StepPlan
-from localrun.engine.speculate.counts import DraftTotals
 from localrun.errors import LocalrunError
 from localrun.wire import Delta, Finish, KvRun, MediaCounts, Phase, Started, Step, StepStats
 
@@ -103,7 +102,9 @@ class Report:
     def computed(self, plan: StepPlan, step_s: float) -> None:
         """A step was computed, which took so long."""
         totals = self.totals
-        totals.note_step(n_prefill=plan.n_prefill_rows, n_decode=plan.n_decode_rows, step_s=step_s)
+        totals.steps += 1
+        totals.step_s = step_s
+        totals.note_rows(n_prefill=plan.n_prefill_rows, n_decode=plan.n_decode_rows)
         totals.n_draft_rows += plan.n_draft_rows
 
     def take(self, cache: Cache, scheduler: Scheduler, media: MediaCounts, now_s: float) -> Step | None:
@@ -160,12 +161,6 @@ class Totals:
         """The background computed a batch."""
         self.background_s += seconds
         self.note_rows(n_prefill=n_rows, n_decode=0)
-
-    def note_step(self, *, n_prefill: int, n_decode: int, step_s: float) -> None:
-        """A step was computed, which took so long."""
-        self.steps += 1
-        self.step_s = step_s
-        self.note_rows(n_prefill=n_prefill, n_decode=n_decode)
 
     def end_step(self) -> None:
         """The step was reported."""
@@ -228,15 +223,13 @@ class KvMap:
             return
         self._due_s = now_s + INTERVAL_S
         owners = {request.seq: request.id for request in running if request.seq is not None}
-        n_seqs = self._n_seqs
-        self._drawing = self._beside(partial(kv_map, _books(cells, n_seqs), n_seqs, owners))
+        self._drawing = self._beside(partial(kv_map, MapBooks.of(cells, self._n_seqs), owners))
 
     def take(self, cells: Cells, *, is_running: bool) -> list[KvRun] | None:
         """The map, if there is one that was not taken."""
         if not is_running:
             self._drawing = None
-            assert isinstance(cells, PoolCells | StreamCells)
-            return kv_map(cells, self._n_seqs, {})
+            return kv_map(MapBooks.of(cells, self._n_seqs), {})
         runs = self._drawing() if self._drawing is not None else None
         if runs is not None:
             self._drawing = None
@@ -248,40 +241,24 @@ class KvMap:
         return self._backend.n_seqs + (worker.n_seqs if worker else 0)
 
 
-class CellBooks:
-    """A copy of what `kv_map` reads of `PoolCells`."""
+class MapBooks(NamedTuple):
+    """A copy of what a map is drawn from: the lengths of the streams, if there are any, and how many cells each has;
+    the cells of the sequences in the pool, and how many of these hold each cell up to its span."""
 
-    def __init__(self, cells: PoolCells, n_seqs: int) -> None:
-        self.span = cells.span
-        self.refs = cells.refs[: cells.span].copy()
-        self._cells = [cells.cells_of(seq).copy() for seq in range(n_seqs)]
+    lengths: list[int]
+    n_stream_cells: int
+    cells: list[NDArray[np.int32]]
+    refs: NDArray[np.int32]
 
-    def cells_of(self, seq: int) -> NDArray[np.int32]:
-        return self._cells[seq]
-
-
-class StreamBooks:
-    """A copy of what `kv_map` reads of `StreamCells`."""
-
-    def __init__(self, cells: StreamCells, n_seqs: int) -> None:
-        self.n_cells, self.n_seqs = cells.n_cells, cells.n_seqs
-        self.pool = CellBooks(cells.pool, n_seqs - cells.n_seqs)
-        self._lengths = [cells.length(seq) for seq in range(cells.n_seqs)]
-
-    def length(self, seq: int) -> int:
-        return self._lengths[seq]
+    @classmethod
+    def of(cls, cells: Cells, n_seqs: int) -> MapBooks:
+        lengths = [cells.length(seq) for seq in range(cells.n_seqs)] if isinstance(cells, StreamCells) else []
+        pool = cells.pool if isinstance(cells, StreamCells) else cells
+        in_pool = [pool.cells_of(seq).copy() for seq in range(n_seqs - len(lengths))]
+        return cls(lengths, cells.n_cells, in_pool, pool.refs[: pool.span].copy())
 
 
-def _books(cells: Cells, n_seqs: int) -> CellBooks | StreamBooks:
-    if isinstance(cells, StreamCells):
-        return StreamBooks(cells, n_seqs)
-    assert isinstance(cells, PoolCells)
-    return CellBooks(cells, n_seqs)
-
-
-def kv_map(
-    cells: PoolCells | CellBooks | StreamCells | StreamBooks, n_seqs: int, owners: Mapping[int, int]
-) -> list[KvRun]:
+def kv_map(books: MapBooks, owners: Mapping[int, int]) -> list[KvRun]:
     """Who holds which KV cells, as runs of used cells in order: for people, who see a map of them.
 
     In a pool a cell may belong to several sequences, so runs are cut where the holder or the sharing changes. The one
@@ -291,38 +268,29 @@ def kv_map(
 
     `owners` names the request of each running sequence; of those that share cells, the one with the highest sequence
     number is named."""
-    if isinstance(cells, StreamCells | StreamBooks):
-        return _of_streams(cells, n_seqs, owners)
+    n_streams, n_cells = len(books.lengths), books.n_stream_cells
+    runs = [
+        KvRun(seq * n_cells, length, owners.get(seq, KEPT), False) for seq, length in enumerate(books.lengths) if length
+    ]
     requests = [KEPT, *owners.values()]
-    kinds = {seq: 1 + 2 * index for index, seq in enumerate(owners, 1)}
+    kinds = {seq - n_streams: 1 + 2 * index for index, seq in enumerate(owners, 1)}
     # Of each cell: 0 where it is empty, else 1 + 2 * (index into `requests`), and 1 more where it is shared. Filled up
     # to as many whole rows as a map may have runs.
-    kind_of = np.zeros(MAX_RUNS * -(-cells.span // MAX_RUNS), np.int32)
-    for seq in sorted(range(n_seqs), key=lambda seq: (seq in owners, seq)):
-        kind_of[cells.cells_of(seq)] = kinds.get(seq, 1)
-    kind_of[: cells.span] += cells.refs[: cells.span] > 1
+    span = books.refs.size
+    kind_of = np.zeros(MAX_RUNS * -(-span // MAX_RUNS), np.int32)
+    for seq in sorted(range(len(books.cells)), key=lambda seq: (seq in kinds, seq)):
+        kind_of[books.cells[seq]] = kinds.get(seq, 1)
+    kind_of[:span] += books.refs > 1
     is_other = kind_of[1:] != kind_of[:-1]
     if np.count_nonzero(is_other) < MAX_RUNS:
         starts = np.concatenate(([0], np.flatnonzero(is_other) + 1))[: kind_of.size]
         sizes, found = np.diff(starts, append=kind_of.size), kind_of[starts].astype(np.int64)
     else:
         starts, sizes, found = _coarse(kind_of.reshape(MAX_RUNS, -1), 1 + 2 * len(requests))
-    return [
-        KvRun(start, size, requests[(kind - 1) // 2], kind % 2 == 0)
+    return runs + [
+        KvRun(n_streams * n_cells + start, size, requests[(kind - 1) // 2], kind % 2 == 0)
         for start, size, kind in zip(starts.tolist(), sizes.tolist(), found.tolist(), strict=True)
         if kind
-    ]
-
-
-def _of_streams(cells: StreamCells | StreamBooks, n_seqs: int, owners: Mapping[int, int]) -> list[KvRun]:
-    n_streams, n_cells = cells.n_seqs, cells.n_cells
-    lengths = [cells.length(seq) for seq in range(n_streams)]
-    runs = [KvRun(seq * n_cells, length, owners.get(seq, KEPT), False) for seq, length in enumerate(lengths) if length]
-    pooled = {seq - n_streams: owner for seq, owner in owners.items() if seq >= n_streams}
-    first = n_streams * n_cells
-    return runs + [
-        KvRun(first + run.start, run.n_cells, run.request_id, run.is_shared)
-        for run in kv_map(cells.pool, n_seqs - n_streams, pooled)
     ]
 
 

@@ -12,37 +12,14 @@ import math
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from localrun.engine.backend import BASE, HASH_BYTES, AdapterSet, Backend, MediaChunk, Sampler
 from localrun.engine.cache.tree import PrefixKey
 from localrun.engine.sample import chain
 from localrun.engine.sample.constraint import Constraint
-from localrun.engine.sample.text import TextStream
-from localrun.engine.speculate.counts import DraftTotals
+from localrun.engine.sample.text import MediaSpan, Prompt, TextStream
 from localrun.errors import BadRequest, ContextExceeded, LocalrunError, QueueFull
-from localrun.wire import Delta, Finish, Lane, MediaKind, Phase, Resume, Submit, Usage
-
-
-class MediaSpan(NamedTuple):
-    """A chunk that begins at token `start` of a prompt. `key` names its rows, `field` where the client put it."""
-
-    start: int
-    chunk: MediaChunk
-    key: bytes
-    field: str = ""
-
-    @property
-    def end(self) -> int:
-        return self.start + self.chunk.n_tokens
-
-
-class Prompt(NamedTuple):
-    """The tokens of a prompt and its chunks, in order."""
-
-    tokens: list[int]
-    chunks: tuple[MediaSpan, ...] = ()
-
+from localrun.wire import Delta, DraftCounts, DraftSource, Finish, Lane, MediaKind, Phase, Resume, Submit, Usage
 
 # So many rows of a step have logits for the scores of a prompt: as many as there are for drafts, which no step has
 # beside prompts.
@@ -353,3 +330,37 @@ def refusal(request_id: int, error: LocalrunError | None, *, n_prompt: int) -> D
         error_message=None if error is None else error.message,
         retry_after_s=error.retry_after_s if isinstance(error, QueueFull) else None,
     )
+
+
+class DraftTotals:
+    """What was drafted of each source, and what became of it. All of it counts in the `total`, too."""
+
+    def __init__(self, total: DraftTotals | None = None) -> None:
+        self._total = total
+        self.n_drafted = self.n_accepted = 0
+        self.n_saved = 0.0  # steps, of a request: one without drafts would have given a token
+        self._counts: dict[DraftSource, list[float]] = {}
+
+    def add(self, source: DraftSource, *, n_drafted: int = 0, n_accepted: int = 0, seconds: float = 0.0) -> None:
+        """A draft; without tokens only the time that it took."""
+        counts = self._counts.setdefault(source, [0, 0, 0, 0.0])
+        self.n_drafted += n_drafted
+        self.n_accepted += n_accepted
+        counts[0] += n_drafted > 0
+        counts[1] += n_drafted
+        counts[2] += n_accepted
+        counts[3] += seconds
+        if self._total is not None:
+            self._total.add(source, n_drafted=n_drafted, n_accepted=n_accepted, seconds=seconds)
+
+    def by_source(self) -> tuple[DraftCounts, ...]:
+        """For messages."""
+        return tuple(
+            DraftCounts(source, int(n), int(n_drafted), int(n_accepted), seconds)
+            for source, (n, n_drafted, n_accepted, seconds) in self._counts.items()
+        )
+
+    def speedup(self, n_output: int) -> float:
+        """How many times as fast an answer of so many tokens was as without drafts: a step without any counts as what a
+        token costs."""
+        return n_output / max(1.0, n_output - self.n_saved) if n_output else 1.0

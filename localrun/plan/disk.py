@@ -10,7 +10,7 @@ from collections import OrderedDict
 from typing import cast
 
 from localrun.engine.backend import State
-from localrun.engine.cache.disk_record import DiskRecord
+from localrun.engine.cache.tree import DiskRecord
 from localrun.plan.clock import Account, VirtualClock
 
 
@@ -25,7 +25,7 @@ class SimDisk:
         self.size_bytes = 0
         self._byte_s, self._clock = byte_s, clock
         self._entries: OrderedDict[bytes, State] = OrderedDict()
-        self._lost: list[bytes] = []
+        self.lost: list[bytes] = []
 
     @property
     def n_entries(self) -> int:
@@ -43,11 +43,11 @@ class SimDisk:
         while self.size_bytes > self.limit_bytes:
             oldest = next(iter(self._entries))
             self.remove(oldest)
-            self._lost.append(oldest)
+            self.lost.append(oldest)
         return True
 
     def take_lost(self) -> list[bytes]:
-        lost, self._lost = self._lost, []
+        lost, self.lost = self.lost, []
         return lost
 
     def read(self, key: bytes) -> bytearray | None:

@@ -152,7 +152,6 @@ class Replica:
             SimDisk(setup.disk_cache_bytes, setup.costs.disk_byte_s, clock) if setup.disk_cache_bytes else None,
             beside=_never,
             speculation=(Speculation if setup.speculates else _NoDrafts)(backend, clock, is_on=setup.speculates),
-            ring=_no_ring,
         )
         self._costs = setup.costs
         self._arrivals = arrivals_of(sessions, rate_per_s)
@@ -357,10 +356,6 @@ def _never(_draw: Callable[[], list[KvRun]]) -> Callable[[], list[KvRun] | None]
 
 def _nothing() -> None:
     return None
-
-
-def _no_ring() -> None:
-    """The driver looks by itself."""
 
 
 @contextmanager

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
-
 from localrun.engine.cache.disk import KvDisk
-from localrun.engine.cache.disk_record import DiskRecord, block_key
+from localrun.engine.cache.tree import DiskRecord, block_key
 from localrun.kv_folders import About
 
 FINGERPRINT = bytes(range(16))
@@ -19,8 +17,7 @@ def record(tokens: list[int], parent: DiskRecord | None = None, *, is_whole: boo
     """A block of `tokens` at the end of `parent`, or at the root."""
     parent_key = parent.key if parent else b""
     start = parent.start + len(parent.tokens) if parent else 0
-    order = np.arange(start, start + len(tokens), dtype=np.int32)[::-1].copy()
-    return DiskRecord(block_key(parent_key, start, tokens), parent_key, start, tokens, order, is_whole)
+    return DiskRecord(block_key(parent_key, start, tokens), parent_key, start, tokens, is_whole)
 
 
 def tier(root: Path, *, fingerprint: bytes = FINGERPRINT, limit_bytes: int = LIMIT_BYTES) -> KvDisk:

@@ -9,10 +9,10 @@ from typing import Any
 
 from localrun.engine.backend import AdapterSet, Backend, MemoryKind
 from localrun.engine.cache.cells import PoolCells, StreamCells
-from localrun.engine.cache.disk_record import DiskTier
-from localrun.engine.engine import Engine, Limits
-from localrun.engine.request import MediaSpan, Prompt, Request
-from localrun.engine.sample.media import prompt_of
+from localrun.engine.cache.tiers import DiskTier
+from localrun.engine.engine import Limits
+from localrun.engine.request import Request
+from localrun.engine.sample.text import MediaSpan, Prompt, prompt_of
 from localrun.engine.speculate.speculation import Speculation
 from localrun.wire import (
     Adapter,
@@ -27,6 +27,7 @@ from localrun.wire import (
     Step,
     Submit,
 )
+from tests.engine.stepped import SteppedEngine
 from tests.fakes.backend import FakeBackend
 from tests.fakes.media import FakeProjector, contents_of, fake_rows
 from tests.fakes.tokens import IM_END, digest_after, next_token
@@ -89,7 +90,7 @@ class Harness:
         own = AdapterSet.of(adapters)
         for adapter in own.adapters:
             self.backend.load_adapter(adapter)
-        self.engine = Engine(
+        self.engine = SteppedEngine(
             self.backend,
             limits,
             self._clock,

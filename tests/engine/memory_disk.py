@@ -4,7 +4,7 @@ entries used longest ago make room, beginnings last."""
 from __future__ import annotations
 
 from localrun.engine.backend import State
-from localrun.engine.cache.disk_record import DiskRecord
+from localrun.engine.cache.tree import DiskRecord
 
 
 class MemoryDisk:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from localrun.engine.adapters import MOST_LOADED
 from localrun.engine.backend import BASE, AdapterSet, MemoryKind
-from localrun.engine.sample.media import prompt_of
+from localrun.engine.sample.text import prompt_of
 from localrun.errors import BadRequest
 from localrun.wire import Adapter, Finish, Lane, Media, MediaKind, Segment, Submit
 from tests.depth import DEPTH

@@ -15,6 +15,7 @@ from localrun.engine.native.llama import LlamaBackend
 from localrun.wire import Delta, Finish, Lane, Sampling, Submit
 from tests.engine.conftest import open_tiny
 from tests.engine.harness import Harness, expected_output
+from tests.engine.stepped import SteppedEngine
 from tests.fakes.backend import FakeBackend, FakeWorker
 
 ONE = [97 + at % 20 for at in range(200)]
@@ -156,13 +157,13 @@ def test_in_llama_cpp_too(split: LlamaBackend):
         greedy = Sampling(temperature=0)
         engine.submit(Submit(id=request_id, sampling=greedy, n_predict=6, ignore_eos=True), list(prompt))
 
-    plain = Engine(split, Limits(4, 8, 0.0, 0), time.monotonic)
+    plain = SteppedEngine(split, Limits(4, 8, 0.0, 0), time.monotonic)
     submit(plain, 1, one)
     submit(plain, 2, other)
     expected, _ = run_all(plain)
     plain.close()
     split.rebuild()
-    engine = Engine(split, Limits(4, 8, 0.0, 1 << 28), time.monotonic)
+    engine = SteppedEngine(split, Limits(4, 8, 0.0, 1 << 28), time.monotonic)
     # A busy machine may find that such a small model computes quicker than it copies.
     engine.cache.tiers.recompute_s = lambda _start, n_tokens: float(n_tokens)
     submit(engine, 1, one)

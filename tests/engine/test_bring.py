@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from localrun.engine.cache import cache, copies
+from localrun.engine.cache import cache, copies, tiers
 from localrun.engine.cache.copies import PIECE_TOKENS
 from localrun.wire import Finish, Lane
 from tests.engine.harness import Harness, expected_output
@@ -99,8 +99,10 @@ def test_who_is_preempted_meanwhile_comes_back():
 @pytest.mark.parametrize("seed", [5, 6, 7, 12, 13, 15])
 def test_random_arrivals_and_departures_change_no_answer(seed: int, monkeypatch: pytest.MonkeyPatch):
     """Small blocks and small pieces, so that hardly anything is brought back at once; memory and cells are short."""
-    for name, value in (("BLOCK_TOKENS", 8), ("PIECE_TOKENS", 16), ("GAIN_TOKENS", 4), ("RESTORE_PIECE_S", 1e-9)):
-        monkeypatch.setattr(cache if name == "RESTORE_PIECE_S" else copies, name, value)
+    for name, value in (("BLOCK_TOKENS", 8), ("PIECE_TOKENS", 16), ("RESTORE_PIECE_S", 1e-9)):
+        monkeypatch.setattr(copies, name, value)
+    for module in (cache, copies, tiers):
+        monkeypatch.setattr(module, "GAIN_TOKENS", 4)
     random, n_brought = Random(seed), 0
     restore_next = cache.Cache.restore_next
 

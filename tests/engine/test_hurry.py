@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from localrun.engine.backend import MemoryKind, StepAborted
-from localrun.engine.inbox import Inbox
 from localrun.engine.native.llama import LlamaBackend
+from localrun.engine.pipes import Inbox
 from localrun.wire import Lane
 from tests.engine.conftest import compute, n_held
 from tests.engine.harness import Harness

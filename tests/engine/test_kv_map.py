@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from localrun.engine.cache.cells import PoolCells, StreamCells
-from localrun.engine.report import INTERVAL_S, KEPT, MAX_RUNS, kv_map
+from localrun.engine.report import INTERVAL_S, KEPT, MAX_RUNS, MapBooks, kv_map
 from localrun.wire import KvRun
 from tests.engine.harness import Harness
 
@@ -19,14 +19,18 @@ def test_shared_cells_are_runs_of_their_own():
     cells.place([0] * 6)
     cells.share(0, 1, 0, 4)
     cells.place([1] * 2)
-    assert kv_map(cells, 4, {1: 7}) == [KvRun(0, 4, 7, True), KvRun(4, 2, KEPT, False), KvRun(6, 2, 7, False)]
+    assert kv_map(MapBooks.of(cells, 4), {1: 7}) == [
+        KvRun(0, 4, 7, True),
+        KvRun(4, 2, KEPT, False),
+        KvRun(6, 2, 7, False),
+    ]
 
 
 def test_streams_lie_one_after_the_other():
     cells = StreamCells(32, 2, 1)
     cells.fill(1, 5)
     cells.fill(2, 3)
-    assert kv_map(cells, 3, {2: 9}) == [KvRun(16, 5, KEPT, False), KvRun(32, 3, 9, False)]
+    assert kv_map(MapBooks.of(cells, 3), {2: 9}) == [KvRun(16, 5, KEPT, False), KvRun(32, 3, 9, False)]
 
 
 @given(st.lists(st.integers(0, 3), max_size=300), st.sets(st.integers(0, 3)))
@@ -35,7 +39,7 @@ def test_every_used_cell_is_in_one_run(rows: list[int], freed: set[int]):
     cells.place(rows)
     for seq in freed:
         cells.truncate(seq, 0)
-    runs = kv_map(cells, 4, {})
+    runs = kv_map(MapBooks.of(cells, 4), {})
     assert sum(run.n_cells for run in runs) == cells.n_used
     covered = np.zeros(300, bool)
     for run in runs:
@@ -61,7 +65,7 @@ def test_a_map_of_confetti_is_drawn_coarser_and_counts_everybodys_cells(n_seqs: 
         return KvRun(*fields)
 
     monkeypatch.setattr("localrun.engine.report.KvRun", counted)
-    runs = kv_map(cells, n_seqs, {seq: 100 + seq for seq in range(n_seqs)})
+    runs = kv_map(MapBooks.of(cells, n_seqs), {seq: 100 + seq for seq in range(n_seqs)})
     assert n_made == len(runs) <= MAX_RUNS, "none is made to be thrown away"
     held: Counter[tuple[int, bool]] = Counter()
     for run in runs:
@@ -81,7 +85,7 @@ def test_a_coarse_map_is_right_about_where_a_request_lies():
     cells = PoolCells(4 * n_steps, 4)
     for pair in ([0, 1], [2, 3]):
         cells.place(pair * n_steps)
-    runs = kv_map(cells, 4, {seq: seq + 1 for seq in range(4)})
+    runs = kv_map(MapBooks.of(cells, 4), {seq: seq + 1 for seq in range(4)})
     assert len(runs) > 100
     for run in runs:
         first = 0 if run.request_id <= 2 else 2 * n_steps

@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from localrun.engine.cache import cells, copies
+from localrun.engine.cache import cache, cells
 from localrun.engine.speculate.speculation import Speculation
 from localrun.wire import Finish, Lane, Submit
 from tests.depth import DEPTH
@@ -97,7 +97,7 @@ def test_an_answer_that_outgrows_its_stream_goes_on_in_the_pool():
 
 def test_memory_for_an_answer_that_outgrows_its_stream_is_touched_before_it_moves(monkeypatch: pytest.MonkeyPatch):
     """By a thread, and only where there is no more room for the next token does anybody wait for it."""
-    monkeypatch.setattr(copies, "QUICK_BYTES", 0)
+    monkeypatch.setattr(cache, "QUICK_BYTES", 0)
     run = harness(n_cells=N_SLOTS * 256)
     asked_about: list[int] = []
     warm, n_tries = run.backend.warm, 2

@@ -9,7 +9,7 @@ import pytest
 from msgspec import structs
 
 from localrun.engine.backend import DecodeFailed, MemoryKind
-from localrun.engine.sample.media import count, prompt_of
+from localrun.engine.sample.text import count, prompt_of
 from localrun.engine.speculate.speculation import Speculation
 from localrun.errors import BadRequest
 from localrun.wire import Count, Finish, Lane, Media, MediaKind, Resume, Sampling, Segment, Submit

@@ -13,13 +13,14 @@ import numpy as np
 import pytest
 
 from localrun.engine.backend import DecodeFailed, MemoryKind
-from localrun.engine.cache.checkpoints import CHECKPOINT_GAP_TOKENS
+from localrun.engine.cache.copies import CHECKPOINT_GAP_TOKENS
 from localrun.engine.cache.tree import PrefixKey
-from localrun.engine.engine import Engine, Limits
+from localrun.engine.engine import Limits
 from localrun.engine.native.library import native
 from localrun.engine.native.llama import LlamaBackend
 from localrun.wire import Finish, Sampling, Submit, Usage
 from tests.engine.conftest import compute, n_held, saved_state
+from tests.engine.stepped import SteppedEngine
 from tests.support.synthesis.synthesize import synthesize
 
 KINDS = {
@@ -68,7 +69,7 @@ class Run:
 
     def __init__(self, backend: LlamaBackend, *, ram_cache_bytes: int = 1 << 26) -> None:
         self.backend = backend
-        self.engine = Engine(backend, Limits(4, 64, 0.0, ram_cache_bytes), lambda: 0.0)
+        self.engine = SteppedEngine(backend, Limits(4, 64, 0.0, ram_cache_bytes), lambda: 0.0)
         self.outputs: dict[int, list[int]] = {}
         self.usages: dict[int, Usage] = {}
         self.prompts: dict[int, list[int]] = {}

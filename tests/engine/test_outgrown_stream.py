@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from localrun.engine.engine import Engine, Limits
+from localrun.engine.engine import Limits
 from localrun.engine.native.llama import LlamaBackend
 from localrun.wire import Finish, Sampling, Submit
+from tests.engine.stepped import SteppedEngine
 from tests.fakes.backend import FakeBackend
 
 N_SLOTS, SHARE = 4, 256
@@ -35,7 +36,7 @@ def open_llama(path: Path) -> LlamaBackend:
 @pytest.mark.parametrize("opened", [open_fake, open_llama])
 def test_everybody_ends_with_as_much_as_was_asked_for(opened, ram_cache_bytes: int, n_prompt: int, tiny_gguf: Path):
     backend = opened(tiny_gguf)
-    engine = Engine(backend, Limits(N_SLOTS, 64, 0.02, ram_cache_bytes), time.monotonic)
+    engine = SteppedEngine(backend, Limits(N_SLOTS, 64, 0.02, ram_cache_bytes), time.monotonic)
     # Nearly all of the second one is in the cache when it starts: it has a single token to compute.
     prompts = {20: (LONG * 2)[:n_prompt], 21: (LONG * 2)[:n_prompt], 22: LONG[:100]}
     prompts |= {30 + at: [65 + at] * 30 for at in range(20)}

@@ -11,8 +11,7 @@ import pytest
 
 from localrun import framing, wire
 from localrun.engine.engine import Engine, Limits
-from localrun.engine.inbox import Inbox
-from localrun.engine.pipes import Outbox, run_steps
+from localrun.engine.pipes import Inbox, Outbox, run_steps
 from localrun.wire import Sampling, Step, Submit
 from tests.engine.harness import expected_output
 from tests.fakes.backend import FakeBackend

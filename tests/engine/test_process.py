@@ -19,8 +19,7 @@ from msgspec.structs import replace
 from localrun import framing, wire
 from localrun.engine import process
 from localrun.engine.engine import Engine, Limits
-from localrun.engine.inbox import Inbox
-from localrun.engine.pipes import LONG_CHARACTERS, Outbox, TokenizerThreads, run_steps
+from localrun.engine.pipes import LONG_CHARACTERS, Inbox, Outbox, TokenizerThreads, run_steps
 from localrun.engine.process import spare_time
 from localrun.wire import (
     Cancel,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from localrun.engine.cache import copies
+from localrun.engine.cache import cache, copies
 from localrun.engine.cache.tree import PrefixKey
 from tests.engine.harness import Harness, expected_output
 from tests.engine.memory_disk import MemoryDisk
@@ -15,7 +15,7 @@ OTHER = [40 + at % 17 for at in range(150)]
 
 @pytest.fixture(autouse=True)
 def _nothing_is_quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(copies, "QUICK_BYTES", 0)
+    monkeypatch.setattr(cache, "QUICK_BYTES", 0)
 
 
 def split(n_slots: int = 3, **options: object) -> Harness:

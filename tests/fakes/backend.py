@@ -46,8 +46,8 @@ from localrun.engine.backend import (
     StepAborted,
     first_undoable,
 )
+from localrun.engine.sample.chain import bits_at
 from localrun.engine.sample.constraint import DEAD_END, Constraint
-from localrun.engine.sample.draws import bits_at
 from localrun.engine.speculate.choice import MOST_DRAFTS
 from localrun.errors import BadModelFile
 from localrun.wire import Adapter, Sampling, TokenLogprob

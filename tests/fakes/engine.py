@@ -17,7 +17,7 @@ from typing import ClassVar
 
 from localrun.engine.backend import never_abort
 from localrun.engine.engine import Engine
-from localrun.engine.request import MediaSpan
+from localrun.engine.sample.text import MediaSpan
 from localrun.wire import Step, Submit
 
 

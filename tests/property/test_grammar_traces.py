@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from localrun.engine.sample import grammar_checker
+from localrun.engine.sample import grammars
 from localrun.engine.sample.constraint import Constraint
 from localrun.wire import Finish, Grammar, GrammarKind, Lane
 from tests.depth import DEPTH
@@ -61,8 +61,8 @@ def alone(
 def no_limit_of_time() -> Iterator[None]:
     """What a busy machine takes is no fault of a grammar."""
     with pytest.MonkeyPatch.context() as changed:
-        changed.setattr(grammar_checker, "COMPILE_LIMIT_S", 600)
-        changed.setattr(grammar_checker, "_LONGEST_S", 600)
+        changed.setattr(grammars, "COMPILE_LIMIT_S", 600)
+        changed.setattr(grammars, "_LONGEST_S", 600)
         yield
 
 

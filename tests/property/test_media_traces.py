@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 
 from localrun.engine.backend import DecodeFailed, MemoryKind
 from localrun.engine.cache import cells, copies
-from localrun.engine.request import Prompt
-from localrun.engine.sample.media import prompt_of
+from localrun.engine.sample.text import Prompt, prompt_of
 from localrun.engine.speculate.speculation import Speculation
 from localrun.wire import Adapter, Finish, Lane, Media, MediaKind, Segment, Submit
 from tests.depth import DEPTH

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from localrun.engine.backend import MemoryKind, State
-from localrun.engine.cache.disk_record import DiskRecord
-from localrun.engine.cache.tree import PrefixKey
+from localrun.engine.cache.tree import DiskRecord, PrefixKey
 from tests.engine.harness import Harness, expected_output
 from tests.engine.memory_disk import MemoryDisk
 from tests.fakes.tokens import IM_END

@@ -20,10 +20,11 @@ from pathlib import Path
 import numpy as np
 
 from localrun.engine.cache.tree import PrefixKey
-from localrun.engine.engine import Engine, Limits
+from localrun.engine.engine import Limits
 from localrun.engine.native.llama import LlamaBackend
 from localrun.hardware.thread_choice import Threads
 from localrun.wire import Sampling, Submit
+from tests.engine.stepped import SteppedEngine
 
 GREEDY = Sampling(temperature=0)
 N_STREAMS = 3
@@ -41,7 +42,7 @@ class Gaps:
         )  # fmt: skip
         self.backend.set_threads(Threads(n_threads, n_threads), may_use_fewer=True)
         self.backend.n_ctx = self.backend.n_cells  # more than the model was made for, which only its answers show
-        self.engine = Engine(self.backend, Limits(n_slots, 64, target_s, 6 << 30), time.perf_counter)
+        self.engine = SteppedEngine(self.backend, Limits(n_slots, 64, target_s, 6 << 30), time.perf_counter)
         self.longest_s = self.longest_decode_s = self.longest_rest_s = self.longest_cpu_s = 0.0
         self._last_s: dict[int, float] = {}
         self._ended: set[int] = set()

@@ -15,7 +15,7 @@ import pytest
 
 from localrun.engine.cache.disk import open_disk
 from localrun.engine.cache.disk_files import library_build
-from localrun.engine.engine import Engine, Limits
+from localrun.engine.engine import Limits
 from localrun.engine.native.library import library_folder, native
 from localrun.engine.native.llama import LlamaBackend
 from localrun.engine.request import Request
@@ -23,6 +23,7 @@ from localrun.engine.speculate.choice import DraftChoice
 from localrun.engine.speculate.speculation import Speculation
 from localrun.wire import Delta, DraftSource, Finish, Open, Sampling, Submit, Usage
 from tests.engine.speculate.drafters import always
+from tests.engine.stepped import SteppedEngine
 
 GREEDY = Sampling(temperature=0)
 RAM_CACHE_BYTES = 1 << 29
@@ -103,7 +104,7 @@ class Runner:
             speculation = Speculation(
                 self.backend, time.monotonic, drafter_of=lambda request: draft, policy=always(draft.choose)
             )
-        self.engine = Engine(self.backend, limits, time.monotonic, disk, speculation=speculation)
+        self.engine = SteppedEngine(self.backend, limits, time.monotonic, disk, speculation=speculation)
         self.usages: dict[int, Usage] = {}
         self.n_rows: list[int] = []
         self.had_long_ones = False

@@ -1,9 +1,9 @@
 """The prefix cache: a sequence's life, from what is found of its prompt to what is kept of it.
 
-Owner: the engine's main thread. A sequence id is *free*, *running* (a request owns it, from `acquire` to `release` or
-`forget`) or *parked*: a finished request's tokens stay in their cells until the cells are needed. What is worth saving
-is saved to memory and disk (`copies.py`), a piece at a time beside the steps (`save_next`). Restoring it takes about a
-hundredth of the time that computing it took. How a prompt begins depends on the layout (`cells.py`):
+Owner: the engine's main thread. A sequence id is *free*, *running* (a request owns it, from `acquire` to `release`) or
+*parked*: a finished request's tokens stay in their cells until the cells are needed. What is worth saving is saved to
+memory and disk (`copies.py`), a piece at a time beside the steps (`save_next`). Restoring it takes about a hundredth of
+the time that computing it took. How a prompt begins depends on the layout (`cells.py`):
 
 * One pool: the prompt shares the cells of the sequence that holds most of it. Every row attends over the whole span, so
   parked sequences leave their cells as soon as nothing runs, or once attending over them has cost the running ones as
@@ -14,7 +14,7 @@ hundredth of the time that computing it took. How a prompt begins depends on the
   is done. One that is longer than a stream stays in the pool, and one that outgrows its stream moves there. What is
   parked there and saved leaves it for them: on a CPU attending over it costs more than bringing it back.
 * Whole states: a parked sequence is continued if the prompt starts with all of it; otherwise the longest checkpoint is
-  restored (`checkpoints.py`). Saved sequences keep their cells only while nothing runs.
+  restored (`Checkpoints`). Saved sequences keep their cells only while nothing runs.
 
 A chunk of media is one piece to the cache: sequences are cut, copied and kept before it or behind it. What a running
 request has computed of half a chunk is its own.
@@ -25,15 +25,15 @@ Does not: decide who runs (`scheduler.py`), or what to evict when memory is shor
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from localrun.engine.backend import Backend
 from localrun.engine.cache import copies
 from localrun.engine.cache.cells import Cells, Chunks, Layout, OnePool, PoolCells, Streams, WholeStates
-from localrun.engine.cache.checkpoints import Checkpoints, next_stop
-from localrun.engine.cache.copies import Copies, SaveInProgress
-from localrun.engine.cache.tiers import Tiers
+from localrun.engine.cache.copies import Checkpoints, Copies
+from localrun.engine.cache.tiers import GAIN_TOKENS, Tiers
 from localrun.engine.cache.tree import PrefixKey, common_prefix
 
 # A request for whose answer less than this part of a stream would be left begins in the pool: moving it later takes a
@@ -43,10 +43,8 @@ NEAR_PART = 64
 # On a GPU parked sequences leave when less than one part in so many of the cells is free, so that nobody waits for
 # them.
 SCARCE_PART = 8
-# How long running streams wait for a piece that is restored for another request.
-RESTORE_PIECE_S = 0.015
-# How long to wait at a time for a copy that a thread is working on.
-WAIT_S = 0.02
+# Copied in some milliseconds, even into memory that was never written to.
+QUICK_BYTES = 8 << 20
 # The distance of two positions whose rows show what attending over one cell costs a row.
 _DEPTH_TOKENS = 1024
 
@@ -104,10 +102,9 @@ class Cache:
         self._free = set(range(self._layout.n_seqs))
         self._running: dict[int, list[int]] = {}  # with the positions at which steps must end, in order
         self._keys: dict[int, PrefixKey] = {}  # of running and parked sequences
-        self._saving: SaveInProgress | None = None
         self.restoring: dict[int, int] = {}  # running sequences that are still being restored, and their target lengths
         self._saved: set[int] = set()  # parked and saved, in layouts where saved ones leave their cells
-        self._copies = Copies(backend, self._layout, self.tiers, self._checkpoints, self._clock)
+        self._copies = Copies(backend, self._layout, self.tiers, self._checkpoints, self._keys, self._clock)
 
     @property
     def cells(self) -> Cells:
@@ -126,7 +123,7 @@ class Cache:
     @property
     def can_save_next(self) -> bool:
         """Whether `save_next` has something to do."""
-        return self._saving is not None or self._due() is not None
+        return self._copies.saving is not None or self._due() is not None
 
     @property
     def attend_s(self) -> float:
@@ -152,7 +149,7 @@ class Cache:
         n_common = key.floor(common_prefix(ahead.tokens, key.tokens, 0, len(key.tokens) - 1))
         n_computed = self.tiers.tree.length(seq)
         if self._layout.can_cut:
-            return n_common - max(n_matched, n_computed) >= copies.GAIN_TOKENS
+            return n_common - max(n_matched, n_computed) >= GAIN_TOKENS
         return self._checkpoints.follow(self._running[seq], n_computed, n_common, n_matched)
 
     def outgrows(self, n_tokens: int, n_more: int) -> bool:
@@ -241,21 +238,21 @@ class Cache:
 
     def next_stop(self, seq: int, n_computed: int) -> int | None:
         """The next position behind `n_computed` at which a step of this sequence must end; None if there is none."""
-        return next_stop(self._running[seq], n_computed)
+        stops = self._running[seq]
+        at = bisect_right(stops, n_computed)
+        return stops[at] if at < len(stops) else None
 
     def make_room(self, n_cells: int, *, in_pool: bool = False) -> bool:
         """Free cells by moving parked sequences out. False if that is not enough. Streams have room for whoever is in
         them; `in_pool` are cells beside them, which the background must not be using."""
-        cells: Cells = self.cells
-        if isinstance(self._layout, Streams):
-            if not in_pool:
-                return True
-            cells = self._layout.pool
+        if isinstance(self._layout, Streams) and not in_pool:
+            return True
+        cells = self.pool if in_pool else self.cells
         while cells.n_free < n_cells:
             seq = next((seq for seq in self.tiers.parked if not in_pool or self._is_in_pool(seq)), None)
             if seq is None:
                 return False
-            self._evict(seq)
+            self._vacate(seq)
         return True
 
     def n_free(self, *, in_pool: bool = False) -> int:
@@ -284,29 +281,22 @@ class Cache:
         return n_tokens if self.cells.length(seq) <= n_tokens else self.rewind(seq, n_tokens)
 
     def release(self, seq: int, n_tokens: int) -> None:
-        """A request is done with its sequence, which holds `n_tokens` of its tokens. They are kept if that pays."""
+        """A request is done with its sequence, which holds `n_tokens` of its tokens, or nothing that is
+        to be kept. They are kept if that pays."""
         del self._running[seq]
         self.restoring.pop(seq, None)
         n_whole = self._keys[seq].floor(n_tokens)
-        if n_whole < n_tokens and not self._layout.cut(seq, n_whole):
-            n_whole = 0
-        n_tokens = n_whole
+        n_tokens = n_whole if n_whole == n_tokens or self._layout.cut(seq, n_whole) else 0
         if not n_tokens:
             self._clear(seq)
             return
         self._grow(seq, n_tokens)
-        is_saved = self._copies.is_worth_saving(n_tokens) if self._layout.can_cut else self.tiers.is_on
+        is_saved = self.tiers.is_worth_saving(n_tokens) if self._layout.can_cut else self.tiers.is_on
         if not is_saved:
-            self._copies.passed_over(n_tokens)
+            self.tiers.passed_over(n_tokens)
         self.tiers.park(seq, self.cells.n_placed if is_saved else None)
         if self._layout.can_share and not is_saved and self.tiers.is_on and not self._backend.n_gpu_layers:
             self._unpark(seq)
-
-    def forget(self, seq: int) -> None:
-        """Drop a running sequence and everything in its cells."""
-        del self._running[seq]
-        self.restoring.pop(seq, None)
-        self._clear(seq)
 
     def move_to_stream(self, seq: int) -> int:
         """The prompt of a background sequence is done. Returns the stream in which it continues."""
@@ -342,15 +332,16 @@ class Cache:
 
     def save_next(self) -> None:
         """Save a piece of one parked sequence, or continue with a stream; if nothing runs, wait for that."""
-        if self._saving is not None:
-            if self._saving.copy.has_left or self._can_touch(self._saving.seq):
-                self._go_on_saving(0.0 if self._running else WAIT_S)
+        saving = self._copies.saving
+        if saving is not None:
+            if saving.copy.has_left or self._can_touch(saving.seq):
+                self._copies.go_on(0.0 if self._running else copies.WAIT_S)
             return
         seq = self._due()
         if seq is None:
             return
         if isinstance(self._layout, Streams) and seq < self._layout.n_main:
-            self._begin_saving(seq)
+            self._copies.begin(seq)
             return
         self._save_parked(seq, at_once=False, leaves=True)
         if any(map(self._is_in_pool, self._running)):
@@ -363,7 +354,7 @@ class Cache:
             return None
         seq, most = next(iter(self.restoring.items()))
         key = self._keys[seq]
-        wanted = min(most, key.cut_after(self.cells.length(seq), self._piece_tokens))
+        wanted = min(most, key.cut_after(self.cells.length(seq), self._copies.restored_tokens))
         n_tokens = self._restore(seq, key, wanted)
         if n_tokens in (most, self.tiers.tree.length(seq)) or n_tokens < wanted:
             del self.restoring[seq]
@@ -391,22 +382,22 @@ class Cache:
             if self._free:
                 self._layout.tighten(min(self._free))
             elif self.tiers.parked:
-                self._evict(next(iter(self.tiers.parked)))  # the next call has a spare sequence
+                self._vacate(next(iter(self.tiers.parked)))  # the next call has a spare sequence
         return None
 
     def clear(self, *, ram: bool, disk: bool) -> None:
         """Forget what is kept: in cells and memory, on disk, or both. Running sequences keep their tokens."""
         self.tiers.clear(ram=ram, disk=disk)
         if ram:
-            self._saving = None
+            self._copies.saving = None
             for seq in list(self.tiers.parked):
                 if self._can_touch(seq):
                     self._unpark(seq)
 
     def retire(self) -> None:
         """Save everything that is kept in cells, because the cells will be lost."""
-        while self._saving is not None:
-            self._go_on_saving(WAIT_S)
+        while self._copies.saving is not None:
+            self._copies.go_on(copies.WAIT_S)
         for seq in list(self.tiers.unsaved):
             self._save_parked(seq, leaves=True)
 
@@ -461,7 +452,7 @@ class Cache:
             states = path.states()
             return _Match(*path.ended(parked), states[-1].end if states else 0)
         n_cells, seqs = path.held(self._touchable)
-        if n_cells < (1 if self._layout.can_share else copies.GAIN_TOKENS):
+        if n_cells < (1 if self._layout.can_share else GAIN_TOKENS):
             n_cells, seqs = 0, set()
         return _Match(n_cells, max(seqs & parked or seqs, default=-1), path.saved().n_tokens)
 
@@ -498,8 +489,8 @@ class Cache:
             self._save_parked(seq)  # others may branch off from what it has now
             self._layout.cut(seq, n_tokens)
             self.tiers.tree.cut(seq, n_tokens)
-        elif self._saving is not None and self._saving.seq == seq and not self._saving.copy.has_left:
-            self._saving = None  # not read yet, and about to change: it is saved when the request ends
+        elif self._copies.is_reading(seq):
+            self._copies.saving = None  # it is about to change, and is saved when the request ends
         self.tiers.unpark(seq)
         self._saved.discard(seq)
         states = [] if self._layout.can_cut else self.tiers.match(key, n_tokens).states()
@@ -523,31 +514,25 @@ class Cache:
         if self._is_in_pool(seq):
             is_fitting = self.make_room(0 if self._is_in_pool(found.seq) else found.n_cells, in_pool=True)
             found = self._find(key) if is_fitting else found._replace(n_cells=0, seq=-1)
-        is_copied = not self._can_share(found.seq, seq) and found.n_cells >= found.n_saved + copies.GAIN_TOKENS
-        is_quick = self._copies.is_quick(found.n_cells) or not self._running
-        if is_copied and is_quick and self._copies.is_worth_saving(found.n_cells):
+        is_copied = not self._can_share(found.seq, seq) and found.n_cells >= found.n_saved + GAIN_TOKENS
+        is_quick = self._is_quick(found.n_cells) or not self._running
+        if is_copied and is_quick and self.tiers.is_worth_saving(found.n_cells):
             self._copies.save(found.seq, key, found.n_cells, self._spare_of(found.seq))  # others will want it, too
             found = self._find(key)
         is_shared = self._can_share(found.seq, seq)
-        least_gain = copies.GAIN_TOKENS if is_shared else 1 - copies.GAIN_TOKENS
-        brings_saved = found.n_saved >= max(copies.GAIN_TOKENS, found.n_cells + least_gain)
+        least_gain = GAIN_TOKENS if is_shared else 1 - GAIN_TOKENS
+        brings_saved = found.n_saved >= max(GAIN_TOKENS, found.n_cells + least_gain)
         if not brings_saved or (is_shared and self._spare_of(seq) is not None):
             self._give(found, seq)
         n_saved = found.n_saved
         if brings_saved and self._layout.can_share and self._free and self._running:
-            n_now = key.cut_after(self.cells.length(seq), self._piece_tokens)
+            n_now = key.cut_after(self.cells.length(seq), self._copies.restored_tokens)
             if n_now < n_saved:
                 self.restoring[seq], n_saved = n_saved, n_now
         if brings_saved and not self._restore(seq, key, n_saved):
             self.restoring.pop(seq, None)
             self._give(self._find(key), seq)  # the donor may have been evicted to make room
         return self.cells.length(seq)
-
-    @property
-    def _piece_tokens(self) -> int:
-        """Tokens that are restored at once while running requests wait for it."""
-        token_s = self.tiers.restore.seconds
-        return max(1, int(RESTORE_PIECE_S / token_s / copies.PIECE_TOKENS) if token_s else 1) * copies.PIECE_TOKENS
 
     def _give(self, found: _Match, seq: int) -> None:
         """An empty sequence gets what was found in the cells of another one."""
@@ -563,7 +548,7 @@ class Cache:
         if not self.make_room(n_tokens - n_now, in_pool=self._is_in_pool(seq)):
             return n_now
         if n_now and self._layout.can_share and not self._free and self.tiers.parked:
-            self._evict(next(iter(self.tiers.parked)))  # there has to be a spare sequence
+            self._vacate(next(iter(self.tiers.parked)))  # there has to be a spare sequence
         return self._copies.restore(seq, key, n_tokens, self._spare_of(seq))
 
     def _spare_of(self, seq: int) -> int | None:
@@ -584,16 +569,15 @@ class Cache:
     def _is_warm(self, target: int, n_tokens: int, n_most: int, *, moves: bool = False) -> bool:
         """Whether so many tokens are copied to a sequence without a wait for memory, which has room for `n_most`. If
         not, a thread sees to it."""
-        return self._copies.is_quick(n_tokens) or self._backend.warm(target, n_most, moves=moves)
+        return self._is_quick(n_tokens) or self._backend.warm(target, n_most, moves=moves)
+
+    def _is_quick(self, n_tokens: int) -> bool:
+        """Whether copying `n_tokens` at once takes less time than a step can spare."""
+        return n_tokens * self._backend.state_token_bytes <= QUICK_BYTES
 
     def _is_long_unsaved(self, seq: int) -> bool:
         """Whether much of a sequence would have to be saved before its cells are taken."""
-        return seq in self.tiers.unsaved and not self._copies.is_quick(self._n_unsaved(seq))
-
-    def _n_unsaved(self, seq: int) -> int:
-        """How many tokens of a parked sequence are in its cells alone."""
-        n_tokens = self.cells.length(seq)
-        return n_tokens - self.tiers.match(self._keys[seq]._replace(atoms=()), n_tokens).saved().n_tokens
+        return seq in self.tiers.unsaved and not self._is_quick(self._copies.n_unsaved(seq))
 
     def _due(self) -> int | None:
         """The sequence that `save_next` takes next: the one parked first. None if it is not time yet."""
@@ -610,64 +594,21 @@ class Cache:
         has_cost_s = (self.cells.n_placed - n_placed) * self.attend_s  # per token, as for the copies
         return seq if has_cost_s >= self.tiers.copy_s_per_token else None
 
-    def _begin_saving(self, seq: int) -> None:
-        """Start to save a parked stream beside the steps."""
-        self._saving = self._copies.begin(seq, self._keys[seq], self.cells.length(seq))
-        if self._saving is None:
-            self._save_parked(seq)
-
-    def _go_on_saving(self, timeout_s: float) -> None:
-        """Continue saving a stream after waiting at most `timeout_s`; at the end, keep the blocks."""
-        saving = self._saving
-        assert saving is not None
-        if not self._copies.go_on(saving, timeout_s):
-            return
-        self._saving = None
-        is_saved = self._copies.save(saving.seq, saving.key, saving.n_tokens, None, cut=saving)
-        if is_saved is not None and self._keys.get(saving.seq) is saving.key:
-            self.tiers.unsaved.pop(saving.seq, None)
-
-    def _let_go(self, seq: int) -> None:
-        """A sequence is about to change: first finish reading what is being saved of it."""
-        while self._saving is not None and self._saving.seq == seq and not self._saving.copy.has_left:
-            self._go_on_saving(WAIT_S)
-
     def _save_parked(self, seq: int, *, at_once: bool = True, leaves: bool = False) -> None:
         """Save a parked sequence, or a piece of it, unless that is already done. With `leaves` it then leaves its
         cells, in layouts where saved sequences should not take any."""
-        self._let_go(seq)
-        if seq not in self.tiers.unsaved:
+        is_saved = self._copies.save_parked(seq, self._spare_of(seq), at_once=at_once)
+        if not is_saved or not leaves or isinstance(self._layout, Streams):
             return
-        if self._saving is not None and self._saving.seq == seq:
-            del self.tiers.unsaved[seq]  # all of it has been read
-            return
-        layout = self._layout
-        is_saved: bool | None = None
-        while is_saved is None:
-            key, n_tokens = self._keys[seq], self.cells.length(seq)
-            if layout.can_cut:
-                is_saved = self._copies.save(seq, key, n_tokens, self._spare_of(seq))
-            else:
-                is_saved = self._copies.save_whole(seq, key)
-            if is_saved is None and not at_once:
-                return
-        del self.tiers.unsaved[seq]
-        if not is_saved or not leaves or isinstance(layout, Streams):
-            return
-        if layout.can_share or self._running:
+        if self._layout.can_share or self._running:
             self._unpark(seq)
         else:
             self._saved.add(seq)
 
     def _vacate(self, seq: int) -> None:
-        """Make sure that a sequence which does not run is empty."""
+        """Make sure that a sequence which does not run is empty: what is parked there moves out of its cells."""
         if seq in self.tiers.parked:
-            self._evict(seq)
-
-    def _evict(self, seq: int) -> None:
-        """Move a parked sequence out of its cells."""
-        self._save_parked(seq)
-        if seq in self.tiers.parked:
+            self._save_parked(seq)
             self._unpark(seq)
 
     def _leave_pool(self, spare: int = -1) -> None:
@@ -680,7 +621,7 @@ class Cache:
         for seq in [seq for seq in self.tiers.parked if self._is_in_pool(seq) and seq != spare]:
             if not has_streams:
                 self._save_parked(seq)
-            if seq not in self.tiers.unsaved and not self._n_unsaved(seq):
+            if seq not in self.tiers.unsaved and not self._copies.n_unsaved(seq):
                 self._unpark(seq)
 
     def _unpark(self, seq: int) -> None:

@@ -14,7 +14,6 @@ Does not: know which tokens lie there (`tree.py`), or decide anything (`cache.py
 from __future__ import annotations
 
 from collections.abc import Generator
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,39 +30,6 @@ Piece = tuple[State, int, int, int]
 Chunks = tuple[tuple[int, MediaChunk], ...]
 
 
-class Cells(Protocol):
-    """How full the backend's cells are. One request may use `n_cells`, several sequences hold `n_shared`, and
-    `n_placed` rows were placed so far."""
-
-    n_cells: int
-    n_placed: int
-
-    @property
-    def n_used(self) -> int: ...
-
-    @property
-    def n_free(self) -> int: ...
-
-    @property
-    def n_shared(self) -> int: ...
-
-    @property
-    def span(self) -> int:
-        """The cells that a row attends over, used or not."""
-
-    def length(self, seq: int) -> int:
-        """Tokens of a sequence."""
-
-    def place(self, rows: list[int]) -> None:
-        """A step appended one token to the sequence of each row."""
-
-    def truncate(self, seq: int, length: int) -> None:
-        """Keep the first `length` tokens of a sequence."""
-
-    def fill(self, seq: int, n_tokens: int) -> None:
-        """Let a sequence have `n_tokens`; the new ones take the lowest free cells, in order."""
-
-
 class Layout:
     """The base of all layouts: a book of `cells`, of which some are a `pool` that sequences from `first_pooled` on
     share, and the calls that change sequences.
@@ -75,8 +41,9 @@ class Layout:
     can_cut = True
     can_share = False
 
-    def __init__(self, backend: Backend, cells: Cells, pool: PoolCells, n_away: int = 0) -> None:
-        self.cells, self.pool = cells, pool
+    def __init__(self, backend: Backend, book: StreamCells | None = None, n_away: int = 0) -> None:
+        self.pool = PoolCells(backend.n_cells, backend.n_seqs) if book is None else book.pool
+        self.cells: Cells = self.pool if book is None else book
         self.n_main = backend.n_seqs
         self.first_pooled = self.n_main if n_away else 0
         self.n_seqs = backend.n_seqs + n_away
@@ -178,10 +145,6 @@ class Layout:
 class OnePool(Layout):
     can_share = True
 
-    def __init__(self, backend: Backend) -> None:
-        pool = PoolCells(backend.n_cells, backend.n_seqs)
-        super().__init__(backend, pool, pool)
-
     def give(self, source: int, target: int, n_tokens: int) -> bool:
         self._backend.seq_share(source, target, 0, n_tokens)
         self.pool.share(source, target, 0, n_tokens)
@@ -203,7 +166,7 @@ class Streams(Layout):
     def __init__(self, backend: Backend) -> None:
         n_away = backend.worker.n_seqs if backend.worker else 0
         self.book = StreamCells(backend.n_cells, backend.n_seqs, n_away)
-        super().__init__(backend, self.book, self.book.pool, n_away)
+        super().__init__(backend, self.book, n_away)
 
     def spare_of(self, seq: int) -> int | None:
         """An empty sequence that copies of this one pass through, if it is in the pool."""
@@ -238,14 +201,6 @@ class Streams(Layout):
 class WholeStates(Layout):
     can_cut = False
 
-    def __init__(self, backend: Backend) -> None:
-        pool = PoolCells(backend.n_cells, backend.n_seqs)
-        super().__init__(backend, pool, pool)
-
-    def save_whole(self, seq: int, limit_bytes: int) -> State | None:
-        """The state of a sequence; None if it is larger than `limit_bytes`."""
-        return self._backend.state_get(seq, limit_bytes=limit_bytes)
-
     def load_whole(self, seq: int, data: State, n_tokens: int) -> bool:
         """Fill an empty sequence with a state of `n_tokens`. False if it was refused; the sequence is then empty."""
         if not self._backend.state_set(seq, data if isinstance(data, bytearray) else bytearray(data)):
@@ -255,7 +210,8 @@ class WholeStates(Layout):
 
 
 class PoolCells:
-    """A mirror of llama.cpp's one pool: which sequence holds which cell. `n_cells` cells, all empty at first.
+    """A mirror of llama.cpp's one pool: which sequence holds which cell. `n_cells` cells, all empty at first. One
+    request may use all of them.
 
     llama.cpp does not say where it puts tokens, but new tokens and those of a restored state always take the lowest
     free cells. (`llama_kv_cache::find_slot` scans upwards from a head. Placing moves the head behind the last cell
@@ -442,8 +398,8 @@ class StreamCells:
     belongs to one sequence. There are `n_seqs` streams, which divide `n_total` cells, and a `pool` of as many for the
     `n_away` sequences behind them. All are empty at first.
 
-    Of the streams: `n_cells` of each, `n_free` in the fullest, and its `span`, for they are computed together, each as
-    long as the longest."""
+    Of the streams: `n_cells` of each, which one request may use, `n_free` in the fullest, and its `span`, for they are
+    computed together, each as long as the longest. Else as `PoolCells`."""
 
     def __init__(self, n_total: int, n_seqs: int, n_away: int) -> None:
         self.n_cells = n_total // n_seqs
@@ -470,7 +426,6 @@ class StreamCells:
         return max(self._lengths)
 
     def length(self, seq: int) -> int:
-        """Tokens of a sequence."""
         return self._lengths[seq] if seq < self.n_seqs else self.pool.length(seq - self.n_seqs)
 
     def place(self, rows: list[int]) -> None:
@@ -487,17 +442,19 @@ class StreamCells:
         self.pool.share(source - self.n_seqs, target - self.n_seqs, 0, n_tokens)
 
     def truncate(self, seq: int, length: int) -> None:
-        """Keep the first `length` tokens of a sequence."""
         if seq >= self.n_seqs:
             self.pool.truncate(seq - self.n_seqs, length)
         else:
             self._lengths[seq] = min(length, self._lengths[seq])
 
     def fill(self, seq: int, n_tokens: int) -> None:
-        """Let a sequence have `n_tokens`."""
         if seq >= self.n_seqs:
             self.pool.fill(seq - self.n_seqs, n_tokens)
             return
         if n_tokens < self._lengths[seq]:
             raise ValueError(f"sequence {seq} has {self._lengths[seq]} tokens already")
         self._lengths[seq] = n_tokens
+
+
+# How full the backend's cells are.
+Cells = PoolCells | StreamCells

@@ -1,7 +1,7 @@
 """What goes between cells and what is kept: sequences are saved in *blocks* or as wholes, and restored.
 
 A block has up to `BLOCK_TOKENS` tokens, so that a prefix that many share is kept once, and a conversation that grows by
-a hundred tokens saves a hundred. Models that cannot be cut are saved as wholes, where `checkpoints.py` says.
+a hundred tokens saves a hundred. Models that cannot be cut are saved as wholes, where `Checkpoints` says.
 
 Owner: the engine's main thread.
 Does not: decide which sequence is saved when, or make room in cells (`cache.py`), or in memory (`tiers.py`).
@@ -9,6 +9,7 @@ Does not: decide which sequence is saved when, or make room in cells (`cache.py`
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Callable, Generator
 from contextlib import closing
 from dataclasses import dataclass
@@ -17,9 +18,82 @@ from typing import NamedTuple
 
 from localrun.engine.backend import Backend, Copy, State
 from localrun.engine.cache.cells import Layout, WholeStates
-from localrun.engine.cache.checkpoints import Checkpoints
-from localrun.engine.cache.tiers import Tiers
+from localrun.engine.cache.tiers import GAIN_TOKENS, Cost, Tiers
 from localrun.engine.cache.tree import Block, PrefixKey
+
+# The least distance between checkpoints, however fast copies are: a step that ends early has a cost, too.
+CHECKPOINT_GAP_TOKENS = 32
+# Per conversation: the first, and the longest ones (its end, the last prompt, the message before).
+KEPT_CHECKPOINTS = 4
+# The next turn of a conversation starts from its last state once. A state with more starts is a fork.
+FORK_STARTS = 2
+
+
+class Checkpoints:
+    """Where whole states are worth saving, and which of them are kept.
+
+    The state of some models (sliding windows, recurrent and hybrid layers) cannot be cut back to a common prefix. It is
+    therefore saved as a *checkpoint* where a later prompt is likely to continue or to diverge:
+
+    * after the first message (the system prompt, which conversations share);
+    * after the last two messages that the prompt holds (an edited or dropped answer);
+    * where it diverges from an earlier prompt (a third prompt may share that prefix too);
+    * after its last picture or recording (another question about it);
+    * before its last token (the same prompt again);
+    * at the end of the request (the next turn).
+
+    A step ends exactly at a checkpoint. No checkpoint is made where computing the tokens since the previous one is
+    faster than the copy. For each conversation, the first checkpoint is kept, the last few, and those from which
+    several requests started.
+
+    `save` and `restore` are the cost of one state, however long."""
+
+    def __init__(self, tiers: Tiers, eog_tokens: frozenset[int]) -> None:
+        self.save, self.restore = Cost(), Cost()
+        self._tiers = tiers
+        self._eog_tokens = eog_tokens
+
+    def pays(self, start: int, end: int) -> bool:
+        """Whether a checkpoint at `end` is worth its copies, given one at `start`."""
+        if not self._tiers.is_on or end - start < CHECKPOINT_GAP_TOKENS:
+            return False
+        return self._tiers.recompute_s(start, end - start) >= self.save.seconds + self.restore.seconds
+
+    def stops(self, key: PrefixKey, n_cached: int, n_common: int) -> list[int]:
+        """Where to save a state while computing a prompt with `n_cached` tokens in the cache, which shares its first
+        `n_common` tokens with an earlier one."""
+        last = key.floor(len(key.tokens) - 1)
+        ends = [at for at, token in enumerate(key.tokens[:last], 1) if token in self._eog_tokens]
+        # Only a few words of the template follow the last message, so one checkpoint there is enough.
+        wanted = {*ends[:1], n_common, *(end for end in ends[-2:] if last - end >= CHECKPOINT_GAP_TOKENS), last}
+        wanted.update(end for _, end in key.atoms[-1:] if end < last)
+        stops: list[int] = []
+        for stop in sorted(wanted):
+            if self.pays(stops[-1] if stops else n_cached, stop):
+                stops.append(stop)
+        return stops
+
+    def follow(self, stops: list[int], n_computed: int, n_common: int, n_matched: int) -> bool:
+        """Whether a prompt gains by waiting for a running one with which it shares `n_common` tokens, compared with the
+        `n_matched` tokens in the cache. Adds a stop where the two diverge, unless one is planned in between."""
+        if n_computed >= n_common or not self.pays(n_matched, n_common):
+            return False
+        if not any(max(n_matched, n_computed) < stop <= n_common for stop in stops):
+            insort(stops, n_common)
+        return True
+
+    def passed_over(self, start: int, end: int) -> None:
+        """No state was saved at `end`, given one at `start`. The costs fade, so that one slow copy does not rule out
+        all later ones."""
+        if end - start >= CHECKPOINT_GAP_TOKENS:
+            self.save.fade()
+            self.restore.fade()
+
+    @staticmethod
+    def surplus(states: list[Block]) -> list[Block]:
+        """The states of one conversation (given shortest first) that need not be kept."""
+        return [state for state in states[1 : -KEPT_CHECKPOINTS + 1] if state.n_starts < FORK_STARTS]
+
 
 # More tokens than there are anywhere.
 UNCOUNTED = 1 << 40
@@ -29,10 +103,10 @@ BLOCK_TOKENS = 256
 # Saved and restored at once in one pool. The buffer for both is touched for the first time only once, which takes
 # longer than the copies.
 PIECE_TOKENS = 2 * BLOCK_TOKENS
-# For fewer tokens a copy costs more than it saves.
-GAIN_TOKENS = 16
-# Copied in some milliseconds, even into memory that was never written to.
-QUICK_BYTES = 8 << 20
+# How long running streams wait for a piece that is restored for another request.
+RESTORE_PIECE_S = 0.015
+# How long to wait at a time for a copy that a thread is working on.
+WAIT_S = 0.02
 
 
 class UnsavedRanges(NamedTuple):
@@ -60,31 +134,37 @@ class SaveInProgress:
 
 
 class Copies:
+    """See the module. `keys` are those of all sequences in use. `saving` is a stream that is being saved beside the
+    steps."""
+
     def __init__(
-        self, backend: Backend, layout: Layout, tiers: Tiers, checkpoints: Checkpoints, clock: Callable[[], float]
+        self,
+        backend: Backend,
+        layout: Layout,
+        tiers: Tiers,
+        checkpoints: Checkpoints,
+        keys: dict[int, PrefixKey],
+        clock: Callable[[], float],
     ) -> None:
+        self.saving: SaveInProgress | None = None
         self._backend = backend
         self._layout = layout
         self._tiers = tiers
         self._checkpoints = checkpoints
+        self._keys = keys
         self._clock = clock
         self._last_piece: tuple[PrefixKey | None, int] = None, 0  # whose it was, and where it began
 
-    def is_worth_saving(self, n_tokens: int) -> bool:
-        """Whether restoring a copy would be faster than computing."""
-        copy_s = n_tokens * self._tiers.copy_s_per_token
-        return self._tiers.is_on and n_tokens >= GAIN_TOKENS and self._tiers.recompute_s(0, n_tokens) > copy_s
+    def n_unsaved(self, seq: int) -> int:
+        """How many tokens of a parked sequence are in its cells alone."""
+        n_tokens = self._layout.cells.length(seq)
+        return n_tokens - self._tiers.match(self._keys[seq]._replace(atoms=()), n_tokens).saved().n_tokens
 
-    def passed_over(self, n_tokens: int) -> None:
-        """So many tokens were not worth saving. What a copy costs fades, so that one slow copy does not rule out all
-        later ones."""
-        if n_tokens >= GAIN_TOKENS:
-            self._tiers.save.fade()
-            self._tiers.restore.fade()
-
-    def is_quick(self, n_tokens: int) -> bool:
-        """Whether copying `n_tokens` at once takes less time than a step can spare."""
-        return n_tokens * self._backend.state_token_bytes <= QUICK_BYTES
+    @property
+    def restored_tokens(self) -> int:
+        """Tokens that are restored at once while running requests wait for it."""
+        token_s = self._tiers.restore.seconds
+        return max(1, int(RESTORE_PIECE_S / token_s / PIECE_TOKENS) if token_s else 1) * PIECE_TOKENS
 
     def missing(self, key: PrefixKey, n_tokens: int, most_tokens: int = UNCOUNTED) -> UnsavedRanges:
         """What is not saved yet of the first `n_tokens`, or the first `most_tokens` of that.
@@ -114,19 +194,56 @@ class Copies:
             bounds.append(min(end, key.cut_after(bounds[-1], BLOCK_TOKENS)))
         return UnsavedRanges(parent, crumb, list(pairwise(bounds)), is_all if end == n_tokens else None)
 
-    def begin(self, seq: int, key: PrefixKey, n_tokens: int) -> SaveInProgress | None:
-        """Start to read a stream, which a thread cuts into blocks; None if all of it is saved already."""
+    def begin(self, seq: int) -> None:
+        """Start to save a parked stream beside the steps: to read it, for a thread to cut it into blocks."""
+        key, n_tokens = self._keys[seq], self._layout.cells.length(seq)
         ranges = self.missing(key, n_tokens).ranges
-        return SaveInProgress(seq, key, n_tokens, ranges, self._backend.save(seq, ranges)) if ranges else None
+        if ranges:
+            self.saving = SaveInProgress(seq, key, n_tokens, ranges, self._backend.save(seq, ranges))
+        else:
+            self.save_parked(seq, None)
 
-    def go_on(self, saving: SaveInProgress, timeout_s: float) -> bool:
-        """Do what is native of a copy, after waiting at most `timeout_s` for its thread. Whether it is done."""
+    def go_on(self, timeout_s: float) -> None:
+        """Continue saving a stream after waiting at most `timeout_s` for its thread; at the end, keep the blocks."""
+        saving = self.saving
+        assert saving is not None
         if timeout_s:
             saving.copy.wait(timeout_s)
         began_s = self._clock()
         is_done = saving.copy.advance()
         saving.spent_s += self._clock() - began_s
-        return is_done
+        if not is_done:
+            return
+        self.saving = None
+        is_saved = self.save(saving.seq, saving.key, saving.n_tokens, None, cut=saving)
+        if is_saved is not None and self._keys.get(saving.seq) is saving.key:
+            self._tiers.unsaved.pop(saving.seq, None)
+
+    def is_reading(self, seq: int) -> bool:
+        """Whether this sequence must stay as it is, for it is being saved and was not read yet."""
+        return self.saving is not None and self.saving.seq == seq and not self.saving.copy.has_left
+
+    def save_parked(self, seq: int, spare: int | None, *, at_once: bool = True) -> bool:
+        """Save a parked sequence, or a piece of it, unless that is already done. Whether all of it is saved now, and
+        was not before; it may change from now on."""
+        while self.is_reading(seq):
+            self.go_on(WAIT_S)
+        unsaved = self._tiers.unsaved
+        if seq not in unsaved:
+            return False
+        if self.saving is not None and self.saving.seq == seq:
+            del unsaved[seq]  # all of it has been read
+            return False
+        is_saved: bool | None = None
+        while is_saved is None:
+            if self._layout.can_cut:
+                is_saved = self.save(seq, self._keys[seq], self._layout.cells.length(seq), spare)
+            else:
+                is_saved = self.save_whole(seq, self._keys[seq])
+            if is_saved is None and not at_once:
+                return False
+        del unsaved[seq]
+        return is_saved
 
     def save(
         self, seq: int, key: PrefixKey, n_tokens: int, spare: int | None, cut: SaveInProgress | None = None
@@ -162,7 +279,6 @@ class Copies:
 
     def save_whole(self, seq: int, key: PrefixKey) -> bool:
         """Save the whole state of a sequence, unless an earlier checkpoint is as good. False if it does not fit."""
-        assert isinstance(self._layout, WholeStates)
         tiers, n_tokens = self._tiers, self._layout.cells.length(seq)
         states = tiers.match(key, n_tokens).states()
         n_saved = states[-1].end if states else 0
@@ -171,7 +287,7 @@ class Copies:
             self._checkpoints.passed_over(n_saved, n_tokens)
             return True
         began_s = self._clock()
-        data = self._layout.save_whole(seq, tiers.limit_bytes or tiers.most_bytes)
+        data = self._backend.state_get(seq, limit_bytes=tiers.limit_bytes or tiers.most_bytes)
         if data is None or not tiers.keep(tiers.tree.graft_state(key.tokens[:n_tokens], root=key.root), data):
             return False
         self._checkpoints.save.note(self._clock() - began_s)

@@ -1,4 +1,4 @@
-"""The disk tier: saved blocks that survive the process. `disk_record.DiskTier` over a folder of files.
+"""The disk tier: saved blocks that survive the process. `tiers.DiskTier` over a folder of files.
 
 Owner: the engine's main thread calls it. A background thread writes, deletes, notes uses and enforces the size limit,
 in the order of the calls. A lock guards the index of entries and is never held while a file is touched. Reads go
@@ -10,7 +10,7 @@ and counted. Other processes may write, evict and clear in the same folder at th
 the digest of its header, so if another process has put its own entry in place of ours, that is a miss too. Entries that
 a survey no longer finds, or that could not be written after all, leave the index and are reported by `take_lost`.
 
-Invariants: `size_bytes` is the sum over the index; an entry's parent was in the index when it was written.
+Invariants: `size_bytes` and `n_entries` are those of the index; an entry's parent was in the index when it was written.
 Does not: know the radix tree, or compare tokens (`tree.py` and `tiers.py` do).
 """
 
@@ -42,7 +42,7 @@ from localrun.engine.cache.disk_files import (
     now_ns,
     pack,
 )
-from localrun.engine.cache.disk_record import DiskRecord
+from localrun.engine.cache.tree import DiskRecord
 from localrun.kv_folders import About, SavedFile
 from localrun.wire import Open
 
@@ -64,15 +64,14 @@ class WriterThread:
 
     def __init__(self, name: str, backlog_bytes: int) -> None:
         self._backlog_bytes = backlog_bytes
-        self._jobs: deque[tuple[Callable[[], None], int]] = deque()
+        self._jobs: deque[tuple[Callable[[], object], int]] = deque()
         self._waiting_bytes = 0
-        self._is_busy = False
         self._is_closed = False
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
-    def put(self, job: Callable[[], None], n_bytes: int = 0) -> bool:
+    def put(self, job: Callable[[], object], n_bytes: int = 0) -> bool:
         """Queue a job. False if it was refused, because its `n_bytes` are too much on top of what is queued. A job
         without bytes is always accepted, and so is any job while the thread is not behind."""
         with self._changed:
@@ -91,14 +90,8 @@ class WriterThread:
 
     def flush(self, deadline_s: float) -> bool:
         """Wait until all jobs are done, at most `deadline_s`. Returns whether they are."""
-        end_s = time.monotonic() + deadline_s
-        with self._changed:
-            while self._jobs or self._is_busy:
-                left_s = end_s - time.monotonic()
-                if left_s <= 0 or not self._thread.is_alive():
-                    return False
-                self._changed.wait(left_s)
-        return True
+        done = threading.Event()
+        return self.put(done.set) and done.wait(deadline_s)
 
     def close(self, deadline_s: float) -> None:
         """Drop queued jobs, and give the running one `deadline_s` to end."""
@@ -119,7 +112,6 @@ class WriterThread:
                 if self._is_closed:
                     return
                 job, n_bytes = self._jobs.popleft()
-                self._is_busy = True
             try:
                 job()
             except Exception:
@@ -128,8 +120,6 @@ class WriterThread:
             del job
             with self._changed:
                 self._waiting_bytes -= n_bytes
-                self._is_busy = False
-                self._changed.notify_all()
 
 
 RESERVE_BYTES = 1024**3
@@ -240,20 +230,12 @@ class KvDisk:
         self._lock = threading.Lock()
         self._entries: dict[bytes, _Entry] = {}
         self._touched: dict[bytes, int] = {}
-        self._lost: list[bytes] = []
-        self._may_write = True
+        self.lost: list[bytes] = []
+        self.may_write = True
         self._has_told_short = False
-        self.size_bytes = 0
+        self.n_entries = self.size_bytes = 0
         self.n_dropped_writes = 0
         self._background = WriterThread("kv disk", BACKLOG_BYTES)
-
-    @property
-    def n_entries(self) -> int:
-        return len(self._entries)
-
-    @property
-    def may_write(self) -> bool:
-        return self._may_write
 
     @property
     def is_behind(self) -> bool:
@@ -273,7 +255,7 @@ class KvDisk:
         return [header.record for header in reached]
 
     def write(self, record: DiskRecord, data: State) -> bool:
-        if not self._may_write:
+        if not self.may_write:
             return False
         plain = data.data if isinstance(data, np.ndarray) else data
         entry = _Entry(record.parent_key, record.start, len(data) + USUAL_HEADER_BYTES, plain)
@@ -288,10 +270,8 @@ class KvDisk:
         return False
 
     def take_lost(self) -> list[bytes]:
-        if not self._lost:
-            return []
         with self._lock:
-            lost, self._lost = self._lost, []
+            lost, self.lost = self.lost, []
             return [key for key in lost if key not in self._entries]
 
     def read(self, key: bytes) -> bytearray | None:
@@ -335,8 +315,8 @@ class KvDisk:
         with self._lock:
             self._entries.clear()
             self._touched.clear()
-            self.size_bytes = 0
-        self._background.put(lambda: _clear(self.folder))
+            self.n_entries = self.size_bytes = 0
+        self._background.put(lambda: kv_folders.clear(self.folder))
 
     def flush(self, deadline_s: float) -> None:
         self._background.flush(deadline_s)
@@ -351,7 +331,7 @@ class KvDisk:
         if not self._is_current(record.key, entry) or data is None:
             return
         try:
-            if self._may_write and self._has_room(len(data) + USUAL_HEADER_BYTES):
+            if self.may_write and self._has_room(len(data) + USUAL_HEADER_BYTES):
                 header = pack(record, data, self._fingerprint)
                 self._files.put(header, data, record.key, now_ns(record.start))
                 self._bound.wrote(len(header) + len(data))
@@ -377,8 +357,8 @@ class KvDisk:
         return has_room
 
     def _refused(self, error: OSError) -> None:
-        if error.errno not in _PASSING and self._may_write:
-            self._may_write = False
+        if error.errno not in _PASSING and self.may_write:
+            self.may_write = False
             log.warning("prefixes are no longer saved to disk, because writing there failed: %s", error)
 
     def _wrote(self, key: bytes, entry: _Entry, header: bytes) -> None:
@@ -421,6 +401,7 @@ class KvDisk:
             before = self._entries.get(key)
             self.size_bytes += entry.size_bytes - (before.size_bytes if before is not None else 0)
             self._entries[key] = entry
+            self.n_entries = len(self._entries)
 
     def _forget(self, key: bytes, entry: _Entry) -> None:
         with self._lock:
@@ -428,15 +409,12 @@ class KvDisk:
                 del self._entries[key]
                 self._touched.pop(key, None)
                 self.size_bytes -= entry.size_bytes
+                self.n_entries -= 1
 
     def _lose(self, key: bytes, entry: _Entry) -> None:
         self._forget(key, entry)
         with self._lock:
-            self._lost.append(key)
-
-
-def _clear(folder: Path) -> None:
-    kv_folders.clear(folder)
+            self.lost.append(key)
 
 
 def _below_their_parents(headers: list[EntryHeader], limit_bytes: int) -> tuple[list[EntryHeader], list[EntryHeader]]:

@@ -20,12 +20,12 @@ of the file.
     57      1     1: the payload is the state of the whole path, 0: of this block's positions alone
     58      2     zero
     60      4     number of tokens, n
-    64      4     number of positions in `order`, m
+    64      4     number of further integers, m: 0 in new files
     68      4     CRC-32 of the payload
     72      8     position of the first token
     80      8     length of the payload
     88      4n    tokens, int32
-    +4n     4m    order, int32
+    +4n     4m    what older versions kept there and nobody reads, int32
     +4m     16    BLAKE2b of everything before, 16 bytes of digest
     then          payload
 
@@ -57,19 +57,19 @@ import numpy as np
 import psutil
 
 from localrun import kv_folders
-from localrun.engine.cache.disk_record import KEY_BYTES, DiskRecord
+from localrun.engine.cache.tree import KEY_BYTES, DiskRecord
 from localrun.file_stamp import FileStamp
 
 MAGIC = b"lrkvseg1"
 DIGEST_BYTES = 16
-# Tokens and positions together: beyond what any context holds, and a header of 64 MB.
+# Tokens and what is not read together: beyond what any context holds, and a header of 64 MB.
 MAX_TOKENS = 16 * 1024 * 1024
 
 _FIXED = struct.Struct("<8s16s16s16sBBHIIIQQ")
 FIXED_BYTES = _FIXED.size
 _PARENT, _NAMED_ROOT = 1, 2
-# The whole header of a block with 256 tokens and as many positions, so that one read is enough for it.
-USUAL_HEADER_BYTES = FIXED_BYTES + 8 * 256 + DIGEST_BYTES
+# The whole header of a block with 256 tokens, so that one read is enough for it.
+USUAL_HEADER_BYTES = FIXED_BYTES + 4 * 256 + DIGEST_BYTES
 
 
 class _FixedHeader(NamedTuple):
@@ -83,7 +83,7 @@ class _FixedHeader(NamedTuple):
     is_whole: int
     zero: int
     n_tokens: int
-    n_order: int
+    n_unread: int
     payload_crc: int
     start: int
     payload_bytes: int
@@ -111,18 +111,17 @@ class EntryHeader:
 def pack(record: DiskRecord, payload: bytes | bytearray | memoryview, fingerprint: bytes) -> bytes:
     """The header for a record. Raises ValueError if the format cannot hold it."""
     tokens = np.asarray(record.tokens, "<i4")
-    order = np.asarray(record.order, "<i4")
     above = record.parent_key or record.root
     if len(record.key) != KEY_BYTES or len(above) not in (0, KEY_BYTES) or len(fingerprint) != KEY_BYTES:
         raise ValueError(f"keys and fingerprints have {KEY_BYTES} bytes")
-    if len(tokens) + len(order) > MAX_TOKENS:
+    if len(tokens) > MAX_TOKENS:
         raise ValueError(f"a block of {len(tokens)} tokens; the limit is {MAX_TOKENS}")
     has_parent = _PARENT if record.parent_key else _NAMED_ROOT if record.root else 0
     fixed = _FIXED.pack(
         MAGIC, fingerprint, record.key, above, has_parent, record.is_whole, 0,
-        len(tokens), len(order), crc32(payload), record.start, len(payload),
+        len(tokens), 0, crc32(payload), record.start, len(payload),
     )  # fmt: skip
-    header = fixed + tokens.tobytes() + order.tobytes()
+    header = fixed + tokens.tobytes()
     return header + _digest(header)
 
 
@@ -133,9 +132,9 @@ def header_bytes(prefix: bytes, file_bytes: int) -> int:
     fixed = _FixedHeader(*_FIXED.unpack_from(prefix))
     if fixed.magic != MAGIC:
         raise DamagedEntry("not a saved block, or one of another version")
-    if fixed.n_tokens + fixed.n_order > MAX_TOKENS:
-        raise DamagedEntry(f"{fixed.n_tokens} tokens and {fixed.n_order} positions")
-    length = FIXED_BYTES + 4 * (fixed.n_tokens + fixed.n_order) + DIGEST_BYTES
+    if fixed.n_tokens + fixed.n_unread > MAX_TOKENS:
+        raise DamagedEntry(f"{fixed.n_tokens} tokens and {fixed.n_unread} further integers")
+    length = FIXED_BYTES + 4 * (fixed.n_tokens + fixed.n_unread) + DIGEST_BYTES
     if length + fixed.payload_bytes != file_bytes:
         raise DamagedEntry(f"{file_bytes} bytes instead of {length + fixed.payload_bytes}")
     return length
@@ -152,13 +151,11 @@ def parse(header: bytes, file_bytes: int, fingerprint: bytes) -> EntryHeader:
     fixed = _FixedHeader(*_FIXED.unpack_from(header))
     if fixed.fingerprint != fingerprint:
         raise DamagedEntry("of another model or build")
-    order_at = FIXED_BYTES + 4 * fixed.n_tokens
     record = DiskRecord(
         key=fixed.key,
         parent_key=fixed.parent_key if fixed.has_parent == _PARENT else b"",
         start=fixed.start,
         tokens=np.frombuffer(header, "<i4", fixed.n_tokens, FIXED_BYTES).tolist(),
-        order=np.frombuffer(header, "<i4", fixed.n_order, order_at).astype(np.int32),
         is_whole=bool(fixed.is_whole),
         root=fixed.parent_key if fixed.has_parent == _NAMED_ROOT else b"",
     )

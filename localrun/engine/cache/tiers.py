@@ -19,14 +19,74 @@ Does not: make or cut states (`cache.py`), or know what computing costs: it asks
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from heapq import heapify, heappop, heappush
+from typing import Protocol
 
 from localrun.engine.backend import State
-from localrun.engine.cache.disk_record import DiskTier
-from localrun.engine.cache.tree import Block, Path, PrefixKey, Tree
+from localrun.engine.cache.tree import Block, DiskRecord, Path, PrefixKey, Tree
 
 _MEMORY = 0.2  # weight of the latest measurement
+# For fewer tokens a copy costs more than it saves.
+GAIN_TOKENS = 16
+
+
+class DiskTier(Protocol):
+    """Saved blocks of one model on disk. Nothing here raises because of a file: what cannot be read is a miss.
+
+    `limit_bytes` bounds all models together. `size_bytes` and `n_entries` are of this model's folder, including what is
+    still being written. `may_write` stays False once the disk has refused a write (full, no permission). `lost` is not
+    empty while `take_lost` may have something to say.
+    """
+
+    @property
+    def limit_bytes(self) -> int: ...
+
+    @property
+    def size_bytes(self) -> int: ...
+
+    @property
+    def n_entries(self) -> int: ...
+
+    @property
+    def may_write(self) -> bool: ...
+
+    @property
+    def lost(self) -> Sequence[bytes]: ...
+
+    def scan(self) -> list[DiskRecord]:
+        """All entries, parents before their children, and siblings most recently used first. Called once, at start,
+        because it takes time. Damaged entries, and those whose parent is gone, are deleted."""
+
+    def write(self, record: DiskRecord, data: State) -> bool:
+        """Keep `data`, which must not change from now on. Returns at once; False if it will not be written, because the
+        disk is too busy, refuses writes, or lacks the parent."""
+
+    def take_lost(self) -> list[bytes]:
+        """Keys of entries that disappeared unasked since the last call: evicted for the limit or by another process, or
+        never written after all."""
+
+    def read(self, key: bytes) -> bytearray | None:
+        """The state bytes, verified; None if the entry is gone or damaged (it is then deleted)."""
+
+    def touch(self, key: bytes) -> None:
+        """Note that an entry was used now. Returns at once."""
+
+    def remove(self, key: bytes) -> None:
+        """Forget an entry. Returns at once."""
+
+    def clear(self) -> None:
+        """Forget all entries of this model. Returns at once."""
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether so much is queued that a write may be dropped now. Nothing reports when that ends."""
+
+    def flush(self, deadline_s: float) -> None:
+        """Wait until everything requested so far is on disk, at most `deadline_s`."""
+
+    def close(self) -> None:
+        """End the background thread after its current job. Queued writes are dropped, so flush first."""
 
 
 class Cost:
@@ -111,6 +171,19 @@ class Tiers:
     def copy_s_per_token(self) -> float:
         """Seconds for saving and restoring a token; 0 before the first measurement."""
         return self.save.seconds + self.restore.seconds
+
+    def is_worth_saving(self, n_tokens: int) -> bool:
+        """Whether restoring a copy would be faster than computing."""
+        return (
+            self.is_on and n_tokens >= GAIN_TOKENS and self.recompute_s(0, n_tokens) > n_tokens * self.copy_s_per_token
+        )
+
+    def passed_over(self, n_tokens: int) -> None:
+        """So many tokens were not worth saving. What a copy costs fades, so that one slow copy does not rule out all
+        later ones."""
+        if n_tokens >= GAIN_TOKENS:
+            self.save.fade()
+            self.restore.fade()
 
     # --- cells ---------------------------------------------------------------------------------------------------
 
@@ -326,7 +399,7 @@ class Tiers:
     def _forget_lost(self) -> None:
         """Take note of what the disk has lost. Blocks that are in memory too are written again only when they leave
         memory; otherwise a disk smaller than memory would be written forever."""
-        for name in self._disk.take_lost() if self._disk else ():
+        for name in self._disk.take_lost() if self._disk and self._disk.lost else ():
             block = self.tree.blocks.get(name)
             if block is not None and block.is_on_disk:
                 block.is_on_disk = False

@@ -21,13 +21,12 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from localrun.engine.backend import State
-from localrun.engine.cache.disk_record import KEY_BYTES, DiskRecord, block_key
 
+# Of what names a block.
+KEY_BYTES = 16
 _FIRST_SLICE = 64
-_NO_ORDER: NDArray[np.int32] = np.empty(0, np.int32)
 
 
 class PrefixKey(NamedTuple):
@@ -58,6 +57,21 @@ class PrefixKey(NamedTuple):
         a longer atom."""
         end = self.floor(start + n_tokens)
         return end if end > start else next(end for first, end in self.atoms if first == start)
+
+
+@dataclass(frozen=True, eq=False)
+class DiskRecord:
+    """A saved block for the disk: the tokens [start, start + len(tokens)) of a path from a root. Its key names it and
+    its place under its parent; a name is no proof, so whoever finds a record by its key compares parent, start and
+    tokens. `parent_key` is empty below a root; `root` then names the root unless it is the usual one.
+    `is_whole`: the bytes are the state of the whole path, not only of [start, end)."""
+
+    key: bytes
+    parent_key: bytes
+    start: int
+    tokens: list[int]
+    is_whole: bool
+    root: bytes = b""
 
 
 @dataclass(eq=False, slots=True)
@@ -118,7 +132,7 @@ class Block:
     def record(self) -> DiskRecord:
         """The block as the disk tier sees it."""
         parent, root = (self.parent.name, b"") if self.parent else (b"", self.root)
-        return DiskRecord(self.name, parent, self.start, self.tokens, _NO_ORDER, self.is_state, root)
+        return DiskRecord(self.name, parent, self.start, self.tokens, self.is_state, root)
 
 
 class SharedRange(NamedTuple):
@@ -477,3 +491,11 @@ def common_prefix(run: Sequence[int], tokens: Sequence[int], start: int, limit: 
         else:
             different = middle
     return same
+
+
+def block_key(parent_key: bytes, start: int, tokens: Sequence[int]) -> bytes:
+    """16 bytes that name the block of `tokens` at position `start` below `parent_key` (the root's name at a root)."""
+    digest = hashlib.blake2b(parent_key, digest_size=KEY_BYTES, person=b"localrun segment")
+    digest.update(start.to_bytes(8, "little"))
+    digest.update(np.asarray(tokens, np.int32).astype("<i4", copy=False).tobytes())
+    return digest.digest()

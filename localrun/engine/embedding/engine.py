@@ -32,8 +32,8 @@ from localrun.engine.embedding import inputs
 from localrun.engine.embedding.inputs import Embedder, FloatMatrix, FloatVector, InputTokens
 from localrun.engine.embedding.turns import EmbeddingQueue, EmbeddingRequest, InputProgress
 from localrun.engine.encoding import Encodings
-from localrun.engine.inbox import Naps
-from localrun.engine.request import MediaSpan, refusal
+from localrun.engine.request import refusal
+from localrun.engine.sample.text import MediaSpan
 from localrun.errors import BadRequest, EngineFailed, LocalrunError, NoNumbers, by_code
 from localrun.wire import Delta, Embed, Finish, Phase, Pooling, Resume, Started, Step, StepStats, Vector
 
@@ -77,10 +77,10 @@ class EmbeddingEngine:
         max_queue: int,
         clock: Callable[[], float],
         encoded_bytes: int = 0,
-        ring: Callable[[], None] | None = None,
+        ring: Callable[[], None] = lambda: None,
     ) -> None:
-        self._naps, self.wait_s = Naps(ring), 0.0
-        embedder.tell(self._naps.ring)
+        self.wait_s = 0.0
+        embedder.tell(ring)
         self._embedder = embedder
         self._clock = clock
         self._turns = EmbeddingQueue(max_tickets=max_queue)
@@ -150,7 +150,6 @@ class EmbeddingEngine:
 
     def step(self, should_abort: Callable[[], bool] = never_abort) -> Step | None:
         """Compute one step and return its news; None if there was neither anything to do nor to say."""
-        self._naps.take(self.wait_s)
         self.wait_s = 0.0
         for ticket, error in self._encodings.collect():
             where, chunks = _where(ticket.embed, ticket.n_begun - 1), ticket.current.chunks if ticket.current else ()

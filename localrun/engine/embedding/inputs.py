@@ -20,9 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localrun.engine.backend import Batch, MediaChunk, MediaRows, Projector
-from localrun.engine.request import MediaSpan, check_chunks
-from localrun.engine.sample.media import has_media, joined, pieces_of
-from localrun.engine.sample.text import parts_of
+from localrun.engine.request import check_chunks
+from localrun.engine.sample.text import MediaSpan, has_media, joined, parts_of, pieces_of
 from localrun.errors import BadRequest, ContextExceeded, LocalrunError, by_code
 from localrun.wire import Mixed, Pooling, Segment
 

@@ -20,8 +20,7 @@ from localrun.engine import pipes
 from localrun.engine.embedding.engine import EmbeddingEngine
 from localrun.engine.embedding.inputs import Embedder, tokens_of
 from localrun.engine.encoding import ENCODED_PART
-from localrun.engine.inbox import Inbox
-from localrun.engine.pipes import TokenizerThreads
+from localrun.engine.pipes import Inbox, TokenizerThreads
 from localrun.errors import EngineFailed
 from localrun.processes import step_back
 
@@ -44,7 +43,8 @@ def run(
     engine = EmbeddingEngine(
         embedder, max_queue=opened.max_queue, clock=time.monotonic, encoded_bytes=encoded_bytes, ring=inbox.ring
     )
-    pipes.send(frames_out, _ready(embedder, opened, time.monotonic() - began_s))
+    load_s = time.monotonic() - began_s
+    pipes.send(frames_out, pipes.ready(embedder, opened, load_s, n_slots=embedder.n_seqs, n_embd=embedder.n_embd))
     tokenizing = TokenizerThreads(max_texts=opened.n_slots + opened.max_queue)
     exit_code = pipes.serve(
         engine,
@@ -63,7 +63,7 @@ def take(
     embedder: Embedder,
     tokenizing: TokenizerThreads,
     inbox: Inbox[EmbeddingEngine],
-    outbox: pipes.Sink,
+    outbox: pipes.Outbox,
 ) -> None:
     """One message from the daemon. Of what is kept, only encoded media could be cleared, which nobody counts."""
     if isinstance(message, wire.Embed):
@@ -89,23 +89,3 @@ def _read(embedder: Embedder, segments: Sequence[wire.Segment]) -> list[int]:
 
 def _no_pieces(*_: object) -> tuple[bytes, ...]:
     raise EngineFailed("an engine that computes embeddings does not say what its tokens stand for")
-
-
-def _ready(embedder: Embedder, opened: wire.Open, load_s: float) -> wire.Ready:
-    return wire.Ready(
-        n_ctx=embedder.n_ctx,
-        n_ctx_train=embedder.n_ctx_train,
-        n_vocab=embedder.n_vocab,
-        n_slots=embedder.n_seqs,
-        n_kv_cells=embedder.n_cells,
-        n_threads=embedder.n_threads,
-        n_gpu_layers=embedder.n_gpu_layers,
-        model_size_bytes=embedder.model_size_bytes,
-        kv_size_bytes=opened.kv_bytes,
-        load_s=load_s,
-        backend=embedder.name,
-        control_tokens=embedder.control_tokens,
-        n_embd=embedder.n_embd,
-        media=embedder.projector.kinds if embedder.projector is not None else (),
-        audio_rate_hz=embedder.projector.audio_rate_hz if embedder.projector is not None else 0,
-    )

@@ -18,7 +18,7 @@ from heapq import heapify, heappop, heappush
 import numpy as np
 
 from localrun.engine.embedding.inputs import FloatVector, InputTokens
-from localrun.engine.request import MediaSpan
+from localrun.engine.sample.text import MediaSpan
 from localrun.engine.schedule.policy import AGING_S, LANE_RANKS, STARVED_S, Policy
 from localrun.errors import QueueFull
 from localrun.wire import Embed, Mixed, Pooling, Usage

@@ -80,7 +80,6 @@ class LlamaAdapters:
         self._vectors: dict[bytes, NDArray[np.float32]] = {}
 
     def load(self, adapter: Adapter) -> None:
-        """See `Backend.load_adapter`."""
         # Late: most engines never need them.
         from localrun.models.gguf.adapter_header import misfit
         from localrun.models.gguf.finite import check_finite

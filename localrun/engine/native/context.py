@@ -21,9 +21,9 @@ from __future__ import annotations
 import ctypes
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, wait
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -37,14 +37,15 @@ from localrun.engine.backend import (
     MediaChunk,
     MediaRows,
     MemoryKind,
+    NoRoom,
     State,
     StepAborted,
     first_undoable,
 )
 from localrun.engine.native.adapters import LlamaAdapters
 from localrun.engine.native.library import Threadpools, last_problem, native, uncomputed
-from localrun.engine.native.pages import AddressRange, StateBuffer, give_back, grown, memory_of_cells
-from localrun.engine.native.rows import ABORTED, BatchRows, Places, attending, check_code, check_range, giving_up
+from localrun.engine.native.pages import AddressRange, Help, StateBuffer, StateCopy, give_back, memory_of_cells
+from localrun.engine.native.rows import BatchRows, Places, attending, giving_up
 from localrun.engine.native.states import StateLayout
 from localrun.engine.native.threads import FewerThreads
 from localrun.engine.sample.constraint import DEAD_END, UNKNOWN
@@ -63,10 +64,10 @@ _ROPE_SCALINGS = {
 STREAM_ROWS = 16
 # As many of the likeliest tokens of a row come from the device, where that is enough for its sampler.
 DEVICE_TOP_K = 64
+# What llama_decode returns for a graph that was given up.
+ABORTED = 2
 # The memory of a pool is touched in so many steps.
 _POOL_STEPS = 16
-# Calls something in another thread.
-Help = Callable[[Callable[[], Any]], Future[Any]]
 
 
 class Rope(NamedTuple):
@@ -117,7 +118,8 @@ class LlamaContext:
     context that it `drafts_for` it computes only the model's layer for that (`mtp.py`). `places` is a projector's.
     Without the model's `adapters` it computes the bare model.
 
-    Callers count tokens; where the model numbers positions in another way, they are looked up here (`rows.py`).
+    What is not described here is as `Backend` has it. Callers count tokens; where the model numbers positions in
+    another way, they are looked up here (`rows.py`).
     `n_rollback`: of a sequence's rows in the last decode `seq_remove` can take so many off again (`_note_snapshots`).
 
     Raises EngineFailed when llama.cpp cannot make the context.
@@ -185,7 +187,6 @@ class LlamaContext:
         self._fewer = fewer
 
     def use(self, adapters: AdapterSet) -> None:
-        """See `Backend.use`."""
         if adapters.hash == self._used.hash:
             return
         if self._adapters is None:
@@ -201,7 +202,8 @@ class LlamaContext:
     def decode(self, n_rows: int, should_abort: Callable[[], bool] | None = None) -> None:
         """Compute the first rows of `batch`. Raises NoRoom or DecodeFailed; StepAborted as `Backend.decode`."""
         n_wanted = self.check_rows(n_rows)
-        self._rows.find_positions(n_rows)
+        if self._rows.has_parts:
+            self._rows.find_positions(n_rows)
         self._rows.tokens.n_tokens = n_rows
         self._n_snapshots[:] = 0
         if self._has_states:
@@ -218,7 +220,6 @@ class LlamaContext:
             self._note_snapshots(n_rows)
 
     def decode_media(self, part: MediaRows) -> None:
-        """See `Backend.decode_media`."""
         self.check_media(part)
         fields = self._rows.media(part)
         self.batch.wants_logits[: part.n_rows] = 0
@@ -234,7 +235,6 @@ class LlamaContext:
         self._rows.check_media(part)
 
     def set_chunks(self, seq: int, chunks: tuple[tuple[int, MediaChunk], ...]) -> None:
-        """See `Backend.set_chunks`."""
         self._check_seq(seq)
         self._rows.set_chunks(seq, chunks)
 
@@ -285,14 +285,9 @@ class LlamaContext:
 
     def check_rows(self, n_rows: int) -> int:
         """Raises ValueError unless the first rows of `batch` can be computed. Returns how many want logits."""
-        batch = self.batch
-        if not 0 < n_rows <= batch.capacity:
-            raise ValueError(f"{n_rows} rows in a batch of {batch.capacity}")
+        check_rows(self.batch, n_rows, n_vocab=self.n_vocab, n_seqs=self.n_seqs, n_most=self.n_cells)
         self._check_adapters()
-        check_range("token", batch.token[:n_rows], self.n_vocab)
-        check_range("sequence", batch.seq[:n_rows], self.n_seqs)
-        check_range("position", batch.pos[:n_rows], self.n_cells)
-        n_wanted = int(np.count_nonzero(batch.wants_logits[:n_rows]))
+        n_wanted = int(np.count_nonzero(self.batch.wants_logits[:n_rows]))
         if n_wanted > self.n_outputs:
             raise ValueError(f"more than {self.n_outputs} rows want logits")
         return n_wanted
@@ -400,7 +395,6 @@ class LlamaContext:
         return np.frombuffer(memoryview(row_memory), np.float32)
 
     def seq_share(self, source: int, target: int, start: int, end: int) -> None:
-        """See `Backend.seq_share`."""
         self._check_seq(source)
         self._check_seq(target)
         if not 0 <= start <= end <= self.n_cells:
@@ -411,7 +405,6 @@ class LlamaContext:
         native.llama_memory_seq_cp(self._memory, source, target, table.at(start), table.at(end, behind=True))
 
     def seq_remove(self, seq: int, start: int, end: int = -1) -> bool:
-        """See `Backend.seq_remove`."""
         self._check_seq(seq)
         if not 0 <= start <= self.n_cells or not -1 <= end <= self.n_cells:
             raise ValueError(f"positions [{start}, {end}) are not within [0, {self.n_cells})")
@@ -432,7 +425,6 @@ class LlamaContext:
         return bool(native.llama_memory_seq_rm(self._memory, seq, start, end))
 
     def state_get(self, seq: int, *, limit_bytes: int) -> bytearray | None:
-        """See `Backend.state_get`."""
         size = self.state_bytes(seq)
         if size > limit_bytes:
             return None
@@ -441,22 +433,20 @@ class LlamaContext:
         return state
 
     def state_slices(self, layout: StateLayout, seq: int, ranges: list[tuple[int, int]]) -> Iterator[State]:
-        """See `Backend.state_slices`."""
         size = self.state_bytes(seq)
         buffer = self.buffer.get(size)
         state, first = buffer[: self._save(seq, buffer, size)], self._first_index(seq)
         return self._slices(layout, state, ranges, first)
 
     def save(self, layout: StateLayout, seq: int, ranges: list[tuple[int, int]], help_with: Help) -> StateCopy:
-        """See `Backend.save`."""
         self._check_seq(seq)
         n_tokens = self._tables[seq].index_after(int(native.llama_memory_seq_pos_max(self._memory, seq)))
         if not ranges or any(not 0 <= start < end <= n_tokens for start, end in ranges):
             raise ValueError(f"sequence {seq} has {n_tokens} tokens, and not all of {ranges}")
-        return StateCopy(self, layout, seq, ranges, help_with)
+        cut = partial(_cut, layout, ranges)
+        return StateCopy(self.buffer, self.state_bytes(seq), partial(self._export, seq), cut, help_with)
 
     def state_join(self, layout: StateLayout, pieces: list[tuple[State, int, int, int]]) -> State:
-        """See `Backend.state_join`."""
         n_cells = pieces[-1][3] - pieces[0][2]
         buffer = self.buffer.get(layout.size_bytes(n_cells, n_streams=self.n_streams))
         return layout.join(pieces, n_streams=self.n_streams, into=buffer)
@@ -469,7 +459,6 @@ class LlamaContext:
         return layout.for_streams(buffer, self._save(seq, buffer, size), n_streams=n_streams)
 
     def state_set(self, seq: int, state: State) -> bool:
-        """See `Backend.state_set`."""
         self._check_seq(seq)
         data = np.frombuffer(state, np.uint8)
         start = data.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
@@ -485,7 +474,7 @@ class LlamaContext:
         self._check_seq(seq)
         return int(native.llama_state_seq_get_size(self.native, seq))
 
-    def export(self, seq: int, buffer: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    def _export(self, seq: int, buffer: NDArray[np.uint8]) -> NDArray[np.uint8]:
         """The saved state of a sequence, in a buffer that is large enough."""
         return buffer[: self._save(seq, buffer, buffer.size)]
 
@@ -529,46 +518,29 @@ class LlamaContext:
             raise ValueError(f"sequence {seq} is not below {self.n_seqs}")
 
 
-class StateCopy:
-    """See `backend.Copy`: memory is touched in a thread, the state is exported into it, and cut in a thread."""
-
-    def __init__(
-        self, context: LlamaContext, layout: StateLayout, seq: int, ranges: list[tuple[int, int]], help_with: Help
-    ) -> None:
-        self.has_left = False
-        self.states: list[State] = []
-        self._context, self._layout, self._seq, self._ranges = context, layout, seq, ranges
-        self._help_with = help_with
-        self._size = context.state_bytes(seq)
-        buffer = context.buffer.lend()
-        self._touching = help_with(lambda: _touched(buffer, self._size))
-        self._cutting: Future[list[State]] | None = None
-
-    def advance(self) -> bool:
-        if self._cutting is None:
-            if not self._touching.done():
-                return False
-            state = self._context.export(self._seq, self._touching.result())
-            self.has_left = True
-            self._cutting = self._help_with(
-                lambda: [self._layout.slice(state, start, end) for start, end in self._ranges]
-            )
-        elif self._cutting.done() and not self.states:
-            self.states = self._cutting.result()
-            self._context.buffer.give(self._touching.result(), self._size)
-        return bool(self.states)
-
-    def wait(self, timeout_s: float) -> None:
-        pending: Future[Any] = self._cutting or self._touching
-        wait([pending], timeout_s)
+def _cut(layout: StateLayout, ranges: list[tuple[int, int]], state: NDArray[np.uint8]) -> list[State]:
+    return [layout.slice(state, start, end) for start, end in ranges]
 
 
-def _touched(buffer: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
-    """This buffer, or another one, of which so many bytes were written to."""
-    if buffer.size < size:
-        buffer = grown(size)
-        buffer[:size] = 0
-    return buffer
+def check_code(code: int, n_rows: int) -> None:
+    """What llama_decode returned. Raises NoRoom or DecodeFailed."""
+    if code == 1:
+        raise NoRoom(f"no {n_rows} free cells")
+    if code != 0:
+        raise DecodeFailed(f"llama_decode returned {code}", is_fatal=code != -1)
+
+
+def check_rows(batch: Batch, n_rows: int, *, n_vocab: int, n_seqs: int, n_most: int) -> None:
+    """Raises ValueError unless a batch has so many rows, all of whose values are within their limits."""
+    if not 0 < n_rows <= batch.capacity:
+        raise ValueError(f"{n_rows} rows in a batch of {batch.capacity}")
+    for what, values, limit in (
+        ("token", batch.token, n_vocab),
+        ("sequence", batch.seq, n_seqs),
+        ("position", batch.pos, n_most),
+    ):
+        if values[:n_rows].min() < 0 or values[:n_rows].max() >= limit:
+            raise ValueError(f"a {what} of the batch is not within [0, {limit})")
 
 
 def _params(shape: ContextShape, kind: MemoryKind) -> Any:

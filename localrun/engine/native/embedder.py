@@ -19,12 +19,12 @@ import numpy as np
 
 from localrun.engine.backend import Batch, DecodeFailed, MediaChunk, MediaRows
 from localrun.engine.embedding.inputs import FloatVector, PairFormat
-from localrun.engine.native.context import GGML_TYPES, OWN_ROPE, Rope
+from localrun.engine.native.context import GGML_TYPES, OWN_ROPE, Rope, check_code, check_rows
 from localrun.engine.native.library import Threadpools, last_problem, log_callback, native
 from localrun.engine.native.media import LlamaProjector
 from localrun.engine.native.model import LlamaVocabulary, load_model
-from localrun.engine.native.rows import BatchRows, attending, check_code, check_range
-from localrun.engine.native.worker import ComputeLock
+from localrun.engine.native.rows import BatchRows, attending
+from localrun.engine.native.threads import ComputeLock
 from localrun.errors import EngineFailed, LocalrunError, NotSupported
 from localrun.wire import Pooling
 
@@ -104,13 +104,9 @@ class LlamaEmbedder:
         self._turns.ring = ring
 
     def compute(self, n_rows: int) -> None:
-        batch = self.batch
-        if not 0 < n_rows <= batch.capacity:
-            raise ValueError(f"{n_rows} rows in a batch of {batch.capacity}")
-        check_range("token", batch.token[:n_rows], self.n_vocab)
-        check_range("sequence", batch.seq[:n_rows], self.n_seqs)
-        check_range("position", batch.pos[:n_rows], self.n_ctx)
-        self._rows.find_positions(n_rows)
+        check_rows(self.batch, n_rows, n_vocab=self.n_vocab, n_seqs=self.n_seqs, n_most=self.n_ctx)
+        if self._rows.has_parts:
+            self._rows.find_positions(n_rows)
         self._rows.tokens.n_tokens = n_rows
         self._decode(self._rows.tokens)
 

@@ -70,21 +70,7 @@ def _bare_package() -> Iterator[None]:
 with _bare_package():
     import llama_cpp.llama_cpp as native
 
-__all__ = [
-    "Threadpools",
-    "end_team",
-    "ggml",
-    "gpu_free_bytes",
-    "gpus",
-    "last_problem",
-    "library_folder",
-    "loaded_modules",
-    "log_callback",
-    "mtmd",
-    "native",
-    "skipped_modules",
-    "uncomputed",
-]
+__all__ = ["native"]
 
 log = logging.getLogger("localrun.llama")
 
@@ -184,6 +170,20 @@ def ggml() -> Any:
     return native._lib
 
 
+def bound(name: str, result: Any, *arguments: Any) -> Any:
+    """A function that the Python bindings leave out, or describe in another way."""
+    function = getattr(ggml(), name)
+    function.restype, function.argtypes = result, arguments
+    return function
+
+
+def backend_names() -> list[str]:
+    """Of what ggml was built with or has opened, such as CPU and CUDA."""
+    found = range(bound("ggml_backend_reg_count", ctypes.c_size_t)())
+    handles = map(bound("ggml_backend_reg_get", ctypes.c_void_p, ctypes.c_size_t), found)
+    return [name.decode() for name in map(bound("ggml_backend_reg_name", ctypes.c_char_p, ctypes.c_void_p), handles)]
+
+
 def skipped_modules() -> dict[str, str]:
     """Backends that lie beside the library as modules and were not loaded, with the loader's reason. Of the modules for
     processors all but one are left out on purpose, so they do not count."""
@@ -207,9 +207,7 @@ _LOADED = re.compile(rb"loaded \S+ backend from (.+)")
 
 def _load_modules() -> tuple[str, ...]:
     """Opens the backends of a library that has none linked to it. Returns the names of their files."""
-    library = ggml()
-    library.ggml_backend_reg_count.restype = ctypes.c_size_t
-    if library.ggml_backend_reg_count():
+    if bound("ggml_backend_reg_count", ctypes.c_size_t)():
         return ()
     names: list[str] = []
 
@@ -222,9 +220,7 @@ def _load_modules() -> tuple[str, ...]:
 
     callback = native.llama_log_callback(take_log_line)
     native.llama_log_set(callback, None)
-    library.ggml_backend_load_all_from_path.argtypes = [ctypes.c_char_p]
-    library.ggml_backend_load_all_from_path.restype = None
-    library.ggml_backend_load_all_from_path(os.fsencode(library_folder()))
+    bound("ggml_backend_load_all_from_path", None, ctypes.c_char_p)(os.fsencode(library_folder()))
     native.llama_log_set(log_callback, None)
     return tuple(names)
 
@@ -239,30 +235,28 @@ _IS_GPU = (1, _INTEGRATED)
 def gpus() -> list[tuple[str, int, bool, int]]:
     """Name, free bytes, whether it computes in the machine's own memory, and total bytes of each GPU; empty where this
     build can use none. Metal calls a Mac's GPU no integrated one, and its memory free whatever other processes hold."""
-    library, devices = ggml(), gpu_devices()
-    library.ggml_backend_dev_memory.argtypes = [ctypes.c_void_p] + [ctypes.POINTER(ctypes.c_size_t)] * 2
-    library.ggml_backend_dev_description.restype = ctypes.c_char_p
-    library.ggml_backend_dev_description.argtypes = [ctypes.c_void_p]
+    memory_of = bound("ggml_backend_dev_memory", None, ctypes.c_void_p, *[ctypes.POINTER(ctypes.c_size_t)] * 2)
+    description_of = bound("ggml_backend_dev_description", ctypes.c_char_p, ctypes.c_void_p)
     found = []
-    for device in devices:
+    for device in gpu_devices():
         free, total = ctypes.c_size_t(), ctypes.c_size_t()
-        library.ggml_backend_dev_memory(device, ctypes.byref(free), ctypes.byref(total))
-        name = library.ggml_backend_dev_description(device).decode(errors="replace")
-        is_shared = sys.platform == "darwin" or library.ggml_backend_dev_type(device) == _INTEGRATED
-        found.append((name, free.value, is_shared, total.value))
+        memory_of(device, ctypes.byref(free), ctypes.byref(total))
+        is_shared = sys.platform == "darwin" or _type_of(device) == _INTEGRATED
+        found.append((description_of(device).decode(errors="replace"), free.value, is_shared, total.value))
     return found
 
 
 def gpu_devices() -> list[int]:
-    """ggml's handles of the GPUs. The Python bindings leave out its functions about devices, so they are bound here."""
+    """ggml's handles of the GPUs."""
     native.llama_backend_init()
-    library = ggml()
-    library.ggml_backend_dev_count.restype = ctypes.c_size_t
-    library.ggml_backend_dev_get.restype = ctypes.c_void_p
-    library.ggml_backend_dev_get.argtypes = [ctypes.c_size_t]
-    library.ggml_backend_dev_type.argtypes = [ctypes.c_void_p]
-    handles = map(library.ggml_backend_dev_get, range(library.ggml_backend_dev_count()))
-    return [device for device in handles if library.ggml_backend_dev_type(device) in _IS_GPU]
+    n_devices = bound("ggml_backend_dev_count", ctypes.c_size_t)()
+    handles = map(bound("ggml_backend_dev_get", ctypes.c_void_p, ctypes.c_size_t), range(n_devices))
+    return [device for device in handles if _type_of(device) in _IS_GPU]
+
+
+def _type_of(device: int) -> int:
+    kind: int = bound("ggml_backend_dev_type", ctypes.c_int, ctypes.c_void_p)(device)
+    return kind
 
 
 def gpu_free_bytes() -> int | None:
@@ -309,23 +303,20 @@ class Threadpools:
     """
 
     def __init__(self) -> None:
-        library = self._library = ggml()
         self._pools: dict[int, int | None] = {}
         # A library without pools makes threads for every graph.
-        self._new = _cpu_function(library, "ggml_threadpool_new", ctypes.c_void_p, ctypes.POINTER(_Params))
-        self._free = _cpu_function(library, "ggml_threadpool_free", None, ctypes.c_void_p)
-        library.llama_attach_threadpool.restype = None
-        library.llama_attach_threadpool.argtypes = [ctypes.c_void_p] * 3
-        library.llama_set_n_threads.restype = None
-        library.llama_set_n_threads.argtypes = [ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32]
+        self._new = _cpu_function("ggml_threadpool_new", ctypes.c_void_p, ctypes.POINTER(_Params))
+        self._free = _cpu_function("ggml_threadpool_free", None, ctypes.c_void_p)
+        self._attach = bound("llama_attach_threadpool", None, *[ctypes.c_void_p] * 3)
+        self._set_number = bound("llama_set_n_threads", None, ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32)
 
     def use(self, context: ctypes.c_void_p, n_threads: int) -> None:
         """Graphs of a `llama_context` are computed by so many threads from now on, the caller's included."""
         if n_threads not in self._pools:
             self._pools[n_threads] = self._open(n_threads)
         pool = self._pools[n_threads]
-        self._library.llama_attach_threadpool(context, pool, pool)
-        self._library.llama_set_n_threads(context, n_threads, n_threads)
+        self._attach(context, pool, pool)
+        self._set_number(context, n_threads, n_threads)
 
     def close(self) -> None:
         """End the threads. The contexts are closed already."""
@@ -364,16 +355,12 @@ def _pause_teams() -> ctypes._FuncPointer | None:
     return None
 
 
-def _cpu_function(library: Any, name: str, result: type | None, *arguments: type) -> ctypes._FuncPointer | None:
+def _cpu_function(name: str, result: type | None, *arguments: type) -> ctypes._FuncPointer | None:
     """A function of the CPU backend, which may be a module that was opened at run time; None if it has no such."""
-    library.ggml_backend_dev_by_type.restype = ctypes.c_void_p
-    library.ggml_backend_dev_backend_reg.restype = ctypes.c_void_p
-    library.ggml_backend_dev_backend_reg.argtypes = [ctypes.c_void_p]
-    library.ggml_backend_reg_get_proc_address.restype = ctypes.c_void_p
-    library.ggml_backend_reg_get_proc_address.argtypes = [ctypes.c_void_p, ctypes.c_char_p]
-    device = library.ggml_backend_dev_by_type(_CPU_DEVICE)
+    device = bound("ggml_backend_dev_by_type", ctypes.c_void_p, ctypes.c_int)(_CPU_DEVICE)
     if not device:
         return None
-    registry = library.ggml_backend_dev_backend_reg(device)
-    address = library.ggml_backend_reg_get_proc_address(registry, name.encode())
+    registry = bound("ggml_backend_dev_backend_reg", ctypes.c_void_p, ctypes.c_void_p)(device)
+    find = bound("ggml_backend_reg_get_proc_address", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)
+    address = find(registry, name.encode())
     return ctypes.CFUNCTYPE(result, *arguments)(address) if address else None

@@ -45,8 +45,8 @@ from localrun.engine.native.mtp import MtpHeads, has_heads
 from localrun.engine.native.pages import touch
 from localrun.engine.native.sampler import LlamaSampler, SamplingThreads
 from localrun.engine.native.states import StateLayout
-from localrun.engine.native.threads import FewerThreads, Helpers, PromptThreads, StepThreads, Usage
-from localrun.engine.native.worker import ComputeLock, LlamaWorker
+from localrun.engine.native.threads import ComputeLock, FewerThreads, Helpers, PromptThreads, StepThreads, Usage
+from localrun.engine.native.worker import LlamaWorker
 from localrun.engine.sample import chain as stages
 from localrun.engine.schedule.budget import tile_waste
 from localrun.errors import EngineFailed, LocalrunError
@@ -145,6 +145,7 @@ class LlamaBackend:
         self._open()
         self._layout = self._probe_layout()
         self.cuts_states = is_attention and self._layout is not None
+        self.state_token_bytes = self._layout.token_bytes if self._layout is not None else 0
         # Every stream is padded, so all of them may be longer than was asked for.
         if self.is_split and not (self.cuts_states and self._computes_alike(self.n_cells)):
             self.is_split = False
@@ -287,7 +288,7 @@ class LlamaBackend:
     def set_threads(self, threads: Threads, *, may_use_fewer: bool = False) -> None:
         """For everything from now on; nothing may be being computed. See `LlamaContext.set_threads`."""
         self._threads, self._fewer = threads, None
-        if may_use_fewer:
+        if may_use_fewer and threads.most > 1:
             self._fewer = FewerThreads(
                 StepThreads(threads.decode), PromptThreads(_usage, processors.unused_now), self._helpers
             )
@@ -301,11 +302,7 @@ class LlamaBackend:
     @contextmanager
     def measured_context(self, n_threads: int, *, n_cells: int, n_seqs: int, n_batch: int) -> Iterator[LlamaContext]:
         """An empty context for whoever wants to measure; it must end before the backend."""
-        shape = ContextShape(n_cells, n_seqs, n_batch, n_threads, self._kv_type, is_split=False)
-        kind, window = self.memory_kind, self._n_window
-        context = LlamaContext(
-            self._model, shape, self._pools, kind=kind, n_window=window, n_vocab=self.n_vocab, adapters=self._adapters
-        )
+        context = self._context(ContextShape(n_cells, n_seqs, n_batch, n_threads, self._kv_type, is_split=False))
         try:
             yield context
         finally:
@@ -348,10 +345,6 @@ class LlamaBackend:
     def state_get(self, seq: int, *, limit_bytes: int) -> bytearray | None:
         context, seq = self._place(seq)
         return context.state_get(seq, limit_bytes=limit_bytes)
-
-    @property
-    def state_token_bytes(self) -> int:
-        return self._cut.token_bytes
 
     def state_slices(self, seq: int, ranges: list[tuple[int, int]]) -> Iterator[State]:
         context, seq = self._place(seq)
@@ -480,6 +473,18 @@ class LlamaBackend:
         """Rows of a batch of the context that computes prompts."""
         return max(self._n_batch, self.projector.max_chunk_tokens if self.projector is not None else 0)
 
+    def _context(self, shape: ContextShape, *, kind: MemoryKind | None = None, **more: Any) -> LlamaContext:
+        return LlamaContext(
+            self._model,
+            shape,
+            self._pools,
+            kind=kind or self.memory_kind,
+            n_window=self._n_window if kind is None else 0,
+            n_vocab=self.n_vocab,
+            adapters=self._adapters,
+            **more,
+        )
+
     def _new_context(
         self, n_cells: int, n_seqs: int, n_batch: int, *, split: bool, cb_eval: Any = None, n_draft_rows: int = 0
     ) -> LlamaContext:
@@ -495,11 +500,8 @@ class LlamaBackend:
             n_snapshots=self._n_snapshots,
             rope=self._rope,
         )
-        kind, window = self.memory_kind, self._n_window
-        context = LlamaContext(
-            self._model, shape, self._pools, kind=kind, n_window=window, n_vocab=self.n_vocab, cb_eval=cb_eval,
-            places=self.projector.places if self.projector is not None else None, adapters=self._adapters,
-        )  # fmt: skip
+        places = self.projector.places if self.projector is not None else None
+        context = self._context(shape, cb_eval=cb_eval, places=places)
         context.set_threads(self._threads, self._fewer)
         if not self.n_gpu_layers:
             context.give_back_cells()
@@ -513,23 +515,12 @@ class LlamaBackend:
         )
 
     def _open_heads(self) -> MtpHeads | None:
-        is_split = self.main.n_streams > 1
-        n_threads = self._threads.most
+        n_threads, is_split = self._threads.most, self.main.n_streams > 1
         shape = ContextShape(
             self.n_cells, self.n_seqs, self._n_batch, n_threads, self._kv_type, is_split, rope=self._rope
         )
-        kind, target = MemoryKind.ATTENTION, self.main.native
         try:
-            context = LlamaContext(
-                self._model,
-                shape,
-                self._pools,
-                kind=kind,
-                n_window=0,
-                n_vocab=self.n_vocab,
-                drafts_for=target,
-                adapters=self._adapters,
-            )
+            context = self._context(shape, kind=MemoryKind.ATTENTION, drafts_for=self.main.native)
         except EngineFailed as error:
             log.warning("the model's layer for drafts is not used: %s", error)
             return None

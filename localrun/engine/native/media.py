@@ -30,7 +30,8 @@ from numpy.typing import NDArray
 
 from localrun.engine.backend import DecodeFailed, MediaChunk
 from localrun.engine.native.library import last_problem, log_callback, mtmd, native
-from localrun.engine.native.worker import ComputeLock, GraphThread
+from localrun.engine.native.threads import ComputeLock
+from localrun.engine.native.worker import GraphThread
 from localrun.errors import BadModelFile, BadRequest, NotSupported
 from localrun.wire import Media, MediaKind, Segment
 
@@ -148,7 +149,7 @@ class LlamaProjector:
         if size_bytes != _size_bytes(chunk.media):
             raise ValueError(f"decoded media of {size_bytes} bytes instead of {_size_bytes(chunk.media)}")
         encoding = LlamaEncoding(self._thread)
-        self._thread.start(lambda: encoding.take(self._encode(chunk)))
+        self._thread.do(lambda: encoding.take(self._encode(chunk)))
         return encoding
 
     def places(self, chunk: MediaChunk, begin: int) -> NDArray[np.int32]:

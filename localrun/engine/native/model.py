@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from localrun.engine.native.library import ggml, last_problem, native
+from localrun.engine.native.library import bound, ggml, last_problem, native
 from localrun.engine.sample.chain import Dry
 from localrun.errors import BadModelFile
 
@@ -77,9 +77,8 @@ def tensors_of(path: str) -> Tensors:
 
 def _tensors_in(path: str) -> Tensors:
     library = ggml()
-    for name, result, *arguments in _GGUF_FUNCTIONS:
-        function = getattr(library, name)
-        function.restype, function.argtypes = result, arguments
+    for function in _GGUF_FUNCTIONS:
+        bound(*function)
     file = library.gguf_init_from_file(path.encode(), _GgufParams(no_alloc=True, context=None))
     if not file:
         return Tensors()
@@ -145,7 +144,6 @@ class LlamaVocabulary:
         return self._tokenize_part(text, parse_special=False, add_special=True)
 
     def piece(self, token: int) -> bytes:
-        """See `Backend.piece`."""
         piece = self._pieces.get(token)
         if piece is None:
             piece = self._pieces[token] = self._read_piece(token)
@@ -175,7 +173,6 @@ class LlamaVocabulary:
         return known
 
     def control_text(self, token: int) -> str:
-        """See `Backend.control_text`."""
         return self._control_texts.get(token, "")
 
     def _parts(self, text: str) -> Iterator[str]:

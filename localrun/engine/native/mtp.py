@@ -103,7 +103,6 @@ class MtpHeads:
         set_nextn(context.native, True, True)  # of those that want logits
 
     def set_threads(self, threads: Threads) -> None:
-        """See `LlamaContext.set_threads`."""
         self.context.set_threads(threads)
 
     def decoded(self, n_rows: int) -> None:

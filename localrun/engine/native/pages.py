@@ -15,13 +15,15 @@ import ctypes
 import os
 import re
 import sys
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, wait
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from localrun.engine.native.library import ggml, native
+from localrun.engine.backend import State
+from localrun.engine.native.library import bound, native
 
 # Keys and values; what a convolution remembers, and states.
 _CELLS = re.compile(rb"(cache_[kvrs]_l\d+)\b")
@@ -48,28 +50,27 @@ def memory_of_cells(context: ctypes.c_void_p, n_seqs: int, n_outputs: int) -> li
 
     That is read from the nodes of an empty graph, by their names; where these differ the list is empty.
     """
-    library = ggml()
     if not hasattr(native._lib, _GRAPH_RESERVE):
         return []
     reserve = getattr(native._lib, _GRAPH_RESERVE)
     reserve.restype = ctypes.c_void_p
     reserve.argtypes = [ctypes.c_void_p, *[ctypes.c_uint32] * 3]
-    library.ggml_graph_n_nodes.argtypes = [ctypes.c_void_p]
-    library.ggml_graph_node.restype = library.ggml_get_data.restype = ctypes.c_void_p
-    library.ggml_graph_node.argtypes = [ctypes.c_void_p, ctypes.c_int]
-    library.ggml_get_name.restype, library.ggml_nbytes.restype = ctypes.c_char_p, ctypes.c_size_t
-    library.ggml_get_name.argtypes = library.ggml_get_data.argtypes = library.ggml_nbytes.argtypes = [ctypes.c_void_p]
+    n_nodes = bound("ggml_graph_n_nodes", ctypes.c_int, ctypes.c_void_p)
+    node_at = bound("ggml_graph_node", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int)
+    name_of = bound("ggml_get_name", ctypes.c_char_p, ctypes.c_void_p)
+    data_of = bound("ggml_get_data", ctypes.c_void_p, ctypes.c_void_p)
+    size_of = bound("ggml_nbytes", ctypes.c_size_t, ctypes.c_void_p)
     # The last graph that the constructor of a context reserves. The plan of where a graph's tensors lie stays, and with
     # that of another graph deep prompts take a quarter longer.
     n_tokens = min(native.llama_n_ctx(context), native.llama_n_ubatch(context))
     graph = reserve(context, n_tokens, n_seqs, min(n_tokens, n_outputs))
     bounds: dict[bytes, tuple[int, int]] = {}
-    for index in range(library.ggml_graph_n_nodes(graph) if graph else 0):
-        node = library.ggml_graph_node(graph, index)
-        name = _CELLS.match(library.ggml_get_name(node))
-        if name is not None and (begin := library.ggml_get_data(node)):
+    for index in range(n_nodes(graph) if graph else 0):
+        node = node_at(graph, index)
+        name = _CELLS.match(name_of(node))
+        if name is not None and (begin := data_of(node)):
             known = bounds.get(name[1], (begin, begin))
-            bounds[name[1]] = min(known[0], begin), max(known[1], begin + library.ggml_nbytes(node))
+            bounds[name[1]] = min(known[0], begin), max(known[1], begin + size_of(node))
     return [AddressRange(begin, end - begin) for begin, end in bounds.values()]
 
 
@@ -146,9 +147,57 @@ class StateBuffer:
 
     def _grow(self, size: int) -> None:
         if size > self._data.size:
-            self._data, self._n_touched = grown(size), 0
+            self._data, self._n_touched = _grown(size), 0
 
 
-def grown(size: int) -> NDArray[np.uint8]:
+# Calls something in another thread.
+Help = Callable[[Callable[[], Any]], Future[Any]]
+
+
+class StateCopy:
+    """See `backend.Copy`: memory for a state of `size` bytes is touched in a thread, `export` writes the state into it
+    and returns it, and it is `cut` in a thread."""
+
+    def __init__(
+        self,
+        buffer: StateBuffer,
+        size: int,
+        export: Callable[[NDArray[np.uint8]], NDArray[np.uint8]],
+        cut: Callable[[NDArray[np.uint8]], list[State]],
+        help_with: Help,
+    ) -> None:
+        self.has_left = False
+        self.states: list[State] = []
+        self._buffer, self._size, self._export, self._cut, self._help_with = buffer, size, export, cut, help_with
+        data = buffer.lend()
+        self._touching = help_with(lambda: _touched(data, size))
+        self._cutting: Future[list[State]] | None = None
+
+    def advance(self) -> bool:
+        if self._cutting is None:
+            if not self._touching.done():
+                return False
+            state = self._export(self._touching.result())
+            self.has_left = True
+            self._cutting = self._help_with(lambda: self._cut(state))
+        elif self._cutting.done() and not self.states:
+            self.states = self._cutting.result()
+            self._buffer.give(self._touching.result(), self._size)
+        return bool(self.states)
+
+    def wait(self, timeout_s: float) -> None:
+        pending: Future[Any] = self._cutting or self._touching
+        wait([pending], timeout_s)
+
+
+def _touched(data: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
+    """This buffer, or another one, of which so many bytes were written to."""
+    if data.size < size:
+        data = _grown(size)
+        data[:size] = 0
+    return data
+
+
+def _grown(size: int) -> NDArray[np.uint8]:
     """A new buffer of this size, and a little for the next state."""
     return np.empty(size + size // 4, np.uint8)

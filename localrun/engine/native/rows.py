@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from localrun.engine.backend import Batch, DecodeFailed, MediaChunk, MediaRows, NoRoom
+from localrun.engine.backend import Batch, MediaChunk, MediaRows
 from localrun.engine.native.library import native
 from localrun.wire import MediaKind
 
@@ -129,14 +129,11 @@ class BatchRows:
         self.tables = [_NO_CHUNKS] * n_seqs
 
     def set_chunks(self, seq: int, chunks: tuple[tuple[int, MediaChunk], ...]) -> None:
-        """See `Backend.set_chunks`."""
         self.tables[seq] = Positions(chunks, has_parts=self.has_parts) if chunks else _NO_CHUNKS
 
     def find_positions(self, n_rows: int) -> None:
-        """Those of the first rows of `batch`, which are tokens. Of some that leave a gap, llama.cpp would say
-        nothing."""
-        if not self.has_parts:
-            return
+        """Those of the first rows of `batch`, which are tokens, for a model whose positions have parts. Of some that
+        leave a gap, llama.cpp would say nothing."""
         seqs, indices = self._batch.seq[:n_rows], self._batch.pos[:n_rows]
         self._positions[:n_rows] = indices
         for seq in np.unique(seqs).tolist():
@@ -232,21 +229,3 @@ def giving_up(context: Any, should_abort: Callable[[], bool]) -> Iterator[None]:
         yield
     finally:
         native.llama_set_abort_callback(context, GO_ON, None)
-
-
-# What llama_decode returns for a graph that was given up.
-ABORTED = 2
-
-
-def check_code(code: int, n_rows: int) -> None:
-    """What llama_decode returned. Raises NoRoom or DecodeFailed."""
-    if code == 1:
-        raise NoRoom(f"no {n_rows} free cells")
-    if code != 0:
-        raise DecodeFailed(f"llama_decode returned {code}", is_fatal=code != -1)
-
-
-def check_range(what: str, values: NDArray[np.int32], limit: int) -> None:
-    """Raises ValueError unless all of some batch's values are within [0, limit)."""
-    if values.min() < 0 or values.max() >= limit:
-        raise ValueError(f"a {what} of the batch is not within [0, {limit})")

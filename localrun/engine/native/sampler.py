@@ -19,9 +19,8 @@ from localrun.engine.backend import Sampler
 from localrun.engine.native.context import DEVICE_TOP_K, are_numbers
 from localrun.engine.native.library import native
 from localrun.engine.sample import chain as stages
-from localrun.engine.sample.chain import Adjustments
+from localrun.engine.sample.chain import Adjustments, MirostatDraws, Nucleus, bits_at, fraction, native_seed
 from localrun.engine.sample.constraint import DEAD_END, UNKNOWN, Constraint
-from localrun.engine.sample.draws import Mirostat, Nucleus, bits_at, fraction, native_seed
 
 # llama_token_data
 _CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
@@ -30,10 +29,10 @@ _CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32
 class LlamaSampler:
     """A native sampler chain, where one begins with top-k or locally typical tokens, or has a stage that is llama.cpp's
     alone (DRY, top-n-sigma, XTC). In its place there is an argmax where the chain would be nothing else, and what
-    `draws.py` has for the others.
+    `chain.py` has for the others.
 
     The native stages that draw are made anew for every token, with seeds of its own (5 us): then what is drawn for a
-    token depends on its position alone (`draws.py`). DRY is told of every token, as `Adjustments` is.
+    token depends on its position alone (`chain.py`). DRY is told of every token, as `Adjustments` is.
 
     `draw` applies a native chain to a row of the last decode, or finds the likeliest token without one; `logits` gives
     the row as a view of native memory. Tokens in `banned` are never chosen, nor what a constraint does not allow.
@@ -65,10 +64,10 @@ class LlamaSampler:
         self.is_greedy = self._takes_best = isinstance(last, stages.Greedy)
         self._seed = 0 if isinstance(last, stages.Greedy) else _seed_of(last)
         self._n_seen = self._bits = self._n_draws = 0
-        self._mirostat: Mirostat | None = None
-        self._draws: Mirostat | Nucleus | None = None  # in the place of a chain
+        self._mirostat: MirostatDraws | None = None
+        self._draws: MirostatDraws | Nucleus | None = None  # in the place of a chain
         if isinstance(last, stages.Mirostat):
-            self._draws = self._mirostat = Mirostat(
+            self._draws = self._mirostat = MirostatDraws(
                 last.version, tau=last.tau, eta=last.eta, temperature=last.temperature, n_vocab=n_vocab
             )
         elif isinstance(last, stages.Draw) and not _needs_chain(native_stages):

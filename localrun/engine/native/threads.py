@@ -1,6 +1,7 @@
-"""How many threads compute: found out at work (`StepThreads`, `PromptThreads`), and when idle (`ThreadTrial`).
+"""How many threads compute: found out at work (`StepThreads`, `PromptThreads`), and when idle (`ThreadTrial`); and
+whose turn it is (`ComputeLock`).
 
-Owner: the engine's main thread. The clock is passed in. Pure.
+Owner: the engine's main thread, but for the lock. The clock is passed in.
 Does not: set threads (`context.py`).
 """
 
@@ -10,10 +11,11 @@ import itertools
 import logging
 import math
 import statistics
+import threading
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -48,6 +50,9 @@ PRESENT = 0.75
 # A processor is to be had if less than so much of it is missing. The daemon and its clients need some; and a program
 # that computes all the time leaves 1.33 of two processors to two threads.
 SPARE = 0.6
+# A piece of a graph takes about this long: cutting costs some 20 us, and streams wait for half a piece on average.
+PIECE_S = 0.004
+PATIENCE_S = 2 * PIECE_S
 
 
 class StepThreads:
@@ -295,6 +300,74 @@ class PromptThreads:
         if seconds >= WINDOW_S:
             self._n_available = (now.own_s - self._before.own_s + now.idle_s - self._before.idle_s) / seconds
             self._before, self._is_guess = now, False
+
+
+class ComputeLock:
+    """Whose graph is computed. A step waits for the piece at hand; after it whoever waits longest computes a piece.
+
+    Some graphs are computed *beside* others, with threads of their own. They wait as all do before a piece. But one
+    of their operations may take seconds, and nobody waits for it longer than `PATIENCE_S`: it goes on meanwhile.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._holder: object = None
+        self._is_beside = False  # a piece of a graph beside others is being computed
+        self._n_steps = 0  # that wait
+        self.ring: Callable[[], None] = lambda: None  # is told when a thread's job is over
+        self._line: deque[object] = deque()
+
+    @contextmanager
+    def step(self) -> Iterator[bool]:
+        """Nothing else begins inside of this. The value is whether nothing else is computed."""
+        with self._changed:
+            self._n_steps += 1
+            self._changed.wait_for(lambda: self._holder is None)
+            self._n_steps -= 1
+            self._holder = self
+            is_alone = self._wait_for_those_beside()
+        try:
+            yield is_alone
+        finally:
+            self.leave()
+
+    def take(self, *, beside: bool = False) -> None:
+        """Wait for a turn."""
+        place = object()
+        with self._changed:
+            self._line.append(place)
+            self._hand_on()
+            self._changed.wait_for(lambda: self._holder is place)
+            if not beside:
+                self._wait_for_those_beside()
+                return
+            self._is_beside, self._holder = True, None
+            self._hand_on()
+            self._changed.notify_all()
+
+    def leave(self, *, beside: bool = False) -> None:
+        """The turn is over."""
+        with self._changed:
+            is_step = not beside and self._holder is self
+            if beside:
+                self._is_beside = False
+            else:
+                self._holder = None
+            self._hand_on(is_after_step=is_step)
+            self._changed.notify_all()
+
+    def is_wanted(self, *, beside: bool = False) -> bool:
+        """Whether somebody waits, or computes beside this one."""
+        return bool(self._n_steps or self._line or (beside and self._holder is not None))
+
+    def _hand_on(self, *, is_after_step: bool = False) -> None:
+        """Not only free it: who is woken by that would find that the next step has overtaken it."""
+        if self._holder is None and self._line and (is_after_step or not self._n_steps):
+            self._holder = self._line.popleft()
+            self._changed.notify_all()
+
+    def _wait_for_those_beside(self) -> bool:
+        return self._changed.wait_for(lambda: not self._is_beside, PATIENCE_S)
 
 
 log = logging.getLogger("localrun.engine")

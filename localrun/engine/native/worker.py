@@ -24,7 +24,6 @@ import os
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from queue import SimpleQueue
@@ -34,81 +33,11 @@ from localrun.engine.backend import AdapterSet, DecodeFailed, MediaRows
 from localrun.engine.native.context import LlamaContext
 from localrun.engine.native.library import end_team, native
 from localrun.engine.native.rows import GO_ON
+from localrun.engine.native.threads import PIECE_S, ComputeLock
 
-# A piece takes about this long: cutting costs some 20 us, and streams wait for half a piece on average.
-PIECE_S = 0.004
-PATIENCE_S = 2 * PIECE_S
 # Of what computes beside others, so that they get the processors.
 NICENESS = 10
-_give_up = native.ggml_abort_callback(lambda _data: True)
-
-
-class ComputeLock:
-    """Whose graph is computed. A step waits for the piece at hand; after it whoever waits longest computes a piece.
-
-    Some graphs are computed *beside* others, with threads of their own. They wait as all do before a piece. But one
-    of their operations may take seconds, and nobody waits for it longer than `PATIENCE_S`: it goes on meanwhile.
-    """
-
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._holder: object = None
-        self._is_beside = False  # a piece of a graph beside others is being computed
-        self._n_steps = 0  # that wait
-        self.ring: Callable[[], None] = lambda: None  # is told when a thread's job is over
-        self._line: deque[object] = deque()
-
-    @contextmanager
-    def step(self) -> Iterator[bool]:
-        """Nothing else begins inside of this. The value is whether nothing else is computed."""
-        with self._changed:
-            self._n_steps += 1
-            self._changed.wait_for(lambda: self._holder is None)
-            self._n_steps -= 1
-            self._holder = self
-            is_alone = self._wait_for_those_beside()
-        try:
-            yield is_alone
-        finally:
-            self.leave()
-
-    def take(self, *, beside: bool = False) -> None:
-        """Wait for a turn."""
-        place = object()
-        with self._changed:
-            self._line.append(place)
-            self._hand_on()
-            self._changed.wait_for(lambda: self._holder is place)
-            if not beside:
-                self._wait_for_those_beside()
-                return
-            self._is_beside, self._holder = True, None
-            self._hand_on()
-            self._changed.notify_all()
-
-    def leave(self, *, beside: bool = False) -> None:
-        """The turn is over."""
-        with self._changed:
-            is_step = not beside and self._holder is self
-            if beside:
-                self._is_beside = False
-            else:
-                self._holder = None
-            self._hand_on(is_after_step=is_step)
-            self._changed.notify_all()
-
-    def is_wanted(self, *, beside: bool = False) -> bool:
-        """Whether somebody waits, or computes beside this one."""
-        return bool(self._n_steps or self._line or (beside and self._holder is not None))
-
-    def _hand_on(self, *, is_after_step: bool = False) -> None:
-        """Not only free it: who is woken by that would find that the next step has overtaken it."""
-        if self._holder is None and self._line and (is_after_step or not self._n_steps):
-            self._holder = self._line.popleft()
-            self._changed.notify_all()
-
-    def _wait_for_those_beside(self) -> bool:
-        return self._changed.wait_for(lambda: not self._is_beside, PATIENCE_S)
+_given_up = native.ggml_abort_callback(lambda _data: True)
 
 
 class Pieces:
@@ -159,8 +88,8 @@ class GraphThread:
         """Whether the job at hand was given up, or failed."""
         return self._is_halt_wanted or self._error is not None
 
-    def start(self, job: Callable[[], None]) -> None:
-        """Do this; what computes a graph in it does so in `computing`."""
+    def do(self, job: Callable[[], None]) -> None:
+        """Begin this; what computes a graph in it does so in `computing`."""
         assert not self.is_busy, "one job at a time"
         self.is_busy = True
         self._is_halt_wanted = False
@@ -246,28 +175,19 @@ class GraphThread:
             self._paused_s += time.perf_counter() - ended_at_s
 
 
-class LlamaWorker:
+class LlamaWorker(GraphThread):
     """Computes long prompts: see the module and `background.Worker`. `open_context` makes the context, with this
     evaluation callback."""
 
     def __init__(self, open_context: Callable[[Any], LlamaContext], first_seq: int, turns: ComputeLock) -> None:
-        self._thread = GraphThread("background", turns, self._stop)
+        super().__init__("background", turns, self._give_up)
         try:
-            self.context = open_context(self._thread.callback)
+            self.context = open_context(self.callback)
         except Exception:
-            self._thread.close()
+            super().close()
             raise
         self.batch, self.n_seqs, self.first_seq = self.context.batch, self.context.n_seqs - 1, first_seq
         self.batch.first_seq = first_seq
-        self.is_over, self.finish, self.halt = self._thread.is_over, self._thread.finish, self._thread.halt
-
-    @property
-    def is_busy(self) -> bool:
-        return self._thread.is_busy
-
-    @property
-    def computed_s(self) -> float:
-        return self._thread.computed_s
 
     def use(self, adapters: AdapterSet) -> None:
         assert not self.is_busy, "its context is computing"
@@ -276,32 +196,32 @@ class LlamaWorker:
     def start(self, n_rows: int) -> None:
         self.context.check_rows(n_rows)
         end_team()
-        self._thread.start(lambda: self._compute(lambda: self.context.decode(n_rows)))
+        self.do(lambda: self._compute(lambda: self.context.decode(n_rows)))
 
     def start_media(self, part: MediaRows) -> None:
         own = part._replace(seq=part.seq - self.first_seq)
         self.context.check_media(own)
-        self._thread.start(lambda: self._compute(lambda: self.context.decode_media(own)))
+        self.do(lambda: self._compute(lambda: self.context.decode_media(own)))
 
     def is_finite(self, row: int) -> bool:
         return self.context.is_finite(row)
 
     def close(self) -> None:
         """End the thread and free the context."""
-        self._thread.close()
+        super().close()
         self.context.close()
 
     def _compute(self, decode: Callable[[], None]) -> None:
         """Worker thread."""
         try:
-            with self._thread.computing():
+            with self.computing():
                 decode()
         finally:
-            if self._thread.is_stopped:
+            if self.is_stopped:
                 native.llama_set_abort_callback(self.context.native, GO_ON, None)
 
-    def _stop(self) -> bool:
+    def _give_up(self) -> bool:
         """Worker thread. A graph that stops here would pass for one that was computed; the next operation gives up
         instead."""
-        native.llama_set_abort_callback(self.context.native, _give_up, None)
+        native.llama_set_abort_callback(self.context.native, _given_up, None)
         return True

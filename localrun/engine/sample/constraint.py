@@ -25,9 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from llguidance import LLMatcher
-
-    from localrun.engine.sample.vocabulary import GrammarVocabulary
+    from localrun.engine.sample.grammar_library import CompiledGrammar
 
 # What `choose` returns when no token can follow.
 DEAD_END = -1
@@ -48,23 +46,23 @@ Draw = Callable[[NDArray[np.int64] | None], int]
 
 
 class Constraint:
-    """See the module. `problem` says why there was a dead end."""
+    """See the module. The state of one answer; `banned` tokens are never chosen, allowed or not. `problem` says why
+    there was a dead end."""
 
     def __init__(
         self,
-        matcher: LLMatcher,
-        vocabulary: GrammarVocabulary,
+        grammar: CompiledGrammar,
         *,
         triggers: tuple[str, ...],
         banned: frozenset[int],
         clock: Callable[[], float],
     ) -> None:
-        self._matcher = matcher
+        self._matcher = grammar.matcher.deep_copy()
         self._clock = clock
         self._cost_s = 0.0
         self._n_slow_left = 0
         self._n_too_long = 0
-        self._vocabulary = vocabulary
+        self._vocabulary = vocabulary = grammar.vocabulary
         self._triggers = tuple(trigger.encode() for trigger in triggers)
         self._n_tail = max((len(trigger) for trigger in self._triggers), default=1) - 1
         self._tail = b""

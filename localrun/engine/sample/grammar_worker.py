@@ -3,7 +3,7 @@
 A grammar comes from a client and is a program for a compiler that follows references and brackets by recursion and
 builds automata: some overflow its stack, some take minutes or all memory. What is compiled in an engine would take its
 streams along, so each grammar is compiled here before, for a vocabulary of single bytes, under limits of memory and
-processor time and with half the stack that the engine's threads have (`grammar_checker.py`). What passes is sent back
+processor time and with half the stack that the engine's threads have (`grammars.py`). What passes is sent back
 as the engine is to compile it: GBNF as lark, and calls of tools without the schemas that do not compile.
 
 Frames of `wire.GrammarCheck` come on stdin, those of `wire.GrammarChecked` go to stdout; the first one says that it is
@@ -23,10 +23,9 @@ from functools import lru_cache
 from llguidance.gbnf_to_lark import GbnfToLarkError, GrammarParser, resolve
 
 from localrun import framing
-from localrun.engine.sample.grammar_checker import TOO_LARGE
-from localrun.engine.sample.grammar_library import WHITESPACE, compile_grammar
+from localrun.engine.sample.grammar_library import WHITESPACE, GrammarVocabulary, compile_grammar
+from localrun.engine.sample.grammars import TOO_LARGE
 from localrun.engine.sample.lexemes import split
-from localrun.engine.sample.vocabulary import GrammarVocabulary
 from localrun.engine.sample.weakening import LENGTH_BESIDE_COUNTS, fault, weakened
 from localrun.errors import BadRequest
 from localrun.wire import Grammar, GrammarCheck, GrammarChecked, GrammarKind

@@ -6,24 +6,144 @@ Does not: know the grammar library (`grammar_library.py`), decide what is slow (
 
 from __future__ import annotations
 
+import contextlib
 import math
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, TypeVar, cast
 
+from localrun import framing
 from localrun.engine.backend import Backend, Logprobs
 from localrun.engine.request import Request
-from localrun.engine.sample.grammar_checker import GrammarChecker, NobodyWaits
-from localrun.errors import EngineFailed, LocalrunError
-from localrun.wire import Grammar, GrammarKind, Submit
+from localrun.engine.sample.constraint import Constraint
+from localrun.errors import BadRequest, EngineFailed, LocalrunError
+from localrun.processes import HIDDEN
+from localrun.wire import Grammar, GrammarCheck, GrammarChecked, GrammarKind, Submit
+
+# Of the processor's time, which is what a worker limits itself to; where it cannot, or gets no processor, of the clock.
+COMPILE_LIMIT_S = 10
+_LONGEST_S = 60.0
+# By the clock: real schemas take some milliseconds, and a busy machine takes its time.
+SLOW_S = 1.0
+TOO_LARGE = "the grammar takes more memory, or is nested more deeply, than it may; make it smaller"
+_COMMAND = (sys.executable, "-P", "-m", "localrun.engine.sample.grammar_worker")
+_OVERRAN = -signal.SIGXCPU if sys.platform != "win32" else None
+
+
+class NobodyWaits(Exception):
+    """Whoever wanted the grammar has left."""
+
+
+class GrammarChecker:
+    """A grammar is looked at in a process of its own first: this is the engine's end of `grammar_worker.py`.
+
+    Workers are the process's, not an engine's: a worker that is idle serves whoever is next. Most engines never see a
+    grammar, so the worker is started by the first one, and ends by itself when there is nothing to do.
+
+    Owner: one thread at a time calls `check`, which blocks; `kill` may be called by any."""
+
+    _idle: ClassVar[list[GrammarChecker]] = []
+
+    def __init__(self) -> None:
+        self._worker: subprocess.Popen[bytes] | None = None
+        self._is_ready = False
+        self._asked_s: float | None = None
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether what is checked now takes long."""
+        asked_s = self._asked_s
+        return asked_s is not None and time.monotonic() - asked_s > SLOW_S
+
+    @classmethod
+    def borrowed(cls) -> GrammarChecker:
+        """One that nobody else has until it is given back."""
+        return cls._idle.pop() if cls._idle else cls()
+
+    def give_back(self) -> None:
+        self._idle.append(self)
+
+    def check(self, grammar: Grammar, control_names: tuple[str, ...], is_left: Callable[[], bool]) -> GrammarChecked:
+        """With the grammar as it is to be compiled, which then neither crashes nor hangs. Raises BadRequest for one
+        that cannot be, or takes more time, memory or stack than it may; NobodyWaits when it was killed for
+        `is_left`."""
+        request = framing.encode(GrammarCheck(grammar=grammar, control_names=control_names, cpu_s=COMPILE_LIMIT_S))
+        # Once more, since a worker may also end because it was idle, or because somebody ended it.
+        for _ in range(2):
+            reply = self._asked(request, is_left)
+            if reply is None:
+                continue
+            if reply.grammar is None:
+                raise BadRequest(reply.error_message)
+            return reply
+        raise BadRequest(TOO_LARGE)
+
+    def start(self) -> None:
+        """Have a worker, which may take a while to be ready."""
+        if self._worker is None or self._worker.poll() is not None:
+            self._discard()
+            self._worker = subprocess.Popen(
+                _COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=-1, **HIDDEN
+            )
+            self._is_ready = False
+
+    def kill(self) -> None:
+        """End what is being checked."""
+        if self._worker is not None:
+            self._worker.kill()
+
+    def _discard(self) -> None:
+        worker, self._worker = self._worker, None
+        if worker is not None:
+            with contextlib.suppress(OSError), worker:  # closing writes what it never read
+                worker.kill()
+
+    def _asked(self, request: bytes, is_left: Callable[[], bool]) -> GrammarChecked | None:
+        """The worker's reply; None when it died of something else than its time. Raises as `check` does."""
+        self.start()
+        worker = self._worker
+        assert worker is not None
+        assert worker.stdin is not None
+        if is_left():
+            raise NobodyWaits
+        timer = threading.Timer(_LONGEST_S, worker.kill)
+        timer.start()
+        try:
+            if not self._is_ready:
+                self._is_ready = self._read(worker) is not None
+            self._asked_s = time.monotonic()
+            worker.stdin.write(request)
+            worker.stdin.flush()
+            if (reply := self._read(worker)) is not None:
+                return reply
+        except (OSError, framing.FrameError):
+            pass
+        finally:
+            self._asked_s = None
+            was_late = timer.finished.is_set()
+            timer.cancel()
+        returncode = worker.wait()
+        if is_left():
+            raise NobodyWaits
+        if was_late or returncode == _OVERRAN:
+            raise BadRequest(f"the grammar takes more than {COMPILE_LIMIT_S} s to compile; make it smaller")
+        return None
+
+    def _read(self, worker: subprocess.Popen[bytes]) -> GrammarChecked | None:
+        assert worker.stdout is not None
+        body = framing.read_body(cast(BinaryIO, worker.stdout))
+        return None if body is None else framing.decode_from_grammar_worker(body)
+
 
 if TYPE_CHECKING:
-    from localrun.engine.sample.grammar_library import CompiledGrammar
-    from localrun.engine.sample.vocabulary import GrammarVocabulary
+    from localrun.engine.sample.grammar_library import CompiledGrammar, GrammarVocabulary
 
 # To compile, and to draw: a second one, so that a grammar that takes long does not keep the others waiting.
 _THREADS = 2
@@ -57,7 +177,7 @@ class GrammarCompiler:
     """Compiles grammars beside the step loop, and keeps them.
 
     A grammar is compiled once for all requests with the same kind and text, in one of two threads: first in a process
-    of its own, which it may crash or hang (`grammar_checker.py`), and what has passed here, where the library works
+    of its own, which it may crash or hang (`GrammarChecker`), and what has passed here, where the library works
     without the interpreter's lock. Clients take turns. One thread at most has a slow grammar, and what turns out to be
     slow while there is one is put off, so nobody's quick grammars wait for slow ones. What nobody wants any more is
     given up.
@@ -179,7 +299,7 @@ class GrammarCompiler:
 
 
 def _read_vocabulary(backend: Backend) -> GrammarVocabulary:
-    from localrun.engine.sample.vocabulary import GrammarVocabulary
+    from localrun.engine.sample.grammar_library import GrammarVocabulary
 
     return GrammarVocabulary(backend, lambda: time.sleep(_PAUSE_S))
 
@@ -211,6 +331,7 @@ def _compile(compiling: Compiling, vocabulary: Future[GrammarVocabulary]) -> Non
 class _Entry:
     request: Request
     submit: Submit
+    grammar: Grammar
     compiling: Compiling
 
 
@@ -225,36 +346,31 @@ class GrammarQueue:
         self._clock = clock
         self._eog_tokens = backend.eog_tokens
         self._compiler = GrammarCompiler(backend, ring)
-        self._entries: list[_Entry] = []
-
-    def __len__(self) -> int:
-        return len(self._entries)
+        self.entries: list[_Entry] = []
 
     @property
     def look_again_s(self) -> float:
         """When to ask what became ready, though nothing rang."""
         return LOOK_S if self._compiler.has_line else math.inf
 
-    def add(self, request: Request, submit: Submit) -> None:
-        """A new request, which waits for its grammar if it has one."""
-        if submit.grammar is not None:
-            request.awaits_grammar = True
-            compiling = self._compiler.compile(submit.grammar, submit.client)
-            self._entries.append(_Entry(request, submit, compiling))
+    def add(self, request: Request, submit: Submit, grammar: Grammar) -> None:
+        """A new request, which waits for its grammar."""
+        request.awaits_grammar = True
+        self.entries.append(_Entry(request, submit, grammar, self._compiler.compile(grammar, submit.client)))
 
     def collect(self) -> list[tuple[Request, LocalrunError | None, tuple[str, ...]]]:
         """Give compiled grammars to their requests. Returns those that have theirs now, or why they never will, and
         what was left out."""
         settled: list[tuple[Request, LocalrunError | None, tuple[str, ...]]] = []
         self._compiler.go_on()
-        for entry in [entry for entry in self._entries if entry.compiling.future.done()]:
+        for entry in [entry for entry in self.entries if entry.compiling.future.done()]:
             self._leave(entry)
             settled.append((entry.request, self._take(entry), entry.compiling.notices))
         return settled
 
     def drop(self, request: Request) -> None:
         """The request is over."""
-        for entry in [entry for entry in self._entries if entry.request is request]:
+        for entry in [entry for entry in self.entries if entry.request is request]:
             self._leave(entry)
 
     def close(self) -> None:
@@ -262,12 +378,10 @@ class GrammarQueue:
         self._compiler.close()
 
     def _leave(self, entry: _Entry) -> None:
-        self._entries.remove(entry)
+        self.entries.remove(entry)
         self._compiler.leave(entry.compiling)
 
     def _take(self, entry: _Entry) -> LocalrunError | None:
-        grammar = entry.submit.grammar
-        assert grammar is not None
         problem = entry.compiling.future.exception()
         if problem is not None:
             failed = EngineFailed(f"the grammar cannot be compiled: {problem!r}")
@@ -275,8 +389,11 @@ class GrammarQueue:
         banned = {token for token, bias in entry.submit.sampling.logit_bias if bias == -math.inf}
         if entry.submit.ignore_eos:
             banned |= self._eog_tokens
-        constraint = entry.compiling.future.result().constraint(
-            triggers=grammar.triggers, banned=frozenset(banned), clock=self._clock
+        constraint = Constraint(
+            entry.compiling.future.result(),
+            triggers=entry.grammar.triggers,
+            banned=frozenset(banned),
+            clock=self._clock,
         )
         constraint.accept(entry.request.output)
         entry.request.constraint = constraint
@@ -300,38 +417,26 @@ class LateRows:
         self._backend = backend
         self._ring = ring
         self._threads: ThreadPoolExecutor | None = None
-        self._late: dict[Request, tuple[Future[int], Logprobs | None]] = {}
+        self.rows: dict[Request, tuple[Future[int], Logprobs | None]] = {}
 
-    def postpone(self, request: Request, row: int) -> bool:
-        """Have the next token of a constrained request drawn beside the steps, if its grammar is slow. Whether it
-        is."""
-        if request.constraint is None or not request.constraint.is_slow:
-            return False
+    def postpone(self, request: Request, row: int) -> None:
+        """Have the next token of a request drawn beside the steps."""
         self._threads = self._threads or ThreadPoolExecutor(_THREADS, "late")
         logprobs = None if request.n_probs is None else self._backend.hold_logprobs(row)
-        self._late[request] = token, logprobs = self._threads.submit(request.sampler.hold(row)), logprobs
+        self.rows[request] = token, logprobs = self._threads.submit(request.sampler.hold(row)), logprobs
         token.add_done_callback(lambda _: self._ring())
         request.skips_steps = True
-        return True
-
-    def __len__(self) -> int:
-        return len(self._late)
 
     def collect(self) -> list[tuple[Request, int, Logprobs | None]]:
         """The tokens that are there now, and their rows where log-probabilities are wanted."""
-        there = [request for request, (token, _) in self._late.items() if token.done()]
-        return [(request, *self._finished(request)) for request in there]
+        there = [request for request, (token, _) in self.rows.items() if token.done()]
+        return [(request, *self.finish(request)) for request in there]
 
-    def _finished(self, request: Request) -> tuple[int, Logprobs | None]:
-        """Of a late request; waited for if need be."""
+    def finish(self, request: Request) -> tuple[int, Logprobs | None]:
+        """The token of a late request, which is waited for if need be, and its row as in `collect`."""
         request.skips_steps = False
-        token, logprobs = self._late.pop(request)
+        token, logprobs = self.rows.pop(request)
         return token.result(), logprobs
-
-    def drop(self, request: Request) -> None:
-        """A request ended: nobody wants its token, if it is late."""
-        if request in self._late:
-            self._finished(request)
 
     def close(self) -> None:
         """End the threads."""

@@ -21,10 +21,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localrun.engine.backend import DecodeFailed, MediaRows, NoRoom, Worker
-from localrun.engine.request import MediaSpan, Request
+from localrun.engine.request import Request
+from localrun.engine.sample.text import MediaSpan
 from localrun.engine.schedule.budget import TILE_ROWS, CostModel, best_size, deep_size, untried_rows
-from localrun.engine.schedule.policy import LOWEST_RANK, Demand, share_rows
-from localrun.engine.schedule.rounds import TurnOrder
+from localrun.engine.schedule.policy import LOWEST_RANK, Demand, TurnOrder, share_rows
 from localrun.engine.schedule.scheduler import Grant, fill_batch, first_of, non_finite_requests
 
 # Copying a long prompt's state to the main context takes about as long.
@@ -248,10 +248,11 @@ class BackgroundPrefill:
         return self.is_busy and all(grant.request is request for grant in self._grants)
 
     def drop(self, request: Request, *, is_kept: bool = True) -> bool:
-        """A request leaves. False if a batch is under way: until that is over its sequence must be left alone. Then
-        what it holds `is_kept`, or not."""
-        del self._requests[request]
-        request.skips_steps = False
+        """A request leaves, whether it is computed here or only has its sequence here. False if a batch is under way:
+        until that is over its sequence must be left alone. Then what it holds `is_kept`, or not."""
+        if request in self._requests:
+            del self._requests[request]
+            request.skips_steps = False
         if not self.is_busy:
             return True
         assert request.seq is not None
@@ -262,12 +263,6 @@ class BackgroundPrefill:
             DroppedSequence(request.seq, n_before, n_after) if is_kept else DroppedSequence(request.seq, 0, 0)
         )
         return False
-
-    def leave(self, request: Request, *, is_kept: bool = True) -> None:
-        """A request that was not computed here leaves its sequence, which must be left alone: a batch is under way."""
-        assert request.seq is not None
-        n_tokens = request.n_computed if is_kept else 0
-        self._left.append(DroppedSequence(request.seq, n_tokens, n_tokens))
 
     def recompute_s(self, start: int, n_tokens: int) -> float:
         """Seconds that computing `n_tokens` from position `start` on would take, in full batches."""

@@ -3,13 +3,13 @@
 Every request has computed tokens that catch up with its known tokens. A step grants each running request some of what
 is pending. Chunked prefill, prefix cache hits and the return from preemption are all this one rule. Decodes always come
 first; then the prompts share the budget (`policy.py`). The step's latency target is the smallest among the streams that
-have one. All rows of a step have the same adapters (`rounds.py`).
+have one. All rows of a step have the same adapters (`AdapterRounds`).
 
 Rows of media never share a step with rows of text: a chunk is a prompt's turn of its own, and the turns of chunks, of
 other prompts and of streams alternate. A chunk that is not causal is computed whole, however long that takes.
 
 Invariant: a request is in exactly one of `waiting` and `running`, or ended.
-Does not: order or weigh requests itself (`policy.py`), or predict (`waits.py`).
+Does not: order or weigh requests itself (`policy.py`), or predict (`budget.py`).
 """
 
 from __future__ import annotations
@@ -24,10 +24,16 @@ from typing import NamedTuple
 from localrun.engine.backend import BASE, AdapterSet, Batch
 from localrun.engine.cache.tree import PrefixKey, common_prefix
 from localrun.engine.request import Request
-from localrun.engine.schedule.budget import TILE_ROWS, Budget
-from localrun.engine.schedule.policy import LANE_RANKS, LOWEST_RANK, Demand, Policy, share_rows
-from localrun.engine.schedule.rounds import AdapterRounds, TurnOrder
-from localrun.engine.schedule.waits import Waits
+from localrun.engine.schedule.budget import TILE_ROWS, Budget, Waits
+from localrun.engine.schedule.policy import (
+    LANE_RANKS,
+    LOWEST_RANK,
+    AdapterRounds,
+    Demand,
+    Policy,
+    TurnOrder,
+    share_rows,
+)
 from localrun.errors import QueueFull
 
 # A shared prefix below this is just a template's first words: computing it twice is cheaper than waiting a step.

@@ -2,7 +2,7 @@
 
 A step of streams is planned first (`scheduler.py`). Each stream that may draft has a `DraftState`: what its grammar
 forces comes first, then what is found in its conversation (`lookup.py`), both for free. A drafter that computes
-(`drafter.py`) is asked where these have little, if what it usually gains is worth its time. `choice.py` then decides
+(`Drafter`) is asked where these have little, if what it usually gains is worth its time. `choice.py` then decides
 how many rows everybody gets, and the plan gets them as `Grant.drafts`. While a prompt is being computed nobody drafts:
 its rows come first.
 
@@ -15,18 +15,45 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from localrun.engine.backend import Backend, MemoryKind
-from localrun.engine.request import Request
+from localrun.engine.request import DraftTotals, Request
 from localrun.engine.schedule.scheduler import StepPlan
 from localrun.engine.speculate import choice
-from localrun.engine.speculate.choice import DraftChoice, DraftLimits, DraftPolicy, DraftStream
-from localrun.engine.speculate.costs import DepthCosts
-from localrun.engine.speculate.counts import DraftTotals
-from localrun.engine.speculate.drafter import Drafter
+from localrun.engine.speculate.choice import DepthCosts, DraftChoice, DraftLimits, DraftPolicy, DraftStream
 from localrun.engine.speculate.lookup import Lookup
 from localrun.wire import DraftSource, Submit
+
+
+class Drafter(Protocol):
+    """What drafts by computing: a smaller model, or heads of the model itself. A draft has at most `n_most` tokens.
+
+    It is a guess of the tokens that follow a request's tokens. The next step computes them as rows of their own, and as
+    many are kept as the request's sampler would have chosen anyway, so a drafter can be wrong but never do harm."""
+
+    source: DraftSource
+    n_most: int
+
+    def propose(self, wanted: Sequence[tuple[Request, int]]) -> list[list[int]]:
+        """At most so many tokens that are likely to follow each request's `tokens`; an empty list where nothing is
+        ready. Never holds streams up for much longer than a step: a long prompt is caught up with over several calls.
+        """
+
+    def drop(self, request: Request) -> None:
+        """A request ends or leaves its sequence: what is known of it may be forgotten. Unknown ones are none of its
+        concern."""
+
+    def close(self) -> None:
+        """Free everything."""
+
+
+class Heads(Drafter, Protocol):
+    """Layers of the model itself that draft."""
+
+    def decoded(self, n_rows: int) -> None:
+        """The backend has decoded the first rows of its batch, and nothing was sampled from them yet."""
+
 
 # What a grammar forces, and the model might still write in other tokens.
 _FORCED_CHANCE = 0.9
@@ -156,7 +183,7 @@ class Speculation:
         *,
         is_on: bool = True,
         drafter_of: Callable[[Request], Drafter | None] | None = None,
-        heads: Callable[[], Drafter | None] | None = None,
+        heads: Callable[[], Heads | None] | None = None,
         policy: DraftPolicy = choice.BY_COST,
     ) -> None:
         self.costs = DepthCosts()

@@ -22,7 +22,16 @@ def main() -> None:
     opened for this processor) and `skipped` ones with the reason, `gpu_offload`, `cpu_features`, and `devices` as lists
     of `[name, free_bytes, is_shared, total_bytes]`."""
     lines = own_stdout()
-    from localrun.engine.native.library import ggml, gpus, library_folder, loaded_modules, native, skipped_modules
+    from localrun.engine.native.library import (
+        backend_names,
+        bound,
+        ggml,
+        gpus,
+        library_folder,
+        loaded_modules,
+        native,
+        skipped_modules,
+    )
 
     devices = gpus()
     if sys.argv[1:] == ["--gpus"]:
@@ -30,9 +39,9 @@ def main() -> None:
         return
     report: dict[str, Any] = {
         "version": importlib.metadata.version("llama-cpp-python"),
-        "ggml": _text(ggml(), "ggml_version"),
+        "ggml": bound("ggml_version", ctypes.c_char_p)().decode() if hasattr(ggml(), "ggml_version") else "",
         "library": str(library_folder()),
-        "backends": backends(ggml()),
+        "backends": backend_names(),
         "modules": loaded_modules,
         "skipped": skipped_modules(),
         "gpu_offload": bool(native.llama_supports_gpu_offload()),
@@ -42,30 +51,11 @@ def main() -> None:
     lines.write(json.dumps(report) + "\n")
 
 
-def backends(library: Any) -> list[str]:
-    """Names of the backends that ggml was built with, such as CPU and CUDA."""
-    library.ggml_backend_reg_count.restype = ctypes.c_size_t
-    library.ggml_backend_reg_get.restype = ctypes.c_void_p
-    library.ggml_backend_reg_get.argtypes = [ctypes.c_size_t]
-    library.ggml_backend_reg_name.restype = ctypes.c_char_p
-    library.ggml_backend_reg_name.argtypes = [ctypes.c_void_p]
-    found = range(library.ggml_backend_reg_count())
-    return [library.ggml_backend_reg_name(library.ggml_backend_reg_get(index)).decode() for index in found]
-
-
 def cpu_features(system_info: str) -> list[str]:
     """The names that llama.cpp's line about itself sets to 1 for the CPU: `CPU : AVX = 1 | AVX2 = 1 | ...`."""
     _, _, of_cpu = system_info.rpartition("CPU : ")
     pairs = (pair.partition("=") for pair in of_cpu.split("|"))
     return [name.strip() for name, _, value in pairs if value.strip() == "1"]
-
-
-def _text(library: Any, function: str) -> str:
-    ask = getattr(library, function, None)
-    if ask is None:
-        return ""
-    ask.restype = ctypes.c_char_p
-    return bytes(ask() or b"").decode()
 
 
 if __name__ == "__main__":

@@ -42,7 +42,7 @@ from localrun.engine.backend import Backend, Batch, State
 from localrun.engine.cache.copies import BLOCK_TOKENS
 from localrun.engine.cache.disk import KvDisk
 from localrun.engine.cache.disk_files import library_build
-from localrun.engine.cache.disk_record import DiskRecord, block_key
+from localrun.engine.cache.tree import DiskRecord, block_key
 from localrun.engine.native.library import library_folder
 from localrun.engine.process import LLAMA, n_spare_sequences
 from localrun.engine.tools import own_stdout
@@ -139,9 +139,7 @@ class StepCosts:
             if wanted + REPEATS * len(counts) + 1 > self._most_tokens * (1 if self._backend.is_split else 1 / n_slots):
                 break
             depth = self._extend(0, depth, wanted)
-            for seq in range(1, n_slots):
-                self._backend.seq_remove(seq, 0)
-                self._fill(seq, depth)
+            self._fill(n_slots, depth)
             lengths = [depth] * n_slots
             for n_streams in counts:
                 seconds = [self._step_s(n_streams, lengths) for _ in range(REPEATS)]
@@ -152,8 +150,7 @@ class StepCosts:
             depth = lengths[0]
             if self._is_over:
                 break
-        for seq in range(n_slots):
-            self._backend.seq_remove(seq, 0)
+        self._empty(n_slots)
 
     def steady(self, n_slots: int) -> None:
         """Of one stream and of all, in turn, as many as there is time for: by so many a clock that changes is known."""
@@ -161,23 +158,27 @@ class StepCosts:
         seconds: dict[int, list[float]] = {n: [] for n in sorted({1, n_slots})}
         depth = min(DEPTHS[0], self._most_tokens // (2 if self._backend.is_split else 2 * n_slots))
         self._extend(0, 0, depth)
-        for seq in range(1, n_slots):
-            self._fill(seq, depth)
+        self._fill(n_slots, depth)
         while time.perf_counter() < ends_s or not all(seconds.values()):
             for n_streams, own in seconds.items():
                 lengths = [depth] * n_streams
                 own += [self._step_s(n_streams, lengths) for _ in range(min(REPEATS, depth))]
                 for seq in range(n_streams):
                     self._back(seq, depth, REPEATS, self._rows_s)
-        for seq in range(n_slots):
-            self._backend.seq_remove(seq, 0)
+        self._empty(n_slots)
         for n_streams, own in seconds.items():
             self._say("streams", n_streams, n_streams * (depth + REPEATS // 2), own)
 
-    def _fill(self, seq: int, depth: int) -> None:
-        """Bring an empty sequence to where the first one is."""
-        if not (self._backend.cuts_states and self._backend.seq_copy(0, seq)):
-            self._extend(seq, 0, depth)
+    def _fill(self, n_slots: int, depth: int) -> None:
+        """Bring the other sequences to where the first one is."""
+        for seq in range(1, n_slots):
+            self._backend.seq_remove(seq, 0)
+            if not (self._backend.cuts_states and self._backend.seq_copy(0, seq)):
+                self._extend(seq, 0, depth)
+
+    def _empty(self, n_seqs: int) -> None:
+        for seq in range(n_seqs):
+            self._backend.seq_remove(seq, 0)
 
     def _drafts(self, n_slots: int) -> None:
         """Of one stream and of all, at two depths, each number of rows and back again."""
@@ -186,9 +187,7 @@ class StepCosts:
             if (wanted + most_rows) * (1 if self._backend.is_split else n_slots) > self._most_tokens:
                 break
             depth = self._extend(0, depth, wanted)
-            for seq in range(1, n_slots):
-                self._backend.seq_remove(seq, 0)
-                self._fill(seq, depth)
+            self._fill(n_slots, depth)
             for n_streams, drafted in {n_slots: DRAFTED, 1: DRAFTED_ALONE}.items():
                 for n_each in drafted:
                     n_rows = n_streams * (n_each + 1)
@@ -199,8 +198,7 @@ class StepCosts:
                     self._say(phase, n_rows, depth, seconds[1:])  # the first one makes a graph
                 if self._is_over and n_streams == 1:
                     break
-        for seq in range(n_slots):
-            self._backend.seq_remove(seq, 0)
+        self._empty(n_slots)
 
     def _drafted_s(self, n_streams: int, depth: int, n_each: int) -> float:
         """A step of so many streams with drafts, all of which are taken off again."""
@@ -325,8 +323,7 @@ class StepCosts:
             quantiles = np.quantile(extra_s, np.linspace(0, 1, _N_QUANTILES)).tolist()
             self._say("waits", n_rows, 0, alone_batches, quantiles)
             self._say("batch", n_rows, 0, batches)
-        for stream in range(n_streams):
-            self._backend.seq_remove(stream, 0)
+        self._empty(n_streams)
 
     def _copies(self) -> None:
         for n_tokens in COPIES:
@@ -361,7 +358,7 @@ class StepCosts:
         with tempfile.TemporaryDirectory(prefix="localrun-disk-") as folder:
             about = About(model="", model_path="", build="", created_at_s=0.0)
             disk = KvDisk(Path(folder), fingerprint=bytes(16), about=about, limit_bytes=4 * DISK_BYTES)
-            record = DiskRecord(block_key(b"", 0, [1]), b"", 0, [1], np.zeros(0, np.int32), is_whole=True)
+            record = DiskRecord(block_key(b"", 0, [1]), b"", 0, [1], is_whole=True)
             disk.write(record, bytes(DISK_BYTES))
             disk.flush(10.0)
             began_s = time.perf_counter()

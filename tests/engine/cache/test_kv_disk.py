@@ -15,7 +15,7 @@ from localrun import kv_folders
 from localrun.engine.cache import disk as kv_disk
 from localrun.engine.cache import disk as kv_disk_bound
 from localrun.engine.cache import disk_files as kv_disk_files
-from localrun.engine.cache.disk_record import DiskRecord
+from localrun.engine.cache.tree import DiskRecord
 from tests.engine.disk_harness import ABOUT, FINGERPRINT, flushed, path_of, record, scanned, tier
 
 DATA = bytearray(b"state" * 1000)
@@ -50,7 +50,6 @@ def test_everything_is_there_after_a_restart_parents_first(root):
     by_key = {each.key: each for each in found}
     assert by_key[other.key].is_whole
     assert by_key[second.key].tokens == [4, 5]
-    assert by_key[second.key].order.tolist() == second.order.tolist()
     assert disk.n_entries == 4
     assert disk.size_bytes == sum(path_of(disk, each).stat().st_size for each in found)
     assert disk.read(third.key) == DATA
@@ -241,8 +240,8 @@ def test_orphans_and_circles_are_deleted_at_the_start(root):
     third = record([3], second)
     disk = filled(root, first, second, third)
     path_of(disk, first).unlink()
-    one = DiskRecord(b"1" * 16, b"2" * 16, 0, [1], np.zeros(1, np.int32), False)
-    two = DiskRecord(b"2" * 16, b"1" * 16, 0, [1], np.zeros(1, np.int32), False)
+    one = DiskRecord(b"1" * 16, b"2" * 16, 0, [1], False)
+    two = DiskRecord(b"2" * 16, b"1" * 16, 0, [1], False)
     for each in (one, two):
         header = kv_disk.pack(each, DATA, FINGERPRINT)
         path_of(disk, each).write_bytes(header + DATA)
@@ -394,7 +393,7 @@ def test_two_processes_in_one_folder_do_not_hurt_each_other(root):
     flushed(two)
     one.write(of_one, DATA)
     flushed(one)
-    # The order in the record belongs to the bytes: those that another process wrote are not ours to use.
+    # Those that another process wrote are not ours to use.
     assert one.read(shared.key) is None
     assert two.read(shared.key) == b"other bytes for the same tokens"
     assert one.read(of_one.key) == two.read(of_two.key) == DATA

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import struct
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from localrun.engine.cache import disk_files as disk_format
 from localrun.engine.cache.disk_files import DamagedEntry
-from localrun.engine.cache.disk_record import DiskRecord, block_key
+from localrun.engine.cache.tree import DiskRecord, block_key
 from tests.engine.disk_harness import FINGERPRINT, record
 
 PAYLOAD = bytes(range(256)) * 3
@@ -33,22 +32,14 @@ def file_of(found: DiskRecord, payload: bytes = PAYLOAD) -> bytes:
     return disk_format.pack(found, payload, FINGERPRINT) + payload
 
 
-@given(
-    tokens=tokens, order=tokens, start=st.integers(0, 2**40), payload=st.binary(max_size=500), flags=st.integers(0, 3)
-)
-def test_a_record_comes_back_as_it_was(
-    tokens: list[int], order: list[int], start: int, payload: bytes, flags: int
-) -> None:
+@given(tokens=tokens, start=st.integers(0, 2**40), payload=st.binary(max_size=500), flags=st.integers(0, 3))
+def test_a_record_comes_back_as_it_was(tokens: list[int], start: int, payload: bytes, flags: int) -> None:
     parent_key = b"p" * 16 if flags & 1 else b""
-    packed = DiskRecord(
-        block_key(parent_key, start, tokens), parent_key, start, tokens, np.array(order, np.int32), bool(flags & 2)
-    )
+    packed = DiskRecord(block_key(parent_key, start, tokens), parent_key, start, tokens, bool(flags & 2))
     header, read_payload = read(file_of(packed, payload))
     found = header.record
     assert (found.key, found.parent_key, found.start, found.tokens) == (packed.key, parent_key, start, tokens)
     assert found.is_whole == packed.is_whole
-    assert found.order.dtype == np.int32
-    assert found.order.tolist() == order
     assert read_payload == payload
 
 
@@ -101,10 +92,10 @@ def test_a_huge_claim_is_refused_before_anything_is_made_of_it(field_offset: int
 
 def test_what_the_format_cannot_hold_is_a_value_error() -> None:
     with pytest.raises(ValueError, match="16 bytes"):
-        disk_format.pack(DiskRecord(b"short", b"", 0, [1], np.zeros(1, np.int32), False), b"", FINGERPRINT)
-    long = np.zeros(disk_format.MAX_TOKENS, np.int32)
+        disk_format.pack(DiskRecord(b"short", b"", 0, [1], False), b"", FINGERPRINT)
+    long = [0] * (disk_format.MAX_TOKENS + 1)
     with pytest.raises(ValueError, match="limit"):
-        disk_format.pack(DiskRecord(b"k" * 16, b"", 0, [1], long, False), b"", FINGERPRINT)
+        disk_format.pack(DiskRecord(b"k" * 16, b"", 0, long, False), b"", FINGERPRINT)
 
 
 def test_one_usual_read_covers_a_usual_header() -> None:
@@ -112,9 +103,17 @@ def test_one_usual_read_covers_a_usual_header() -> None:
     assert len(header) == disk_format.USUAL_HEADER_BYTES
 
 
+def test_what_older_versions_kept_behind_the_tokens_is_passed_over():
+    header = bytearray(disk_format.pack(CHILD, PAYLOAD, FINGERPRINT)[: -disk_format.DIGEST_BYTES])
+    struct.pack_into("<I", header, 64, 3)
+    header += struct.pack("<3i", 7, 8, 9)
+    found, payload = read(bytes(header) + disk_format._digest(bytes(header)) + PAYLOAD)
+    assert (found.record.tokens, found.record.key, bytes(payload)) == (CHILD.tokens, CHILD.key, PAYLOAD)
+
+
 def test_a_named_root_is_no_parent():
     tokens, root = [1, 2, 3], b"r" * 16
-    named = DiskRecord(block_key(root, 0, tokens), b"", 0, tokens, np.empty(0, np.int32), False, root)
+    named = DiskRecord(block_key(root, 0, tokens), b"", 0, tokens, False, root)
     header = disk_format.pack(named, b"payload", FINGERPRINT)
     found = disk_format.parse(header, len(header) + 7, FINGERPRINT).record
     assert (found.key, found.parent_key, found.root) == (named.key, b"", root)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from localrun import kv_folders
 from localrun.engine.cache.disk import KvDisk
-from localrun.engine.cache.disk_record import DiskRecord
+from localrun.engine.cache.tree import DiskRecord
 from tests.depth import DEPTH
 from tests.engine.disk_harness import path_of, record, tier
 

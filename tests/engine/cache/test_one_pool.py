@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from localrun.engine.backend import MemoryKind
-from localrun.engine.cache import cache
+from localrun.engine.cache import copies
 from localrun.engine.cache.cache import SCARCE_PART, Cache
 from localrun.engine.cache.cells import COMPACT_CELLS, COMPACT_RATIO, MOVE_TOKENS, PoolCells
-from localrun.engine.cache.copies import GAIN_TOKENS, PIECE_TOKENS
-from localrun.engine.cache.tiers import Tiers
+from localrun.engine.cache.copies import PIECE_TOKENS
+from localrun.engine.cache.tiers import GAIN_TOKENS, Tiers
 from localrun.engine.cache.tree import PrefixKey
 from tests.fakes.backend import FakeBackend
 
@@ -139,7 +139,7 @@ def test_a_prefix_that_was_shared_counts_as_used():
     for tokens in (A, B):
         bench.park(tokens)
     seq, _ = bench.start(A + TAIL)
-    bench.cache.forget(seq)
+    bench.cache.release(seq, 0)
     assert bench.cache.make_room(100)
     assert [bench.cache.match(PrefixKey(tokens)) for tokens in (A, B)] == [59, 0]
 
@@ -239,7 +239,7 @@ def test_of_what_is_saved_only_what_the_cells_lack_is_brought():
 def test_what_comes_piece_by_piece_needs_a_spare_sequence_and_does_without_the_rest_if_there_is_none(
     is_parked: bool, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(cache, "RESTORE_PIECE_S", 0.0)
+    monkeypatch.setattr(copies, "RESTORE_PIECE_S", 0.0)
     bench = Bench(n_cells=4096, n_seqs=3)
     chat = [number % 249 for number in range(1500)]
     bench.park(chat)
@@ -360,11 +360,11 @@ def test_a_sequence_that_is_forgotten_leaves_its_cells_to_those_that_share_them(
     bench = Bench()
     first, _ = bench.start(A)
     second, _ = bench.start(A + TAIL)
-    bench.cache.forget(first)
+    bench.cache.release(first, 0)
     bench.check()
     assert bench.backend.tokens_of(second) == A + TAIL
     assert bench.cache.match(PrefixKey(A + TAIL)) == 68
-    bench.cache.forget(second)
+    bench.cache.release(second, 0)
     bench.check()
     assert bench.backend.n_used == 0
     assert bench.cache.match(PrefixKey(A)) == 0
@@ -406,7 +406,7 @@ def test_a_span_much_longer_than_the_used_cells_shrinks_and_everybody_keeps_thei
     second, _ = bench.start(B)
     assert bench.cache.compact() is None
     assert bench.backend.cells_of(second)[0] > COMPACT_CELLS, "a span that is full is left alone"
-    bench.cache.forget(below)
+    bench.cache.release(below, 0)
     n_used, span = bench.cells.n_used, bench.cells.span
     assert span > COMPACT_RATIO * n_used + COMPACT_CELLS
     for _ in range(3):
@@ -436,7 +436,7 @@ def test_a_shared_prompt_is_moved_for_all_who_share_it_and_stays_shared():
     first, _ = bench.start(A + B)
     second, _ = bench.start(A + B + TAIL)
     third, _ = bench.start(A + C)
-    bench.cache.forget(below)
+    bench.cache.release(below, 0)
     n_used, n_shared = bench.cells.n_used, bench.cells.n_shared
     assert n_shared == 120
     assert all(gain > 0 for gain in compacted(bench))
@@ -455,7 +455,7 @@ def test_only_the_tails_behind_a_hole_are_moved_and_a_piece_at_a_time():
     tails = [[letter] * 700 for letter in b"xyz"]
     followers = [bench.start(prompt + tail)[0] for tail in tails]
     prompt_cells = bench.backend.cells_of(leader)
-    bench.cache.forget(below)
+    bench.cache.release(below, 0)
     n_moved: list[int] = []
     move = bench.cells.move
     bench.cells.move = lambda seqs, start, end: (n_moved.append(end - start), move(seqs, start, end))  # type: ignore[method-assign,assignment,func-returns-value]
@@ -478,7 +478,7 @@ def test_streams_that_decode_in_lockstep_are_moved_once_each():
             batch.token[row], batch.pos[row], batch.seq[row] = step, len(tokens) - 1, seq
         bench.backend.decode(len(streams))
         bench.cells.place(list(streams))
-    bench.cache.forget(below)
+    bench.cache.release(below, 0)
     assert len(compacted(bench)) <= len(streams) + 1
     assert {seq: bench.backend.tokens_of(seq) for seq in streams} == streams
 
@@ -488,7 +488,7 @@ def test_without_a_spare_sequence_a_parked_one_gives_way_to_a_move():
     bench.park(B)
     below, _ = bench.start([1] * 3000)
     last, _ = bench.start(A)
-    bench.cache.forget(below)
+    bench.cache.release(below, 0)
     bench.cache.acquire(PrefixKey(C))
     assert [gain > 0 for gain in compacted(bench)] == [False, True]
     assert bench.backend.tokens_of(last) == A
@@ -499,7 +499,7 @@ def test_when_all_sequences_run_nothing_is_moved():
     bench = Bench(n_cells=4096, n_seqs=2)
     below, _ = bench.start([1] * 3000)
     bench.start(A)
-    bench.cache.forget(below)
+    bench.cache.release(below, 0)
     bench.cache.acquire(PrefixKey(C))
     span = bench.cells.span
     assert bench.cache.compact() is None

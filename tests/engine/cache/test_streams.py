@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from localrun.engine.cache.cache import Cache, SequenceLease
-from localrun.engine.cache.copies import GAIN_TOKENS
-from localrun.engine.cache.tiers import Tiers
+from localrun.engine.cache.tiers import GAIN_TOKENS, Tiers
 from localrun.engine.cache.tree import PrefixKey
 from localrun.engine.request import Request
 from localrun.engine.sample.text import TextStream
@@ -203,7 +202,7 @@ def test_a_rewound_sequence_promises_only_what_it_still_has():
 def test_a_forgotten_sequence_leaves_nothing():
     bench = Bench()
     seq, _ = bench.start(A)
-    bench.cache.forget(seq)
+    bench.cache.release(seq, 0)
     bench.check()
     assert (bench.cache.match(PrefixKey(A)), bench.backend.n_used, bench.cache.n_cached_sequences) == (0, 0, 0)
     other = bench.acquire(B)
@@ -248,7 +247,7 @@ def test_who_goes_on_behind_what_is_being_saved_may_move_at_once(n_steps: int):
     for _ in range(n_steps):
         bench.cache.save_next()
     assert bench.start(A + TAIL) == (seq, 60)
-    bench.cache.forget(0)
+    bench.cache.release(0, 0)
     assert bench.cache.compact() == (seq, 0)
     bench.save_next()
     assert bench.stored(A + TAIL) == (0 if n_steps == 1 else 60)
@@ -331,7 +330,7 @@ def test_running_streams_are_kept_at_the_lowest_numbers():
     assert bench.backend.tokens_of(0) == C
     assert bench.stored(A) == 60, "what was parked in the hole is not lost"
     assert bench.cache.compact() is None
-    bench.cache.forget(0)
+    bench.cache.release(0, 0)
     assert bench.cache.compact() == (1, 0)
     assert bench.backend.tokens_of(0) == B
     bench.check()
@@ -341,7 +340,7 @@ def test_a_move_that_the_backend_refuses_is_not_passed_over():
     bench = Bench()
     for tokens in (A, B):
         bench.start(tokens)
-    bench.cache.forget(0)
+    bench.cache.release(0, 0)
     bench.backend.state_set = lambda seq, state: False  # type: ignore[method-assign]
     with pytest.raises(RuntimeError, match="stream 0 refused"):
         bench.cache.compact()

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from localrun.engine.backend import MemoryKind
-from localrun.engine.cache import cache, copies
+from localrun.engine.cache import cache, copies, tiers
 from tests.engine.harness import Harness, expected_output
 from tests.engine.memory_disk import MemoryDisk
 from tests.fakes.backend import FakeBackend
@@ -39,9 +39,10 @@ def on_gpu(fake: FakeBackend) -> FakeBackend:
 def test_chats_that_come_and_go_answer_as_if_alone(shape: str, ram_cache_bytes: int, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(copies, "BLOCK_TOKENS", 8)
     monkeypatch.setattr(copies, "PIECE_TOKENS", 16)
-    monkeypatch.setattr(copies, "GAIN_TOKENS", 4)
-    monkeypatch.setattr(copies, "QUICK_BYTES", 0)
-    monkeypatch.setattr(cache, "RESTORE_PIECE_S", 0.0)
+    for module in (cache, copies, tiers):
+        monkeypatch.setattr(module, "GAIN_TOKENS", 4)
+    monkeypatch.setattr(cache, "QUICK_BYTES", 0)
+    monkeypatch.setattr(copies, "RESTORE_PIECE_S", 0.0)
     random = Random(f"{shape} {ram_cache_bytes}")
     disk = MemoryDisk(limit_bytes=3000) if random.random() < 0.7 else None
     harness = Harness(**({"n_seqs": 9, "ram_cache_bytes": ram_cache_bytes, "disk": disk} | SHAPES[shape]))

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from localrun.engine.cache import tree as tree_module
-from localrun.engine.cache.disk_record import block_key
-from localrun.engine.cache.tree import Block, Path, PrefixKey, SharedRange, Tree, common_prefix
+from localrun.engine.cache.tree import Block, Path, PrefixKey, SharedRange, Tree, block_key, common_prefix
 from tests.depth import DEPTH
 
 seqs = st.integers(0, 5)

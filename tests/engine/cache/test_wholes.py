@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from localrun.engine.backend import MemoryKind, State
-from localrun.engine.cache.checkpoints import CHECKPOINT_GAP_TOKENS, KEPT_CHECKPOINTS
+from localrun.engine.cache.copies import CHECKPOINT_GAP_TOKENS, KEPT_CHECKPOINTS
 from localrun.engine.cache.tree import PrefixKey
 from tests.engine.harness import Harness, expected_output
 from tests.fakes.backend import FakeBackend

@@ -15,12 +15,13 @@ from pathlib import Path
 import pytest
 
 from localrun.engine.adapters import MOST_LOADED
-from localrun.engine.cache.disk_record import DiskTier
+from localrun.engine.cache.tiers import DiskTier
 from localrun.engine.engine import Engine, Limits
 from localrun.engine.native.llama import LlamaBackend
 from localrun.wire import Adapter, Delta, Finish, Lane, Sampling, Submit
 from tests.engine.memory_disk import MemoryDisk
 from tests.engine.native.bare import bare
+from tests.engine.stepped import SteppedEngine
 from tests.lora_file import write_lora, write_vector
 from tests.support.synthesis.synthesize import synthesize
 
@@ -69,7 +70,7 @@ class Work:
             kv_type="f16", may_split=self.case.may_split,
         )  # fmt: skip
         self.said, self.finals = {}, {}
-        engine = Engine(backend, Limits(4, 64, 0.02, 1 << 28), time.monotonic, disk)
+        engine = SteppedEngine(backend, Limits(4, 64, 0.02, 1 << 28), time.monotonic, disk)
         yield engine
         engine.close()
         engine.cache.tiers.flush(10.0, time.monotonic)

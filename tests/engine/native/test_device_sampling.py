@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from localrun.engine.engine import Engine, Limits
+from localrun.engine.engine import Limits
 from localrun.engine.native.context import DEVICE_TOP_K
 from localrun.engine.native.llama import LlamaBackend
 from localrun.wire import ChosenLogprob, Delta, Grammar, GrammarKind, Sampling, Submit
 from tests.engine.conftest import compute, open_tiny
+from tests.engine.stepped import SteppedEngine
 
 PROMPT = list(range(300, 340))
 SAMPLINGS = {
@@ -43,7 +44,7 @@ def on_host(tiny_gguf: Path) -> Iterator[LlamaBackend]:
 def answers(backend: LlamaBackend, submits: list[Submit]) -> dict[int, list[Delta]]:
     for seq in range(backend.n_seqs):
         backend.seq_remove(seq, 0)
-    engine = Engine(backend, Limits(4, 16, 0.05, 0), time.monotonic)
+    engine = SteppedEngine(backend, Limits(4, 16, 0.05, 0), time.monotonic)
     for submit in submits:
         engine.submit(submit, list(submit.tokens or ()))
     told: dict[int, list[Delta]] = {submit.id: [] for submit in submits}

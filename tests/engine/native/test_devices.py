@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from localrun.engine.native.library import gpu_free_bytes, gpus, native
 from localrun.engine.process import layers_that_fit
+from tests.engine.test_process import OPEN
 
 GIB = 1 << 30
 
@@ -14,8 +16,8 @@ GIB = 1 << 30
     ids=["no memory", "everything fits", "half fits"],
 )
 def test_layers_follow_the_free_memory(free_bytes, layers):
-    fit = layers_that_fit(n_layers=32, weights_bytes=4 * GIB, kv_bytes=1 * GIB, free_bytes=free_bytes)
-    assert fit == layers
+    opened = replace(OPEN, n_layers=32, weights_bytes=4 * GIB, kv_bytes=1 * GIB)
+    assert layers_that_fit(opened, free_bytes) == layers
 
 
 def test_the_device_functions_of_ggml_can_be_called():

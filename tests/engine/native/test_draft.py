@@ -14,8 +14,7 @@ import pytest
 from localrun.engine.native.llama import LlamaBackend
 from localrun.engine.request import Request
 from localrun.engine.sample.text import TextStream
-from localrun.engine.speculate.draft_model import DraftModel
-from localrun.engine.speculate.draft_models import DraftModels
+from localrun.engine.speculate.draft_model import DraftModel, DraftModels
 from localrun.errors import BadModelFile
 from localrun.wire import Sampling
 from tests.engine.conftest import compute, open_tiny

@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from localrun.engine.engine import Engine, Limits
+from localrun.engine.engine import Limits
 from localrun.engine.native.llama import LlamaBackend
 from localrun.engine.speculate.speculation import Speculation
 from localrun.wire import Delta, DraftSource, Finish, Grammar, GrammarKind, Sampling, Submit
 from tests.engine.conftest import open_tiny
 from tests.engine.speculate.drafters import any_rows
+from tests.engine.stepped import SteppedEngine
 
 N_STREAMS, N_TOKENS = 3, 60
 ROUNDING = 0.02  # of a log-probability
@@ -58,7 +59,7 @@ def answers(
     backend: LlamaBackend, speculation: Speculation, submits: list[Submit], known: dict[int, Delta] | None = None
 ) -> dict[int, Delta]:
     """All that is said of each request, in one delta. Much of an answer that is `known` is predicted."""
-    engine = Engine(backend, Limits(4, 8, 0.0, 0), time.monotonic, speculation=speculation)
+    engine = SteppedEngine(backend, Limits(4, 8, 0.0, 0), time.monotonic, speculation=speculation)
     said: dict[int, Delta] = {}
     for submit in submits:
         prediction = [token if at % 8 else 300 for at, token in enumerate(known[submit.id].tokens)] if known else []

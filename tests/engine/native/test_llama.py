@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 
 from localrun.engine.backend import DecodeFailed
-from localrun.engine.engine import Engine, Limits
+from localrun.engine.engine import Limits
 from localrun.engine.native import model as llama_model
 from localrun.engine.native.library import native
 from localrun.engine.native.llama import LlamaBackend
 from localrun.errors import BadModelFile, EngineFailed
 from localrun.wire import Finish, Sampling, Submit
 from tests.engine.conftest import compute, n_held, open_tiny, saved_state
+from tests.engine.stepped import SteppedEngine
 
 PROMPT = list(range(300, 340))
 GREEDY = Sampling(temperature=0)
@@ -310,7 +311,7 @@ def test_a_batch_is_never_longer_than_the_context(tiny_gguf: Path):
 
 def run(backend: LlamaBackend, prompts: list[list[int]], *, n_predict: int, n_slots: int = 8) -> list[list[int]]:
     """Greedy outputs of requests that are submitted together. After every step llama.cpp and the books agree."""
-    engine = Engine(backend, Limits(n_slots, 64, 0.0, 1 << 26), lambda: 0.0)
+    engine = SteppedEngine(backend, Limits(n_slots, 64, 0.0, 1 << 26), lambda: 0.0)
     for request_id, prompt in enumerate(prompts):
         engine.submit(Submit(id=request_id, sampling=GREEDY, n_predict=n_predict, ignore_eos=True), list(prompt))
     outputs: list[list[int]] = [[] for _ in prompts]

@@ -12,15 +12,15 @@ import jsonschema
 import numpy as np
 import pytest
 
-from localrun.engine.engine import Engine, Limits
+from localrun.engine.engine import Limits
 from localrun.engine.native.llama import LlamaBackend
 from localrun.engine.sample.constraint import Constraint
-from localrun.engine.sample.grammar_library import CompiledGrammar
-from localrun.engine.sample.vocabulary import GrammarVocabulary
+from localrun.engine.sample.grammar_library import CompiledGrammar, GrammarVocabulary
 from localrun.server.structured import json_schema
 from localrun.wire import Delta, Finish, Grammar, GrammarKind, Sampling, Submit
 from tests.engine.conftest import compute
 from tests.engine.sample.compiling import compile_grammar
+from tests.engine.stepped import SteppedEngine
 
 PROMPT = list(range(300, 340))
 ROW = len(PROMPT) - 1
@@ -42,7 +42,7 @@ def compiled(backend: LlamaBackend, kind: GrammarKind, text: str) -> CompiledGra
 
 
 def constraint(grammar: CompiledGrammar, *, triggers: tuple[str, ...] = ()) -> Constraint:
-    return grammar.constraint(triggers=triggers, banned=frozenset(), clock=time.monotonic)
+    return Constraint(grammar, triggers=triggers, banned=frozenset(), clock=time.monotonic)
 
 
 def drawn(backend: LlamaBackend, grammar: CompiledGrammar, sampling: Sampling, count: int) -> dict[int, int]:
@@ -130,7 +130,7 @@ def run(submits: list[Submit]) -> tuple[dict[int, str], dict[int, Delta]]:
         str(files("localrun.models.builtin") / "tiny.gguf"), n_cells=4096, n_seqs=8, n_batch=64, n_threads=1,
         n_gpu_layers=0, kv_type="f16",
     )  # fmt: skip
-    engine = Engine(backend, Limits(8, 64, 0.0, 0), time.monotonic)
+    engine = SteppedEngine(backend, Limits(8, 64, 0.0, 0), time.monotonic)
     texts: dict[int, str] = {submit.id: "" for submit in submits}
     finals: dict[int, Delta] = {}
     for submit in submits:

@@ -12,10 +12,11 @@ from localrun.engine.cache.cells import COMPACT_CELLS, COMPACT_RATIO, PoolCells
 from localrun.engine.cache.copies import PIECE_TOKENS
 from localrun.engine.cache.tiers import Tiers
 from localrun.engine.cache.tree import PrefixKey
-from localrun.engine.engine import Engine, Limits
+from localrun.engine.engine import Limits
 from localrun.wire import Finish, Sampling, Submit
 from tests.engine.conftest import compute, open_tiny
 from tests.engine.native.test_llama_cells import N_SEQS, Layouts
+from tests.engine.stepped import SteppedEngine
 
 # Attention adds up in the order of the cells: a hole alone changes logits by 0.01, another token by 5.
 ROUNDING = 0.05
@@ -36,7 +37,7 @@ def test_the_pool_has_all_cells_of_the_streams(tiny_gguf: Path, n_cells: int, n_
 
 def test_the_longest_request_that_is_accepted_comes_to_its_end(tiny_gguf: Path):
     backend = open_tiny(tiny_gguf, n_cells=1000, n_seqs=8, may_split=True)
-    engine = Engine(backend, Limits(8, 8, 0.0, 1 << 24), lambda: 0.0)
+    engine = SteppedEngine(backend, Limits(8, 8, 0.0, 1 << 24), lambda: 0.0)
     n_predict = 4
     prompt = [300 + at % 500 for at in range(backend.n_ctx - n_predict)]
     engine.submit(Submit(id=1, sampling=Sampling(temperature=0), n_predict=n_predict, ignore_eos=True), prompt)
@@ -81,7 +82,7 @@ def test_what_is_moved_is_where_the_books_say_and_answers_as_before(tiny_gguf: P
             assert backend.seq_remove(seq, len(tokens))
         return logits
 
-    cache.forget(below)
+    cache.release(below, 0)
     expected = answers()
     n_moves = 0
     while cells.span > COMPACT_RATIO * cells.n_used + COMPACT_CELLS:

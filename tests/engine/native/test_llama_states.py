@@ -5,13 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from localrun.engine.cache.copies import GAIN_TOKENS
+from localrun.engine.cache.tiers import GAIN_TOKENS
 from localrun.engine.cache.tree import PrefixKey
-from localrun.engine.engine import Engine, Limits
+from localrun.engine.engine import Limits
 from localrun.engine.native import pages
 from localrun.engine.native.llama import LlamaBackend
 from localrun.wire import Sampling, Submit
 from tests.engine.conftest import compute
+from tests.engine.stepped import SteppedEngine
 
 TOKENS = list(range(300, 360))
 RANGES = [(0, 20), (20, 50), (50, 60)]
@@ -59,7 +60,7 @@ def test_a_large_buffer_is_given_back_and_a_small_one_kept(backend: LlamaBackend
 def test_nothing_is_copied_that_cannot_be_kept(backend: LlamaBackend, ram_tokens: int):
     limit_bytes = ram_tokens * backend.state_token_bytes
     give_back(backend)
-    engine = Engine(backend, Limits(2, 8, 0.0, limit_bytes), lambda: 0.0)
+    engine = SteppedEngine(backend, Limits(2, 8, 0.0, limit_bytes), lambda: 0.0)
     submit = Submit(id=0, sampling=Sampling(temperature=0), n_predict=4, ignore_eos=True)
     engine.submit(submit, list(range(300, 440)))
     while not engine.is_idle:

@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 
 from localrun.engine.backend import MediaChunk
-from localrun.engine.engine import Engine, Limits
+from localrun.engine.engine import Limits
 from localrun.engine.native.llama import LlamaBackend
-from localrun.engine.sample.media import prompt_of
+from localrun.engine.sample.text import prompt_of
 from localrun.engine.speculate.speculation import Speculation
 from localrun.errors import BadRequest
 from localrun.wire import Media, Sampling, Submit, Usage
 from tests.engine.native.media import PAIRS, Pair, compute, encoded, make_pair, media_file, n_tokens, opened, prompt
+from tests.engine.stepped import SteppedEngine
 
 N_PREDICT = 6
 ROUNDING = 3e-2
@@ -47,7 +48,7 @@ class Conversations:
             backend.seq_remove(seq, 0)
             backend.set_chunks(seq, ())
         speculation = Speculation(backend, time.monotonic, is_on=False)
-        self.engine = Engine(backend, Limits(4, 64, 0.0, 1 << 28), time.monotonic, speculation=speculation)
+        self.engine = SteppedEngine(backend, Limits(4, 64, 0.0, 1 << 28), time.monotonic, speculation=speculation)
         self.answers: dict[int, Answer] = {}
         self.usage: dict[int, Usage] = {}
         self.n_encoded = 0

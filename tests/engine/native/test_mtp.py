@@ -20,19 +20,18 @@ import pytest
 
 from localrun.engine import engine as engine_module
 from localrun.engine.backend import DecodeFailed
-from localrun.engine.engine import Engine
 from localrun.engine.native import mtp
 from localrun.engine.native.llama import LlamaBackend
 from localrun.engine.native.model import tensors_of
 from localrun.engine.native.mtp import MOST_TOKENS, MtpHeads, has_heads
 from localrun.engine.request import Request
-from localrun.engine.speculate.choice import DraftChoice, DraftLimits, DraftStream
-from localrun.engine.speculate.costs import RowCosts
+from localrun.engine.speculate.choice import DraftChoice, DraftLimits, DraftStream, RowCosts
 from localrun.engine.speculate.speculation import Speculation
 from localrun.wire import DraftCounts, DraftSource, Sampling, Submit
 from tests.engine.conftest import saved_state
 from tests.engine.native.test_drafts import answers, check_alike
 from tests.engine.speculate.drafters import always
+from tests.engine.stepped import SteppedEngine
 from tests.support.synthesis.synthesize import add_tokenizer, synthesize, write_model
 from tests.support.synthesis.synthetic_tokenizer import make_vocabulary
 from tests.support.synthesis.tensor_plan import SHAPES, plan_tensors
@@ -374,7 +373,7 @@ def as_many_as_possible(streams: Sequence[DraftStream], costs: RowCosts, limits:
 
 
 def test_an_engine_answers_with_them(rigged: LlamaBackend):
-    engine = Engine(
+    engine = SteppedEngine(
         rigged,
         engine_module.Limits(N_SEQS, 8, 0.0, 0),
         lambda: 0.0,

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from localrun.engine.engine import Engine, Limits
+from localrun.engine.engine import Limits
 from localrun.engine.native.llama import LlamaBackend
 from localrun.wire import Adapter, Delta, Finish, Sampling, Submit
+from tests.engine.stepped import SteppedEngine
 from tests.lora_file import write_lora
 from tests.support.synthesis.synthesize import synthesize
 
@@ -34,7 +35,7 @@ def test_others_say_what_they_say_alone_beside_and_after(model: str, tmp_path: P
         str(path), n_cells=4096, n_seqs=4, n_spare_seqs=4, n_batch=256, n_threads=1, n_gpu_layers=0, kv_type="f16",
         may_split=bool(is_split),
     )  # fmt: skip
-    engine = Engine(backend, Limits(4, 64, 0.0, 1 << 26), time.monotonic)
+    engine = SteppedEngine(backend, Limits(4, 64, 0.0, 1 << 26), time.monotonic)
     said: dict[int, list[int]] = {}
     finals: dict[int, Delta] = {}
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from localrun.engine.engine import Engine, Limits
+from localrun.engine.engine import Limits
 from localrun.engine.native.llama import LlamaBackend
 from localrun.wire import Delta, Sampling, Submit
 from tests.engine.native.bare import bare
+from tests.engine.stepped import SteppedEngine
 
 SHARE = 256
 ROUNDING = 0.1
@@ -22,7 +23,7 @@ def test_guests_of_the_pool_say_what_they_say_alone(tiny_gguf: Path):
         str(tiny_gguf), n_cells=8 * SHARE, n_seqs=8, n_spare_seqs=4, n_batch=64, n_threads=1, n_gpu_layers=0,
         kv_type="f16",
     )  # fmt: skip
-    engine = Engine(backend, Limits(8, 64, 0.02, 1 << 28), time.monotonic)
+    engine = SteppedEngine(backend, Limits(8, 64, 0.02, 1 << 28), time.monotonic)
     said: dict[int, list[int]] = {}
     finals: dict[int, Delta] = {}
 

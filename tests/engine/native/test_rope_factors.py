@@ -10,11 +10,12 @@ import gguf
 import numpy as np
 import pytest
 
-from localrun.engine.cache.disk_record import DiskTier
-from localrun.engine.engine import Engine, Limits
+from localrun.engine.cache.tiers import DiskTier
+from localrun.engine.engine import Limits
 from localrun.engine.native.llama import LlamaBackend
 from localrun.wire import Delta, Finish, Sampling, Submit
 from tests.engine.memory_disk import MemoryDisk
+from tests.engine.stepped import SteppedEngine
 
 # Of one pool of 2048 cells, or of streams with a pool of 1024.
 ORIGINAL = 1024
@@ -52,7 +53,7 @@ class Work:
             str(model), n_cells=n_cells, n_seqs=n_slots, n_spare_seqs=4, n_batch=256, n_threads=1, n_gpu_layers=0,
             kv_type="f16",
         )  # fmt: skip
-        self.engine = Engine(self.backend, Limits(n_slots, 64, 0.0, 1 << 28), time.monotonic, disk)
+        self.engine = SteppedEngine(self.backend, Limits(n_slots, 64, 0.0, 1 << 28), time.monotonic, disk)
         self.said: list[int] = []
 
     def ask(self, tokens: list[int]) -> Delta:

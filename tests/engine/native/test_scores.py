@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from localrun.engine.engine import Engine, Limits
+from localrun.engine.engine import Limits
 from localrun.engine.native.llama import LlamaBackend
 from localrun.engine.request import SCORED_ROWS
 from localrun.wire import ChosenLogprob, Delta, Finish, Sampling, Submit
 from tests.engine.conftest import open_tiny
 from tests.engine.native.bare import bare
+from tests.engine.stepped import SteppedEngine
 
 ROUNDING = 0.02  # of a log-probability
 LAYOUTS: dict[str, dict[str, Any]] = {"one pool": {}, "split": {"may_split": True}}
@@ -54,7 +55,7 @@ class Run:
     """An engine that is stepped until it is idle, and what it said."""
 
     def __init__(self, backend: LlamaBackend, n_slots: int = 4) -> None:
-        self.engine = Engine(backend, Limits(n_slots, 16, 0.0, 1 << 20), time.monotonic)
+        self.engine = SteppedEngine(backend, Limits(n_slots, 16, 0.0, 1 << 20), time.monotonic)
         self.backend = backend
         self.scores: dict[int, list[ChosenLogprob]] = {}
         self.last: dict[int, Delta] = {}

@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from localrun.engine.engine import Engine, Limits
+from localrun.engine.engine import Limits
 from localrun.engine.native.context import LlamaContext
 from localrun.engine.native.library import native
 from localrun.wire import Finish, Sampling, Submit
 from tests.engine.conftest import open_tiny
+from tests.engine.stepped import SteppedEngine
 
 # The bits of 2.9, which a device has handed back as a token.
 NO_TOKEN = 1_077_516_697
@@ -62,7 +63,7 @@ def test_a_token_that_is_none_ends_its_request_alone(
     if not samples_on_device and spoil is not spoil_draws:
         pytest.skip("the host finds the tokens itself")
     backend = open_tiny(tiny_gguf, samples_on_device=samples_on_device)
-    engine = Engine(backend, Limits(4, 16, 0.05, 0), time.monotonic)
+    engine = SteppedEngine(backend, Limits(4, 16, 0.05, 0), time.monotonic)
     said: dict[int, list[int]] = {}
     finals: dict[int, Any] = {}
     victims: set[int] = set()

@@ -15,7 +15,8 @@ import pytest
 from localrun.engine.backend import DecodeFailed
 from localrun.engine.native import library
 from localrun.engine.native.llama import LlamaBackend
-from localrun.engine.native.worker import PIECE_S, ComputeLock, LlamaWorker, Pieces
+from localrun.engine.native.threads import PIECE_S, ComputeLock
+from localrun.engine.native.worker import LlamaWorker, Pieces
 from tests.engine.conftest import compute, open_tiny
 
 PATIENCE_S = 60.0

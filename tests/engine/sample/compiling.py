@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from localrun.engine.sample.grammar_library import CompiledGrammar
+from localrun.engine.sample.grammar_library import CompiledGrammar, GrammarVocabulary
 from localrun.engine.sample.grammar_library import compile_grammar as compile_checked
 from localrun.engine.sample.grammar_worker import checked
-from localrun.engine.sample.vocabulary import GrammarVocabulary
 from localrun.wire import Grammar
 
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from localrun.engine.sample import constraint as constraint_module
 from localrun.engine.sample.constraint import DEAD_END, LIMIT_S, SLOW_S, Constraint
-from localrun.engine.sample.vocabulary import GrammarVocabulary
+from localrun.engine.sample.grammar_library import GrammarVocabulary
 from localrun.wire import Grammar, GrammarKind
 from tests.engine.sample.compiling import compile_grammar
 from tests.fakes.backend import FakeBackend
@@ -36,7 +36,7 @@ def constraint(
     regex: str, *, banned: frozenset[int] = frozenset(), triggers: tuple[str, ...] = (), clock: Clock | None = None
 ) -> Constraint:
     compiled = compile_grammar(Grammar(GrammarKind.REGEX, regex), VOCABULARY)
-    return compiled.constraint(triggers=triggers, banned=banned, clock=clock or Clock())
+    return Constraint(compiled, triggers=triggers, banned=banned, clock=clock or Clock())
 
 
 def allowed(bound: Constraint) -> list[int]:
@@ -124,7 +124,7 @@ def test_an_answer_ends_where_its_grammar_can_read_it_in_too_many_ways(monkeypat
     monkeypatch.setattr(constraint_module, "LIMIT_S", 0.005)
     grammar = Grammar(GrammarKind.GBNF, "root ::= s\ns ::= s s s | s s | [^\\x00]")
     compiled = compile_grammar(grammar, VOCABULARY)
-    bound = compiled.constraint(triggers=(), banned=frozenset(), clock=time.perf_counter)
+    bound = Constraint(compiled, triggers=(), banned=frozenset(), clock=time.perf_counter)
     n_chosen = 0
     while bound.choose(lambda ids: ord("a"), tries_first=True) != DEAD_END:
         n_chosen += 1

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from localrun.engine.sample.draws import Mirostat, Nucleus, bits_at, fraction, native_seed
+from localrun.engine.sample.chain import MirostatDraws, Nucleus, bits_at, fraction, native_seed
 
 
 def test_neighbouring_seeds_and_positions_have_nothing_in_common():
@@ -20,7 +20,7 @@ def test_mirostat_comes_near_its_surprise_and_goes_on_from_its_mu(version: int):
     rows = generator.normal(0, 3, (400, 2000)).astype(np.float32)
     chances = generator.random(400)
 
-    def drawn(mirostat: Mirostat, begin: int) -> list[int]:
+    def drawn(mirostat: MirostatDraws, begin: int) -> list[int]:
         found = []
         for row, chance in zip(rows[begin:], chances[begin:], strict=True):
             mirostat.draw(row, 0.5)  # not the last draw, so it does not count
@@ -28,16 +28,16 @@ def test_mirostat_comes_near_its_surprise_and_goes_on_from_its_mu(version: int):
             mirostat.accept()
         return found
 
-    first = Mirostat(version, tau=4.0, eta=0.1, temperature=1.0, n_vocab=2000)
+    first = MirostatDraws(version, tau=4.0, eta=0.1, temperature=1.0, n_vocab=2000)
     tokens = drawn(first, 0)
     weights = np.exp(rows.astype(np.float64))
     surprises = -np.log2(weights[np.arange(400), tokens] / weights.sum(1))
     assert 2.5 < surprises[100:].mean() < 7.5
-    half = Mirostat(version, tau=4.0, eta=0.1, temperature=1.0, n_vocab=2000)
+    half = MirostatDraws(version, tau=4.0, eta=0.1, temperature=1.0, n_vocab=2000)
     for row, chance in zip(rows[:200], chances[:200], strict=True):
         half.draw(row, float(chance))
         half.accept()
-    other = Mirostat(version, tau=4.0, eta=0.1, temperature=1.0, n_vocab=2000)
+    other = MirostatDraws(version, tau=4.0, eta=0.1, temperature=1.0, n_vocab=2000)
     other.mu = half.mu
     assert drawn(other, 200) == tokens[200:]
 
@@ -46,7 +46,7 @@ def test_mirostat_never_draws_what_is_banned():
     logits = np.full(50, -np.inf, np.float32)
     logits[7] = 1.0
     for version in (1, 2):
-        mirostat = Mirostat(version, tau=5.0, eta=0.1, temperature=0.5, n_vocab=50)
+        mirostat = MirostatDraws(version, tau=5.0, eta=0.1, temperature=0.5, n_vocab=50)
         assert {mirostat.draw(logits, at) for at in (0.0, 0.5, 1 - 2**-53)} == {7}
 
 

@@ -11,7 +11,8 @@ import pytest
 
 from localrun.engine.native.library import native
 from localrun.engine.native.llama import LlamaBackend
-from localrun.engine.sample.vocabulary import GrammarVocabulary
+from localrun.engine.sample.constraint import Constraint
+from localrun.engine.sample.grammar_library import GrammarVocabulary
 from localrun.wire import Grammar, GrammarKind
 from tests.engine.sample.compiling import compile_grammar
 
@@ -67,7 +68,7 @@ def test_llama_cpp_takes_what_its_grammar_let_through(backend: LlamaBackend, nam
     n_accepted = 0
     for seed in range(20):
         picks = random.Random(seed)
-        answer = compiled.constraint(triggers=(), banned=frozenset(), clock=lambda: 0.0)
+        answer = Constraint(compiled, triggers=(), banned=frozenset(), clock=lambda: 0.0)
         tokens: list[int] = []
         while not answer.is_complete and len(tokens) < 60:
             token = answer.choose(lambda allowed, picks=picks: picks.choice(allowed), tries_first=False)  # type: ignore[misc]

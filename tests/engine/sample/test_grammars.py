@@ -12,10 +12,9 @@ from typing import Any
 import psutil
 import pytest
 
-from localrun.engine.sample import grammar_checker
-from localrun.engine.sample import grammars as grammar_queue
+from localrun.engine.sample import grammars
 from localrun.engine.sample.constraint import Constraint
-from localrun.engine.sample.grammar_checker import GrammarChecker
+from localrun.engine.sample.grammars import GrammarChecker
 from localrun.wire import Finish, Grammar, GrammarKind, Lane, Sampling
 from tests.engine.harness import Harness, expected_output
 from tests.fakes.tokens import IM_END, IM_START
@@ -235,7 +234,7 @@ def test_a_request_is_cancelled_while_its_grammar_is_compiled(monkeypatch: pytes
 
 
 def test_a_grammar_that_takes_too_long_is_refused(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(grammar_checker, "COMPILE_LIMIT_S", 1)
+    monkeypatch.setattr(grammars, "COMPILE_LIMIT_S", 1)
     harness = Harness(n_cells=2048)
     harness.submit(1, "slow", grammar=SLOW)
     harness.submit(2, "free", n_predict=5)
@@ -271,7 +270,7 @@ def test_what_nobody_wants_any_more_is_given_up_while_it_is_compiled():
 
 def test_a_worker_that_somebody_ends_costs_nobody_an_answer(monkeypatch: pytest.MonkeyPatch):
     for limit in ("COMPILE_LIMIT_S", "_LONGEST_S"):  # what a slow machine takes is no fault of the grammar
-        monkeypatch.setattr(grammar_checker, limit, 600)
+        monkeypatch.setattr(grammars, limit, 600)
     harness = Harness(n_cells=2048)
     harness.submit(1, "slow", grammar=chains(800), n_predict=400)
     worker_at_work(harness).kill()
@@ -311,14 +310,14 @@ class HeldBack:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.begun: list[str] = []
         self.gates: dict[str, threading.Event] = {}
-        compile_now = grammar_queue._compile
+        compile_now = grammars._compile
 
         def compile_later(compiling: Any, vocabulary: Any) -> None:
             self.begun.append(compiling.grammar.text)
             assert self.gates.setdefault(compiling.grammar.text, threading.Event()).wait(30)
             compile_now(compiling, vocabulary)
 
-        monkeypatch.setattr(grammar_queue, "_compile", compile_later)
+        monkeypatch.setattr(grammars, "_compile", compile_later)
 
     def let_go(self, *texts: str) -> None:
         for text in texts:
@@ -355,9 +354,9 @@ def endless(number: int) -> Grammar:
 def test_a_quick_grammar_waits_for_no_slow_one_of_its_own_client_neither(
     monkeypatch: pytest.MonkeyPatch, client: str
 ) -> None:
-    monkeypatch.setattr(grammar_checker, "SLOW_S", 0.2)
+    monkeypatch.setattr(grammars, "SLOW_S", 0.2)
     for limit in ("COMPILE_LIMIT_S", "_LONGEST_S"):  # none of them ends by itself
-        monkeypatch.setattr(grammar_checker, limit, 600)
+        monkeypatch.setattr(grammars, limit, 600)
     harness = Harness(n_slots=8, n_cells=2048)
     for number in range(4):
         harness.submit(number, "p", grammar=endless(number), client="greedy")
@@ -369,7 +368,7 @@ def test_a_quick_grammar_waits_for_no_slow_one_of_its_own_client_neither(
     for number in range(3):  # while they run, while they wait again, and while they are put off
         harness.engine.cancel(number)
         harness.step()
-    monkeypatch.setattr(grammar_checker, "SLOW_S", 0.0)  # from now on all are
+    monkeypatch.setattr(grammars, "SLOW_S", 0.0)  # from now on all are
     harness.submit(8, "p", grammar=digits(30), n_predict=40, client="other")
     for _ in range(20):
         harness.step()
@@ -398,7 +397,7 @@ def test_an_engine_that_ends_loses_no_worker():
     """Nor one whose thread had not begun: of two threads one reads the vocabulary, and the first grammar has one."""
     workers = {GrammarChecker(), GrammarChecker()}
     GrammarChecker._idle += workers  # of which the last ones are borrowed first
-    compiler = grammar_queue.GrammarCompiler(Harness().backend, lambda: None)
+    compiler = grammars.GrammarCompiler(Harness().backend, lambda: None)
     for client in ("one", "two"):
         compiler.leave(compiler.compile(Grammar(GrammarKind.REGEX, client), client))
     compiler.close()

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from localrun.engine.sample import chain as stages
-from localrun.engine.sample.draws import bits_at, native_seed
+from localrun.engine.sample.chain import bits_at, native_seed
 from localrun.errors import BadRequest
 from localrun.wire import Sampling
 

@@ -9,7 +9,7 @@ import pytest
 from localrun.engine.request import Request
 from localrun.engine.sample.text import TextStream
 from localrun.engine.schedule.budget import Budget
-from localrun.engine.schedule.rounds import AdapterRounds
+from localrun.engine.schedule.policy import AdapterRounds
 from localrun.engine.schedule.scheduler import Scheduler
 from localrun.wire import Sampling
 from tests.fakes.backend import FakeBackend

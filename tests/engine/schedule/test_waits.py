@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from localrun.engine.backend import MediaChunk
-from localrun.engine.request import MediaSpan, Request
-from localrun.engine.sample.text import TextStream
-from localrun.engine.schedule.waits import Waits
+from localrun.engine.request import Request
+from localrun.engine.sample.text import MediaSpan, TextStream
+from localrun.engine.schedule.budget import Waits
 from localrun.wire import Lane, Media, MediaKind, Sampling
 from tests.engine.harness import Harness
 from tests.fakes.backend import FakeBackend

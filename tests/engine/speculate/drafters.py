@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 from random import Random
 
 from localrun.engine.request import Request
-from localrun.engine.speculate.choice import DraftChoice, DraftLimits, DraftPolicy, DraftStream
-from localrun.engine.speculate.costs import RowCosts
+from localrun.engine.speculate.choice import DraftChoice, DraftLimits, DraftPolicy, DraftStream, RowCosts
 from localrun.engine.speculate.speculation import Speculation
 from localrun.wire import DraftSource
 from tests.fakes.backend import FakeBackend

@@ -12,10 +12,10 @@ from localrun.engine.speculate.choice import (
     DraftChoice,
     DraftLimits,
     DraftStream,
+    RowCosts,
     choose,
     passes,
 )
-from localrun.engine.speculate.costs import RowCosts
 
 
 class Costs(RowCosts):

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from localrun.engine.speculate.costs import DepthCosts, RowCosts
+from localrun.engine.speculate.choice import DepthCosts, RowCosts
 
 STEPS_S = {1: 5.0, 2: 8.5, 4: 11.0, 8: 15.0, 16: 21.0}
 STEPS_S_AS_EXPECTED = {n_rows: seconds * 1e-3 for n_rows, seconds in STEPS_S.items()}

@@ -11,18 +11,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from localrun.engine.engine import Engine, Limits
+from localrun.engine.engine import Limits
 from localrun.engine.speculate import choice
-from localrun.engine.speculate.choice import DraftChoice, DraftStream
-from localrun.engine.speculate.costs import RowCosts
-from localrun.engine.speculate.draft_model import DraftModel
-from localrun.engine.speculate.draft_models import DraftModels
+from localrun.engine.speculate.choice import DraftChoice, DraftStream, RowCosts
+from localrun.engine.speculate.draft_model import DraftModel, DraftModels
 from localrun.engine.speculate.speculation import Speculation
 from localrun.wire import DraftSource, Sampling, Submit
 from tests.engine.conftest import open_tiny
 from tests.engine.harness import Harness
 from tests.engine.speculate.drafters import always
 from tests.engine.speculate.fake_draft import FakeDraftContext
+from tests.engine.stepped import SteppedEngine
 from tests.fakes.backend import FakeBackend
 from tests.fakes.tokens import digest_after, next_token
 
@@ -109,7 +108,7 @@ def test_a_real_model_drafts_for_itself(tiny_gguf: Path, may_split: bool):
         str(tiny_gguf),
     )
     speculation = Speculation(backend, time.perf_counter, drafter_of=models.drafter_for, policy=always(eager))
-    engine = Engine(backend, Limits(4, 16, 0.0, 1 << 20), time.perf_counter, speculation=speculation)
+    engine = SteppedEngine(backend, Limits(4, 16, 0.0, 1 << 20), time.perf_counter, speculation=speculation)
     greedy = Sampling(temperature=0)
     for number in range(4):
         prompt = [300 + (number * 131 + at * 7) % 900 for at in range(30)]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from localrun.engine.request import Request
-from localrun.engine.speculate.draft_models import DraftModels
+from localrun.engine.speculate.draft_model import DraftModels
 from localrun.errors import BadModelFile
 from localrun.wire import DraftSource
 from tests.engine.speculate.fake_draft import request_of

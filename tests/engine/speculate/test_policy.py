@@ -7,8 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from localrun.engine.speculate.choice import DraftLimits, DraftStream, choose
-from localrun.engine.speculate.costs import RowCosts
+from localrun.engine.speculate.choice import DraftLimits, DraftStream, RowCosts, choose
 
 CPU = {1: 1.0, 2: 1.21, 4: 1.63, 8: 2.56, 12: 3.44, 16: 4.32}
 GPU = {size: size**0.05 for size in CPU}

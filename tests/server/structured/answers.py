@@ -8,9 +8,8 @@ from typing import Any
 
 from llguidance import LLMatcher
 
-from localrun.engine.sample.grammar_library import source_of
+from localrun.engine.sample.grammar_library import GrammarVocabulary, source_of
 from localrun.engine.sample.grammar_worker import checked
-from localrun.engine.sample.vocabulary import GrammarVocabulary
 from localrun.server.structured import json_schema
 
 

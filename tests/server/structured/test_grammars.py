@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from localrun.engine.sample.vocabulary import GrammarVocabulary
+from localrun.engine.sample.grammar_library import GrammarVocabulary
 from localrun.errors import BadRequest
 from localrun.server.structured import CallShape, calls, gbnf
 from localrun.wire import Grammar, GrammarKind
