@@ -23,9 +23,8 @@ from localrun.config import MAX_ADAPTERS
 from localrun.errors import BadModelFile, BadRequest, LocalrunError, NotFound
 from localrun.models import draft, naming
 from localrun.models.gguf import projectors, reader
-from localrun.models.gguf.adapter_header import misfit
+from localrun.models.gguf.adapter_header import check_finite, misfit
 from localrun.models.gguf.bounded_reader import open_regular
-from localrun.models.gguf.finite import check_finite
 from localrun.models.gguf.ggml_types import FILE_TYPES, QUANT_ALIASES, by_name
 from localrun.models.gguf.header import FileKind, Header
 from localrun.models.gguf.reader import shard_of

@@ -26,7 +26,7 @@ import msgspec
 from localrun import stored
 from localrun.errors import BadModelFile, BadRequest, Conflict, ModelNotFound, told_of
 from localrun.models import builtin
-from localrun.models.download import stale
+from localrun.models.download.partial import find_stale, remove_stale
 from localrun.models.gguf.header import Header
 from localrun.models.name import Kind, ModelName, split_adapters
 from localrun.models.storage import manifest, model_files
@@ -318,9 +318,9 @@ def collect_garbage(
     with store.changing:
         freed_bytes, files = 0, []
         folders = (store.blobs.folder, store.hub_cache_folder)
-        for left in stale.find(folders, now_s=now_s, min_age_s=partial_min_age_s):
+        for left in find_stale(folders, now_s=now_s, min_age_s=partial_min_age_s):
             with contextlib.suppress(OSError):
-                freed_bytes += stale.remove(left)
+                freed_bytes += remove_stale(left)
                 files += [path for path in left.paths if not path.exists()]
         for path in _temporary_files(store):
             with contextlib.suppress(OSError):

@@ -29,8 +29,7 @@ from localrun.models import catalog, naming, projector_choice, quant_choice
 from localrun.models.download.fetch import fetch, first_bytes
 from localrun.models.download.plan import FetchLimits, Item, RemotePlan
 from localrun.models.gguf import architectures, projectors
-from localrun.models.gguf.adapter_header import facts_of, misfit
-from localrun.models.gguf.finite import check_finite
+from localrun.models.gguf.adapter_header import check_finite, facts_of, misfit
 from localrun.models.gguf.header import ADAPTERS, FileKind, Header, kind_of
 from localrun.models.gguf.reader import first_entries, read_header, read_named
 from localrun.models.name import DEFAULT_TAG, OLLAMA_HOST, Kind, ModelName

@@ -13,7 +13,7 @@ from pathlib import Path
 from localrun.doctor.finding import Finding, fail, ok, size, warn
 from localrun.errors import LocalrunError
 from localrun.kv_folders import ModelFolder
-from localrun.models.download import stale
+from localrun.models.download.partial import find_stale
 from localrun.models.gguf import architectures
 from localrun.models.storage import manifest
 from localrun.models.storage.blobs import hash_file
@@ -97,7 +97,7 @@ def _check_leftovers(store: Store, *, now_s: float) -> Iterator[Finding]:
     named = {file.digest for said in survey.manifests.values() for file in said.files}
     unnamed = [blob for blob in store.blobs.all() if blob.digest not in named]
     folders = (store.blobs.folder, store.hub_cache_folder)
-    partial = list(stale.find(folders, now_s=now_s, min_age_s=PARTIAL_MIN_AGE_S))
+    partial = list(find_stale(folders, now_s=now_s, min_age_s=PARTIAL_MIN_AGE_S))
     if unnamed and not survey.damaged:
         n_bytes = sum(blob.size_bytes for blob in unnamed)
         yield warn("leftovers", f"{len(unnamed)} blobs ({size(n_bytes)}) that no model uses", "localrun gc")

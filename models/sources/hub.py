@@ -32,7 +32,7 @@ import httpx2
 
 from localrun import __version__
 from localrun.errors import BadRequest, DownloadFailed, LocalrunError, NotFound, SourceRefused, Unavailable
-from localrun.models.download import proxies
+from localrun.models.download import ranges
 from localrun.models.download.ranges import PASSING_STATUSES, backoff_s, why_not
 from localrun.models.name import OLLAMA_HOST
 from localrun.models.storage.hub_cache import RepoCache
@@ -170,7 +170,7 @@ class Hub:
     def _api(self) -> HfApi:
         from huggingface_hub import HfApi
 
-        proxies.prepare()
+        ranges.prepare_proxies()
         _take_our_client()
         # False, because None would mean the stored token.
         token = self.token or False

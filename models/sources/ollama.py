@@ -28,8 +28,7 @@ import httpx2
 
 from localrun.errors import DownloadFailed, ModelNotFound, SourceRefused, by_code
 from localrun.models.download.plan import Item, PlannedFile, RemotePlan
-from localrun.models.download.ranges import why_not
-from localrun.models.download.redirects import RedirectPolicy
+from localrun.models.download.ranges import RedirectPolicy, why_not
 from localrun.models.storage import ollama_manifest
 from localrun.models.storage.manifest import Place, Role, Source, StoredFile, blob_path, check_digest
 from localrun.models.storage.ollama_manifest import (

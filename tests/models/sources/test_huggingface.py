@@ -23,8 +23,8 @@ from huggingface_hub.utils import WeakFileLock
 
 from localrun.errors import BadRequest, DownloadFailed, LocalrunError, NotFound, SourceRefused, Unavailable
 from localrun.models import quant_choice
-from localrun.models.download import stale
 from localrun.models.download.fetch import new_client
+from localrun.models.download.partial import find_stale, remove_stale
 from localrun.models.download.plan import FetchLimits, RemotePlan
 from localrun.models.sources import hub as hub_module
 from localrun.models.sources import huggingface
@@ -309,8 +309,8 @@ def test_wrong_content_is_not_linked(server, hub):
     with pytest.raises(DownloadFailed, match="sha256"):
         pulled(hub)
     # The parts of the file that was not verified yet stay for the next pull; neither has a final name.
-    for left in stale.find([hub.cache_folder], now_s=time.time(), min_age_s=0):
-        stale.remove(left)
+    for left in find_stale([hub.cache_folder], now_s=time.time(), min_age_s=0):
+        remove_stale(left)
     assert [name for name in everything_in(hub.cache_folder) if not name.startswith(".locks")] == []
 
 
