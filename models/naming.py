@@ -31,8 +31,7 @@ from localrun.models.gguf.header import Header
 from localrun.models.name import Kind, ModelName, split_adapters
 from localrun.models.storage import manifest, model_files
 from localrun.models.storage.manifest import Manifest, Place, Role, Source, StoredFile
-from localrun.models.storage.model import Model, Origin
-from localrun.models.storage.named_adapter import NamedAdapter
+from localrun.models.storage.model import Model, NamedAdapter, Origin
 from localrun.models.storage.other_programs import OLLAMA, name_in_ollama
 from localrun.models.storage.store import Store
 

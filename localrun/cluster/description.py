@@ -24,8 +24,7 @@ from localrun.models.gguf.header import RANK, Header
 from localrun.models.gguf.reader import card_bytes
 from localrun.models.storage.blobs import hash_file
 from localrun.models.storage.manifest import Manifest, Place, Role, Source, StoredFile
-from localrun.models.storage.model import Model, Origin
-from localrun.models.storage.named_adapter import NamedAdapter
+from localrun.models.storage.model import Model, NamedAdapter, Origin
 from localrun.models.storage.store import Store
 from localrun.server.engines.resident import Use
 

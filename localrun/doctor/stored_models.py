@@ -18,8 +18,7 @@ from localrun.models.gguf import architectures
 from localrun.models.storage import manifest
 from localrun.models.storage.blobs import hash_file
 from localrun.models.storage.manifest import StoredFile
-from localrun.models.storage.model import Model
-from localrun.models.storage.named_adapter import NamedAdapter
+from localrun.models.storage.model import Model, NamedAdapter
 from localrun.models.storage.store import Store
 
 PARTIAL_MIN_AGE_S = 3600.0

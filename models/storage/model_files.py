@@ -20,7 +20,7 @@ from localrun.models.gguf import architectures, reader
 from localrun.models.gguf.adapter_header import facts_of
 from localrun.models.gguf.header import ADAPTERS, FileKind, Header
 from localrun.models.gguf.reader import shard_of
-from localrun.models.projector_choice import is_projector
+from localrun.models.quant_choice import is_projector
 
 SUFFIX = ".gguf"
 NAMED = "named"

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from localrun.models import modelfile
-from localrun.models.storage.named_adapter import NamedAdapter
+from localrun.models.storage.model import NamedAdapter
 
 
 class AdapterTag(msgspec.Struct, frozen=True, kw_only=True):

@@ -17,7 +17,7 @@ from msgspec import UNSET, UnsetType
 
 from localrun.errors import BadModelFile, Conflict, NotSupported
 from localrun.models.gguf.header import Header
-from localrun.models.storage.named_adapter import NamedAdapter
+from localrun.models.storage.model import NamedAdapter
 from localrun.models.storage.store import Store
 from localrun.server.http.access import Caller
 from localrun.server.http.exchange import Exchange, parameter
