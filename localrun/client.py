@@ -24,7 +24,7 @@ import httpx2
 import msgspec
 
 from localrun import __version__, errors
-from localrun.access import resolver, trust
+from localrun.access import discovery, trust
 from localrun.access.trust import Endpoint
 from localrun.config import in_short
 from localrun.snapshot import (
@@ -296,25 +296,25 @@ class Connection:
 
 
 class _ToMachine(httpx2.AsyncBaseTransport):
-    """To another machine, by TLS, at the address that its name has now (`access/resolver.py`). Connections notice a
+    """To another machine, by TLS, at the address that its name has now (`access/discovery.py`). Connections notice a
     network that is gone; the machine may have another address when it is back."""
 
     def __init__(self, where: Endpoint, limits: httpx2.Limits) -> None:
         self._where = where
         self._transport = httpx2.AsyncHTTPTransport(
-            verify=trust.context_for(where), limits=limits, trust_env=False, socket_options=resolver.socket_options()
+            verify=trust.context_for(where), limits=limits, trust_env=False, socket_options=discovery.socket_options()
         )
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        addresses = await asyncio.to_thread(resolver.addresses, self._where.host)
+        addresses = await asyncio.to_thread(discovery.addresses, self._where.host)
         for address in addresses[:-1]:
             with contextlib.suppress(httpx2.ConnectError, httpx2.ConnectTimeout):
                 return await self._sent(request, address)
         try:
             return await self._sent(request, addresses[-1])
         except (httpx2.ConnectError, httpx2.ConnectTimeout):
-            resolver.forget(self._where.host)
-            renewed = await asyncio.to_thread(resolver.addresses, self._where.host)
+            discovery.forget(self._where.host)
+            renewed = await asyncio.to_thread(discovery.addresses, self._where.host)
             if renewed[0] in addresses:
                 raise
             return await self._sent(request, renewed[0])

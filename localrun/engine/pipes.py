@@ -26,7 +26,7 @@ from typing import Any, BinaryIO, Generic, Protocol, TypeVar
 from localrun import framing, wire
 from localrun.engine.inbox import Inbox
 from localrun.errors import EngineFailed, LocalrunError, QueueFull
-from localrun.hardware import library_problems
+from localrun.hardware import kernels
 
 log = logging.getLogger("localrun.engine")
 
@@ -292,7 +292,7 @@ def refuse(frames_out: BinaryIO, error: Exception) -> int:
         send(frames_out, wire.OpenFailed(code=error.code, message=error.message))
     else:
         log.exception("the engine cannot start")
-        problem = library_problems.explain(str(error))
+        problem = kernels.explain(str(error))
         message = problem.line if problem else f"the engine cannot start: {error!r}"
         send(frames_out, wire.OpenFailed(code=EngineFailed.code, message=message))
     return FAILED

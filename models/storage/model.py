@@ -24,7 +24,6 @@ import msgspec
 from localrun import config, stored
 from localrun.config import LoadSettings
 from localrun.errors import BadModelFile, ModelNotFound
-from localrun.file_stamp import FileStamp
 from localrun.models.fit import too_long
 from localrun.models.gguf import projectors
 from localrun.models.gguf.adapter_header import AdapterFacts, facts_of, misfit
@@ -32,6 +31,7 @@ from localrun.models.gguf.header import Header
 from localrun.models.modelfile import load_settings
 from localrun.models.storage.blobs import hash_file
 from localrun.models.storage.manifest import Manifest, Message, Place, Role, Source, StoredFile, in_full
+from localrun.stored import FileStamp
 
 
 class Origin(StrEnum):

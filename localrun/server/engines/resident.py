@@ -24,7 +24,6 @@ from typing import NamedTuple
 from localrun import wire
 from localrun.config import LoadSettings, Settings
 from localrun.errors import BadRequest
-from localrun.file_stamp import FileStamp
 from localrun.models.adapters import AdaptedModel, InEffect
 from localrun.models.fit import gpu_share
 from localrun.models.gguf.header import RANK, RANKING_HEADS, Header
@@ -32,6 +31,7 @@ from localrun.models.storage.model import Evidence, Model
 from localrun.server.engines.link import EngineLink
 from localrun.server.engines.placement import Placement
 from localrun.snapshot import EngineRow
+from localrun.stored import FileStamp
 from localrun.wire import Pooling
 
 # Fields of a row that are copied from the engine's last step.
