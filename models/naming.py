@@ -19,7 +19,7 @@ import contextlib
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import NamedTuple
 
 import msgspec
 
@@ -48,7 +48,7 @@ def point(store: Store, name: str, said: Manifest) -> Removal:
             before = manifest.read(store.folder, name)
         except BadModelFile:
             before = None
-        manifest.write(store.folder, name, changed(said, name=manifest.canonical(name)))
+        manifest.write(store.folder, name, msgspec.structs.replace(said, name=manifest.canonical(name)))
         return release(store, before.files if before is not None else ())
 
 
@@ -105,11 +105,6 @@ def files_in_place(header: Header, projector: Header | None = None) -> tuple[Sto
     return tuple(
         StoredFile(role=role, place=Place.FILE, size_bytes=path.stat().st_size, path=str(path)) for path, role in parts
     )
-
-
-def changed(said: Manifest, **fields: Any) -> Manifest:
-    """The manifest with other values in some fields."""
-    return msgspec.structs.replace(said, **fields)
 
 
 class KeptFile(NamedTuple):
@@ -182,7 +177,9 @@ def check_removable(store: Store, name: str) -> ModelName:
             f"it back",
             field="model",
         )
-    path, file_name, origin, program = found or _not_found(name)
+    if found is None:
+        raise ModelNotFound(name)
+    path, file_name, origin, program = found
     if program:
         raise BadRequest(
             f"'{file_name}' is kept by {program}, and localrun only reads it; delete it in {program}, or type: "
@@ -250,7 +247,10 @@ def _why_kept(file: StoredFile, user: str | None, *, is_in_doubt: bool) -> str:
 
 def _remove_file(store: Store, parsed: ModelName) -> Removal:
     """Deletes a GGUF file of the models folder, a damaged one as well, and the projector that is its alone."""
-    path = (store.file_named(parsed) or _not_found(parsed.text)).path
+    found = store.file_named(parsed)
+    if found is None:
+        raise ModelNotFound(parsed.text)
+    path = found.path
     paths = [*_files_of(store, path), *_own_projector(store, path)]
     size_bytes = 0
     # The first one last: killed in between, what is left is a model with a name that says what is missing.
@@ -277,10 +277,6 @@ def _own_projector(store: Store, path: Path) -> Sequence[Path]:
         return ()
     others = (other for other, _ in model_files.in_folder(path.parent) if other != path)
     return () if any(store.projector_beside(other) == found for other in others) else (found,)
-
-
-def _not_found(name: str) -> NoReturn:
-    raise ModelNotFound(name)
 
 
 def _users(store: Store, path: Path) -> Sequence[str]:

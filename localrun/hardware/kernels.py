@@ -14,13 +14,11 @@ Does not: load the library, or compute.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import importlib.util
 import os
 import platform
 import re
-import subprocess
 import sys
 from collections.abc import Callable, Collection
 from functools import cache
@@ -30,6 +28,7 @@ from typing import NamedTuple
 import msgspec
 
 from localrun import stored
+from localrun.hardware.processors import run_sysctl
 
 # Raised when the probe looks at more, or judges otherwise: what was kept before is then as none.
 VERSION = 3
@@ -184,11 +183,8 @@ def processor_lines(cpuinfo: Path) -> list[str]:
         pass
     if lines:
         return lines
-    if sys.platform == "darwin":
-        command = ["/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string"]
-        with contextlib.suppress(OSError, subprocess.SubprocessError):
-            lines.append(subprocess.run(command, capture_output=True, encoding="utf-8", timeout=10, check=True).stdout)
-    return [platform.processor(), *lines]
+    brand = run_sysctl("machdep.cpu.brand_string") if sys.platform == "darwin" else None
+    return [platform.processor(), *([brand] if brand else [])]
 
 
 def _digest(lines: list[str]) -> str:
