@@ -17,7 +17,6 @@ from pathlib import Path
 import msgspec
 
 from localrun import __version__
-from localrun.cluster.scaling import Scale
 from localrun.config import NOTHING_ASKED, LoadSettings
 from localrun.errors import BadRequest, Conflict
 from localrun.models.gguf.header import RANK, Header
@@ -46,6 +45,16 @@ class Described(msgspec.Struct, frozen=True):
 
     manifest: Manifest
     cards: tuple[Card, ...]
+
+
+class Scale(msgspec.Struct, frozen=True):
+    """Between how many replicas. With none at least, the first request after a pause waits for one to start."""
+
+    least: int
+    most: int
+
+    def within(self, n: int) -> int:
+        return min(max(n, self.least), self.most)
 
 
 class Description(msgspec.Struct, frozen=True, kw_only=True):

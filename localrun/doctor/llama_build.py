@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from localrun.doctor.finding import Finding, fail, ok, warn
+from localrun.doctor import Finding, fail, ok, warn
 from localrun.hardware import kernels
 from localrun.hardware.cpu_features import features, without_halves
 from localrun.hardware.kernels import OTHER_PROCESSOR, Problem, Verdict, explain

@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from localrun.doctor.finding import Finding, fail, ok, size, warn
+from localrun.doctor import Finding, fail, ok, size, warn
 from localrun.errors import LocalrunError
 from localrun.kv_folders import ModelFolder
 from localrun.models.download.partial import find_stale

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import psutil
 
-from localrun.doctor.finding import Finding, fail, ok, size, warn
+from localrun.doctor import Finding, fail, ok, size, warn
 from localrun.hardware.processors import Processors
 from localrun.hardware.thread_choice import SavedChoice
 from localrun.models.download import ranges

@@ -36,8 +36,7 @@ from localrun.cluster.description import Description, app_name
 from localrun.cluster.on_ray import router
 from localrun.cluster.on_ray.nodes import MARK
 from localrun.cluster.on_ray.serve_app import DEPLOYMENT, Engine, build
-from localrun.cluster.placement import Has
-from localrun.cluster.scaling import Load, Scaler
+from localrun.cluster.placement import Has, Load, Scaler
 from localrun.errors import LocalrunError, NotFound, Unavailable
 
 EVERY_S = 1.0
