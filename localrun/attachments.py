@@ -12,7 +12,7 @@ from __future__ import annotations
 import base64
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -218,10 +218,7 @@ def is_media(path: Path) -> bool:
 
 def is_file(path: Path) -> bool:
     """Whether it exists; False too for what is no path at all."""
-    try:
-        return path.is_file()
-    except (OSError, ValueError):  # too long for a path, or with a NUL
-        return False
+    return _is(path.is_file)
 
 
 def is_meant_as_file(word: str, *, is_alone: bool = False) -> bool:
@@ -230,13 +227,13 @@ def is_meant_as_file(word: str, *, is_alone: bool = False) -> bool:
     if re.search(r"\s", word):
         return False
     has_folder = any(separator in word for separator in ("/", os.sep))
-    return word.lower().endswith(_SUFFIXES) or (has_folder and not is_alone and _exists(path_of(word)))
+    return word.lower().endswith(_SUFFIXES) or (has_folder and not is_alone and _is(path_of(word).exists))
 
 
-def _exists(path: Path) -> bool:
+def _is(ask: Callable[[], bool]) -> bool:
     try:
-        return path.exists()
-    except (OSError, ValueError):
+        return ask()
+    except (OSError, ValueError):  # too long for a path, or with a NUL
         return False
 
 

@@ -24,7 +24,7 @@ import httpx2
 import msgspec
 
 from localrun import __version__, errors
-from localrun.access import resolver, trust
+from localrun.access import discovery, trust
 from localrun.access.trust import Endpoint
 from localrun.config import in_short
 from localrun.snapshot import (
@@ -113,31 +113,24 @@ def piece_of(line: bytes, request_id: str | None, *, was_cut: bool = False) -> C
     if parsed.error is not None:
         raise errors.by_code(parsed.code or errors.EngineFailed.code, parsed.error)
     said = parsed.message
-    text, thinking, tool_calls = said.content, said.thinking or "", said.tool_calls or []
-    if not parsed.done:
-        return ChatPiece(text=text, thinking=thinking, tool_calls=tool_calls, request_id=request_id)
-    metrics = ChatMetrics(
-        prompt_tokens=parsed.prompt_eval_count,
-        cached_tokens=parsed.prompt_eval_cached_count,
-        output_tokens=parsed.eval_count,
-        load_s=parsed.load_duration / 1e9,
-        prefill_s=parsed.prompt_eval_duration / 1e9,
-        decode_s=parsed.eval_duration / 1e9,
-        total_s=parsed.total_duration / 1e9,
-        drafted_tokens=parsed.draft_count,
-        accepted_tokens=parsed.draft_accepted_count,
-        speedup=parsed.speedup,
+    piece = ChatPiece(
+        text=said.content, thinking=said.thinking or "", tool_calls=said.tool_calls or [], request_id=request_id
     )
-    return ChatPiece(
-        text=text,
-        thinking=thinking,
-        tool_calls=tool_calls,
-        done=True,
-        request_id=request_id,
-        done_reason=parsed.done_reason,
-        metrics=metrics,
-        was_prompt_cut=was_cut,
-    )
+    if parsed.done:
+        piece.done, piece.done_reason, piece.was_prompt_cut = True, parsed.done_reason, was_cut
+        piece.metrics = ChatMetrics(
+            prompt_tokens=parsed.prompt_eval_count,
+            cached_tokens=parsed.prompt_eval_cached_count,
+            output_tokens=parsed.eval_count,
+            load_s=parsed.load_duration / 1e9,
+            prefill_s=parsed.prompt_eval_duration / 1e9,
+            decode_s=parsed.eval_duration / 1e9,
+            total_s=parsed.total_duration / 1e9,
+            drafted_tokens=parsed.draft_count,
+            accepted_tokens=parsed.draft_accepted_count,
+            speedup=parsed.speedup,
+        )
+    return piece
 
 
 class PullPiece(msgspec.Struct, kw_only=True):
@@ -296,25 +289,25 @@ class Connection:
 
 
 class _ToMachine(httpx2.AsyncBaseTransport):
-    """To another machine, by TLS, at the address that its name has now (`access/resolver.py`). Connections notice a
+    """To another machine, by TLS, at the address that its name has now (`access/discovery.py`). Connections notice a
     network that is gone; the machine may have another address when it is back."""
 
     def __init__(self, where: Endpoint, limits: httpx2.Limits) -> None:
         self._where = where
         self._transport = httpx2.AsyncHTTPTransport(
-            verify=trust.context_for(where), limits=limits, trust_env=False, socket_options=resolver.socket_options()
+            verify=trust.context_for(where), limits=limits, trust_env=False, socket_options=discovery.socket_options()
         )
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        addresses = await asyncio.to_thread(resolver.addresses, self._where.host)
+        addresses = await asyncio.to_thread(discovery.addresses, self._where.host)
         for address in addresses[:-1]:
             with contextlib.suppress(httpx2.ConnectError, httpx2.ConnectTimeout):
                 return await self._sent(request, address)
         try:
             return await self._sent(request, addresses[-1])
         except (httpx2.ConnectError, httpx2.ConnectTimeout):
-            resolver.forget(self._where.host)
-            renewed = await asyncio.to_thread(resolver.addresses, self._where.host)
+            discovery.forget(self._where.host)
+            renewed = await asyncio.to_thread(discovery.addresses, self._where.host)
             if renewed[0] in addresses:
                 raise
             return await self._sent(request, renewed[0])
@@ -426,40 +419,40 @@ class Client:
         if not done:
             raise errors.DaemonUnreachable(f"the daemon at {self.base_url} broke off its answer")
 
-    async def events(self, hz: int = 4) -> AsyncGenerator[Snapshot, None]:
+    def events(self, hz: int = 4) -> AsyncGenerator[Snapshot, None]:
         """The daemon's state, `hz` (1 to 10) times a second, for ever. Raises DaemonUnreachable when it goes."""
-        path = f"/localrun/v1/events?hz={hz}"
-        async with (
-            self._daemon.stream("GET", path, silence_s=EVENTS_TIMEOUT_S) as response,
-            aclosing(lines_of(response)) as lines,
-        ):
-            async for line in lines:
-                if line.startswith(b"data:"):
-                    yield _snapshot.decode(line[5:])
-        raise errors.DaemonUnreachable(f"the daemon at {self.base_url} ended its event stream")
+        return self._told(f"/localrun/v1/events?hz={hz}", _snapshot, "event stream", silence_s=EVENTS_TIMEOUT_S)
 
-    async def logs(self, since: int = 0, *, follow: bool = True) -> AsyncGenerator[LogLine, None]:
+    def logs(self, since: int = 0, *, follow: bool = True) -> AsyncGenerator[LogLine, None]:
         """The daemon's log: what is kept from after the line with this number, then, with `follow`, what comes. Raises
         DaemonUnreachable when the daemon goes."""
         path = f"/localrun/v1/logs?since={since}&follow={follow:d}"
-        async with self._daemon.stream("GET", path) as response, aclosing(lines_of(response)) as lines:
-            async for line in lines:
-                if line.startswith(b"data:"):
-                    yield _log_line.decode(line[5:])
-        if follow:
-            raise errors.DaemonUnreachable(f"the daemon at {self.base_url} ended its log stream")
+        return self._told(path, _log_line, "log stream" if follow else "")
 
-    async def traffic(self, begun: Callable[[], object]) -> AsyncGenerator[TrafficRow, None]:
+    def traffic(self, begun: Callable[[], object]) -> AsyncGenerator[TrafficRow, None]:
         """Requests that came after `begun` was called, as they end. Raises DaemonUnreachable when the daemon goes."""
+        return self._told("/localrun/v1/traffic", _traffic_row, "stream of requests", begun=begun)
+
+    async def _told(
+        self,
+        path: str,
+        decoder: msgspec.json.Decoder[T],
+        endless: str,
+        *,
+        silence_s: float | None = None,
+        begun: Callable[[], object] = lambda: None,
+    ) -> AsyncGenerator[T, None]:
+        """The events of a stream; `endless` is what it is called, where it is not to end."""
         async with (
-            self._daemon.stream("GET", "/localrun/v1/traffic") as response,
+            self._daemon.stream("GET", path, silence_s=silence_s) as response,
             aclosing(lines_of(response)) as lines,
         ):
             begun()
             async for line in lines:
                 if line.startswith(b"data:"):
-                    yield _traffic_row.decode(line[5:])
-        raise errors.DaemonUnreachable(f"the daemon at {self.base_url} ended its stream of requests")
+                    yield decoder.decode(line[5:])
+        if endless:
+            raise errors.DaemonUnreachable(f"the daemon at {self.base_url} ended its {endless}")
 
     async def snapshot(self) -> Snapshot:
         """The daemon's state now."""

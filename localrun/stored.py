@@ -19,7 +19,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import BinaryIO, NamedTuple, TypeVar
 
 import msgspec
 
@@ -150,3 +150,26 @@ def locked(path: Path, *, timeout_s: float = LOCK_TIMEOUT_S) -> Iterator[None]:
         yield
     finally:
         lock.release()
+
+
+class FileStamp(NamedTuple):
+    """Of what a path leads to. The change time also tells an edit in place whose modification time was put back."""
+
+    inode: int
+    size_bytes: int
+    modified_ns: int
+    changed_ns: int
+
+    @classmethod
+    def of(cls, path: Path) -> FileStamp:
+        """Raises OSError where there is nothing."""
+        status = os.stat(path)
+        return cls(status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+
+    @classmethod
+    def found(cls, path: Path) -> FileStamp | None:
+        """None where there is nothing."""
+        try:
+            return cls.of(path)
+        except OSError:
+            return None

@@ -29,12 +29,10 @@ from weakref import WeakSet
 from localrun.config import MAX_ADAPTERS, Settings, split_scale
 from localrun.errors import BadModelFile, BadRequest, Conflict, LocalrunError, NotFound
 from localrun.models.creation import adapter_file
-from localrun.models.gguf.adapter_header import misfit
-from localrun.models.gguf.finite import check_finite
+from localrun.models.gguf.adapter_header import check_finite, misfit
 from localrun.models.gguf.header import Header
 from localrun.models.name import split_adapters
-from localrun.models.storage.model import Evidence, Model, OwnAdapter
-from localrun.models.storage.named_adapter import NamedAdapter
+from localrun.models.storage.model import Evidence, Model, NamedAdapter, OwnAdapter
 from localrun.models.storage.store import Store, adapter_not_found
 
 # Pairs of a model and an adapter that a list of models has at most.

@@ -19,13 +19,14 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from localrun.config import MAX_ADAPTERS
 from localrun.errors import BadModelFile, BadRequest, LocalrunError, NotFound
 from localrun.models import draft, naming
 from localrun.models.gguf import projectors, reader
-from localrun.models.gguf.adapter_header import misfit
+from localrun.models.gguf.adapter_header import check_finite, misfit
 from localrun.models.gguf.bounded_reader import open_regular
-from localrun.models.gguf.finite import check_finite
 from localrun.models.gguf.ggml_types import FILE_TYPES, QUANT_ALIASES, by_name
 from localrun.models.gguf.header import FileKind, Header
 from localrun.models.gguf.reader import shard_of
@@ -111,7 +112,7 @@ def base_of_files(store: Store, files: Mapping[str, str]) -> Base:
     extra = [projector(store, base, digest, None) for name, digest in files.items() if name != models[0]]
     if len(extra) > 1:
         raise BadRequest(f"files: {len(extra)} projectors; a model has one", field="files")
-    said = naming.changed(base.manifest, files=(*base.manifest.files, *extra))
+    said = msgspec.structs.replace(base.manifest, files=(*base.manifest.files, *extra))
     return Base(base.name, said, base.header, base.path)
 
 
@@ -253,7 +254,7 @@ def assemble(base: Base, changes: Changes, *, now: datetime, quantized: StoredFi
     def pick(new: Any, old: Any) -> Any:
         return old if new is None else new
 
-    return naming.changed(
+    return msgspec.structs.replace(
         said,
         files=(*files, *changes.adapters),
         created_at=now,

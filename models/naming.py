@@ -19,20 +19,19 @@ import contextlib
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import NamedTuple
 
 import msgspec
 
 from localrun import stored
 from localrun.errors import BadModelFile, BadRequest, Conflict, ModelNotFound, told_of
 from localrun.models import builtin
-from localrun.models.download import stale
+from localrun.models.download.partial import find_stale, remove_stale
 from localrun.models.gguf.header import Header
 from localrun.models.name import Kind, ModelName, split_adapters
 from localrun.models.storage import manifest, model_files
 from localrun.models.storage.manifest import Manifest, Place, Role, Source, StoredFile
-from localrun.models.storage.model import Model, Origin
-from localrun.models.storage.named_adapter import NamedAdapter
+from localrun.models.storage.model import Model, NamedAdapter, Origin
 from localrun.models.storage.other_programs import OLLAMA, name_in_ollama
 from localrun.models.storage.store import Store
 
@@ -49,7 +48,7 @@ def point(store: Store, name: str, said: Manifest) -> Removal:
             before = manifest.read(store.folder, name)
         except BadModelFile:
             before = None
-        manifest.write(store.folder, name, changed(said, name=manifest.canonical(name)))
+        manifest.write(store.folder, name, msgspec.structs.replace(said, name=manifest.canonical(name)))
         return release(store, before.files if before is not None else ())
 
 
@@ -106,11 +105,6 @@ def files_in_place(header: Header, projector: Header | None = None) -> tuple[Sto
     return tuple(
         StoredFile(role=role, place=Place.FILE, size_bytes=path.stat().st_size, path=str(path)) for path, role in parts
     )
-
-
-def changed(said: Manifest, **fields: Any) -> Manifest:
-    """The manifest with other values in some fields."""
-    return msgspec.structs.replace(said, **fields)
 
 
 class KeptFile(NamedTuple):
@@ -183,7 +177,9 @@ def check_removable(store: Store, name: str) -> ModelName:
             f"it back",
             field="model",
         )
-    path, file_name, origin, program = found or _not_found(name)
+    if found is None:
+        raise ModelNotFound(name)
+    path, file_name, origin, program = found
     if program:
         raise BadRequest(
             f"'{file_name}' is kept by {program}, and localrun only reads it; delete it in {program}, or type: "
@@ -251,7 +247,10 @@ def _why_kept(file: StoredFile, user: str | None, *, is_in_doubt: bool) -> str:
 
 def _remove_file(store: Store, parsed: ModelName) -> Removal:
     """Deletes a GGUF file of the models folder, a damaged one as well, and the projector that is its alone."""
-    path = (store.file_named(parsed) or _not_found(parsed.text)).path
+    found = store.file_named(parsed)
+    if found is None:
+        raise ModelNotFound(parsed.text)
+    path = found.path
     paths = [*_files_of(store, path), *_own_projector(store, path)]
     size_bytes = 0
     # The first one last: killed in between, what is left is a model with a name that says what is missing.
@@ -278,10 +277,6 @@ def _own_projector(store: Store, path: Path) -> Sequence[Path]:
         return ()
     others = (other for other, _ in model_files.in_folder(path.parent) if other != path)
     return () if any(store.projector_beside(other) == found for other in others) else (found,)
-
-
-def _not_found(name: str) -> NoReturn:
-    raise ModelNotFound(name)
 
 
 def _users(store: Store, path: Path) -> Sequence[str]:
@@ -318,9 +313,9 @@ def collect_garbage(
     with store.changing:
         freed_bytes, files = 0, []
         folders = (store.blobs.folder, store.hub_cache_folder)
-        for left in stale.find(folders, now_s=now_s, min_age_s=partial_min_age_s):
+        for left in find_stale(folders, now_s=now_s, min_age_s=partial_min_age_s):
             with contextlib.suppress(OSError):
-                freed_bytes += stale.remove(left)
+                freed_bytes += remove_stale(left)
                 files += [path for path in left.paths if not path.exists()]
         for path in _temporary_files(store):
             with contextlib.suppress(OSError):

@@ -25,12 +25,11 @@ import httpx2
 import msgspec
 
 from localrun.errors import BadModelFile, BadRequest
-from localrun.models import catalog, naming, projector_choice, quant_choice
+from localrun.models import catalog, naming, quant_choice
 from localrun.models.download.fetch import fetch, first_bytes
-from localrun.models.download.plan import FetchLimits, Item, RemotePlan
+from localrun.models.download.plan import FetchLimits, Progress, RemotePlan
 from localrun.models.gguf import architectures, projectors
-from localrun.models.gguf.adapter_header import facts_of, misfit
-from localrun.models.gguf.finite import check_finite
+from localrun.models.gguf.adapter_header import check_finite, facts_of, misfit
 from localrun.models.gguf.header import ADAPTERS, FileKind, Header, kind_of
 from localrun.models.gguf.reader import first_entries, read_header, read_named
 from localrun.models.name import DEFAULT_TAG, OLLAMA_HOST, Kind, ModelName
@@ -38,7 +37,7 @@ from localrun.models.quant_choice import QuantChoice, RemoteFile
 from localrun.models.sources import huggingface, ollama
 from localrun.models.sources.huggingface import Hub, HubName
 from localrun.models.sources.ollama import RegistryName
-from localrun.models.storage import manifest, ollama_manifest
+from localrun.models.storage import manifest, other_programs
 from localrun.models.storage.manifest import Manifest, Place, Role, StoredFile
 from localrun.models.storage.store import Store
 
@@ -57,7 +56,7 @@ class PullContext:
     memory_bytes: int
 
 
-class Observer(Protocol):
+class Observer(Progress, Protocol):
     """Told how far a pull is, in the event loop; must be quick. Statuses are those that Ollama's clients know."""
 
     def status(self, text: str) -> None:
@@ -66,12 +65,6 @@ class Observer(Protocol):
     def planned(self, plan: RemotePlan) -> None:
         """What will be fetched; said once, before the first `advanced`."""
 
-    def advanced(self, item: Item, n_bytes_done: int) -> None:
-        """As `download.plan.Progress`."""
-
-    def verifying(self, item: Item) -> None:
-        """As `download.plan.Progress`."""
-
 
 async def pull(
     name: str, *, context: PullContext, observer: Observer, is_insecure: bool = False, projector: str = ""
@@ -79,7 +72,7 @@ async def pull(
     """The manifest that `name` points to from now on. Files that are here already are not transferred again.
 
     `is_insecure` allows plain http to an Ollama registry that is not on this machine. `projector` is the name or the
-    type of the projector to fetch, or "none"; "" leaves the choice to projector_choice.py.
+    type of the projector to fetch, or "none"; "" leaves the choice to quant_choice.py.
 
     Raises BadRequest for a name that cannot be pulled, NotFound, DownloadFailed and its kinds, Unavailable (offline),
     and BadModelFile when what came is no model that can run: then the name means what it meant before.
@@ -140,7 +133,7 @@ async def _plan(name: ModelName, context: PullContext, is_insecure: bool, projec
     if name.is_hub:
         repo = HubName(name.repo, name.revision or huggingface.DEFAULT_REVISION)
         return await _plan_of_repo(repo, name.tag, context, projector)
-    without_projector = projector.lower() == projector_choice.NONE
+    without_projector = projector.lower() == quant_choice.NO_PROJECTOR
     if projector and not without_projector:
         raise BadRequest(
             "projector: a model of a registry has the one that it has; leave projector out, or say none",
@@ -149,7 +142,7 @@ async def _plan(name: ModelName, context: PullContext, is_insecure: bool, projec
     if name.registry_host:
         registry = RegistryName(name.registry_host, name.repo, name.tag or DEFAULT_TAG, is_insecure)
     else:
-        owned = f"{ollama_manifest.DEFAULT_OWNER}/{name.name}"
+        owned = f"{other_programs.DEFAULT_OWNER}/{name.name}"
         registry = RegistryName(OLLAMA_HOST, owned, name.tag or DEFAULT_TAG, is_insecure)
     return await ollama.plan(
         registry, models_folder=context.store.folder, client=context.client, without_projector=without_projector
@@ -160,8 +153,8 @@ async def _plan_of_repo(repo: HubName, tag: str | None, context: PullContext, pr
     def choose(files: Sequence[RemoteFile]) -> QuantChoice:
         choice = quant_choice.choose(files, tag=tag, memory_bytes=context.memory_bytes, repo=repo.repo)
         model = choice.files[0].path
-        wanted = projector_choice.of_repository(model, files, wanted=projector)
-        usual = wanted or projector_choice.of_repository(model, files)
+        wanted = quant_choice.projector_of_repository(model, files, wanted=projector)
+        usual = wanted or quant_choice.projector_of_repository(model, files)
         return choice._replace(projector=wanted, left_projector="" if wanted or usual is None else usual.path)
 
     return await huggingface.plan(repo, hub=context.hub, choose=choose)

@@ -18,10 +18,10 @@ FOLDERS = {"localrun": ROOT / "localrun", "localrun.models": ROOT / "models", "l
 
 # Nothing of ours, whoever imports them.
 LEAVES = (
-    *("localrun.config", "localrun.errors", "localrun.file_stamp", "localrun.kv_folders", "localrun.processes"),
-    *("localrun.snapshot", "localrun.stored", "localrun.visible", "localrun.wire", "localrun.worker_limits"),
+    *("localrun.config", "localrun.errors", "localrun.kv_folders", "localrun.processes", "localrun.snapshot"),
+    *("localrun.stored", "localrun.visible", "localrun.wire", "localrun.worker_limits"),
 )
-CONFIG, ERRORS, FILE_STAMP, KV_FOLDERS, PROCESSES, SNAPSHOT, STORED, VISIBLE, WIRE, WORKER_LIMITS = LEAVES
+CONFIG, ERRORS, KV_FOLDERS, PROCESSES, SNAPSHOT, STORED, VISIBLE, WIRE, WORKER_LIMITS = LEAVES
 # Processors, the build of llama.cpp, and what was found out about both.
 HARDWARE = "localrun.hardware"
 CPU_FEATURES = "localrun.hardware.cpu_features"
@@ -42,9 +42,9 @@ TOOLS = "localrun.tools"
 
 # A package may import itself and these; a name stands for everything below it.
 ALLOWED = {
-    "localrun.engine": (*(CONFIG, ERRORS, FILE_STAMP, FRAMING, HARDWARE, KV_FOLDERS, PROCESSES, WIRE, WORKER_LIMITS),),
+    "localrun.engine": (*(CONFIG, ERRORS, FRAMING, HARDWARE, KV_FOLDERS, PROCESSES, STORED, WIRE, WORKER_LIMITS),),
     "localrun.server": (
-        *(CONFIG, ERRORS, FILE_STAMP, FRAMING, HARDWARE, KV_FOLDERS, LAST_MODEL, SNAPSHOT, STORED),
+        *(CONFIG, ERRORS, FRAMING, HARDWARE, KV_FOLDERS, LAST_MODEL, SNAPSHOT, STORED),
         *(SOUND_HEADERS, VISIBLE, WIRE, ACCESS, OLLAMA_ENVIRONMENT, PROCESSES, WORKER_LIMITS),
         "localrun.models",
     ),
@@ -53,8 +53,8 @@ ALLOWED = {
         *(ACCESS, CONFIG, ERRORS, FRAMING, HARDWARE, OLLAMA_ENVIRONMENT, PROCESSES, SNAPSHOT, STORED, WIRE),
         *("localrun.models", "localrun.server.engines", "localrun.server.jobs"),
     ),
-    "localrun.models": (CONFIG, ERRORS, FILE_STAMP, STORED),
-    TOOLS: (ATTACHMENTS, ERRORS, STORED),
+    "localrun.models": (CONFIG, ERRORS, STORED),
+    TOOLS: (ATTACHMENTS, ERRORS, STORED, VISIBLE),
     "localrun.tui": (
         ATTACHMENTS,
         CLIENT,

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from localrun.doctor.llama_build import rebuild
-from localrun.hardware.library_problems import BUILD_ANEW, OTHER_PROCESSOR, explain
+from localrun.hardware.kernels import BUILD_ANEW, OTHER_PROCESSOR, explain
 
 LOAD = "Failed to load shared library '/x/libllama.so': "
 

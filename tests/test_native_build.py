@@ -22,8 +22,7 @@ from localrun import config
 from localrun.hardware.cpu_features import ARM, cpu_facts
 from localrun.native_build import machine as build_machine
 from localrun.native_build import wheels
-from localrun.native_build.compiler import Compiler
-from localrun.native_build.machine import Machine
+from localrun.native_build.machine import Compiler, Machine
 from localrun.native_build.plan import VERSION, Plan, make_plan, make_portable_plan
 from localrun.native_build.wheels import RECORD, BuildError, cache_folder, compiled_wheel, install, keep_newest
 from tests.arm_machines import MACHINES, ArmMachine

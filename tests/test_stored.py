@@ -21,7 +21,7 @@ from localrun.access import certificate
 from localrun.access.keys import KeyFile
 from localrun.access.trust import Endpoint, TrustedHosts
 from localrun.errors import Conflict
-from localrun.tools.permissions import Permissions, Rule
+from localrun.tools.toolbox import Permissions, Rule
 
 N_EACH = 20
 PATIENCE_S = 60.0

@@ -16,10 +16,14 @@ import ssl
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from localrun import stored
 from localrun.config import ConfigError
+
+if TYPE_CHECKING:
+    from cryptography import x509
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 
 _DAYS = 3650
 # Forward secrecy and authenticated encryption only; TLS 1.3 has nothing else anyway.
@@ -98,38 +102,59 @@ def _has_expired(path: Path) -> bool:
         return True
 
 
+def begun(name: str, key: EllipticCurvePrivateKey, issuer: str = "") -> x509.CertificateBuilder:
+    """A certificate for the key, without extensions yet; self-signed unless there is an `issuer`."""
+    from cryptography import x509
+    from cryptography.x509.oid import NameOID
+
+    subject, signing = (
+        x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, one)]) for one in (name[:64], (issuer or name)[:64])
+    )
+    now = datetime.now(UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(signing)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(days=1))  # clocks differ
+        .not_valid_after(now + timedelta(days=_DAYS))
+    )
+
+
+def keep(path: Path, signed: x509.CertificateBuilder, signing: EllipticCurvePrivateKey) -> None:
+    """The finished certificate, signed, as PEM. Raises OSError."""
+    from cryptography.hazmat.primitives import hashes, serialization
+
+    stored.replace(path, signed.sign(signing, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
+
+
+def keep_key(path: Path, key: EllipticCurvePrivateKey) -> None:
+    """As PEM, in the clear. Raises OSError."""
+    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+
+    stored.replace(path, key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+
+
 def _make(certificate: Path, key: Path, names: Iterable[str]) -> None:
     from cryptography import x509
-    from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
-    from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+    from cryptography.x509.oid import ExtendedKeyUsageOID
 
     private = ec.generate_private_key(ec.SECP256R1())
-    now = datetime.now(UTC)
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"localrun on {socket.gethostname()}"[:64])])
     alternatives: list[x509.GeneralName] = [x509.DNSName(one) for one in sorted({"localhost", *names}) if one.isascii()]
     alternatives += [x509.IPAddress(address) for address in own_addresses()]
     identifier = x509.SubjectKeyIdentifier.from_public_key(private.public_key())
     made = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(private.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - timedelta(days=1))  # clocks differ
-        .not_valid_after(now + timedelta(days=_DAYS))
+        begun(f"localrun on {socket.gethostname()}", private)
         .add_extension(x509.SubjectAlternativeName(alternatives), critical=False)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
         .add_extension(identifier, critical=False)
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identifier), critical=False)
-        .sign(private, hashes.SHA256())
     )
-    encoding = serialization.Encoding.PEM
-    stored.replace(
-        key, private.private_bytes(encoding, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    )
-    stored.replace(certificate, made.public_bytes(encoding))
+    keep_key(key, private)
+    keep(certificate, made, private)
 
 
 def own_names() -> frozenset[str]:

@@ -22,10 +22,11 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Annotated, Final, Literal, TypeVar
+from typing import Annotated, Final, Literal
 
 import msgspec
 from msgspec import Meta
@@ -57,7 +58,6 @@ TOKENS: Final = "tokens"
 PROMPT_TOKENS: Final = "prompt_tokens"
 OUTPUT_TOKENS: Final = "output_tokens"
 
-T = TypeVar("T")
 Kind = Literal["requests", "tokens", "prompt_tokens", "output_tokens"]
 # What a file that somebody edited may say; `Key` and `Limit` have the meanings.
 _Time = Annotated[float, Meta(ge=0, le=_MAX_TIME_S)]
@@ -215,7 +215,7 @@ class KeyFile:
                 f"not {LOCAL_NAME!r}"
             )
 
-        def add(keys: list[Key]) -> NewKey:
+        with self._changing() as keys:
             if any(key.name == name for key in keys):
                 raise Conflict(
                     f"there is a key named {name!r} already; choose another name, or give it a new secret with "
@@ -226,40 +226,31 @@ class KeyFile:
             fields = {"id": _new_id({key.id for key in keys}), "name": name, "created_at_s": time.time(), **rules}
             new = _with_secret(lambda salt, hash_, check: Key(salt=salt, hash=hash_, check=check, **fields))  # type: ignore[arg-type]
             keys.append(new.key)
-            return new
-
-        return self._change(add)
+        return new
 
     def change(self, name: str, make: Callable[[Key], Key]) -> Key:
         """A key with other rules and the same secret. `make` gets the one that there is. Raises NotFound, and Conflict
         for a key that was revoked."""
-
-        def put(keys: list[Key]) -> Key:
+        with self._changing() as keys:
             at, key = _find(keys, name)
             if key.revoked_at_s is not None:
                 raise Conflict(
                     f"the key {name!r} was revoked; remove it with `localrun key rm {name}` and make another"
                 )
             keys[at] = make(key)
-            return keys[at]
-
-        return self._change(put)
+        return keys[at]
 
     def revoke(self, name: str) -> Key:
         """From now on it opens nothing. Raises NotFound."""
-
-        def end(keys: list[Key]) -> Key:
+        with self._changing() as keys:
             at, key = _find(keys, name)
             keys[at] = msgspec.structs.replace(key, revoked_at_s=key.revoked_at_s or time.time())
-            return keys[at]
-
-        return self._change(end)
+        return keys[at]
 
     def rotate(self, name: str) -> NewKey:
         """A new secret for a key; the old one opens nothing from now on. Raises NotFound, and Conflict for one that was
         revoked or has expired."""
-
-        def renew(keys: list[Key]) -> NewKey:
+        with self._changing() as keys:
             at, old = _find(keys, name)
             problem = old.problem(time.time())
             if problem is not None:
@@ -270,23 +261,20 @@ class KeyFile:
                 lambda salt, hash_, check: msgspec.structs.replace(old, salt=salt, hash=hash_, check=check)
             )
             keys[at] = new.key
-            return new
-
-        return self._change(renew)
+        return new
 
     def remove(self, name: str) -> None:
         """Forget a key. Without any, none is asked for on loopback. Raises NotFound."""
-
-        def drop(keys: list[Key]) -> None:
+        with self._changing() as keys:
             del keys[_find(keys, name)[0]]
 
-        self._change(drop)
-
-    def _change(self, change: Callable[[list[Key]], T]) -> T:
+    @contextmanager
+    def _changing(self) -> Iterator[list[Key]]:
+        """All keys, which are written when the block ends without an exception."""
         try:
             with stored.locked(self.path):
                 keys = self.read()
-                result = change(keys)
+                yield keys
                 stored.write(self.path, _File(keys=keys))
         except TimeoutError as error:
             raise Conflict(str(error)) from None
@@ -294,7 +282,6 @@ class KeyFile:
             if isinstance(full := of_disk(error), DiskFull):
                 raise DiskFull(f"{full.message}; the keys are as they were") from None
             raise
-        return result
 
 
 def _find(keys: Sequence[Key], name: str) -> tuple[int, Key]:

@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from localrun import stored
-from localrun.access import keys, resolver
+from localrun.access import discovery, keys
 from localrun.access.certificate import fingerprint, own_names
 from localrun.config import DEFAULT_PORT, ConfigError, Folders, folders
 from localrun.errors import DaemonUnreachable, UntrustedCertificate
@@ -182,7 +182,7 @@ def shown_certificate(where: Endpoint) -> str:
     context.verify_mode = ssl.CERT_NONE  # nothing is sent: only the certificate is looked at
     try:
         with (
-            resolver.connect(where.host, where.port, _HANDSHAKE_TIMEOUT_S) as plain,
+            discovery.connect(where.host, where.port, _HANDSHAKE_TIMEOUT_S) as plain,
             context.wrap_socket(plain, server_hostname=where.host) as connection,
         ):
             der = connection.getpeercert(binary_form=True)
@@ -202,7 +202,7 @@ class _TlsConnection(http.client.HTTPSConnection):
         super().__init__(where.host, where.port, timeout=timeout_s, context=self._tls)
 
     def connect(self) -> None:
-        plain = resolver.connect(self._where.host, self._where.port, self._timeout_s)
+        plain = discovery.connect(self._where.host, self._where.port, self._timeout_s)
         try:
             self.sock = self._tls.wrap_socket(plain, server_hostname=self._where.host)
         except BaseException:

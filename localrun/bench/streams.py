@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 import httptools
 import msgspec
 
-from localrun.access import resolver, trust
+from localrun.access import discovery, trust
 from localrun.bench.results import Options, StreamRecord, Target
 from localrun.errors import BadRequest, DaemonUnreachable, LocalrunError
 
@@ -115,7 +115,7 @@ async def post_stream(
 async def _place(where: trust.Endpoint) -> dict[str, Any]:
     if not where.is_remote:
         return {"host": where.host, "port": where.port}
-    [address, *_] = await asyncio.to_thread(resolver.addresses, where.host)
+    [address, *_] = await asyncio.to_thread(discovery.addresses, where.host)
     return {"host": address, "port": where.port, "ssl": _tls(where), "server_hostname": where.host}
 
 

@@ -87,12 +87,12 @@ def parted(text: str, source: str) -> tuple[str, int | None]:
 def port_of(host: str) -> int:
     """The usual one, or where nobody listens there, what a `.local` machine announces. Raises click.UsageError for
     several, and DaemonUnreachable for a name that nobody has."""
-    from localrun.access import discovery, resolver, trust
+    from localrun.access import discovery, trust
 
-    if not (resolver.is_local(host) and trust.endpoint(host, config.DEFAULT_PORT).is_remote):
+    if not (discovery.is_local(host) and trust.endpoint(host, config.DEFAULT_PORT).is_remote):
         return config.DEFAULT_PORT
     try:
-        resolver.connect(host, config.DEFAULT_PORT, PROBE_TIMEOUT_S).close()
+        discovery.connect(host, config.DEFAULT_PORT, PROBE_TIMEOUT_S).close()
     except OSError:
         ports = discovery.ports_of(host.rstrip("."), ANNOUNCED_S) if discovery.is_installed() else []
         if len(ports) > 1:

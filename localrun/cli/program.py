@@ -15,7 +15,7 @@ from localrun.cli.text import TextStyle, painted, print_json, say, wrapped
 from localrun.config import Settings
 
 if TYPE_CHECKING:
-    from localrun.doctor.finding import Finding
+    from localrun.doctor import Finding
 
 _LOOKS = {"ok": TextStyle.GOOD, "warn": TextStyle.DOUBTFUL, "fail": TextStyle.BAD}
 
@@ -70,8 +70,8 @@ def doctor_command(as_json: bool, is_deep: bool, host: str | None, port: int | N
 
     Each line is ok, warn or fail, with what to do about it. Nothing is changed. The exit code is 1 if a check fails.
     """
+    from localrun.doctor import Level
     from localrun.doctor.examine import KnownState, examine
-    from localrun.doctor.finding import Level
 
     settings, settings_problem = _settings(given_flags({"host": host or None, "port": port}))
     version, port_problem, is_stopping = _who_answers(settings)

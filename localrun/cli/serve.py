@@ -94,7 +94,7 @@ def install(host: str | None, port: int | None) -> None:
     It reads the configuration file each time it starts.
     """
     from localrun.models.storage.hub_cache import folder as hub_cache_folder
-    from localrun.service.plan import left_out, make_plan
+    from localrun.service.manager import left_out, make_plan
 
     flags = given_flags({"host": host or None, "port": port})
     settings = load_settings(flags)

@@ -22,8 +22,6 @@ from localrun.client import Client
 from localrun.config import folders
 from localrun.errors import BadRequest
 from localrun.tools import config
-from localrun.tools.inert import inert, shortened
-from localrun.tools.permissions import Permissions, Rule
 from localrun.tools.toolbox import (
     MAX_ROUNDS,
     NOT_RUN,
@@ -33,12 +31,14 @@ from localrun.tools.toolbox import (
     Call,
     End,
     Outcome,
+    Permissions,
+    Rule,
     Tool,
     Toolbox,
     calls_of,
     result_message,
 )
-from localrun.visible import visible
+from localrun.visible import inert, shortened, visible
 
 SHOWN_CHARACTERS = 20_000
 SHOWN_RESULT_CHARACTERS = 200

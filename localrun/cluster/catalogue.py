@@ -37,15 +37,14 @@ from localrun.errors import (
 )
 from localrun.models import naming, pull
 from localrun.models.download.fetch import new_client
-from localrun.models.download.plan import FetchLimits, Item, RemotePlan
+from localrun.models.download.plan import FetchLimits, Item, NoProgress, RemotePlan
 from localrun.models.gguf.header import FileKind
 from localrun.models.gguf.reader import Shard, read_header
 from localrun.models.name import Kind, ModelName
 from localrun.models.sources.huggingface import Hub
 from localrun.models.sources.neighbours import Giver, Neighbours, path_to
 from localrun.models.storage.manifest import Manifest, ManifestKey, Place, Role, blob_path
-from localrun.models.storage.model import Model, Origin, OwnAdapter
-from localrun.models.storage.named_adapter import NamedAdapter
+from localrun.models.storage.model import Model, NamedAdapter, Origin, OwnAdapter
 from localrun.models.storage.store import Store
 from localrun.server.engines import machine
 
@@ -173,13 +172,11 @@ async def _pull(store: Store, manifest: Manifest, why: DownloadFailed) -> None:
             raise DownloadFailed(f"{why.message}, and it cannot be pulled: {error.message}") from None
 
 
-class _Nobody:
+class _Nobody(NoProgress):
     """Observes a pull."""
 
     def status(self, text: str) -> None: ...
     def planned(self, plan: RemotePlan) -> None: ...
-    def advanced(self, item: Item, n_bytes_done: int) -> None: ...
-    def verifying(self, item: Item) -> None: ...
 
 
 def _targets(store: Store, manifest: Manifest) -> list[Path]:

@@ -17,15 +17,13 @@ from pathlib import Path
 import msgspec
 
 from localrun import __version__
-from localrun.cluster.scaling import Scale
 from localrun.config import NOTHING_ASKED, LoadSettings
 from localrun.errors import BadRequest, Conflict
 from localrun.models.gguf.header import RANK, Header
 from localrun.models.gguf.reader import card_bytes
 from localrun.models.storage.blobs import hash_file
 from localrun.models.storage.manifest import Manifest, Place, Role, Source, StoredFile
-from localrun.models.storage.model import Model, Origin
-from localrun.models.storage.named_adapter import NamedAdapter
+from localrun.models.storage.model import Model, NamedAdapter, Origin
 from localrun.models.storage.store import Store
 from localrun.server.engines.resident import Use
 
@@ -47,6 +45,16 @@ class Described(msgspec.Struct, frozen=True):
 
     manifest: Manifest
     cards: tuple[Card, ...]
+
+
+class Scale(msgspec.Struct, frozen=True):
+    """Between how many replicas. With none at least, the first request after a pause waits for one to start."""
+
+    least: int
+    most: int
+
+    def within(self, n: int) -> int:
+        return min(max(n, self.least), self.most)
 
 
 class Description(msgspec.Struct, frozen=True, kw_only=True):

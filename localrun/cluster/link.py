@@ -25,8 +25,8 @@ from typing import Any, NamedTuple
 from localrun import wire
 from localrun.cluster import frames
 from localrun.cluster.affinity import DIGEST_BYTES, Affinity, Cost, Digest, pick
+from localrun.cluster.frames import RUNNING_TOKENS, Work, prompt_of
 from localrun.cluster.wire_child import Address, WireChild
-from localrun.cluster.work import RUNNING_TOKENS, Work, prompt_of
 from localrun.errors import Cancelled, EngineDied, EngineFailed, LocalrunError, Unavailable
 from localrun.server.engines.link import EngineLink, Progress, Sink
 

@@ -35,7 +35,7 @@ import msgspec
 from localrun import __version__, framing, wire
 from localrun.cluster import frames
 from localrun.cluster.affinity import Digest
-from localrun.cluster.work import RUNNING_TOKENS, Work, prompt_of
+from localrun.cluster.frames import RUNNING_TOKENS, Work, prompt_of
 from localrun.errors import BadRequest, DiskFull, EngineDied, LocalrunError, Unauthorized, Unavailable
 from localrun.server.engines.link import EngineLink
 

@@ -3,7 +3,7 @@
 `cluster.json` says where the head is, how the node is called, and which process holds it; `cluster.token` is the
 cluster's secret. Whoever has that can run any program on any node: it is Ray's, and what replicas ask of doors is
 derived from it, so that who sees the one does not know the other; so is the authority of the nodes' certificates, which
-they need as soon as the head can be reached from other machines (`tls.py`).
+they need as soon as the head can be reached from other machines.
 
 Does not: talk to Ray, or let anything be reached without the token.
 """
@@ -19,14 +19,19 @@ import socket
 import ssl
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 import psutil
 
 from localrun import stored
-from localrun.cluster import tls
+from localrun.access import certificate
 from localrun.config import ConfigError, folders
 from localrun.errors import NotFound, PortBusy
+
+if TYPE_CHECKING:
+    from cryptography import x509
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 
 HEAD_PORT = 11433
 TOKEN_BYTES = 32
@@ -53,11 +58,11 @@ class Membership(msgspec.Struct, frozen=True, kw_only=True):
 
     def tls_to_listen(self) -> ssl.SSLContext | None:
         """For what others of the cluster connect to here; None where nothing is encrypted."""
-        return tls.for_replicas(folders().state) if self.is_encrypted else None
+        return tls_for_replicas(folders().state) if self.is_encrypted else None
 
     def tls_to_connect(self) -> ssl.SSLContext | None:
         """For connections to the others; None where nothing is encrypted."""
-        return tls.for_doors(folders().state) if self.is_encrypted else None
+        return tls_for_doors(folders().state) if self.is_encrypted else None
 
     @property
     def books(self) -> tuple[str, int]:
@@ -128,7 +133,7 @@ def keep(member: Membership, token: str) -> None:
     own = psutil.Process()
     stored.replace(token_file(), token.encode("ascii"))
     if member.is_encrypted:
-        tls.make(folders().state, token, member.node, member.address)
+        make_certificates(folders().state, token, member.node, member.address)
     stored.write(file(), msgspec.structs.replace(member, pid=own.pid, started_at_s=own.create_time()))
 
 
@@ -182,7 +187,7 @@ def environment(member: Membership, environ: Mapping[str, str] = os.environ) -> 
     if environ.get("RAY_AUTH_MODE", "token").lower() != "token":
         raise ConfigError("RAY_AUTH_MODE must be token or unset: without a token anybody could run programs here")
     others = {name: value for name, value in environ.items() if name not in ("RAY_AUTH_TOKEN", "RAY_ADDRESS")}
-    return others | (tls.environment(folders().state) if member.is_encrypted else {}) | {
+    return others | (_tls_environment(folders().state) if member.is_encrypted else {}) | {
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN_PATH": str(token_file()),
         "RAY_gcs_rpc_server_reconnect_timeout_s": str(HEADLESS_S),
@@ -254,3 +259,104 @@ def checked_head(text: str) -> str:
     if port and not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
         raise ConfigError(f"{port[:20]!r} is not a port; the head is named HOST or HOST:PORT")
     return f"{address_of(host)}:{port or HEAD_PORT}"
+
+
+# --- encryption: an authority that is made of the token, and certificates of its own ---
+# Whoever has the token can make the authority's key, and nobody else can, so that a node needs the token alone to be
+# believed and to know the others. Every node makes itself a certificate when it joins, for its name and address, which
+# ends with the files: `cluster-tls` in the state folder. Ray asks for certificates on both sides; frames ask doors for
+# their token instead.
+
+# The order of P-256, below which its keys are.
+_ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
+_AUTHORITY = "localrun cluster"
+
+
+class Files(NamedTuple):
+    authority: Path
+    certificate: Path
+    key: Path
+
+
+def files(folder: Path) -> Files:
+    return Files(*(folder / "cluster-tls" / f"{name}.pem" for name in Files._fields))
+
+
+def make_certificates(folder: Path, token: str, node: str, address: str) -> None:
+    """Certificates for a node, in place of those before. Raises OSError."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.x509.oid import ExtendedKeyUsageOID
+
+    signing = _authority_key(token)
+    own = ec.generate_private_key(ec.SECP256R1())
+    identifier = x509.SubjectKeyIdentifier.from_public_key(signing.public_key())
+    authority = (
+        certificate.begun(_AUTHORITY, signing)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_usage(signs=True), critical=True)
+        .add_extension(identifier, critical=False)
+    )
+    names = [
+        *(x509.DNSName(name) for name in {"localhost", node} if name.isascii()),
+        *(x509.IPAddress(ipaddress.ip_address(one)) for one in {"127.0.0.1", address}),
+    ]
+    usages = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
+    of_node = (
+        certificate.begun("localrun node", own, _AUTHORITY)
+        .add_extension(x509.SubjectAlternativeName(names), critical=False)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_usage(signs=False), critical=True)
+        .add_extension(x509.ExtendedKeyUsage(usages), critical=False)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(own.public_key()), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identifier), critical=False)
+    )
+    where = files(folder)
+    certificate.keep(where.authority, authority, signing)
+    certificate.keep(where.certificate, of_node, signing)
+    certificate.keep_key(where.key, own)
+
+
+def tls_for_replicas(folder: Path) -> ssl.SSLContext:
+    """Of the port for frames."""
+    where = files(folder)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.load_cert_chain(where.certificate, where.key)
+    return context
+
+
+def tls_for_doors(folder: Path) -> ssl.SSLContext:
+    """Of who connects to that. Only this cluster's certificates are believed."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.load_verify_locations(files(folder).authority)
+    return context
+
+
+def _tls_environment(folder: Path) -> dict[str, str]:
+    """Of every process with Ray in it."""
+    where = files(folder)
+    return {
+        "RAY_USE_TLS": "1",
+        "RAY_TLS_CA_CERT": str(where.authority),
+        "RAY_TLS_SERVER_CERT": str(where.certificate),
+        "RAY_TLS_SERVER_KEY": str(where.key),
+    }
+
+
+def _authority_key(token: str) -> EllipticCurvePrivateKey:
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    # Twice the digits that are needed, so that every key is as likely as another.
+    digits = b"".join(hmac.digest(token.encode("ascii"), b"localrun: authority %d" % n, "sha256") for n in range(2))
+    return ec.derive_private_key(1 + int.from_bytes(digits, "big") % (_ORDER - 1), ec.SECP256R1())
+
+
+def _usage(*, signs: bool) -> x509.KeyUsage:
+    from cryptography import x509
+
+    return x509.KeyUsage(
+        digital_signature=not signs, key_cert_sign=signs, crl_sign=signs, content_commitment=False,
+        key_encipherment=False, data_encipherment=False, key_agreement=False, encipher_only=False, decipher_only=False,
+    )  # fmt: skip

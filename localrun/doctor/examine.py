@@ -11,10 +11,8 @@ from collections.abc import Iterator, Mapping
 import msgspec
 
 from localrun import __version__, config, kv_folders
-from localrun.doctor import surroundings
-from localrun.doctor.devices import check_devices
-from localrun.doctor.finding import Finding, fail, ok, warn
-from localrun.doctor.gpu import cards, check_gpu, compilers
+from localrun.doctor import Finding, fail, ok, surroundings, warn
+from localrun.doctor.gpu import cards, check_devices, check_gpu, compilers
 from localrun.doctor.llama_build import ask_build, check_build, check_cpu, check_kernels, check_media
 from localrun.doctor.stored_models import check_hub_cache, check_kv_cache, check_models
 from localrun.doctor.surroundings import (

@@ -14,11 +14,10 @@ from pathlib import Path
 
 import msgspec
 
-from localrun.doctor.finding import Finding, fail, ok, warn
+from localrun.doctor import Finding, fail, ok, warn
 from localrun.hardware import kernels
 from localrun.hardware.cpu_features import features, without_halves
-from localrun.hardware.kernels import Verdict
-from localrun.hardware.library_problems import OTHER_PROCESSOR, Problem, explain
+from localrun.hardware.kernels import OTHER_PROCESSOR, Problem, Verdict, explain
 from localrun.native_build.machine import Machine
 from localrun.native_build.plan import make_plan
 from localrun.native_build.wheels import installed

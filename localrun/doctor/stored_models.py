@@ -10,16 +10,15 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from localrun.doctor.finding import Finding, fail, ok, size, warn
+from localrun.doctor import Finding, fail, ok, size, warn
 from localrun.errors import LocalrunError
 from localrun.kv_folders import ModelFolder
-from localrun.models.download import stale
+from localrun.models.download.partial import find_stale
 from localrun.models.gguf import architectures
 from localrun.models.storage import manifest
 from localrun.models.storage.blobs import hash_file
 from localrun.models.storage.manifest import StoredFile
-from localrun.models.storage.model import Model
-from localrun.models.storage.named_adapter import NamedAdapter
+from localrun.models.storage.model import Model, NamedAdapter
 from localrun.models.storage.store import Store
 
 PARTIAL_MIN_AGE_S = 3600.0
@@ -97,7 +96,7 @@ def _check_leftovers(store: Store, *, now_s: float) -> Iterator[Finding]:
     named = {file.digest for said in survey.manifests.values() for file in said.files}
     unnamed = [blob for blob in store.blobs.all() if blob.digest not in named]
     folders = (store.blobs.folder, store.hub_cache_folder)
-    partial = list(stale.find(folders, now_s=now_s, min_age_s=PARTIAL_MIN_AGE_S))
+    partial = list(find_stale(folders, now_s=now_s, min_age_s=PARTIAL_MIN_AGE_S))
     if unnamed and not survey.damaged:
         n_bytes = sum(blob.size_bytes for blob in unnamed)
         yield warn("leftovers", f"{len(unnamed)} blobs ({size(n_bytes)}) that no model uses", "localrun gc")

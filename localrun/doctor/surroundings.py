@@ -19,10 +19,10 @@ from pathlib import Path
 
 import psutil
 
-from localrun.doctor.finding import Finding, fail, ok, size, warn
+from localrun.doctor import Finding, fail, ok, size, warn
 from localrun.hardware.processors import Processors
 from localrun.hardware.thread_choice import SavedChoice
-from localrun.models.download import proxies
+from localrun.models.download import ranges
 
 # --- the interpreter, and whether the packages are the versions that this release needs ---
 
@@ -236,11 +236,11 @@ def check_network(environ: Mapping[str, str]) -> Iterator[Finding]:
     if offline:
         yield warn("network", f"offline: {offline[0]}={environ[offline[0]]}", f"unset {offline[0]} to pull models")
     endpoint = environ.get("HF_ENDPOINT")
-    named = proxies.named(environ)
-    parts = [f"{name} {proxies.without_password(value)}" for name, value in named.items()]
+    named = ranges.named_proxies(environ)
+    parts = [f"{name} {ranges.without_password(value)}" for name, value in named.items()]
     if endpoint:
-        parts.append(f"HF_ENDPOINT {proxies.without_password(endpoint)}")
-    if problem := proxies.problem_of(environ):
+        parts.append(f"HF_ENDPOINT {ranges.without_password(endpoint)}")
+    if problem := ranges.proxy_problem(environ):
         yield warn("network", problem, "change or unset that variable, or no model can be pulled")
     elif not offline:
         yield ok("network", ", ".join(parts) or "direct, no proxy set")

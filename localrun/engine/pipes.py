@@ -29,7 +29,7 @@ from localrun import framing, wire
 from localrun.engine.backend import Backend
 from localrun.engine.embedding.inputs import Embedder
 from localrun.errors import EngineFailed, LocalrunError, QueueFull
-from localrun.hardware import library_problems
+from localrun.hardware import kernels
 
 log = logging.getLogger("localrun.engine")
 
@@ -362,7 +362,7 @@ def refuse(frames_out: BinaryIO, error: Exception) -> int:
         send(frames_out, wire.OpenFailed(code=error.code, message=error.message))
     else:
         log.exception("the engine cannot start")
-        problem = library_problems.explain(str(error))
+        problem = kernels.explain(str(error))
         message = problem.line if problem else f"the engine cannot start: {error!r}"
         send(frames_out, wire.OpenFailed(code=EngineFailed.code, message=message))
     return FAILED

@@ -16,8 +16,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from localrun.hardware.cpu_features import Feature, features, without_halves
-from localrun.native_build.compiler import LANGUAGE_SOURCE, NATIVE_SOURCE, VULKAN_SOURCE, Compiler, find_compiler
-from localrun.native_build.machine import DEVICES, Machine, ask, nvidia, run, tool, words
+from localrun.native_build.machine import (
+    DEVICES,
+    LANGUAGE_SOURCE,
+    NATIVE_SOURCE,
+    VULKAN_SOURCE,
+    Compiler,
+    Machine,
+    ask,
+    find_compiler,
+    nvidia,
+    run,
+    tool,
+    words,
+)
 
 # The ctypes structures of the bindings follow this release's headers; pyproject.toml pins the same.
 VERSION = "0.3.36"

@@ -139,8 +139,8 @@ ROUTERS: dict[str, Callable[[int], Router]] = {
 
 
 def _left_tokens(record: StreamRecord, turn: Turn) -> int:
-    """As a door counts (`cluster/work.py`), which hears of a slot what is cached: what a prompt has left, and one block
-    for an answer."""
+    """As a door counts (`cluster/frames.py`), which hears of a slot what is cached: what a prompt has left, and one
+    block for an answer."""
     if record.arrivals_s:
         return BLOCK_TOKENS
     return (record.n_prompt - record.n_cached or turn.n_prompt) + BLOCK_TOKENS

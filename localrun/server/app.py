@@ -39,7 +39,7 @@ from starlette.types import Scope
 
 from localrun import ollama_environment
 from localrun.access import certificate as certificates
-from localrun.access import resolver
+from localrun.access import discovery
 from localrun.access.certificate import Certificate
 from localrun.access.discovery import Announcement
 from localrun.config import ConfigError, Settings, env_name, folders, model_dirs, models_folder, slips
@@ -223,7 +223,7 @@ class _Daemon(uvicorn.Server):
     async def _listen_outside(self, tls: ssl.SSLContext) -> None:
         """uvicorn would have one TLS context for all of its sockets, or for none."""
         assert self._listening.outside is not None
-        for option in resolver.socket_options():  # which its connections inherit
+        for option in discovery.socket_options():  # which its connections inherit
             with contextlib.suppress(OSError):
                 self._listening.outside.setsockopt(*option)
         loop, config = asyncio.get_running_loop(), self.config

@@ -13,8 +13,7 @@ from pathlib import Path
 
 from localrun import stored
 from localrun.errors import NotSupported, ServiceFailed
-from localrun.service.manager import CommandResult, ServiceState, remove_file, run_command, show_tail
-from localrun.service.plan import ServicePlan
+from localrun.service.manager import CommandResult, ServicePlan, ServiceState, remove_file, run_command, show_tail
 
 LABEL = "localrun.daemon"
 _UMASK = 0o077

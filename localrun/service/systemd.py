@@ -18,8 +18,7 @@ from pathlib import Path
 
 from localrun import stored
 from localrun.errors import NotSupported, ServiceFailed
-from localrun.service.manager import CommandResult, ServiceState, remove_file, run_command, show_command
-from localrun.service.plan import ServicePlan
+from localrun.service.manager import CommandResult, ServicePlan, ServiceState, remove_file, run_command, show_command
 
 NAME = "localrun.service"
 # Exit codes of the command line that starting again does not change: a wrong setting, a port that somebody has.

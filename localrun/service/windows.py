@@ -26,8 +26,7 @@ import msgspec
 from localrun import stored
 from localrun.config import Folders
 from localrun.errors import NotSupported, ServiceFailed
-from localrun.service.manager import CommandResult, ServiceState, remove_file, run_command, show_tail
-from localrun.service.plan import ServicePlan
+from localrun.service.manager import CommandResult, ServicePlan, ServiceState, remove_file, run_command, show_tail
 
 if sys.platform == "win32":
     import msvcrt

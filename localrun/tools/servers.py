@@ -37,7 +37,7 @@ from localrun import __version__
 from localrun.attachments import Kind, media_kind
 from localrun.errors import LocalrunError
 from localrun.tools.config import ServerSettings, expanded
-from localrun.tools.inert import inert, last_words, shortened
+from localrun.visible import inert, last_words, shortened
 
 MAX_TOOLS = 128
 MAX_PAGES = 16

@@ -21,13 +21,12 @@ import httpx2
 
 from localrun import __version__
 from localrun.errors import DiskFull, LocalrunError
-from localrun.models.download import proxies
+from localrun.models.download import ranges
 from localrun.models.download.journal import Range
 from localrun.models.download.partial import allocated_bytes, failed, paths_of
 from localrun.models.download.plan import FetchLimits, Item, NoProgress, Progress
 from localrun.models.download.ranges import PassingFailure, RangeClient
-from localrun.models.download.throttle import Shared, Throttle, all_or_first_error
-from localrun.models.download.transfer import Transfer, read_answer
+from localrun.models.download.transfer import Shared, Throttle, Transfer, all_or_first_error, read_answer
 
 
 def check_disk(items: Iterable[Item], *, reserve_bytes: int) -> None:
@@ -81,7 +80,7 @@ _USUAL_LIMITS = FetchLimits()
 def new_client() -> httpx2.AsyncClient:
     """A client for `fetch`: it goes through the proxies of the environment, and follows no redirect by itself. Raises
     DownloadFailed for a proxy that no client can use."""
-    proxies.prepare()
+    ranges.prepare_proxies()
     limits = httpx2.Limits(max_connections=None, max_keepalive_connections=32)
     return httpx2.AsyncClient(headers={"User-Agent": f"localrun/{__version__}"}, limits=limits, follow_redirects=False)
 

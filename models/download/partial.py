@@ -1,4 +1,5 @@
-"""The unfinished file, its journal and its lock, beside the place where the finished file will be.
+"""The unfinished file, its journal and its lock, beside the place where the finished file will be; and what abandoned
+downloads left of them.
 
 `<target>.localrun-partial` has the final size from the start, with holes or old blocks where bytes are missing;
 `<target>.localrun-journal` says which are there. Used by one fetch, which holds the lock of the target: whatever
@@ -20,12 +21,13 @@ import errno
 import os
 import threading
 import zlib
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 import filelock
 
+from localrun import stored
 from localrun.errors import DiskFull, DownloadFailed
 from localrun.models.download import journal
 from localrun.models.download.journal import Header, Journal, Range, RangeSet, Record
@@ -311,3 +313,82 @@ def _allocate(file: BinaryIO, size_bytes: int) -> None:
             if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS, errno.ENODEV):
                 raise
     os.ftruncate(file.fileno(), size_bytes)
+
+
+# --- what abandoned downloads left ---
+# A partial file is worth keeping as long as somebody may pull again, so `find_stale` takes an age; what nobody can go
+# on with (a journal without its partial file, a lock that nobody holds, a temporary file whose writer is gone) counts
+# as stale at any age. Downloads that run now are never listed: their lock is held. Nor is what other programs left,
+# such as huggingface_hub's own `.incomplete` files.
+
+_SUFFIXES = (PARTIAL_SUFFIX, JOURNAL_SUFFIX, LOCK_SUFFIX)
+# Where the shared Hugging Face cache has the locks of its files, relative to the cache.
+_HUB_LOCKS = ".locks"
+
+
+class StaleDownload(NamedTuple):
+    """What is left of one download. `target` is what would have become of it, `size_bytes` what it takes on disk."""
+
+    target: Path
+    paths: tuple[Path, ...]
+    size_bytes: int
+    age_s: float
+
+
+def find_stale(folders: Iterable[Path], *, now_s: float, min_age_s: float) -> Sequence[StaleDownload]:
+    """Abandoned downloads below the folders, by path. `now_s` is seconds since the epoch.
+
+    `min_age_s` is the time since the last byte came; 0 lists every download that does not run now.
+    """
+    found: dict[Path, StaleDownload | None] = {}
+    for folder in folders:
+        for root, _, names in os.walk(folder):
+            for path in stored.stale(Path(root)):
+                found[path] = StaleDownload(path, (path,), allocated_bytes(path), 0.0)
+            for name in names:
+                suffix = next((suffix for suffix in _SUFFIXES if name.endswith(suffix)), None)
+                if suffix is not None:
+                    target = Path(root, name.removesuffix(suffix))
+                    found[target] = _left_of(target, now_s)
+    return [
+        each
+        for _, each in sorted(found.items())
+        if each is not None and (each.age_s >= min_age_s or paths_of(each.target).partial not in each.paths)
+    ]
+
+
+def remove_stale(stale: StaleDownload) -> int:
+    """Deletes it, and returns the bytes that this freed; 0 if the download runs again by now."""
+    with _locked(stale.target) as is_abandoned:
+        if not is_abandoned:
+            return 0
+        freed_bytes = 0
+        for path in stale.paths:
+            n_bytes = allocated_bytes(path)
+            try:
+                path.unlink()
+            except FileNotFoundError:
+                continue
+            freed_bytes += n_bytes
+        return freed_bytes
+
+
+def _left_of(target: Path, now_s: float) -> StaleDownload | None:
+    present = tuple(path for path in paths_of(target) if path.exists())
+    with _locked(target) as is_abandoned:
+        if not is_abandoned:
+            return None
+        stats = [path.stat() for path in present if path.exists()]
+    age_s = max(0.0, now_s - max((status.st_mtime for status in stats), default=now_s))
+    return StaleDownload(target, present, sum(map(allocated_bytes, present)), age_s)
+
+
+@contextlib.contextmanager
+def _locked(target: Path) -> Iterator[bool]:
+    """Keeps downloads of the target out, if none runs: holds its own lock and the Hugging Face cache's for it."""
+    with contextlib.ExitStack() as locks:
+        hub_lock = target.parent.parent.parent / _HUB_LOCKS / target.parent.parent.name / f"{target.name}.lock"
+        is_free = locks.enter_context(held_at_once(paths_of(target).lock, is_kept=False))
+        if is_free and target.parent.name == "blobs" and hub_lock.exists():
+            is_free = locks.enter_context(held_at_once(hub_lock, is_kept=True))
+        yield is_free

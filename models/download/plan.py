@@ -76,11 +76,8 @@ class Progress(Protocol):
 class NoProgress:
     """For those who do not want to know."""
 
-    def advanced(self, item: Item, n_bytes_done: int) -> None:
-        """Nothing."""
-
-    def verifying(self, item: Item) -> None:
-        """Nothing."""
+    def advanced(self, item: Item, n_bytes_done: int) -> None: ...
+    def verifying(self, item: Item) -> None: ...
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Asking a server for a range of an item: the address behind its redirects, what an answer means, when to try again.
+"""Asking a server for a range of an item: proxies and redirects on the way, what an answer means, when to try again.
 
 Owned by the event loop of the fetch; the parts of one item share a client. Hubs answer with a redirect to a signed
 address at some storage, valid for minutes: it is found once, used by all parts, and found again when refused. A server
@@ -8,12 +8,14 @@ validator was given), with a passing failure, or with a refusal.
 Invariant: the headers of an item go to its own origin only. After the first redirect to another, none of them is sent,
 wherever the chain leads.
 
-Does not: try again by itself.
+Does not: try again by itself, or read what systems keep of proxies outside the environment.
 """
 
 from __future__ import annotations
 
 import asyncio
+import ipaddress
+import os
 import re
 import socket
 from collections.abc import Mapping
@@ -21,14 +23,123 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import NamedTuple
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 import httpx2
 
 from localrun.errors import DownloadFailed, SourceChanged, SourceRefused
 from localrun.models.download.journal import Range
 from localrun.models.download.plan import FetchLimits, Item
-from localrun.models.download.proxies import way_of
-from localrun.models.download.redirects import RedirectPolicy
+
+# --- proxies: httpx2 and huggingface_hub find those of the environment by themselves, and fail on one that they do not
+# know when a client is made ---
+
+_VARIABLES = ("https_proxy", "http_proxy", "all_proxy")
+
+
+def named_proxies(environ: Mapping[str, str]) -> dict[str, str]:
+    """The proxies by their variables, which count in lower case first. `socks` without a number is SOCKS 5, as desktops
+    write it."""
+    names = [each if each in environ else each.upper() for each in _VARIABLES]
+    found = {name: value for name in names if (value := environ.get(name))}
+    return {name: f"socks5{value[5:]}" if value.startswith("socks://") else value for name, value in found.items()}
+
+
+def proxy_problem(environ: Mapping[str, str]) -> str:
+    """What keeps clients from being made; "" for nothing."""
+    for name, value in named_proxies(environ).items():
+        try:
+            httpx2.Proxy(value if "://" in value else f"http://{value}")
+        except (ValueError, httpx2.InvalidURL):
+            return f"{name} is {without_password(value)}, and only http, https, socks5 and socks5h proxies can be used"
+    return ""
+
+
+def prepare_proxies() -> None:
+    """Before a client is made. Raises DownloadFailed for a proxy that no client can use."""
+    os.environ.update(named_proxies(os.environ))
+    if problem := proxy_problem(os.environ):
+        raise DownloadFailed(f"{problem}: change that variable, or unset it, and start the daemon again")
+
+
+def way_of(error: httpx2.TransportError) -> str:
+    """Ends what is said of a failure to reach a server: the proxy that was in between; "" for none."""
+    try:
+        url = error.request.url
+    except RuntimeError:  # it was told of already
+        return ""
+    proxies = {} if proxy_bypass(url.host) else getproxies()
+    proxy = proxies.get(url.scheme) or proxies.get("all")
+    return f" through the proxy {without_password(proxy)}" if proxy else ""
+
+
+def without_password(url: str) -> str:
+    try:
+        parts = urlsplit(url)
+    except ValueError:  # half an address, such as http://[
+        return url.rpartition("@")[2]
+    return url if "@" not in parts.netloc else parts._replace(netloc="***@" + parts.netloc.rpartition("@")[2]).geturl()
+
+
+# --- redirects: no server sends us further in than it is itself ---
+# A registry on the internet has no business in this network, and nobody has any at the addresses where clouds hand out
+# credentials (169.254.169.254). What counts is the address that the connection really has, so that a name which means
+# another one each time it is looked up changes nothing. The answer of a refused address is not read; one that is
+# written as a number is not even asked. With a proxy all connections are the proxy's, and it decides.
+
+_Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+
+class RedirectPolicy:
+    """One way through redirects, from its first address on."""
+
+    def __init__(self) -> None:
+        self._depth: int | None = None
+
+    def check_url(self, url: httpx2.URL) -> None:
+        """Before a request. Raises SourceRefused."""
+        address = _address("127.0.0.1" if url.host == "localhost" else url.host)
+        if address is not None and (_depth(address) is None or self._depth is not None):
+            self._check(url.host, address)
+
+    async def check_answer(self, response: httpx2.Response) -> None:
+        """Before the answer is read; it is closed if that is refused. Raises SourceRefused."""
+        stream = response.extensions.get("network_stream")
+        peer = stream.get_extra_info("server_addr") if stream is not None else None
+        address = _address(str(peer[0])) if isinstance(peer, tuple) else None
+        if address is None:
+            return
+        try:
+            self._check(response.url.host, address)
+        except SourceRefused:
+            await response.aclose()
+            raise
+
+    def _check(self, host: str, address: _Address) -> None:
+        depth = _depth(address)
+        if self._depth is None:
+            self._depth = depth
+        if depth is None or self._depth is None or depth > self._depth:
+            raise SourceRefused(f"{host} is {address}, where nothing is fetched from when a server sends us there")
+
+
+def _address(text: str) -> _Address | None:
+    try:
+        address = ipaddress.ip_address(text.partition("%")[0])
+    except ValueError:
+        return None
+    return getattr(address, "ipv4_mapped", None) or address
+
+
+def _depth(address: _Address) -> int | None:
+    """0 on the internet, 1 in a private network, 2 on this machine; None where nothing is ever fetched from."""
+    if address.is_link_local or address.is_unspecified:
+        return None
+    return 2 if address.is_loopback else 1 if address.is_private else 0
+
+
+# --- answers ---
 
 # What a server answers when it is busy or broken, not when the request is wrong.
 PASSING_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504, 520, 521, 522, 523, 524, 529})

@@ -33,7 +33,6 @@ from urllib.parse import parse_qs, quote, urlsplit
 import httpx2
 
 from localrun.errors import LocalrunError, SourceRefused
-from localrun.file_stamp import FileStamp
 from localrun.models.download import journal
 from localrun.models.download.fetch import fetch
 from localrun.models.download.journal import Range, RangeSet
@@ -45,6 +44,7 @@ from localrun.models.storage.blobs import hash_file
 from localrun.models.storage.manifest import blob_path
 from localrun.models.storage.model import Model
 from localrun.models.storage.store import Store
+from localrun.stored import FileStamp
 
 LIMITS = FetchLimits(part_bytes=16 * MIB, is_in_order=False)
 # A piece of a file that is being fetched is not worth a request unless it is so long, or all that was asked for.

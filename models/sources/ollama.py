@@ -1,7 +1,7 @@
 """Ollama registries as a source: a manifest, and blobs that are named by their digests.
 
 Runs in the daemon's event loop. Parameters, system prompt, messages and licence are small layers, read into memory and
-verified; model, projector and adapters are planned as files (`ollama_manifest.py` says what is left out).
+verified; model, projector and adapters are planned as files (`storage/other_programs.py` says what is left out).
 
 Small documents come from a server that nobody has vouched for. The body is read as it comes and dropped at its limit,
 without decompression (a few bytes that unpack to gigabytes are refused, not unpacked). Redirects are followed a few
@@ -16,10 +16,9 @@ Does not: sign in to a registry, or fetch files.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
 import ipaddress
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urljoin, urlsplit
@@ -28,17 +27,16 @@ import httpx2
 
 from localrun.errors import DownloadFailed, ModelNotFound, SourceRefused, by_code
 from localrun.models.download.plan import Item, PlannedFile, RemotePlan
-from localrun.models.download.ranges import why_not
-from localrun.models.download.redirects import RedirectPolicy
-from localrun.models.storage import ollama_manifest
-from localrun.models.storage.manifest import Place, Role, Source, StoredFile, blob_path, check_digest
-from localrun.models.storage.ollama_manifest import (
-    FILE_ROLES,
+from localrun.models.download.ranges import RedirectPolicy, why_not
+from localrun.models.storage.manifest import Place, Role, Source, StoredFile, blob_path
+from localrun.models.storage.other_programs import (
     MAX_MANIFEST_BYTES,
     MAX_TEXT_BYTES,
     TEXTS,
-    InvalidManifest,
     Layer,
+    ManifestReader,
+    files_among,
+    joined,
 )
 
 MAX_REDIRECTS = 5
@@ -152,23 +150,12 @@ async def plan(
         content = await small_document(client, url, limit_bytes=MAX_MANIFEST_BYTES, headers={"Accept": _MANIFEST_TYPE})
     except SourceRefused as refusal:
         raise _refused(name, refusal) from None
-    with _told_of(f"the manifest of '{name.repo}' that {name.host} sent"):
-        layers = ollama_manifest.layers_of(content)
-    with _told_of(f"'{name.shown}'"):
-        ollama_manifest.check_layers(layers)
+    reader = ManifestReader(f"'{name.shown}'", f"'{name.repo}' that {name.host} sent", DownloadFailed)
+    layers = reader.layers(content)
     texts = {
         kind: [await _text(layer, name, client) for layer in layers if layer.kind == kind] for kind in sorted(TEXTS)
     }
-    with _told_of(f"the parameters of '{name.repo}' that {name.host} sent"):
-        parameters = ollama_manifest.parameters_of(texts["params"])
-    with _told_of(f"the messages of '{name.repo}' that {name.host} sent"):
-        messages = ollama_manifest.messages_of(texts["messages"])
-    files = tuple(
-        _planned(layer, role, name, models_folder)
-        for kind, role in FILE_ROLES.items()
-        for layer in layers
-        if layer.kind == kind
-    )
+    files = [_planned(layer, role, name, models_folder) for layer, role in files_among(layers)]
     left = [file for file in files if without_projector and file.stored.role is Role.PROJECTOR]
     revision = f"sha256:{hashlib.sha256(content).hexdigest()}"
     repo = f"{name.host}/{name.repo}"
@@ -177,44 +164,33 @@ async def plan(
         revision=revision,
         files=tuple(file for file in files if file not in left),
         source=Source(kind="registry", repo=repo, revision=revision, file=name.tag, url=url),
-        licence_text=ollama_manifest.joined(texts["license"]),
-        parameters=parameters,
-        system=ollama_manifest.joined(texts["system"]),
-        messages=messages,
+        licence_text=joined(texts["license"]),
+        parameters=reader.parameters(texts["params"]),
+        system=joined(texts["system"]),
+        messages=reader.messages(texts["messages"]),
         left_projector=left[0].item.name if left else "",
     )
 
 
-@contextlib.contextmanager
-def _told_of(subject: str) -> Iterator[None]:
-    """What is unsound about it becomes a DownloadFailed."""
-    try:
-        yield
-    except InvalidManifest as problem:
-        raise DownloadFailed(f"{subject} {problem}") from None
-
-
 def _planned(layer: Layer, role: Role, name: RegistryName, models_folder: Path) -> PlannedFile:
-    digest = check_digest(layer.digest)
     item = Item(
-        url=f"{name.url}/blobs/{digest}",
-        target=blob_path(models_folder, digest),
+        url=f"{name.url}/blobs/{layer.digest}",
+        target=blob_path(models_folder, layer.digest),
         name=f"{name.repo}:{name.tag} ({role.value})",
         size_bytes=layer.size,
-        sha256=digest.removeprefix("sha256:"),
+        sha256=layer.digest.removeprefix("sha256:"),
     )
-    return PlannedFile(item, StoredFile(role=role, place=Place.BLOB, size_bytes=layer.size, digest=digest))
+    return PlannedFile(item, StoredFile(role=role, place=Place.BLOB, size_bytes=layer.size, digest=layer.digest))
 
 
 async def _text(layer: Layer, name: RegistryName, client: httpx2.AsyncClient) -> bytes:
     if layer.size > MAX_TEXT_BYTES:
         raise DownloadFailed(f"'{name.shown}' has {layer.kind} of {layer.size} bytes; the limit is {MAX_TEXT_BYTES}")
-    digest = check_digest(layer.digest)
     try:
-        content = await small_document(client, f"{name.url}/blobs/{digest}", limit_bytes=MAX_TEXT_BYTES)
+        content = await small_document(client, f"{name.url}/blobs/{layer.digest}", limit_bytes=MAX_TEXT_BYTES)
     except SourceRefused as refusal:
         raise _refused(name, refusal) from None
-    if f"sha256:{hashlib.sha256(content).hexdigest()}" != digest:
+    if f"sha256:{hashlib.sha256(content).hexdigest()}" != layer.digest:
         raise DownloadFailed(f"{name.host} sent {layer.kind} of '{name.repo}' that does not have its digest")
     return content
 

@@ -77,6 +77,11 @@ class StoredFile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     path: str = ""
     adopted: bool = False
 
+    @property
+    def sha256(self) -> str:
+        """64 hex digits of the content as it was verified when it came; "" for a file that somebody else may change."""
+        return "" if self.place is Place.FILE else self.digest.removeprefix("sha256:")
+
 
 class Message(msgspec.Struct, frozen=True):
     """A message that every conversation with the model begins with."""

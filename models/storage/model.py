@@ -1,32 +1,37 @@
-"""A model as the store knows it, with a manifest or without: its files, what they say, and whether its name still
-means it.
+"""A model or an adapter as the store knows it, with a manifest or without: its files, what they say, how it is talked
+to, and whether its name still means it; and what `localrun plan` found out about it on this machine.
 
-Does not: find models (store.py).
+Does not: find models (store.py), or read weights, but for the SHA-256 of an adapter of which nobody has said it.
 """
 
 from __future__ import annotations
 
 import hashlib
 import operator
-from collections.abc import Mapping, Sequence
+import tomllib
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
-from functools import cached_property
+from functools import cache, cached_property
+from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import msgspec
 
+from localrun import config, stored
 from localrun.config import LoadSettings
 from localrun.errors import BadModelFile, ModelNotFound
-from localrun.file_stamp import FileStamp
-from localrun.models.fallback_template import fallback_template, name_of
+from localrun.models.fit import too_long
 from localrun.models.gguf import projectors
+from localrun.models.gguf.adapter_header import AdapterFacts, facts_of, misfit
 from localrun.models.gguf.header import Header
-from localrun.models.load_settings import too_long
 from localrun.models.modelfile import load_settings
-from localrun.models.storage.manifest import Manifest, Message, Role, Source, StoredFile, in_full
+from localrun.models.storage.blobs import hash_file
+from localrun.models.storage.manifest import Manifest, Message, Place, Role, Source, StoredFile, in_full
+from localrun.stored import FileStamp
 
 
 class Origin(StrEnum):
@@ -57,14 +62,9 @@ class Part(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Model:
-    """A sound model. `name` is canonical: whatever way the model was asked for, this is what it is called.
-
-    `path` is the file to load, of a model in several shards the first; `size_bytes` counts all of its files. `adapters`
-    are those of its manifest, or else those of its table in the settings file (`adapters.opened`). `program` is the one
-    that keeps a foreign model, "" where that is not known. `projector` is the file that makes rows of images or audio
-    for it; without one `no_projector` says why, as a clause, where there is anything to say.
-    """
+class Found:
+    """What a name stands for, sound. `name` is canonical: whatever way it was asked for, this is what it is called.
+    `program` is the one that keeps a foreign file, "" where that is not known."""
 
     name: str
     path: Path
@@ -73,8 +73,24 @@ class Model:
     header: Header
     origin: Origin = Origin.PATH
     manifest: Manifest | None = None
-    adapters: tuple[OwnAdapter, ...] = ()
     program: str = ""
+
+    @property
+    def source(self) -> Source:
+        """Where it came from. A file that was not pulled came from itself."""
+        if self.manifest:
+            return self.manifest.source
+        return Source(kind=self.origin.value, repo=self.program, file=str(self.path))
+
+
+@dataclass(frozen=True, eq=False)
+class Model(Found):
+    """`path` is the file to load, of a model in several shards the first; `size_bytes` counts all of its files.
+    `adapters` are those of its manifest, or else those of its table in the settings file (`adapters.opened`).
+    `projector` is the file that makes rows of images or audio for it; without one `no_projector` says why, as a clause,
+    where there is anything to say."""
+
+    adapters: tuple[OwnAdapter, ...] = ()
     projector: Path | None = None
     projector_header: Header | None = None
     no_projector: str = ""
@@ -201,13 +217,6 @@ class Model:
         """The one for chats with tools; "" where that is `template` as well."""
         return "" if self.manifest and self.manifest.template else self.header.tool_template or ""
 
-    @property
-    def source(self) -> Source:
-        """Where it came from. A file that was not pulled came from itself."""
-        if self.manifest:
-            return self.manifest.source
-        return Source(kind=self.origin.value, repo=self.program, file=str(self.path))
-
 
 class Evidence(NamedTuple):
     """What tells that a name may have come to mean something else: what `paths` were like when it was looked up."""
@@ -226,3 +235,116 @@ class Evidence(NamedTuple):
     def joined(self, other: Evidence) -> Evidence:
         """Holds while both do."""
         return Evidence((*self.paths, *other.paths), (*self.stamps, *other.stamps))
+
+
+FORECASTS = "forecasts"
+
+
+class Forecast(msgspec.Struct, frozen=True, kw_only=True):
+    """So many chats at once, each with so many tokens per second; `made_at` is when that was found out."""
+
+    chats: int
+    tokens_per_s: float
+    made_at: str
+
+
+def keep_forecast(digest: str, forecast: Forecast) -> None:
+    """Of the model with this digest. Raises OSError."""
+    stored.write(_forecast_path(digest), forecast)
+
+
+def kept_forecast(digest: str) -> Forecast | None:
+    return stored.read(_forecast_path(digest), _forecast_decoder)
+
+
+def _forecast_path(digest: str) -> Path:
+    return config.folders().data / FORECASTS / f"{digest.removeprefix('sha256:')}.json"
+
+
+_forecast_decoder = msgspec.json.Decoder(Forecast)
+
+
+class NamedAdapter(Found):
+    """An adapter that has a name of its own: a LoRA file or a control vector that was pulled, created, or lies in a
+    folder."""
+
+    @cached_property
+    def facts(self) -> AdapterFacts:
+        return facts_of(self.header)
+
+    @property
+    def file(self) -> StoredFile:
+        """As the manifest of a model names it."""
+        if self.manifest:
+            return self.manifest.main
+        return StoredFile(role=Role.ADAPTER, place=Place.FILE, size_bytes=self.size_bytes, path=str(self.path))
+
+    @property
+    def sha256(self) -> str:
+        """64 hex digits of the file's content. Raises BadModelFile when the file is gone."""
+        return self.file.sha256 or sha256_of(self.path, self.header)
+
+    def misfit(self, model: Header) -> str:
+        """Why it cannot be used with a model, as the end of a sentence; "" if it can. Remembered, for lists ask it of
+        every pair."""
+        known = _misfits.setdefault(self.header, WeakKeyDictionary())
+        if model not in known:
+            known[model] = misfit(self.header, model)
+        return known[model]
+
+
+# A header lives as long as the store remembers its file.
+_known: WeakKeyDictionary[Header, str] = WeakKeyDictionary()
+_misfits: WeakKeyDictionary[Header, WeakKeyDictionary[Header, str]] = WeakKeyDictionary()
+
+
+def sha256_of(path: Path, header: Header) -> str:
+    """64 hex digits of a file's content, read once for each `header`. Raises BadModelFile."""
+    known = _known.get(header)
+    if known is None:
+        try:
+            known = _known[header] = hash_file(path).removeprefix("sha256:")
+        except OSError as error:
+            raise BadModelFile(f"{path.name} cannot be read: {error.strerror or error}") from error
+    return known
+
+
+# --- chat templates for model files that bring none ---
+# What the vocabulary has tells the format better than the architecture does: a Llama fine-tuned with `<|im_start|>`
+# writes ChatML. So control tokens are asked first, then the architecture, and ChatML is the last resort, since most
+# models have seen it.
+
+_LAST_RESORT = "ChatML"
+
+
+class _Template(NamedTuple):
+    name: str
+    tokens: list[str]
+    architectures: list[str]
+    jinja: str
+
+
+@cache
+def _templates() -> list[_Template]:
+    content = resources.files("localrun.models").joinpath("fallback_templates.toml").read_text(encoding="utf-8")
+    return [_Template(**entry) for entry in tomllib.loads(content)["template"]]
+
+
+def by_marks(text: str | Collection[str]) -> str:
+    """The template whose marks are among these tokens, or in this text; "" for none."""
+    return next((each.jinja for each in _templates() if each.tokens and all(mark in text for mark in each.tokens)), "")
+
+
+def fallback_template(architecture: str, control_tokens: Sequence[str] = ()) -> str:
+    """The template for a model file that brings none."""
+    if template := by_marks(frozenset(control_tokens)):
+        return template
+    for each in _templates():
+        if architecture.startswith(tuple(each.architectures)):
+            return each.jinja
+    return next(each.jinja for each in _templates() if each.name == _LAST_RESORT)
+
+
+def name_of(template: str) -> str:
+    """What people call one of these templates."""
+    return next(each.name for each in _templates() if each.jinja == template)

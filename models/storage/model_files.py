@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from localrun.errors import BadModelFile
-from localrun.file_stamp import FileStamp
 from localrun.models.gguf import architectures, reader
 from localrun.models.gguf.adapter_header import facts_of
 from localrun.models.gguf.header import ADAPTERS, FileKind, Header
 from localrun.models.gguf.reader import shard_of
-from localrun.models.projector_choice import is_projector
+from localrun.models.quant_choice import is_projector
+from localrun.stored import FileStamp
 
 SUFFIX = ".gguf"
 NAMED = "named"

@@ -11,40 +11,148 @@ Does not: install anything, import a package, or look into packages that it does
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
-from localrun.errors import BadModelFile, BadRequest
+from localrun.errors import BadModelFile, BadRequest, LocalrunError
+from localrun.models import modelfile
 from localrun.models.gguf.bounded_reader import open_regular
 from localrun.models.name import OLLAMA_HOST
-from localrun.models.storage import ollama_manifest
 from localrun.models.storage.manifest import (
     LOCAL_HOST,
     LOCAL_OWNER,
     Manifest,
     ManifestKey,
+    Message,
     Place,
+    Role,
     Source,
     StoredFile,
     canonical,
     check_digest,
 )
-from localrun.models.storage.ollama_manifest import (
-    FILE_ROLES,
-    MAX_MANIFEST_BYTES,
-    MAX_TEXT_BYTES,
-    TEXTS,
-    InvalidManifest,
-    Layer,
-)
+
+# --- Ollama's manifests, as registries send them and as Ollama keeps them: layers, and small texts in them ---
+# They come from somebody else and are checked whole before anything is made of them: the digests become file names, so
+# each is 64 hex digits or the manifest is refused; names in it are not used at all. The template is Go's and is left
+# out: the model file brings its own, in Jinja.
+
+DEFAULT_OWNER = "library"
+MAX_MANIFEST_BYTES = 1024 * 1024
+MAX_LAYERS = 64
+MAX_TEXT_BYTES = 1024 * 1024
+# No file of a model is larger; what a hostile manifest claims beyond it would only fail later.
+MAX_FILE_BYTES = 1 << 44
+
+FILE_ROLES = {"model": Role.MODEL, "projector": Role.PROJECTOR, "adapter": Role.ADAPTER}
+TEXTS = frozenset({"params", "system", "messages", "license"})
+
+_LAYER_PREFIX = "application/vnd.ollama.image."
+_IGNORED = frozenset({"template", "prompt", "embed"})
+# Deep nesting is the one way in which JSON fails that msgspec leaves to Python.
+_UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+
+
+class Layer(msgspec.Struct, frozen=True):
+    digest: str
+    size: Annotated[int, msgspec.Meta(ge=0, le=MAX_FILE_BYTES)]
+    type: str = msgspec.field(name="mediaType", default="")
+
+    @property
+    def kind(self) -> str:
+        return self.type.removeprefix(_LAYER_PREFIX) if self.type.startswith(_LAYER_PREFIX) else ""
+
+
+class _Manifest(msgspec.Struct, frozen=True):
+    layers: Annotated[tuple[Layer, ...], msgspec.Meta(max_length=MAX_LAYERS)] | None
+
+
+class _Message(msgspec.Struct, frozen=True):
+    role: str
+    content: str = ""
+
+
+_manifest_decoder = msgspec.json.Decoder(_Manifest)
+_messages_decoder = msgspec.json.Decoder(Annotated[list[_Message], msgspec.Meta(max_length=1024)])
+_parameters_decoder = msgspec.json.Decoder(dict[str, str | int | float | bool | list[str]])
+
+
+class ManifestReader(NamedTuple):
+    """Raises `failure` with what is unsound. `model` is what messages call the model that the manifest describes,
+    `whose` the same with the place that it came from."""
+
+    model: str
+    whose: str
+    failure: type[LocalrunError]
+
+    def layers(self, content: bytes) -> tuple[Layer, ...]:
+        """Those of a model that can run here, with sound digests."""
+        try:
+            found = _manifest_decoder.decode(content).layers or ()
+            layers = tuple(msgspec.structs.replace(layer, digest=check_digest(layer.digest)) for layer in found)
+        except (*_UNREADABLE, BadRequest) as error:
+            raise self.failure(f"the manifest of {self.whose} is not valid: {error}") from None
+        if problem := _problem(layers):
+            raise self.failure(f"{self.model} {problem}")
+        return layers
+
+    def parameters(self, texts: Iterable[bytes]) -> dict[str, Any]:
+        """Those that engines here read; others come from other releases of Ollama."""
+        merged: dict[str, Any] = {}
+        for text in texts:
+            try:
+                merged |= _parameters_decoder.decode(text)
+            except _UNREADABLE as error:
+                raise self.failure(f"the parameters of {self.whose} are not valid: {error}") from None
+        return {key: value for key, value in merged.items() if _is_parameter(key, value)}
+
+    def messages(self, texts: Iterable[bytes]) -> tuple[Message, ...]:
+        try:
+            found = [message for text in texts for message in _messages_decoder.decode(text)]
+        except _UNREADABLE as error:
+            raise self.failure(f"the messages of {self.whose} are not valid: {error}") from None
+        return tuple(Message(message.role, message.content) for message in found)
+
+
+def _problem(layers: Sequence[Layer]) -> str:
+    """Why the layers make no model that can run here, as the end of a sentence that begins with it; "" if they do."""
+    if not layers:
+        return "has no files: it runs in Ollama's cloud, and not here; `localrun search` finds models that do"
+    kinds = [layer.kind for layer in layers]
+    if kinds.count("model") != 1:
+        if "tensor" in kinds:
+            return "is made of safetensors, which cannot run here; look for a GGUF of it (localrun search)"
+        return f"is no model: its manifest names {kinds.count('model')} model files"
+    unknown = next((layer.type for layer in layers if layer.kind not in {*FILE_ROLES, *TEXTS, *_IGNORED}), None)
+    return "" if unknown is None else f"has a part of the unknown kind {unknown[:80]!r}; it may need Ollama itself"
+
+
+def files_among(layers: Sequence[Layer]) -> list[tuple[Layer, Role]]:
+    """In the order of a manifest of ours."""
+    return [(layer, role) for kind, role in FILE_ROLES.items() for layer in layers if layer.kind == kind]
+
+
+def joined(texts: Iterable[bytes]) -> str:
+    """System prompts or licences as one text."""
+    return "\n\n".join(text.decode("utf-8", errors="replace") for text in texts)
+
+
+def _is_parameter(key: str, value: Any) -> bool:
+    if key in modelfile.TEXT_PARAMETERS:
+        return isinstance(value, str | list)
+    if key in modelfile.BOOLEAN_PARAMETERS:
+        return isinstance(value, bool)
+    return key in modelfile.KNOWN_PARAMETERS and isinstance(value, int | float) and not isinstance(value, bool)
+
+
+# --- what is on this machine ---
 
 OLLAMA = "Ollama"
 LM_STUDIO = "LM Studio"
@@ -86,7 +194,7 @@ class OllamaStore(NamedTuple):
         """Where the manifest of a name lies if it is written in lower case, as all in Ollama's own registry are."""
         host, owner, name, tag = key
         if (host, owner) == (LOCAL_HOST, LOCAL_OWNER):
-            host, owner = OLLAMA_HOST, ollama_manifest.DEFAULT_OWNER
+            host, owner = OLLAMA_HOST, DEFAULT_OWNER
         return self.folder / "manifests" / host / owner / name / tag
 
     def read(self, path: Path) -> Manifest:
@@ -96,44 +204,35 @@ class OllamaStore(NamedTuple):
         """
         name = canonical(name_in_ollama(path))
         model = f"'{name}' in {OLLAMA}'s store"
+        reader = ManifestReader(model, model, BadModelFile)
         try:
-            with _told_of(f"the manifest of {model}"):
-                layers = ollama_manifest.layers_of(_content(path, MAX_MANIFEST_BYTES))
-            with _told_of(model):
-                ollama_manifest.check_layers(layers)
+            layers = reader.layers(_content(path, MAX_MANIFEST_BYTES))
             texts = {
                 kind: [self._text(layer) for layer in layers if layer.kind == kind] for kind in TEXTS - {"license"}
             }
             licences = [layer for layer in layers if layer.kind == "license" and self._blob(layer).exists()]
-            with _told_of(f"the parameters of {model}"):
-                parameters = ollama_manifest.parameters_of(texts["params"])
-            with _told_of(f"the messages of {model}"):
-                messages = ollama_manifest.messages_of(texts["messages"])
             return Manifest(
                 name=name,
                 files=tuple(
                     StoredFile(
-                        role=role, place=Place.FILE, size_bytes=layer.size, digest=check_digest(layer.digest),
+                        role=role, place=Place.FILE, size_bytes=layer.size, digest=layer.digest,
                         path=str(self._blob(layer)),
                     )
-                    for kind, role in FILE_ROLES.items()
-                    for layer in layers
-                    if layer.kind == kind
+                    for layer, role in files_among(layers)
                 ),
                 created_at=datetime.fromtimestamp(path.stat().st_mtime, UTC),
                 source=Source(kind="foreign", repo=OLLAMA, file=str(self.folder)),
-                parameters=parameters,
-                system=ollama_manifest.joined(texts["system"]),
-                messages=messages,
-                licence_text=ollama_manifest.joined(map(self._text, licences)),
+                parameters=reader.parameters(texts["params"]),
+                system=joined(texts["system"]),
+                messages=reader.messages(texts["messages"]),
+                licence_text=joined(map(self._text, licences)),
             )  # fmt: skip
         except OSError as error:
             raise BadModelFile(f"{model} cannot be read: {error.filename or path}: {error.strerror or error}") from None
 
     def _blob(self, layer: Layer) -> Path:
-        digest = check_digest(layer.digest)
-        older = self.folder / "blobs" / digest  # as releases of before 2024 named it
-        return older if older.exists() else older.with_name(digest.replace(":", "-"))
+        older = self.folder / "blobs" / layer.digest  # as releases of before 2024 named it
+        return older if older.exists() else older.with_name(layer.digest.replace(":", "-"))
 
     def _text(self, layer: Layer) -> bytes:
         return _content(self._blob(layer), MAX_TEXT_BYTES)
@@ -198,18 +297,9 @@ def _lm_studio_folders(home: Path) -> Iterator[Path]:
 
 def name_in_ollama(path: Path) -> str:
     host, owner, name, tag = path.parts[-4:]
-    if (host, owner) == (OLLAMA_HOST, ollama_manifest.DEFAULT_OWNER):
+    if (host, owner) == (OLLAMA_HOST, DEFAULT_OWNER):
         return f"{name}:{tag}"
     return f"{host}/{owner}/{name}:{tag}"
-
-
-@contextlib.contextmanager
-def _told_of(subject: str) -> Iterator[None]:
-    """What is unsound about it becomes a BadModelFile."""
-    try:
-        yield
-    except InvalidManifest as problem:
-        raise BadModelFile(f"{subject} {problem}") from None
 
 
 def _is_folder(path: Path) -> bool:

@@ -27,16 +27,15 @@ from typing import NamedTuple
 
 from localrun.config import Settings, folders, model_dirs, models_folder
 from localrun.errors import BadModelFile, BadRequest, LocalrunError, ModelNotFound, NotFound
-from localrun.models import builtin, projector_choice
+from localrun.models import builtin, quant_choice
 from localrun.models.gguf import projectors
 from localrun.models.gguf.header import FileKind, Header
 from localrun.models.name import BUILT_IN, DEFAULT_TAG, Kind, ModelName
 from localrun.models.storage import hub_cache, manifest, model_files, other_programs
 from localrun.models.storage.blobs import Blobs
 from localrun.models.storage.manifest import Manifest, ManifestKey, Place, Role, StoredFile, in_full
-from localrun.models.storage.model import Evidence, Model, Origin, OwnAdapter
+from localrun.models.storage.model import Evidence, Model, NamedAdapter, Origin, OwnAdapter, sha256_of
 from localrun.models.storage.model_files import NAMED, SUFFIX, ModelFile, ModelFiles
-from localrun.models.storage.named_adapter import NamedAdapter, content_sha256
 from localrun.models.storage.other_programs import OLLAMA, Folder, OllamaStore, OtherPrograms, name_in_ollama
 
 # The GGUF files of folders, while all of a folder's models are looked at.
@@ -236,10 +235,8 @@ class Store:
 
     def adapter_sha256(self, file: StoredFile) -> str:
         """64 hex digits of the content of an adapter that a manifest names. Raises BadModelFile."""
-        if file.digest and file.place is not Place.FILE:
-            return file.digest.removeprefix("sha256:")
         path = self.path_of(file)
-        return content_sha256(file, path, self.sound_file(path, FileKind.ADAPTER).header)
+        return file.sha256 or sha256_of(path, self.sound_file(path, FileKind.ADAPTER).header)
 
     def model_of(self, said: Manifest) -> Model:
         """The model that a manifest describes. Raises BadModelFile when a file of it is gone or damaged."""
@@ -279,7 +276,7 @@ class Store:
                 names = []
             if listings is not None:
                 listings[folder] = names
-        found = projector_choice.in_folder(path.name, names)
+        found = quant_choice.projector_in_folder(path.name, names)
         return None if found is None else folder / found
 
     def projector_for(self, path: Path, model: Header) -> Header | None:

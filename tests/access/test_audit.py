@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from localrun.access import audit
-from localrun.access.audit import AuditLog
+from localrun.access import books
+from localrun.access.books import AuditLog
 
 
 def test_a_line_says_who_what_from_where_and_how_it_went(tmp_path: Path) -> None:
@@ -27,12 +27,12 @@ def test_a_line_says_who_what_from_where_and_how_it_went(tmp_path: Path) -> None
 
 
 def test_old_ones_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(audit, "MAX_BYTES", 1000)
+    monkeypatch.setattr(books, "MAX_BYTES", 1000)
     log = AuditLog(tmp_path)
     for number in range(200):
         log.write(who="zed", what=str(number), address="", result="200")
     files = sorted(path.name for path in tmp_path.iterdir())
-    assert set(files) - {"audit.jsonl"} == {f"audit.jsonl.{number}" for number in range(1, audit.N_OLD + 1)}
+    assert set(files) - {"audit.jsonl"} == {f"audit.jsonl.{number}" for number in range(1, books.N_OLD + 1)}
     kept = [json.loads(line)["what"] for name in sorted(files, reverse=True) if name != "audit.jsonl"
             for line in (tmp_path / name).read_text().splitlines()]  # fmt: skip
     assert kept == [str(number) for number in range(int(kept[0]), int(kept[-1]) + 1)]

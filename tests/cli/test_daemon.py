@@ -71,7 +71,7 @@ def test_another_machine_that_no_way_leads_to(monkeypatch: pytest.MonkeyPatch, s
     def connect(*_: object) -> None:
         raise OSError(errno.EHOSTUNREACH, "No route to host")
 
-    monkeypatch.setattr("localrun.access.resolver.connect", connect)
+    monkeypatch.setattr("localrun.access.discovery.connect", connect)
     monkeypatch.setattr("localrun.cli.daemon.sys.platform", system)
     settings = config.Settings(host="192.168.77.7", port=11434)
     with pytest.raises(errors.DaemonUnreachable, match="cannot be reached") as raised:

@@ -21,7 +21,7 @@ from localrun.cli import exits
 from localrun.cli.bench.plan import MOST_REPLICAS, ROUTER_NAMES
 from localrun.cli.root import run
 from localrun.config import Settings
-from localrun.models.storage.forecasts import kept
+from localrun.models.storage.model import kept_forecast
 from localrun.plan import calibration, fleet
 from localrun.plan.calibration import Calibration, path_of
 from localrun.plan.costs import Costs, PromptCosts, StreamCosts
@@ -84,9 +84,9 @@ def test_lists_of_models_know_how_many_chats_there_can_be(capsys: pytest.Capture
     digest = find_model("tiny", Settings()).digest
     said(capsys, *SHORT)
     said(capsys, "tiny", "--ttft-limit", "5")
-    assert kept(digest) is None  # of chats under the usual promise, nothing was asked yet
+    assert kept_forecast(digest) is None  # of chats under the usual promise, nothing was asked yet
     point = json.loads(said(capsys, "tiny", "--json"))["point"]
-    forecast = kept(digest)
+    forecast = kept_forecast(digest)
     assert forecast is not None
     assert forecast.chats == int(point["users"])
     assert forecast.tokens_per_s == pytest.approx(point["each_p50_tokens_per_s"])

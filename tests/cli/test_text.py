@@ -7,7 +7,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from localrun.cli import text
-from localrun.cli.text import ago, columns, duration, size, visible
+from localrun.cli.text import ago, columns, duration, size
+from localrun.visible import visible
 
 
 def test_columns_line_up_without_trailing_spaces():

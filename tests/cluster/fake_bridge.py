@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from localrun.cluster import scaling
+from localrun.cluster import placement
 from localrun.cluster.on_ray.bridge import main
 from tests.cluster.fake_app import FakeEngine
 
 if __name__ == "__main__":
-    scaling.UP_AFTER_S, scaling.DOWN_AFTER_S, scaling.TARGET_WAIT_S = 2.0, 4.0, 0.2
+    placement.UP_AFTER_S, placement.DOWN_AFTER_S, placement.TARGET_WAIT_S = 2.0, 4.0, 0.2
     main(FakeEngine)

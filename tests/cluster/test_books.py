@@ -27,7 +27,7 @@ from localrun import framing
 from localrun.access.books import OwnBooks
 from localrun.access.keys import REQUESTS, TOKENS, KeyFile, Limit
 from localrun.access.usage import UsageFile, UsageRecord
-from localrun.cluster import frames, ledger, reports, state, tls
+from localrun.cluster import frames, ledger, reports, state
 from localrun.cluster import settings as cluster_settings
 from localrun.cluster.description import Description
 from localrun.cluster.ledger import Head, Knock, Ledger, Line, Look, News
@@ -699,13 +699,13 @@ async def test_what_is_no_door_learns_nothing_and_disturbs_nobody(head, doors, s
 async def test_between_machines_it_is_encrypted_and_the_heads_certificate_is_asked_for(tmp_path):
     token = "5a" * cluster_settings.TOKEN_BYTES
     for name, made_of in (("one", token), ("other", "a5" * cluster_settings.TOKEN_BYTES)):
-        tls.make(tmp_path / name, made_of, "node1", "127.0.0.1")
+        cluster_settings.make_certificates(tmp_path / name, made_of, "node1", "127.0.0.1")
     head = HeadMachine(tmp_path / "head")
-    await head.start(tls.for_replicas(tmp_path / "one"))
-    line = Line(head.address._replace(encryption=tls.for_doors(tmp_path / "one")))
+    await head.start(cluster_settings.tls_for_replicas(tmp_path / "one"))
+    line = Line(head.address._replace(encryption=cluster_settings.tls_for_doors(tmp_path / "one")))
     await line.open()
     line.close()
-    for encryption in (tls.for_doors(tmp_path / "other"), None):
+    for encryption in (cluster_settings.tls_for_doors(tmp_path / "other"), None):
         with pytest.raises(Unavailable):
             await Line(head.address._replace(encryption=encryption)).open()
     await head.stop()

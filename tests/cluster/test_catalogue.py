@@ -16,7 +16,7 @@ import httpx2
 import msgspec
 import pytest
 
-from localrun.cluster import reports, settings, tls
+from localrun.cluster import reports, settings
 from localrun.cluster.catalogue import Shelf, adapters_of, at_hand
 from localrun.cluster.description import Description, described, use_of
 from localrun.cluster.door import Door
@@ -391,17 +391,17 @@ async def test_what_machines_say_to_each_other_is_encrypted_and_who_says_nothing
     models_dir: Path, tmp_path: Path
 ) -> None:
     settings.keep(MEMBER, TOKEN)
-    tls.make(tmp_path, TOKEN, "studio", "127.0.0.1")
+    settings.make_certificates(tmp_path, TOKEN, "studio", "127.0.0.1")
     said = described(Store(models_dir), "alpha", NOTHING_ASKED, 0)
     token = settings.frames_token()
-    with Giver(Store(models_dir), "127.0.0.1", token=token, tls=tls.for_replicas(tmp_path)) as giver:
+    with Giver(Store(models_dir), "127.0.0.1", token=token, tls=settings.tls_for_replicas(tmp_path)) as giver:
         _, silent = await asyncio.open_connection("127.0.0.1", giver.port)
-        found = Neighbours(addresses=[f"127.0.0.1:{giver.port}"], token=token, tls=tls.for_doors(tmp_path))
+        found = Neighbours(addresses=[f"127.0.0.1:{giver.port}"], token=token, tls=settings.tls_for_doors(tmp_path))
         await at_hand(Store(tmp_path / "node"), said, found)
         silent.close()
         # Of another cluster.
-        tls.make(tmp_path, TOKEN[::-1], "studio", "127.0.0.1")
-        stranger = Neighbours(addresses=found.addresses, token=token, tls=tls.for_doors(tmp_path))
+        settings.make_certificates(tmp_path, TOKEN[::-1], "studio", "127.0.0.1")
+        stranger = Neighbours(addresses=found.addresses, token=token, tls=settings.tls_for_doors(tmp_path))
         with pytest.raises(DownloadFailed, match="certificate verify failed"):
             await at_hand(Store(tmp_path / "other"), said, stranger)
 

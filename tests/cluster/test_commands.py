@@ -19,9 +19,8 @@ from localrun import stored
 from localrun.cli import exits
 from localrun.cli.root import run
 from localrun.cluster import reports, settings, view
-from localrun.cluster.description import Description
+from localrun.cluster.description import Description, Scale
 from localrun.cluster.reports import AppReport, ClusterReport, Done, Event, Failed, NodeReport, ReplicaReport
-from localrun.cluster.scaling import Scale
 from localrun.snapshot import EngineRow
 from tests.cluster.test_reports import REPORT, bridge
 from tests.cluster.test_settings import MEMBER, TOKEN

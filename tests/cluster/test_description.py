@@ -9,8 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from localrun.cluster.description import Description, app_name, contents_of, described, found
-from localrun.cluster.scaling import Scale
+from localrun.cluster.description import Description, Scale, app_name, contents_of, described, found
 from localrun.config import NOTHING_ASKED, LoadSettings
 from localrun.errors import BadRequest, Conflict, ModelNotFound
 from localrun.models import naming

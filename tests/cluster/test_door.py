@@ -142,7 +142,7 @@ async def test_another_model_of_the_same_name_is_refused(daemon: Daemon, machine
 async def test_replicas_that_cannot_compute_it_are_left_alone(
     daemon: Daemon, machine: Machine, monkeypatch: pytest.MonkeyPatch, changes: dict[str, str]
 ) -> None:
-    monkeypatch.setattr("localrun.cluster.lender.WAIT_S", 0.3)
+    monkeypatch.setattr("localrun.cluster.door.WAIT_S", 0.3)
     daemon.tell(machine, **changes)
     await daemon.taken()
     with pytest.raises(Unavailable, match="no replica of 'alpha'"):

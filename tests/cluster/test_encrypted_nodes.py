@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from localrun.access.certificate import own_addresses
-from localrun.cluster import tls
+from localrun.cluster import settings
 from tests.cluster.test_three_nodes import Cluster, listening, texts
 from tests.server.conftest import copies, small_model
 
@@ -47,7 +47,7 @@ def test_a_model_is_computed_on_several_nodes(cluster: Cluster):
 
 def test_replicas_speak_to_nobody_in_the_clear(cluster: Cluster):
     for replica in cluster.ready("alpha", 2)["replicas"]:
-        believed = tls.for_doors(cluster.second.home / "state")
+        believed = settings.tls_for_doors(cluster.second.home / "state")
         with (
             socket.create_connection((replica["host"], replica["port"]), timeout=10) as connection,
             believed.wrap_socket(connection, server_hostname=replica["node"]) as encrypted,

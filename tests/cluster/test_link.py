@@ -19,7 +19,7 @@ from localrun import wire
 from localrun.cluster import frames
 from localrun.cluster import link as cluster_link
 from localrun.cluster.affinity import Cost
-from localrun.cluster.lender import App, ClusterLender
+from localrun.cluster.door import App, ClusterLender
 from localrun.cluster.link import ClusterLink, Told, Turns
 from localrun.cluster.reports import ReplicaReport
 from localrun.cluster.wire_child import Address
@@ -310,7 +310,7 @@ async def test_what_a_replica_has_not_finished_at_its_end_goes_on_elsewhere(
 async def test_no_replica_is_there_for_new_requests_while_the_last_one_ends(
     door: Door, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("localrun.cluster.lender.WAIT_S", 0.3)
+    monkeypatch.setattr("localrun.cluster.door.WAIT_S", 0.3)
     stream = asyncio.create_task(door.stream("long", 300))
     await door.flowing(1)
     door.link.replicas({})
@@ -406,7 +406,7 @@ async def test_what_a_replica_says_of_this_doors_own_work_is_not_counted_twice(
 
 
 async def test_no_replica_at_all_is_said(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("localrun.cluster.lender.WAIT_S", 0.3)
+    monkeypatch.setattr("localrun.cluster.door.WAIT_S", 0.3)
     door.link.replicas({})
     with pytest.raises(Unavailable, match="no replica of 'alpha'"):
         await door.stream("x")

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from localrun.cluster.scaling import DOWN_AFTER_S, TARGET_WAIT_S, UP_AFTER_S, Load, Scale, Scaler
+from localrun.cluster.description import Scale
+from localrun.cluster.placement import DOWN_AFTER_S, TARGET_WAIT_S, UP_AFTER_S, Load, Scaler
 
 IDLE = Load(n_slots=4, n_running=0, n_queued=0, wait_s=None)
 BUSY = Load(n_slots=4, n_running=4, n_queued=0, wait_s=None)

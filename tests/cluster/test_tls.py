@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from localrun.cluster import tls
+from localrun.cluster import settings
 from tests.cluster.test_settings import TOKEN
 
 OTHER_TOKEN = "6b" * 32
@@ -34,30 +34,30 @@ async def spoken(server: ssl.SSLContext, client: ssl.SSLContext, name: str) -> b
 def nodes(tmp_path: Path) -> tuple[Path, Path]:
     """Two machines that were given the token and nothing else."""
     one, other = tmp_path / "one", tmp_path / "other"
-    tls.make(one, TOKEN, "studio", "10.0.0.1")
-    tls.make(other, TOKEN, "laptop", "10.0.0.2")
+    settings.make_certificates(one, TOKEN, "studio", "10.0.0.1")
+    settings.make_certificates(other, TOKEN, "laptop", "10.0.0.2")
     return one, other
 
 
 @pytest.mark.parametrize("name", ["laptop", "10.0.0.2", "localhost", "127.0.0.1"])
 async def test_nodes_with_the_same_token_believe_each_other(nodes: tuple[Path, Path], name: str) -> None:
     one, other = nodes
-    assert await spoken(tls.for_replicas(other), tls.for_doors(one), name) == b"hello"
+    assert await spoken(settings.tls_for_replicas(other), settings.tls_for_doors(one), name) == b"hello"
 
 
 @pytest.mark.parametrize("name", ["studio", "10.0.0.1"])
 async def test_a_node_is_nobody_else(nodes: tuple[Path, Path], name: str) -> None:
     one, other = nodes
     with pytest.raises(ssl.SSLCertVerificationError):
-        await spoken(tls.for_replicas(other), tls.for_doors(one), name)
+        await spoken(settings.tls_for_replicas(other), settings.tls_for_doors(one), name)
 
 
 async def test_another_token_is_another_cluster(nodes: tuple[Path, Path], tmp_path: Path) -> None:
-    tls.make(tmp_path / "stranger", OTHER_TOKEN, "laptop", "10.0.0.2")
+    settings.make_certificates(tmp_path / "stranger", OTHER_TOKEN, "laptop", "10.0.0.2")
     with pytest.raises(ssl.SSLCertVerificationError):
-        await spoken(tls.for_replicas(tmp_path / "stranger"), tls.for_doors(nodes[0]), "laptop")
+        await spoken(settings.tls_for_replicas(tmp_path / "stranger"), settings.tls_for_doors(nodes[0]), "laptop")
 
 
 def test_the_authority_has_one_key_for_each_token() -> None:
-    keys = [tls._authority_key(token).private_numbers().private_value for token in (TOKEN, TOKEN, OTHER_TOKEN)]
+    keys = [settings._authority_key(token).private_numbers().private_value for token in (TOKEN, TOKEN, OTHER_TOKEN)]
     assert keys[0] == keys[1] != keys[2]

@@ -21,9 +21,9 @@ import pytest
 from localrun import framing, wire
 from localrun.cluster import frames, replica, wire_child
 from localrun.cluster.affinity import DIGEST_BYTES
+from localrun.cluster.frames import RUNNING_TOKENS, prompt_of
 from localrun.cluster.replica import MAX_RECENT, Replica
 from localrun.cluster.wire_child import Address, WireChild
-from localrun.cluster.work import RUNNING_TOKENS, prompt_of
 from localrun.errors import BadRequest, EngineDied, EngineFailed, LocalrunError, Unauthorized
 from localrun.server.engines.link import End, EndKind, EngineLink
 from tests.fakes import ENGINE

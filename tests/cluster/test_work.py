@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from localrun import wire
-from localrun.cluster.work import MEDIA_TOKENS, Work
+from localrun.cluster.frames import MEDIA_TOKENS, Work
 
 
 def delta(phase: wire.Phase, n_computed: int, n_output: int = 0) -> wire.Delta:

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from localrun.doctor.devices import check_devices
-from localrun.doctor.finding import Level
+from localrun.doctor import Level
+from localrun.doctor.gpu import check_devices
 from localrun.doctor.llama_build import BuildReport
 from tests.devices import rpc
 

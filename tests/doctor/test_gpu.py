@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from localrun.doctor.finding import Level
+from localrun.doctor import Level
 from localrun.doctor.gpu import Card, Vendor, cards, check_gpu, compilers
 from localrun.doctor.llama_build import BuildReport
 from localrun.native_build import machine as build_machine

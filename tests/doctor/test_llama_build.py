@@ -10,8 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from localrun.doctor import llama_build
-from localrun.doctor.finding import Finding, Level
+from localrun.doctor import Finding, Level, llama_build
 from localrun.doctor.llama_build import (
     BuildReport,
     ask_build,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from localrun.doctor.finding import Level
+from localrun.doctor import Level
 from localrun.doctor.stored_models import check_models
 from localrun.models import builtin
 from localrun.models.storage import manifest, model_files

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from localrun import kv_folders
-from localrun.doctor.finding import Finding, Level
+from localrun.doctor import Finding, Level
 from localrun.doctor.stored_models import check_hub_cache, check_kv_cache
 from localrun.doctor.surroundings import (
     check_cache_disk,

@@ -16,6 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
+
 from localrun import kv_folders, stored
 from localrun.hardware import kernels, thread_choice
 from localrun.hardware.kernels import Verdict
@@ -51,7 +53,7 @@ def change_models(folder: Path, _: int) -> None:
     assert said is not None
     with store.blobs.held([digest]):
         file = StoredFile(role=Role.MODEL, place=Place.BLOB, size_bytes=writer.n_bytes, digest=digest)
-        naming.point(store, "one", naming.changed(said, files=(file,), system="new"))
+        naming.point(store, "one", msgspec.structs.replace(said, files=(file,), system="new"))
     naming.copy(store, "one", "four")
     naming.remove(store, "two")
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from localrun.models.fallback_template import fallback_template
+from localrun.models.storage.model import fallback_template
 from localrun.server.templates.worker import render
 
 CHAT = [

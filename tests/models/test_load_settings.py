@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from localrun.config import KV_TYPES, NOTHING_ASKED, ROPE_SCALINGS, LoadSettings, ModelTable, Settings
 from localrun.errors import BadRequest
+from localrun.models.fit import MAX_CTX, check_load, context_limit, settled_load, too_long
 from localrun.models.gguf.header import Header
-from localrun.models.load_settings import MAX_CTX, check, context_limit, settled, too_long
 from localrun.models.modelfile import load_settings, normalized_parameters
 from tests.says import says
 
@@ -114,22 +114,22 @@ def test_parameters_of_a_model_say_it_by_ollamas_names() -> None:
 def test_the_longest_request(metadata: dict[str, Any], said: dict[str, Any], limit: int) -> None:
     asked = LoadSettings(**said)
     assert context_limit(header(**metadata), asked) == limit
-    assert settled(header(**metadata), LoadSettings(num_ctx=MAX_CTX, **said)).num_ctx == limit
+    assert settled_load(header(**metadata), LoadSettings(num_ctx=MAX_CTX, **said)).num_ctx == limit
 
 
 @given(said=loads)
 def test_what_is_settled_stays_so(said: LoadSettings) -> None:
     model = header(rope__freq_base=10_000.0)
-    once = settled(model, said)
-    assert settled(model, once) == once
+    once = settled_load(model, said)
+    assert settled_load(model, once) == once
     assert once.num_ctx is None or 0 < once.num_ctx <= context_limit(model, said)
 
 
 def test_what_the_file_says_itself_is_not_asked_for() -> None:
     model = header(rope__freq_base=500_000.0, rope__scaling__factor=4.0)
     same = LoadSettings(rope_frequency_base=500_000.0, rope_frequency_scale=0.25, gpu_layers=-1, num_ctx=0)
-    assert settled(model, same) == NOTHING_ASKED
-    assert settled(model, LoadSettings(gpu_layers=999)).gpu_layers == 5
+    assert settled_load(model, same) == NOTHING_ASKED
+    assert settled_load(model, LoadSettings(gpu_layers=999)).gpu_layers == 5
 
 
 @pytest.mark.parametrize(
@@ -143,10 +143,10 @@ def test_what_the_file_says_itself_is_not_asked_for() -> None:
 def test_what_cannot_be_is_refused(said: dict[str, Any], parts: tuple[str, ...]) -> None:
     narrow = header(attention__key_length=80, attention__value_length=80)
     with pytest.raises(BadRequest) as caught:
-        check(narrow, LoadSettings(**said), "m")
+        check_load(narrow, LoadSettings(**said), "m")
     assert all(part in caught.value.message for part in parts), caught.value.message
-    check(narrow, LoadSettings(kv_type="auto"), "m")
-    check(narrow, LoadSettings(kv_type="f16", rope_frequency_base=0.0), "m")
+    check_load(narrow, LoadSettings(kv_type="auto"), "m")
+    check_load(narrow, LoadSettings(kv_type="f16", rope_frequency_base=0.0), "m")
 
 
 def test_too_long_a_context_names_the_trained_one_and_the_way_out() -> None:

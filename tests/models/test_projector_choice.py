@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from localrun.errors import NotFound
-from localrun.models.projector_choice import in_folder, is_projector, of_repository
-from localrun.models.quant_choice import RemoteFile
+from localrun.models.quant_choice import RemoteFile, is_projector, projector_in_folder, projector_of_repository
 from tests.says import says
 
 
@@ -23,7 +22,7 @@ def test_names_of_projectors(name: str, is_one: bool):
 
 def chosen(model: str, *projectors: str, wanted: str = "", others: tuple[str, ...] = ()) -> str | None:
     files = [RemoteFile(path, 1000 - index) for index, path in enumerate((model, *others, *projectors))]
-    found = of_repository(model, files, wanted=wanted)
+    found = projector_of_repository(model, files, wanted=wanted)
     return found.path if found else None
 
 
@@ -82,4 +81,4 @@ def test_what_a_person_asks_for():
     ],
 )
 def test_of_a_folder(model: str, names: tuple[str, ...], expected: str | None):
-    assert in_folder(model, names) == expected
+    assert projector_in_folder(model, names) == expected

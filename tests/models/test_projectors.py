@@ -6,6 +6,7 @@ import hashlib
 import re
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from localrun.errors import BadModelFile, BadRequest, NotFound
@@ -197,7 +198,7 @@ def test_in_the_models_folder_it_stays_for_a_name_that_has_another_model(
         StoredFile(role=role, place=Place.FILE, size_bytes=path.stat().st_size, path=str(path))
         for role, path in ((Role.MODEL, own), (Role.PROJECTOR, beside))
     )
-    naming.point(store, "own", naming.changed(naming.described(store.find("fox")), files=files))
+    naming.point(store, "own", msgspec.structs.replace(naming.described(store.find("fox")), files=files))
     naming.remove(store, "fox")
     assert store.resolve("own").projector == beside
 

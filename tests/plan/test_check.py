@@ -6,10 +6,9 @@ import re
 
 import pytest
 
-from localrun.bench.arrivals import Session
+from localrun.bench.arrivals import Session, built_in
 from localrun.errors import BadRequest
 from localrun.plan.check import LEAST_REQUESTS, asked_of
-from localrun.plan.traces import built_in
 from tests.plan.made import turn, workload
 
 

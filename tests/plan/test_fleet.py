@@ -4,12 +4,11 @@ import statistics
 
 import pytest
 
-from localrun.bench.arrivals import ANSWER, Limits, Session, Turn
+from localrun.bench.arrivals import ANSWER, Limits, Session, Turn, built_in
 from localrun.errors import BadRequest
 from localrun.plan.coarse import CoarseReplica
 from localrun.plan.fleet import MOST_EXACT, MOST_LOOKED_AT, ROUTERS, FleetSearch, fleet
 from localrun.plan.replica import Arrival, simulate
-from localrun.plan.traces import built_in
 from tests.plan.made import costs, setup, workload
 
 QUESTION, ANSWERED = 200, 20

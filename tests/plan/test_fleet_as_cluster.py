@@ -18,7 +18,7 @@ from localrun.bench.metrics import percentile
 from localrun.bench.report import aligned
 from localrun.bench.results import StreamRecord
 from localrun.bench.streams import numbers
-from localrun.cluster.lender import App, ClusterLender
+from localrun.cluster.door import App, ClusterLender
 from localrun.cluster.link import ClusterLink
 from localrun.config import Settings
 from localrun.engine.process import SPARE_SEQUENCES

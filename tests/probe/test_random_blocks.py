@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from localrun.models.gguf.ggml_types import by_name
-from localrun.probe.random_blocks import BlockPool
+from localrun.probe.probe_models import BlockPool
 
 
 @pytest.mark.parametrize("name", ["F16", "Q4_0", "Q4_1", "Q5_0", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS"])

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from localrun.config import Folders
-from localrun.service.plan import ServicePlan
+from localrun.service.manager import ServicePlan
 
 # Answers by the first words of the command line, such as {"status": 1, "stderr": ...}. All else succeeds in silence.
 _PROGRAM = """#!{python}

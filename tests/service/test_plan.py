@@ -8,7 +8,7 @@ import pytest
 
 from localrun.config import FIELDS, Folders, env_name
 from localrun.errors import BadRequest
-from localrun.service.plan import ServicePlan, left_out, make_plan, taken_over
+from localrun.service.manager import ServicePlan, left_out, make_plan, taken_over
 
 FOLDERS = Folders(Path("/h/data"), Path("/h/cache"), Path("/h/config"), Path("/h/state"))
 

@@ -13,7 +13,7 @@ import pytest
 
 from localrun.cli import exits
 from localrun.errors import NotSupported, ServiceFailed
-from localrun.service.plan import ServicePlan
+from localrun.service.manager import ServicePlan
 from localrun.service.systemd import NAME, Systemd, unit
 
 GOLDEN = """\

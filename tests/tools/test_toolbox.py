@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 
 from localrun.errors import BadRequest
 from localrun.tools.config import ServerSettings, configured, expanded, read
-from localrun.tools.inert import as_json, inert, last_words
-from localrun.tools.permissions import Permissions, Rule
 from localrun.tools.servers import ServerTool
-from localrun.tools.toolbox import Call, Tool, Toolbox, calls_of, model_name, toolbox
+from localrun.tools.toolbox import Call, Permissions, Rule, Tool, Toolbox, calls_of, model_name, toolbox
+from localrun.visible import as_json, inert, last_words
 
 
 def test_servers_are_read_and_what_is_wrong_is_said_and_left_out(tmp_path: Path) -> None:

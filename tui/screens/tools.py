@@ -19,14 +19,13 @@ from textual.content import Content
 from textual.widgets import OptionList, Static
 from textual.widgets.option_list import Option
 
-from localrun.tools.inert import inert, shortened
-from localrun.tools.permissions import Rule
-from localrun.tools.toolbox import Tool, Toolbox
+from localrun.tools.toolbox import Rule, Tool, Toolbox
 from localrun.tui.conversation import Conversation
 from localrun.tui.keys import bind
 from localrun.tui.screens.dialog import Dialog
 from localrun.tui.session import Session
 from localrun.tui.short_text import column, fit, line
+from localrun.visible import inert, shortened
 
 _DESCRIPTION_CHARACTERS = 300
 _NAME_WIDTH = 34

@@ -31,8 +31,6 @@ from textual.worker import Worker
 from localrun.attachments import MAX_MEDIA, MAX_MEDIA_BYTES, Attachment, Kind, check_kind, media_kind
 from localrun.errors import Cancelled, LocalrunError
 from localrun.snapshot import Snapshot
-from localrun.tools.inert import inert
-from localrun.tools.permissions import Rule
 from localrun.tools.toolbox import (
     MAX_ROUNDS,
     NOT_RUN,
@@ -41,6 +39,7 @@ from localrun.tools.toolbox import (
     Approval,
     Call,
     Outcome,
+    Rule,
     Tool,
     Toolbox,
     calls_of,
@@ -56,6 +55,7 @@ from localrun.tui.widgets.gallery import Gallery
 from localrun.tui.widgets.messages import AnswerMessage, Notice, UserMessage
 from localrun.tui.widgets.tool_calls import Choices, GoOn, ToolCall
 from localrun.tui.widgets.welcome import Welcome
+from localrun.visible import inert
 
 PAGE = 16
 # Final numbers such as the TTFT come with the next snapshot, so a finished answer looks at a few more of them.

@@ -17,11 +17,11 @@ from textual.content import Content
 from textual.widgets import Collapsible, OptionList, Static
 from textual.widgets.option_list import Option
 
-from localrun.tools.inert import as_json, inert, shortened
 from localrun.tools.toolbox import Approval, Call, End, Outcome, Tool
 from localrun.tui import short_text
 from localrun.tui.short_text import block, fit, line
 from localrun.tui.widgets.gallery import Gallery
+from localrun.visible import as_json, inert, shortened
 
 SHOWN_CHARACTERS = 20_000
 DESCRIPTION_CHARACTERS = 400

@@ -251,10 +251,12 @@ def _keep(model: Model, search: Search, carried: Point) -> None:
     """For lists of models: how many chats there can be, under the usual promise."""
     from datetime import UTC, datetime
 
-    from localrun.models.storage.forecasts import Forecast, keep
+    from localrun.models.storage.model import Forecast, keep_forecast
 
     usual, n_chats = search.workload, int(carried.users or 0)
     if usual.name == CHAT and search.limits == usual.limits and n_chats:
         now = datetime.now(UTC).isoformat(timespec="seconds")
         with kept_if_possible("this forecast"):
-            keep(model.digest, Forecast(chats=n_chats, tokens_per_s=carried.each_p50_tokens_per_s, made_at=now))
+            keep_forecast(
+                model.digest, Forecast(chats=n_chats, tokens_per_s=carried.each_p50_tokens_per_s, made_at=now)
+            )

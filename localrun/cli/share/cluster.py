@@ -178,8 +178,7 @@ def deploy(
     Without GPUs a node runs one replica of a model. Draft models of single requests do not work in a cluster.
     """
     from localrun.cluster import reports
-    from localrun.cluster.description import described
-    from localrun.cluster.scaling import Scale
+    from localrun.cluster.description import Scale, described
     from localrun.models.storage.store import Store
 
     if most is None and least is not None:

@@ -19,7 +19,7 @@ import click
 import msgspec
 
 from localrun import config
-from localrun.access.audit import AuditLog
+from localrun.access.books import AuditLog
 from localrun.access.keys import (
     NO_LIMIT,
     OUTPUT_TOKENS,

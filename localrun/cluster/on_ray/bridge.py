@@ -30,33 +30,13 @@ from ray.serve.config import ProxyLocation
 from ray.serve.exceptions import RayServeException
 
 from localrun import framing, ollama_environment
-from localrun.cluster import ledger, settings
+from localrun.cluster import ledger, reports, settings
 from localrun.cluster.catalogue import check_fits
 from localrun.cluster.description import Description, app_name
 from localrun.cluster.on_ray import router
 from localrun.cluster.on_ray.nodes import MARK
 from localrun.cluster.on_ray.serve_app import DEPLOYMENT, Engine, build
-from localrun.cluster.placement import Has
-from localrun.cluster.reports import (
-    AppReport,
-    Choose,
-    Chosen,
-    ClusterReport,
-    Deploy,
-    Done,
-    Drain,
-    Failed,
-    Follow,
-    FromBridge,
-    Look,
-    NodeReport,
-    ReplicaReport,
-    ToBridge,
-    Undeploy,
-    Wake,
-    decode_to_bridge,
-)
-from localrun.cluster.scaling import Load, Scaler
+from localrun.cluster.placement import Has, Load, Scaler
 from localrun.errors import LocalrunError, NotFound, Unavailable
 
 EVERY_S = 1.0
@@ -79,15 +59,15 @@ class Bridge:
 
     def __init__(self, engine: type[Engine] = Engine) -> None:
         self._engine = engine
-        self._nodes: tuple[NodeReport, ...] = ()
-        self._apps: dict[str, AppReport] = {}  # as Serve's controller knows them, by the app's name
+        self._nodes: tuple[reports.NodeReport, ...] = ()
+        self._apps: dict[str, reports.AppReport] = {}  # as Serve's controller knows them, by the app's name
         self._asking: asyncio.Future[None] | None = None
         self._handles: dict[str, Any] = {}
-        self._replicas: dict[str, tuple[ReplicaReport, ...]] = {}  # as they answered last
+        self._replicas: dict[str, tuple[reports.ReplicaReport, ...]] = {}  # as they answered last
         self.is_following = False
         self._scalers: defaultdict[str, Scaler] = defaultdict(Scaler)
 
-    async def look(self) -> ClusterReport:
+    async def look(self) -> reports.ClusterReport:
         """What there is."""
         await self._ask_head()
         replicas = await asyncio.gather(*(self._ask_replicas(app) for app in self._apps))
@@ -95,9 +75,9 @@ class Bridge:
             msgspec.structs.replace(app, replicas=found)
             for app, found in zip(self._apps.values(), replicas, strict=True)
         )
-        return ClusterReport(nodes=self._nodes, apps=tuple(apps))
+        return reports.ClusterReport(nodes=self._nodes, apps=tuple(apps))
 
-    async def deploy(self, asked: Deploy) -> None:
+    async def deploy(self, asked: reports.Deploy) -> None:
         """Tells Serve; what comes of it is to be looked at. Raises CannotFit and Unavailable."""
         await self._hear_head()
         there, scale = self._apps.get(asked.description.app), asked.description.scale
@@ -113,12 +93,12 @@ class Bridge:
             return
         await asyncio.to_thread(_run, build(asked.description, max(1, n_replicas), self._engine), asked.description.app)
 
-    async def choose(self, asked: Choose) -> Chosen:
+    async def choose(self, asked: reports.Choose) -> reports.Chosen:
         """Which replica computes a prompt, as Serve's router has it."""
         with contextlib.suppress(TimeoutError, RayServeException, ray.exceptions.RayError):
             async with asyncio.timeout(CHOICE_S):
-                return Chosen(asked.id, await router.choose(self._handle(asked.app), asked.first, asked.costs))
-        return Chosen(asked.id, "")
+                return reports.Chosen(asked.id, await router.choose(self._handle(asked.app), asked.first, asked.costs))
+        return reports.Chosen(asked.id, "")
 
     async def wake(self, name: str) -> None:
         """One replica of an app that was scaled to none."""
@@ -127,7 +107,7 @@ class Bridge:
             self._apps[name] = msgspec.structs.replace(app, n_wanted=1)  # until the head is asked again
             await _try_to_scale(name, 1)
 
-    async def scale(self, report: ClusterReport) -> None:
+    async def scale(self, report: reports.ClusterReport) -> None:
         """As many replicas as the work that waits asks for."""
         for app in report.apps:
             if app.description.scale is None or not app.n_wanted:
@@ -150,7 +130,7 @@ class Bridge:
             raise NotFound(f"the cluster does not run '{model}'; it runs {names}")
         await asyncio.to_thread(serve.delete, app, _blocking=False)
 
-    async def drain(self, asked: Drain) -> None:
+    async def drain(self, asked: reports.Drain) -> None:
         """Raises NotFound, and Unavailable when Ray refuses."""
         await self._hear_head()
         node = next((one for one in self._nodes if asked.node in (one.node, one.id) and one.state != "dead"), None)
@@ -189,12 +169,14 @@ class Bridge:
         apps = _apps()
         self._nodes, self._apps = _nodes(), apps
 
-    async def _ask_replicas(self, app: str) -> tuple[ReplicaReport, ...]:
+    async def _ask_replicas(self, app: str) -> tuple[reports.ReplicaReport, ...]:
         """Those of whom Serve says that they run, as they are now, or else as they were last."""
         try:
             answers = self._handle(app).broadcast("report", self.is_following)
             said = await answers.results_async(timeout_s=ANSWER_S, return_exceptions=True)
-            found = tuple(msgspec.msgpack.decode(one, type=ReplicaReport) for one in said if isinstance(one, bytes))
+            found = tuple(
+                msgspec.msgpack.decode(one, type=reports.ReplicaReport) for one in said if isinstance(one, bytes)
+            )
         except (RayServeException, ray.exceptions.RayError):  # none runs
             found = ()
         except TimeoutError:  # one hangs
@@ -208,27 +190,27 @@ class Bridge:
         return self._handles[app]
 
 
-def _nodes() -> tuple[NodeReport, ...]:
+def _nodes() -> tuple[reports.NodeReport, ...]:
     draining = ray._private.state.state.get_draining_nodes()
-    reports = []
+    found = []
     for node in ray.nodes():
         state = "dead" if not node["Alive"] else "draining" if node["NodeID"] in draining else "alive"
         has = node.get("Resources", {})
-        reports.append(
-            NodeReport(
+        found.append(
+            reports.NodeReport(
                 node=node.get("NodeName") or node["NodeManagerAddress"], id=node["NodeID"],
                 address=node["NodeManagerAddress"], state=state, n_cpus=has.get("CPU", 0.0),
                 is_head="node:__internal_head__" in has,
                 n_gpus=has.get("GPU", 0.0), has=Has.of(node.get("Labels", {})),
             )
         )  # fmt: skip
-    return tuple(reports)
+    return tuple(found)
 
 
-def _apps() -> dict[str, AppReport]:
+def _apps() -> dict[str, reports.AppReport]:
     """Of apps whose deployment Serve has begun."""
     client = serve.context._get_global_client(raise_if_no_controller_running=False)
-    found: dict[str, AppReport] = {}
+    found: dict[str, reports.AppReport] = {}
     applications = {} if client is None else client.get_serve_details().get("applications", {})
     for name, app in applications.items():
         deployment = app["deployments"].get(DEPLOYMENT)
@@ -236,7 +218,7 @@ def _apps() -> dict[str, AppReport]:
             continue
         said = deployment["deployment_config"]["user_config"]
         message = deployment["message"] or app["message"]
-        found[name] = AppReport(
+        found[name] = reports.AppReport(
             description=msgspec.convert(said, Description), n_wanted=deployment["target_num_replicas"],
             state=str(getattr(app["status"], "value", app["status"])).lower(), message=_in_short(message),
         )  # fmt: skip
@@ -284,17 +266,17 @@ class _Pipes:
     def __init__(self) -> None:
         self._out: BinaryIO = os.fdopen(os.dup(1), "wb")
         self._loop: asyncio.AbstractEventLoop
-        self._take: Callable[[ToBridge], None] | None = None
+        self._take: Callable[[reports.ToBridge], None] | None = None
         os.dup2(2, 1)
 
-    def read(self) -> ToBridge:
+    def read(self) -> reports.ToBridge:
         """Raises framing.FrameError."""
         body = framing.read_body(sys.stdin.buffer)
         if body is None:
             raise framing.FrameError("nothing was asked")
-        return decode_to_bridge(body)
+        return reports.decode_to_bridge(body)
 
-    def hear(self, take: Callable[[ToBridge], None]) -> None:
+    def hear(self, take: Callable[[reports.ToBridge], None]) -> None:
         """What is said from now on, in the running loop."""
         self._loop, self._take = asyncio.get_running_loop(), take
 
@@ -307,37 +289,37 @@ class _Pipes:
                     self._loop.call_soon_threadsafe(self._take, asked)
         os._exit(0)
 
-    def say(self, message: FromBridge) -> None:
+    def say(self, message: reports.FromBridge) -> None:
         self._out.write(framing.encode(message))
         self._out.flush()
 
 
-async def _answer(bridge: Bridge, pipes: _Pipes, asked: ToBridge) -> None:
-    if isinstance(asked, Follow):
+async def _answer(bridge: Bridge, pipes: _Pipes, asked: reports.ToBridge) -> None:
+    if isinstance(asked, reports.Follow):
         await _follow(bridge, pipes)
-    elif isinstance(asked, Look):
+    elif isinstance(asked, reports.Look):
         pipes.say(await bridge.look())
-    elif isinstance(asked, Deploy):
+    elif isinstance(asked, reports.Deploy):
         await _deployed(bridge, pipes, asked)
-    elif isinstance(asked, Undeploy):
+    elif isinstance(asked, reports.Undeploy):
         await ledger.keep(ledger.head_of(settings.membership()), app_name(asked.model), None)
         await bridge.undeploy(asked.model)
-    elif isinstance(asked, Drain):
+    elif isinstance(asked, reports.Drain):
         await bridge.drain(asked)
-    pipes.say(Done())
+    pipes.say(reports.Done())
 
 
 async def _follow(bridge: Bridge, pipes: _Pipes) -> None:
     """Reports, and answers to what is asked meanwhile."""
     tasks: set[asyncio.Task[None]] = set()
 
-    async def answer(asked: ToBridge) -> None:
-        if isinstance(asked, Choose):
+    async def answer(asked: reports.ToBridge) -> None:
+        if isinstance(asked, reports.Choose):
             pipes.say(await bridge.choose(asked))
-        elif isinstance(asked, Wake):
+        elif isinstance(asked, reports.Wake):
             await bridge.wake(asked.app)
 
-    def take(asked: ToBridge) -> None:
+    def take(asked: reports.ToBridge) -> None:
         task = asyncio.create_task(answer(asked))
         tasks.add(task)
         task.add_done_callback(tasks.discard)
@@ -354,11 +336,11 @@ async def _follow(bridge: Bridge, pipes: _Pipes) -> None:
             scaling = asyncio.create_task(bridge.scale(report))
         await asyncio.sleep(EVERY_S)
     # What was known before the head's end is of no use, and Ray waits for that head at every end but this one.
-    pipes.say(Failed("the cluster has begun anew"))
+    pipes.say(reports.Failed("the cluster has begun anew"))
     os._exit(0)
 
 
-async def _deployed(bridge: Bridge, pipes: _Pipes, asked: Deploy) -> None:
+async def _deployed(bridge: Bridge, pipes: _Pipes, asked: reports.Deploy) -> None:
     """Until all replicas are there, or as many as there is room for. Raises Unavailable for what cannot be started."""
     await bridge.deploy(asked)
     if asked.wait_s:  # not by the head, which keeps it already
@@ -392,9 +374,9 @@ def main(engine: type[Engine] = Engine) -> None:
         )  # fmt: skip
         asyncio.run(_answer(Bridge(engine), pipes, asked))
     except LocalrunError as error:
-        pipes.say(Failed(error.message))
+        pipes.say(reports.Failed(error.message))
     except (ray.exceptions.RayError, ConnectionError, RuntimeError, ValueError) as error:
-        pipes.say(Failed(f"Ray does not do what it was asked: {str(error).strip().rpartition(chr(10))[2]}"))
+        pipes.say(reports.Failed(f"Ray does not do what it was asked: {str(error).strip().rpartition(chr(10))[2]}"))
 
 
 if __name__ == "__main__":

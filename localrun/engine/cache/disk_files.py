@@ -58,7 +58,7 @@ import psutil
 
 from localrun import kv_folders
 from localrun.engine.cache.tree import KEY_BYTES, DiskRecord
-from localrun.file_stamp import FileStamp
+from localrun.stored import FileStamp
 
 MAGIC = b"lrkvseg1"
 DIGEST_BYTES = 16

@@ -81,8 +81,7 @@ class LlamaAdapters:
 
     def load(self, adapter: Adapter) -> None:
         # Late: most engines never need them.
-        from localrun.models.gguf.adapter_header import misfit
-        from localrun.models.gguf.finite import check_finite
+        from localrun.models.gguf.adapter_header import check_finite, misfit
         from localrun.models.gguf.header import FileKind
         from localrun.models.gguf.reader import read_header
 

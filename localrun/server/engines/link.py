@@ -31,7 +31,7 @@ import msgspec
 
 from localrun import framing, wire
 from localrun.errors import BadModelFile, EngineDied, EngineFailed, LocalrunError, TooLarge, Unavailable, by_code
-from localrun.hardware import library_problems
+from localrun.hardware import kernels
 from localrun.processes import HIDDEN, end_in_words, is_crash, signal_of
 from localrun.server.engines import machine
 from localrun.snapshot import KvRunRow
@@ -613,7 +613,7 @@ class EngineLink:
         if self._kill_reason is not None and end.kind is not EndKind.BROKE_PROTOCOL:
             how = self._kill_reason
         if end.kind is EndKind.BAD_INSTRUCTION:
-            return EngineDied(f"the engine of model '{self.model}' {how}: {library_problems.OTHER_PROCESSOR.line}")
+            return EngineDied(f"the engine of model '{self.model}' {how}: {kernels.OTHER_PROCESSOR.line}")
         if self._is_ready:
             return EngineDied(f"the engine of model '{self.model}' {how}; the next request starts a new one")
         if end.is_crash:

@@ -19,7 +19,7 @@ import msgspec
 
 from localrun.config import AUTO_KV_TYPE, NOTHING_ASKED, LoadSettings, Settings
 from localrun.errors import BadRequest
-from localrun.models import load_settings
+from localrun.models import fit
 from localrun.models.storage.model import Model
 from localrun.server import notices
 from localrun.server.engines.machine import has_gpu_library
@@ -36,9 +36,9 @@ class Loads:
         """What is asked for, without what changes nothing. Raises BadModelFile for parameters of the model's own that
         are out of range."""
         said = by_request.over(model.load).over(self._settings.of_model(model.name))
-        if by_request.num_ctx and (problem := load_settings.too_long(model.header, said)):
+        if by_request.num_ctx and (problem := fit.too_long(model.header, said)):
             notices.note(problem)
-        said = load_settings.settled(model.header, said)
+        said = fit.settled_load(model.header, said)
         return said if self._may_use_gpu else msgspec.structs.replace(said, gpu_layers=None)
 
     def check(self, model: Model, by_request: LoadSettings = NOTHING_ASKED) -> None:
@@ -46,7 +46,7 @@ class Loads:
         said = by_request.over(model.load)
         table = self._settings.table_of(model.name)
         try:
-            load_settings.check(model.header, said if table is None else said.over(table.load), model.name)
+            fit.check_load(model.header, said if table is None else said.over(table.load), model.name)
         except BadRequest as error:
             if table is None or error.field is None or getattr(said, error.field) is not None:
                 raise

@@ -28,7 +28,6 @@ from typing import NamedTuple, Protocol
 from localrun import wire
 from localrun.config import NOTHING_ASKED, LoadSettings, Settings
 from localrun.errors import BadRequest, CannotFit, LocalrunError
-from localrun.file_stamp import FileStamp
 from localrun.models import draft
 from localrun.models.adapters import AdaptedModel, InEffect
 from localrun.models.fit import gpu_share
@@ -38,6 +37,7 @@ from localrun.models.storage.store import Store
 from localrun.server.engines.link import EngineLink, Sink
 from localrun.server.engines.placement import Placement
 from localrun.snapshot import EngineRow
+from localrun.stored import FileStamp
 from localrun.wire import Pooling
 
 _log = logging.getLogger(__name__)

@@ -36,8 +36,7 @@ from typing import TYPE_CHECKING, Any
 from starlette.types import Scope, Send
 
 from localrun.access import keys
-from localrun.access.audit import AuditLog
-from localrun.access.books import Books
+from localrun.access.books import AuditLog, Books
 from localrun.access.keys import OUTPUT_TOKENS, PROMPT_TOKENS, REQUESTS, TOKENS, Key
 from localrun.access.leases import Leased
 from localrun.access.quotas import Quota, QuotaState

@@ -23,10 +23,10 @@ from typing import Any
 import msgspec
 
 from localrun.errors import BadRequest, BadTemplate, NotFound, bad_field, told_of
-from localrun.models import creation, load_settings, modelfile, naming, projector_choice
+from localrun.models import creation, fit, modelfile, naming, quant_choice
 from localrun.models.creation import Base, Changes
-from localrun.models.fallback_template import by_marks, name_of
 from localrun.models.storage.manifest import Manifest, Message, StoredFile, check_digest
+from localrun.models.storage.model import by_marks, name_of
 from localrun.models.storage.store import Store
 from localrun.server.http.access import Caller
 from localrun.server.http.exchange import Exchange, apart, decode_body
@@ -323,7 +323,7 @@ def check_load(base: Base, parameters: Mapping[str, Any]) -> None:
             said = modelfile.load_settings({**base.manifest.parameters, **parameters})
         except ValueError as error:
             raise BadRequest(f"parameters.{error}", field="parameters") from None
-        load_settings.check(base.header, said, base.name)
+        fit.check_load(base.header, said, base.name)
 
 
 async def check_template(runtime: Runtime, template: str) -> None:
@@ -361,7 +361,7 @@ def _projector(store: Store, base: Base, order: Order) -> tuple[StoredFile, ...]
     """None for the base's."""
     if order.projector is None:
         return None
-    if order.projector.lower() == projector_choice.NONE:
+    if order.projector.lower() == quant_choice.NO_PROJECTOR:
         return ()
     return (creation.projector(store, base, order.projector, order.folder),)
 

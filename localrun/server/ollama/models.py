@@ -30,11 +30,8 @@ from localrun.models.gguf import projectors
 from localrun.models.gguf.header import Header
 from localrun.models.name import split_adapters
 from localrun.models.projector_memory import projector_memory
-from localrun.models.storage import forecasts
-from localrun.models.storage.forecasts import Forecast
 from localrun.models.storage.manifest import in_full
-from localrun.models.storage.model import Model, Origin, Part
-from localrun.models.storage.named_adapter import NamedAdapter
+from localrun.models.storage.model import Forecast, Model, NamedAdapter, Origin, Part, kept_forecast
 from localrun.models.storage.store import DamagedFile, Store
 from localrun.server.engines.resident import own_draft
 from localrun.server.http.access import Caller
@@ -248,7 +245,7 @@ def _tags_row(model: Model, *, is_loaded: bool, loaded_as: str = "") -> TagRow:
         source=_source(model),
         loaded=is_loaded,
         loaded_as=loaded_as,
-        forecast=forecasts.kept(model.digest) or UNSET,
+        forecast=kept_forecast(model.digest) or UNSET,
     )
 
 

@@ -19,8 +19,7 @@ from msgspec import UNSET, UnsetType
 
 from localrun.errors import BadModelFile, Conflict, NotSupported, bad_field
 from localrun.models.gguf.header import RANK, Header
-from localrun.models.storage.model import Model
-from localrun.models.storage.named_adapter import NamedAdapter
+from localrun.models.storage.model import Model, NamedAdapter
 from localrun.models.storage.store import Store
 from localrun.server.engines.resident import ResidentState, Use
 from localrun.server.http.access import Caller

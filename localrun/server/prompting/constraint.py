@@ -28,7 +28,8 @@ import msgspec
 from localrun.errors import BadRequest
 from localrun.server import notices, structured
 from localrun.server.parsing.parser import ThinkingTags
-from localrun.server.parsing.written import NAME, Listed, Written, dump_json
+from localrun.server.parsing.pieces import dump_json
+from localrun.server.parsing.written import NAME, Listed, Written
 from localrun.server.parsing.xml_calls import types_of
 from localrun.server.prompting.ask import Tool
 from localrun.server.structured.schema import checked

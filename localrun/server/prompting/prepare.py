@@ -26,8 +26,8 @@ from weakref import WeakKeyDictionary
 import msgspec
 
 from localrun.errors import BadRequest, BadTemplate
-from localrun.models.fallback_template import fallback_template
 from localrun.models.gguf.header import Header, special_token_text
+from localrun.models.storage.model import fallback_template
 from localrun.server import notices
 from localrun.server.http.exchange import THREAD_BYTES, apart
 from localrun.server.jobs.job import Job

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from localrun.errors import DigestMismatch, DiskFull, DownloadFailed, SourceChanged, SourceRefused
-from localrun.models.download import stale
 from localrun.models.download.fetch import fetch, new_client
+from localrun.models.download.partial import find_stale, remove_stale
 from localrun.models.download.plan import FetchLimits, Item
 from tests.hub.repository import Repository
 from tests.hub.server import TOKEN, Hub
@@ -392,12 +392,12 @@ def test_what_an_abandoned_fetch_left_can_be_found_and_removed(hub: Hub, item: I
     cancel_midway(item, hub)
     folder = item.target.parent
     now_s = time.time()
-    assert stale.find([folder], now_s=now_s, min_age_s=3600) == []
-    [left] = stale.find([folder.parent], now_s=now_s + 7200, min_age_s=3600)
+    assert find_stale([folder], now_s=now_s, min_age_s=3600) == []
+    [left] = find_stale([folder.parent], now_s=now_s + 7200, min_age_s=3600)
     assert left.target == item.target
     assert 7000 < left.age_s < 7300
     assert left.size_bytes >= SIZE_BYTES // 3
-    assert stale.remove(left) > 0
+    assert remove_stale(left) > 0
     assert names(folder) == []
     assert fetch_now([item]).done[FILE][0] == 0
 
@@ -410,7 +410,7 @@ def test_a_fetch_that_runs_is_not_stale(hub: Hub, item: Item):
         async with new_client() as client:
             task = asyncio.create_task(fetch([item], client=client, limits=LIMITS, progress=seen))
             await until(lambda: seen.n_bytes(item) >= 300_000)
-            assert stale.find([item.target.parent], now_s=time.time(), min_age_s=0) == []
+            assert find_stale([item.target.parent], now_s=time.time(), min_age_s=0) == []
             hub.faults.bytes_per_s = None
             await task
 

@@ -16,7 +16,7 @@ from localrun.models.download.ranges import (
     retry_after_s,
     strong_etag,
 )
-from localrun.models.download.throttle import RateLimit
+from localrun.models.download.transfer import RateLimit
 
 ASKED = Range(100, 200)
 

@@ -8,7 +8,7 @@ import httpx2
 import pytest
 
 from localrun.errors import SourceRefused
-from localrun.models.download.redirects import RedirectPolicy
+from localrun.models.download.ranges import RedirectPolicy
 
 
 class Stream:

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from localrun.errors import BadModelFile
-from localrun.models.gguf import finite
-from localrun.models.gguf.finite import check_finite
+from localrun.models.gguf import adapter_header
+from localrun.models.gguf.adapter_header import check_finite
 from localrun.models.gguf.header import FileKind
 from localrun.models.gguf.reader import read_header
 
@@ -52,7 +52,7 @@ def write(out: Path, type_name: str, at: int | None, value: float) -> Path:
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("type_name", TYPES)
 def test_it_is_found_and_named(type_name: str, value: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(finite, "_PIECE_BYTES", 1000)  # several pieces, the last one not whole
+    monkeypatch.setattr(adapter_header, "_PIECE_BYTES", 1000)  # several pieces, the last one not whole
     check_finite(read_header(write(tmp_path / "fine.gguf", type_name, None, 0), kind=FileKind.ADAPTER))
     for at in (0, 5000, N_OUT * 8 * 32 * N_RANK - 1):
         header = read_header(write(tmp_path / "bad.gguf", type_name, at, value), kind=FileKind.ADAPTER)

@@ -12,7 +12,7 @@ from pathlib import Path
 import huggingface_hub
 import pytest
 
-from localrun.models.download import stale
+from localrun.models.download.partial import find_stale, remove_stale
 from tests.depth import DEPTH
 from tests.hub.repository import Repository
 from tests.hub.server import Hub
@@ -103,8 +103,8 @@ def kill_often(hub: Hub, cache: Path, n_kills: int, seed: int) -> None:
     found = huggingface_hub.try_to_load_from_cache(REPO, FILE, cache_dir=cache)
     assert isinstance(found, str)
     assert Path(found).read_bytes() == CONTENT
-    for left in stale.find([cache], now_s=time.time(), min_age_s=0):
-        stale.remove(left)
+    for left in find_stale([cache], now_s=time.time(), min_age_s=0):
+        remove_stale(left)
     assert [path.name for path in cache.rglob("*") if "localrun" in path.name] == []
     assert huggingface_hub.scan_cache_dir(cache).warnings == []
 

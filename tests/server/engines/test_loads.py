@@ -239,7 +239,7 @@ async def test_a_request_comes_before_the_table(supervising: Any) -> None:
 
 
 async def test_a_type_that_the_model_cannot_have_is_refused(supervising: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("localrun.models.load_settings.is_quantizable", lambda header: False)
+    monkeypatch.setattr("localrun.models.fit.is_quantizable", lambda header: False)
     async with supervising(**SMALL) as (supervisor, _):
         failure = await error_of(pid(supervisor, kv_type="q8_0"))
         assert isinstance(failure, BadRequest)

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 
 from localrun.config import Settings, latency_target_s
 from localrun.errors import BadRequest, CannotFit
-from localrun.file_stamp import FileStamp
 from localrun.models.fit import USABLE_RAM
 from localrun.models.gguf.header import TensorInfo
 from localrun.models.storage.model import Model
 from localrun.server.engines.placement import place_embeddings
 from localrun.server.engines.resident import Use, pooling_for
+from localrun.stored import FileStamp
 from localrun.wire import Pooling
 from tests.models.gguf.test_header import of_kind as header
 from tests.says import says

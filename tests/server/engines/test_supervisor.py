@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 import pytest
 
@@ -155,7 +156,7 @@ async def test_a_name_that_means_something_else_is_looked_up_again(
             assert isinstance(await error_of(supervisor.acquire("alpha", None)), ModelNotFound)
         else:
             beta = naming.described(Store(models_dir).resolve("beta"))
-            manifest.write(models_dir, "alpha", naming.changed(beta, name="alpha"))
+            manifest.write(models_dir, "alpha", msgspec.structs.replace(beta, name="alpha"))
             assert (await supervisor.acquire("alpha", None)).model.path == models_dir / "beta.gguf"
 
 

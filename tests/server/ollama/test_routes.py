@@ -12,7 +12,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from localrun.models.storage.forecasts import Forecast, keep
+from localrun.models.storage.model import Forecast, keep_forecast
 from tests.daemon import N_CTX, Daemon, running_daemon
 
 HELLO = [{"role": "user", "content": "hello"}]
@@ -460,6 +460,6 @@ def test_what_was_planned_is_listed(daemon: Daemon, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("LOCALRUN_HOME", str(daemon.home))
     (row,) = (row for row in daemon.http.get("/api/tags").json()["models"] if row["name"] == "tiny:latest")
     assert "forecast" not in row
-    keep(row["digest"], Forecast(chats=11, tokens_per_s=9.6, made_at="2026-11-24T02:34:00+00:00"))
+    keep_forecast(row["digest"], Forecast(chats=11, tokens_per_s=9.6, made_at="2026-11-24T02:34:00+00:00"))
     (row,) = (row for row in daemon.http.get("/api/tags").json()["models"] if row["name"] == "tiny:latest")
     assert (row["forecast"]["chats"], row["forecast"]["tokens_per_s"]) == (11, 9.6)

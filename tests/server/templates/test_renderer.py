@@ -17,7 +17,7 @@ import jinja2.defaults
 import pytest
 
 from localrun import errors, framing
-from localrun.models.fallback_template import fallback_template
+from localrun.models.storage.model import fallback_template
 from localrun.server.workers import TemplateRenderer
 from localrun.wire import RenderRequest, Segment
 

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.random import default_rng
 
 from localrun.errors import BadRequest
-from localrun.probe.random_blocks import BlockPool
+from localrun.probe.probe_models import BlockPool
 from tests.support.synthesis.synthetic_tokenizer import (
     CHAT_TEMPLATE,
     CONTROL_TOKENS,

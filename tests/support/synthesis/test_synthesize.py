@@ -13,8 +13,8 @@ import pytest
 from localrun.errors import BadRequest
 from localrun.models.gguf.reader import read_header
 from localrun.models.memory import MAX_SEQUENCES, SPARE_SEQUENCES, estimate
-from tests.support.synthesis.synthesize import TYPES, synthesize
-from tests.support.synthesis.tensor_plan import SHAPES, plan_tensors
+from tests.support.synthesis.synthesize import synthesize
+from tests.support.synthesis.tensor_plan import SHAPES, TYPES, plan_tensors
 
 PROBE = Path(__file__).parents[2] / "models/llama_probe.py"
 CHAT = "<|im_start|>user\nTell me about the moon and the sea.<|im_end|>\n<|im_start|>assistant\n"
