@@ -364,7 +364,7 @@ def test_a_picture_that_fails_costs_no_forecast(
     def fail(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("localrun.plan.curve.plot", fail)
+    monkeypatch.setattr("localrun.plan.report.plot", fail)
     assert run(["plan", *SHORT, "--rate", "1", "--plot", "new/curve.png"]) == exits.ERROR
     shown = capsys.readouterr()
     assert "the promise is kept" in shown.out

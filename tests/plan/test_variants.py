@@ -17,7 +17,7 @@ from localrun.models.gguf.reader import read_header
 from localrun.models.gguf.requantized import MIXES, requantized
 from localrun.plan.calibration import Calibration, kept
 from localrun.plan.costs import StreamCosts
-from localrun.plan.variants import estimate, rescaled
+from localrun.plan.roofline import estimate, rescaled
 from tests.plan.made import costs, layout
 from tests.plan.published import header_of
 from tests.support.synthesis.synthesize import synthesize
@@ -82,7 +82,7 @@ def test_cells_that_no_machine_would_have_are_refused(
         made_at="", machine="", model="tiny", build="b", layout=layout(), costs=costs(), median_error=0.0,
         worst_error=0.0, others=0.0,
     )  # fmt: skip
-    monkeypatch.setattr("localrun.plan.variants.psutil.virtual_memory", lambda: SimpleNamespace(available=1 << 30))
+    monkeypatch.setattr("localrun.plan.roofline.psutil.virtual_memory", lambda: SimpleNamespace(available=1 << 30))
     model = find_model(str(tiny_gguf), Settings())
     with pytest.raises(LocalrunError, match=words):
         estimate(model, Settings(), {"kv-cells": n_cells}, lambda *_: made)

@@ -204,9 +204,9 @@ def _fleet(
 
 
 def _forecast(model: Model, settings: Settings, search: Search, asked: Asked, shown: Shown) -> int:
-    from localrun.plan import curve, report
+    from localrun.plan import report
     from localrun.plan.calibration import setup_of
-    from localrun.plan.whatif import what_if
+    from localrun.plan.search import what_if
 
     calibration = calibration_of(model, settings)
     setup = setup_of(calibration, settings)
@@ -232,7 +232,7 @@ def _forecast(model: Model, settings: Settings, search: Search, asked: Asked, sh
         lines += [*report.where_time_goes(carried), "", *report.what_if_lines(found, carried)]
         point = carried
         if sys.stdout.isatty() and not shown.as_json:
-            lines += ["", *curve.chart(points, carried)]
+            lines += ["", *report.chart(points, carried)]
     if shown.hourly_price is not None:
         lines += ["", *report.cost_lines(point, shown.hourly_price, shown.watts)]
     if shown.as_json:

@@ -44,12 +44,12 @@ def try_out(path: Path) -> None:
 
 def draw(path: Path | None, points: Sequence[Point], knee: Point, title: str) -> int:
     """The exit status: what fails here is told behind a forecast that was shown."""
-    from localrun.plan import curve
+    from localrun.plan import report
 
     if path is None:
         return exits.OK
     try:
-        curve.plot(path, points, knee, title)
+        report.plot(path, points, knee, title)
     except Exception as error:
         words = error.strerror if isinstance(error, OSError) else None
         tell("error", f"{path} was not drawn: {words or error}")
