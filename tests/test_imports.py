@@ -262,7 +262,7 @@ FLOORS = (
     "doctor engine.native models.sources server.jobs tui.screens",
     "cluster.on_ray engine.tools server.http",
     "plan",
-    "cli.bench cli.share server.metering server.native server.templates server.web",
+    "cli.bench server.metering server.native server.templates server.web",
     "server.parsing",
     "server.prompting",
     "server.anthropic server.embedding server.media server.ollama server.openai.responses",

@@ -15,9 +15,8 @@ from typing import Any
 
 import click
 
-from localrun.cli.arguments import complete_catalog, with_settings
+from localrun.cli.arguments import complete_catalog, guessed, next_step, with_settings
 from localrun.cli.daemon import ask, ensure_daemon, for_daemon
-from localrun.cli.names import guessed, next_step
 from localrun.cli.text import ago, duration, obeys_sequences, progress, say, size, table, tell
 from localrun.client import Client, PullPiece
 from localrun.config import Settings

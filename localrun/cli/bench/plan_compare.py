@@ -12,8 +12,7 @@ import click
 
 from localrun import config, errors
 from localrun.cli import exits
-from localrun.cli.bench.plan_picture import draw
-from localrun.cli.bench.plan_words import calibration_of
+from localrun.cli.bench.plan_words import calibration_of, draw
 from localrun.cli.text import print_json, progress, say
 from localrun.config import KV_TYPES, Settings
 
