@@ -105,7 +105,7 @@ ALLOWED_LAZILY = {
         "localrun.server.app",
         "localrun.service",
         "localrun.tui.app",
-        "localrun.tui.recording",
+        "localrun.tui.daemon",
         "localrun.bench",
         "localrun.plan",
     ),

@@ -155,7 +155,7 @@ def _watch(settings: Settings, replay: Path | None, speed: float) -> None:
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise click.UsageError("the monitor needs a terminal; without one use --once, with --json for scripts")
     from localrun.tui.app import own_app
-    from localrun.tui.recording import Replay
+    from localrun.tui.daemon import Replay
 
     if replay is not None:
         own_app(str(replay), connect=lambda *_: Replay(replay, speed=speed), first="monitor", is_replay=True).run()
@@ -164,7 +164,7 @@ def _watch(settings: Settings, replay: Path | None, speed: float) -> None:
 
 
 async def _record(base_url: str, path: Path) -> None:
-    from localrun.tui.recording import Recorder
+    from localrun.tui.daemon import Recorder
 
     try:
         recorder = Recorder(path)
