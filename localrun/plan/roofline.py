@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 import msgspec
 import psutil
 
-from localrun.bench.roofline import step_bytes
+from localrun.bench.roofline import step_bytes, tensors_read
 from localrun.config import Settings
 from localrun.engine.backend import MemoryKind
 from localrun.errors import BadRequest, CannotFit, meant
@@ -190,14 +190,7 @@ def band(efficiency: Efficiency) -> tuple[float, float]:
 
 def active_weights(header: Header) -> float:
     """With how many weights each row is multiplied."""
-    n_experts, n_used = header.count("expert_count"), header.count("expert_used_count")
-    is_tied = not any(tensor.name == "output.weight" for tensor in header.tensors)
-    total = 0.0
-    for tensor in header.tensors:
-        if len(tensor.shape) < 2 or (tensor.name == "token_embd.weight" and not is_tied):
-            continue
-        total += tensor.n_elements * (n_used / n_experts if n_experts and "_exps." in tensor.name else 1.0)
-    return total
+    return sum(share * tensor.n_elements for tensor, share in tensors_read(header, 1) if len(tensor.shape) > 1)
 
 
 def step_s(header: Header, found: Device, n_rows: int) -> float:
