@@ -1,85 +1,107 @@
-"""What the TUI needs of a client of the daemon, and the one event stream that it keeps open.
+"""The daemon as the screens know it: a client, or a recording that stands in for one; and the one event stream that is
+kept open. Nothing but the event feed polls the daemon all the time.
 
-`localrun.client.Client` has the shape of `Daemon`; a test hands in something smaller. Every method raises errors of
-`localrun.errors`, `DaemonUnreachable` when nobody answers. Nothing but the event feed polls the daemon all the time.
+A recording is what `/localrun/v1/events` sent, unchanged, one JSON document a line, so other programs read it as
+easily. Each line is written whole and at once: a recording that was cut off by a crash lacks its last line at most.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any, Self
 
-from localrun.client import ChatPiece, PullPiece
-from localrun.errors import LocalrunError
-from localrun.snapshot import LogLine, PullRow, Snapshot, UsageReport
+import msgspec
+
+from localrun.client import Client
+from localrun.errors import DaemonUnreachable, LocalrunError
+from localrun.snapshot import Snapshot
+
+# A pause in the recording (a machine that slept) is not waited for in full.
+_LONGEST_PAUSE_S = 3.0
 
 
-class Daemon(Protocol):
-    """A connection to one daemon. Entered once, at start, and left when the app ends."""
+class Recorder:
+    """Appends to a new file. Raises OSError (also for one that is there already: nothing is overwritten)."""
 
-    async def __aenter__(self) -> Any: ...
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.path = path
+        self._file = path.open("xb", buffering=0)
+        path.chmod(0o600)
+        self._encoder = msgspec.json.Encoder()
 
-    async def __aexit__(self, *exc_info: Any) -> Any: ...
+    def write(self, snapshot: Snapshot) -> None:
+        self._file.write(self._encoder.encode(snapshot) + b"\n")
 
-    def chat(
-        self,
-        model: str,
-        messages: list[dict[str, Any]],
-        *,
-        options: dict[str, Any] | None = ...,
-        think: bool | str | None = ...,
-        lane: str = ...,
-        tools: list[dict[str, Any]] | None = ...,
-    ) -> AsyncGenerator[ChatPiece, None]:
-        """The answer, piece by piece. Closing the generator cancels the request in the daemon."""
-        ...
+    def close(self) -> None:
+        self._file.close()
 
-    def events(self, hz: int = ...) -> AsyncGenerator[Snapshot, None]:
-        """Snapshots, for as long as the daemon lives."""
-        ...
 
-    def logs(self, since: int = ...) -> AsyncGenerator[LogLine, None]:
-        """Lines of the daemon's log, for as long as it lives."""
-        ...
+class Replay:
+    """What the screens take for a daemon, and is a file: nothing but the monitor can be shown from it. `speed` 2 plays
+    twice as fast."""
 
-    async def cancel(self, request_id: str) -> bool:
-        """Ends any request. False when there was none to end."""
-        ...
+    def __init__(self, path: Path, *, speed: float = 1.0, sleep: Callable[[float], Any] = asyncio.sleep) -> None:
+        self._path = path
+        self._speed = speed
+        self._sleep = sleep
 
-    async def models(self) -> list[dict[str, Any]]:
-        """The rows of `/api/tags`."""
-        ...
+    async def __aenter__(self) -> Self:
+        return self
 
-    async def options(self) -> dict[str, Any]:
-        """The options of a chat by name, each with the JSON schema of its values."""
-        ...
+    async def __aexit__(self, *exc_info: object) -> None:
+        return None
 
-    # Those of the models screen, as `Client` has them.
+    async def events(self, hz: int = 4) -> AsyncGenerator[Snapshot, None]:
+        """Raises DaemonUnreachable at the end of the file: there is nothing after it."""
+        before_s: float | None = None
+        for snapshot in snapshots(self._path):
+            pause_s = 0.0 if before_s is None else snapshot.time_s - before_s
+            before_s = snapshot.time_s
+            await self._sleep(min(_LONGEST_PAUSE_S, max(0.0, pause_s)) / self._speed)
+            yield snapshot
+        raise DaemonUnreachable("the recording is over; Ctrl-R plays it again")
 
-    async def show(self, model: str) -> dict[str, Any]: ...
+    async def _nothing(self, *_: Any, **__: Any) -> AsyncGenerator[Any, None]:
+        nothing: list[Any] = []
+        for piece in nothing:
+            yield piece
+        await self._refuse()
 
-    async def fit(self, model: str) -> dict[str, Any]: ...
+    async def _refuse(self, *_: Any, **__: Any) -> Any:
+        raise DaemonUnreachable("this is a recording; there is no daemon behind it")
 
-    async def load(self, model: str) -> None: ...
+    # What a daemon does besides.
+    chat = logs = pull = _nothing
+    cancel = models = options = show = fit = load = unload = remove = catalog = search = _refuse
+    pulls = cancel_pull = usage = _refuse
 
-    async def unload(self, model: str) -> None: ...
 
-    async def remove(self, model: str) -> dict[str, Any]: ...
+def snapshots(path: Path) -> Iterator[Snapshot]:
+    """Those of a recording, up to the first line that is none. Raises DaemonUnreachable when the file cannot be read or
+    holds no snapshot at all."""
+    n_found = 0
+    try:
+        with path.open("rb") as file:
+            for text in file:
+                try:
+                    snapshot = msgspec.json.decode(text, type=Snapshot)
+                except (msgspec.MsgspecError, UnicodeDecodeError):
+                    break
+                n_found += 1
+                yield snapshot
+    except OSError as error:
+        raise DaemonUnreachable(f"the recording {path} cannot be read: {error.strerror or error}") from error
+    if not n_found:
+        raise DaemonUnreachable(f"{path} is not a recording of the monitor")
 
-    async def catalog(self) -> list[dict[str, Any]]: ...
 
-    async def search(self, query: str) -> dict[str, Any]: ...
-
-    def pull(self, model: str) -> AsyncGenerator[PullPiece, None]: ...
-
-    async def pulls(self) -> list[PullRow]: ...
-
-    async def cancel_pull(self, model: str) -> None: ...
-
-    async def usage(self, by: str, days: int) -> UsageReport: ...
-
+Daemon = Client | Replay
+"""Entered once, at start, and left when the app ends. Every method raises errors of `localrun.errors`,
+`DaemonUnreachable` when nobody answers. A test hands in something smaller."""
 
 Connect = Callable[[str, str], Daemon]
 """Makes a client from a base URL and the name it gives itself."""

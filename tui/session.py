@@ -23,12 +23,11 @@ from localrun.errors import Cancelled, LocalrunError
 from localrun.snapshot import EngineRow, PullRow, Snapshot
 from localrun.tools.toolbox import Toolbox
 from localrun.tui import short_text
-from localrun.tui.daemon import Daemon
+from localrun.tui.daemon import Daemon, Recorder
 from localrun.tui.history import DeletedChat, History
 from localrun.tui.keys import key_of
 from localrun.tui.pictures import Thumbnails
 from localrun.tui.rates import RateSeries, RequestRates, Sample
-from localrun.tui.recording import Recorder
 from localrun.tui.short_text import line
 
 

@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from localrun.models.gguf.header import Header
+from localrun.models.gguf.header import Header, TensorInfo
 from localrun.models.gguf.reader import read_header
 from localrun.models.memory import estimate
 
@@ -74,20 +75,23 @@ class StepBytes(NamedTuple):
     kv_bytes_per_token: float
 
 
-def step_bytes(header: Header, *, n_streams: int) -> StepBytes:
-    """Bytes that a step of `n_streams` rows reads of this model, its KV being f16, the default of both servers.
+def tensors_read(header: Header, n_rows: int) -> Iterator[tuple[TensorInfo, float]]:
+    """What a step of so many rows reads of this model, and which part of each.
 
     An embedding matrix that is not the output matrix too is not read: a step looks up a row per stream. Of E experts
     of which each row uses u, B rows read E * (1 - (1 - u/E) ** B) in expectation, rows choosing independently.
     """
     is_tied = not any(tensor.name == "output.weight" for tensor in header.tensors)
-    n_experts, n_used = (_count(header, key) for key in ("expert_count", "expert_used_count"))
-    share_of_experts = 1 - (1 - n_used / n_experts) ** n_streams if n_experts else 1.0
-    weights_bytes = 0.0
+    n_experts, n_used = header.count("expert_count"), header.count("expert_used_count")
+    share_of_experts = 1 - (1 - n_used / n_experts) ** n_rows if n_experts else 1.0
     for tensor in header.tensors:
-        if tensor.name == "token_embd.weight" and not is_tied:
-            continue
-        weights_bytes += tensor.size_bytes * (share_of_experts if "_exps." in tensor.name else 1.0)
+        if tensor.name != "token_embd.weight" or is_tied:
+            yield tensor, share_of_experts if "_exps." in tensor.name else 1.0
+
+
+def step_bytes(header: Header, *, n_streams: int) -> StepBytes:
+    """Bytes that a step of `n_streams` rows reads of this model, its KV being f16, the default of both servers."""
+    weights_bytes = sum(share * tensor.size_bytes for tensor, share in tensors_read(header, n_streams))
     memory = estimate(header, n_kv_cells=_CELLS, n_slots=1, n_ubatch=1, kv_type="f16")
     return StepBytes(weights_bytes, memory.kv_bytes / _CELLS)
 
@@ -98,17 +102,11 @@ def decode_bound_tokens_per_s(read: StepBytes, bandwidth_bytes_per_s: float, con
     return len(context_tokens) / step_s
 
 
-def _count(header: Header, key: str) -> int:
-    value = header.metadata.get(f"{header.architecture}.{key}", 0)
-    return value if isinstance(value, int) else 0
-
-
-class Roofline:
+class Roofline(NamedTuple):
     """`header` is the model's; `bandwidth_bytes_per_s` that of the memory that holds it."""
 
-    def __init__(self, header: Header, bandwidth_bytes_per_s: float) -> None:
-        self.bandwidth_bytes_per_s = bandwidth_bytes_per_s
-        self.header = header
+    header: Header
+    bandwidth_bytes_per_s: float
 
     def bound_tokens_per_s(self, n_streams: int, context_tokens: float) -> float:
         """Most that `n_streams` streams with so many tokens of context each can get together."""

@@ -1,4 +1,5 @@
-"""One server: what it says of itself before it is measured, then workloads run against it one after the other.
+"""One server: what it says of itself before it is measured, then workloads run against it one after the other; and what
+every workload has around its own part: connecting, the outcome of all requests, and an end by Ctrl-C.
 
 Runs in the main thread: each run has an event loop of its own, and Ctrl-C ends the run that is going, whose finished
 requests still count.
@@ -14,8 +15,10 @@ import http.client
 import secrets
 import ssl
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 from urllib.parse import urlsplit
@@ -23,9 +26,10 @@ from urllib.parse import urlsplit
 import msgspec
 
 from localrun.access import trust
-from localrun.bench.results import Options, RunResult, Target, Workload
+from localrun.bench.metrics import outcomes, stream_metrics
+from localrun.bench.results import Metrics, Options, Parameter, RunResult, Target, Workload
 from localrun.bench.servers import ServerFlags, ServerProcess, local_server
-from localrun.bench.workloads.workload import INTERRUPTED
+from localrun.bench.streams import CUT_SHORT, Endpoint
 from localrun.errors import BadRequest, DaemonUnreachable
 from localrun.snapshot import EngineRow
 
@@ -157,3 +161,50 @@ def own_server(model: Path, *, slots: int, kv_cells: int, threads: int, latency:
         flags = ServerFlags(model=model, slots=slots, kv_cells=kv_cells, threads=threads, latency=latency)
         with local_server(flags, Path(folder)) as server:
             yield server
+
+
+# --- around a workload ---
+
+INTERRUPTED = "interrupted"
+
+
+@dataclass
+class WorkloadResult:
+    """What a workload's own part returns. `parameters` are the sizes that it used."""
+
+    metrics: Metrics
+    parameters: dict[str, Parameter] = field(default_factory=dict)
+    note: str = ""
+
+
+def define(
+    name: str,
+    summary: str,
+    headline: tuple[str, ...],
+    measure: Callable[[Endpoint, Options], Awaitable[WorkloadResult]],
+    *,
+    overloads: bool = False,
+) -> Workload:
+    """A Workload whose own part is `measure`. When that is cancelled the result has what the finished requests say, and
+    INTERRUPTED as its note."""
+
+    async def run(target: Target, options: Options) -> RunResult:
+        started_at = datetime.now(UTC).isoformat(timespec="seconds")
+        endpoint = Endpoint(target, options)
+        try:
+            await endpoint.connect()
+            measured = await measure(endpoint, options)
+        except asyncio.CancelledError:
+            await endpoint.cut_all()
+            measured = WorkloadResult(stream_metrics("", endpoint.records), note=INTERRUPTED)
+        return RunResult(
+            workload=name,
+            target=endpoint.target,
+            parameters={"seed": options.seed, "wording": endpoint.wording.value, **measured.parameters},
+            metrics=measured.metrics | outcomes("", endpoint.records, ignoring=CUT_SHORT),
+            records=endpoint.records,
+            note=measured.note,
+            started_at=started_at,
+        )
+
+    return Workload(name, summary, run, headline, overloads)

@@ -15,13 +15,11 @@ from pathlib import Path
 
 import msgspec
 
-from localrun.config import Settings
 from localrun.errors import EngineFailed
 from localrun.hardware import thread_choice
 from localrun.hardware.processors import Processors
 from localrun.hardware.thread_choice import ModelShape, SavedChoice, Threads
 from localrun.models.storage.model import Model
-from localrun.models.storage.store import Store
 
 STREAMS = (1, 4, 8)
 # Parts of the usual number that are tried besides what an engine tries by itself.
@@ -76,11 +74,6 @@ class _RunHeader(msgspec.Struct):
 
     build: str = ""
     others: float = 0.0
-
-
-def find_model(name: str, settings: Settings) -> Model:
-    """By name or path. Raises ModelNotFound, BadRequest or BadModelFile."""
-    return Store.of(settings).resolve(name)
 
 
 def counts_to_try(processors: Processors) -> list[int]:

@@ -10,7 +10,6 @@ import asyncio
 import codecs
 import json
 import os
-import shutil
 import sys
 import time
 from collections import deque
@@ -24,15 +23,14 @@ from localrun import errors
 from localrun.cli import exits
 from localrun.cli.arguments import with_settings
 from localrun.cli.daemon import ask, ensure_daemon
-from localrun.cli.text import ago, duration, for_stdout, obeys_sequences, print_json, progress, say, table
+from localrun.cli.text import LiveLine, ago, duration, for_stdout, print_json, progress, say, table
 from localrun.client import Client
 from localrun.config import Settings
-from localrun.visible import visible, visible_json
+from localrun.visible import visible_json
 
 POLL_S = 0.5
 RATE_WINDOW_S = 60.0
 ENDED = ("completed", "failed", "expired", "cancelled")
-_STEP_PERCENT = 10
 _HEADER = ("ID", "STATUS", "DONE", "FAILED", "TOTAL", "MODEL", "ENDPOINT", "CREATED")
 _SPARE = ("ENDPOINT", "CREATED", "MODEL", "TOTAL", "FAILED", "DONE")
 
@@ -183,14 +181,15 @@ async def _finish(client: Client, batch_id: str, out: Path | None) -> int:
 
 
 async def _watched(client: Client, batch_id: str) -> dict[str, Any]:
-    view = _Bar() if obeys_sequences(sys.stderr) else _Lines()
-    while True:
-        batch = await client.batch(batch_id)
-        view.show(batch, time.monotonic())
-        if batch["status"] in ENDED:
-            view.close()
-            return batch
-        await asyncio.sleep(POLL_S)
+    meter = BatchMeter()
+    with LiveLine() as view:
+        while True:
+            batch = await client.batch(batch_id)
+            meter.add(batch, time.monotonic())
+            view.show(meter.line(), meter.percent, meter.status)
+            if batch["status"] in ENDED:
+                return batch
+            await asyncio.sleep(POLL_S)
 
 
 async def _write(client: Client, batch: dict[str, Any], out: Path | None) -> None:
@@ -254,37 +253,6 @@ class BatchMeter:
             parts.append(f"{self.per_s:.1f}/s" if self.per_s >= 0.1 else f"{self.per_s * 60:.1f}/min")
             parts.append(f"{duration(left_s)} left" if left_s >= 59.5 else f"{left_s:.0f} s left")
         return "  ".join(parts)
-
-
-class _Lines:
-    """For a log: every status, and the progress in steps of ten percent."""
-
-    def __init__(self) -> None:
-        self.meter = BatchMeter()
-        self._shown = ("", -1)
-
-    def show(self, batch: dict[str, Any], now_s: float) -> None:
-        self.meter.add(batch, now_s)
-        shown = (self.meter.status, self.meter.percent // _STEP_PERCENT)
-        if shown != self._shown:
-            self._shown = shown
-            progress(self.meter.line())
-
-    def close(self) -> None:
-        """Nothing is left to do."""
-
-
-class _Bar(_Lines):
-    """For a terminal: one line that is written again and again."""
-
-    def show(self, batch: dict[str, Any], now_s: float) -> None:
-        self.meter.add(batch, now_s)
-        text = visible(self.meter.line())[: shutil.get_terminal_size().columns - 1]
-        sys.stderr.write(f"\r\x1b[2K{text}")
-        sys.stderr.flush()
-
-    def close(self) -> None:
-        print(file=sys.stderr, flush=True)
 
 
 def _cells(batch: dict[str, Any], now: datetime) -> tuple[str, ...]:

@@ -16,10 +16,9 @@ from typing import Any
 
 import click
 
-from localrun.cli.arguments import complete_here, with_settings
+from localrun.cli.arguments import complete_here, next_step, with_settings
 from localrun.cli.cards import adapter_card, fit_card, model_card
 from localrun.cli.daemon import ask, base_url, ensure_daemon, for_daemon
-from localrun.cli.names import next_step
 from localrun.cli.text import ago, for_stdout, say, size, table, tell, wrapped
 from localrun.client import Client
 from localrun.config import Settings

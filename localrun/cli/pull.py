@@ -6,8 +6,6 @@ import asyncio
 import contextlib
 import json
 import os
-import shutil
-import sys
 import time
 from collections import deque
 from datetime import UTC, datetime
@@ -15,21 +13,18 @@ from typing import Any
 
 import click
 
-from localrun.cli.arguments import complete_catalog, with_settings
+from localrun.cli.arguments import complete_catalog, guessed, next_step, with_settings
 from localrun.cli.daemon import ask, ensure_daemon, for_daemon
-from localrun.cli.names import guessed, next_step
-from localrun.cli.text import ago, duration, obeys_sequences, progress, say, size, table, tell
+from localrun.cli.text import LiveLine, ago, duration, progress, say, size, table, tell
 from localrun.client import Client, PullPiece
 from localrun.config import Settings
 from localrun.errors import DownloadFailed, ModelNotFound
-from localrun.visible import visible
 
 RATE_WINDOW_S = 8.0
 # A rate over less than this jumps about.
 RATE_MIN_S = 0.5
 BAR_CHARS = 24
 
-_STEP_PERCENT = 10
 _CATALOG_HEADER = ("NAME", "SIZE", "CONTEXT", "MEMORY", "LICENCE", "FOR")
 _CATALOG_SPARE = ("LICENCE", "FOR", "CONTEXT", "MEMORY", "SIZE")
 _HUB_HEADER = ("REPOSITORY", "DOWNLOADS", "LIKES", "UPDATED", "LICENCE", "")
@@ -84,58 +79,19 @@ def pull_missing(model: str, settings: Settings) -> bool:
 
 
 async def _pull(base_url: str, model: str, *, insecure: bool = False, projector: str = "") -> None:
+    meter, shown_percent = PullMeter(), 0
     async with Client(base_url, name="localrun pull") as client:
-        view = _Bar() if obeys_sequences(sys.stderr) else _Lines()
-        with view:
-            transfer = client.pull(model, insecure=insecure, projector=projector)
+        transfer = client.pull(model, insecure=insecure, projector=projector)
+        with LiveLine() as view:
             async with contextlib.aclosing(transfer) as pieces:
                 async for piece in pieces:
-                    view.show(piece)
-
-
-class _Lines:
-    """For a log: every status, and the progress in steps of ten percent."""
-
-    def __init__(self) -> None:
-        self._meter = PullMeter()
-        self._shown_percent = -_STEP_PERCENT
-
-    def __enter__(self) -> _Lines:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Nothing is left to do."""
-
-    def show(self, piece: PullPiece) -> None:
-        now_s = time.monotonic()
-        if not piece.total:
-            self._print(piece.status)
-            return
-        self._meter.add(piece, now_s)
-        if self._meter.percent >= self._shown_percent + _STEP_PERCENT:
-            self._shown_percent = self._meter.percent // _STEP_PERCENT * _STEP_PERCENT
-            self._print(self._meter.line(now_s))
-
-    def _print(self, text: str) -> None:
-        progress(text)
-
-
-class _Bar(_Lines):
-    """For a terminal: statuses scroll by above one line that is written again and again."""
-
-    def __exit__(self, *_: object) -> None:
-        if self._meter.total_bytes:
-            print(file=sys.stderr, flush=True)
-
-    def show(self, piece: PullPiece) -> None:
-        now_s = time.monotonic()
-        self._meter.add(piece, now_s)
-        columns = shutil.get_terminal_size().columns - 1
-        text = "" if piece.total else visible(piece.status) + "\n"
-        if self._meter.total_bytes:
-            text += self._meter.line(now_s)[:columns]
-        sys.stderr.write(f"\r\x1b[2K{text}")
-        sys.stderr.flush()
+                    now_s = time.monotonic()
+                    if not piece.total:
+                        view.say(piece.status)
+                        continue
+                    meter.add(piece, now_s)
+                    shown_percent = max(shown_percent, meter.percent)  # less when another file is known
+                    view.show(meter.line(now_s), shown_percent)
 
 
 class PullMeter:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from enum import StrEnum
 from pathlib import Path
-from typing import TextIO
+from typing import Self, TextIO
 
 from localrun.visible import visible, visible_json, visible_line
 
@@ -69,6 +69,46 @@ def tell(label: str, message: str) -> None:
 def aside(message: str) -> None:
     """A line in parentheses on stderr, which stands back behind a conversation."""
     print(painted(wrapped(f"({message})", stream=sys.stderr), TextStyle.HEADING, sys.stderr), file=sys.stderr)
+
+
+_STEP_PERCENT = 10
+
+
+class LiveLine:
+    """How far something is, on stderr: on a terminal one line that is written again and again, below what was said; in
+    a log a line for each step. A context manager."""
+
+    def __init__(self) -> None:
+        self._is_terminal = obeys_sequences(sys.stderr)
+        self._line = ""
+        self._step: object = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._line:
+            print(file=sys.stderr, flush=True)
+
+    def show(self, line: str, percent: int, status: str = "") -> None:
+        """In a log every status, and every ten percent of it."""
+        if self._is_terminal:
+            self._line = visible(line)[: shutil.get_terminal_size().columns - 1]
+            self._write(self._line)
+        elif (status, percent // _STEP_PERCENT) != self._step:
+            self._step = (status, percent // _STEP_PERCENT)
+            progress(line)
+
+    def say(self, text: str) -> None:
+        """What stays."""
+        if self._is_terminal:
+            self._write(f"{visible(text)}\n{self._line}")
+        else:
+            progress(text)
+
+    def _write(self, text: str) -> None:
+        sys.stderr.write(f"\r\x1b[2K{text}")
+        sys.stderr.flush()
 
 
 def columns(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -1,4 +1,5 @@
-"""A `Backend` that computes nothing: it knows how long every sequence is, and lets virtual time pass.
+"""A `Backend` that computes nothing: it knows how long every sequence is, and lets virtual time pass; and the cache on
+disk behind it, of which only the sizes are kept.
 
 Everything that llama.cpp does beside the steps happens at a virtual time: a batch of the background goes on whenever
 the clock does, but for the steps. The rest is complete when it is asked for. States have their real length and take no
@@ -11,8 +12,9 @@ Does not: take media, or load adapters.
 from __future__ import annotations
 
 import random
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Annotated
+from typing import Annotated, cast
 
 import msgspec
 import numpy as np
@@ -29,12 +31,12 @@ from localrun.engine.backend import (
     Sampler,
     State,
 )
+from localrun.engine.cache.tree import DiskRecord
 from localrun.engine.sample.constraint import Constraint
 from localrun.engine.schedule.budget import tile_waste
 from localrun.engine.speculate.choice import MOST_DRAFTS
 from localrun.errors import NotSupported
-from localrun.plan.clock import Account, VirtualClock
-from localrun.plan.costs import Costs
+from localrun.plan.costs import Account, Costs, VirtualClock
 from localrun.wire import Adapter, Sampling, TokenLogprob
 
 # Of the batch's 32 bits; no text is longer than what is kept free.
@@ -473,3 +475,66 @@ def _runs(seqs: Sequence[int], positions: Sequence[int]) -> list[tuple[int, int,
             found.append((seqs[begin], positions[begin], at - begin))
             begin = at
     return found
+
+
+class SimDisk:
+    """A `DiskTier` of sizes alone: a byte is read in `byte_s` of virtual time, and written in none, by a thread beside
+    the steps. What was used longest ago goes first. It neither falls behind nor fails."""
+
+    may_write = True
+    is_behind = False
+
+    def __init__(self, limit_bytes: int, byte_s: float, clock: VirtualClock) -> None:
+        self.limit_bytes = limit_bytes
+        self.size_bytes = 0
+        self._byte_s, self._clock = byte_s, clock
+        self._entries: OrderedDict[bytes, State] = OrderedDict()
+        self.lost: list[bytes] = []
+
+    @property
+    def n_entries(self) -> int:
+        return len(self._entries)
+
+    def scan(self) -> list[DiskRecord]:
+        return []
+
+    def write(self, record: DiskRecord, data: State) -> bool:
+        if len(data) > self.limit_bytes or (record.parent_key and record.parent_key not in self._entries):
+            return False
+        self.remove(record.key)
+        self._entries[record.key] = data
+        self.size_bytes += len(data)
+        while self.size_bytes > self.limit_bytes:
+            oldest = next(iter(self._entries))
+            self.remove(oldest)
+            self.lost.append(oldest)
+        return True
+
+    def take_lost(self) -> list[bytes]:
+        lost, self.lost = self.lost, []
+        return lost
+
+    def read(self, key: bytes) -> bytearray | None:
+        data = self._entries.get(key)
+        if data is not None:
+            self._clock.spend(self._byte_s * len(data), Account.COPIES)
+        return cast("bytearray | None", data)  # as long as one, and without its memory
+
+    def touch(self, key: bytes) -> None:
+        if key in self._entries:
+            self._entries.move_to_end(key)
+
+    def remove(self, key: bytes) -> None:
+        data = self._entries.pop(key, None)
+        if data is not None:
+            self.size_bytes -= len(data)
+
+    def clear(self) -> None:
+        self._entries.clear()
+        self.size_bytes = 0
+
+    def flush(self, deadline_s: float) -> None:
+        pass
+
+    def close(self) -> None:
+        pass

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -131,15 +132,7 @@ def settings_for(model: Model, settings: Settings) -> Settings:
 
 def setup_of(calibration: Calibration, settings: Settings) -> Setup:
     """What is simulated."""
-    return Setup(
-        calibration.layout,
-        calibration.costs,
-        settings.target_itl_s,
-        settings.ram_cache_bytes,
-        settings.max_queue,
-        settings.speculation == "on",
-        settings.disk_cache_bytes,
-    )
+    return Setup.of(calibration.layout, calibration.costs, settings)
 
 
 def open_message(model: Model, settings: Settings) -> wire.Open:
@@ -331,9 +324,7 @@ def _with_daemon(costs: Costs, layout: Layout, model: Model, settings: Settings,
     would hide all of it."""
     missing: dict[int, list[float]] = {}
     requests: list[float] = []
-    with own_server(
-        model.path, slots=layout.slots, kv_cells=layout.n_cells, threads=layout.n_threads, latency=settings.latency
-    ) as server:
+    with daemon(model, settings, layout) as server:
         before, ends_s = _streams_now(opened, model), time.monotonic() + _ROUNDS_SECONDS
         for number in range(_N_ROUNDS):
             found = {n: _sent(server, n, number) for n in sorted({1, layout.slots})}
@@ -353,6 +344,13 @@ def _with_daemon(costs: Costs, layout: Layout, model: Model, settings: Settings,
     step_s, delta_s = daemon_costs({n_streams: statistics.median(each) for n_streams, each in missing.items()})
     return msgspec.structs.replace(
         costs, host_s=costs.host_s + step_s, delta_s=delta_s, request_s=statistics.median(requests)
+    )
+
+
+def daemon(model: Model, settings: Settings, layout: Layout) -> AbstractContextManager[ServerProcess]:
+    """One of our own, with the layout that was calibrated."""
+    return own_server(
+        model.path, slots=layout.slots, kv_cells=layout.n_cells, threads=layout.n_threads, latency=settings.latency
     )
 
 

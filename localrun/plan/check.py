@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import NamedTuple
 
@@ -19,12 +18,11 @@ from localrun.bench.arrivals import Limits, Session, Workload
 from localrun.bench.metrics import is_good, stream_metrics
 from localrun.bench.results import Metrics, StreamRecord
 from localrun.bench.servers import ServerProcess
-from localrun.bench.session import own_server
 from localrun.config import Settings
 from localrun.errors import BadRequest, LocalrunError
 from localrun.hardware.processors import others_busy_s
 from localrun.models.storage.model import Model
-from localrun.plan.calibration import Calibration, Check, Speed, setup_of
+from localrun.plan.calibration import Calibration, Check, Speed, daemon, setup_of
 from localrun.plan.real import Sent, as_sent, send
 from localrun.plan.replica import Setup, simulate
 
@@ -84,7 +82,7 @@ def compare(
     speeds = [Speed.now(model, settings, calibration)]
     tell(f"{workload.name}: {n_requests} requests, {rate_per_s:.3g} a second, to a daemon of our own")
     setup = setup_of(calibration, settings)
-    with daemon(model, settings, calibration) as server:
+    with daemon(model, settings, calibration.layout) as server:
         real = run(server, sessions, rate_per_s, seed, speculates=setup.speculates)
     speeds.append(Speed.now(model, settings, calibration))
     return compared(real, setup, workload, sessions, rate_per_s, seed, speeds)
@@ -111,16 +109,6 @@ def asked_of(workload: Workload, rate_per_s: float, seconds: float, seed: int) -
             field="workload",
         )
     return sessions
-
-
-@contextmanager
-def daemon(model: Model, settings: Settings, calibration: Calibration) -> Iterator[ServerProcess]:
-    """With the layout that was calibrated."""
-    layout = calibration.layout
-    with own_server(
-        model.path, slots=layout.slots, kv_cells=layout.n_cells, threads=layout.n_threads, latency=settings.latency
-    ) as server:
-        yield server
 
 
 def run(server: ServerProcess, sessions: Sequence[Session], rate_per_s: float, seed: int, *, speculates: bool) -> Real:

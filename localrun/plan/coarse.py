@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 
 from localrun.bench.arrivals import Turn
 from localrun.bench.results import StreamRecord
-from localrun.plan.clock import Account, VirtualClock
+from localrun.plan.costs import Account, VirtualClock
 from localrun.plan.replica import Arrival, Setup
 
 

@@ -1,15 +1,19 @@
-"""What computing costs on one machine with one model: seconds of a step, of a batch of prompt rows, of a copy.
+"""What computing costs on one machine with one model, seconds of a step, of a batch of prompt rows, of a copy; and the
+virtual clock on which they pass.
 
 A step of n streams takes base[n] + per_token[n] * (tokens of context of all of them), or what was measured. Prompt rows
 take (fixed + row * rows + row_depth * rows * (depth + rows / 2)) * factor[rows], the form that the engine itself learns
-(`schedule/budget.py`). The coefficients are measured (`calibration.py`) or estimated (`roofline.py`). Pure.
+(`schedule/budget.py`). The coefficients are measured (`calibration.py`) or estimated (`roofline.py`). Pure: nothing
+here, and nothing that is simulated, asks for the real time.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
+from enum import StrEnum
 from itertools import pairwise
 from typing import Annotated, NamedTuple
 
@@ -269,3 +273,39 @@ def errors_of(predicted: Mapping[Sample, float]) -> tuple[float, float]:
     """The median and the largest relative error of a fit."""
     errors = [abs(seconds / sample.seconds - 1) for sample, seconds in predicted.items()]
     return (statistics.median(errors), max(errors)) if errors else (0.0, 0.0)
+
+
+class Account(StrEnum):
+    """What time is spent on."""
+
+    PROMPTS = "computing prompts"
+    DECODE = "decoding"
+    COPIES = "copying state"
+    HOST = "scheduling and sampling"
+    DAEMON = "answering clients"
+    IDLE = "idle"
+
+
+class VirtualClock:
+    """The engine's clock. `spent_s` adds up to the time that has passed."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.spent_s = dict.fromkeys(Account, 0.0)
+
+    def __call__(self) -> float:
+        return self.now_s
+
+    def spend(self, seconds: float, account: Account) -> None:
+        """Let time pass: late in a long run a moment that is too short to be added is the shortest that can be."""
+        before_s = self.now_s
+        self.now_s += seconds
+        if self.now_s == before_s and seconds > 0:
+            self.now_s = math.nextafter(before_s, math.inf)
+        self.spent_s[account] += seconds
+
+    def sleep_until(self, at_s: float, account: Account) -> None:
+        """Let time pass until then, none if that is over."""
+        if at_s > self.now_s:
+            self.spent_s[account] += at_s - self.now_s
+            self.now_s = at_s

@@ -11,11 +11,12 @@ Does not: scale while it runs, or lose replicas.
 
 from __future__ import annotations
 
+import itertools
 import random
 import statistics
 from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import msgspec
 
@@ -24,8 +25,8 @@ from localrun.bench.results import StreamRecord
 from localrun.cluster.affinity import BLOCK_TOKENS, BYTES_PER_TOKEN, Affinity, blocks
 from localrun.errors import BadRequest
 from localrun.plan.backend import SimBackend
-from localrun.plan.clock import Account, VirtualClock
 from localrun.plan.coarse import CoarseReplica
+from localrun.plan.costs import Account, VirtualClock
 from localrun.plan.replica import (
     Arrival,
     Outcome,
@@ -48,94 +49,64 @@ REQUESTS_OF_EACH = 60
 _LEAST_S = 1e-3
 
 
-class OneOfFleet(Protocol):
-    """What the fleet needs of a replica."""
-
-    clock: VirtualClock
-    records: list[StreamRecord]
-    on_turn: Callable[[Arrival], None]
-
-    @property
-    def is_busy(self) -> bool: ...
-    @property
-    def next_s(self) -> float: ...
-    @property
-    def n_running(self) -> int: ...
-    @property
-    def running(self) -> list[tuple[StreamRecord, Turn]]: ...
-    def arrive(self, arrival: Arrival) -> None: ...
-    def advance(self, until_s: float) -> None: ...
+OneOfFleet = Replica | CoarseReplica
+Choose = Callable[[Arrival, Sequence[OneOfFleet]], int]
+"""Which replica gets a request, by what is under way on each of them."""
 
 
-class Router(Protocol):
-    """Chooses by what is under way on each replica."""
-
-    def choose(self, arrival: Arrival, replicas: Sequence[OneOfFleet]) -> int: ...
-
-
-class RoundRobin:
-    def __init__(self, _seed: int) -> None:
-        self._next = 0
-
-    def choose(self, arrival: Arrival, replicas: Sequence[OneOfFleet]) -> int:
-        self._next += 1
-        return self._next % len(replicas)
+def _round_robin(_seed: int) -> Choose:
+    numbers = itertools.count(1)
+    return lambda arrival, replicas: next(numbers) % len(replicas)
 
 
-class BySession:
+def _by_session(seed: int) -> Choose:
     """What a cookie gives."""
-
-    def __init__(self, seed: int) -> None:
-        self._seed = seed
-
-    def choose(self, arrival: Arrival, replicas: Sequence[OneOfFleet]) -> int:
-        return random.Random(f"{self._seed}/{arrival.number}").randrange(len(replicas))
+    return lambda arrival, replicas: random.Random(f"{seed}/{arrival.number}").randrange(len(replicas))
 
 
-class TwoChoices:
+def _two_choices(seed: int) -> Choose:
     """The one of two random replicas that has fewer requests (Mitzenmacher 2001)."""
+    chance = random.Random(seed)
 
-    def __init__(self, seed: int) -> None:
-        self._chance = random.Random(seed)
-
-    def choose(self, arrival: Arrival, replicas: Sequence[OneOfFleet]) -> int:
-        two = (self._chance.randrange(len(replicas)), self._chance.randrange(len(replicas)))
+    def choose(arrival: Arrival, replicas: Sequence[OneOfFleet]) -> int:
+        two = (chance.randrange(len(replicas)), chance.randrange(len(replicas)))
         return min(two, key=lambda index: replicas[index].n_running)
 
-
-class LeastRequests:
-    def __init__(self, seed: int) -> None:
-        self._chance = random.Random(seed)
-
-    def choose(self, arrival: Arrival, replicas: Sequence[OneOfFleet]) -> int:
-        return min(range(len(replicas)), key=lambda index: (replicas[index].n_running, self._chance.random()))
+    return choose
 
 
-class ByPrefix:
+def _least_requests(seed: int) -> Choose:
+    chance = random.Random(seed)
+    return lambda arrival, replicas: min(
+        range(len(replicas)), key=lambda index: (replicas[index].n_running, chance.random())
+    )
+
+
+def _by_prefix(_seed: int) -> Choose:
     """What doors of a cluster do: the same code, by what they would know of each replica."""
+    affinity = Affinity()
 
-    def __init__(self, _seed: int) -> None:
-        self._affinity = Affinity()
-
-    def choose(self, arrival: Arrival, replicas: Sequence[OneOfFleet]) -> int:
-        turn = arrival.session.turns[arrival.turn]
-        prompt = blocks(_bytes_of(turn))
+    def choose(arrival: Arrival, replicas: Sequence[OneOfFleet]) -> int:
+        prompt = blocks(_bytes_of(arrival.session.turns[arrival.turn]))
         waiting = {
             str(index): float(sum(_left_tokens(record, known) for record, known in replica.running))
             for index, replica in enumerate(replicas)
         }
-        chosen = self._affinity.choose(prompt, waiting)
-        self._affinity.note(prompt, chosen)
+        chosen = affinity.choose(prompt, waiting)
+        affinity.note(prompt, chosen)
         return int(chosen)
 
+    return choose
 
-ROUTERS: dict[str, Callable[[int], Router]] = {
-    "prefix": ByPrefix,
-    "session": BySession,
-    "least-requests": LeastRequests,
-    "two-choices": TwoChoices,
-    "round-robin": RoundRobin,
+
+ROUTERS: dict[str, Callable[[int], Choose]] = {
+    "prefix": _by_prefix,
+    "session": _by_session,
+    "least-requests": _least_requests,
+    "two-choices": _two_choices,
+    "round-robin": _round_robin,
 }
+"""By name, what makes one from a seed."""
 
 
 def _left_tokens(record: StreamRecord, turn: Turn) -> int:
@@ -265,7 +236,7 @@ def _exact(setup: Setup, seed: int) -> Replica:
     return Replica(setup, SimBackend(setup.layout, setup.costs, clock, seed), clock, [], 1.0)
 
 
-def _run(replicas: Sequence[OneOfFleet], arrivals: list[Arrival], router: Router) -> list[list[Arrival]]:
+def _run(replicas: Sequence[OneOfFleet], arrivals: list[Arrival], choose: Choose) -> list[list[Arrival]]:
     """What each replica was sent."""
     routed: list[list[Arrival]] = [[] for _ in replicas]
     behind: list[tuple[float, int]] = []  # those that compute, by their clocks
@@ -283,7 +254,7 @@ def _run(replicas: Sequence[OneOfFleet], arrivals: list[Arrival], router: Router
             replica.advance(min(next_s, max(others_s, at_s + _LEAST_S)))
         else:
             arrival = heappop(arrivals)
-            index = router.choose(arrival, replicas)
+            index = choose(arrival, replicas)
             replica = replicas[index]
             routed[index].append(arrival)
             was_waiting_for_s = replica.next_s if replica.is_busy else None

@@ -22,14 +22,13 @@ from localrun.bench.arrivals import ANSWER, Session, Turn
 from localrun.bench.arrivals import Limits as Promise
 from localrun.bench.metrics import is_good
 from localrun.bench.results import StreamRecord
+from localrun.config import Settings
 from localrun.engine.backend import Backend, Worker
 from localrun.engine.engine import Engine, Limits
 from localrun.engine.schedule.scheduler import StepPlan
 from localrun.engine.speculate.speculation import Speculation
-from localrun.plan.backend import MOST_TOKENS, Layout, SimBackend, tokens_of
-from localrun.plan.clock import Account, VirtualClock
-from localrun.plan.costs import Costs
-from localrun.plan.disk import SimDisk
+from localrun.plan.backend import MOST_TOKENS, Layout, SimBackend, SimDisk, tokens_of
+from localrun.plan.costs import Account, Costs, VirtualClock
 from localrun.wire import Finish, KvRun, Sampling, Step, Submit
 
 # A look of the engine at nothing.
@@ -53,6 +52,18 @@ class Setup(NamedTuple):
     max_queue: int
     speculates: bool = True
     disk_cache_bytes: int = 0
+
+    @classmethod
+    def of(cls, layout: Layout, costs: Costs, settings: Settings) -> Setup:
+        return cls(
+            layout,
+            costs,
+            settings.target_itl_s,
+            settings.ram_cache_bytes,
+            settings.max_queue,
+            settings.speculation == "on",
+            settings.disk_cache_bytes,
+        )
 
 
 class Outcome(NamedTuple):

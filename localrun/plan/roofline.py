@@ -1,4 +1,5 @@
-"""What a machine would take that nobody measured: the roofline of its memory and of its arithmetic, with a band.
+"""What a machine would take that nobody measured: the roofline of its memory and of its arithmetic, with a band; and
+what this one would take with other settings, or another quantization.
 
 A step of n rows reads all weights (of experts, those that n rows are expected to choose) and each row's keys and
 values, and multiplies every active weight with every row. It takes the sum of the two, at the part of a data sheet's
@@ -11,25 +12,34 @@ the other, and a step is no quicker. Split by tensors each has its part of every
 exchange what came out: a ring of g sends 2 (g - 1) / g of it over the link, and there is a wait each time.
 
 Only for GPUs and machines with one memory for all: on a CPU neither figure of a data sheet says much, and it is
-calibrated.
+calibrated. Of this machine with other settings, or with the model in another quantization, a calibration is asked.
+Steps of few streams read weights: what a measured step takes is scaled by the bytes that it would read in the other
+quantization. Prompts are computed, and stay as they are. Kernels differ, so it is an estimate with the band of a
+roofline.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping
 from importlib import resources
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
+import psutil
 
-from localrun.bench.roofline import step_bytes
+from localrun.bench.roofline import step_bytes, tensors_read
 from localrun.config import Settings
 from localrun.engine.backend import MemoryKind
 from localrun.errors import BadRequest, CannotFit, meant
-from localrun.models.fit import FitRequest, Gpu, Machine, choose, in_gb
+from localrun.models.fit import AUTO, FitRequest, Gpu, Machine, choose, in_gb
 from localrun.models.gguf.header import Header
+from localrun.models.gguf.requantized import quantization, requantized
 from localrun.models.memory import memory_kind, model_memory
+from localrun.models.storage.model import Model
+from localrun.models.storage.store import Store
 from localrun.plan.backend import Layout
+from localrun.plan.calibration import Calibration, kept, path_of, setup_of
 from localrun.plan.costs import Costs, PromptCosts, StreamCosts
 from localrun.plan.replica import Setup
 
@@ -167,16 +177,7 @@ def estimate_of(header: Header, name: str, settings: Settings, split: str = LAYE
         state_bytes=4 * memory.state_elements * sum(layer.has_state for layer in memory.layers),
     )
     costs = costs_of(header, found, layout.slots)
-    setup = Setup(
-        layout,
-        costs,
-        settings.target_itl_s,
-        settings.ram_cache_bytes,
-        settings.max_queue,
-        settings.speculation == "on",
-        settings.disk_cache_bytes,
-    )
-    return Estimate(setup, *band(EFFICIENCIES[found.backend]))
+    return Estimate(Setup.of(layout, costs, settings), *band(EFFICIENCIES[found.backend]))
 
 
 def band(efficiency: Efficiency) -> tuple[float, float]:
@@ -189,14 +190,7 @@ def band(efficiency: Efficiency) -> tuple[float, float]:
 
 def active_weights(header: Header) -> float:
     """With how many weights each row is multiplied."""
-    n_experts, n_used = header.count("expert_count"), header.count("expert_used_count")
-    is_tied = not any(tensor.name == "output.weight" for tensor in header.tensors)
-    total = 0.0
-    for tensor in header.tensors:
-        if len(tensor.shape) < 2 or (tensor.name == "token_embd.weight" and not is_tied):
-            continue
-        total += tensor.n_elements * (n_used / n_experts if n_experts and "_exps." in tensor.name else 1.0)
-    return total
+    return sum(share * tensor.n_elements for tensor, share in tensors_read(header, 1) if len(tensor.shape) > 1)
 
 
 def step_s(header: Header, found: Device, n_rows: int) -> float:
@@ -243,3 +237,108 @@ def costs_of(header: Header, found: Device, n_slots: int) -> Costs:
         request_s=2e-3,
         sigma=0.05,
     )
+
+
+# The machine that was calibrated.
+THIS = "this"
+
+Calibrate = Callable[[Model, Settings], Calibration]
+
+
+def problem_of(text: str) -> str:
+    """Why sizes in this quantization are not known; empty if they are."""
+    try:
+        quantization(text)
+    except BadRequest as error:
+        return error.message
+    return ""
+
+
+def estimate(model: Model, settings: Settings, values: Mapping[str, str], calibration_of: Calibrate) -> Estimate:
+    """By the names of --vary. Raises BadRequest and CannotFit for what cannot be."""
+    said = {name.replace("-", "_"): values[name] for name in ("latency", "kv-type", "speculation") if name in values}
+    settings = msgspec.structs.replace(settings, **said)
+    if values.get("machine", THIS) == THIS:
+        return _here(model, settings, values, calibration_of)
+    header = requantized(model.header, values["quantization"]) if "quantization" in values else model.header
+    counts = {name.replace("-", "_"): int(values[name]) for name in ("slots", "kv-cells") if name in values}
+    settings = msgspec.structs.replace(settings, **counts)
+    found = estimate_of(header, values["machine"], settings, values.get("split", LAYER))
+    if "kv_cells" in counts:
+        _check_cells(counts["kv_cells"], found.setup.layout)
+    return found
+
+
+def _here(model: Model, settings: Settings, values: Mapping[str, str], calibration_of: Calibrate) -> Estimate:
+    """From a calibration: of this file, of one in the other quantization if that was calibrated, or else scaled."""
+    if "split" in values:
+        raise BadRequest("this machine is measured as it is; --split is of several GPUs, as rtx-4090x2", field="split")
+    wanted = quantization(values["quantization"]) if "quantization" in values else model.header.quantization
+    if wanted != model.header.quantization:
+        model = _calibrated(model, wanted, settings) or model
+    calibration = calibration_of(model, settings)
+    layout, most = calibration.layout, 2 * calibration.layout.slots
+    if "slots" in values:
+        if int(values["slots"]) > most:
+            raise BadRequest(f"{layout.slots} slots were calibrated, and a forecast reaches to {most} of them")
+        layout = layout.with_slots(int(values["slots"]))
+    n_cells = int(values.get("kv-cells", 0))
+    if n_cells:
+        _check_cells(n_cells, layout)
+    layout = layout.with_cells(n_cells or layout.n_cells)
+    setup = setup_of(calibration, settings)._replace(layout=layout)
+    if wanted == model.header.quantization:
+        if n_cells:
+            _check_memory(model.header, wanted, settings, layout, n_cells)
+        return Estimate(setup, 1.0, 1.0)
+    header = requantized(model.header, wanted)
+    _check_memory(header, wanted, settings, layout, n_cells)
+    setup = setup._replace(costs=rescaled(setup.costs, model.header, header))
+    return Estimate(setup, 1 / (1 - LEAST_BAND), 1 / (1 + LEAST_BAND))
+
+
+def _calibrated(model: Model, wanted: str, settings: Settings) -> Model | None:
+    """A file of the same model in the other quantization, if it was calibrated."""
+    alike = (each for each in Store.of(settings).list() if each.header.quantization == wanted)
+    return next(
+        (each for each in alike if _shape(each) == _shape(model) and kept(path_of(each, settings)) is not None), None
+    )
+
+
+def _shape(model: Model) -> tuple[Any, ...]:
+    header = model.header
+    return header.architecture, header.n_layers, header.n_embd, header.n_vocab, header.n_params
+
+
+def _check_cells(n_cells: int, layout: Layout) -> None:
+    if n_cells < layout.least_cells:
+        raise BadRequest(
+            f"{n_cells} KV cells are too few: {layout.slots} slots have at least {layout.least_cells}", field="kv_cells"
+        )
+
+
+def _check_memory(header: Header, wanted: str, settings: Settings, layout: Layout, n_cells: int) -> None:
+    """Raises CannotFit for what this machine has no memory for; `n_cells` 0 are as many as the settings say."""
+    wish = FitRequest(
+        n_slots=layout.slots if n_cells else settings.slots,
+        n_kv_cells=n_cells or settings.kv_cells,
+        kv_type=layout.kv_type if n_cells else AUTO,
+        n_ubatch=settings.batch_tokens,
+    )
+    available = psutil.virtual_memory().available
+    fit = choose(header, Machine(available), wish)
+    if not layout.n_gpu_layers and not fit.fits:
+        cells = f" and {in_gb(fit.estimate.kv_bytes)} of {n_cells} KV cells" if n_cells else ""
+        needed, free = in_gb(header.weights_bytes), in_gb(available)
+        raise CannotFit(f"{header.name} in {wanted} has {needed} of weights{cells}, and {free} are free")
+
+
+def rescaled(costs: Costs, header: Header, other: Header) -> Costs:
+    """What was measured with one of two quantizations, for the other."""
+    streams = costs.streams
+    factors = [
+        step_bytes(other, n_streams=n).weights_bytes / step_bytes(header, n_streams=n).weights_bytes
+        for n in streams.streams
+    ]
+    bases = tuple(factor * base_s for factor, base_s in zip(factors, streams.base_s, strict=True))
+    return msgspec.structs.replace(costs, streams=StreamCosts(streams.streams, bases, streams.per_token_s))

@@ -1,22 +1,25 @@
-"""The highest rate at which a machine keeps a promise: for so many of 100 requests the first token in time, and every
-further one.
+"""The highest rate at which a machine keeps a promise, what breaks first there, and what a change would bring: by
+simulating it, never by a rule.
 
-The same sessions arrive at every rate, only closer together: two rates, or two machines, differ in nothing else. The
-rate is doubled until the promise is broken, and then the interval is halved, on a logarithmic scale.
+A promise is for so many of 100 requests: the first token in time, and every further one. The same sessions arrive at
+every rate, only closer together: two rates, or two machines, differ in nothing else. The rate is doubled until the
+promise is broken, and then the interval is halved, on a logarithmic scale.
 """
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import msgspec
 
 from localrun.bench.arrivals import Limits, Session, Turn, Workload
 from localrun.bench.metrics import goodput, percentile
 from localrun.bench.results import StreamRecord
+from localrun.config import latency_target_s
 from localrun.errors import BadRequest
-from localrun.plan.clock import Account
+from localrun.plan.costs import Account
 from localrun.plan.replica import Outcome, Setup, simulate
 
 N_REQUESTS = 300
@@ -220,19 +223,16 @@ class Search:
         percent, limits = 100 * self.limits.share, self.limits
         ttft_s = percentile([record.ttft_s for record in done], percent)
         itl_s = percentile([record.tpot_s or 0.0 for record in done], percent)
-        of = f"for {percent:g} of 100 requests that are alone"
-        if ttft_s > limits.ttft_limit_s:
-            raise BadRequest(
-                f"not even one user gets this promise: the first token takes {ttft_s:.3g} s {of}, "
-                f"{_more(ttft_s / limits.ttft_limit_s)} --ttft-limit {limits.ttft_limit_s:g} allows",
-                field="ttft_limit",
-            )
-        if itl_s > limits.itl_limit_s:
-            raise BadRequest(
-                f"not even one user gets this promise: a token takes {itl_s:.3g} s {of}, "
-                f"{_more(itl_s / limits.itl_limit_s)} --itl-limit {limits.itl_limit_s:g} allows",
-                field="itl_limit",
-            )
+        for what, seconds, name, limit_s in (
+            ("the first token", ttft_s, "ttft", limits.ttft_limit_s),
+            ("a token", itl_s, "itl", limits.itl_limit_s),
+        ):
+            if seconds > limit_s:
+                raise BadRequest(
+                    f"not even one user gets this promise: {what} takes {seconds:.3g} s for {percent:g} of 100 "
+                    f"requests that are alone, {_more(seconds / limit_s)} --{name}-limit {limit_s:g} allows",
+                    field=f"{name}_limit",
+                )
 
 
 def _more(times: float) -> str:
@@ -247,3 +247,115 @@ def _apart(turns: list[Turn]) -> list[Session]:
 
 def _between(low: Point, high: Point) -> float:
     return float((low.rate_per_s * high.rate_per_s) ** 0.5)
+
+
+# --- what is short, and what would help: what helps most when there is twice as much of it, just beyond that rate ---
+
+# Of the rate that is carried: so far beyond it something is certainly short.
+BEYOND = 1.25
+# Less more of kept promises is no help.
+_LEAST_HELP = 0.02
+
+
+class Change(NamedTuple):
+    """In words, and the machine after it."""
+
+    words: str
+    setup: Setup
+
+
+class Tried(msgspec.Struct, frozen=True):
+    """A change, how many requests keep the promise with it beyond the rate that is carried now, and what the machine
+    carries then, where that was simulated."""
+
+    words: str
+    kept_beyond: float
+    carries: Point | None = None
+
+
+class WhatIf(msgspec.Struct, frozen=True, kw_only=True):
+    """`bottleneck` is what is short; `twice` is what the machine with twice as much of it carries. `best` is the change
+    of a setting that helps most, None if none does."""
+
+    bottleneck: str
+    kept_beyond: float
+    twice: Tried
+    best: Tried | None
+    resources: list[Tried]
+    settings: list[Tried]
+
+
+def resources(setup: Setup) -> dict[str, Change]:
+    """Twice as much of everything that can be short."""
+    layout, costs = setup.layout, setup.costs
+
+    def costing(**factors: float) -> Setup:
+        return setup._replace(costs=costs.scaled(**factors))
+
+    return {
+        "prefill": Change("a machine that computes prompts twice as fast", costing(prompts=0.5)),
+        "decode bandwidth": Change("a machine that decodes twice as fast", costing(decode=0.5)),
+        "host": Change("a host that is twice as fast", costing(host=0.5)),
+        "slots": Change(
+            "twice as many slots, each with as many cells",
+            setup._replace(layout=layout.with_slots(2 * layout.slots).with_cells(2 * layout.n_cells)),
+        ),
+        "KV cells": Change("twice as many KV cells", setup._replace(layout=layout.with_cells(2 * layout.n_cells))),
+    }
+
+
+def settings(setup: Setup) -> list[Change]:
+    """What a person can change without another machine."""
+    layout = setup.layout
+    found = [
+        Change(f"--slots {n_slots}", setup._replace(layout=layout.with_slots(n_slots)))
+        for n_slots in (layout.slots // 2, 2 * layout.slots)
+        if 1 <= n_slots <= layout.n_batch
+    ]
+    found += [
+        Change(f"--latency {mode}", setup._replace(target_itl_s=latency_target_s(mode)))
+        for mode in ("interactive", "balanced", "throughput")
+        if latency_target_s(mode) != setup.target_itl_s
+    ]
+    more_bytes = max(4 * setup.ram_cache_bytes, 1 << 30)
+    found.append(Change(f"--ram-cache-bytes {more_bytes}", setup._replace(ram_cache_bytes=more_bytes)))
+    cells = layout.with_cells(2 * layout.n_cells)
+    return [*found, Change(f"--kv-cells {cells.n_cells}", setup._replace(layout=cells))]
+
+
+def what_if(search: Search, setup: Setup, carried: Point) -> WhatIf:
+    """About five runs for what is short, six for the settings, and two searches."""
+    rate_per_s = BEYOND * carried.rate_per_s
+    base = search.at(setup, rate_per_s)
+
+    def tried(change: Change) -> Tried:
+        return Tried(change.words, search.at(change.setup, rate_per_s).kept)
+
+    short = resources(setup)
+    by_resource = {name: tried(change) for name, change in short.items()}
+    # Of two that help alike, the one on which more time is spent; they are in that order.
+    bottleneck = max(by_resource, key=lambda name: round(by_resource[name].kept_beyond, 2))
+    twice = msgspec.structs.replace(
+        by_resource[bottleneck], carries=search.carries(short[bottleneck].setup, rate_per_s)
+    )
+    changes = settings(setup)
+    by_setting = [tried(change) for change in changes]
+    at = max(range(len(changes)), key=lambda index: by_setting[index].kept_beyond)
+    best = None
+    if by_setting[at].kept_beyond >= base.kept + _LEAST_HELP:
+        carries = search.carries(changes[at].setup, rate_per_s)
+        if carries.rate_per_s > carried.rate_per_s:
+            best = msgspec.structs.replace(by_setting[at], carries=carries)
+    return WhatIf(
+        bottleneck=bottleneck,
+        kept_beyond=base.kept,
+        twice=twice,
+        best=best,
+        resources=list(by_resource.values()),
+        settings=by_setting,
+    )
+
+
+def with_costs(setup: Setup, factor: float) -> Setup:
+    """The same where everything takes so many times as long."""
+    return setup._replace(costs=setup.costs.scaled(prompts=factor, decode=factor, host=factor))

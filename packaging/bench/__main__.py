@@ -19,9 +19,8 @@ from localrun.bench.report import shown
 from localrun.bench.results import Options
 from localrun.bench.roofline import roofline
 from localrun.bench.servers import ServerFlags
-from localrun.bench.session import random_seed
+from localrun.bench.session import INTERRUPTED, random_seed
 from localrun.bench.workloads import WORKLOADS
-from localrun.bench.workloads.workload import INTERRUPTED
 from localrun.cli import exits
 from localrun.cli.arguments import NumberList
 from localrun.cli.bench.command import POSITIVE, STREAMS, Reporting, chosen_workloads, with_reporting

@@ -29,7 +29,7 @@ from localrun.bench.metrics import CurvePoint, decode_curves
 from localrun.bench.results import Metrics, Options, RunResult, Target, Workload
 from localrun.bench.roofline import Roofline
 from localrun.bench.servers import NAME, ServerFlags, local_server
-from localrun.bench.workloads.workload import INTERRUPTED
+from localrun.bench.session import INTERRUPTED
 from localrun.errors import LocalrunError
 from localrun.hardware.processors import usable
 

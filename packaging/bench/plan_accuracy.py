@@ -29,8 +29,8 @@ from localrun.cli.text import progress
 from localrun.config import Settings
 from localrun.errors import BadRequest, LocalrunError
 from localrun.models.storage.model import Model
-from localrun.plan.calibration import Calibration, Speed, setup_of
-from localrun.plan.check import N_WARM, compared, daemon, run, scaled
+from localrun.plan.calibration import Calibration, Speed, daemon, setup_of
+from localrun.plan.check import N_WARM, compared, run, scaled
 from localrun.plan.real import as_sent
 from localrun.plan.replica import Setup
 from localrun.plan.search import Search
@@ -113,7 +113,7 @@ class Comparisons:
         progress(
             f"{workload.name}, drafts {'on' if drafts else 'off'}, {load} %: {n_requests} requests, {rate_per_s:.3g}/s"
         )
-        with daemon(self._model, self._settings, self._calibration) as server:
+        with daemon(self._model, self._settings, self._calibration.layout) as server:
             real = run(server, sessions, rate_per_s, seed, speculates=drafts)
         self._speed = self._now()
         found = compared(real, setup, workload, sessions, rate_per_s, seed, [before, self._speed])

@@ -9,9 +9,8 @@ import pytest
 
 from localrun.access.keys import KeyFile
 from localrun.bench.results import Options, RunResult, Target, Workload
-from localrun.bench.session import Session, base_url_of, holds_of, model_of, random_seed
+from localrun.bench.session import INTERRUPTED, Session, base_url_of, holds_of, model_of, random_seed
 from localrun.bench.streams import Endpoint, RequestRefused
-from localrun.bench.workloads.workload import INTERRUPTED
 from localrun.errors import BadRequest, DaemonUnreachable, LocalrunError
 from localrun.snapshot import EngineRow
 from tests.bench.conftest import FakeServer

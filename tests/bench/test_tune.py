@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from localrun.bench.tune import STREAMS, StepTiming, Tuning, counts_to_try, find_model, tune
+from localrun.bench.tune import STREAMS, StepTiming, Tuning, counts_to_try, tune
 from localrun.config import Settings
 from localrun.engine.cache.disk_files import library_build
 from localrun.engine.native.library import library_folder
@@ -13,6 +13,7 @@ from localrun.hardware import thread_choice
 from localrun.hardware.processors import Processors
 from localrun.hardware.thread_choice import ModelShape, Threads
 from localrun.models.storage.model import Model
+from localrun.models.storage.store import Store
 from tests.support.synthesis.synthesize import synthesize
 
 HERE = Processors(name="made", n_machine=2, n_allowed=2, performance_cores=2)
@@ -22,7 +23,7 @@ HERE = Processors(name="made", n_machine=2, n_allowed=2, performance_cores=2)
 def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
     path = tmp_path_factory.mktemp("tune") / "small.gguf"
     synthesize("tiny", "Q8_0", path)
-    return find_model(str(path), Settings())
+    return Store.of(Settings()).resolve(str(path))
 
 
 def test_smaller_numbers_are_tried_besides_those_of_an_engine():

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from localrun.cli import exits
-from localrun.cli.names import closest
+from localrun.cli.arguments import closest
 from tests.daemon import running_daemon
 from tests.says import says
 

@@ -16,12 +16,12 @@ import psutil
 import pytest
 
 from localrun import stored
-from localrun.bench.tune import find_model
 from localrun.cli import exits
 from localrun.cli.bench.plan import MOST_REPLICAS, ROUTER_NAMES
 from localrun.cli.root import run
 from localrun.config import Settings
 from localrun.models.storage.model import kept_forecast
+from localrun.models.storage.store import Store
 from localrun.plan import calibration, fleet
 from localrun.plan.calibration import Calibration, path_of
 from localrun.plan.costs import Costs, PromptCosts, StreamCosts
@@ -44,7 +44,7 @@ def keep(of: Costs, settings: Settings, name: str = "tiny") -> None:
         made_at="2026-11-24T02:34:00+00:00", machine="made", model="tiny", build="b", layout=layout(slots=4), costs=of,
         median_error=0.04, worst_error=0.13, others=0.0,
     )  # fmt: skip
-    stored.write(path_of(find_model(name, settings), settings), made)
+    stored.write(path_of(Store.of(settings).resolve(name), settings), made)
 
 
 @pytest.fixture(autouse=True)
@@ -81,7 +81,7 @@ def test_it_says_what_is_carried_what_breaks_and_what_would_help(capsys: pytest.
 
 
 def test_lists_of_models_know_how_many_chats_there_can_be(capsys: pytest.CaptureFixture[str], home: Path) -> None:
-    digest = find_model("tiny", Settings()).digest
+    digest = Store.of(Settings()).resolve("tiny").digest
     said(capsys, *SHORT)
     said(capsys, "tiny", "--ttft-limit", "5")
     assert kept_forecast(digest) is None  # of chats under the usual promise, nothing was asked yet
@@ -242,7 +242,7 @@ def test_a_machine_that_was_not_measured_is_measured_first(
         tell(f"measuring {model.name}")
         return made
 
-    path = path_of(find_model("tiny", Settings()), Settings())
+    path = path_of(Store.of(Settings()).resolve("tiny"), Settings())
     made = calibration.kept(path)
     assert made is not None
     path.unlink()
@@ -364,7 +364,7 @@ def test_a_picture_that_fails_costs_no_forecast(
     def fail(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("localrun.plan.curve.plot", fail)
+    monkeypatch.setattr("localrun.plan.report.plot", fail)
     assert run(["plan", *SHORT, "--rate", "1", "--plot", "new/curve.png"]) == exits.ERROR
     shown = capsys.readouterr()
     assert "the promise is kept" in shown.out

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from localrun.cli.bench.plan_record import apart
+from localrun.cli.bench.plan_words import apart
 from localrun.plan.replica import simulate
 from localrun.plan.traces import BLOCK_TOKENS, named, write
 from localrun.server.metering import traffic

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from localrun.cli import exits
-from localrun.tui.recording import snapshots
+from localrun.tui.daemon import snapshots
 from tests.cli.conftest import ENGINE
 from tests.daemon import Daemon, running_daemon
 from tests.support.synthesis.synthesize import synthesize

@@ -16,7 +16,7 @@ import jsonschema
 import pytest
 import yaml
 
-from localrun.cli.share.cluster import cluster_command
+from localrun.cli.cluster import cluster_command
 from localrun.config import env_name
 
 ROOT = Path(__file__).parents[2]

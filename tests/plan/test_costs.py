@@ -8,8 +8,7 @@ from localrun.engine.schedule.budget import tile_waste
 from localrun.errors import LocalrunError
 from localrun.plan.backend import SimBackend
 from localrun.plan.calibration import Speed, daemon_costs
-from localrun.plan.clock import VirtualClock
-from localrun.plan.costs import PromptCosts, Sample, StreamCosts, WaitCosts, least_squares
+from localrun.plan.costs import PromptCosts, Sample, StreamCosts, VirtualClock, WaitCosts, least_squares
 from tests.plan.made import costs, layout
 
 

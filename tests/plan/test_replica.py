@@ -10,8 +10,7 @@ import pytest
 
 from localrun.bench.arrivals import ANSWER, Session, Turn
 from localrun.bench.streams import arrivals_s
-from localrun.plan.clock import Account, VirtualClock
-from localrun.plan.costs import StreamCosts, WaitCosts
+from localrun.plan.costs import Account, StreamCosts, VirtualClock, WaitCosts
 from localrun.plan.replica import simulate
 from tests.plan.made import FREE, costs, setup, turn
 

@@ -6,11 +6,10 @@ import msgspec
 import pytest
 
 from localrun.bench.arrivals import Limits
-from localrun.plan import curve, report
+from localrun.plan import report
 from localrun.plan.calibration import Calibration, Check, fitted
 from localrun.plan.costs import WaitCosts
-from localrun.plan.search import Point, Search
-from localrun.plan.whatif import what_if
+from localrun.plan.search import Point, Search, what_if
 from tests.plan.made import costs, layout, setup
 from tests.plan.test_search import alike
 
@@ -116,10 +115,10 @@ def test_prompts_and_answers_together_cost_what_the_hour_costs(carried: Point) -
 
 def test_the_curve_is_drawn_with_its_knee(search: Search, carried: Point, tmp_path: Path) -> None:
     search.carries(setup())
-    text = "\n".join(curve.chart(search.points, carried))
+    text = "\n".join(report.chart(search.points, carried))
     assert "first token p95" in text
     assert "requests per second" in text
-    assert curve.chart(search.points[:1], carried) == []
+    assert report.chart(search.points[:1], carried) == []
     pytest.importorskip("matplotlib")
-    curve.plot(tmp_path / "curve.png", search.points, carried, "made")
+    report.plot(tmp_path / "curve.png", search.points, carried, "made")
     assert (tmp_path / "curve.png").read_bytes()[:4] == b"\x89PNG"

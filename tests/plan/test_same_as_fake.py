@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from localrun.bench.arrivals import ANSWER, Session, Turn
 from localrun.engine.backend import Batch
 from localrun.plan.backend import N_TOKENS, SimBackend, SimSampler, SimWorker
-from localrun.plan.clock import Account, VirtualClock
-from localrun.plan.costs import Costs, PromptCosts, StreamCosts
+from localrun.plan.costs import Account, Costs, PromptCosts, StreamCosts, VirtualClock
 from localrun.plan.replica import Outcome, Replica, Setup
 from localrun.wire import Lane, Sampling
 from tests.fakes.backend import FakeBackend, FakeWorker

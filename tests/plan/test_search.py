@@ -8,8 +8,7 @@ from localrun.bench.arrivals import Limits, Session, Workload
 from localrun.bench.streams import arrivals_s
 from localrun.errors import BadRequest
 from localrun.plan.costs import StreamCosts
-from localrun.plan.search import Search
-from localrun.plan.whatif import BEYOND, what_if
+from localrun.plan.search import BEYOND, Search, what_if
 from tests.plan.made import FREE, costs, setup, turn, workload
 
 SERVICE_S = 0.2

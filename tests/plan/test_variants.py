@@ -9,15 +9,15 @@ from types import SimpleNamespace
 import pytest
 
 from localrun import stored
-from localrun.bench.tune import find_model
 from localrun.config import Settings
 from localrun.errors import BadRequest, LocalrunError
 from localrun.models.gguf.header import Header
 from localrun.models.gguf.reader import read_header
 from localrun.models.gguf.requantized import MIXES, requantized
+from localrun.models.storage.store import Store
 from localrun.plan.calibration import Calibration, kept
 from localrun.plan.costs import StreamCosts
-from localrun.plan.variants import estimate, rescaled
+from localrun.plan.roofline import estimate, rescaled
 from tests.plan.made import costs, layout
 from tests.plan.published import header_of
 from tests.support.synthesis.synthesize import synthesize
@@ -82,8 +82,8 @@ def test_cells_that_no_machine_would_have_are_refused(
         made_at="", machine="", model="tiny", build="b", layout=layout(), costs=costs(), median_error=0.0,
         worst_error=0.0, others=0.0,
     )  # fmt: skip
-    monkeypatch.setattr("localrun.plan.variants.psutil.virtual_memory", lambda: SimpleNamespace(available=1 << 30))
-    model = find_model(str(tiny_gguf), Settings())
+    monkeypatch.setattr("localrun.plan.roofline.psutil.virtual_memory", lambda: SimpleNamespace(available=1 << 30))
+    model = Store.of(Settings()).resolve(str(tiny_gguf))
     with pytest.raises(LocalrunError, match=words):
         estimate(model, Settings(), {"kv-cells": n_cells}, lambda *_: made)
     assert estimate(model, Settings(), {"kv-cells": "2048"}, lambda *_: made).setup.layout.n_cells == 2048

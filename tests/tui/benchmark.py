@@ -36,8 +36,8 @@ from localrun.snapshot import (
     SystemRow,
 )
 from localrun.tui.app import LocalrunApp
+from localrun.tui.daemon import Replay
 from localrun.tui.history import open_history
-from localrun.tui.recording import Replay
 from localrun.tui.screens.chat import ChatScreen
 from localrun.tui.widgets.prompt import Prompt
 

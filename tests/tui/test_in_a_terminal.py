@@ -21,7 +21,7 @@ import psutil
 import pytest
 
 from localrun.snapshot import Snapshot
-from localrun.tui.recording import Recorder
+from localrun.tui.daemon import Recorder
 from tests.clients.real_daemons import TOOL_TEMPLATE
 from tests.daemon import Daemon, calling_daemon, running_daemon
 

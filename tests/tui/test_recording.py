@@ -7,7 +7,7 @@ import pytest
 
 from localrun.errors import DaemonUnreachable
 from localrun.snapshot import RequestRow, RequestState
-from localrun.tui.recording import Recorder, Replay, snapshots
+from localrun.tui.daemon import Recorder, Replay, snapshots
 from tests.tui.conftest import snapshot_of
 
 

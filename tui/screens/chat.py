@@ -30,7 +30,6 @@ from localrun.last_model import first_model
 from localrun.snapshot import Snapshot
 from localrun.tui import short_text, slash
 from localrun.tui.answer_progress import StatusPart
-from localrun.tui.completion import completions
 from localrun.tui.conversation import Conversation
 from localrun.tui.files import Question, attached, edited
 from localrun.tui.history import Message
@@ -39,11 +38,11 @@ from localrun.tui.media import AttachedFile
 from localrun.tui.screens.chats import ChatsScreen
 from localrun.tui.session import Session
 from localrun.tui.short_text import fit, line
+from localrun.tui.slash import completions
 from localrun.tui.widgets.conversation_view import ConversationView
-from localrun.tui.widgets.messages import AnswerMessage, UserMessage
+from localrun.tui.widgets.messages import AnswerMessage, Suggestion, UserMessage
 from localrun.tui.widgets.prompt import Attachments, Completions, Prompt, StatusLine
 from localrun.tui.widgets.top_bar import Banner, KeyLine, TopBar
-from localrun.tui.widgets.welcome import Suggestion
 
 # Chats that stay mounted though nobody looks at them; older ones are opened again from the history.
 MAX_IDLE_VIEWS = 6

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from localrun.tui.screens.chat import ChatScreen
 
 _NAME_CHARACTERS = 40
+_Action = Callable[["ChatScreen", str], Awaitable[str | None]]
 
 
 class _RefusedError(Exception):
@@ -56,14 +57,6 @@ async def carry_out(screen: ChatScreen, command: Slash) -> None:
         return
     if said:
         screen.notify(line(said), markup=False)
-
-
-async def _new(screen: ChatScreen, argument: str) -> None:
-    await screen.action_new()
-
-
-async def _chats(screen: ChatScreen, argument: str) -> None:
-    await screen.action_chats(argument)
 
 
 async def _title(screen: ChatScreen, argument: str) -> str:
@@ -165,10 +158,6 @@ async def _branch(screen: ChatScreen, argument: str) -> str:
     return "This is a copy; the other chat stays as it was."
 
 
-async def _beside(screen: ChatScreen, argument: str) -> None:
-    await screen.action_beside()
-
-
 async def _attach(screen: ChatScreen, argument: str) -> None:
     if not argument:
         raise _RefusedError("/attach needs a file")
@@ -184,10 +173,6 @@ async def _detach(screen: ChatScreen, argument: str) -> None:
         screen.detach(argument)
     except KeyError:
         raise _RefusedError(f"{argument or 'nothing'} is not attached") from None
-
-
-async def _copy(screen: ChatScreen, argument: str) -> None:
-    screen.action_copy()
 
 
 async def _code(screen: ChatScreen, argument: str) -> None:
@@ -217,21 +202,18 @@ def _write(conversation: Conversation, title: str, argument: str, files: MediaFi
     return path
 
 
-async def _editor(screen: ChatScreen, argument: str) -> None:
-    screen.action_editor()
+def _key(action: str) -> _Action:
+    """As the key that does the same."""
+
+    async def press(screen: ChatScreen, argument: str) -> None:
+        await screen.run_action(action)
+
+    return press
 
 
-async def _help(screen: ChatScreen, argument: str) -> None:
-    await screen.app.run_action("help")
-
-
-async def _quit(screen: ChatScreen, argument: str) -> None:
-    screen.app.exit()
-
-
-_ACTIONS: dict[str, Callable[[ChatScreen, str], Awaitable[str | None]]] = {
-    "new": _new,
-    "chats": _chats,
+_ACTIONS: dict[str, _Action] = {
+    "new": _key("new"),
+    "chats": lambda screen, words: screen.action_chats(words),
     "title": _title,
     "model": _model,
     "system": _system,
@@ -242,14 +224,14 @@ _ACTIONS: dict[str, Callable[[ChatScreen, str], Awaitable[str | None]]] = {
     "retry": _retry,
     "edit": _edit,
     "branch": _branch,
-    "beside": _beside,
+    "beside": _key("beside"),
     "attach": _attach,
     "paste": _paste,
     "detach": _detach,
-    "copy": _copy,
+    "copy": _key("copy"),
     "code": _code,
     "export": _export,
-    "editor": _editor,
-    "help": _help,
-    "quit": _quit,
+    "editor": _key("editor"),
+    "help": _key("app.help"),
+    "quit": _key("app.quit"),
 }

@@ -20,18 +20,16 @@ from textual.widgets import DataTable, Input, Static
 
 from localrun.config import DEFAULT_PORT
 from localrun.snapshot import EngineRow, RequestRow, Snapshot
+from localrun.tui.daemon import Recorder
 from localrun.tui.keys import bind
 from localrun.tui.preferences import rich_style
-from localrun.tui.recording import Recorder
-from localrun.tui.screens.details import RequestScreen, cancel
-from localrun.tui.screens.usage import UsageScreen
+from localrun.tui.screens.details import RequestScreen, UsageScreen, cancel
 from localrun.tui.session import Session
 from localrun.tui.short_text import line
 from localrun.tui.widgets.kv_map import KvMap
-from localrun.tui.widgets.rate_graph import RateGraph
 from localrun.tui.widgets.tables import SORTS, BatchTable, EngineTable, RequestTable
 from localrun.tui.widgets.top_bar import Banner, KeyLine, TopBar
-from localrun.tui.widgets.vitals import RequestDetail, Throughput, Vitals
+from localrun.tui.widgets.vitals import RateGraph, RequestDetail, Throughput, Vitals
 
 _OWN = "this chat"  # what this program itself asks for
 

@@ -52,9 +52,8 @@ from localrun.tui.media import Medium, examined, extra_of, media_of
 from localrun.tui.session import Session
 from localrun.tui.short_text import line
 from localrun.tui.widgets.gallery import Gallery
-from localrun.tui.widgets.messages import AnswerMessage, Notice, UserMessage
+from localrun.tui.widgets.messages import AnswerMessage, Notice, UserMessage, Welcome
 from localrun.tui.widgets.tool_calls import Choices, GoOn, ToolCall
-from localrun.tui.widgets.welcome import Welcome
 from localrun.visible import inert
 
 PAGE = 16

@@ -1,4 +1,5 @@
-"""The messages of a conversation: questions as they were typed, answers, and remarks of the interface itself.
+"""The messages of a conversation: questions as they were typed, answers, and remarks of the interface itself, the
+greeting of an empty one among them.
 
 An answer's pieces are collected and written at most `WRITES_PER_S` times a second, however fast they come: parsing
 costs more than a token takes, and in a chat that nobody sees nothing is written until it is seen. This replaces
@@ -19,21 +20,23 @@ from typing import Any, ClassVar
 from markdown_it import MarkdownIt
 from markdown_it.rules_core import StateCore
 from markdown_it.rules_inline import StateInline
-from textual import on
+from textual import events, on
 from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.containers import Vertical
 from textual.content import Content
 from textual.message import Message as Event
+from textual.reactive import reactive
 from textual.timer import Timer
 from textual.widget import Widget
 from textual.widgets import Collapsible, Markdown, Static
 
+from localrun.last_model import BUILT_IN
 from localrun.tui import short_text
 from localrun.tui.files import code_blocks
 from localrun.tui.history import Message
 from localrun.tui.keys import bind
-from localrun.tui.short_text import block, line
+from localrun.tui.short_text import block, fit, line
 from localrun.tui.widgets.gallery import Gallery
 
 
@@ -282,3 +285,70 @@ def _as_said(state: StateInline, silent: bool) -> bool:
         state.pending += "" if silent else said
     state.pos = found.end()
     return True
+
+
+# --- the greeting ---
+
+_SUGGESTIONS = {
+    BUILT_IN: ("Tell me a story about a fox.", "What is 3 + 4?", "What is localrun?"),
+    "": (
+        "What can you help me with?",
+        "Explain what a KV cache is, in two sentences.",
+        "Write a haiku about patience.",
+    ),
+}
+
+
+class Suggestion(Static):
+    """A question that can be marked. `marked` shows that Enter would ask it."""
+
+    marked: reactive[bool] = reactive(False)
+
+    @dataclass
+    class Chosen(Event):
+        text: str
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.text = text
+
+    def render(self) -> Content:
+        style = "bold $primary" if self.marked else "$foreground 80%"
+        return Content.styled(("› " if self.marked else "  ") + self.text, style)
+
+    def on_click(self, event: events.Click) -> None:
+        event.stop()
+        self.post_message(self.Chosen(self.text))
+
+
+class Welcome(Vertical):
+    """What an empty conversation shows until the first question: which model answers, and questions to begin with.
+    Enter in the empty prompt asks the marked one, so the first answer is one key away. `machine` is the name of
+    another one that answers, `models_key` the key that lists the models."""
+
+    def __init__(self, model: str, machine: str, models_key: str) -> None:
+        super().__init__()
+        place = f"on {machine}" if machine else "on this machine alone"
+        if model == BUILT_IN:
+            who, another = "tiny, the small model that comes with localrun", "finds better ones"
+        else:
+            who, another = fit(model, 60), "chooses another"
+        self._greeting = f"This is {who}. It runs {place}. {models_key} {another}."
+        self._suggestions = [Suggestion(text) for text in _SUGGESTIONS.get(model, _SUGGESTIONS[""])]
+        self._suggestions[0].marked = True
+
+    def compose(self) -> ComposeResult:
+        yield Static(Content(self._greeting), classes="greeting")
+        yield Static(Content("Type below, or press Enter to ask:"), classes="hint")
+        yield from self._suggestions
+
+    @property
+    def marked(self) -> Suggestion:
+        """What Enter asks."""
+        return next(suggestion for suggestion in self._suggestions if suggestion.marked)
+
+    def move(self, step: int) -> None:
+        """Marks the next (1) or previous (-1) question, round and round."""
+        index = (self._suggestions.index(self.marked) + step) % len(self._suggestions)
+        for at, suggestion in enumerate(self._suggestions):
+            suggestion.marked = at == index

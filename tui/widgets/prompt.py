@@ -27,9 +27,9 @@ from textual.widgets.option_list import Option
 from localrun.attachments import Kind, dropped
 from localrun.tui import short_text
 from localrun.tui.answer_progress import StatusPart, fit_parts
-from localrun.tui.completion import Completion
 from localrun.tui.media import AttachedFile
 from localrun.tui.short_text import column, fit, line
+from localrun.tui.slash import Completion
 
 
 class Prompt(TextArea):

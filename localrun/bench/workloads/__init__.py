@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from localrun.bench.results import Workload
-from localrun.bench.workloads.contention import FAIRNESS, OVERLOAD
-from localrun.bench.workloads.outgrow import AGENT, OUTGROW
+from localrun.bench.workloads.long_prompts import AGENT, OUTGROW, STALL
 from localrun.bench.workloads.prefixes import RESTART, RETURNING, SHARED
 from localrun.bench.workloads.speculation import EDIT, JSON, LIST, PROSE
-from localrun.bench.workloads.stall import STALL
-from localrun.bench.workloads.throughput import CHAT, DECODE
+from localrun.bench.workloads.throughput import CHAT, DECODE, FAIRNESS, OVERLOAD
 
 WORKLOADS: dict[str, Workload] = {
     each.name: each

@@ -11,8 +11,8 @@ import math
 
 from localrun.bench.metrics import stream_metrics
 from localrun.bench.results import Options
+from localrun.bench.session import WorkloadResult, define
 from localrun.bench.streams import Endpoint, numbers
-from localrun.bench.workloads.workload import WorkloadResult, define
 
 # --- shared ---
 

@@ -1,4 +1,6 @@
-"""`localrun bench`: measure localrun, or any server with OpenAI's API."""
+"""`localrun bench`: measure localrun, or any server with OpenAI's API; what a tier saves (`bench tiers`), and how many
+threads are best for a model on this machine (`bench tune`).
+"""
 
 from __future__ import annotations
 
@@ -7,6 +9,7 @@ import dataclasses
 import functools
 import math
 import signal
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -15,11 +18,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from localrun import __version__, errors
+from localrun import __version__, config, errors
 from localrun.cli import exits
 from localrun.cli.arguments import NumberList, with_settings
 from localrun.cli.daemon import base_url, daemon_version, ensure_daemon
-from localrun.cli.text import columns, progress, say
+from localrun.cli.text import columns, print_json, progress, say
 from localrun.config import Settings
 from localrun.visible import visible
 
@@ -28,8 +31,10 @@ if TYPE_CHECKING:
     from localrun.bench.results import RunResult, Workload
     from localrun.bench.roofline import Roofline
     from localrun.bench.session import Session
-if TYPE_CHECKING:
     from localrun.bench.tiers import TierAnswer
+    from localrun.bench.tune import StepTiming, Tuning
+    from localrun.hardware.processors import Processors
+    from localrun.hardware.thread_choice import Threads
 
 
 class _Finite(click.FloatRange):
@@ -150,23 +155,21 @@ STREAMS = (
 )
 
 
-class _BenchCommand(click.Command):
-    """Its words are workloads, except `tiers` and `tune` as the first, which are commands of their own."""
+class Worded(click.Command):
+    """Its words are arguments, except for those of `words` as the first, which are commands of their own."""
+
+    words: Mapping[str, click.Command] = {}
 
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
     ) -> click.Context:
-        if args[:1] == ["tune"]:
-            from localrun.cli.bench.tune import tune_command
-
-            return tune_command.make_context(f"{info_name} tune", args[1:], parent=parent, **extra)
-        if args[:1] == ["tiers"]:
-            return tiers_command.make_context(f"{info_name} tiers", args[1:], parent=parent, **extra)
+        if args and args[0] in self.words:
+            return self.words[args[0]].make_context(f"{info_name} {args[0]}", args[1:], parent=parent, **extra)
         return super().make_context(info_name, args, parent=parent, **extra)
 
 
 # A None is not given: `results.Options` has the defaults, and a localrun daemon says what it holds.
-@click.command("bench", cls=_BenchCommand)
+@click.command("bench", cls=Worded)
 @click.argument("names", nargs=-1, metavar="[WORKLOAD]...")
 @click.option("--url", help="The server to measure, such as http://127.0.0.1:8080.")
 @click.option("--model", help="The model to use: a name, or the path of a GGUF.")
@@ -373,3 +376,100 @@ def _show(answer: TierAnswer) -> None:
         return
     rule = f" ({answer.rule})" if answer.rule else ""
     progress(f"{answer.asked}, {answer.kind}: {answer.model}{rule}, {answer.seconds:.2f} s")
+
+
+@click.command("tune")
+@click.argument("model")
+@click.option("--threads", "counts", type=NumberList(), default=(), metavar="N,N,...",
+              help="Numbers to try. Default: chosen by the available processors.")  # fmt: skip
+@click.option(
+    "--rounds", type=click.IntRange(min=1), default=3, show_default=True, help="How many times to measure everything."
+)
+@click.option("--dry-run", is_flag=True, help="Do not save the result.")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
+def tune_command(model: str, counts: tuple[int, ...], rounds: int, dry_run: bool, as_json: bool) -> int:
+    """Measure how many threads are best for MODEL, and save the result for the engines that load it.
+
+    MODEL is a name or the path of a GGUF. Each number of threads computes a prompt of 512 tokens and 1, 4 and 8
+    streams, on the CPU.
+
+    An engine tries some numbers by itself when it is idle after its first load; this is more thorough. Run it under the
+    limits (container, affinity) that the daemon has, because the result holds for these. Nothing is saved while other
+    programs use the processors.
+    """
+    from localrun.bench.tune import counts_to_try, tune
+    from localrun.hardware import thread_choice
+    from localrun.hardware.processors import usable
+    from localrun.models.storage.store import Store
+
+    settings = config.load({})
+    processors = usable()
+    found = Store.of(settings).resolve(model)
+    tuning = tune(found, processors, counts or counts_to_try(processors), rounds=rounds, on_measured=_show_timing)
+    kept_at = config.folders().cache / thread_choice.FILE_NAME
+    before = thread_choice.find(kept_at, processors.identity, tuning.build, tuning.shape)
+    is_kept = not dry_run and not tuning.is_disturbed
+    if is_kept:
+        tuning.keep(kept_at, time.time())
+    if as_json:
+        print_json({"tuning": tuning, "before": before, "kept_at": str(kept_at) if is_kept else None})
+    else:
+        print("\n".join(_report(tuning, settings, before, kept_at if is_kept else None)))
+    return exits.OK
+
+
+def _report(tuning: Tuning, settings: Settings, before: Threads | None, kept_at: Path | None) -> list[str]:
+    processors = tuning.processors
+    lines = [*_machine_lines(processors), f"model       {visible(tuning.model)}", "", *_table(tuning).splitlines(), ""]
+    best, usual = tuning.best, processors.usual_threads
+    if settings.threads:
+        now = f"{settings.threads}, because `threads` is set, which overrides measurements"
+    elif before is not None:
+        now = _words(before) + ", from an earlier measurement"
+    else:
+        now = f"{usual}, one for each fast core" if not processors.limit else f"{usual}, by the limit"
+    lines += [f"best        {_words(best)}", f"until now   {now}"]
+    if tuning.is_disturbed:
+        lines.append(
+            f"disturbed   other programs used {tuning.others:.1f} processors meanwhile; measure again without them"
+        )
+    if kept_at is None:
+        return [*lines, "saved       nothing"]
+    return [*lines, f"saved       in {kept_at}; engines use it when they next load the model (`localrun stop`)"]
+
+
+def _machine_lines(processors: Processors) -> list[str]:
+    quota = "none" if processors.quota is None else f"{processors.quota:g} of {processors.n_machine} processors"
+    numbers = f"processors {processors.numbers}" if processors.numbers else "all processors"
+    return [
+        f"processor   {processors.name}: {processors.kinds}",
+        f"quota       {quota}",
+        f"affinity    {numbers} of {processors.n_machine}",
+    ]
+
+
+def _table(tuning: Tuning) -> str:
+    from localrun.bench.tune import STREAMS
+
+    header = ("THREADS", "PROMPT OF 512", *(f"{n} STREAM{'S' if n > 1 else ''}" for n in STREAMS))
+    rows = []
+    for n_threads in sorted({each.threads for each in tuning.measured}):
+        rates = [tuning.tokens_per_s(n_threads, n) for n in STREAMS]
+        prompt = tuning.tokens_per_s(n_threads, 1, is_prompt=True)
+        rows.append((str(n_threads), f"{prompt:.0f} tok/s", *(f"{rate:.0f} tok/s" for rate in rates)))
+    return columns(header, rows)
+
+
+def _words(threads: Threads) -> str:
+    if threads.decode == threads.prompt:
+        return f"{threads.decode} for streams and for prompts"
+    return f"{threads.decode} for streams, {threads.prompt} for prompts"
+
+
+def _show_timing(measured: StepTiming) -> None:
+    rate = measured.streams * measured.rows / measured.seconds
+    what = "a prompt" if measured.rows > 1 else f"{measured.streams} stream{'s' if measured.streams > 1 else ''}"
+    progress(f"{measured.threads} threads, {what}: {rate:.0f} tok/s")
+
+
+bench_command.words = {"tune": tune_command, "tiers": tiers_command}

@@ -6,23 +6,25 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from localrun.cli import exits
 from localrun.cli.arguments import complete_here
-from localrun.cli.bench.command import POSITIVE, SHARE, with_price
+from localrun.cli.bench.command import POSITIVE, SHARE, Worded, with_price
 from localrun.cli.bench.plan_compare import THIS, VARIED, Asked, Shown, Varied, Vary, compare, merged
-from localrun.cli.bench.plan_picture import Picture, draw, try_out
-from localrun.cli.bench.plan_record import record_command
 from localrun.cli.bench.plan_words import (
+    Picture,
     calibrate_command,
     calibration_of,
     check_command,
+    draw,
     kept_if_possible,
     machines_command,
     model_and_settings,
+    record_command,
+    try_out,
     with_workload,
     workload_of,
 )
@@ -42,20 +44,7 @@ MOST_REPLICAS = 10_000
 CHAT = "chat"
 
 
-class _PlanCommand(click.Command):
-    """Its word is a model, except for those that are commands of their own."""
-
-    def make_context(
-        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
-    ) -> click.Context:
-        words = {
-            "calibrate": calibrate_command, "check": check_command, "machines": machines_command,
-            "record": record_command,
-        }  # fmt: skip
-        if args and args[0] in words:
-            return words[args[0]].make_context(f"{info_name} {args[0]}", args[1:], parent=parent, **extra)
-        return super().make_context(info_name, args, parent=parent, **extra)
-
+class _PlanCommand(Worded):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Of an option that is given twice click would take the last one, and say nothing of the other."""
         if not ctx.resilient_parsing:
@@ -204,9 +193,9 @@ def _fleet(
 
 
 def _forecast(model: Model, settings: Settings, search: Search, asked: Asked, shown: Shown) -> int:
-    from localrun.plan import curve, report
+    from localrun.plan import report
     from localrun.plan.calibration import setup_of
-    from localrun.plan.whatif import what_if
+    from localrun.plan.search import what_if
 
     calibration = calibration_of(model, settings)
     setup = setup_of(calibration, settings)
@@ -232,7 +221,7 @@ def _forecast(model: Model, settings: Settings, search: Search, asked: Asked, sh
         lines += [*report.where_time_goes(carried), "", *report.what_if_lines(found, carried)]
         point = carried
         if sys.stdout.isatty() and not shown.as_json:
-            lines += ["", *curve.chart(points, carried)]
+            lines += ["", *report.chart(points, carried)]
     if shown.hourly_price is not None:
         lines += ["", *report.cost_lines(point, shown.hourly_price, shown.watts)]
     if shown.as_json:
@@ -260,3 +249,8 @@ def _keep(model: Model, search: Search, carried: Point) -> None:
             keep_forecast(
                 model.digest, Forecast(chats=n_chats, tokens_per_s=carried.each_p50_tokens_per_s, made_at=now)
             )
+
+
+plan_command.words = {
+    "calibrate": calibrate_command, "check": check_command, "machines": machines_command, "record": record_command,
+}  # fmt: skip

@@ -12,8 +12,7 @@ import click
 
 from localrun import config, errors
 from localrun.cli import exits
-from localrun.cli.bench.plan_picture import draw
-from localrun.cli.bench.plan_words import calibration_of
+from localrun.cli.bench.plan_words import calibration_of, draw
 from localrun.cli.text import print_json, progress, say
 from localrun.config import KV_TYPES, Settings
 
@@ -75,7 +74,7 @@ def _problem(name: str, value: str) -> str:
     if name in ("split", "speculation") and value not in VARIED[name]:
         return f"{name}={value}: it is one of {', '.join(VARIED[name])}"
     if name == "quantization":
-        from localrun.plan.variants import problem_of
+        from localrun.plan.roofline import problem_of
 
         return problem_of(value)
     if name == "latency":
@@ -189,8 +188,8 @@ def _variant(model: Model, settings: Settings, search: Search, values: dict[str,
     import msgspec
 
     from localrun.plan import report
-    from localrun.plan.variants import THIS, estimate
-    from localrun.plan.whatif import with_costs
+    from localrun.plan.roofline import THIS, estimate
+    from localrun.plan.search import with_costs
 
     setup, slower, faster = estimate(model, settings, values, calibration_of)
     basis = "estimate" if values.get("machine", THIS) == THIS else "roofline"

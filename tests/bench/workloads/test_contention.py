@@ -11,7 +11,7 @@ import pytest
 
 from localrun.bench.results import Options
 from localrun.bench.streams import CUT_SHORT
-from localrun.bench.workloads.contention import FAIRNESS, HOG, MOUSE, N_BY_CLIENT, N_HOG_STREAMS, OVERLOAD
+from localrun.bench.workloads.throughput import FAIRNESS, HOG, MOUSE, N_BY_CLIENT, N_HOG_STREAMS, OVERLOAD
 from tests.bench.conftest import Asked, FakeServer, Reply
 
 FEW_MICE = Options(seed=1, seconds=0.1)

@@ -12,8 +12,7 @@ import pytest
 
 from localrun.bench.results import Options, RunResult, Workload
 from localrun.bench.workloads import WORKLOADS
-from localrun.bench.workloads.speculation import N_OUTPUT, N_WARM_UP, repeated
-from localrun.bench.workloads.texts import N_RECORDS, listing, records, source_file
+from localrun.bench.workloads.speculation import N_OUTPUT, N_RECORDS, N_WARM_UP, listing, records, repeated, source_file
 from tests.bench.conftest import Asked, FakeServer, Reply
 
 NAMES = ("edit", "list", "json", "prose")

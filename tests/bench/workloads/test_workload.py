@@ -10,8 +10,8 @@ import msgspec
 import pytest
 
 from localrun.bench.results import Options, RunResult, Target, Workload, better
+from localrun.bench.session import INTERRUPTED
 from localrun.bench.workloads import WORKLOADS
-from localrun.bench.workloads.workload import INTERRUPTED
 from localrun.errors import DaemonUnreachable
 from tests.bench.conftest import FakeServer, Reply
 

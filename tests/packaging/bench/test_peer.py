@@ -8,7 +8,7 @@ import pytest
 from bench.compare import Run
 from bench.peer import Schedule, alternate
 from localrun.bench.results import Options, RunResult, Target, Workload
-from localrun.bench.workloads.workload import INTERRUPTED
+from localrun.bench.session import INTERRUPTED
 from localrun.errors import LocalrunError
 
 

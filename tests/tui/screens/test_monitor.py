@@ -12,7 +12,7 @@ from textual.widget import Widget
 from textual.widgets import DataTable, Digits
 
 from localrun.snapshot import BatchRow, DraftRow, GpuRow, KvRunRow
-from localrun.tui.recording import Recorder, snapshots
+from localrun.tui.daemon import Recorder, snapshots
 from localrun.tui.screens.details import RequestScreen
 from localrun.tui.widgets.tables import RequestTable
 from tests.tui.conftest import TINY

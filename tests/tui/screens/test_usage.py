@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from localrun.snapshot import UsageRow
-from localrun.tui.screens.usage import UsageScreen
+from localrun.tui.screens.details import UsageScreen
 from localrun.tui.widgets.tables import RequestTable
 
 

@@ -8,7 +8,7 @@ import pytest
 from textual.app import App, ComposeResult
 
 from localrun.tui.rates import RateSeries, Sample
-from localrun.tui.widgets.rate_graph import RateGraph
+from localrun.tui.widgets.vitals import RateGraph
 
 _BRAILLE = {chr(code) for code in range(0x2801, 0x2900)}
 
