@@ -19,7 +19,7 @@ from localrun import wire
 from localrun.config import Settings
 from localrun.errors import Conflict, NotFound, Unavailable
 from localrun.server.engines.faults import Quarantine
-from localrun.server.engines.resident import Lender
+from localrun.server.engines.resident import Lender, Link
 from localrun.server.jobs.generation import Generation, new_id
 from localrun.server.jobs.job import Job, JobRequest, Names, Observer, Recorder
 from localrun.snapshot import RequestRow, RequestState
@@ -91,42 +91,43 @@ class Registry:
         now_s = time.monotonic()
         job = self._active.get(job_id)
         if job is not None:
-            return self._row(job, now_s)
+            return self._row(job.record, now_s, job.link)
         for record in self._recent(now_s):
             if record.id == job_id:
-                return self._with_node(record.row(now_s))
+                return self._row(record, now_s)
         raise unknown_request(job_id)
 
     def rows(self) -> list[RequestRow]:
         """All rows, oldest first."""
         now_s = time.monotonic()
-        rows = [(record.arrived_at_s, self._with_node(record.row(now_s))) for record in self._recent(now_s)]
-        rows += [(job.arrived_at_s, self._row(job, now_s)) for job in self._active.values()]
+        rows = [(record.arrived_at_s, self._row(record, now_s)) for record in self._recent(now_s)]
+        rows += [(job.arrived_at_s, self._row(job.record, now_s, job.link)) for job in self._active.values()]
         rows.sort(key=lambda pair: pair[0])
         return [row for _, row in rows]
 
     def count(self, *states: RequestState) -> int:
         """Active requests in one of these states."""
-        return sum(job.record.state in states for job in self._active.values())
+        return sum(record.state in states for record in self._records())
 
     def prompt_tokens(self) -> tuple[int, int]:
         """Those of active requests, and how many of them came from the cache."""
-        records = [job.record for job in self._active.values()]
+        records = self._records()
         return sum(record.n_prompt or 0 for record in records), sum(record.n_cached or 0 for record in records)
 
     def counts_by_engine(self, *states: RequestState) -> Counter[str]:
         """Active requests in one of these states, by the name that their engine was loaded under."""
-        return Counter(job.record.engine for job in self._active.values() if job.record.state in states)
+        return Counter(record.engine for record in self._records() if record.state in states)
 
     def counts_by_node(self, *states: RequestState) -> Counter[tuple[str, str]]:
         """Those on nodes of the cluster, by model and node."""
-        records = (job.record for job in self._active.values())
-        return Counter((each.engine, each.node) for each in records if each.node and each.state in states)
+        return Counter((each.engine, each.node) for each in self._records() if each.node and each.state in states)
 
     def tokens_per_s_on_nodes(self, now_s: float) -> float:
         """What nodes of the cluster write for requests of this daemon."""
-        records = (job.record for job in self._active.values())
-        return sum(each.tokens_per_s(now_s) or 0.0 for each in records if each.node)
+        return sum(each.tokens_per_s(now_s) or 0.0 for each in self._records() if each.node)
+
+    def _records(self) -> list[Generation]:
+        return [job.record for job in self._active.values()]
 
     def _dispensable(self) -> Generation:
         """The oldest of whoever has most: nobody's go for another's."""
@@ -138,18 +139,13 @@ class Registry:
             self._ended.popleft()
         return list(self._ended)
 
-    def _row(self, job: Job, now_s: float) -> RequestRow:
-        record, link = job.record, job.link
-        if record.engine_request_id is None or link is None or record.state is not RequestState.QUEUED:
-            return self._with_node(record.row(now_s))
-        row = record.row(
-            now_s,
-            queue_position=link.queue_position(record.engine_request_id),
-            predicted_wait_s=link.predicted_wait_s(record.engine_request_id, now_s),
-        )
-        return self._with_node(row)
-
-    def _with_node(self, row: RequestRow) -> RequestRow:
+    def _row(self, record: Generation, now_s: float, link: Link | None = None) -> RequestRow:
+        request_id = record.engine_request_id
+        if request_id is None or link is None or record.state is not RequestState.QUEUED:
+            row = record.row(now_s)
+        else:
+            position, wait_s = link.queue_position(request_id), link.predicted_wait_s(request_id, now_s)
+            row = record.row(now_s, queue_position=position, predicted_wait_s=wait_s)
         row.node = row.node or self._node_of(row.model)
         return row
 
