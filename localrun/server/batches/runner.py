@@ -24,6 +24,7 @@ import sqlite3
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -154,35 +155,23 @@ class _Open:
         return self.work is None and self.batch.ending is Ending.NONE and self.batch.status == "in_progress"
 
 
+@dataclass(kw_only=True, eq=False)
 class Runner:
     """See the module. `endpoints` are the routes that lines may name. It stops starting lines when `is_stopping`."""
 
-    def __init__(
-        self,
-        *,
-        ask: JobRequest,
-        database: Path,
-        blobs: Blobs,
-        endpoints: Mapping[str, ASGIApp],
-        capacity: Capacity,
-        registry: Registry,
-        access: Access,
-        telemetry: Telemetry,
-        targets: Targets,
-        is_stopping: Callable[[], bool],
-        max_line_bytes: int,
-    ) -> None:
-        self._ask = ask
-        self._database = database
-        self._blobs = blobs
-        self._endpoints = endpoints
-        self._capacity = capacity
-        self._registry = registry
-        self._access = access
-        self._telemetry = telemetry
-        self._targets = targets
-        self._is_stopping = is_stopping
-        self._max_line_bytes = max_line_bytes
+    ask: JobRequest
+    database: Path
+    blobs: Blobs
+    endpoints: Mapping[str, ASGIApp]
+    capacity: Capacity
+    registry: Registry
+    access: Access
+    telemetry: Telemetry
+    targets: Targets
+    is_stopping: Callable[[], bool]
+    max_line_bytes: int
+
+    def __post_init__(self) -> None:
         self._open: dict[int, _Open] = {}
         self._wake = asyncio.Event()
         self._has_changed = True
@@ -207,7 +196,7 @@ class Runner:
 
     async def run(self) -> None:
         """Until it is cancelled, or the daemon stops. Lines that run then are given up by `stop`."""
-        while not self._is_stopping():
+        while not self.is_stopping():
             self._wake.clear()
             try:
                 pause_s = await self._look()
@@ -228,7 +217,7 @@ class Runner:
         if self._has_changed:
             self._has_changed = False
             try:
-                batches = await self._ask(Store.open_batches)
+                batches = await self.ask(Store.open_batches)
             except BaseException:
                 self._has_changed = True
                 raise
@@ -275,7 +264,7 @@ class Runner:
 
     async def _feed(self) -> float:
         """Starts lines, as many as there is room for. Seconds until there may be more."""
-        if self._is_stopping():
+        if self.is_stopping():
             return _SWEEP_S
         for one in self._open.values():
             if one.takes_lines and not one.queue:
@@ -295,19 +284,19 @@ class Runner:
             if n_running:  # of the model before
                 return _LOOK_S
             self._model, self._turn_began_s = model, time.monotonic()
-        models = self._targets.names(model)
-        n_slots = self._capacity.slots_of(models[0])
-        if n_slots and self._capacity.n_wanting_room:
+        models = self.targets.names(model)
+        n_slots = self.capacity.slots_of(models[0])
+        if n_slots and self.capacity.n_wanting_room:
             self._give_up_lines(n_running)
             return _LOOK_S
-        left_s = QUIET_S - self._registry.quiet_s()
+        left_s = QUIET_S - self.registry.quiet_s()
         if left_s > 0 and not n_slots and not n_running:
             for one_model in models:
-                if await self._capacity.would_evict(one_model):
+                if await self.capacity.would_evict(one_model):
                     return left_s
         n_most = max(1, n_slots - 1)
         if left_s > 0:
-            n_most = min(n_most, self._capacity.streams_within(models[0], STEP_S))
+            n_most = min(n_most, self.capacity.streams_within(models[0], STEP_S))
             self._give_up_lines(n_running - n_most)
         n_free = n_most - n_running
         turns = deque(heads[model])
@@ -331,7 +320,7 @@ class Runner:
     async def _read(self, one: _Open) -> None:
         """More lines; when there are none, and none runs, the batch is complete."""
         if not one.is_read:
-            found = await self._ask(lambda store: store.pending(one.batch.seq, one.place, _READ_LINES))
+            found = await self.ask(lambda store: store.pending(one.batch.seq, one.place, _READ_LINES))
             one.queue.extend(found)
             one.is_read = len(found) < _READ_LINES
             one.place = found[-1].place if found else one.place
@@ -343,7 +332,7 @@ class Runner:
         is_done, caller = False, OWNER
         try:
             try:
-                caller = self._access.caller_of(one.batch.owner)
+                caller = self.access.caller_of(one.batch.owner)
                 await caller.prepare()
                 answered = await self._answer(one.batch, line, caller)
             except InvalidKey as error:
@@ -376,16 +365,16 @@ class Runner:
     async def _answer(self, batch: Batch, line: Line, caller: Caller) -> LineResult:
         is_anthropic = batch.api is Api.ANTHROPIC
         try:
-            text = await asyncio.to_thread(self._blobs.read_at, batch.input_file_id, line.offset, line.size_bytes)
+            text = await asyncio.to_thread(self.blobs.read_at, batch.input_file_id, line.offset, line.size_bytes)
             body = lines.body_of(text, batch.endpoint)
         except LocalrunError as error:  # the input is gone
             return lines.refused(error, is_anthropic=is_anthropic)
-        return await lines.answer(self._endpoints[batch.endpoint], batch.endpoint, body, client=batch.id, caller=caller)
+        return await lines.answer(self.endpoints[batch.endpoint], batch.endpoint, body, client=batch.id, caller=caller)
 
     def _is_for_now(self, one: _Open, line: Line, answered: LineResult) -> bool:
         if answered.status < 400 or answered.code not in _FOR_NOW:
             return False
-        if self._is_stopping():
+        if self.is_stopping():
             return True
         one.n_tries[line.place] = one.n_tries.get(line.place, 0) + 1
         return one.n_tries[line.place] < _FOR_NOW[answered.code]
@@ -398,9 +387,9 @@ class Runner:
             text = lines.openai_line(line, answered, batch.id)
         kind = Kind.SUCCEEDED if answered.status < 400 else Kind.ERRORED
         usage = lines.usage_of(answered.body)
-        if await self._ask(lambda store: store.record(batch.seq, line.place, kind, text, usage)):
+        if await self.ask(lambda store: store.record(batch.seq, line.place, kind, text, usage)):
             one.done(kind)
-            self._telemetry.batch_lines(kind.name.lower(), 1)
+            self.telemetry.batch_lines(kind.name.lower(), 1)
 
     def _give_up_lines(self, n_lines: int) -> None:
         """So many, the youngest first. They run again later."""
@@ -419,13 +408,13 @@ class Runner:
     async def _validate(self, one: _Open) -> None:
         batch = one.batch
         try:
-            caller = self._access.caller_of(batch.owner)
+            caller = self.access.caller_of(batch.owner)
             checked = await asyncio.to_thread(
                 lines.check_input,
-                self._blobs.path(batch.input_file_id),
+                self.blobs.path(batch.input_file_id),
                 batch.endpoint,
-                max_line_bytes=self._max_line_bytes,
-                lacks=lambda name: self._targets.missing(caller, name),
+                max_line_bytes=self.max_line_bytes,
+                lacks=lambda name: self.targets.missing(caller, name),
             )
         except InvalidKey as error:
             checked = lines.Checked([], None, [lines.error_of(None, error.code, error.message)])
@@ -433,22 +422,22 @@ class Runner:
             gone = lines.error_of(None, "input_file_missing", "the input file is no longer there")
             checked = lines.Checked([], None, [gone])
         if checked.errors:
-            await self._ask(lambda store: store.fail(batch.seq, checked.errors, time.time()))
-            self._telemetry.batch_ended("failed")
+            await self.ask(lambda store: store.fail(batch.seq, checked.errors, time.time()))
+            self.telemetry.batch_ended("failed")
         else:
-            await self._ask(lambda store: store.start(batch.seq, checked.lines, checked.model, time.time()))
+            await self.ask(lambda store: store.start(batch.seq, checked.lines, checked.model, time.time()))
 
     async def _end(self, one: _Open, ending: Ending) -> None:
         one.is_ending = True
         for task in one.running.values():
             task.cancel()
         await asyncio.gather(*one.running.values(), return_exceptions=True)
-        batch = await self._ask(lambda store: store.begin_end(one.batch.seq, ending, time.time()))
+        batch = await self.ask(lambda store: store.begin_end(one.batch.seq, ending, time.time()))
         output, error = await asyncio.to_thread(self._write_results, batch)
-        await self._ask(lambda store: store.finish(batch.seq, output, error, time.time()))
-        self._telemetry.batch_lines("canceled", batch.n_canceled)
-        self._telemetry.batch_lines("expired", batch.n_expired)
-        self._telemetry.batch_ended(str(ending))
+        await self.ask(lambda store: store.finish(batch.seq, output, error, time.time()))
+        self.telemetry.batch_lines("canceled", batch.n_canceled)
+        self.telemetry.batch_lines("expired", batch.n_expired)
+        self.telemetry.batch_ended(str(ending))
         _log.info("batch %s: %s, %d of %d lines", batch.id, ending, batch.n_succeeded, batch.n_lines)
 
     def _write_results(self, batch: Batch) -> tuple[StoredFile | None, StoredFile | None]:
@@ -459,9 +448,9 @@ class Runner:
         output_id = new_id(prefix) if batch.n_lines > n_in_error else None
         error_id = new_id(prefix) if n_in_error else None
         with contextlib.ExitStack() as stack:
-            output = stack.enter_context(self._blobs.writing(output_id)) if output_id else None
-            error = stack.enter_context(self._blobs.writing(error_id)) if error_id else None
-            for result in read_results(self._database, batch.seq):
+            output = stack.enter_context(self.blobs.writing(output_id)) if output_id else None
+            error = stack.enter_context(self.blobs.writing(error_id)) if error_id else None
+            for result in read_results(self.database, batch.seq):
                 text = result.body or lines.unanswered(result, batch.id, is_anthropic=is_anthropic)
                 into = output if is_anthropic or result.kind is Kind.SUCCEEDED else error
                 assert into is not None
@@ -474,11 +463,11 @@ class Runner:
         now = int(time.time())
         return StoredFile(
             id=file_id, owner=batch.owner, filename=f"{batch.id}_{what}.jsonl", purpose="batch_output",
-            size_bytes=self._blobs.path(file_id).stat().st_size, created_at=now,
+            size_bytes=self.blobs.path(file_id).stat().st_size, created_at=now,
             expires_at=now + batch.output_expires_s if batch.output_expires_s else None,
         )  # fmt: skip
 
     async def _sweep(self, now: float) -> None:
-        gone = await self._ask(lambda store: store.take_expired_files(now))
-        gone += await self._ask(lambda store: store.archive(now - RESULTS_KEPT_S, now))
-        await asyncio.to_thread(self._blobs.delete, gone)
+        gone = await self.ask(lambda store: store.take_expired_files(now))
+        gone += await self.ask(lambda store: store.archive(now - RESULTS_KEPT_S, now))
+        await asyncio.to_thread(self.blobs.delete, gone)

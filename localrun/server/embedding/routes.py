@@ -1,19 +1,13 @@
-"""Embeddings and reranking, of all API families.
+"""Embeddings and reranking, of all API families. What becomes of inputs that are too long, and what vectors and scores
+mean, is in the server's README.md.
 
-- POST /v1/embeddings: an input that is too long is an error, unless the body says `"truncate": true`
-- POST /api/embed and /api/embeddings: inputs that are too long lose their end, unless `truncate` is false; the header
-  `X-Localrun-Truncated` counts the tokens that were left out. No input at all loads the model. Vectors have length 1 on
-  both routes
-- On both, an input may be an object with pictures or sound, and on the former `messages` may be the one input, which
-  the model's template makes a text of, as with vLLM. Such inputs are never cut
-- POST /v1/rerank and its other paths: how well documents answer a query, best first, with the fields that Jina's
-  clients and Cohere's look for. Scores are those of the model's own head, as llama.cpp's server gives them: only their
-  order and their differences mean something across models. A document that is too long loses its end, unless the body
-  says `"truncate": false`; a query that is too long is an error
+An input of /v1/embeddings and /api/embed may be an object with pictures or sound, which go the way of those in chats
+(`media/`); on the former `messages` may be the one input, which the model's template makes a text of, as with vLLM.
+Such inputs are never cut.
 
-Pictures and sound of inputs go the way of those in chats (`media/`). The engine computes in batches with whatever else
-is there; here the results are put back into order. A list of a thousand vectors of a thousand numbers is 20 MB of text
-and takes half a second to write, so it is written in parts, and other requests have their turn in between.
+The engine computes in batches with whatever else is there; here the results are put back into order. A list of a
+thousand vectors of a thousand numbers is 20 MB of text and takes half a second to write, so it is written in parts, and
+other requests have their turn in between.
 """
 
 from __future__ import annotations

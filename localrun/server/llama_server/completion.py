@@ -7,8 +7,6 @@ llama-server's defaults count. Some of its fields choose how it computes (`id_sl
 effect, since every prefix is shared by all slots and no context is shifted. Those that would change the answer and
 cannot be honoured are refused by name.
 
-`tokens_predicted` does not count the token that ends a generation, which llama-server counts.
-
 The editors' plugins for llama-server name no model, as a llama-server has one (`targets.py`). They ask for the fields
 that they read (`response_fields`, with paths such as `timings/prompt_n`), and warm the cache up with `n_predict` 0.
 """
@@ -285,14 +283,11 @@ class CompletionAnswer(streaming.Writer):
     def _head(self, index: int) -> Fields:
         record = self.jobs[index].record
         return {
-            "index": index, "content": "", "tokens": [], "stop": False, "id_slot": self._slot(index),
+            "index": index, "content": "", "tokens": [], "stop": False,
+            # Where it runs or ran; -1 before it had a slot.
+            "id_slot": -1 if record.last_slot is None else record.last_slot,
             "tokens_predicted": record.n_output, "tokens_evaluated": record.n_prompt or 0,
         }  # fmt: skip
-
-    def _slot(self, index: int) -> int:
-        """Where it runs or ran; -1 before it had a slot."""
-        slot = self.jobs[index].record.last_slot
-        return -1 if slot is None else slot
 
     def _whole(
         self, index: int, content: str, tokens: list[int], logprobs: Sequence[ChosenLogprob], delta: Delta
@@ -300,11 +295,9 @@ class CompletionAnswer(streaming.Writer):
         finish, usage = ended(delta)
         record = self.jobs[index].record
         is_word = finish is Finish.STOP and delta.stop_text is not None
-        answer: Fields = {
-            "index": index,
+        answer = self._head(index) | {
             "content": content,
             "tokens": tokens,
-            "id_slot": self._slot(index),
             "stop": True,
             "model": self.jobs[index].ask.model,
             "tokens_predicted": usage.n_output,

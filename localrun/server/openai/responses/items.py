@@ -7,13 +7,12 @@ one message in a chat template.
 
 Conversations that were begun elsewhere have kinds of items that no model here makes: calls of tools that OpenAI or a
 client's own program runs, searches, pictures, what a service made of a longer conversation. A call that names its
-result (`call_id`) is read as a call, and its result as one; of the rest, which only its maker can read, the answer says
-that it was left out.
+result (`call_id`) is read as a call, and its result as one; the rest only its maker can read.
 
 A local model calls functions. A `namespace` is a group of functions: each is offered under both names, and its calls
 come back with `namespace` and `name` apart. A `custom` tool takes one text: it is a function with one argument, and its
-calls come back as `custom_tool_call`. What OpenAI or a client's own program runs, and kinds that nobody has heard of
-yet, are left out, and the answer says so.
+calls come back as `custom_tool_call`. What OpenAI or a client's own program runs, and kinds of tools and items that
+nobody has heard of yet, are left out, and the answer says so.
 
 Pure. Does not: keep anything (`kept.py`), or render.
 """
