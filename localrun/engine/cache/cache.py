@@ -451,7 +451,8 @@ class Cache:
         if not self._layout.can_cut:
             states = path.states()
             return _Match(*path.ended(parked), states[-1].end if states else 0)
-        n_cells, seqs = path.held(self._touchable)
+        # The background's sequences must not be read while it computes.
+        n_cells, seqs = path.held(set(range(self._layout.n_main)) if self._is_busy else None)
         if n_cells < (1 if self._layout.can_share else GAIN_TOKENS):
             n_cells, seqs = 0, set()
         return _Match(n_cells, max(seqs & parked or seqs, default=-1), path.saved().n_tokens)
@@ -552,10 +553,7 @@ class Cache:
         return self._copies.restore(seq, key, n_tokens, self._spare_of(seq))
 
     def _spare_of(self, seq: int) -> int | None:
-        """An empty sequence that copies of this one pass through, if it is in a pool."""
-        if isinstance(self._layout, Streams):
-            return self._layout.spare_of(seq)
-        return min(self._free, default=None) if self._layout.can_share else None
+        return self._layout.spare_of(seq, self._free)
 
     # --- what is kept of it --------------------------------------------------------------------------------------
 
@@ -653,11 +651,6 @@ class Cache:
     def _is_busy(self) -> bool:
         """Whether the background computes."""
         return self._backend.worker is not None and self._backend.worker.is_busy
-
-    @property
-    def _touchable(self) -> set[int] | None:
-        """The sequences that may be read; None for all."""
-        return set(range(self._layout.n_main)) if self._is_busy else None
 
     def _is_in_pool(self, seq: int) -> bool:
         return seq >= self._layout.n_main

@@ -13,7 +13,7 @@ Does not: know which tokens lie there (`tree.py`), or decide anything (`cache.py
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Collection, Generator
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,6 +72,10 @@ class Layout:
     def give(self, source: int, target: int, n_tokens: int) -> bool:
         """Give an empty sequence the first tokens of another one. False if that is impossible."""
         return False
+
+    def spare_of(self, seq: int, free: Collection[int]) -> int | None:
+        """An empty sequence, `free` or not, that copies of this one pass through if it is in a pool."""
+        return None
 
     def save(self, seq: int, ranges: list[tuple[int, int]], spare: int | None) -> Generator[State]:
         """The bytes of each range of positions; each range begins where the previous one ends. Exhaust or close the
@@ -145,6 +149,9 @@ class Layout:
 class OnePool(Layout):
     can_share = True
 
+    def spare_of(self, seq: int, free: Collection[int]) -> int | None:
+        return min(free, default=None)
+
     def give(self, source: int, target: int, n_tokens: int) -> bool:
         self._backend.seq_share(source, target, 0, n_tokens)
         self.pool.share(source, target, 0, n_tokens)
@@ -168,8 +175,7 @@ class Streams(Layout):
         self.book = StreamCells(backend.n_cells, backend.n_seqs, n_away)
         super().__init__(backend, self.book, n_away)
 
-    def spare_of(self, seq: int) -> int | None:
-        """An empty sequence that copies of this one pass through, if it is in the pool."""
+    def spare_of(self, seq: int, free: Collection[int] = ()) -> int | None:
         return self._backend.pool_spare if seq >= self.n_main else None
 
     def give(self, source: int, target: int, n_tokens: int) -> bool:

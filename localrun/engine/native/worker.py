@@ -37,7 +37,7 @@ from localrun.engine.native.threads import PIECE_S, ComputeLock
 
 # Of what computes beside others, so that they get the processors.
 NICENESS = 10
-_given_up = native.ggml_abort_callback(lambda _data: True)
+_give_up = native.ggml_abort_callback(lambda _data: True)
 
 
 class Pieces:
@@ -180,7 +180,7 @@ class LlamaWorker(GraphThread):
     evaluation callback."""
 
     def __init__(self, open_context: Callable[[Any], LlamaContext], first_seq: int, turns: ComputeLock) -> None:
-        super().__init__("background", turns, self._give_up)
+        super().__init__("background", turns, self._abort_next)
         try:
             self.context = open_context(self.callback)
         except Exception:
@@ -220,8 +220,8 @@ class LlamaWorker(GraphThread):
             if self.is_stopped:
                 native.llama_set_abort_callback(self.context.native, GO_ON, None)
 
-    def _give_up(self) -> bool:
+    def _abort_next(self) -> bool:
         """Worker thread. A graph that stops here would pass for one that was computed; the next operation gives up
         instead."""
-        native.llama_set_abort_callback(self.context.native, _given_up, None)
+        native.llama_set_abort_callback(self.context.native, _give_up, None)
         return True

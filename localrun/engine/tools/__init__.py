@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from typing import TextIO
 
@@ -12,3 +13,8 @@ def own_stdout() -> TextIO:
     lines = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
     os.dup2(2, 1)
     return lines
+
+
+def say(lines: TextIO, **fields: object) -> None:
+    """An object on a line of its own, which goes out at once."""
+    lines.write(json.dumps(fields) + "\n")

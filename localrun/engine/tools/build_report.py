@@ -12,9 +12,8 @@ import ctypes
 import importlib.metadata
 import json
 import sys
-from typing import Any
 
-from localrun.engine.tools import own_stdout
+from localrun.engine.tools import own_stdout, say
 
 
 def main() -> None:
@@ -37,18 +36,18 @@ def main() -> None:
     if sys.argv[1:] == ["--gpus"]:
         lines.write(json.dumps(devices) + "\n")
         return
-    report: dict[str, Any] = {
-        "version": importlib.metadata.version("llama-cpp-python"),
-        "ggml": bound("ggml_version", ctypes.c_char_p)().decode() if hasattr(ggml(), "ggml_version") else "",
-        "library": str(library_folder()),
-        "backends": backend_names(),
-        "modules": loaded_modules,
-        "skipped": skipped_modules(),
-        "gpu_offload": bool(native.llama_supports_gpu_offload()),
-        "cpu_features": cpu_features(native.llama_print_system_info().decode()),
-        "devices": devices,
-    }
-    lines.write(json.dumps(report) + "\n")
+    say(
+        lines,
+        version=importlib.metadata.version("llama-cpp-python"),
+        ggml=bound("ggml_version", ctypes.c_char_p)().decode() if hasattr(ggml(), "ggml_version") else "",
+        library=str(library_folder()),
+        backends=backend_names(),
+        modules=loaded_modules,
+        skipped=skipped_modules(),
+        gpu_offload=bool(native.llama_supports_gpu_offload()),
+        cpu_features=cpu_features(native.llama_print_system_info().decode()),
+        devices=devices,
+    )
 
 
 def cpu_features(system_info: str) -> list[str]:

@@ -11,7 +11,6 @@ more than `TOLERANCE` of the range of the row's logits. Rounding on devices was 
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -25,7 +24,7 @@ from localrun.engine.backend import MemoryKind
 from localrun.engine.native.context import ContextShape, LlamaContext
 from localrun.engine.native.library import Threadpools, gpu_devices, gpus, log_callback, native
 from localrun.engine.native.model import load_model
-from localrun.engine.tools import own_stdout
+from localrun.engine.tools import own_stdout, say
 
 Logits = NDArray[np.float32]
 TOLERANCE = 0.05
@@ -44,11 +43,11 @@ def main(path: str) -> None:
     native.llama_log_set(log_callback, None)
     names = [name for name, *_ in gpus()]
     for number, (name, device) in enumerate(zip(names, gpu_devices(), strict=True)):
-        of_device = {"number": number, "device": name}
-        lines.write(json.dumps(of_device) + "\n")
+        of_device: dict[str, object] = {"number": number, "device": name}
+        say(lines, **of_device)
         there, here = load_model(path, -1, devices=(device,)), load_model(path, 0)
         wrong = [is_wrong(*found) for steps in ROUNDS for found in compared(there, here, steps)]
-        lines.write(json.dumps(of_device | {"n_rows": len(wrong), "n_wrong": sum(wrong)}) + "\n")
+        say(lines, **of_device, n_rows=len(wrong), n_wrong=sum(wrong))
 
 
 def compared(there: Any, here: Any, steps: list[tuple[int, ...]]) -> Iterator[tuple[int, Logits]]:

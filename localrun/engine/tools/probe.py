@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import json
 import os
 import sys
 from collections.abc import Iterator
@@ -28,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localrun.engine.native.library import native
-from localrun.engine.tools import own_stdout
+from localrun.engine.tools import own_stdout, say
 
 BATCHES = (70, 9, 1, 1, 1)
 N_CELLS = 128
@@ -56,7 +55,7 @@ def main(n_threads: int) -> int:
             os._exit(0)
         _, status = os.waitpid(pid, 0)
         if os.WIFSIGNALED(status):
-            _say(lines, case=case, signal=os.WTERMSIG(status))
+            say(lines, case=case, signal=os.WTERMSIG(status))
     return 0
 
 
@@ -64,17 +63,17 @@ def _try_case(case: int, path: str, reference: str, n_threads: int, lines: TextI
     try:
         native.llama_log_set(_log_callback, None)
         native.llama_backend_init()
-        _say(lines, case=case, path="plain")
+        say(lines, case=case, path="plain")
         plain, _ = _logits(path, n_threads, is_quick=False)
-        _say(lines, case=case, path="quick")
+        say(lines, case=case, path="quick")
         quick, buffers = _logits(path, n_threads, is_quick=True)
         errors = {}
         if reference:
             right, _ = _logits(reference, n_threads, is_quick=False)
             errors = {"plain_error": difference(right, plain), "quick_error": difference(right, quick)}
-        _say(lines, case=case, difference=difference(plain, quick), buffers=buffers, **errors)
+        say(lines, case=case, difference=difference(plain, quick), buffers=buffers, **errors)
     except Exception as error:
-        _say(lines, case=case, error=str(error))
+        say(lines, case=case, error=str(error))
 
 
 def difference(plain: NDArray[np.float32], quick: NDArray[np.float32]) -> float:
@@ -145,11 +144,6 @@ def _leave_no_core() -> None:
         # A crash reporter that reads core dumps through a pipe ignores the limit.
         pr_set_dumpable = 4
         ctypes.CDLL(None).prctl(pr_set_dumpable, 0, 0, 0, 0)
-
-
-def _say(lines: TextIO, **fields: object) -> None:
-    lines.write(json.dumps(fields) + "\n")
-    lines.flush()
 
 
 def _take_log_line(level: int, text: bytes, _data: object) -> None:

@@ -11,7 +11,6 @@ Does not: name the result; a target that was not finished is for the caller to d
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import sys
@@ -19,7 +18,7 @@ import threading
 from typing import TextIO
 
 from localrun.engine.native.library import last_problem, log_callback, native
-from localrun.engine.tools import own_stdout
+from localrun.engine.tools import own_stdout, say
 from localrun.hardware.processors import usable
 from localrun.processes import step_back
 
@@ -40,7 +39,7 @@ def main(argv: list[str], lines: TextIO) -> int:
     def take_log_line(level: int, text: bytes, data: object) -> None:
         tensor = _TENSOR.match(text)
         if tensor is not None:
-            _say(lines, done=int(tensor[1]), total=int(tensor[2]))
+            say(lines, done=int(tensor[1]), total=int(tensor[2]))
         else:
             log_callback(level, text, data)
 
@@ -51,7 +50,7 @@ def main(argv: list[str], lines: TextIO) -> int:
     params.ftype = int(file_type)
     params.nthread = int(n_threads) or usable().most_threads
     if native.llama_model_quantize(os.fsencode(source), os.fsencode(os.path.basename(target)), params) != 0:
-        _say(lines, error=last_problem())
+        say(lines, error=last_problem())
         return 1
     return 0
 
@@ -61,11 +60,6 @@ def _leave_with_parent() -> None:
         while os.read(0, 1024):
             pass
     os._exit(1)
-
-
-def _say(lines: TextIO, **fields: object) -> None:
-    lines.write(json.dumps(fields) + "\n")
-    lines.flush()
 
 
 if __name__ == "__main__":

@@ -45,7 +45,7 @@ from localrun.engine.cache.disk_files import library_build
 from localrun.engine.cache.tree import DiskRecord, block_key
 from localrun.engine.native.library import library_folder
 from localrun.engine.process import LLAMA, n_spare_sequences
-from localrun.engine.tools import own_stdout
+from localrun.engine.tools import own_stdout, say
 from localrun.errors import LocalrunError
 from localrun.hardware.processors import others_busy_s
 from localrun.kv_folders import About
@@ -121,15 +121,16 @@ class StepCosts:
         self, phase: str, n_rows: int, n_tokens: int, seconds: Sequence[float], quantiles: Sequence[float] = ()
     ) -> None:
         median = statistics.median(seconds)
-        line = {
-            "phase": phase,
-            "rows": n_rows,
-            "tokens": n_tokens,
-            "seconds": median,
-            "spread": SIGMAS * statistics.median(abs(math.log(each / median)) for each in seconds),
-            "quantiles": quantiles,
-        }
-        self._lines.write(msgspec.json.encode(line).decode() + "\n")
+        spread = SIGMAS * statistics.median(abs(math.log(each / median)) for each in seconds)
+        say(
+            self._lines,
+            phase=phase,
+            rows=n_rows,
+            tokens=n_tokens,
+            seconds=median,
+            spread=spread,
+            quantiles=quantiles,
+        )
 
     def _streams(self, n_slots: int) -> None:
         """Of 1, 2, 3 ... streams at each depth: the first one is computed, and copied to the others."""
@@ -436,13 +437,12 @@ def main(argv: list[str]) -> int:
         print(error.message, file=sys.stderr)
         return 1
     build = library_build("llama-cpp-python", library_folder())
-    first = {"build": build, "layout": layout(backend, opened, args.heads)}
-    lines.write(msgspec.json.encode(first).decode() + "\n")
+    say(lines, build=build, layout=layout(backend, opened, args.heads))
     began_s, others_s = time.perf_counter(), others_busy_s()
     costs = StepCosts(backend, lines, args.seconds)
     (costs.steady if args.steady else costs.measure)(opened.n_slots)
     others = max(0.0, others_busy_s() - others_s) / (time.perf_counter() - began_s)
-    lines.write(msgspec.json.encode({"others": others}).decode() + "\n")
+    say(lines, others=others)
     backend.close()
     return 0
 
