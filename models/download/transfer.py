@@ -364,7 +364,7 @@ class Transfer:
     async def _fill_and_publish(self) -> None:
         for _ in range(_MAX_STARTS):
             try:
-                await self._fill()
+                await PartDownloads(self._item, self._opened(), self._ranges, self._shared, report=self._report).run()
             except ContentChanged as changed:
                 await self._begin_anew(changed.validator)
                 continue
@@ -390,9 +390,6 @@ class Transfer:
         item = self._item
         header = Header(size_bytes=self._size_bytes or 0, sha256=item.sha256 or "", git_sha1=item.git_sha1 or "")
         self._partial = Partial.open(item.target, header, sync_bytes=self._shared.limits.sync_bytes)
-
-    async def _fill(self) -> None:
-        await PartDownloads(self._item, self._opened(), self._ranges, self._shared, report=self._report).run()
 
     async def _verified(self) -> bool:
         """Whether the file is what was promised. False: it is not, perhaps because it is of two contents; begin anew.

@@ -427,7 +427,6 @@ def _plan_of_hub(name: HubName, facts: _Facts, hub: Hub, choose: Choose) -> Remo
         quant=choice.quant,
         reason=choice.reason,
         licence=licence_of(info),
-        is_gated=bool(info.gated),
         left_projector=choice.left_projector,
     )
 
