@@ -566,6 +566,14 @@ def _is_host(text: str) -> bool:
     return "%" not in text
 
 
+def is_loopback(host: str) -> bool:
+    """Whether it is this machine's own, by its name or its address."""
+    try:
+        return host.lower() == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
 def checked(field: str, value: Any, source: str, hints: Mapping[str, Any] = _HINTS) -> Any:
     """The value of a field. Raises ConfigError naming the field and the source for one that it cannot have."""
     written = value
