@@ -1,6 +1,6 @@
-"""How much a key may still use now: buckets that fill up again with time, and what a door of a cluster was lent of them.
-The buckets are pure; time is an argument, seconds since the epoch, so that a level that was written down means the same
-after a restart.
+"""How much a key may still use now: buckets that fill up again with time, and what a door of a cluster was lent of
+them. The buckets are pure; time is an argument, seconds since the epoch, so that a level that was written down means
+the same after a restart.
 
 A request is let in when a bucket of requests has one left and those of tokens are not empty. What its tokens will be
 nobody knows by then, so they are taken when it ends; the level may go below zero, and the next request waits until it
@@ -92,6 +92,10 @@ def _buckets(key: Key, now_s: float, kept: Iterable[BucketLevel]) -> list[Bucket
     return made
 
 
+def _used(n_prompt: int, n_output: int) -> dict[str, int]:
+    return {TOKENS: n_prompt + n_output, PROMPT_TOKENS: n_prompt, OUTPUT_TOKENS: n_output}
+
+
 class Quota:
     """See the module. `kept` are levels that were written down."""
 
@@ -173,7 +177,7 @@ class Quota:
 
     def use(self, n_prompt: int, n_output: int, now_s: float) -> None:
         """Takes the tokens of an answer that has ended."""
-        amounts = {TOKENS: n_prompt + n_output, PROMPT_TOKENS: n_prompt, OUTPUT_TOKENS: n_output}
+        amounts = _used(n_prompt, n_output)
         for bucket in self._buckets:
             if bucket.limit.kind in amounts:
                 bucket.fill(now_s)
@@ -197,12 +201,13 @@ class Quota:
         return {kind: standing for kind, (_, standing) in found.items()}
 
 
-# --- what a door of a cluster gives out of a key's quota, which the cluster's head has: small parts, lent for a time ---
-# The head takes what it lends from the key's buckets at once, so that doors together never give out more than there is.
-# What is left of a lease goes back with the next question, or when it ends; what answers used beyond it is told at once.
-# Where it is not known whether the head has heard that something was given back, it counts as used. So a loss of either
-# side makes a key wait a little for what nobody used, and never gives it anything twice. How many requests run is told
-# as a number, not as a change, for the same reason.
+# --- what a door of a cluster gives out of a key's quota, which the cluster's head has: small parts, lent ---
+#
+# The head takes what it lends from the key's buckets at once, so that doors together never give out more than there
+# is. What is left of a lease goes back with the next question, or when it ends; what answers used beyond it is told at
+# once. Where it is not known whether the head has heard that something was given back, it counts as used. So a loss of
+# either side makes a key wait a little for what nobody used, and never gives it anything twice. How many requests run
+# is told as a number, not as a change, for the same reason.
 #
 # So requests never go beyond a limit. Tokens do, as on one machine, since nobody knows those of an answer before its
 # end: by those of the answers that run at once when there is less than one left, at each door, since one that still
@@ -307,7 +312,7 @@ class Leased:
         self._count({REQUESTS: -1})
 
     def use(self, n_prompt: int, n_output: int, now_s: float) -> None:
-        self._count({TOKENS: n_prompt + n_output, PROMPT_TOKENS: n_prompt, OUTPUT_TOKENS: n_output})
+        self._count(_used(n_prompt, n_output))
         if any(left < 0 for left in self._left.values()):
             self.tell()
 
