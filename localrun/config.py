@@ -223,7 +223,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         spelt = [name.lower(), name.lower().removeprefix("registry.ollama.ai/"), f"hf.co/{name.lower()}"]
         spelt += [f"{each}:latest" for each in spelt if ":" not in name.rpartition("/")[2]]  # as lists have them
         matching = [table for table in self.models if any(fnmatchcase(each, table.pattern.lower()) for each in spelt)]
-        return max(matching, key=_pattern_length) if matching else None
+        return max(matching, key=lambda table: len(table.pattern)) if matching else None
 
     def of_model(self, name: str) -> LoadSettings:
         """What that table says."""
@@ -253,10 +253,6 @@ def in_short(name: str) -> str:
 
 def _same_name(one: str, other: str) -> bool:
     return in_short(one.lower()) == in_short(other.lower())
-
-
-def _pattern_length(table: ModelTable) -> int:
-    return len(table.pattern)
 
 
 @cache
@@ -568,6 +564,14 @@ def _is_host(text: str) -> bool:
     except ValueError:
         return False
     return "%" not in text
+
+
+def is_loopback(host: str) -> bool:
+    """Whether it is this machine's own, by its name or its address."""
+    try:
+        return host.lower() == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def checked(field: str, value: Any, source: str, hints: Mapping[str, Any] = _HINTS) -> Any:

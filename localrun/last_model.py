@@ -40,10 +40,7 @@ def kept_at(base_url: str) -> Path:
 
 def last_model(path: Path) -> str:
     """Empty where none is kept."""
-    try:
-        return path.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError):
-        return ""
+    return stored.read_text(path)
 
 
 def remember_model(path: Path, name: str) -> None:

@@ -191,7 +191,7 @@ def _of_host(text: str, *, serves: bool) -> dict[str, Any]:
     named = address(text)
     host = named.host or "0.0.0.0"
     if not serves:
-        if named.scheme == "https" and _is_loopback(host):
+        if named.scheme == "https" and config.is_loopback(host):
             raise ConfigError(
                 "OLLAMA_HOST names an https address of this machine, where a localrun daemon speaks http; write "
                 "http://, or use LOCALRUN_HOST and LOCALRUN_PORT, which count before it"
@@ -202,13 +202,6 @@ def _of_host(text: str, *, serves: bool) -> dict[str, Any]:
     if serves or named.port != DEFAULT_PORT or f":{DEFAULT_PORT}" in text:  # else a client may find another one
         fields["port"] = config.checked("port", named.port, "OLLAMA_HOST")
     return fields
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address("127.0.0.1" if host.lower() == "localhost" else host).is_loopback
-    except ValueError:
-        return False
 
 
 def _origins(text: str) -> tuple[str, str]:

@@ -96,6 +96,14 @@ def read(path: Path, decoder: msgspec.json.Decoder[T]) -> T | None:
         return None
 
 
+def read_text(path: Path, encoding: str = "utf-8") -> str:
+    """A small file's text, stripped; "" of one that is damaged or not there."""
+    try:
+        return path.read_text(encoding=encoding).strip()
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
 def sync_folder(folder: Path) -> None:
     """Makes renames and deletions in `folder` last. Windows has no such call, and needs none.
 

@@ -133,25 +133,20 @@ def base_of_blob(store: Store, digest: str, name: str) -> Base:
     return Base(name, said, file.header, path)
 
 
-def adapter(store: Store, base: Base, text: str, folder: Path | None) -> StoredFile:
-    """An adapter of a model, as `adapter_file` finds it. Raises BadModelFile also when it does not fit the
-    model, or has NaN or infinite numbers."""
-    file, header = adapter_file(store, text, folder)
-    if problem := misfit(header, base.header):
-        raise BadModelFile(f"{header.path.name} cannot be used with '{base.name}': it {problem}")
-    check_finite(header)
-    return file
-
-
 def adapters(store: Store, base: Base, texts: Sequence[str], folder: Path | None) -> tuple[StoredFile, ...]:
-    """Those that come on top of the base's. Raises what `adapter` raises, and BadRequest for one that the model would
-    have twice, and for too many. Hashes files whose digest is not known."""
+    """Those that come on top of the base's, as `adapter_file` finds them. Raises BadModelFile for one that does not
+    fit the model, or has NaN or infinite numbers, too, and BadRequest for one that the model would have twice, and for
+    too many. Hashes files whose digest is not known."""
     its = base.manifest.of_role(Role.ADAPTER)
     seen = {store.adapter_sha256(file) for file in its}
     found = []
     for text in texts:
-        found.append(adapter(store, base, text, folder))
-        sha256 = store.adapter_sha256(found[-1])
+        file, header = adapter_file(store, text, folder)
+        if problem := misfit(header, base.header):
+            raise BadModelFile(f"{header.path.name} cannot be used with '{base.name}': it {problem}")
+        check_finite(header)
+        found.append(file)
+        sha256 = store.adapter_sha256(file)
         if sha256 in seen:
             raise BadRequest(f"the model would have the adapter '{text[:200]}' twice", field="adapters")
         seen.add(sha256)

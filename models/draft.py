@@ -13,11 +13,10 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from typing import Final
-from weakref import WeakKeyDictionary
 
 from localrun.errors import BadRequest, LocalrunError, ModelNotFound
 from localrun.models.gguf.bounded_reader import BoundedReader, open_model_file
-from localrun.models.gguf.header import ArraySummary, Header, read_token
+from localrun.models.gguf.header import ArraySummary, Header, once_for_each_pair, read_token
 from localrun.models.memory import memory_kind
 from localrun.models.name import Kind, ModelName
 from localrun.models.storage.model import Model
@@ -30,8 +29,6 @@ _TOKENS = "tokenizer.ggml.tokens"
 _PREFIX = "draft: "  # the field of a request
 _CHUNK_BYTES = 256 * 1024
 _MAX_SHOWN = 40
-# What was found out about pairs of files: a header lives as long as the store remembers its file.
-_known: WeakKeyDictionary[Header, WeakKeyDictionary[Header, str]] = WeakKeyDictionary()
 
 
 def find(store: Store, name: str, *, model: str, target: Header) -> Model:
@@ -55,13 +52,9 @@ def find(store: Store, name: str, *, model: str, target: Header) -> Model:
         raise _refused(f"'{name}' is made for embeddings or ranking; name a model that generates text")
     if memory_kind(found.header) in ("recurrent", "hybrid"):
         raise _refused(f"'{name}' has recurrent layers, which cannot take back a wrong guess; name a model without")
-    pairs = _known.setdefault(target, WeakKeyDictionary())
-    if found.header not in pairs:
-        pairs[found.header] = vocabulary_problem(target, found.header)
-    if pairs[found.header]:
+    if problem := vocabulary_problem(target, found.header):
         raise _refused(
-            f"'{name}' cannot draft for '{model}': {pairs[found.header]}; name a model of the same family, or leave "
-            f"draft out"
+            f"'{name}' cannot draft for '{model}': {problem}; name a model of the same family, or leave draft out"
         )
     return found
 
@@ -71,6 +64,7 @@ def problem_of(error: LocalrunError) -> str:
     return error.message.removeprefix(_PREFIX)
 
 
+@once_for_each_pair
 def vocabulary_problem(target: Header, draft: Header) -> str:
     """Why the tokens of `draft` are not those of `target`, as a clause; "" if they are. Raises BadModelFile for a file
     that is gone or was changed in place."""

@@ -34,8 +34,14 @@ import msgspec
 from localrun.config import AUTO_KV_TYPE, LoadSettings
 from localrun.errors import BadRequest
 from localrun.models.gguf.header import Header
-from localrun.models.memory import MemoryEstimate, draft_estimate, estimate, layers_kv_bytes, model_memory
-from localrun.models.projector_memory import projector_memory
+from localrun.models.memory import (
+    MemoryEstimate,
+    draft_estimate,
+    estimate,
+    layers_kv_bytes,
+    model_memory,
+    projector_memory,
+)
 
 # The context that a model should have here to be worth its download.
 ROUGH_CELLS: Final = 8_192
@@ -305,16 +311,12 @@ def choose(header: Header, machine: Machine, wish: FitRequest) -> Fit:
     opener = _Opener(header, machine, wish)
     fitting = [fit for setting in _comfortable(header, wish) if (fit := opener.best(setting)).fits]
     if fitting:
-        return max(fitting, key=_n_gpu_layers)  # the first of those with most
+        return max(fitting, key=lambda fit: fit.n_gpu_layers)  # the first of those with most
     if wish.draft is not None:
         fit = choose(header, machine, wish._replace(draft=None))
         return fit._replace(notes=(*fit.notes, "without the draft model: there is no room for it"))
     *tight, smallest = (opener.best(setting) for setting in _tight(header, wish))
     return next((fit for fit in tight if fit.fits), smallest)
-
-
-def _n_gpu_layers(fit: Fit) -> int:
-    return fit.n_gpu_layers
 
 
 class _Opener:

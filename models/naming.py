@@ -226,7 +226,7 @@ def release(store: Store, files: Iterable[StoredFile]) -> Removal:
 def _is_in_doubt(store: Store, survey: manifest.Survey) -> bool:
     """Whether a manifest cannot be read, or names a blob that is not there: it may have named another before it was
     damaged."""
-    blobs = (file.digest for said in survey.manifests.values() for file in said.files if file.place is Place.BLOB)
+    blobs = (file.digest for file in survey.files if file.place is Place.BLOB)
     return bool(survey.damaged) or not all(map(store.blobs.has, blobs))
 
 
@@ -324,7 +324,7 @@ def collect_garbage(
                 freed_bytes += size_bytes
                 files.append(path)
         survey = manifest.read_all(store.folder)
-        named = {file.digest for said in survey.manifests.values() for file in said.files}
+        named = {file.digest for file in survey.files}
         is_in_doubt = _is_in_doubt(store, survey)
         kept_blobs = 0
         for blob in store.blobs.all():

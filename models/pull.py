@@ -224,8 +224,7 @@ def _owned(store: Store, plan: RemotePlan) -> tuple[StoredFile, ...]:
     a file too many is a smaller harm than one that somebody misses.
     """
     with store.changing:
-        manifests = manifest.read_all(store.folder).manifests.values()
-        ours = {file.path for said in manifests for file in said.files if not file.adopted}
+        ours = {file.path for file in manifest.read_all(store.folder).files if not file.adopted}
         return tuple(
             msgspec.structs.replace(file.stored, adopted=True)
             if file.stored.place is Place.HUB and file.stored.path not in ours and store.path_of(file.stored).exists()

@@ -1,7 +1,7 @@
 """Who keeps the books of API keys: which there are, what they may still use, what they have used. And who changed what.
 
 A daemon keeps its own (`OwnBooks`). The doors of a cluster have one set of books, the head's, which is an ordinary
-daemon's: a door keeps a copy of the keys, parts of quotas (`leases.py`), and its own use until the head has it.
+daemon's: a door keeps a copy of the keys, parts of quotas (`quotas.Leased`), and its own use until the head has it.
 
 Owner: one per daemon, on its event loop.
 """
@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Protocol
 
 from localrun.access.keys import Key, KeyFile
-from localrun.access.leases import Leased
-from localrun.access.quotas import Quota
+from localrun.access.quotas import Leased, Quota
 from localrun.access.usage import Total, UsageFile
 
 

@@ -315,10 +315,7 @@ def make_local_key(state: Path, port: int) -> str:
 
 def local_key(state: Path, port: int) -> str:
     """The local key of the daemon at this port; empty if there is none."""
-    try:
-        return local_key_path(state, port).read_text(encoding="ascii").strip()
-    except (OSError, UnicodeDecodeError):
-        return ""
+    return stored.read_text(local_key_path(state, port), "ascii")
 
 
 def local_ports(state: Path) -> list[int]:

@@ -134,8 +134,6 @@ def pick(first: Digest, costs: Mapping[str, Cost]) -> str:
     close = [replica for replica, (tokens, depth) in costs.items() if tokens <= limit and depth == deepest]
     # Whoever knows most may have too much to do.
     close = close or [replica for replica, (tokens, _) in costs.items() if tokens <= limit]
-    return max(close, key=lambda replica: _weight(first, replica))
-
-
-def _weight(block: Digest, replica: str) -> bytes:
-    return hashlib.blake2b(replica.encode(), key=block, digest_size=DIGEST_BYTES).digest()
+    return max(
+        close, key=lambda replica: hashlib.blake2b(replica.encode(), key=first, digest_size=DIGEST_BYTES).digest()
+    )

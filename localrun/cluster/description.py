@@ -110,9 +110,7 @@ def parts_of(model: Model) -> list[tuple[Role, Path]]:
 def digests_of(store: Store, found: Model | NamedAdapter, paths: Iterable[Path]) -> list[str]:
     """Reads the files that the store does not know by their content. Raises OSError, and Conflict for a file that is
     being written."""
-    known = {}
-    if found.manifest is not None:
-        known = {store.path_of(file): file.digest for file in found.manifest.files if file.digest}
+    known = store.known_digests(found)
     return [known.get(path) or hash_file(path) for path in paths]
 
 

@@ -28,7 +28,7 @@ import msgspec
 
 from localrun import __version__, framing, stored
 from localrun.access.keys import Key, KeyFile
-from localrun.access.leases import Asked, Leased, Lent
+from localrun.access.quotas import Asked, Leased, Lent
 from localrun.access.usage import Sum, Total, UsageFile
 from localrun.cluster import frames, settings
 from localrun.cluster.reports import Deploy

@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import BinaryIO, cast
 
 import msgspec
@@ -173,16 +174,9 @@ FromBridge = ClusterReport | Chosen | Done | Failed
 
 _to_bridge: msgspec.msgpack.Decoder[ToBridge] = msgspec.msgpack.Decoder(ToBridge)
 _from_bridge: msgspec.msgpack.Decoder[FromBridge] = msgspec.msgpack.Decoder(FromBridge)
-
-
-def decode_to_bridge(body: bytes) -> ToBridge:
-    """Raises framing.FrameError."""
-    return framing.decoded(_to_bridge, body)
-
-
-def decode_from_bridge(body: bytes) -> FromBridge:
-    """Raises framing.FrameError."""
-    return framing.decoded(_from_bridge, body)
+# Each takes a body, and raises framing.FrameError.
+decode_to_bridge = partial(framing.decoded, _to_bridge)
+decode_from_bridge = partial(framing.decoded, _from_bridge)
 
 
 def require_ray() -> None:

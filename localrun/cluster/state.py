@@ -25,7 +25,7 @@ import msgspec
 from localrun import __version__, framing, stored
 from localrun.access.books import OwnBooks
 from localrun.access.keys import Key
-from localrun.access.leases import LEASE_S, Asked, Lent
+from localrun.access.quotas import LEASE_S, Asked, Lent
 from localrun.cluster import frames, ledger, reports
 from localrun.cluster.reports import Deploy
 from localrun.config import ConfigError

@@ -222,7 +222,10 @@ def check_devices(
     right = [each.device for each in results.values() if not each.n_wrong]
     for each in results.values():
         if each.n_wrong:
-            yield _judged(each)
+            yield fail(
+                NAME, f"{each.device} computes wrong results: {each.n_wrong} of {each.n_rows} tokens of streams at "
+                f"once are not those of the CPU", _WAY_OUT,
+            )  # fmt: skip
     missing = [name for number, (name, *_) in enumerate(report.devices) if number not in results]
     if missing:
         yield fail(NAME, f"streams cannot be computed on {missing[0]}: {end or 'nothing was said of it'}", _WAY_OUT)
@@ -230,13 +233,6 @@ def check_devices(
         yield warn(NAME, f"after everything was computed {end}", _WAY_OUT)
     if right:
         yield ok(NAME, f"streams at once get the same tokens as on the CPU: {', '.join(right)}")
-
-
-def _judged(said: DeviceLine) -> Finding:
-    return fail(
-        NAME, f"{said.device} computes wrong results: {said.n_wrong} of {said.n_rows} tokens of streams at once "
-        f"are not those of the CPU", _WAY_OUT,
-    )  # fmt: skip
 
 
 def _run(command: Sequence[str], timeout_s: float) -> tuple[list[DeviceLine], str]:

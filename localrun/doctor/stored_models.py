@@ -93,7 +93,7 @@ def _check_digest(path: Path, digest: str, remedy: str) -> Iterator[Finding]:
 
 def _check_leftovers(store: Store, *, now_s: float) -> Iterator[Finding]:
     survey = manifest.read_all(store.folder)
-    named = {file.digest for said in survey.manifests.values() for file in said.files}
+    named = {file.digest for file in survey.files}
     unnamed = [blob for blob in store.blobs.all() if blob.digest not in named]
     folders = (store.blobs.folder, store.hub_cache_folder)
     partial = list(find_stale(folders, now_s=now_s, min_age_s=PARTIAL_MIN_AGE_S))

@@ -133,18 +133,6 @@ def device_tree(name: str) -> str:
         return ""
 
 
-def cpu_device(_: Machine) -> str:
-    return "the processor"
-
-
-def metal_device(machine: Machine) -> str:
-    return "an Apple GPU" if machine.is_apple_silicon else ""
-
-
-def cuda_device(machine: Machine) -> str:
-    return ", ".join(nvidia(machine, "name"))
-
-
 def rocm_device(machine: Machine) -> str:
     # Agents are CPUs too; a GPU's is named by its instruction set.
     status, text, _ = ask(machine, "rocminfo")
@@ -163,7 +151,9 @@ def vulkan_device(machine: Machine) -> str:
 _TOO_SMALL = re.compile(r"V3D|Mali|PanVK|Panfrost|PowerVR|llvmpipe", re.IGNORECASE)
 
 DEVICES: dict[str, Callable[[Machine], str]] = {
-    "metal": metal_device, "cuda": cuda_device, "rocm": rocm_device, "vulkan": vulkan_device, "cpu": cpu_device,
+    "metal": lambda machine: "an Apple GPU" if machine.is_apple_silicon else "",
+    "cuda": lambda machine: ", ".join(nvidia(machine, "name")),
+    "rocm": rocm_device, "vulkan": vulkan_device, "cpu": lambda _: "the processor",
 }  # fmt: skip
 
 

@@ -132,7 +132,8 @@ class _CaseResults:
                 self._take(self._cases[first + said.case], said, last)
                 last = said
         if last is None:
-            raise ProbeFailed(_last_line(ended.stderr) or _end_in_words(ended.returncode))
+            said_last = ended.stderr.strip().splitlines()[-1:]
+            raise ProbeFailed(said_last[0] if said_last else _end_in_words(ended.returncode))
         is_open = last.difference is None and not last.signal and not last.error
         if is_open:
             self._died(self._cases[first + last.case], last.path, ended.returncode)
@@ -181,11 +182,6 @@ def probe_and_keep(verdicts: Path, command: Sequence[str] = COMMAND, *, anew: bo
 
 def _end_in_words(returncode: int) -> str:
     return signal_name(returncode) or f"status {returncode}"
-
-
-def _last_line(text: str) -> str:
-    lines = text.strip().splitlines()
-    return lines[-1] if lines else ""
 
 
 def _leave_with_parent() -> None:

@@ -48,7 +48,7 @@ _TRY_EVERY_S = 0.25
 
 
 class Launchd:
-    """`log` is where launchd puts the daemon's output."""
+    """See `Manager`. `log` is where launchd puts the daemon's output."""
 
     name = "launchd"
 
@@ -58,7 +58,6 @@ class Launchd:
         self._domain = f"gui/{os.getuid() if hasattr(os, 'getuid') else 0}"
 
     def install(self, plan: ServicePlan) -> None:
-        """See `Manager`."""
         if self._print().is_missing:
             raise NotSupported("launchctl is not installed; run `localrun serve` yourself")
         plan.log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -72,7 +71,6 @@ class Launchd:
             )
 
     def state(self) -> ServiceState:
-        """See `Manager`."""
         ran = self._print()
         if ran.is_missing:
             raise NotSupported("launchctl is not installed; run `localrun serve` yourself")
@@ -85,11 +83,9 @@ class Launchd:
         return ServiceState(True, pid is not None, detail, int(pid[1]) if pid else None)
 
     def show_logs(self, *, n_lines: int, follow: bool) -> int:
-        """See `Manager`."""
         return show_tail(self._log, n_lines=n_lines, follow=follow)
 
     def uninstall(self) -> bool:
-        """See `Manager`."""
         was_loaded = self._boot_out()
         return remove_file(self.path) or was_loaded
 

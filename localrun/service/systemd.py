@@ -94,7 +94,7 @@ _INSTEAD = "run `localrun serve` yourself, or as the command of the container"
 
 
 class Systemd:
-    """`kernel` holds the text by which WSL is known, `booted` exists where systemd is the first process."""
+    """See `Manager`. `kernel` holds the text by which WSL is known; `booted` exists if systemd is the first process."""
 
     name = "systemd"
 
@@ -113,7 +113,7 @@ class Systemd:
         self._booted = booted
 
     def install(self, plan: ServicePlan) -> None:
-        """See `Manager`. The folders that the unit may write to are made first: it cannot make them itself."""
+        """The folders that the unit may write to are made first: it cannot make them itself."""
         self._require()
         for folder in plan.written:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -127,7 +127,6 @@ class Systemd:
             raise ServiceFailed(f"the service does not start: {ran.said}; `localrun service logs` shows why")
 
     def state(self) -> ServiceState:
-        """See `Manager`."""
         self._require()
         ran = self._do("show", NAME, "--property=" + ",".join(_PROPERTIES))
         values = dict(line.partition("=")[::2] for line in ran.output.splitlines() if "=" in line)
@@ -142,7 +141,7 @@ class Systemd:
         return ServiceState(is_installed, active == "active", detail, int(pid) if pid.isdigit() and int(pid) else None)
 
     def show_logs(self, *, n_lines: int, follow: bool) -> int:
-        """See `Manager`. The journal keeps them."""
+        """The journal keeps them."""
         more = ["--follow"] if follow else []
         status = show_command("journalctl", "--user", "--unit", NAME, "--lines", str(n_lines), "--no-pager", *more)
         if status == 127:
@@ -150,7 +149,7 @@ class Systemd:
         return status
 
     def uninstall(self) -> bool:
-        """See `Manager`. Without systemd, a file that was left is removed all the same."""
+        """Without systemd, a file that was left is removed all the same."""
         problem = self._problem()
         if problem is not None:
             if remove_file(self.path):

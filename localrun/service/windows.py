@@ -70,7 +70,7 @@ _IS_RUNNING = "267009"
 
 
 class TaskScheduler:
-    """`path` is the file that the task starts by; the task itself is in the scheduler's store."""
+    """See `Manager`. `path` is the file that the task starts by; the task itself is in the scheduler's store."""
 
     name = "the task scheduler"
 
@@ -81,7 +81,6 @@ class TaskScheduler:
         self._user = "\\".join(part for part in (environ.get("USERDOMAIN", ""), environ.get("USERNAME", "")) if part)
 
     def install(self, plan: ServicePlan) -> None:
-        """See `Manager`."""
         self._require()
         if not self._user:
             raise NotSupported("USERNAME is not set, so the account whose logon starts the service is unknown; set it")
@@ -97,7 +96,7 @@ class TaskScheduler:
         self._do("/run", "/tn", NAME)
 
     def state(self) -> ServiceState:
-        """See `Manager`. The scheduler does not tell process ids."""
+        """The scheduler does not tell process ids."""
         self._require()
         ran = run_command("schtasks", "/query", "/tn", NAME, "/v", "/fo", "csv", "/nh")
         if ran.status:
@@ -108,11 +107,9 @@ class TaskScheduler:
         return ServiceState(True, rows[0][_RESULT_COLUMN].strip() == _IS_RUNNING, rows[0][_STATUS_COLUMN])
 
     def show_logs(self, *, n_lines: int, follow: bool) -> int:
-        """See `Manager`."""
         return show_tail(self._log, n_lines=n_lines, follow=follow)
 
     def uninstall(self) -> bool:
-        """See `Manager`."""
         self._require()
         was_there = run_command("schtasks", "/query", "/tn", NAME).status == 0
         if was_there:

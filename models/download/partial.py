@@ -31,7 +31,6 @@ from localrun import stored
 from localrun.errors import DiskFull, DownloadFailed
 from localrun.models.download import journal
 from localrun.models.download.journal import Header, Journal, Range, RangeSet, Record
-from localrun.stored import sync_folder
 
 _POLL_S = 0.2
 # Group-writable, as huggingface_hub makes its own: several users may share a cache.
@@ -135,25 +134,19 @@ class Partial:
         """Goes on with what a former attempt left, if it was for the same content; else begins anew.
 
         `header.validator` is ignored here: the journal's is taken over. Content of which neither a digest nor a
-        validator is known is never gone on with. Raises DiskFull, and DownloadFailed for other failures of the disk.
+        validator is known is never gone on with. Raises OSError, and DownloadFailed for a newer localrun's journal.
         """
         paths = paths_of(target)
-        try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            # Not "w+b", which would empty what a former attempt left.
-            paths.partial.touch()
-            file = paths.partial.open("r+b", buffering=0)
-        except OSError as error:
-            raise failed(target, error) from error
-        partial = cls(target, file, header, sync_bytes=sync_bytes)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        # Not "w+b", which would empty what a former attempt left.
+        paths.partial.touch()
+        partial = cls(target, paths.partial.open("r+b", buffering=0), header, sync_bytes=sync_bytes)
         try:
             partial._begin()
-        except BaseException as error:
+        except BaseException:
             partial.close()
             if not paths.journal.exists():
                 partial.discard()
-            if isinstance(error, OSError):
-                raise failed(target, error) from error
             raise
         return partial
 
@@ -167,21 +160,18 @@ class Partial:
         return self._ranges.missing(within or Range(0, self.header.size_bytes))
 
     def write(self, start: int, content: bytes) -> Range:
-        """Writes and records it, and returns what to `add`. Raises DiskFull or DownloadFailed, nothing recorded."""
+        """Writes and records it, and returns what to `add`. Raises OSError, nothing recorded."""
         crc32 = zlib.crc32(content)
         added = Range(start, start + len(content))
         with self._disk_lock:
-            try:
-                self._file.seek(start)
-                left = memoryview(content)
-                while left:
-                    left = left[self._file.write(left) :]
-                self._opened_journal().append(Record(added, crc32))
-                self._n_unsynced_bytes += len(content)
-                if self._n_unsynced_bytes >= self._sync_bytes:
-                    self._sync()
-            except OSError as error:
-                raise failed(self._target, error) from error
+            self._file.seek(start)
+            left = memoryview(content)
+            while left:
+                left = left[self._file.write(left) :]
+            self._opened_journal().append(Record(added, crc32))
+            self._n_unsynced_bytes += len(content)
+            if self._n_unsynced_bytes >= self._sync_bytes:
+                self._sync()
         return added
 
     def add(self, written: Range) -> None:
@@ -206,21 +196,16 @@ class Partial:
                 self._new_journal()
 
     def sync(self) -> None:
-        """Makes every recorded range certain. Raises DiskFull or DownloadFailed."""
+        """Makes every recorded range certain. Raises OSError."""
         with self._disk_lock:
-            try:
-                self._sync()
-            except OSError as error:
-                raise failed(self._target, error) from error
+            self._sync()
 
     def publish(self) -> None:
-        """Gives the file its final name and drops the journal. Only for a complete, verified, synced file."""
+        """Gives the file its final name and drops the journal. Only for a complete, verified, synced file. Raises
+        OSError."""
         self.close()
-        try:
-            os.replace(self._paths.partial, self._target)
-            sync_folder(self._target.parent)
-        except OSError as error:
-            raise failed(self._target, error) from error
+        os.replace(self._paths.partial, self._target)
+        stored.sync_folder(self._target.parent)
         self._paths.journal.unlink(missing_ok=True)
 
     def discard(self) -> None:

@@ -93,9 +93,8 @@ class RemotePlan:
     """`files` are in the order of the manifest: the model (all shards), then its projector, then adapters.
 
     `reason` is why these files were chosen, "" where the name left no choice. `licence` is a short name as the source
-    gives it (`apache-2.0`), `licence_text` the whole text. `is_gated`: the owner of the repository asks for terms to be
-    accepted first. `revision` is the commit, or the digest of a registry's manifest. `left_projector` is the name of
-    the projector of this model that was not wanted.
+    gives it (`apache-2.0`), `licence_text` the whole text. `revision` is the commit, or the digest of a registry's
+    manifest. `left_projector` is the name of the projector of this model that was not wanted.
     """
 
     repo: str
@@ -106,7 +105,6 @@ class RemotePlan:
     reason: str = ""
     licence: str = ""
     licence_text: str = ""
-    is_gated: bool = False
     left_projector: str = ""
     parameters: dict[str, Any] = field(default_factory=dict)
     system: str = ""

@@ -132,18 +132,12 @@ class Stopped(Exception):
     """The caller does not want the digest any more."""
 
 
-def sha256_of(path: Path, stop: threading.Event) -> str:
-    """64 hex digits. Raises OSError, and Stopped soon after `stop` is set."""
-    return _digest_of(hashlib.sha256(), path, stop)
-
-
-def git_sha1_of(path: Path, stop: threading.Event) -> str:
-    """40 hex digits: git's id of a blob with this content (sha1 over "blob <size>", NUL, content). Raises as above."""
-    digest = hashlib.sha1(b"blob %d\0" % path.stat().st_size, usedforsecurity=False)
-    return _digest_of(digest, path, stop)
-
-
-def _digest_of(digest: hashlib._Hash, path: Path, stop: threading.Event) -> str:
+def digest_of(path: Path, item: Item, stop: threading.Event) -> str:
+    """Hex digits of the kind that the item has: of sha256, or git's id of a blob with this content (sha1 over "blob
+    <size>", NUL, content). Raises OSError, and Stopped soon after `stop` is set."""
+    digest = hashlib.sha256()
+    if not item.sha256:
+        digest = hashlib.sha1(b"blob %d\0" % path.stat().st_size, usedforsecurity=False)
     with path.open("rb") as file:
         while chunk := file.read(_CHUNK_BYTES):
             if stop.is_set():
@@ -324,7 +318,7 @@ class Transfer:
         """Returns when the item is at its target. Raises what `fetch` does."""
         try:
             await self._run()
-        except OSError as error:
+        except OSError as error:  # of the disk: those of the network are httpx2's
             raise failed(self._item.target, error) from error
 
     async def _run(self) -> None:
@@ -364,7 +358,7 @@ class Transfer:
     async def _fill_and_publish(self) -> None:
         for _ in range(_MAX_STARTS):
             try:
-                await self._fill()
+                await PartDownloads(self._item, self._opened(), self._ranges, self._shared, report=self._report).run()
             except ContentChanged as changed:
                 await self._begin_anew(changed.validator)
                 continue
@@ -391,9 +385,6 @@ class Transfer:
         header = Header(size_bytes=self._size_bytes or 0, sha256=item.sha256 or "", git_sha1=item.git_sha1 or "")
         self._partial = Partial.open(item.target, header, sync_bytes=self._shared.limits.sync_bytes)
 
-    async def _fill(self) -> None:
-        await PartDownloads(self._item, self._opened(), self._ranges, self._shared, report=self._report).run()
-
     async def _verified(self) -> bool:
         """Whether the file is what was promised. False: it is not, perhaps because it is of two contents; begin anew.
 
@@ -404,12 +395,8 @@ class Transfer:
         if not expected:
             return True
         self._shared.progress.verifying(item)
-        compute = sha256_of if item.sha256 else git_sha1_of
         stop = threading.Event()
-        try:
-            found = await self._shared.in_thread(lambda: compute(paths_of(item.target).partial, stop), stop)
-        except OSError as error:
-            raise failed(item.target, error) from error
+        found = await self._shared.in_thread(lambda: digest_of(paths_of(item.target).partial, item, stop), stop)
         if found == expected:
             return True
         if partial.is_doubtful:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from localrun.errors import BadModelFile
 from localrun.models.gguf import ggml_types
 from localrun.models.gguf.bounded_reader import open_model_file
-from localrun.models.gguf.header import FileKind, Header, TensorInfo
+from localrun.models.gguf.header import FileKind, Header, TensorInfo, once_for_each_pair
 
 if TYPE_CHECKING:
     import numpy as np
@@ -72,6 +72,7 @@ def facts_of(header: Header) -> AdapterFacts:
     return AdapterFacts(FileKind.ADAPTER, header.architecture, rank, alpha, _base(header), len(layers))
 
 
+@once_for_each_pair
 def misfit(adapter: Header, model: Header) -> str:
     """Why the adapter cannot be used with the model, as the end of a sentence that begins with the adapter; "" if it
     can. Raises BadModelFile as `facts_of` does."""

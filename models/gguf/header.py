@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import struct
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import cached_property
+from functools import cached_property, wraps
 from pathlib import Path
 from typing import Final, NamedTuple
+from weakref import WeakKeyDictionary
 
 from localrun.models.gguf.bounded_reader import BoundedReader, open_model_file
 from localrun.models.gguf.ggml_types import FILE_TYPES
@@ -361,3 +362,17 @@ def special_token_text(header: Header, key: str) -> str:
     if not isinstance(token, int) or not isinstance(tokens, ArraySummary) or tokens.type != "str":
         return ""
     return read_token(header.path, tokens, token) if 0 <= token < tokens.length else ""
+
+
+def once_for_each_pair(find: Callable[[Header, Header], str]) -> Callable[[Header, Header], str]:
+    """What is found out about two files, remembered while both headers live: as long as the store knows the files."""
+    known: WeakKeyDictionary[Header, WeakKeyDictionary[Header, str]] = WeakKeyDictionary()
+
+    @wraps(find)
+    def found(one: Header, other: Header) -> str:
+        pairs = known.setdefault(one, WeakKeyDictionary())
+        if other not in pairs:
+            pairs[other] = find(one, other)
+        return pairs[other]
+
+    return found

@@ -362,12 +362,12 @@ def _number_problem(metadata: Mapping[str, Value], encoder: str, name: str) -> s
     if found := next(filter(None, limits), ""):
         return found
     n_embd, n_heads, n_layers = (
-        _number(metadata, encoder, key) for key in ("embedding_length", "attention.head_count", "block_count")
+        number(metadata, encoder, key) for key in ("embedding_length", "attention.head_count", "block_count")
     )
     if not n_layers and name in projector_shapes.KINDS:
         return "has no layers"
     has_layers = n_layers > 0 and name not in _WITHOUT_LAYERS
-    if has_layers and not _number(metadata, encoder, "attention.head_dim") and (not n_heads or n_embd % n_heads):
+    if has_layers and not number(metadata, encoder, "attention.head_dim") and (not n_heads or n_embd % n_heads):
         return f"has {n_heads} attention heads for a width of {n_embd}, which they do not divide"
     return _grid_problem(metadata, encoder, name) if name in projector_shapes.KINDS else ""
 
@@ -382,12 +382,12 @@ def _grid_problem(metadata: Mapping[str, Value], encoder: str, name: str) -> str
         return f"has attention heads of {sizes['D']} numbers, where a multiple of 4 is needed"
     if name == "qwen3vl_merger" and sizes["Q"] != sizes["E"]:
         return f"has {n_heads} attention heads of {sizes['D']} numbers for a width of {sizes['E']}"
-    if name == _WINDOWED and (pattern := _number(metadata, VISION, "n_wa_pattern")) == 1:
+    if name == _WINDOWED and (pattern := number(metadata, VISION, "n_wa_pattern")) == 1:
         return f"has 'clip.vision.n_wa_pattern' = {pattern}, where 0 or at least 2 is needed"
     if name == _WINDOWED and sizes["S"] > _WINDOW // 2:
         return f"has patches of {sizes['S']} a side, where windows have {_WINDOW}"
     if encoder == VISION:
-        merge, n_side = math.isqrt(sizes["F"]), _number(metadata, VISION, "image_size") // sizes["S"]
+        merge, n_side = math.isqrt(sizes["F"]), number(metadata, VISION, "image_size") // sizes["S"]
         if name in _SQUARE and (not n_side or n_side % merge):
             return (
                 f"has pictures ('clip.vision.image_size') of {n_side} patches ('clip.vision.patch_size') a side, where "
@@ -413,22 +413,22 @@ def _grid_problem(metadata: Mapping[str, Value], encoder: str, name: str) -> str
 def _sizes(metadata: Mapping[str, Value], encoder: str, name: str) -> projector_shapes.Sizes:
     """The numbers of a file that were checked."""
     n_embd, n_heads, n_kv, head_dim = (
-        _number(metadata, encoder, key)
+        number(metadata, encoder, key)
         for key in ("embedding_length", "attention.head_count", "attention.head_count_kv", "attention.head_dim")
     )
     head_dim = head_dim or n_embd // max(1, n_heads)
     sizes = {"E": n_embd, "D": head_dim, "Q": n_heads * head_dim, "K": (n_kv or n_heads) * head_dim, "L": 1}
     if encoder == AUDIO:
-        n_frames = _number(metadata, AUDIO, "projector.stack_factor") if name in _STACKED else 1
-        return {**sizes, "F": n_frames, "M": _number(metadata, AUDIO, "num_mel_bins")}
+        n_frames = number(metadata, AUDIO, "projector.stack_factor") if name in _STACKED else 1
+        return {**sizes, "F": n_frames, "M": number(metadata, AUDIO, "num_mel_bins")}
     merge = _MERGES.get(name)
     side = metadata.get(f"clip.vision.{merge.key}", merge.default) if merge is not None else 1
-    patch = _number(metadata, VISION, "patch_size")
+    patch = number(metadata, VISION, "patch_size")
     layers = metadata.get("clip.vision.feature_layer")
     if isinstance(layers, tuple) and not isinstance(layers, ArraySummary):
         sizes["L"] = len({layer for layer in layers if isinstance(layer, int) and layer >= 0}) or 1
-    n_patches = (_number(metadata, VISION, "image_size") // patch) ** 2
-    sizes["W"] = _number(metadata, VISION, "projection_dim")
+    n_patches = (number(metadata, VISION, "image_size") // patch) ** 2
+    sizes["W"] = number(metadata, VISION, "projection_dim")
     return {**sizes, "S": patch, "N": n_patches, "F": side**2 if isinstance(side, int) else 1}
 
 
@@ -438,7 +438,7 @@ def _tensor_problem(metadata: Mapping[str, Value], encoder: str, name: str, tens
     if missing and not (name == "mlp" and missing == kind.output and "mm.3.bias" in tensors):
         return f"lacks the tensor '{missing}', which a projector of the type '{name}' needs"
     prefix = _PREFIXES[encoder]
-    n_layers = 0 if name in _WITHOUT_LAYERS else _number(metadata, encoder, "block_count")
+    n_layers = 0 if name in _WITHOUT_LAYERS else number(metadata, encoder, "block_count")
     for layer in range(n_layers):
         has_experts = f"{prefix}.blk.{layer}.ffn_gate_exps.weight" in tensors
         wanted = ["attn_out"] if has_experts else ["attn_out", "ffn_up", "ffn_down"]
@@ -457,18 +457,19 @@ def _width(metadata: Mapping[str, Value], encoder: str, tensors: Mapping[str, Te
     if name == "granite4_vision":
         layers = metadata.get("clip.vision.feature_layer")
         n_parts = len(layers) if isinstance(layers, tuple) and not isinstance(layers, ArraySummary) else 1
-        return n_parts * _number(metadata, VISION, "projection_dim")
+        return n_parts * number(metadata, VISION, "projection_dim")
     kind = TYPES[name]
     if name == "mlp" and "mm.3.weight" in tensors:  # of the Yi family
         kind = kind._replace(output="mm.3.bias", axis=0)
     output = tensors.get(kind.output)
     own = output.shape[kind.axis] if output is not None and len(output.shape) > kind.axis else 1
     if name == "qwen3vl_merger":
-        n_layers = _number(metadata, VISION, "block_count")
+        n_layers = number(metadata, VISION, "block_count")
         own *= 1 + sum(f"v.deepstack.{layer}.fc1.weight" in tensors for layer in range(n_layers))
     return own
 
 
-def _number(metadata: Mapping[str, Value], encoder: str, key: str) -> int:
+def number(metadata: Mapping[str, Value], encoder: str, key: str) -> int:
+    """A whole number of an encoder; 0 where the file states none."""
     value = metadata.get(f"clip.{encoder}.{key}", 0)
     return value if isinstance(value, int) else 0

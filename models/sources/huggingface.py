@@ -47,6 +47,7 @@ from localrun.models.storage.manifest import Place, Role, Source, StoredFile
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi, ModelInfo
+    from huggingface_hub.hf_api import RepoFile
 
 # --- what the hub's refusals mean ---
 # It answers 401 to those without a token whether a repository is private, gated or not there at all; so a message has
@@ -321,11 +322,7 @@ def licence_of(info: ModelInfo) -> str:
     return tags[0] if tags else ""
 
 
-__all__ = ["Choose", "Hub", "HubHit", "HubName", "download", "plan", "search"]
-
-if TYPE_CHECKING:
-    from huggingface_hub import HfApi, ModelInfo
-    from huggingface_hub.hf_api import RepoFile
+# --- plans and downloads ---
 
 DEFAULT_REVISION = "main"
 
@@ -336,7 +333,6 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 _GIT_SHA1 = re.compile(r"[0-9a-f]{40}")
 _SUFFIX = ".gguf"
 _MAX_FILES = 20_000
-_API_TIMEOUT_S = 20.0
 _NO_PROGRESS = NoProgress()
 _USUAL_LIMITS = FetchLimits()
 
@@ -404,7 +400,7 @@ class _Facts(NamedTuple):
 def _facts(name: HubName, api: HfApi) -> _Facts:
     from huggingface_hub.hf_api import RepoFile
 
-    info = api.model_info(name.repo, revision=name.revision, timeout=_API_TIMEOUT_S)
+    info = api.model_info(name.repo, revision=name.revision)
     commit = checked_commit(info.sha or "")
     if info.gated:
         api.auth_check(name.repo)
@@ -427,7 +423,6 @@ def _plan_of_hub(name: HubName, facts: _Facts, hub: Hub, choose: Choose) -> Remo
         quant=choice.quant,
         reason=choice.reason,
         licence=licence_of(info),
-        is_gated=bool(info.gated),
         left_projector=choice.left_projector,
     )
 

@@ -113,8 +113,7 @@ class Giver(http.server.ThreadingHTTPServer):
     def _of_model(self, digest: str, name: str) -> Path | None:
         found = self._store.find(name)
         files = found.files if isinstance(found, Model) else (found.path,)
-        said = found.manifest.files if found.manifest is not None else ()
-        known = {self._store.path_of(file): file.digest for file in said if file.digest}
+        known = self._store.known_digests(found)
         return next((path for path in files if (known.get(path) or self._hashed(path)) == digest), None)
 
     def _hashed(self, path: Path) -> str:

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import ipaddress
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +24,7 @@ from urllib.parse import urljoin, urlsplit
 
 import httpx2
 
+from localrun.config import is_loopback
 from localrun.errors import DownloadFailed, ModelNotFound, SourceRefused, by_code
 from localrun.models.download.plan import Item, PlannedFile, RemotePlan
 from localrun.models.download.ranges import RedirectPolicy, why_not
@@ -129,7 +129,7 @@ class RegistryName:
     @property
     def url(self) -> str:
         """Where the registry keeps the repository."""
-        scheme = "http" if self.is_insecure or _is_loopback(self.host) else "https"
+        scheme = "http" if self.is_insecure or is_loopback(self.host.partition(":")[0]) else "https"
         return f"{scheme}://{self.host}/v2/{self.repo}"
 
     @property
@@ -208,11 +208,3 @@ def _refused(name: RegistryName, refusal: SourceRefused) -> Exception:
             source_status=refusal.source_status,
         )
     return refusal
-
-
-def _is_loopback(host: str) -> bool:
-    bare = host.partition(":")[0]
-    try:
-        return bare == "localhost" or ipaddress.ip_address(bare).is_loopback
-    except ValueError:
-        return False

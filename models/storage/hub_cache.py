@@ -45,37 +45,34 @@ def remove(cache: Path, relative_path: str) -> int:
     """
     link = cache / relative_path
     repo = cache / Path(relative_path).parts[0]
-    is_symlink, content = link.is_symlink(), _content(link)
+    is_symlink, content = link.is_symlink(), _status(link)
     try:
         link.unlink()
     except FileNotFoundError:
         return 0
     size_bytes = 0
-    if content is not None and not any(_content(other) == content for other in (repo / "snapshots").rglob("*")):
-        blobs = [blob for blob in (repo / "blobs").glob("*") if _content(blob) == content]
+    if content is not None and not any(_is(other, content) for other in (repo / "snapshots").rglob("*")):
+        blobs = [blob for blob in (repo / "blobs").glob("*") if _is(blob, content)]
         for blob in blobs:
             blob.unlink(missing_ok=True)
         # A symbolic link without a blob leads out of the repository, to what is not the cache's to delete.
-        size_bytes = content.size_bytes if blobs or not is_symlink else 0
+        size_bytes = content.st_size if blobs or not is_symlink else 0
     _remove_empty(repo, link.parent)
     return size_bytes
 
 
-class _Content(NamedTuple):
-    """What tells a file from others, by whatever name or link it is reached."""
-
-    device: int
-    inode: int
-    size_bytes: int
-
-
-def _content(path: Path) -> _Content | None:
+def _status(path: Path) -> os.stat_result | None:
     """None where a name leads nowhere."""
     try:
-        status = path.stat()
+        return path.stat()
     except OSError:
         return None
-    return _Content(status.st_dev, status.st_ino, status.st_size)
+
+
+def _is(path: Path, content: os.stat_result) -> bool:
+    """Whether a path leads to this content, by whatever name or link."""
+    status = _status(path)
+    return status is not None and os.path.samestat(status, content)
 
 
 def _remove_empty(repo: Path, snapshot: Path) -> None:

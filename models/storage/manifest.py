@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from enum import StrEnum
 from pathlib import Path
@@ -202,6 +202,11 @@ class Survey(NamedTuple):
 
     manifests: dict[ManifestKey, Manifest]
     damaged: Sequence[DamagedManifest]
+
+    @property
+    def files(self) -> Iterator[StoredFile]:
+        """Those of all manifests."""
+        return (file for said in self.manifests.values() for file in said.files)
 
 
 def check_digest(digest: str, *, field: str | None = None) -> str:

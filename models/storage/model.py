@@ -285,17 +285,12 @@ class NamedAdapter(Found):
         return self.file.sha256 or sha256_of(self.path, self.header)
 
     def misfit(self, model: Header) -> str:
-        """Why it cannot be used with a model, as the end of a sentence; "" if it can. Remembered, for lists ask it of
-        every pair."""
-        known = _misfits.setdefault(self.header, WeakKeyDictionary())
-        if model not in known:
-            known[model] = misfit(self.header, model)
-        return known[model]
+        """Why it cannot be used with a model, as the end of a sentence; "" if it can."""
+        return misfit(self.header, model)
 
 
 # A header lives as long as the store remembers its file.
 _known: WeakKeyDictionary[Header, str] = WeakKeyDictionary()
-_misfits: WeakKeyDictionary[Header, WeakKeyDictionary[Header, str]] = WeakKeyDictionary()
 
 
 def sha256_of(path: Path, header: Header) -> str:

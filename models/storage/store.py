@@ -34,7 +34,7 @@ from localrun.models.name import BUILT_IN, DEFAULT_TAG, Kind, ModelName
 from localrun.models.storage import hub_cache, manifest, model_files, other_programs
 from localrun.models.storage.blobs import Blobs
 from localrun.models.storage.manifest import Manifest, ManifestKey, Place, Role, StoredFile, in_full
-from localrun.models.storage.model import Evidence, Model, NamedAdapter, Origin, OwnAdapter, sha256_of
+from localrun.models.storage.model import Evidence, Found, Model, NamedAdapter, Origin, OwnAdapter, sha256_of
 from localrun.models.storage.model_files import NAMED, SUFFIX, ModelFile, ModelFiles
 from localrun.models.storage.other_programs import OLLAMA, Folder, OllamaStore, OtherPrograms, name_in_ollama
 
@@ -211,6 +211,11 @@ class Store:
     def path_of(self, file: StoredFile) -> Path:
         """Where a file of a manifest lies. Raises BadModelFile."""
         return manifest.file_path(self.folder, self.hub_cache_folder, file)
+
+    def known_digests(self, found: Found) -> dict[Path, str]:
+        """Of its files, as its manifest says them; none without one."""
+        files = found.manifest.files if found.manifest is not None else ()
+        return {self.path_of(file): file.digest for file in files if file.digest}
 
     @contextlib.contextmanager
     def held(self, files: Sequence[StoredFile]) -> Iterator[None]:

@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from localrun.access import leases
+from localrun.access import quotas
 from localrun.access.keys import OUTPUT_TOKENS, REQUESTS, TOKENS, Key, Limit
-from localrun.access.leases import LEASE_S, Asked, Leased, Lent
-from localrun.access.quotas import Quota
+from localrun.access.quotas import LEASE_S, Asked, Leased, Lent, Quota
 from localrun.errors import LocalrunError, RateLimited, Unavailable
 from tests.access.test_quotas import key
 
@@ -111,7 +110,7 @@ class Doors:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(leases, "time", clock)
+    monkeypatch.setattr(quotas, "time", clock)
     return clock
 
 
@@ -219,12 +218,12 @@ ACTION = st.tuples(
 
 
 def run(work: Callable[[Clock], Coroutine[Any, Any, None]]) -> None:
-    clock, before = Clock(), leases.time
-    leases.time = clock  # type: ignore[assignment]
+    clock, before = Clock(), quotas.time
+    quotas.time = clock  # type: ignore[assignment]
     try:
         asyncio.run(work(clock))
     finally:
-        leases.time = before
+        quotas.time = before
 
 
 @settings(deadline=None, max_examples=150)

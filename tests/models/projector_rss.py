@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from localrun.models.builtin import model_path
 from localrun.models.gguf.reader import read_header
-from localrun.models.projector_memory import ProjectorMemory, projector_memory
+from localrun.models.memory import ProjectorMemory, projector_memory
 from tests.projector_file import parts_of, write_parts
 
 _MIB = 1024 * 1024

@@ -252,7 +252,7 @@ def test_copies_share_the_file_and_the_last_name_takes_it(store: Store, tiny_ggu
     naming.point(store, "style", creation.named_adapter(store, f"sha256:{sha256}", None, licence_text="MIT", now=NOW))
     naming.copy(store, "style", "again")
     base = creation.base_of(store, "tiny", None)
-    adapter = creation.adapter(store, base, "again", None)  # by its name
+    adapter = creation.adapters(store, base, ["again"], None)[0]  # by its name
     assert (adapter.place, adapter.digest) == (Place.BLOB, f"sha256:{sha256}")
     naming.point(store, "tuned", creation.assemble(base, Changes(adapters=(adapter,)), now=NOW))
     kept = naming.remove(store, "style").kept
@@ -266,7 +266,7 @@ def test_copies_share_the_file_and_the_last_name_takes_it(store: Store, tiny_ggu
 def test_a_file_that_a_model_uses_is_not_removed(store: Store) -> None:
     put(store, "style")
     base = creation.base_of(store, "tiny", None)
-    adapter = creation.adapter(store, base, "style", None)
+    adapter = creation.adapters(store, base, ["style"], None)[0]
     naming.point(store, "tuned", creation.assemble(base, Changes(adapters=(adapter,)), now=NOW))
     with pytest.raises(Conflict, match="'style' is used by tuned"):
         naming.remove(store, "style")
@@ -278,7 +278,7 @@ def test_an_adapter_that_fits_no_model_is_refused_when_one_is_made(store: Store,
     write_lora(tiny_gguf, store.folder / "other.gguf", architecture="gemma")
     base = creation.base_of(store, "tiny", None)
     with pytest.raises(BadModelFile, match=r"other\.gguf cannot be used with 'tiny': it is for gemma"):
-        creation.adapter(store, base, "other", None)
+        creation.adapters(store, base, ["other"], None)[0]
 
 
 def test_a_model_has_no_adapter_twice_and_not_too_many(store: Store) -> None:
@@ -339,7 +339,7 @@ def test_a_list_of_adapters(store: Store, tiny_gguf: Path, tmp_path: Path) -> No
     assert scales("tiny+style+terse", (0, 0.5)) == {"style": 0.5, "terse": 1.0}
     assert scales("tiny+style", ("style", 0.0)) == {}
     base = creation.base_of(store, "tiny", None)
-    own = creation.adapter(store, base, str(style), None)
+    own = creation.adapters(store, base, [str(style)], None)[0]
     naming.point(store, "tuned", creation.assemble(base, Changes(adapters=(own,)), now=NOW))
     assert adapters.resolve(store, "tuned").adapters is None
     assert scales("tuned+terse") == {"style": 1.0, "terse": 1.0}

@@ -152,16 +152,16 @@ def test_adapters_must_be_for_the_model(store: Store, tmp_path: Path, tiny_gguf:
     base = creation.base_of(store, "tiny", None)
     good = write_lora(tiny_gguf, tmp_path / "lora.gguf")
     other = write_lora(tiny_gguf, tmp_path / "other.gguf", architecture="qwen2")
-    by_path = creation.adapter(store, base, "lora.gguf", tmp_path)
+    by_path = creation.adapters(store, base, ["lora.gguf"], tmp_path)[0]
     assert (by_path.role, by_path.place, by_path.path) == (Role.ADAPTER, Place.FILE, str(good))
     digest = upload(store, good)
-    by_digest = creation.adapter(store, base, digest, None)
+    by_digest = creation.adapters(store, base, [digest], None)[0]
     assert (by_digest.place, by_digest.digest) == (Place.BLOB, digest)
     with pytest.raises(BadModelFile, match=r"'tiny': it is for qwen2.*llama"):
-        creation.adapter(store, base, str(other), None)
+        creation.adapters(store, base, [str(other)], None)[0]
     spoiled = write_lora(tiny_gguf, tmp_path / "spoiled.gguf", strength=math.inf)
     for refused in (
-        lambda: creation.adapter(store, base, str(spoiled), None),
+        lambda: creation.adapters(store, base, [str(spoiled)], None)[0],
         lambda: creation.named_adapter(store, str(spoiled), None, licence_text=None, now=NOW),
     ):
         with pytest.raises(BadModelFile, match=r"spoiled\.gguf has NaN or infinite numbers .*\.lora_b"):
@@ -171,13 +171,13 @@ def test_adapters_must_be_for_the_model(store: Store, tmp_path: Path, tiny_gguf:
     (peft / "adapter_model.safetensors").touch()
     for text in ("./peft", "./peft/adapter_model.safetensors"):
         with pytest.raises(BadRequest, match=r"GGUF file; convert it .*convert_lora_to_gguf\.py"):
-            creation.adapter(store, base, text, tmp_path)
+            creation.adapters(store, base, [text], tmp_path)[0]
     shutil.copy(good, peft / "adapter.gguf")
-    assert creation.adapter(store, base, "./peft", tmp_path).path == str(peft / "adapter.gguf")
+    assert creation.adapters(store, base, ["./peft"], tmp_path)[0].path == str(peft / "adapter.gguf")
     with pytest.raises(BadModelFile, match="is no adapter but a model"):
-        creation.adapter(store, base, str(tiny_gguf), None)
+        creation.adapters(store, base, [str(tiny_gguf)], None)[0]
     with pytest.raises(NotFound):
-        creation.adapter(store, base, "./nothing.gguf", tmp_path)
+        creation.adapters(store, base, ["./nothing.gguf"], tmp_path)[0]
     made = creation.assemble(base, Changes(adapters=(by_path, by_digest)), now=NOW)
     naming.point(store, "tuned", made)
     assert [part.path for part in store.resolve("tuned").parts] == [good, store.path_of(by_digest)]

@@ -11,7 +11,6 @@ import pytest
 from localrun.errors import BadRequest
 from localrun.models import draft
 from localrun.models.draft import MAX_DIFFERENCE, find, vocabulary_problem
-from localrun.models.gguf.header import Header
 from localrun.models.gguf.reader import read_header
 from localrun.models.storage.store import Store
 from tests.models.handmade import ENTRIES, STRING, U32, array, entry, file_bytes, text, u32
@@ -115,12 +114,7 @@ def test_what_is_no_draft_model_is_refused_with_a_way_out(write: Write, tmp_path
 def test_the_pair_is_read_once(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store, target = Store(tmp_path), read_header(write("target"))
     write("small")
-    seen: list[Header] = []
-
-    def look(target: Header, small: Header) -> str:
-        seen.append(small)
-        return ""
-
-    monkeypatch.setattr(draft, "vocabulary_problem", look)
+    seen: list[object] = []
+    monkeypatch.setattr(draft, "_first_difference", lambda *texts: seen.append(texts))
     assert [find(store, "small", model="target", target=target).name for _ in range(3)] == ["small"] * 3
     assert len(seen) == 1

@@ -9,7 +9,7 @@ import pytest
 
 from localrun.models.builtin import model_path
 from localrun.models.gguf.reader import read_header
-from localrun.models.projector_memory import MOST_PATCHES, most_patches, projector_memory
+from localrun.models.memory import MOST_PATCHES, most_patches, projector_memory
 from tests.models.projector_rss import CASES, Case, measure
 from tests.projector_file import another, changed, parts_of, write_parts
 

@@ -11,7 +11,7 @@ import pytest
 
 from localrun.models import builtin
 from localrun.models.gguf.reader import read_header
-from localrun.models.projector_memory import projector_memory
+from localrun.models.memory import projector_memory
 from tests.daemon import Daemon, running_daemon
 from tests.projector_file import write_projector
 from tests.says import says

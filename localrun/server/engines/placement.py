@@ -31,8 +31,7 @@ from localrun.models.fit import (
     wanted_cells,
 )
 from localrun.models.gguf.header import RANK, Header
-from localrun.models.memory import MemoryEstimate
-from localrun.models.projector_memory import projector_memory
+from localrun.models.memory import MemoryEstimate, projector_memory
 from localrun.models.storage.model import Model
 
 

@@ -38,8 +38,7 @@ from starlette.types import Scope, Send
 from localrun.access import keys
 from localrun.access.books import AuditLog, Books
 from localrun.access.keys import OUTPUT_TOKENS, PROMPT_TOKENS, REQUESTS, TOKENS, Key
-from localrun.access.leases import Leased
-from localrun.access.quotas import Quota, QuotaState
+from localrun.access.quotas import Leased, Quota, QuotaState
 from localrun.access.usage import UsageFile, UsageRecord
 from localrun.config import ConfigError, Settings
 from localrun.errors import BadRequest, Forbidden, InvalidKey, ModelNotFound, TooManyFailures, Unavailable

@@ -22,8 +22,8 @@ from localrun.models import adapters, catalog, naming
 from localrun.models.catalog import Entry
 from localrun.models.draft import find
 from localrun.models.fit import DeviceUse, Fit, choose
+from localrun.models.memory import projector_memory
 from localrun.models.name import ModelName
-from localrun.models.projector_memory import projector_memory
 from localrun.models.sources import huggingface
 from localrun.models.sources.huggingface import HubHit
 from localrun.models.storage.model import Model

@@ -28,8 +28,8 @@ from localrun.models import adapters, memory, modelfile
 from localrun.models.adapters import AdaptedModel
 from localrun.models.gguf import projectors
 from localrun.models.gguf.header import Header
+from localrun.models.memory import projector_memory
 from localrun.models.name import split_adapters
-from localrun.models.projector_memory import projector_memory
 from localrun.models.storage.manifest import in_full
 from localrun.models.storage.model import Forecast, Model, NamedAdapter, Origin, Part, kept_forecast
 from localrun.models.storage.store import DamagedFile, Store

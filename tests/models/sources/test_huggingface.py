@@ -106,7 +106,7 @@ def test_the_plan_says_what_the_manifest_needs(server, hub):
     assert model.stored.size_bytes == model.item.size_bytes == len(Q4)
     commit = server.repositories[REPO].commit
     assert model.stored.path == f"models--acme--Fox-GGUF/snapshots/{commit}/fox-Q4_K_M.gguf"
-    assert (plan.quant, plan.revision, plan.licence, plan.is_gated) == ("Q4_K_M", commit, "apache-2.0", False)
+    assert (plan.quant, plan.revision, plan.licence) == ("Q4_K_M", commit, "apache-2.0")
     assert plan.size_bytes == len(Q4)
     assert not hub.cache_folder.exists()
 
@@ -198,7 +198,7 @@ def test_a_gated_repository_says_what_to_do(server, hub):
         planned(replace(hub, token="hf_somebody_else"), repo=GATED)
     allowed = replace(hub, token=TOKEN)
     plan = planned(allowed, repo=GATED)
-    assert (plan.is_gated, plan.licence) == (True, "acme-community")
+    assert plan.licence == "acme-community"
     assert downloaded(allowed, plan)[0].read_bytes() == Q4
     assert {request.headers.get("authorization") for request in server.record.of("storage")} == {None}
 

@@ -80,7 +80,7 @@ async def test_a_model_s_own_adapters_stay_in_effect(running: Any, generate: Any
     a, b = add(models_dir, "a", 1), add(models_dir, "b", 2)
     store = Store(models_dir)
     base = creation.base_of(store, "alpha", None)
-    own = creation.adapter(store, base, "a", None)
+    own = creation.adapters(store, base, ["a"], None)[0]
     naming.point(store, "tuned", creation.assemble(base, Changes(adapters=(own,)), now=datetime.now(UTC)))
     async with running() as runtime:
         for name in ("tuned", "tuned+b", "alpha+a"):
@@ -98,7 +98,7 @@ async def test_a_replaced_adapter_of_its_own_is_loaded_anew_when_idle(
     add(models_dir, "a", 1)
     store = Store(models_dir)
     base = creation.base_of(store, "alpha", None)
-    own = creation.adapter(store, base, "a", None)
+    own = creation.adapters(store, base, ["a"], None)[0]
     naming.point(store, "tuned", creation.assemble(base, Changes(adapters=(own,)), now=datetime.now(UTC)))
     async with running() as runtime:
         for seed in (2, 3):
@@ -149,7 +149,7 @@ async def test_adapters_of_a_modelfile_count_over_those_of_its_table(
     a, _ = add(models_dir, "a", 1), add(models_dir, "b", 2)
     store = Store(models_dir)
     base = creation.base_of(store, "alpha", None)
-    own = creation.adapter(store, base, "a", None)
+    own = creation.adapters(store, base, ["a"], None)[0]
     naming.point(store, "tuned", creation.assemble(base, Changes(adapters=(own,)), now=datetime.now(UTC)))
     async with running(**tables(models_dir, tuned=["b"], alpha=["a"])) as runtime:
         for name in ("tuned", "alpha"):

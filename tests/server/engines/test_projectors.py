@@ -12,7 +12,7 @@ import pytest
 from localrun import wire
 from localrun.errors import BadModelFile
 from localrun.models.gguf.reader import read_header
-from localrun.models.projector_memory import projector_memory
+from localrun.models.memory import projector_memory
 from localrun.server.engines.link import EngineLink
 from localrun.server.engines.resident import Use
 from tests.projector_file import write_projector

@@ -360,7 +360,7 @@ async def test_other_adapters_are_another_engine(supervising: Any, models_dir: P
     store = Store(models_dir)
     write_lora(models_dir / "alpha.gguf", tmp_path / "lora.gguf")
     base = creation.base_of(store, "alpha", None)
-    adapter = creation.adapter(store, base, "./lora.gguf", tmp_path)
+    adapter = creation.adapters(store, base, ["./lora.gguf"], tmp_path)[0]
     naming.point(store, "tuned", creation.assemble(base, Changes(adapters=(adapter,)), now=datetime.now(UTC)))
     async with supervising() as (supervisor, watch):
         alpha, tuned = await supervisor.acquire("alpha", -1), await supervisor.acquire("tuned", -1)
