@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from localrun.bench.arrivals import Limits, Workload
-from localrun.bench.report import aligned, cost_per_million_tokens
+from localrun.bench.report import aligned, cost_per_million_tokens, text_chart
 from localrun.plan.calibration import Calibration
 from localrun.plan.check import COMPARED, Comparison
 from localrun.plan.costs import Account
@@ -110,15 +110,12 @@ def what_if_lines(found: WhatIf, carried: Point) -> list[str]:
     if found.best is not None:
         lines += ["the best change of a setting", f"  {_change(found.best, carried)}"]
     else:
-        tried = ", ".join(each.words for each in found.settings)
-        lines.append(f"no change of a setting carries more; tried: {tried}")
-    rows = [[each.words, f"{each.kept_beyond:.0%}"] for each in sorted((*found.resources, *found.settings), key=_kept)]
+        settings = ", ".join(each.words for each in found.settings)
+        lines.append(f"no change of a setting carries more; tried: {settings}")
+    tried = sorted((*found.resources, *found.settings), key=lambda each: -each.kept_beyond)
+    rows = [[each.words, f"{each.kept_beyond:.0%}"] for each in tried]
     lines += [f"at {BEYOND:g} times that rate the promise is kept for {found.kept_beyond:.0%}, and", ""]
     return [*lines, *(f"  {line}" for line in aligned(["with", "kept"], rows))]
-
-
-def _kept(tried: Tried) -> float:
-    return -tried.kept_beyond
 
 
 def _change(tried: Tried, carried: Point) -> str:
@@ -326,24 +323,18 @@ def _drawn(points: Sequence[Point]) -> list[Point]:
     return sorted((point for point in points if not point.is_given_up), key=lambda point: point.rate_per_s)
 
 
-def chart(points: Sequence[Point], knee: Point, *, width: int = 78, height: int = 18) -> list[str]:
+def chart(points: Sequence[Point], knee: Point) -> list[str]:
     """Lines of text; none with fewer than two points."""
     drawn = _drawn(points)
-    if len(drawn) < 2:
-        return []
-    import plotext
 
-    plotext.clear_figure()
-    plotext.theme("clear")
-    plotext.plotsize(width, height)
-    plotext.title("seconds by requests per second; | is the highest rate that keeps the promise")
-    rates = [point.rate_per_s for point in drawn]
-    for (label, field), mark in zip(_LINES, "oOxX", strict=True):
-        plotext.plot(rates, [max(1e-4, getattr(point, field)) for point in drawn], marker=mark, label=label)
-    plotext.vline(knee.rate_per_s)
-    plotext.yscale("log")
-    plotext.xlabel("requests per second")
-    return [line.rstrip() for line in str(plotext.uncolorize(plotext.build())).splitlines()]
+    def draw(plotext: Any) -> None:
+        rates = [point.rate_per_s for point in drawn]
+        for (label, field), mark in zip(_LINES, "oOxX", strict=True):
+            plotext.plot(rates, [max(1e-4, getattr(point, field)) for point in drawn], marker=mark, label=label)
+        plotext.vline(knee.rate_per_s)
+
+    title = "seconds by requests per second; | is the highest rate that keeps the promise"
+    return text_chart(title, "requests per second", 18, draw) if len(drawn) > 1 else []
 
 
 def plot(path: Path, points: Sequence[Point], knee: Point, title: str) -> None:
