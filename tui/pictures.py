@@ -171,10 +171,6 @@ class Thumbnails:
         self._n_shown: Counter[PictureKey] = Counter()
         self._turn = asyncio.Lock()
 
-    @property
-    def can_draw(self) -> bool:
-        return self.draw is not None
-
     async def make(self, key: PictureKey, load: Callable[[], bytes | None]) -> list[Strip] | None:
         """The picture whose bytes `load` gives in a thread; None if it cannot be drawn. Whoever shows it says when it
         is no longer shown (`release`)."""

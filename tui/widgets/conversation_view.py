@@ -465,7 +465,7 @@ class ConversationView(VerticalScroll, can_focus=False):
     async def _messages(self, question: Question) -> list[dict[str, Any]]:
         """What the daemon is sent. Raises BadRequest for a file of the question that the model does not take."""
         conversation = self.conversation
-        if not conversation.has_media:
+        if not conversation.media:
             return conversation.to_send()
         taken = await self._session.taken_kinds(conversation.model)
         for medium in media_of(question.extra):
