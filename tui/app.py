@@ -301,7 +301,6 @@ class LocalrunApp(App[None]):
         return action != "show" or parameters != (self.current_mode,)
 
     async def action_show(self, where: str) -> None:
-        """Goes to a mode, or opens the model picker over it."""
         if where == "models":
             await self.push_screen(ModelsScreen(self.session), self._choose_model)
         else:

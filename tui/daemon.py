@@ -131,7 +131,6 @@ class Feed(Generic[T]):
     _retry: asyncio.Event = field(default_factory=asyncio.Event, init=False)
 
     async def run(self) -> None:
-        """Never returns; ends by being cancelled."""
         failures = 0
         while True:
             reason = "it closed the connection"

@@ -326,7 +326,6 @@ class History:
             )
 
     def drafted_chat(self) -> int | None:
-        """The chat of the newest draft."""
         row = self._db.execute("SELECT chat_id FROM drafts ORDER BY id DESC LIMIT 1").fetchone()
         return None if row is None else row[0]
 

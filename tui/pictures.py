@@ -151,8 +151,6 @@ def as_placeholders() -> Draw:
 
 
 class PictureKey(NamedTuple):
-    """What is drawn, and in how many cells."""
-
     sha256: str
     columns: int
     rows: int

@@ -449,7 +449,6 @@ class ChatScreen(Screen[None]):
         return self.view.is_answering
 
     def last_question(self) -> Message | None:
-        """The newest question of the marked chat."""
         messages = self.view.conversation.messages
         return next((message for message in reversed(messages) if message.role == "user"), None)
 
@@ -587,7 +586,6 @@ class ChatScreen(Screen[None]):
         self.notify(f"Copied {short_text.count(len(text))} characters.")
 
     def action_editor(self) -> None:
-        """Write the prompt in the person's own editor."""
         with tempfile.TemporaryDirectory(prefix="localrun-") as folder, self.app.suspend():
             try:
                 text = edited(self.prompt.text, Path(folder))

@@ -142,7 +142,11 @@ class ModelsScreen(Picker[str]):
         wanted = text.strip().lower()
         here = [row for row in self._rows if wanted in _name(row).lower()]
         names = {_name(row).lower() for row in self._rows}
-        there = [entry for entry in self._catalog if wanted in _searched(entry) and entry["name"].lower() not in names]
+        there = [
+            each
+            for each in self._catalog
+            if wanted in f"{each['name']} {each['repo']} {each['use']}".lower() and each["name"].lower() not in names
+        ]
         options: list[Option | None] = [self._option(row) for row in here]
         path = _path(text)
         if path is not None:
@@ -327,10 +331,6 @@ def _hit(hit: dict[str, Any], row_width: int) -> Option:
     if label.cell_length + len(facts) <= row_width:
         label += Content.styled(facts, "$foreground 65%")
     return Option(label, id=f"{_THERE}hf.co/{name}")
-
-
-def _searched(entry: dict[str, Any]) -> str:
-    return f"{entry['name']} {entry['repo']} {entry['use']}".lower()
 
 
 def _name(row: dict[str, Any]) -> str:
