@@ -131,7 +131,6 @@ def settings_for(model: Model, settings: Settings) -> Settings:
 
 
 def setup_of(calibration: Calibration, settings: Settings) -> Setup:
-    """What is simulated."""
     return Setup.of(calibration.layout, calibration.costs, settings)
 
 

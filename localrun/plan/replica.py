@@ -320,7 +320,6 @@ def _submit(request_id: int, turn: Turn, at_s: float) -> Submit:
 
 
 def prompt_tokens(turn: Turn, texts: Texts | None = None) -> list[int]:
-    """The prompt of a request."""
     tokens: list[int] = []
     for name, n_tokens in turn.parts:
         known = texts.get(name) if texts else None

@@ -20,6 +20,7 @@ from localrun.plan.fleet import FleetPoint
 from localrun.plan.roofline import LEAST_BAND, Device
 from localrun.plan.search import BEYOND, Point, Tried, WhatIf
 
+_POINTS = ["", "users", "requests/s", "first token p50/p95", "tokens/s each p50/p5", "tokens/s", "busy", "promise kept"]
 _MOST_POINTS = 6
 # A wait for cells of so much of the time is worth a word.
 _BLOCKED = 0.02
@@ -42,16 +43,6 @@ def amount(point: Point) -> str:
 
 def points_table(points: Sequence[Point], carried: Point | None, limits: Limits) -> list[str]:
     """Rates, slowest first, the one that is carried marked. Of runs that were given up nothing is known but that."""
-    header = [
-        "",
-        "users",
-        "requests/s",
-        "first token p50/p95",
-        "tokens/s each p50/p5",
-        "tokens/s",
-        "busy",
-        "promise kept",
-    ]
     rows = []
     for point in _chosen(points, carried):
         users = _users(point, is_carried=point is carried)
@@ -67,7 +58,7 @@ def points_table(points: Sequence[Point], carried: Point | None, limits: Limits)
                 f"{point.kept:.0%}",
             ]
         rows.append(cells)
-    return aligned(header, rows)
+    return aligned(_POINTS, rows)
 
 
 def _users(point: Point, *, is_carried: bool) -> str:
@@ -213,7 +204,6 @@ def _kwh_per_million(point: Point, watts: float, n_replicas: int) -> float:
 def fleet_lines(
     found: Sequence[FleetPoint], limits: Limits, prices: Sequence[dict[str, Any] | None], watts: float | None = None
 ) -> list[str]:
-    """A row for each router."""
     header = ["router", "replicas", "promise kept", "tokens/s", "first token p95", "cached", "fullest", "busy"]
     rows = []
     for each, price in zip(found, prices, strict=True):
@@ -275,7 +265,6 @@ def two_digits(value: float) -> str:
 
 
 def comparison_lines(found: Comparison, workload: Workload) -> list[str]:
-    """Both, side by side."""
     errors = {
         name: f"{_off(error)} (accidents alone: {found.accidents.get(name, 0.0):.0%})"
         for name, error in found.check.errors.items()

@@ -99,18 +99,10 @@ async def _chat(endpoint: Endpoint, options: Options) -> WorkloadResult:
 CHAT = define(
     "chat",
     "short chats in an open loop: goodput under a TTFT and an inter-token limit",
-    (
-        "goodput_requests_per_s",
-        "goodput_ratio",
-        "ttft_p50_s",
-        "ttft_p99_s",
-        "itl_p50_s",
-        "itl_p99_s",
-        "longest_gap_s",
-        "wall_s",
-    ),
+    ("goodput_requests_per_s", "goodput_ratio", "ttft_p50_s", "ttft_p99_s", "itl_p50_s", "itl_p99_s", "longest_gap_s",
+     "wall_s"),
     _chat,
-)
+)  # fmt: skip
 
 
 # --- fairness ---
