@@ -83,14 +83,15 @@ class AnswerProgress:
     def parts(self) -> list[StatusPart]:
         """The status line, most important first in reading order."""
         found = [self._state()]
-        row, metrics = self.row, self.metrics
+        row = self.row
         if self.tokens_per_s is not None:
             found.append(StatusPart(f"{short_text.rate(self.tokens_per_s)} tok/s", 1, "rate"))
         if row is not None and row.ttft_s is not None:
             found.append(StatusPart(f"TTFT {short_text.seconds(row.ttft_s)}", 2))
-        prompt = metrics.prompt_tokens if metrics else row.prompt_tokens if row else None
-        cached = metrics.cached_tokens if metrics else row.cached_tokens if row else None
-        output = metrics.output_tokens if metrics else row.output_tokens if row else None
+        counts = self.metrics or row
+        prompt, cached, output = (
+            (counts.prompt_tokens, counts.cached_tokens, counts.output_tokens) if counts else (None, None, None)
+        )
         if prompt is not None:
             found.append(StatusPart(f"prompt {short_text.count(prompt)}", 3))
             if cached is not None:
@@ -132,9 +133,9 @@ class AnswerProgress:
     def caption(self) -> str:
         """One line below the finished answer."""
         parts = []
-        output = self.metrics.output_tokens if self.metrics else self.row.output_tokens if self.row else 0
-        if output:
-            parts.append(f"{short_text.count(output)} tokens")
+        counts = self.metrics or self.row
+        if counts is not None and counts.output_tokens:
+            parts.append(f"{short_text.count(counts.output_tokens)} tokens")
         if self.tokens_per_s is not None:
             parts.append(f"{short_text.rate(self.tokens_per_s)} tok/s")
         if self.metrics is not None and self.metrics.speedup_text:

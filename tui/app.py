@@ -32,7 +32,7 @@ from localrun.errors import LocalrunError
 from localrun.last_model import BUILT_IN, kept_at, last_model
 from localrun.tools.toolbox import toolbox
 from localrun.tui import kitty_graphics, preferences
-from localrun.tui.daemon import RETRY_DELAYS_S, Connect, Daemon, EventFeed
+from localrun.tui.daemon import RETRY_DELAYS_S, SNAPSHOTS_PER_S, Connect, Daemon, Feed
 from localrun.tui.history import History, HistoryUnavailable, open_history
 from localrun.tui.keys import bind, key_of, shown
 from localrun.tui.pictures import Draw, Thumbnails, as_blocks, as_placeholders
@@ -202,9 +202,9 @@ class LocalrunApp(App[None]):
             toolbox=toolbox(self._preferences.servers, permissions_file),
             last_model_file=last_model_file,
         )
-        self._feed = EventFeed(
-            daemon,
-            on_snapshot=self.session.take,
+        self._feed = Feed(
+            open=lambda: daemon.events(SNAPSHOTS_PER_S),
+            take=self.session.take,
             on_lost=self.session.lose,
             retry_delays_s=_NEVER if is_replay else retry_delays_s,
         )
@@ -301,7 +301,6 @@ class LocalrunApp(App[None]):
         return action != "show" or parameters != (self.current_mode,)
 
     async def action_show(self, where: str) -> None:
-        """Goes to a mode, or opens the model picker over it."""
         if where == "models":
             await self.push_screen(ModelsScreen(self.session), self._choose_model)
         else:

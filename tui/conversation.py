@@ -14,6 +14,7 @@ Does not: know widgets, or talk to the daemon.
 from __future__ import annotations
 
 import base64
+import contextlib
 import itertools
 import sqlite3
 from collections.abc import Callable, Iterable
@@ -136,11 +137,6 @@ class Conversation:
         n_carried_again = n_carried([medium.size_bytes for medium in takes])
         return [medium for medium in media if medium.kind not in taken], takes[: len(takes) - n_carried_again]
 
-    @property
-    def has_media(self) -> bool:
-        """Whether a picture or a sound belongs to the next request."""
-        return bool(self.media)
-
     def keep(self, files: Iterable[AttachedFile]) -> None:
         """Keeps the pictures and sounds of a question that is about to be asked. In a thread, as `to_send`."""
         try:
@@ -202,10 +198,10 @@ class Conversation:
 
     def versions(self, message: Message) -> tuple[int, int]:
         """Which version of a message is shown, from 1 on, and how many there are."""
-        try:
-            ids = self._sibling_ids(message)
-        except sqlite3.Error:
-            ids = []
+        ids: list[int] = []
+        with contextlib.suppress(sqlite3.Error):
+            if message.id != _UNSTORED:
+                ids = [sibling.id for sibling in self._history.siblings(message)]
         return (ids.index(message.id) + 1, len(ids)) if message.id in ids else (1, 1)
 
     def show_version(self, message: Message, step: int) -> bool:
@@ -272,11 +268,6 @@ class Conversation:
                 self.model, now_s=now_s, system=self.system, parameters=self.parameters
             ).id
         return self._history.add(self._chat_id, parent_id, role, content, now_s=now_s, extra=extra)
-
-    def _sibling_ids(self, message: Message) -> list[int]:
-        if message.id == _UNSTORED:
-            return []
-        return [sibling.id for sibling in self._history.siblings(message)]
 
 
 def _with_all_results(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:

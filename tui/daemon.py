@@ -1,5 +1,5 @@
-"""The daemon as the screens know it: a client, or a recording that stands in for one; and the one event stream that is
-kept open. Nothing but the event feed polls the daemon all the time.
+"""The daemon as the screens know it: a client, or a recording that stands in for one; and streams that are kept open,
+as the one of events is all the time.
 
 A recording is what `/localrun/v1/events` sent, unchanged, one JSON document a line, so other programs read it as
 easily. Each line is written whole and at once: a recording that was cut off by a crash lacks its last line at most.
@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Generic, Self, TypeVar
 
 import msgspec
 
@@ -111,54 +112,42 @@ RETRY_DELAYS_S = (0.5, 1.0, 2.0, 4.0, 8.0)
 
 SNAPSHOTS_PER_S = 4
 
+T = TypeVar("T")
 
-class EventFeed:
-    """Keeps one event stream open, as one worker of the app and for as long as that runs. A stream that ends or fails
-    is opened again after a pause that grows, and at once when asked. Does not: keep snapshots, or touch widgets.
 
-    `on_snapshot` gets every snapshot; `on_lost` why the stream ended, each time it did.
+@dataclass(kw_only=True, eq=False)
+class Feed(Generic[T]):
+    """Keeps a stream of the daemon open, as a worker and for as long as that runs. One that ends or fails is opened
+    again after a pause that grows, and at once when asked.
 
+    `open` opens it; `take` gets everything that comes, `on_lost` why the stream ended, each time it did.
     `retry_delays_s` are the pauses after the first, second, ... failure in a row; the last one repeats.
     """
 
-    def __init__(
-        self,
-        daemon: Daemon,
-        *,
-        on_snapshot: Callable[[Snapshot], None],
-        on_lost: Callable[[str], None],
-        retry_delays_s: Sequence[float] = RETRY_DELAYS_S,
-    ) -> None:
-        self._daemon = daemon
-        self._on_snapshot = on_snapshot
-        self._on_lost = on_lost
-        self._retry_delays_s = retry_delays_s
-        self._retry = asyncio.Event()
+    open: Callable[[], AsyncGenerator[T, None]]
+    take: Callable[[T], None]
+    on_lost: Callable[[str], None]
+    retry_delays_s: Sequence[float] = RETRY_DELAYS_S
+    _retry: asyncio.Event = field(default_factory=asyncio.Event, init=False)
 
     async def run(self) -> None:
-        """Never returns; ends by being cancelled."""
         failures = 0
         while True:
             reason = "it closed the connection"
             try:
-                async with aclosing(self._daemon.events(SNAPSHOTS_PER_S)) as snapshots:
-                    async for snapshot in snapshots:
+                async with aclosing(self.open()) as stream:
+                    async for piece in stream:
                         failures = 0
-                        self._on_snapshot(snapshot)
+                        self.take(piece)
             except LocalrunError as error:
                 reason = error.message
-            self._on_lost(reason)
-            await self._pause(self._retry_delays_s[min(failures, len(self._retry_delays_s) - 1)])
+            self.on_lost(reason)
+            self._retry.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self.retry_delays_s[min(failures, len(self.retry_delays_s) - 1)]):
+                    await self._retry.wait()
             failures += 1
 
     def retry_now(self) -> None:
         """Ends the current pause, if there is one."""
         self._retry.set()
-
-    async def _pause(self, delay_s: float) -> None:
-        self._retry.clear()
-        try:
-            async with asyncio.timeout(delay_s):
-                await self._retry.wait()
-        except TimeoutError:
-            return

@@ -61,7 +61,6 @@ class Question(NamedTuple):
 
     @property
     def media(self) -> tuple[Medium, ...]:
-        """The pictures and sounds."""
         return tuple(attached.medium for attached in self.attachments if attached.medium is not None)
 
     @property

@@ -171,8 +171,7 @@ class History:
             self._db.execute("PRAGMA foreign_keys = ON")
             self._migrate(path)
             self._check()
-            if not self.files.is_empty:
-                self.files.collect(self._used_media())
+            self.files.collect(self._used_media)
         except BaseException:
             self._db.close()
             raise
@@ -185,12 +184,8 @@ class History:
     def begin(self, model: str, *, now_s: float, system: str = "", parameters: dict[str, Any] | None = None) -> Chat:
         """A new chat, without a title until it is asked something."""
         with self._transaction():
-            cursor = self._db.execute(
-                """INSERT INTO chats (title, model, system, parameters, created_at_s, changed_at_s)
-                   VALUES ('', ?, ?, ?, ?, ?)""",
-                (model, system, json.dumps(parameters or {}), now_s, now_s),
-            )
-        return self.chat(_row_id(cursor))
+            chat_id = self._insert_chat("", model, system, parameters or {}, now_s, now_s)
+        return self.chat(chat_id)
 
     def chat(self, chat_id: int) -> Chat:
         """Raises KeyError when it was deleted."""
@@ -199,10 +194,10 @@ class History:
             raise KeyError(chat_id)
         return _chat(row)
 
-    def chats(self, *, limit: int = 1_000) -> list[Chat]:
-        """The latest used first; those without any message are left out."""
+    def chats(self) -> list[Chat]:
+        """A thousand at most, the latest used first; those without any message are left out."""
         rows = self._db.execute(
-            "SELECT * FROM chats WHERE leaf_id IS NOT NULL ORDER BY changed_at_s DESC, id DESC LIMIT ?", (limit,)
+            "SELECT * FROM chats WHERE leaf_id IS NOT NULL ORDER BY changed_at_s DESC, id DESC LIMIT 1000"
         )
         return [_chat(row) for row in rows]
 
@@ -239,12 +234,7 @@ class History:
         """The chat as it was, with all branches. Its number and its messages' are new: theirs may be taken by now."""
         chat, ids = deleted.chat, dict[int | None, int | None]({None: None})
         with self._transaction():
-            cursor = self._db.execute(
-                """INSERT INTO chats (title, model, system, parameters, created_at_s, changed_at_s)
-                   VALUES (?, ?, ?, ?, ?, ?)""",
-                (*chat[1:4], json.dumps(chat.parameters), chat.created_at_s, chat.changed_at_s),
-            )
-            chat_id = _row_id(cursor)
+            chat_id = self._insert_chat(*chat[1:5], chat.created_at_s, chat.changed_at_s)
             for message in deleted.messages:  # what a message answers comes before it
                 ids[message.id] = self._insert(chat_id, message._replace(parent_id=ids[message.parent_id]))
             self._db.execute("UPDATE chats SET leaf_id = ? WHERE id = ?", (ids[chat.leaf_id], chat_id))
@@ -336,7 +326,6 @@ class History:
             )
 
     def drafted_chat(self) -> int | None:
-        """The chat of the newest draft."""
         row = self._db.execute("SELECT chat_id FROM drafts ORDER BY id DESC LIMIT 1").fetchone()
         return None if row is None else row[0]
 
@@ -389,6 +378,17 @@ class History:
         return found
 
     # --- inside --------------------------------------------------------------------------------------------------
+
+    def _insert_chat(
+        self, title: str, model: str, system: str, parameters: dict[str, Any], created_at_s: float, changed_at_s: float
+    ) -> int:
+        return _row_id(
+            self._db.execute(
+                """INSERT INTO chats (title, model, system, parameters, created_at_s, changed_at_s)
+                   VALUES (?, ?, ?, ?, ?, ?)""",
+                (title, model, system, json.dumps(parameters), created_at_s, changed_at_s),
+            )
+        )
 
     def _insert(self, chat_id: int, message: Message) -> int:
         """The number that the message got."""

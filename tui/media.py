@@ -14,7 +14,7 @@ import contextlib
 import hashlib
 import os
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -112,16 +112,12 @@ class MediaFiles:
                 with contextlib.suppress(OSError):
                     os.utime(self._folder / medium.sha256)
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether there is no file to collect."""
-        return self._folder is None or not self._folder.is_dir()
-
-    def collect(self, used: Collection[str]) -> None:
-        """Removes files that no message names and that nobody used for a day."""
-        if self._folder is None:
+    def collect(self, used: Callable[[], Collection[str]]) -> None:
+        """Removes files that no message names and that nobody used for a day. `used` are asked for if there are any."""
+        if self._folder is None or not self._folder.is_dir():
             return
+        named = used()
         for path in self._folder.iterdir():
             with contextlib.suppress(OSError):
-                if path.name not in used and time.time() - path.stat().st_mtime > UNUSED_FILES_STAY_S:
+                if path.name not in named and time.time() - path.stat().st_mtime > UNUSED_FILES_STAY_S:
                     path.unlink()

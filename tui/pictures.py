@@ -151,8 +151,6 @@ def as_placeholders() -> Draw:
 
 
 class PictureKey(NamedTuple):
-    """What is drawn, and in how many cells."""
-
     sha256: str
     columns: int
     rows: int
@@ -170,10 +168,6 @@ class Thumbnails:
         self._made: OrderedDict[PictureKey, DrawnPicture | None] = OrderedDict()
         self._n_shown: Counter[PictureKey] = Counter()
         self._turn = asyncio.Lock()
-
-    @property
-    def can_draw(self) -> bool:
-        return self.draw is not None
 
     async def make(self, key: PictureKey, load: Callable[[], bytes | None]) -> list[Strip] | None:
         """The picture whose bytes `load` gives in a thread; None if it cannot be drawn. Whoever shows it says when it

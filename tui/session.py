@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from contextlib import aclosing
+from dataclasses import KW_ONLY, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -31,60 +32,49 @@ from localrun.tui.rates import RateSeries, RequestRates, Sample
 from localrun.tui.short_text import line
 
 
+@dataclass(eq=False)
 class Session:
-    """`trouble` says why there is no event stream; None while there is one, or before the first attempt has ended.
-    `pulled` tells a model that was pulled and what went wrong with it, if anything. `recorder` is where snapshots are
-    written to, if anywhere. `deleted` tells the number of a chat that is no more; `deleted_chats` are those that can
-    be brought back, the latest last. `clock` gives seconds since the epoch. `can_start` says whether a daemon can be
-    started from here, `is_replay` whether a recording stands in for one. `keymap` are the person's own keys. `toolbox`
-    is None where no server of tools is configured. `last_model_file` keeps the name of the model that was used last,
-    unless it is None."""
+    """`owner` is the app, to which the signals belong. `trouble` says why there is no event stream; None while there is
+    one, or before the first attempt has ended. `pulled` tells a model that was pulled and what went wrong with it, if
+    anything. `recorder` is where snapshots are written to, if anywhere. `deleted` tells the number of a chat that is no
+    more; `deleted_chats` are those that can be brought back, the latest last. `clock` gives seconds since the epoch.
+    `can_start` says whether a daemon can be started from here, `is_replay` whether a recording stands in for one.
+    `keymap` are the person's own keys. `toolbox` is None where no server of tools is configured. `last_model_file`
+    keeps the name of the model that was used last, unless it is None."""
 
-    def __init__(
-        self,
-        owner: DOMNode,
-        *,
-        daemon: Daemon,
-        base_url: str,
-        client_name: str,
-        model: str,
-        history: History,
-        clock: Callable[[], float],
-        thumbnails: Thumbnails,
-        can_start: bool = False,
-        is_replay: bool = False,
-        keymap: Mapping[str, str] | None = None,
-        toolbox: Toolbox | None = None,
-        last_model_file: Path | None = None,
-    ) -> None:
-        self.toolbox = toolbox
-        self._last_model_file = last_model_file
-        self.keymap = keymap or {}
-        self.can_start = can_start
-        self.is_replay = is_replay
-        self.history = history
-        self.clock = clock
-        self.daemon = daemon
-        self.base_url = base_url
+    owner: DOMNode
+    _: KW_ONLY
+    daemon: Daemon
+    base_url: str
+    client_name: str
+    model: str
+    history: History
+    clock: Callable[[], float]
+    thumbnails: Thumbnails
+    can_start: bool = False
+    is_replay: bool = False
+    keymap: Mapping[str, str] = field(default_factory=dict)
+    toolbox: Toolbox | None = None
+    last_model_file: Path | None = None
+
+    snapshot: Snapshot | None = field(default=None, init=False)
+    trouble: str | None = field(default=None, init=False)
+    recorder: Recorder | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
         # The name of another machine, where the daemon is; empty for this one.
-        parts = urlsplit(base_url)
+        parts = urlsplit(self.base_url)
         self.machine = parts.hostname or "" if parts.scheme == "https" else ""
-        self.client_name = client_name
-        self.model = model
-        self.snapshot: Snapshot | None = None
-        self.trouble: str | None = None
         self.rates = RateSeries()
         self.request_rates = RequestRates()
-        self.recorder: Recorder | None = None
-        self.pulls = Pulls(daemon, self._pull_ended)
-        self.thumbnails = thumbnails
-        self.snapshots: Signal[Snapshot] = Signal(owner, "snapshots")
-        self.connection: Signal[str | None] = Signal(owner, "connection")
-        self.models: Signal[str] = Signal(owner, "models")
-        self.pulled: Signal[tuple[str, str | None]] = Signal(owner, "pulled")
-        self.deleted: Signal[int] = Signal(owner, "deleted")
+        self.pulls = Pulls(self.daemon, lambda model, problem: self.pulled.publish((model, problem)))
         self.deleted_chats: list[DeletedChat] = []
-        self.recording_failed: Signal[str] = Signal(owner, "recording_failed")
+        self.snapshots: Signal[Snapshot] = Signal(self.owner, "snapshots")
+        self.connection: Signal[str | None] = Signal(self.owner, "connection")
+        self.models: Signal[str] = Signal(self.owner, "models")
+        self.pulled: Signal[tuple[str, str | None]] = Signal(self.owner, "pulled")
+        self.deleted: Signal[int] = Signal(self.owner, "deleted")
+        self.recording_failed: Signal[str] = Signal(self.owner, "recording_failed")
 
     def key(self, name: str) -> str:
         """A key of the table, as it is with the person's own keys."""
@@ -96,15 +86,16 @@ class Session:
         aggregate = snapshot.aggregate
         self.rates.add(Sample(snapshot.time_s, aggregate.decode_tokens_per_s, aggregate.prefill_tokens_per_s))
         self.request_rates.add(snapshot)
-        if self.recorder is not None:
-            self._record(self.recorder, snapshot)
+        try:
+            if self.recorder is not None:
+                self.recorder.write(snapshot)
+        except OSError as error:
+            self.stop_recording()
+            self.recording_failed.publish(error.strerror or str(error))
         if self.trouble is not None:
             self.trouble = None
             self.connection.publish(None)
         self.snapshots.publish(snapshot)
-
-    def _pull_ended(self, model: str, problem: str | None) -> None:
-        self.pulled.publish((model, problem))
 
     def new_recording(self) -> Path:
         """A file name that is not taken, by the time of the latest snapshot."""
@@ -118,13 +109,6 @@ class Session:
             self.recorder.close()
             self.recorder = None
 
-    def _record(self, recorder: Recorder, snapshot: Snapshot) -> None:
-        try:
-            recorder.write(snapshot)
-        except OSError as error:
-            self.stop_recording()
-            self.recording_failed.publish(error.strerror or str(error))
-
     def lose(self, reason: str) -> None:
         """The event stream ended. What was known stays, marked as old by `trouble`."""
         self.trouble = reason
@@ -137,12 +121,12 @@ class Session:
 
     def last_model(self) -> str:
         """The one that was used last, before or now; empty where none is kept."""
-        return "" if self._last_model_file is None else last_model.last_model(self._last_model_file)
+        return "" if self.last_model_file is None else last_model.last_model(self.last_model_file)
 
     def remember_model(self, model: str) -> None:
         """It has begun to answer."""
-        if self._last_model_file is not None:
-            last_model.remember_model(self._last_model_file, model)
+        if self.last_model_file is not None:
+            last_model.remember_model(self.last_model_file, model)
 
     async def capabilities(self, model: str) -> tuple[str, ...]:
         """What a model can do, in `/api/show`'s words. Raises LocalrunError."""
@@ -180,10 +164,6 @@ class Pulls:
     def is_running(self) -> bool:
         """Whether a pull that this window asked for goes on."""
         return bool(self._tasks)
-
-    async def cancel(self, model: str) -> None:
-        """Ends a pull, whoever asked for it. Raises LocalrunError."""
-        await self._daemon.cancel_pull(model)
 
     async def look(self) -> None:
         """Asks the daemon for its list. Raises LocalrunError."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from localrun.errors import LocalrunError, meant
-from localrun.tui import short_text, slash
+from localrun.tui import short_text
 from localrun.tui.conversation import Conversation
 from localrun.tui.daemon import Daemon
 
@@ -147,10 +147,10 @@ class Completion(NamedTuple):
 
 async def completions(text: str, daemon: Daemon, conversation: Conversation, files: Iterable[str]) -> list[Completion]:
     """None for what is no command, or takes anything. `files` are the names of those that are attached."""
-    names = slash.suggestions(text)
+    names = suggestions(text)
     if names:
         return [_command(name) for name in names]
-    command = slash.parse(text)
+    command = parse(text)
     if command is None or "\n" in text or " " not in text:
         return []
     head, _, argument = text.partition(" ")
@@ -169,7 +169,7 @@ async def completions(text: str, daemon: Daemon, conversation: Conversation, fil
 
 
 def _command(name: str) -> Completion:
-    arguments, what = slash.COMMANDS[name]
+    arguments, what = COMMANDS[name]
     return Completion(f"/{name} " if arguments else f"/{name}", f"/{name} {arguments}", what)
 
 
@@ -182,7 +182,7 @@ async def _choices(
         return [(option, str(schema.get("description", ""))) for option, schema in (await daemon.options()).items()]
     if name == "unset":
         return [(option, f"now {value}") for option, value in conversation.model_parameters.items()]
-    words = {"think": slash.THINK_LEVELS, "tools": ("on", "off"), "detach": files}.get(name, ())
+    words = {"think": THINK_LEVELS, "tools": ("on", "off"), "detach": files}.get(name, ())
     return [(word, "") for word in words]
 
 

@@ -174,8 +174,6 @@ class Workload(NamedTuple):
 
 
 class WorkloadFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A workload as TOML."""
-
     source: Annotated[tuple[Source, ...], msgspec.Meta(min_length=1)]
     name: str = ""
     summary: str = ""

@@ -10,9 +10,7 @@ import re
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-import msgspec
+from typing import TYPE_CHECKING, NamedTuple
 
 from localrun.bench.metrics import CurvePoint
 from localrun.bench.results import RunResult
@@ -24,7 +22,7 @@ if TYPE_CHECKING:
 _P50 = re.compile(r"(?:(.+)_)?(ttft|itl)_p50_s")
 
 
-class LatencyRange(msgspec.Struct, frozen=True, kw_only=True):
+class LatencyRange(NamedTuple):
     """Latency percentiles of many runs. TTFT and ITL stay apart: one is per request, the other per gap of all streams.
     `kind` is `ttft` or `itl`, `label` the workload and, where it has several, its part. Each number is the median of
     that percentile over the rounds."""
@@ -40,25 +38,18 @@ class LatencyRange(msgspec.Struct, frozen=True, kw_only=True):
 
 def latency_ranges(results: Iterable[RunResult]) -> list[LatencyRange]:
     """One per server, part of a workload, and kind, in the order in which they were first seen."""
-    gathered: dict[tuple[str, str, str], list[tuple[float, float, float, float]]] = {}
+    gathered: dict[tuple[str, str, str], list[list[float]]] = {}
     for result in results:
-        for name in result.metrics:
-            found = _P50.fullmatch(name)
-            if found is None:
-                continue
+        for found in filter(None, map(_P50.fullmatch, result.metrics)):
             group, kind = found.groups()
             label = f"{result.workload} {group}" if group else result.workload
-            start = name.removesuffix("p50_s")
+            start = found[0].removesuffix("p50_s")
             values = [result.metrics[start + end] for end in ("p50_s", "p95_s", "p99_s", "max_s")]
-            key = (result.target.name, label, kind)
-            gathered.setdefault(key, []).append((values[0], values[1], values[2], values[3]))
-    ranges = []
-    for (target, label, kind), rounds in gathered.items():
-        p50_s, p95_s, p99_s, max_s = (statistics.median(values) for values in zip(*rounds, strict=True))
-        ranges.append(
-            LatencyRange(target=target, label=label, kind=kind, p50_s=p50_s, p95_s=p95_s, p99_s=p99_s, max_s=max_s)
-        )
-    return ranges
+            gathered.setdefault((result.target.name, label, kind), []).append(values)
+    return [
+        LatencyRange(*key, *(statistics.median(values) for values in zip(*rounds, strict=True)))
+        for key, rounds in gathered.items()
+    ]
 
 
 _KINDS = {"ttft": "time to first token", "itl": "time between tokens"}

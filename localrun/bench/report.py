@@ -6,7 +6,8 @@ Pure: from numbers to lines. Only the chart needs a library, which is imported w
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from localrun.bench.metrics import CurvePoint, knee, percentile
 from localrun.bench.results import Parameter, RunResult, Workload
@@ -107,34 +108,44 @@ _MARKS = ("o", "x", "+", "*")
 _BOUND_MARK = "dot"
 
 
-def decode_chart(curves: Mapping[str, Sequence[CurvePoint]], *, width: int = 78, height: int = 20) -> str:
-    """Tokens per second of all streams together over the number of streams, both logarithmic, one curve per server, and
-    the bound where it is known. Empty without points."""
-    streams = sorted({point.streams for points in curves.values() for point in points})
-    if not streams:
-        return ""
-    # A quarter of the time of `localrun --help`; and it is needed for this one picture.
+_CHART_COLUMNS = 78
+
+
+def text_chart(title: str, xlabel: str, n_lines: int, draw: Callable[[Any], None]) -> list[str]:
+    """Lines of a chart that `draw` makes with plotext, with a logarithmic vertical axis and without colours."""
+    # A quarter of the time of `localrun --help`; and it is needed for such a picture alone.
     import plotext
 
     plotext.clear_figure()
     plotext.theme("clear")
-    plotext.plotsize(width, height)
-    plotext.title("decode: tokens per second by number of streams")
-    at = {n_streams: index for index, n_streams in enumerate(streams)}
-    for (name, points), mark in zip(curves.items(), _MARKS, strict=False):
-        positions, rates = [at[point.streams] for point in points], [point.tokens_per_s for point in points]
-        plotext.plot(positions, rates, marker=mark, label=name)
-    bound = {p.streams: p.bound_tokens_per_s for points in curves.values() for p in points if p.bound_tokens_per_s}
-    if bound:
-        plotext.plot([at[n_streams] for n_streams in bound], list(bound.values()), marker=_BOUND_MARK, label="bound")
+    plotext.plotsize(_CHART_COLUMNS, n_lines)
+    plotext.title(title)
     plotext.yscale("log")
-    plotext.xticks(list(at.values()), [str(n_streams) for n_streams in streams])
-    plotext.xlabel("streams")
-    rates = [point.tokens_per_s for points in curves.values() for point in points] + list(bound.values())
-    ticks = _round_numbers(min(rates), max(rates))
-    plotext.yticks(ticks, [f"{tick:g}" for tick in ticks])
-    drawn = plotext.uncolorize(plotext.build())
-    return "\n".join(line.rstrip() for line in str(drawn).splitlines())
+    plotext.xlabel(xlabel)
+    draw(plotext)
+    return [line.rstrip() for line in str(plotext.uncolorize(plotext.build())).splitlines()]
+
+
+def decode_chart(curves: Mapping[str, Sequence[CurvePoint]]) -> list[str]:
+    """Tokens per second of all streams together over the number of streams, both logarithmic, one curve per server, and
+    the bound where it is known. Empty without points."""
+    streams = sorted({point.streams for points in curves.values() for point in points})
+    at = {n_streams: index for index, n_streams in enumerate(streams)}
+    bound = {p.streams: p.bound_tokens_per_s for points in curves.values() for p in points if p.bound_tokens_per_s}
+
+    def draw(plotext: Any) -> None:
+        for (name, points), mark in zip(curves.items(), _MARKS, strict=False):
+            positions, rates = [at[point.streams] for point in points], [point.tokens_per_s for point in points]
+            plotext.plot(positions, rates, marker=mark, label=name)
+        if bound:
+            positions = [at[n_streams] for n_streams in bound]
+            plotext.plot(positions, list(bound.values()), marker=_BOUND_MARK, label="bound")
+        plotext.xticks(list(at.values()), [str(n_streams) for n_streams in streams])
+        rates = [point.tokens_per_s for points in curves.values() for point in points] + list(bound.values())
+        ticks = _round_numbers(min(rates), max(rates))
+        plotext.yticks(ticks, [f"{tick:g}" for tick in ticks])
+
+    return text_chart("decode: tokens per second by number of streams", "streams", 20, draw) if streams else []
 
 
 def _round_numbers(lowest: float, highest: float) -> list[float]:

@@ -19,6 +19,7 @@ import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -48,6 +49,7 @@ class ServerFlags(msgspec.Struct, frozen=True, kw_only=True):
     latency: str
 
 
+@dataclass
 class ServerProcess:
     """A context manager. `command` lacks the port, which is appended as `--port N`; `environ` is added to ours.
 
@@ -55,26 +57,16 @@ class ServerProcess:
     folder in which it keeps what outlives it, None when it keeps nothing. `can_switch` is that of the target.
     """
 
-    def __init__(
-        self,
-        name: str,
-        command: list[str],
-        model: str,
-        log_path: Path,
-        *,
-        environ: Mapping[str, str] | None = None,
-        files: Path | None = None,
-        can_switch: bool = False,
-    ) -> None:
-        self.name = name
-        self._command = command
-        self._model = model
-        self._log_path = log_path
-        self._environ = {**os.environ, **(environ or {})}
-        self._files = files
-        self._can_switch = can_switch
-        self._port = 0
-        self._process: subprocess.Popen[bytes] | None = None
+    name: str
+    command: list[str]
+    model: str
+    log_path: Path
+    _: KW_ONLY
+    environ: Mapping[str, str] = field(default_factory=dict)
+    files: Path | None = None
+    can_switch: bool = False
+    _port: int = field(default=0, init=False)
+    _process: subprocess.Popen[bytes] | None = field(default=None, init=False)
 
     def __enter__(self) -> Self:
         self.start()
@@ -89,20 +81,20 @@ class ServerProcess:
     def target(self) -> Target:
         """Where the running server is. Raises LocalrunError when it does not run."""
         base_url = f"http://127.0.0.1:{self._port}"
-        return Target(self.name, base_url, self._model, self._running().pid, self._can_switch)
+        return Target(self.name, base_url, self.model, self._running().pid, self.can_switch)
 
     def start(self) -> None:
         """Returns when the model is loaded and has answered once. Raises LocalrunError with the end of its log."""
         self._port = self._port or _free_port()
-        self._log_path.parent.mkdir(parents=True, exist_ok=True)
-        with self._log_path.open("ab") as log:
+        self.log_path.parent.mkdir(parents=True, exist_ok=True)
+        with self.log_path.open("ab") as log:
             try:
                 self._process = subprocess.Popen(
-                    [*self._command, "--port", str(self._port)],
-                    stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self._environ, **_apart(),
+                    [*self.command, "--port", str(self._port)],
+                    stdin=subprocess.DEVNULL, stdout=log, stderr=log, env={**os.environ, **self.environ}, **_apart(),
                 )  # fmt: skip
             except OSError as error:
-                raise LocalrunError(f"{self.name}: {self._command[0]} cannot be started: {error}") from error
+                raise LocalrunError(f"{self.name}: {self.command[0]} cannot be started: {error}") from error
         try:
             self._wait_until_healthy()
             self._warm_up()
@@ -136,8 +128,8 @@ class ServerProcess:
 
     def forget(self) -> None:
         """Removes what a server that has ended left behind for the next one."""
-        if self._files is not None:
-            shutil.rmtree(self._files, ignore_errors=True)
+        if self.files is not None:
+            shutil.rmtree(self.files, ignore_errors=True)
 
     def rss_bytes(self) -> int:
         """Resident bytes of the server and its children. Pages that several of them share count for each.
@@ -169,7 +161,7 @@ class ServerProcess:
             time.sleep(POLL_INTERVAL_S)
 
     def _warm_up(self) -> None:
-        body = {"model": self._model, "prompt": "Once upon a time", "max_tokens": WARM_UP_TOKENS}
+        body = {"model": self.model, "prompt": "Once upon a time", "max_tokens": WARM_UP_TOKENS}
         status = self._request("POST", "/v1/completions", {**body, "temperature": 0, "ignore_eos": True})
         if status != 200:
             raise LocalrunError(f"{self.name} answered its first request with status {status}{self._log_tail()}")
@@ -189,7 +181,7 @@ class ServerProcess:
             connection.close()
 
     def _log_tail(self) -> str:
-        lines = self._log_path.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        lines = self.log_path.read_text(encoding="utf-8", errors="replace").strip().splitlines()
         return "; the end of its log:" + "".join(f"\n  {line}" for line in lines[-LOG_TAIL_LINES:])
 
 

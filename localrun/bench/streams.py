@@ -49,7 +49,6 @@ class PromptForm(StrEnum):
     TEXT = "text"
 
     def prompt(self, numbers: Sequence[int]) -> list[int] | str:
-        """The value of the field `prompt`."""
         if self is PromptForm.IDS:
             return [_FIRST_ID + number for number in numbers]
         if self is PromptForm.LOW_IDS:
@@ -284,7 +283,6 @@ class Endpoint:
     async def send(
         self, numbers: Sequence[int], n_output: int, *, group: str = "", client: str = CLIENT
     ) -> StreamRecord:
-        """`begin`, and wait for the end."""
         return await self.begin(numbers, n_output, group=group, client=client).task
 
     async def ask(self, body: Fields, *, group: str, client: str = CLIENT) -> StreamRecord:

@@ -70,8 +70,6 @@ class TierAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TierRun(msgspec.Struct, frozen=True, kw_only=True):
-    """All requests to a tier and to its two models."""
-
     tier: dict[str, Any]
     answers: list[TierAnswer]
 

@@ -92,16 +92,8 @@ def tune(
     on_measured: Callable[[StepTiming], None],
 ) -> Tuning:  # fmt: skip
     """Runs the engine's side to its end. Raises EngineFailed when that does not go well."""
-    command = [
-        sys.executable,
-        "-P",
-        "-m",
-        "localrun.engine.tools.thread_rates",
-        str(model.path),
-        "--rounds",
-        str(rounds),
-    ]
-    command += ["--streams", *map(str, STREAMS), "--threads", *map(str, counts)]
+    command = [sys.executable, "-P", "-m", "localrun.engine.tools.thread_rates", str(model.path)]
+    command += ["--rounds", str(rounds), "--streams", *map(str, STREAMS), "--threads", *map(str, counts)]
     measured: list[StepTiming] = []
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as child:
         assert child.stdout is not None

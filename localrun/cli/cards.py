@@ -40,7 +40,9 @@ def model_card(shown: dict[str, Any], *, fit: Mapping[str, Any] | None = None) -
     blocks.append(_block("Notes", more.get("notes") or []))
     blocks.append(_block("Capabilities", shown.get("capabilities") or []))
     blocks.append(_block("Projector", _projector(projector, more.get("no_projector") or "")))
-    blocks.append(_block("Tensors", _tensors(more.get("tensor_types") or [])))
+    types = more.get("tensor_types") or []
+    rows = [(row["type"], f"{row['tensors']} tensors, {size(row['size'])}") for row in types]
+    blocks.append(_block("Tensors", rows))
     blocks.append(_block("Memory", _memory(more.get("memory") or [], fit or {})))
     no_adapters = [f"none: {more['no_adapters']}"] if more.get("no_adapters") else []
     blocks.append(_block("Adapters", [*(more.get("adapters") or []), *no_adapters]))
@@ -114,10 +116,6 @@ def _source(more: dict[str, Any]) -> str:
     return " ".join(filter(None, ("" if kind == "foreign" else kind, named, revision)))
 
 
-def _tensors(rows: list[dict[str, Any]]) -> list[_Row]:
-    return [(row["type"], f"{row['tensors']} tensors, {size(row['size'])}") for row in rows]
-
-
 def _projector(projector: dict[str, Any], problem: str) -> list[_Row]:
     """What makes rows of images or audio for the model, or why it has none."""
     if not projector:
@@ -177,7 +175,8 @@ def _pair(name: str, value: str, width: int) -> str:
 
 def fit_card(fit: dict[str, Any]) -> str:
     """How a model would be opened here: the choice, a table of devices, and the reasons."""
-    blocks = [_choice(fit), _devices(fit["devices"]), "\n".join(_notes(fit))]
+    rows = [(use["name"], str(use["layers"]), *(size(use[key]) for key in _SIZES)) for use in fit["devices"]]
+    blocks = [_choice(fit), table(_DEVICES, rows, spare=_SPARE), "\n".join(_notes(fit))]
     return "\n\n".join(filter(None, blocks))
 
 
@@ -190,11 +189,6 @@ def _choice(fit: dict[str, Any]) -> str:
         f"request{on_gpu}",
         indent=2,
     )
-
-
-def _devices(devices: list[dict[str, Any]]) -> str:
-    rows = [(use["name"], str(use["layers"]), *(size(use[key]) for key in _SIZES)) for use in devices]
-    return table(_DEVICES, rows, spare=_SPARE)
 
 
 def _notes(fit: dict[str, Any]) -> list[str]:

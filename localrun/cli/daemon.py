@@ -301,16 +301,12 @@ def _others(settings: config.Settings) -> str:
     return f"; another one with the same data runs at port {' and '.join(running)}" if running else ""
 
 
-def _log_name(settings: config.Settings) -> str:
-    """`daemon.log`, with what differs from the usual address: several daemons may have one state folder."""
+def log_path(settings: config.Settings) -> Path:
+    """The log of the last daemon that a command started at this address; the service has one of its own. `daemon.log`,
+    with what differs from the usual address: several daemons may have one state folder."""
     host = "" if settings.host in ("127.0.0.1", "localhost") else settings.host.replace(":", "_")
     port = "" if settings.port == config.DEFAULT_PORT else str(settings.port)
-    return "-".join(filter(None, ("daemon", host, port))) + ".log"
-
-
-def log_path(settings: config.Settings) -> Path:
-    """The log of the last daemon that a command started at this address; the service has one of its own."""
-    return config.folders().state / _log_name(settings)
+    return config.folders().state / ("-".join(filter(None, ("daemon", host, port))) + ".log")
 
 
 def _fresh_log(settings: config.Settings) -> Path:

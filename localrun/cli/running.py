@@ -31,7 +31,6 @@ from localrun.cli.text import ago, duration, one_line, print_json, progress, say
 from localrun.client import Client
 from localrun.config import Settings, in_short
 from localrun.errors import LocalrunError
-from localrun.kv_folders import ModelFolder
 from localrun.snapshot import CacheCleared, CacheReport, CacheRow, EngineRow, LogLine, RequestRow, Snapshot
 from localrun.visible import visible
 
@@ -83,7 +82,7 @@ async def _named_engines(client: Client) -> list[EngineRow]:
 
 def _by_node(header: tuple[str, ...], rows: list[tuple[str, ...]], spare: tuple[str, ...]) -> str:
     """A table whose last column is the node, if there is a cluster."""
-    has_nodes = any(row[-1] for row in rows)
+    has_nodes = any(row[-1] not in ("", "-") for row in rows)
     return table(header if has_nodes else header[:-1], rows if has_nodes else [row[:-1] for row in rows], spare=spare)
 
 
@@ -363,19 +362,15 @@ def _clear(settings: Settings, model: str | None, *, ram: bool, disk: bool) -> C
     if daemon_version(settings) is not None:
         name = model and for_daemon(model)
         return ask(base_url(settings), lambda client: client.clear_cache(name, ram=ram, disk=disk))
-    folders = [folder for folder in kv_folders.survey(_folder()) if model is None or _is_of(folder, model)]
+    own = None if model is None else for_daemon(model).removesuffix(":latest")
+    folders = [folder for folder in kv_folders.survey(_folder()) if own is None or folder.is_of(own)]
     if model is not None and not folders:
         raise errors.ModelNotFound(model)
     return CacheCleared(disk_bytes=sum(kv_folders.remove(folder.path) for folder in folders) if disk else 0)
 
 
-def _is_of(folder: ModelFolder, model: str) -> bool:
-    return folder.is_of(for_daemon(model).removesuffix(":latest"))
-
-
 def _show(report: CacheReport, now: datetime) -> None:
-    n_columns = len(_CACHES) if any(row.node for row in report.models) else len(_CACHES) - 1
-    print(table(_CACHES[:n_columns], [_cells(row, now)[:n_columns] for row in report.models], spare=_SPARE_OF_CACHES))
+    print(_by_node(_CACHES, [_cells(row, now) for row in report.models], _SPARE_OF_CACHES))
     memory = f"{size(report.ram_bytes)} in memory (at most {_limit(report.ram_limit_bytes)} for each loaded model)"
     disk = f"{size(report.disk_bytes)} on disk (at most {_limit(report.disk_limit_bytes)} together), in"
     say(f"\n{memory}\n{disk} {report.disk_folder}")

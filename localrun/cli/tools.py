@@ -68,7 +68,6 @@ class TerminalTools:
 
     @property
     def offered(self) -> list[Tool]:
-        """What the model may call."""
         return self._toolbox.offered()
 
     def listed(self) -> str:
@@ -107,7 +106,6 @@ class TerminalTools:
         return _answered(asked) == "y"
 
     async def close(self) -> None:
-        """Ends the servers."""
         await self._toolbox.close()
 
     def _outcome(self, runner: asyncio.Runner, call: Call) -> Outcome:

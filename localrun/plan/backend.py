@@ -14,7 +14,7 @@ from __future__ import annotations
 import random
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Annotated, cast
+from typing import Annotated, NoReturn, cast
 
 import msgspec
 import numpy as np
@@ -25,19 +25,16 @@ from localrun.engine.backend import (
     Batch,
     DecodeFailed,
     Logprobs,
-    MediaChunk,
-    MediaRows,
     MemoryKind,
     Sampler,
     State,
 )
 from localrun.engine.cache.tree import DiskRecord
-from localrun.engine.sample.constraint import Constraint
 from localrun.engine.schedule.budget import tile_waste
 from localrun.engine.speculate.choice import MOST_DRAFTS
 from localrun.errors import NotSupported
 from localrun.plan.costs import Account, Costs, VirtualClock
-from localrun.wire import Adapter, Sampling, TokenLogprob
+from localrun.wire import Sampling, TokenLogprob
 
 # Of the batch's 32 bits; no text is longer than what is kept free.
 N_TOKENS = 2**31 - 1
@@ -90,20 +87,24 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
         return _CELL_STEP * (self.slots if self.is_split else 1)
 
 
+def _nothing(*_args: object, **_options: object) -> None:
+    """What takes no time and has no effect here."""
+
+
+def _refuse(*_args: object, **_options: object) -> NoReturn:
+    raise NotSupported("adapters, media, text and grammars are not simulated")
+
+
 class SimSampler:
     """Draws the tokens that its request's answer has."""
 
     is_greedy = True
     mu: float | None = None
+    accept = close = _nothing
+    constrain = _refuse
 
     def __init__(self, answer: Iterable[int]) -> None:
         self._next = iter(answer)
-
-    def constrain(self, constraint: Constraint) -> None:
-        raise NotSupported("grammars are not simulated")
-
-    def accept(self, tokens: list[int], mu: float | None = None) -> None:
-        pass
 
     def sample(self, row: int) -> int:
         return next(self._next)
@@ -111,12 +112,12 @@ class SimSampler:
     def hold(self, row: int) -> Callable[[], int]:
         return lambda: self.sample(row)
 
-    def close(self) -> None:
-        pass
-
 
 class SimWorker:
     """A batch beside the steps, which is over when enough time has passed outside of them."""
+
+    use = _nothing
+    start_media = _refuse
 
     def __init__(self, backend: SimBackend, n_seqs: int) -> None:
         self.batch, self.first_seq, self.n_seqs = Batch(backend.layout.n_batch), backend.n_seqs, n_seqs
@@ -148,9 +149,6 @@ class SimWorker:
         self.go_on()
         return cold_s
 
-    def use(self, adapters: AdapterSet) -> None:
-        pass
-
     def start(self, n_rows: int) -> None:
         seqs = self.batch.seq[:n_rows].tolist()
         runs = _runs(seqs, self.batch.pos[:n_rows].tolist())
@@ -158,9 +156,6 @@ class SimWorker:
         self._batch_s = self._backend.costs.background.batch_s(n_rows, depth) * self._backend.noise()
         self._n_rows, self._left_s, self._extra_s, self._slowdown = n_rows, self._batch_s, 0.0, 1.0
         self._seen_s, self.is_busy = self._clock.now_s, True
-
-    def start_media(self, part: MediaRows) -> None:
-        raise NotSupported("media are not simulated")
 
     def go_on(self) -> None:
         """Time has passed, and was not a step's."""
@@ -192,6 +187,8 @@ class SimWorker:
 class SimCopy:
     """Reads the sequence at the first look, and is done at the one after that, as a thread would be."""
 
+    wait = _nothing
+
     def __init__(self, backend: SimBackend, seq: int, ranges: list[tuple[int, int]]) -> None:
         self.has_left = False
         self.states: list[State] = []
@@ -204,9 +201,6 @@ class SimCopy:
             self._backend.spend_copy(self._backend.length(self._seq), self._backend.costs.copy_token_s)
             self.has_left = True
         return bool(self.states)
-
-    def wait(self, timeout_s: float) -> None:
-        pass
 
 
 class SimBackend:
@@ -335,7 +329,6 @@ class SimBackend:
         return len(self._lengths) - 1
 
     def length(self, seq: int) -> int:
-        """Tokens of a sequence."""
         return self._lengths[seq]
 
     def state_of(self, n_tokens: int) -> State:
@@ -412,29 +405,14 @@ class SimBackend:
 
     # --- what has no length and takes no time ------------------------------------------------------------------
 
-    def tell(self, ring: Callable[[], None]) -> None:
-        pass
+    tell = free_adapter = set_chunks = learn = expect = close = _nothing
+    load_adapter = decode_media = tokenize = _refuse
 
     def use(self, adapters: AdapterSet) -> None:
         assert adapters == BASE, "adapters are not simulated"
 
-    def load_adapter(self, adapter: Adapter) -> None:
-        raise NotSupported("adapters are not simulated")
-
     def leave_adapter(self, digest: bytes) -> bool:
         return True
-
-    def free_adapter(self, digest: bytes) -> None:
-        pass
-
-    def set_chunks(self, seq: int, chunks: tuple[tuple[int, MediaChunk], ...]) -> None:
-        pass
-
-    def decode_media(self, part: MediaRows) -> None:
-        raise NotSupported("media are not simulated")
-
-    def tokenize(self, text: str, *, parse_special: bool) -> list[int]:
-        raise NotSupported("text is not simulated")
 
     def piece(self, token: int) -> bytes:
         return b""
@@ -444,12 +422,6 @@ class SimBackend:
 
     def sampler(self, sampling: Sampling, *, ignore_eos: bool) -> SimSampler:
         return SimSampler(self.says)
-
-    def learn(self, sampling: Sampling) -> None:
-        pass
-
-    def expect(self, seq: int, sampler: Sampler, *, wants_logprobs: bool) -> None:
-        pass
 
     def is_finite(self, row: int) -> bool:
         return True
@@ -462,9 +434,6 @@ class SimBackend:
 
     def hold_logprobs(self, row: int) -> Logprobs:
         return lambda token, n_top: (0.0, ())
-
-    def close(self) -> None:
-        pass
 
 
 def _runs(seqs: Sequence[int], positions: Sequence[int]) -> list[tuple[int, int, int]]:
@@ -483,6 +452,7 @@ class SimDisk:
 
     may_write = True
     is_behind = False
+    flush = close = _nothing
 
     def __init__(self, limit_bytes: int, byte_s: float, clock: VirtualClock) -> None:
         self.limit_bytes = limit_bytes
@@ -532,9 +502,3 @@ class SimDisk:
     def clear(self) -> None:
         self._entries.clear()
         self.size_bytes = 0
-
-    def flush(self, deadline_s: float) -> None:
-        pass
-
-    def close(self) -> None:
-        pass

@@ -131,7 +131,6 @@ def settings_for(model: Model, settings: Settings) -> Settings:
 
 
 def setup_of(calibration: Calibration, settings: Settings) -> Setup:
-    """What is simulated."""
     return Setup.of(calibration.layout, calibration.costs, settings)
 
 
@@ -198,14 +197,12 @@ class _Line(msgspec.Struct):
     others: float | None = None
 
 
-def calibrate(
-    model: Model, settings: Settings, tell: Callable[[str], None], *, seconds: float = SECONDS, with_daemon: bool = True
-) -> Calibration:
+def calibrate(model: Model, settings: Settings, tell: Callable[[str], None]) -> Calibration:
     """Measure and fit. `tell` is told what is being done. Raises EngineFailed where the engine's side fails, and
     LocalrunError for a fit that is worth nothing."""
-    tell(f"measuring steps and prompts of {model.name}, about {seconds:.0f} s")
+    tell(f"measuring steps and prompts of {model.name}, about {SECONDS:.0f} s")
     opened = open_message(model, settings)
-    lines = _measured(opened, model, seconds)
+    lines = _measured(opened, model, SECONDS)
     if lines[0].layout is None or lines[-1].others is None:
         raise EngineFailed(f"{model.name} cannot be measured: its process ended early")
     layout = lines[0].layout
@@ -217,9 +214,8 @@ def calibrate(
         )
     host_s, host_row_s = host_costs(layout)
     costs = msgspec.structs.replace(costs, host_s=host_s, host_row_s=host_row_s)
-    if with_daemon:
-        tell("measuring what the daemon takes")
-        costs = _with_daemon(costs, layout, model, settings, opened)
+    tell("measuring what the daemon takes")
+    costs = _with_daemon(costs, layout, model, settings, opened)
     return Calibration(
         made_at=datetime.now(UTC).isoformat(timespec="seconds"),
         machine=usable().identity,
@@ -298,7 +294,7 @@ def copy_line(copies: Sequence[Sample]) -> tuple[float, float]:
     return max(0.0, first.seconds - token_s * first.tokens), token_s
 
 
-def host_costs(layout: Layout, clock: Callable[[], float] = time.perf_counter) -> tuple[float, float]:
+def host_costs(layout: Layout) -> tuple[float, float]:
     """What the engine's own work takes: seconds of a step, and more for each stream."""
     nothing = PromptCosts(0.0, 0.0, 0.0)
     costs = Costs(streams=StreamCosts((1,), (0.0,), (0.0,)), background=nothing, beside=nothing, host_s=1e-6)
@@ -308,9 +304,9 @@ def host_costs(layout: Layout, clock: Callable[[], float] = time.perf_counter) -
         turn = Turn((("host", 16),), 400)
         best_s = float("inf")
         for _ in range(3):
-            began_s = clock()
+            began_s = time.perf_counter()
             outcome = simulate(setup, [Session(0.0, (turn,)) for _ in range(n_streams)], 1.0)
-            best_s = min(best_s, (clock() - began_s) / outcome.n_steps)
+            best_s = min(best_s, (time.perf_counter() - began_s) / outcome.n_steps)
         found.append((n_streams, best_s))
     (few, few_s), (many, many_s) = found[0], found[-1]
     row_s = max(0.0, (many_s - few_s) / (many - few)) if many > few else 0.0

@@ -29,7 +29,7 @@ from localrun.engine.schedule.scheduler import StepPlan
 from localrun.engine.speculate.speculation import Speculation
 from localrun.plan.backend import MOST_TOKENS, Layout, SimBackend, SimDisk, tokens_of
 from localrun.plan.costs import Account, Costs, VirtualClock
-from localrun.wire import Finish, KvRun, Sampling, Step, Submit
+from localrun.wire import Finish, Sampling, Step, Submit
 
 # A look of the engine at nothing.
 _LOOK_S = 1e-4
@@ -161,7 +161,7 @@ class Replica:
             limits,
             self.clock,
             SimDisk(setup.disk_cache_bytes, setup.costs.disk_byte_s, clock) if setup.disk_cache_bytes else None,
-            beside=_never,
+            beside=lambda _draw: lambda: None,  # the map of KV cells is for people who watch
             speculation=(Speculation if setup.speculates else _NoDrafts)(backend, clock, is_on=setup.speculates),
         )
         self._costs = setup.costs
@@ -319,7 +319,6 @@ def _submit(request_id: int, turn: Turn, at_s: float) -> Submit:
 
 
 def prompt_tokens(turn: Turn, texts: Texts | None = None) -> list[int]:
-    """The prompt of a request."""
     tokens: list[int] = []
     for name, n_tokens in turn.parts:
         known = texts.get(name) if texts else None
@@ -358,15 +357,6 @@ class _NoDrafts(Speculation):
 
     def computed(self, plan: StepPlan, ended_at_s: float) -> None:
         pass
-
-
-def _never(_draw: Callable[[], list[KvRun]]) -> Callable[[], list[KvRun] | None]:
-    """The map of KV cells is for people who watch."""
-    return _nothing
-
-
-def _nothing() -> None:
-    return None
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from localrun.bench.arrivals import Limits, Workload
-from localrun.bench.report import aligned, cost_per_million_tokens
+from localrun.bench.report import aligned, cost_per_million_tokens, text_chart
 from localrun.plan.calibration import Calibration
 from localrun.plan.check import COMPARED, Comparison
 from localrun.plan.costs import Account
@@ -20,6 +20,7 @@ from localrun.plan.fleet import FleetPoint
 from localrun.plan.roofline import LEAST_BAND, Device
 from localrun.plan.search import BEYOND, Point, Tried, WhatIf
 
+_POINTS = ["", "users", "requests/s", "first token p50/p95", "tokens/s each p50/p5", "tokens/s", "busy", "promise kept"]
 _MOST_POINTS = 6
 # A wait for cells of so much of the time is worth a word.
 _BLOCKED = 0.02
@@ -42,16 +43,6 @@ def amount(point: Point) -> str:
 
 def points_table(points: Sequence[Point], carried: Point | None, limits: Limits) -> list[str]:
     """Rates, slowest first, the one that is carried marked. Of runs that were given up nothing is known but that."""
-    header = [
-        "",
-        "users",
-        "requests/s",
-        "first token p50/p95",
-        "tokens/s each p50/p5",
-        "tokens/s",
-        "busy",
-        "promise kept",
-    ]
     rows = []
     for point in _chosen(points, carried):
         users = _users(point, is_carried=point is carried)
@@ -67,7 +58,7 @@ def points_table(points: Sequence[Point], carried: Point | None, limits: Limits)
                 f"{point.kept:.0%}",
             ]
         rows.append(cells)
-    return aligned(header, rows)
+    return aligned(_POINTS, rows)
 
 
 def _users(point: Point, *, is_carried: bool) -> str:
@@ -110,15 +101,12 @@ def what_if_lines(found: WhatIf, carried: Point) -> list[str]:
     if found.best is not None:
         lines += ["the best change of a setting", f"  {_change(found.best, carried)}"]
     else:
-        tried = ", ".join(each.words for each in found.settings)
-        lines.append(f"no change of a setting carries more; tried: {tried}")
-    rows = [[each.words, f"{each.kept_beyond:.0%}"] for each in sorted((*found.resources, *found.settings), key=_kept)]
+        settings = ", ".join(each.words for each in found.settings)
+        lines.append(f"no change of a setting carries more; tried: {settings}")
+    tried = sorted((*found.resources, *found.settings), key=lambda each: -each.kept_beyond)
+    rows = [[each.words, f"{each.kept_beyond:.0%}"] for each in tried]
     lines += [f"at {BEYOND:g} times that rate the promise is kept for {found.kept_beyond:.0%}, and", ""]
     return [*lines, *(f"  {line}" for line in aligned(["with", "kept"], rows))]
-
-
-def _kept(tried: Tried) -> float:
-    return -tried.kept_beyond
 
 
 def _change(tried: Tried, carried: Point) -> str:
@@ -216,7 +204,6 @@ def _kwh_per_million(point: Point, watts: float, n_replicas: int) -> float:
 def fleet_lines(
     found: Sequence[FleetPoint], limits: Limits, prices: Sequence[dict[str, Any] | None], watts: float | None = None
 ) -> list[str]:
-    """A row for each router."""
     header = ["router", "replicas", "promise kept", "tokens/s", "first token p95", "cached", "fullest", "busy"]
     rows = []
     for each, price in zip(found, prices, strict=True):
@@ -278,7 +265,6 @@ def two_digits(value: float) -> str:
 
 
 def comparison_lines(found: Comparison, workload: Workload) -> list[str]:
-    """Both, side by side."""
     errors = {
         name: f"{_off(error)} (accidents alone: {found.accidents.get(name, 0.0):.0%})"
         for name, error in found.check.errors.items()
@@ -326,24 +312,18 @@ def _drawn(points: Sequence[Point]) -> list[Point]:
     return sorted((point for point in points if not point.is_given_up), key=lambda point: point.rate_per_s)
 
 
-def chart(points: Sequence[Point], knee: Point, *, width: int = 78, height: int = 18) -> list[str]:
+def chart(points: Sequence[Point], knee: Point) -> list[str]:
     """Lines of text; none with fewer than two points."""
     drawn = _drawn(points)
-    if len(drawn) < 2:
-        return []
-    import plotext
 
-    plotext.clear_figure()
-    plotext.theme("clear")
-    plotext.plotsize(width, height)
-    plotext.title("seconds by requests per second; | is the highest rate that keeps the promise")
-    rates = [point.rate_per_s for point in drawn]
-    for (label, field), mark in zip(_LINES, "oOxX", strict=True):
-        plotext.plot(rates, [max(1e-4, getattr(point, field)) for point in drawn], marker=mark, label=label)
-    plotext.vline(knee.rate_per_s)
-    plotext.yscale("log")
-    plotext.xlabel("requests per second")
-    return [line.rstrip() for line in str(plotext.uncolorize(plotext.build())).splitlines()]
+    def draw(plotext: Any) -> None:
+        rates = [point.rate_per_s for point in drawn]
+        for (label, field), mark in zip(_LINES, "oOxX", strict=True):
+            plotext.plot(rates, [max(1e-4, getattr(point, field)) for point in drawn], marker=mark, label=label)
+        plotext.vline(knee.rate_per_s)
+
+    title = "seconds by requests per second; | is the highest rate that keeps the promise"
+    return text_chart(title, "requests per second", 18, draw) if len(drawn) > 1 else []
 
 
 def plot(path: Path, points: Sequence[Point], knee: Point, title: str) -> None:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from localrun.bench.arrivals import Limits, Session, Turn, Workload
+from localrun.bench.arrivals import Limits, Session, Workload
 from localrun.bench.metrics import goodput, percentile
 from localrun.bench.results import StreamRecord
 from localrun.config import latency_target_s
@@ -139,11 +139,11 @@ class Search:
     """Of one workload with one promise; `points` has what was found of the last machine. Raises BadRequest for a
     workload of hardly any requests, and for what `check_asked` refuses."""
 
-    def __init__(self, workload: Workload, limits: Limits, *, seed: int = 1, n_requests: int | None = None) -> None:
+    def __init__(self, workload: Workload, limits: Limits, *, seed: int = 1) -> None:
         self.workload, self.limits = workload, limits
         self.seed = seed
         self.points: list[Point] = []
-        self._sessions = workload.sessions(n_requests or N_REQUESTS, seed)
+        self._sessions = workload.sessions(N_REQUESTS, seed)
         n_found = sum(len(session.turns) for session in self._sessions)
         if n_found < LEAST_REQUESTS:
             raise BadRequest(
@@ -211,8 +211,10 @@ class Search:
         """Seconds of a request when nobody else asks. Raises BadRequest where that breaks the promise: which limit, and
         by how much."""
         check_asked(setup, self.workload, self._sessions, LEAST_RATE_PER_S, self.limits.share)
-        turns = [turn for session in self._sessions[:_N_ALONE] for turn in session.turns]
-        outcome = simulate(setup, _apart(turns[:_N_ALONE]), 1.0, seed=self.seed)
+        turns = [turn for session in self._sessions[:_N_ALONE] for turn in session.turns][:_N_ALONE]
+        # One after the other: a turn comes after the end of the last, and each has more than enough time.
+        alone = Session(0.0, tuple(turn._replace(think_s=_APART) for turn in turns))
+        outcome = simulate(setup, [alone], 1.0, seed=self.seed)
         done = [record for record in outcome.records if record.is_complete]
         if not done:
             raise BadRequest(f"no request of {self.workload.name} is answered: {outcome.records[0].problem}")
@@ -238,11 +240,6 @@ class Search:
 def _more(times: float) -> str:
     """As people say it: nobody reads percents of more than ten times."""
     return f"{times - 1:.0%} more than" if times < 10 else f"{times:.3g} times what"
-
-
-def _apart(turns: list[Turn]) -> list[Session]:
-    """Requests of which each has more than enough time, one after the other: a turn comes after the end of the last."""
-    return [Session(0.0, tuple(turn._replace(think_s=_APART) for turn in turns))]
 
 
 def _between(low: Point, high: Point) -> float:

@@ -325,17 +325,13 @@ def _when(path: Path, number: int, column: str, text: str) -> datetime | float:
         return float(text)
     except ValueError:
         pass
-    for read in (_of_iso, _of_logs):
+    for read in (datetime.fromisoformat, _of_logs):
         try:
             at = read(text.removesuffix("UTC").rstrip())
         except ValueError:
             continue
         return at if at.tzinfo is not None else at.replace(tzinfo=UTC)
     raise _broken(path, number, f"{column} is '{text}', which is neither a date nor seconds")
-
-
-def _of_iso(text: str) -> datetime:
-    return datetime.fromisoformat(text)
 
 
 def _of_logs(text: str) -> datetime:

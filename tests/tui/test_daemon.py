@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from localrun.tui.daemon import EventFeed
+from localrun.tui.daemon import Feed
 
 _PATIENCE_S = 20
 
@@ -20,8 +20,8 @@ async def _until(condition: Callable[[], object]) -> None:
 async def test_snapshots_are_handed_on_and_a_lost_daemon_is_tried_again(desk: Any) -> None:
     taken: list[float] = []
     lost: list[str] = []
-    feed = EventFeed(
-        desk.daemon, on_snapshot=lambda s: taken.append(s.time_s), on_lost=lost.append, retry_delays_s=(0.001,)
+    feed = Feed(
+        open=desk.daemon.events, take=lambda s: taken.append(s.time_s), on_lost=lost.append, retry_delays_s=(0.001,)
     )
     task = asyncio.create_task(feed.run())
     desk.daemon.publish(time_s=1.0)
@@ -40,7 +40,7 @@ async def test_snapshots_are_handed_on_and_a_lost_daemon_is_tried_again(desk: An
 async def test_the_pause_grows_and_can_be_cut_short(desk: Any) -> None:
     desk.daemon.is_up = False
     lost: list[str] = []
-    feed = EventFeed(desk.daemon, on_snapshot=lambda _: None, on_lost=lost.append, retry_delays_s=(0.001, 3600.0))
+    feed = Feed(open=desk.daemon.events, take=lambda _: None, on_lost=lost.append, retry_delays_s=(0.001, 3600.0))
     task = asyncio.create_task(feed.run())
     # The second pause is an hour long: without help nothing more happens.
     await _until(lambda: len(lost) == 2)

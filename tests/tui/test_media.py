@@ -120,7 +120,7 @@ def test_a_question_of_a_picture_alone_names_the_chat_by_it(tmp_path: Path):
     conversation = Conversation(history, "tiny", lambda: 1.0)
     conversation.asked("", extra_of([_picture("fox.png").medium]))
     assert conversation.title == "fox.png"
-    assert conversation.has_media
+    assert conversation.media
     history.close()
 
 

@@ -102,7 +102,7 @@ class ChatScreen(Screen[None]):
             self.move_child(notices, after=self._conversations)
         self._show_status()
         self.session.snapshots.subscribe(self, self._on_snapshot)
-        self.session.connection.subscribe(self, self._on_connection)
+        self.session.connection.subscribe(self, lambda _: self._show_status())
         self.session.models.subscribe(self, self._on_model)
         self.session.deleted.subscribe(self, self._on_deleted)
         with self._history_said("A draft cannot be read"):
@@ -247,9 +247,6 @@ class ChatScreen(Screen[None]):
             view.see(snapshot)
         if self.is_current:
             self._show_status()
-
-    def _on_connection(self, _trouble: str | None) -> None:
-        self._show_status()
 
     @on(ConversationView.AnswerChanged)
     def _show_status(self) -> None:
@@ -452,7 +449,6 @@ class ChatScreen(Screen[None]):
         return self.view.is_answering
 
     def last_question(self) -> Message | None:
-        """The newest question of the marked chat."""
         messages = self.view.conversation.messages
         return next((message for message in reversed(messages) if message.role == "user"), None)
 
@@ -590,7 +586,6 @@ class ChatScreen(Screen[None]):
         self.notify(f"Copied {short_text.count(len(text))} characters.")
 
     def action_editor(self) -> None:
-        """Write the prompt in the person's own editor."""
         with tempfile.TemporaryDirectory(prefix="localrun-") as folder, self.app.suspend():
             try:
                 text = edited(self.prompt.text, Path(folder))

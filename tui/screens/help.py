@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import ClassVar
 
 from textual.app import ComposeResult
@@ -84,31 +84,18 @@ class HelpScreen(Dialog[None]):
         with VerticalScroll() as box:
             box.border_title = "Keys"
             box.border_subtitle = "Esc closes"
-            yield Static(_keys(self._keymap))
-            yield Static(Content("\n").join([_words(), _commands()]))
+            keys = [
+                _block(title, [*of_section(section, self._keymap), *others], _KEY_WIDTH)
+                for section, title, others in _SECTIONS
+            ]
+            yield Static(Content("\n").join(keys))
+            words = _block("Words of the monitor", WORDS.items(), _KEY_WIDTH)
+            usages = ((f"/{name} {arguments}".strip(), f" {what}") for name, (arguments, what) in COMMANDS.items())
+            commands = _block("Commands, typed in the prompt", usages, _COMMAND_WIDTH)
+            yield Static(Content("\n").join([words, commands, Content.styled(_NOTE, "$foreground 70%")]))
 
 
-def _keys(keymap: Mapping[str, str]) -> Content:
-    lines: list[Content] = []
-    for section, title, others in _SECTIONS:
-        lines.append(Content.styled(title, "bold $primary"))
-        keys = [*of_section(section, keymap), *others]
-        lines += [Content.assemble(Content.styled(key.ljust(_KEY_WIDTH), "bold"), what) for key, what in keys]
-        lines.append(Content(""))
-    return Content("\n").join(lines)
-
-
-def _words() -> Content:
-    lines = [Content.styled("Words of the monitor", "bold $primary")]
-    lines += [Content.assemble(Content.styled(word.ljust(_KEY_WIDTH), "bold"), what) for word, what in WORDS.items()]
-    return Content("\n").join([*lines, Content("")])
-
-
-def _commands() -> Content:
-    lines = [Content.styled("Commands, typed in the prompt", "bold $primary")]
-    for name, (arguments, what) in COMMANDS.items():
-        usage = f"/{name} {arguments}".strip()
-        lines.append(Content.assemble(Content.styled(usage.ljust(_COMMAND_WIDTH), "bold"), " ", what))
-    lines.append(Content(""))
-    lines.append(Content.styled(_NOTE, "$foreground 70%"))
-    return Content("\n").join(lines)
+def _block(title: str, rows: Iterable[tuple[str, str]], width: int) -> Content:
+    """A title, what is explained and what it is, and an empty line."""
+    lines = [Content.assemble(Content.styled(name.ljust(width), "bold"), what) for name, what in rows]
+    return Content("\n").join([Content.styled(title, "bold $primary"), *lines, Content("")])

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from contextlib import aclosing
 from datetime import UTC, datetime
 from typing import ClassVar
 
@@ -25,9 +24,8 @@ from textual.screen import Screen
 from textual.widgets import Input, RichLog, Static
 from textual.worker import Worker
 
-from localrun.errors import LocalrunError
 from localrun.snapshot import LogLine
-from localrun.tui.daemon import RETRY_DELAYS_S
+from localrun.tui.daemon import Feed
 from localrun.tui.keys import bind
 from localrun.tui.preferences import rich_style
 from localrun.tui.session import Session
@@ -76,22 +74,12 @@ class LogsScreen(Screen[None]):
 
     def on_mount(self) -> None:
         self._show_settings()
-        self.run_worker(self._follow(), name="logs", group="logs")
-
-    async def _follow(self) -> None:
-        """Never returns; ends by being cancelled."""
-        failures = 0
-        while True:
-            since = self._lines[-1].number if self._lines else 0
-            try:
-                async with aclosing(self._session.daemon.logs(since)) as lines:
-                    async for found in lines:
-                        failures = 0
-                        self._take(found)
-            except LocalrunError:
-                pass  # the banner says so already
-            await asyncio.sleep(RETRY_DELAYS_S[min(failures, len(RETRY_DELAYS_S) - 1)])
-            failures += 1
+        feed = Feed(
+            open=lambda: self._session.daemon.logs(self._lines[-1].number if self._lines else 0),
+            take=self._take,
+            on_lost=lambda _: None,  # the banner says so already
+        )
+        self.run_worker(feed.run(), name="logs", group="logs")
 
     def _take(self, found: LogLine) -> None:
         self._lines.append(found)

@@ -9,6 +9,7 @@ Does not: hold pulls (the session does); they go on when this closes.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -81,7 +82,7 @@ class ModelsScreen(Picker[str]):
 
     def on_mount(self) -> None:
         self._say(_ASKING)
-        self.run_worker(self._load(), name="models", group="models", exclusive=True)
+        self.run_worker(self._told(self._load()), name="models", group="models", exclusive=True)
         self.set_interval(_LOOK_EVERY_S, self._look)
 
     def on_resize(self) -> None:
@@ -89,12 +90,8 @@ class ModelsScreen(Picker[str]):
             self.call_after_refresh(self._narrow)
 
     async def _load(self) -> None:
-        try:
-            self._rows = await self._session.daemon.models()
-            self._catalog = await self._session.daemon.catalog()
-        except LocalrunError as error:
-            self._say(line(error.message))
-            return
+        self._rows = await self._session.daemon.models()
+        self._catalog = await self._session.daemon.catalog()
         self._narrow()
 
     async def _look(self) -> None:
@@ -114,7 +111,7 @@ class ModelsScreen(Picker[str]):
         if self._states != [self._state(row) for row in self._rows]:
             self._narrow()
         if {row.model for row in rows if row.state == "done"} != before:
-            await self._load()
+            await self._told(self._load())
 
     # --- the list ----------------------------------------------------------------------------------------------------
 
@@ -145,7 +142,11 @@ class ModelsScreen(Picker[str]):
         wanted = text.strip().lower()
         here = [row for row in self._rows if wanted in _name(row).lower()]
         names = {_name(row).lower() for row in self._rows}
-        there = [entry for entry in self._catalog if wanted in _searched(entry) and entry["name"].lower() not in names]
+        there = [
+            each
+            for each in self._catalog
+            if wanted in f"{each['name']} {each['repo']} {each['use']}".lower() and each["name"].lower() not in names
+        ]
         options: list[Option | None] = [self._option(row) for row in here]
         path = _path(text)
         if path is not None:
@@ -270,18 +271,22 @@ class ModelsScreen(Picker[str]):
     def action_load(self) -> None:
         name = self._marked(_HERE)
         if name is not None:
-            self.run_worker(self._load_or_unload(name), name="load", group="load")
+            self.run_worker(self._told(self._load_or_unload(name)), name="load", group="load")
 
     async def _load_or_unload(self, name: str) -> None:
         daemon = self._session.daemon
+        if self._session.engine_of(name) is None:
+            self._say(line(f"Loading {name}…"))
+            await daemon.load(name)
+            self._say(line(f"{name} is loaded."))
+        else:
+            await daemon.unload(name)
+            self._say(line(f"{name} is unloaded when its running requests have ended."))
+
+    async def _told(self, work: Awaitable[None]) -> None:
+        """Does something; what the daemon refuses is said."""
         try:
-            if self._session.engine_of(name) is None:
-                self._say(line(f"Loading {name}…"))
-                await daemon.load(name)
-                self._say(line(f"{name} is loaded."))
-            else:
-                await daemon.unload(name)
-                self._say(line(f"{name} is unloaded when its running requests have ended."))
+            await work
         except LocalrunError as error:
             self._say(line(error.message))
 
@@ -289,15 +294,10 @@ class ModelsScreen(Picker[str]):
         """Cancels the newest pull that runs."""
         running = [row for row in self._session.pulls.rows if row.state in _UNDER_WAY]
         if running:
-            self.run_worker(self._cancel(running[-1].model), name="cancel", group="cancel")
+            work = self._session.daemon.cancel_pull(running[-1].model)
+            self.run_worker(self._told(work), name="cancel", group="cancel")
         else:
             self._say("Nothing is being pulled.")
-
-    async def _cancel(self, name: str) -> None:
-        try:
-            await self._session.pulls.cancel(name)
-        except LocalrunError as error:
-            self._say(line(error.message))
 
     def action_delete(self) -> None:
         """Asks first: the second press deletes."""
@@ -308,15 +308,11 @@ class ModelsScreen(Picker[str]):
             self._say(line(f"{self._session.key('models.delete')} again deletes {name} from this machine."))
             return
         self._say(line(f"Deleting {name}…"))
-        self.run_worker(self._delete(name), name="delete", group="delete")
+        self.run_worker(self._told(self._delete(name)), name="delete", group="delete")
 
     async def _delete(self, name: str) -> None:
-        try:
-            freed = await self._session.daemon.remove(name)
-        except LocalrunError as error:
-            self._say(line(error.message))
-            return
-        await self._load()
+        freed = await self._session.daemon.remove(name)
+        await self._told(self._load())
         said = f"Deleted {name}; {short_text.size(freed.get('freed_bytes', 0))} are free again."
         self._say(line("; ".join([said, *freed.get("notes", ())])))
 
@@ -335,10 +331,6 @@ def _hit(hit: dict[str, Any], row_width: int) -> Option:
     if label.cell_length + len(facts) <= row_width:
         label += Content.styled(facts, "$foreground 65%")
     return Option(label, id=f"{_THERE}hf.co/{name}")
-
-
-def _searched(entry: dict[str, Any]) -> str:
-    return f"{entry['name']} {entry['repo']} {entry['use']}".lower()
 
 
 def _name(row: dict[str, Any]) -> str:

@@ -128,7 +128,6 @@ class MonitorScreen(Screen[None]):
         self._show_detail()
 
     def _wanted(self) -> list[RequestRow]:
-        """The requests that the filter lets through."""
         rows = self._shown.requests if self._shown else []
         wanted = self._filter.value.casefold().split()
         return [row for row in rows if all(part in _searched(row) for part in wanted)]
@@ -226,7 +225,6 @@ class MonitorScreen(Screen[None]):
         self.toggle_class("-map")
 
     def action_record(self) -> None:
-        """Begins a recording, or ends the one that runs."""
         recorder = self._session.recorder
         if recorder is not None:
             self._session.stop_recording()

@@ -91,15 +91,12 @@ class ToolsScreen(Dialog[None]):
 
     def _tool_row(self, tool: Tool) -> Content:
         state, colour = self._state_of(tool)
+        room = max(0, self._list.scrollable_content_region.width - _NAME_WIDTH - _STATE_WIDTH - 2)
         return Content.assemble(
             Content.styled(f"  {column(inert(tool.own_name), _NAME_WIDTH - 2)}", "$accent"),
             Content.styled(column(state, _STATE_WIDTH), colour),
-            Content.styled(fit(tool.description, self._description_width), "$foreground 60%"),
+            Content.styled(fit(tool.description, room), "$foreground 60%"),
         )
-
-    @property
-    def _description_width(self) -> int:
-        return max(0, self._list.scrollable_content_region.width - _NAME_WIDTH - _STATE_WIDTH - 2)
 
     def _state_of(self, tool: Tool) -> tuple[str, str]:
         settings, rule = self._conversation.tools, self._toolbox.rule(tool)
@@ -120,13 +117,10 @@ class ToolsScreen(Dialog[None]):
         kind, _, name = (option.id or "").partition(" ") if option is not None else ("", "", "")
         return kind, name
 
-    def _tool(self, name: str) -> Tool | None:
-        return next((tool for tool in self._toolbox.tools if tool.name == name), None)
-
     @on(OptionList.OptionHighlighted)
     def _describe(self) -> None:
         kind, name = self._marked
-        tool = self._tool(name)
+        tool = next((each for each in self._toolbox.tools if each.name == name), None)
         if kind == "server" and name in self._toolbox.failures:
             self._note.update(Content(f"{line(self._toolbox.failures[name])}. Enter tries it again."))
         elif kind == "tool" and tool is not None:

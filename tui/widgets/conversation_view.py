@@ -84,11 +84,8 @@ class _Turn:
 class ConversationView(VerticalScroll, can_focus=False):
     """`progress` is that of the running or last answer; None before the first."""
 
-    @dataclass
     class AnswerChanged(Event):
         """The running answer has news worth showing."""
-
-        view: ConversationView
 
     @dataclass
     class ApprovalNeeded(Event):
@@ -174,7 +171,7 @@ class ConversationView(VerticalScroll, can_focus=False):
         assert not self.is_answering
         self.progress = AnswerProgress(self._session.client_name)
         self._worker = self.run_worker(self._run(question), name="answer")
-        self.post_message(self.AnswerChanged(self))
+        self.post_message(self.AnswerChanged())
 
     def stop(self) -> None:
         """Ends the running answer; does nothing when there is none."""
@@ -215,7 +212,7 @@ class ConversationView(VerticalScroll, can_focus=False):
         progress.see(snapshot)
         if progress.outcome is not None and self._answer is not None and progress.request_id is not None:
             self._answer.show_caption(progress.caption())
-        self.post_message(self.AnswerChanged(self))
+        self.post_message(self.AnswerChanged())
 
     # --- what was said ---------------------------------------------------------------------------------------------
 
@@ -303,7 +300,7 @@ class ConversationView(VerticalScroll, can_focus=False):
 
     def _do(self, what: str) -> None:
         self._progress.doing = what
-        self.post_message(self.AnswerChanged(self))
+        self.post_message(self.AnswerChanged())
 
     async def _read(self, turn: _Turn) -> None:
         toolbox = await self._toolbox()
@@ -321,7 +318,7 @@ class ConversationView(VerticalScroll, can_focus=False):
             self._answer = turn.answer
             self.progress = AnswerProgress(self._session.client_name)
             await self.mount(turn.answer)
-            self.post_message(self.AnswerChanged(self))
+            self.post_message(self.AnswerChanged())
 
     async def _read_round(self, turn: _Turn, offered: list[Tool]) -> None:
         conversation, progress = self.conversation, self._progress
@@ -342,7 +339,7 @@ class ConversationView(VerticalScroll, can_focus=False):
                 if piece.text or piece.thinking or piece.tool_calls:
                     if not turn.has_answer:
                         progress.has_text = True
-                        self.post_message(self.AnswerChanged(self))
+                        self.post_message(self.AnswerChanged())
                     turn.text += piece.text
                     turn.thinking += piece.thinking
                     if piece.text:
@@ -465,7 +462,7 @@ class ConversationView(VerticalScroll, can_focus=False):
     async def _messages(self, question: Question) -> list[dict[str, Any]]:
         """What the daemon is sent. Raises BadRequest for a file of the question that the model does not take."""
         conversation = self.conversation
-        if not conversation.has_media:
+        if not conversation.media:
             return conversation.to_send()
         taken = await self._session.taken_kinds(conversation.model)
         for medium in media_of(question.extra):
@@ -526,7 +523,7 @@ class ConversationView(VerticalScroll, can_focus=False):
         elif not turn.has_answer:
             await self.mount(Notice("No answer", "The model ended its turn without a word."))
         await self._tell_trouble()
-        self.post_message(self.AnswerChanged(self))
+        self.post_message(self.AnswerChanged())
 
     async def _tell_trouble(self) -> None:
         if self.conversation.trouble is not None and not self._has_told_trouble:

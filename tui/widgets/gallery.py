@@ -69,7 +69,7 @@ class Gallery(Widget):
 
     def _tiles(self, width: int) -> tuple[list[list[tuple[Medium, int, int]]], list[Medium]]:
         """Rows of pictures with the columns and rows of each, and what is only named."""
-        can_draw = self._thumbnails.can_draw and self.app.console.color_system in _COLOURS
+        can_draw = self._thumbnails.draw is not None and self.app.console.color_system in _COLOURS
         candidates = [medium for medium in self._media if can_draw and medium.kind is Kind.PICTURE]
         max_columns, max_rows = _ALONE if len(candidates) == 1 else _BESIDE
         max_rows = min(max_rows, max(4, self.screen.size.height // 3))

@@ -147,7 +147,6 @@ class AnswerMessage(Vertical, can_focus=True):
         self._is_thought_new = True
 
     def call(self, tool_calls: list[dict[str, Any]]) -> None:
-        """Shows what the model wants called."""
         self._calls.update(Content("\n").join(map(_call_line, tool_calls)))
         self._calls.display = True
 

@@ -80,34 +80,32 @@ class Prompt(TextArea):
 
     def put(self, text: str) -> None:
         """Replaces what stands in the box."""
-        self._set(text)
+        self.text = text
+        self.move_cursor(self.document.end)
 
     async def _on_key(self, event: events.Key) -> None:
-        if self._complete(event.key):
-            event.stop()
-            event.prevent_default()
-        elif event.key == "enter":
-            event.stop()
-            event.prevent_default()
-            self.post_message(self.Submitted(self.text.strip()))
-        elif event.key in ("shift+enter", "ctrl+j"):
-            event.stop()
-            event.prevent_default()
-            self.insert("\n")
-        elif event.key == "backspace" and not self.text:
-            event.stop()
-            event.prevent_default()
-            self.post_message(self.BackspacePressed())
-        elif event.key in ("tab", "shift+tab"):
-            event.stop()
-            event.prevent_default()
-            if event.key == "shift+tab" or not self.text:
-                self.post_message(self.FocusMessages())
-        elif event.key in ("up", "down") and self._browse(-1 if event.key == "up" else 1):
+        if self._does(event.key):
             event.stop()
             event.prevent_default()
         else:
             await super()._on_key(event)
+
+    def _does(self, key: str) -> bool:
+        """False for a key that does what it does in every text box."""
+        if self._complete(key):
+            return True
+        if key == "enter":
+            self.post_message(self.Submitted(self.text.strip()))
+        elif key in ("shift+enter", "ctrl+j"):
+            self.insert("\n")
+        elif key == "backspace" and not self.text:
+            self.post_message(self.BackspacePressed())
+        elif key in ("tab", "shift+tab"):
+            if key == "shift+tab" or not self.text:
+                self.post_message(self.FocusMessages())
+        else:
+            return key in ("up", "down") and self._browse(-1 if key == "up" else 1)
+        return True
 
     async def _on_paste(self, event: events.Paste) -> None:
         paths = dropped(event.text)
@@ -131,7 +129,7 @@ class Prompt(TextArea):
             return True
         completed = self._completions.completed(first=key == "tab") if key in ("tab", "enter") else None
         if completed is not None:
-            self._set(completed)
+            self.put(completed)
         return completed is not None
 
     def _browse(self, step: int) -> bool:
@@ -154,11 +152,7 @@ class Prompt(TextArea):
 
     def _recall(self, index: int) -> None:
         self._recalled = index
-        self._set(self._sent[index])
-
-    def _set(self, text: str) -> None:
-        self.text = text
-        self.move_cursor(self.document.end)
+        self.put(self._sent[index])
 
 
 _MAX_FILE_LINES = 3

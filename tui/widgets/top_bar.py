@@ -49,7 +49,8 @@ class TopBar(Static):
         ways = (brand + self._tabs(), self._tabs(), self._tabs(is_short=True))
         room = self.size.width - len(state[0]) - 4
         left = next((way for way in ways if room - way.cell_length >= _SHORTEST_NAME), ways[-1])
-        name = fit(_short_name(self.model), max(0, room - left.cell_length))
+        # A model given as a path is told apart by its file name.
+        name = fit(line(self.model).rsplit("/", 1)[-1], max(0, room - left.cell_length))
         right = Content.assemble(Content.styled(name, "$foreground"), " ", Content.styled(*state), " ")
         fill = max(1, self.size.width - left.cell_length - cell_len(right.plain))
         return Content.assemble(left, " " * fill, right)
@@ -63,11 +64,6 @@ class TopBar(Static):
             parts.append(Content.from_markup(f"[@click={click}] $label [/]", label=shown).stylize(style))
             parts.append(Content(" "))
         return Content("").join(parts)
-
-
-def _short_name(model: str) -> str:
-    """A model given as a path is told apart by its file name."""
-    return line(model).rsplit("/", 1)[-1]
 
 
 class Banner(Static):

@@ -8,22 +8,8 @@ from localrun.bench.workloads.prefixes import RESTART, RETURNING, SHARED
 from localrun.bench.workloads.speculation import EDIT, JSON, LIST, PROSE
 from localrun.bench.workloads.throughput import CHAT, DECODE, FAIRNESS, OVERLOAD
 
-WORKLOADS: dict[str, Workload] = {
-    each.name: each
-    for each in (
-        DECODE,
-        SHARED,
-        STALL,
-        OUTGROW,
-        AGENT,
-        RETURNING,
-        RESTART,
-        CHAT,
-        FAIRNESS,
-        OVERLOAD,
-        EDIT,
-        LIST,
-        JSON,
-        PROSE,
-    )
-}
+_ALL = (
+    *(DECODE, SHARED, STALL, OUTGROW, AGENT, RETURNING, RESTART, CHAT, FAIRNESS, OVERLOAD),
+    *(EDIT, LIST, JSON, PROSE),
+)
+WORKLOADS: dict[str, Workload] = {each.name: each for each in _ALL}

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
 from typing import NamedTuple
 
 from localrun.bench.metrics import gaps_s, gaps_touching_s, longest_s, summary, wall_s
 from localrun.bench.results import Metrics, Options, StreamRecord
 from localrun.bench.session import WorkloadResult, define
-from localrun.bench.streams import Endpoint, Stream, numbers
+from localrun.bench.streams import Endpoint, numbers
 
 N_STREAMS = 3
 N_PROMPT = 50
@@ -58,7 +57,10 @@ async def arrive(
     prompts = [numbers(options.seed, f"{label} {index}", N_PROMPT) for index in range(n_streams)]
     n_each = max(N_STREAM_OUTPUT, len(prompt) // N_LONG_PER_OUTPUT)
     streams = [endpoint.begin(beside, n_each, group="streams") for beside in prompts]
-    await endpoint.until(_have(streams, [STEADY_PIECES] * n_streams), options.request_timeout_s)
+    await endpoint.until(
+        lambda: all(each.task.done() or len(each.record.arrivals_s) >= STEADY_PIECES for each in streams),
+        options.request_timeout_s,
+    )
     long = await endpoint.send(prompt, n_output, group="long")
     records = [await stream.task for stream in streams]
     if not long.is_complete:
@@ -82,14 +84,6 @@ async def arrive(
     for name, gaps in (("during", during), ("before", before), ("after", after), ("long", gaps_s(long.arrivals_s))):
         metrics |= summary(f"{name}_itl", gaps)
     return Arrival(metrics, long, note)
-
-
-def _have(streams: list[Stream], n_pieces: list[int]) -> Callable[[], bool]:
-    """Whether each stream has its number of pieces, or has ended."""
-    return lambda: all(
-        stream.task.done() or len(stream.record.arrivals_s) >= count
-        for stream, count in zip(streams, n_pieces, strict=True)
-    )
 
 
 def _moments_s(record: StreamRecord) -> list[float]:

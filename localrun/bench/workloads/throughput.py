@@ -99,18 +99,10 @@ async def _chat(endpoint: Endpoint, options: Options) -> WorkloadResult:
 CHAT = define(
     "chat",
     "short chats in an open loop: goodput under a TTFT and an inter-token limit",
-    (
-        "goodput_requests_per_s",
-        "goodput_ratio",
-        "ttft_p50_s",
-        "ttft_p99_s",
-        "itl_p50_s",
-        "itl_p99_s",
-        "longest_gap_s",
-        "wall_s",
-    ),
+    ("goodput_requests_per_s", "goodput_ratio", "ttft_p50_s", "ttft_p99_s", "itl_p50_s", "itl_p99_s", "longest_gap_s",
+     "wall_s"),
     _chat,
-)
+)  # fmt: skip
 
 
 # --- fairness ---
@@ -138,7 +130,10 @@ async def _fairness(endpoint: Endpoint, options: Options) -> WorkloadResult:
     alone = [await mouse(index, "alone").task for index in range(N_ALONE)]
     hog = [asyncio.create_task(_hog(endpoint, options.seed, index)) for index in range(N_HOG_STREAMS)]
     try:
-        await endpoint.until(lambda: _has_begun(endpoint), options.request_timeout_s)
+        await endpoint.until(
+            lambda: any(each.client == HOG and len(each.arrivals_s) >= STEADY_PIECES for each in endpoint.records),
+            options.request_timeout_s,
+        )
         start_s = time.perf_counter()
         times_s = [MOUSE_INTERVAL_S * index for index in range(max(1, int(options.seconds / MOUSE_INTERVAL_S)))]
         records = await open_loop(times_s, lambda index, at_s: mouse(index, "beside", at_s))
@@ -174,10 +169,6 @@ async def _hog(endpoint: Endpoint, seed: int, index: int) -> None:
         n_sent += 1
         if not record.is_complete:
             await asyncio.sleep(record.retry_after_s or HOG_PAUSE_S)
-
-
-def _has_begun(endpoint: Endpoint) -> bool:
-    return any(record.client == HOG and len(record.arrivals_s) >= STEADY_PIECES for record in endpoint.records)
 
 
 FAIRNESS = define(

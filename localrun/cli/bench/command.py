@@ -95,7 +95,7 @@ class Reporting:
     def curve_lines(self, curves: Mapping[str, Sequence[CurvePoint]]) -> list[str]:
         from localrun.bench.report import curve_tables, decode_chart
 
-        return [*curve_tables(curves, self.hourly_price), *decode_chart(curves).splitlines()]
+        return [*curve_tables(curves, self.hourly_price), *decode_chart(curves)]
 
 
 def with_price(function: Callable[..., int]) -> Callable[..., int]:

@@ -113,8 +113,6 @@ class Asked(NamedTuple):
 
 
 class Shown(NamedTuple):
-    """How a forecast is shown."""
-
     hourly_price: float | None
     watts: float | None
     picture: Path | None

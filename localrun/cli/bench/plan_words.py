@@ -209,8 +209,6 @@ def machines_command(name: str | None, as_json: bool) -> int:
 
 
 class Picture(click.Path):
-    """The name of a PNG."""
-
     def __init__(self) -> None:
         super().__init__(dir_okay=False, path_type=Path)
 
