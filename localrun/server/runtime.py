@@ -127,7 +127,7 @@ class Runtime:
         )
         # Who has engines: this machine, and others if it is in a cluster.
         self._elsewhere = elsewhere
-        self.lender: Engines = self.supervisor if elsewhere is None else elsewhere.lender(self.supervisor, self.store)
+        lender: Engines = self.supervisor if elsewhere is None else elsewhere.lender(self.supervisor, self.store)
         self.responses = KeptResponses()
         # Asking the GPUs takes a process: one question at a time.
         self.asks_gpus = asyncio.Lock()
@@ -143,12 +143,13 @@ class Runtime:
             self.store, journal=folders().state / "pulls.json", rate_bytes_per_s=settings.pull_rate_bytes_per_s
         )
         self.shutdown_requested = asyncio.Event()
-        self.job = Jobs(
-            settings=settings, registry=self.registry, names=self.targets, lender=self.lender, observer=self.telemetry,
+        self.jobs = Jobs(
+            settings=settings, registry=self.registry, names=self.targets, lender=lender, observer=self.telemetry,
             recorder=self.traffic, is_stopping=self.shutdown_requested.is_set,
-        ).new  # fmt: skip
+        )  # fmt: skip
+        self.job = self.jobs.new
         self.batch_service = BatchService(
-            folders().data / "batches", settings, targets=self.targets, capacity=self.lender,
+            folders().data / "batches", settings, targets=self.targets, capacity=lender,
             registry=self.registry, access=self.access,
             telemetry=self.telemetry, is_stopping=self.shutdown_requested.is_set,
         )  # fmt: skip

@@ -144,7 +144,7 @@ async def door(running: Any, machines: list[Machine]) -> AsyncIterator[Door]:
         link = ClusterLink(model="alpha", hello=HELLO, on_step=lambda *_: None)
         link.replicas({machine.node: machine.address for machine in machines})
         app = App(runtime.store.resolve("alpha"), "fingerprint", link)
-        runtime.lender = ClusterLender(runtime.supervisor, lambda name: app if name == "alpha" else None)
+        runtime.jobs.lender = ClusterLender(runtime.supervisor, lambda name: app if name == "alpha" else None)
         yield Door(runtime, link)
         await link.stop()
 

@@ -153,7 +153,7 @@ async def test_a_fleet_does_what_a_cluster_does(running: Any, machines: list[Mac
         link = ClusterLink(model="alpha", hello=HELLO, on_step=lambda *_: None)
         link.replicas({machine.node: machine.address for machine in machines})
         app = App(runtime.store.resolve("alpha"), "fingerprint", link)
-        runtime.lender = ClusterLender(runtime.supervisor, lambda name: app if name == "alpha" else None)
+        runtime.jobs.lender = ClusterLender(runtime.supervisor, lambda name: app if name == "alpha" else None)
         request_s = await way_s(runtime)
         real = await on_cluster(runtime, sessions)
         await link.stop()
