@@ -32,16 +32,11 @@ class LocalrunError(Exception):
 
     @classmethod
     def of(cls, field: str, said: str) -> Self:
-        """What is said of a field."""
+        """What is wrong with one field, whose name the message begins with."""
         return cls(f"{field}: {said}", field=field)
 
 
 class BadRequest(LocalrunError, status=400, code="bad_request"): ...
-
-
-def bad_field(field: str, problem: str) -> BadRequest:
-    """What is wrong with one field, whose name the message begins with."""
-    return BadRequest(f"{field}: {problem}", field=field)
 
 
 @contextmanager

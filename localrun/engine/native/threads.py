@@ -384,7 +384,7 @@ PROMPT_ROWS, SLOW_PROMPT_ROWS = 64, 16
 SLOW_STEP_S = 0.05
 # Steps of a piece, as long as they take no longer than this together.
 N_STEPS = 3
-PIECE_S = 0.03
+TRIAL_PIECE_S = 0.03
 # What a context for this has to hold.
 N_CELLS, N_SEQS, N_BATCH = 512, max(STREAMS), PROMPT_ROWS
 
@@ -563,7 +563,7 @@ class ThreadTrial:
         began_s, others_s = self._clock(), self._others_busy_s()
         step_s(context, self._clock, n_seqs=1, n_each=1)
         seconds: list[float] = []
-        while not seconds or (len(seconds) < N_STEPS and sum(seconds) + seconds[-1] < PIECE_S):
+        while not seconds or (len(seconds) < N_STEPS and sum(seconds) + seconds[-1] < TRIAL_PIECE_S):
             seconds += step_s(context, self._clock, n_seqs=n_seqs, n_each=n_each)
         self._spent_s += self._clock() - began_s
         self._disturbed_s += self._others_busy_s() - others_s

@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from localrun.errors import BadRequest, bad_field
+from localrun.errors import BadRequest
 from localrun.server import notices, structured
 from localrun.server.http import fields
 from localrun.server.http.fields import SamplingFields
@@ -85,9 +85,9 @@ def block_text(block: Block, where: str, media: Attachments | None = None) -> st
         return f"Loaded: {block.tool_name or block.name or 'a tool'}"
     if block.type == "image":
         if media is None:
-            raise bad_field(where, "no image can stand here; put it into a message or a tool_result")
+            raise BadRequest.of(where, "no image can stand here; put it into a message or a tool_result")
         return _picture(block.source, f"{where}.source", media)
-    raise bad_field(
+    raise BadRequest.of(
         f"{where}.type", f"{block.type[:40]!r} blocks are not supported here; send text, or leave the block out"
     )
 
@@ -97,9 +97,9 @@ def _picture(source: Any, where: str, media: Attachments) -> str:
     kind = source.get("type") if isinstance(source, dict) else None
     name = {"base64": "data", "url": "url"}.get(kind) if isinstance(kind, str) else None
     if name is None:
-        raise bad_field(f"{where}.type", "use base64, with data, or url")
+        raise BadRequest.of(f"{where}.type", "use base64, with data, or url")
     if not isinstance(source.get(name), str):
-        raise bad_field(f"{where}.{name}", "a text is required")
+        raise BadRequest.of(f"{where}.{name}", "a text is required")
     return media.add(source[name], f"{where}.{name}", MediaKind.IMAGE)
 
 
@@ -111,8 +111,8 @@ def _document(source: Any, where: str) -> str:
         try:
             return text_of(msgspec.convert(source.get("content"), Content), f"{where}.source.content")
         except msgspec.ValidationError as error:
-            raise bad_field(f"{where}.source.content", str(error)) from None
-    raise bad_field(f"{where}.source", "only documents of text can be read here; send the document's text")
+            raise BadRequest.of(f"{where}.source.content", str(error)) from None
+    raise BadRequest.of(f"{where}.source", "only documents of text can be read here; send the document's text")
 
 
 def _lines(*texts: str | None) -> str:
@@ -146,7 +146,7 @@ class AskedMessage(msgspec.Struct, frozen=True, kw_only=True):
 def conversation_of(system: Content | None, messages: Sequence[AskedMessage], media: Attachments) -> list[Message]:
     """Pictures go into `media`. Raises BadRequest naming the message or the block."""
     if not messages:
-        raise bad_field("messages", "at least one message is required")
+        raise BadRequest.of("messages", "at least one message is required")
     result: list[Message] = []
     told = system_text(system, "system")
     if told:
@@ -175,7 +175,7 @@ def _made(message: AskedMessage, where: str, media: Attachments) -> list[Message
     if message.role == "system":
         return [{"role": "system", "content": system_text(message.content, f"{where}.content")}]
     if message.role not in ("user", "assistant"):
-        raise bad_field(f"{where}.role", f"{message.role[:40]!r} is not a role; use user, assistant or system")
+        raise BadRequest.of(f"{where}.role", f"{message.role[:40]!r} is not a role; use user, assistant or system")
     if isinstance(message.content, str):
         return [{"role": message.role, "content": message.content}]
     if message.role == "assistant":
@@ -334,7 +334,7 @@ class CountBody(SamplingFields, frozen=True, kw_only=True):
         choice = choice_of(self.tool_choice, tools)
         continues = messages[-1]["role"] == "assistant"
         if continues and "tool_calls" in messages[-1]:
-            raise bad_field("messages", "the last message calls a tool; its tool_result must follow")
+            raise BadRequest.of("messages", "the last message calls a tool; its tool_result must follow")
         if continues:
             check_goes_on(choice)
         return ChatRequest(
@@ -391,9 +391,9 @@ class MessagesBody(CountBody, frozen=True, kw_only=True):
             return
         budget = self.thinking.budget_tokens
         if not budget:
-            raise bad_field("thinking.budget_tokens", "'enabled' needs 1 or more")
+            raise BadRequest.of("thinking.budget_tokens", "'enabled' needs 1 or more")
         if budget >= self.max_tokens:
-            raise bad_field(
+            raise BadRequest.of(
                 "thinking.budget_tokens", f"{budget} must be less than max_tokens, which is {self.max_tokens}"
             )
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from localrun.errors import NotFound, bad_field
+from localrun.errors import BadRequest, NotFound
 from localrun.server.batches.lines import MAX_REQUESTS, AskedMessage
 from localrun.server.batches.openai import ends_of
 from localrun.server.batches.store import Api, Batch
@@ -90,7 +90,7 @@ async def list_batches(runtime: Runtime, exchange: Exchange) -> None:
     limit = whole_number(exchange, "limit", default=_BATCHES, most=MAX_BATCHES)
     before, after = parameter(exchange, "before_id"), parameter(exchange, "after_id")
     if before and after:
-        raise bad_field("before_id", "not together with after_id; send one of them")
+        raise BadRequest.of("before_id", "not together with after_id; send one of them")
     page = await runtime.batch_service.ask(
         lambda store: store.batches(
             exchange.caller.id, Api.ANTHROPIC, after=before or after, limit=limit, is_ascending=bool(before)

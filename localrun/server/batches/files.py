@@ -22,7 +22,7 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
 from localrun import stored
-from localrun.errors import BadRequest, DiskFull, NotFound, TooLarge, UnsupportedMediaType, bad_field
+from localrun.errors import BadRequest, DiskFull, NotFound, TooLarge, UnsupportedMediaType
 
 # As OpenAI has it.
 MAX_FILE_BYTES = 512 * 1024 * 1024
@@ -189,7 +189,7 @@ class Upload:
         if not self._is_file:
             self.fields[self._field] = ""
         elif self._file is not None:
-            raise bad_field("file", "one file at a time")
+            raise BadRequest.of("file", "one file at a time")
         else:
             name = options[b"filename"].decode(errors="replace").replace("\\", "/").rpartition("/")[2]
             self.filename = name[:_MAX_NAME_CHARACTERS] or "file"

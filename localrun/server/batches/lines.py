@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import msgspec
 from starlette.types import ASGIApp, Message, Scope
 
-from localrun.errors import BadRequest, LocalrunError, bad_field
+from localrun.errors import BadRequest, LocalrunError
 from localrun.server.batches.store import Kind, Line, Result, Usage
 from localrun.server.http import failures
 from localrun.server.http.access import Caller
@@ -87,10 +87,10 @@ def _check(body: bytes) -> None:
     except msgspec.MsgspecError:
         return
     if known.stream:
-        raise bad_field("stream", "the answers of a batch are whole; leave stream out")
+        raise BadRequest.of("stream", "the answers of a batch are whole; leave stream out")
     for name in _OWN_FIELDS:
         if getattr(known, name) not in (None, str(Lane.BATCH)):
-            raise bad_field(name, f"the lines of a batch run in the lane batch; leave {name} out")
+            raise BadRequest.of(name, f"the lines of a batch run in the lane batch; leave {name} out")
 
 
 def _scope(path: str, n_bytes: int, client: str) -> Scope:
@@ -280,14 +280,14 @@ def check_requests(asked: Sequence[AskedMessage]) -> tuple[list[Line], bytes]:
     for index, one in enumerate(asked):
         where = f"requests[{index}]"
         if not CUSTOM_ID.fullmatch(one.custom_id):
-            raise bad_field(f"{where}.custom_id", "use 1 to 64 letters, digits, hyphens and underscores")
+            raise BadRequest.of(f"{where}.custom_id", "use 1 to 64 letters, digits, hyphens and underscores")
         if one.custom_id in ids:
-            raise bad_field(f"{where}.custom_id", f"{one.custom_id!r} is that of a request before")
+            raise BadRequest.of(f"{where}.custom_id", f"{one.custom_id!r} is that of a request before")
         ids.add(one.custom_id)
         try:
             model = msgspec.json.decode(one.params, type=_Body).model
         except msgspec.MsgspecError:
-            raise bad_field(f"{where}.params", "expected an object") from None
+            raise BadRequest.of(f"{where}.params", "expected an object") from None
         if not isinstance(model, str) or not model:
             raise BadRequest(f"{where}.params.model is required", field=f"{where}.params.model")
         text = bytes(one.params) + b"\n"

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from localrun.errors import bad_field
+from localrun.errors import BadRequest
 from localrun.server.batches.files import MAX_FORM_BYTES, Upload
 from localrun.server.batches.lines import ENDPOINTS
 from localrun.server.batches.service import INPUTS_KEPT_S
@@ -168,7 +168,7 @@ async def upload(runtime: Runtime, exchange: Exchange) -> None:
             await asyncio.to_thread(form.write, piece)
         purpose = form.fields.get("purpose", "")
         if purpose not in PURPOSES:
-            raise bad_field("purpose", f"{purpose[:40]!r} is not known; use {', '.join(PURPOSES)}")
+            raise BadRequest.of("purpose", f"{purpose[:40]!r} is not known; use {', '.join(PURPOSES)}")
         now = int(time.time())
         expires_s = _expires_s(form) or (INPUTS_KEPT_S if purpose == "batch" else None)
         await asyncio.to_thread(form.finish)
@@ -189,9 +189,9 @@ def _expires_s(form: Upload) -> int | None:
     if anchor is None and seconds is None:
         return None
     if anchor != "created_at":
-        raise bad_field("expires_after[anchor]", "use created_at")
+        raise BadRequest.of("expires_after[anchor]", "use created_at")
     if not (seconds or "").isdecimal() or not _SHORTEST_EXPIRY_S <= int(seconds or "") <= _LONGEST_S:
-        raise bad_field("expires_after[seconds]", f"use {_SHORTEST_EXPIRY_S} to {_LONGEST_S}")
+        raise BadRequest.of("expires_after[seconds]", f"use {_SHORTEST_EXPIRY_S} to {_LONGEST_S}")
     return int(seconds or "")
 
 
@@ -199,7 +199,7 @@ async def list_files(runtime: Runtime, exchange: Exchange) -> None:
     limit = whole_number(exchange, "limit", default=MAX_FILES, most=MAX_FILES)
     order = parameter(exchange, "order") or "desc"
     if order not in ("asc", "desc"):
-        raise bad_field("order", f"{order[:40]!r} is not an order; use asc or desc")
+        raise BadRequest.of("order", f"{order[:40]!r} is not an order; use asc or desc")
     page = await runtime.batch_service.ask(
         lambda store: store.files(
             exchange.caller.id,
@@ -246,11 +246,11 @@ def _file(file: StoredFile) -> FileObject:
 async def create(runtime: Runtime, exchange: Exchange) -> None:
     body = await exchange.read_json(BatchBody)
     if body.endpoint not in ENDPOINTS:
-        raise bad_field("endpoint", f"{body.endpoint[:80]!r} has no batches; use {', '.join(ENDPOINTS)}")
+        raise BadRequest.of("endpoint", f"{body.endpoint[:80]!r} has no batches; use {', '.join(ENDPOINTS)}")
     window_s = _window_s(body.completion_window)
     file = await runtime.batch_service.ask(lambda store: store.file(body.input_file_id, exchange.caller.id))
     if file.purpose != "batch":
-        raise bad_field(
+        raise BadRequest.of(
             "input_file_id", f"the purpose of '{file.id}' is {file.purpose}; upload it with the purpose batch"
         )
     batch = await runtime.batch_service.create(
@@ -269,7 +269,7 @@ def _window_s(text: str) -> float:
     match = _WINDOW.fullmatch(text)
     seconds = int(match[1]) * _UNITS_S[match[2]] if match else 0
     if not 1 <= seconds <= _LONGEST_S:
-        raise bad_field(
+        raise BadRequest.of(
             "completion_window", f"{text[:40]!r} cannot be used; write a time from 1s to 30d, such as 30m, 12h or 7d"
         )
     return float(seconds)

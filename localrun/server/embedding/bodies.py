@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from localrun.errors import BadRequest, bad_field
+from localrun.errors import BadRequest
 from localrun.server.http import fields
 from localrun.server.openai.bodies import ChatMessage, for_template, part_text
 from localrun.server.prompting.ask import Attachments, ChatRequest
@@ -39,7 +39,7 @@ class MediaInput(msgspec.Struct, frozen=True, kw_only=True):
         if self.content is not None and self.prompt_string is None and self.multimodal_data is None:
             return "".join(part_text(part, f"{where}.content[{at}]", media) for at, part in enumerate(self.content))
         if self.prompt_string is None or self.content is not None:
-            raise bad_field(
+            raise BadRequest.of(
                 where,
                 f"an object needs prompt_string, with {MEDIA_PLACE} for each of its multimodal_data, or content alone",
             )
@@ -47,7 +47,7 @@ class MediaInput(msgspec.Struct, frozen=True, kw_only=True):
             return self.prompt_string
         text, *others = self.prompt_string.split(MEDIA_PLACE)
         if len(others) != len(self.multimodal_data):
-            raise bad_field(
+            raise BadRequest.of(
                 f"{where}.prompt_string",
                 f"{len(others)} places for pictures or sound ({MEDIA_PLACE}), and "
                 f"{len(self.multimodal_data)} of multimodal_data; write one for each",
@@ -89,7 +89,7 @@ class EmbeddingsBody(fields.ServiceFields, frozen=True, kw_only=True):
         """Whether vectors are wanted in base64, or as lists. Raises BadRequest for anything else."""
         asked = (self.encoding_format or "float").lower()
         if asked not in ("float", "base64"):
-            raise bad_field("encoding_format", f"{asked[:40]!r} is not known; use float or base64")
+            raise BadRequest.of("encoding_format", f"{asked[:40]!r} is not known; use float or base64")
         return asked == "base64"
 
     def chat(self, media: Attachments) -> ChatRequest | None:
@@ -97,10 +97,10 @@ class EmbeddingsBody(fields.ServiceFields, frozen=True, kw_only=True):
         if self.messages is None:
             return None
         if self.asked is not None:
-            raise bad_field("messages", "not together with input; send one of them")
+            raise BadRequest.of("messages", "not together with input; send one of them")
         continues = bool(self.continue_final_message)
         if continues and self.add_generation_prompt:
-            raise bad_field("add_generation_prompt", "not together with continue_final_message, which adds none")
+            raise BadRequest.of("add_generation_prompt", "not together with continue_final_message, which adds none")
         made = for_template(self.messages, media)
         adds_prompt = continues or bool(self.add_generation_prompt)
         return ChatRequest(messages=made, continue_last=continues, adds_prompt=adds_prompt, media=media.all())
@@ -120,17 +120,19 @@ class EmbeddingsBody(fields.ServiceFields, frozen=True, kw_only=True):
                 if not isinstance(item, int) and not (isinstance(item, list) and item and not is_one(item))
             ]
             if not inputs or len(inputs) != len(asked):
-                raise bad_field(
+                raise BadRequest.of(
                     "input",
                     "must be a text, a list of token ids with or without texts between them, or a list of "
                     "these, not empty; an object with pictures or sound counts as an input of its own",
                 )
         if len(inputs) > MAX_INPUTS:
-            raise bad_field("input", f"{len(inputs)} inputs are more than {MAX_INPUTS} in one request; send several")
+            raise BadRequest.of(
+                "input", f"{len(inputs)} inputs are more than {MAX_INPUTS} in one request; send several"
+            )
         empty = next((index for index, item in enumerate(inputs) if not item), None)
         if empty is not None:
             where = f"input[{empty}]" if len(inputs) > 1 else "input"
-            raise bad_field(where, "must not be empty; leave it out")
+            raise BadRequest.of(where, "must not be empty; leave it out")
         return inputs
 
 

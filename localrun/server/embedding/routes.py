@@ -24,7 +24,7 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from localrun.errors import Cancelled, bad_field
+from localrun.errors import BadRequest, Cancelled
 from localrun.server import streaming
 from localrun.server.embedding.bodies import EmbedBody, EmbeddingsBody, Input, LegacyEmbeddingsBody, RerankBody
 from localrun.server.engines.resident import Use
@@ -112,7 +112,7 @@ async def _done(runtime: Runtime, exchange: Exchange, work: Work) -> AsyncIterat
     entered = streaming.entered(runtime, exchange, work.fields, question, use=use, needs_name=work.needs_name)
     async with entered as (_, _, [job]):
         if work.dimensions > job.n_embd:
-            raise bad_field(
+            raise BadRequest.of(
                 "dimensions",
                 f"the vectors of this model have {job.n_embd} numbers, {work.dimensions} is more; ask for "
                 f"fewer or leave it out",

@@ -36,7 +36,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 from starlette.types import Message, Receive, Scope, Send
 
-from localrun.errors import BadRequest, LocalrunError, ModelNotFound, TooLarge, Unavailable, bad_field
+from localrun.errors import BadRequest, LocalrunError, ModelNotFound, TooLarge, Unavailable
 from localrun.server import notices
 from localrun.server.http import failures
 from localrun.server.http.access import OWNER, Caller
@@ -379,7 +379,7 @@ def whole_number(exchange: Exchange, name: str, *, default: int, most: int, leas
     """A query parameter that is a number. Raises BadRequest."""
     text = parameter(exchange, name) or str(default)
     if not (text.isascii() and text.isdigit() and len(text) < 20) or not least <= int(text) <= most:
-        raise bad_field(name, f"{text[:40]!r} is not a number from {least} to {most}")
+        raise BadRequest.of(name, f"{text[:40]!r} is not a number from {least} to {most}")
     return int(text)
 
 

@@ -23,7 +23,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from localrun.errors import bad_field
+from localrun.errors import BadRequest
 from localrun.server import notices, streaming
 from localrun.server.embedding.bodies import MEDIA_PLACE, MediaInput
 from localrun.server.http import fields
@@ -114,7 +114,7 @@ class LlamaCompletionBody(LimitFields, frozen=True, kw_only=True):
         """Raises BadRequest for what this build does not do."""
         for name in ("multimodal_data", "image_data", "images"):
             if getattr(self, name):
-                raise bad_field(
+                raise BadRequest.of(
                     name,
                     f"pictures and sound belong to a prompt; send prompt as an object of a prompt_string, with "
                     f"{MEDIA_PLACE} for each of them, and multimodal_data",
@@ -122,11 +122,11 @@ class LlamaCompletionBody(LimitFields, frozen=True, kw_only=True):
         for name, neutral in _UNSUPPORTED.items():
             value = getattr(self, name)
             if value is not None and value != neutral and not (name == "adaptive_target" and value < 0):
-                raise bad_field(name, f"not supported; leave it out, or send {neutral}")
+                raise BadRequest.of(name, f"not supported; leave it out, or send {neutral}")
         unknown = [name for name in self.wanted_samplers() if name not in _OFF]
         if unknown:
             known = (f"{name} ({letter})" for letter, name in _LETTERS.items())
-            raise bad_field("samplers", f"{unknown[0][:40]!r} is not one of {', '.join(known)}")
+            raise BadRequest.of("samplers", f"{unknown[0][:40]!r} is not one of {', '.join(known)}")
 
     def prompts(self) -> list[Prompt]:
         """Each prompt. Raises BadRequest for none, for a list that is neither one prompt nor several, and for too
@@ -137,13 +137,13 @@ class LlamaCompletionBody(LimitFields, frozen=True, kw_only=True):
         else:
             prompts = list(asked)
         if not prompts or not all(prompts) or any(isinstance(prompt, int) for prompt in prompts):
-            raise bad_field(
+            raise BadRequest.of(
                 "prompt",
                 "must be a text, token ids, both in one list, an object with pictures or sound, or a list of "
                 "such prompts, not empty",
             )
         if len(prompts) * (self.n or 1) > MAX_ANSWERS:
-            raise bad_field("prompt", f"more than {MAX_ANSWERS} answers in one request; send several")
+            raise BadRequest.of("prompt", f"more than {MAX_ANSWERS} answers in one request; send several")
         return prompts
 
     def wanted_samplers(self) -> list[str]:
@@ -409,7 +409,7 @@ class InfillBody(SamplingFields, frozen=True, kw_only=True):
         if isinstance(self.prompt, MediaInput):
             field = "prompt"
         if field is not None:
-            raise bad_field(field, "no model that fills in the middle takes pictures or sound; send text only")
+            raise BadRequest.of(field, "no model that fills in the middle takes pictures or sound; send text only")
         return self.input_prefix + str(self.prompt)
 
 

@@ -16,7 +16,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from localrun.config import in_short
-from localrun.errors import BadModelFile, ModelNotFound, NotSupported, Unavailable, bad_field
+from localrun.errors import BadModelFile, BadRequest, ModelNotFound, NotSupported, Unavailable
 from localrun.models.gguf.header import special_token_text
 from localrun.models.name import split_adapters
 from localrun.models.storage.model import Model
@@ -180,7 +180,7 @@ def _of_model(runtime: Runtime, name: str, model: Model, loaded: list[_Engine]) 
     """In a thread: reads the store. `loaded` have its files."""
     header = model.header
     if not header.generates:
-        raise bad_field("model", f"'{name}' generates no text")
+        raise BadRequest.of("model", f"'{name}' generates no text")
     kinds = kinds_of(model)
     defaults = defaults_of(model)
     n_ctx = runtime.supervisor.loads.asked(model).num_ctx or header.n_ctx_train

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from localrun.errors import BadRequest, bad_field
+from localrun.errors import BadRequest
 from localrun.models.gguf.header import special_token_text
 from localrun.server import streaming
 from localrun.server.http import fields
@@ -53,7 +53,7 @@ class TokenizeBody(ServiceFields, frozen=True, kw_only=True):
     def check_supported(self) -> None:
         """Raises BadRequest for fields that contradict each other."""
         if self.is_vllms and self.content:
-            raise bad_field("prompt", "not together with content; send one of them")
+            raise BadRequest.of("prompt", "not together with content; send one of them")
 
 
 class DetokenizeBody(ServiceFields, frozen=True, kw_only=True):
@@ -131,7 +131,7 @@ async def tokenize(runtime: Runtime, exchange: Exchange) -> None:
                 wants_pieces=body.with_pieces or bool(body.return_token_strs),
             )
         if len(counted.tokens) >= MAX_COUNTED_TOKENS:  # of more than that there are only the ends
-            raise bad_field(field, f"{MAX_COUNTED_TOKENS} tokens or more; send it in parts")
+            raise BadRequest.of(field, f"{MAX_COUNTED_TOKENS} tokens or more; send it in parts")
         await exchange.answer(b"{%b}" % b",".join(await _parts(body, counted, job.n_ctx)))
 
 

@@ -18,7 +18,7 @@ import msgspec
 
 import localrun
 from localrun.access.usage import BY, day_of
-from localrun.errors import BadRequest, DiskRefused, Forbidden, Unavailable, bad_field
+from localrun.errors import BadRequest, DiskRefused, Forbidden, Unavailable
 from localrun.server.http.access import Caller
 from localrun.server.http.exchange import Exchange, parameter, whole_number
 from localrun.server.http.path_redaction import redact_paths_in
@@ -207,7 +207,7 @@ async def logs(runtime: Runtime, exchange: Exchange) -> None:
     number = whole_number(exchange, "since", default=0, most=MAX_LINE, least=0)
     follow = parameter(exchange, "follow") or "1"
     if follow not in ("0", "1"):
-        raise bad_field("follow", f"must be 0 or 1, not {follow[:40]!r}")
+        raise BadRequest.of("follow", f"must be 0 or 1, not {follow[:40]!r}")
     async with _stream(exchange):
         while True:
             lines = runtime.logs.since(number)

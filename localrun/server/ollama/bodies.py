@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Meta
 
 from localrun.config import CHOICES, KV_TYPES, NOTHING_ASKED, ROPE_SCALINGS, LoadSettings, RopeBase, RopeScale
-from localrun.errors import BadModelFile, BadRequest, bad_field
+from localrun.errors import BadModelFile, BadRequest
 from localrun.models.creation import is_go
 from localrun.models.storage.model import Model
 from localrun.server import notices, structured
@@ -113,7 +113,7 @@ class Options(fields.Parameters, frozen=True, kw_only=True):
 
 def _word(name: str, text: str | None) -> str | None:
     if text is not None and text not in CHOICES[name]:
-        raise bad_field(f"options.{name}", f"{text[:40]!r} is not one of {', '.join(CHOICES[name])}")
+        raise BadRequest.of(f"options.{name}", f"{text[:40]!r} is not one of {', '.join(CHOICES[name])}")
     return text
 
 
@@ -162,7 +162,7 @@ class PromptFields(fields.ServiceFields, frozen=True, kw_only=True):
         if self.format == "json":
             return structured.json_object()
         if not isinstance(self.format, dict):
-            raise bad_field("format", "use 'json', or a JSON schema as an object")
+            raise BadRequest.of("format", "use 'json', or a JSON schema as an object")
         return structured.json_schema(self.format, field="format")
 
     def thinking(self) -> bool | str | None:
@@ -172,7 +172,7 @@ class PromptFields(fields.ServiceFields, frozen=True, kw_only=True):
         if self.think == "":
             return None
         if self.think not in _LEVELS:
-            raise bad_field(
+            raise BadRequest.of(
                 "think", f"{self.think[:40]!r} is no level; use true, false, {', '.join(map(repr, _LEVELS))}"
             )
         return self.think
@@ -283,12 +283,12 @@ class GenerateBody(PromptFields, frozen=True, kw_only=True):
         """Raises BadRequest for what cannot be done, and for fields that contradict each other."""
         if self.images and (self.suffix or self.context):
             other = "suffix" if self.suffix else "context"
-            raise bad_field("images", f"not together with {other}; use /api/chat, or leave one of them out")
+            raise BadRequest.of("images", f"not together with {other}; use /api/chat, or leave one of them out")
         if self.is_plain:
             kind = "suffix" if self.suffix else "raw"
             for name in ("template", "system", "context", "think"):
                 if getattr(self, name):
-                    raise bad_field(name, f"not together with {kind}, which uses no template; leave it out")
+                    raise BadRequest.of(name, f"not together with {kind}, which uses no template; leave it out")
 
     def ask(self) -> ChatRequest:
         """The prompt as a conversation of one message, after `system`. Raises BadRequest."""

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from localrun.errors import bad_field
+from localrun.errors import BadRequest
 from localrun.server import streaming
 from localrun.server.http.exchange import Exchange, apart
 from localrun.server.http.failures import Headers
@@ -132,7 +132,7 @@ def _after(job: Job, context: list[int], tokens: Tokens) -> Tokens:
     """The prompt behind what it continues. Raises BadRequest for a context of another model."""
     largest = max(context)
     if largest >= job.n_vocab:
-        raise bad_field(
+        raise BadRequest.of(
             "context",
             f"{largest} is not a token of this model, which has {job.n_vocab}; use the context of an earlier "
             f"answer of the same model",

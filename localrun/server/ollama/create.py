@@ -22,7 +22,7 @@ from typing import Any
 
 import msgspec
 
-from localrun.errors import BadRequest, BadTemplate, NotFound, bad_field, told_of
+from localrun.errors import BadRequest, BadTemplate, NotFound, told_of
 from localrun.models import creation, fit, modelfile, naming, quant_choice
 from localrun.models.creation import Base, Changes
 from localrun.models.storage.manifest import Manifest, Message, StoredFile, check_digest
@@ -104,14 +104,14 @@ def order_of(body: CreateBody) -> Order:
         raise BadRequest("model is required", field="model")
     for unsupported in ("draft_files", "draft_quantize", "remote_host"):
         if getattr(body, unsupported):
-            raise bad_field(unsupported, "this is not supported; leave it out")
+            raise BadRequest.of(unsupported, "this is not supported; leave it out")
     quantize = body.quantize or body.quantization or ""
     if quantize:
         creation.quantization_number(quantize)
     if body.modelfile:
         return _of_modelfile(name, modelfile.parse(body.modelfile), _folder(body.modelfile_folder), quantize)
     if bool(body.from_) == bool(body.files) and (body.from_ or not body.adapters):
-        raise bad_field(
+        raise BadRequest.of(
             "from", "give either from (the name of a model that is here, or a path) or files (uploaded ones)"
         )
     for file_name in (*(body.files or {}), *(body.adapters or {})):
@@ -182,10 +182,10 @@ def _checked(asked: Mapping[str, Any]) -> dict[str, Any]:
 def _message(index: int, body: _MessageBody) -> Message:
     where = f"messages[{index}]"
     if body.role not in _ROLES:
-        raise bad_field(f"{where}.role", f"{body.role[:40]!r} is no role; use {', '.join(_ROLES)}")
+        raise BadRequest.of(f"{where}.role", f"{body.role[:40]!r} is no role; use {', '.join(_ROLES)}")
     for what in ("images", "tool_calls"):
         if getattr(body, what):
-            raise bad_field(f"{where}.{what}", "a model's own messages have text only")
+            raise BadRequest.of(f"{where}.{what}", "a model's own messages have text only")
     return Message(body.role, body.content or "")
 
 
@@ -194,7 +194,7 @@ def _folder(text: str | None) -> Path | None:
         return None
     path = Path(text)
     if not path.is_absolute() or "\0" in text:
-        raise bad_field("modelfile_folder", "give an absolute path")
+        raise BadRequest.of("modelfile_folder", "give an absolute path")
     return path
 
 
@@ -307,9 +307,9 @@ def check_requires(requires: str) -> None:
         return
     wanted, here = _VERSION.fullmatch(requires.strip()), _VERSION.fullmatch(OLLAMA_API_LEVEL)
     if wanted is None or here is None:
-        raise bad_field("requires", f"'{requires[:40]}' is no version; write it as 0.14.0")
+        raise BadRequest.of("requires", f"'{requires[:40]}' is no version; write it as 0.14.0")
     if _numbers(wanted) > _numbers(here):
-        raise bad_field(
+        raise BadRequest.of(
             "requires",
             f"the model asks for Ollama {requires}, and this localrun does what {OLLAMA_API_LEVEL} does; "
             f"update localrun, or leave REQUIRES out",
@@ -376,9 +376,9 @@ def _adapter_alone(store: Store, order: Order) -> Manifest | None:
     own = ("parameters", "system", "template", "messages", "projector", "draft", "quantize")
     for name in own if not files else ("adapters", *own):
         if getattr(order, name):
-            raise bad_field(name, "this is an adapter without a model, which has none; leave it out")
+            raise BadRequest.of(name, "this is an adapter without a model, which has none; leave it out")
     if not files and len(order.adapters) > 1:
-        raise bad_field("adapters", "give from or files, or one adapter to be named by itself")
+        raise BadRequest.of("adapters", "give from or files, or one adapter to be named by itself")
     return creation.named_adapter(
         store, text or order.adapters[0], order.folder, licence_text=order.licence_text, now=datetime.now(UTC)
     )

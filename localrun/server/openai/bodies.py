@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from localrun.errors import BadRequest, bad_field
+from localrun.errors import BadRequest
 from localrun.server import structured
 from localrun.server.http import fields
 from localrun.server.http.fields import AnswerLimit, SamplingFields
@@ -85,7 +85,7 @@ def grammar_of_format(
             return structured.json_object()
         return structured.json_schema(asked.schema, field=f"{path[0]}.schema")
     if asked.type != "json_schema":
-        raise bad_field(f"{path[0]}.type", f"{asked.type[:40]!r} is not known; use {_KINDS}")
+        raise BadRequest.of(f"{path[0]}.type", f"{asked.type[:40]!r} is not known; use {_KINDS}")
     described = asked.json_schema or JsonSchema(schema=asked.schema)
     if described.schema is msgspec.UNSET:
         field = ".".join(path)
@@ -160,7 +160,7 @@ class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
 def for_template(messages: Sequence[ChatMessage], media: Attachments | None = None) -> list[Message]:
     """Their pictures and sound go into `media`, where there is one. Raises BadRequest naming the message."""
     if not messages:
-        raise bad_field("messages", "at least one message is required")
+        raise BadRequest.of("messages", "at least one message is required")
     result: list[Message] = []
     names: dict[str, str] = {}
     for index, message in enumerate(messages):
@@ -234,9 +234,9 @@ def part_text(part: dict[str, Any], where: str, media: Attachments | None) -> st
     text = part.get("text") if kind in _TEXT_PARTS else part.get("refusal") if kind == "refusal" else None
     if kind not in (*_TEXT_PARTS, "refusal"):
         takes = "text" if media is None else "text, image_url or input_audio"
-        raise bad_field(where, f"{str(kind)[:40]!r} parts are not supported; send {takes}")
+        raise BadRequest.of(where, f"{str(kind)[:40]!r} parts are not supported; send {takes}")
     if not isinstance(text, str):
-        raise bad_field(f"{where}.text", "expected a text")
+        raise BadRequest.of(f"{where}.text", "expected a text")
     return text
 
 
@@ -244,18 +244,18 @@ def _picture(part: dict[str, Any], where: str, media: Attachments) -> str:
     """In chat's form, an object with a URL, or in that of responses, the URL itself; clients send both to both."""
     field, given = f"{where}.image_url", part.get("image_url")
     if given is None and part.get("file_id") is not None:
-        raise bad_field(f"{where}.file_id", "no files are kept here; send image_url")
+        raise BadRequest.of(f"{where}.file_id", "no files are kept here; send image_url")
     detail = part.get("detail")
     if isinstance(given, dict):
         detail = given.get("detail", detail)
         given, field = _text(given, "url", field), f"{field}.url"
     if not isinstance(given, str):
-        raise bad_field(field, "expected a data URI, or an object with one as url")
+        raise BadRequest.of(field, "expected a data URI, or an object with one as url")
     return media.add(given, field, MediaKind.IMAGE, max_side=_LOW_DETAIL_SIDE if detail == "low" else 0)
 
 
 def _text(holder: Any, name: str, where: str) -> str:
     text = holder.get(name) if isinstance(holder, dict) else None
     if not isinstance(text, str):
-        raise bad_field(f"{where}.{name}", "expected a text")
+        raise BadRequest.of(f"{where}.{name}", "expected a text")
     return text

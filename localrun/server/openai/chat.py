@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from localrun.errors import bad_field
+from localrun.errors import BadRequest
 from localrun.server import streaming
 from localrun.server.http import fields
 from localrun.server.http.exchange import Exchange, apart
@@ -120,11 +120,11 @@ class ChatBody(CommonFields, frozen=True, kw_only=True):
     def check_supported(self) -> None:
         """Raises BadRequest for what this build does not do, and for fields that contradict each other."""
         if self.audio is not None or any(modality != "text" for modality in self.modalities or ()):
-            raise bad_field("modalities", "answers are text only; leave modalities and audio out")
+            raise BadRequest.of("modalities", "answers are text only; leave modalities and audio out")
         if self.top_logprobs and not self.logprobs:
-            raise bad_field("top_logprobs", "needs logprobs to be true")
+            raise BadRequest.of("top_logprobs", "needs logprobs to be true")
         if self.functions and self.tools:
-            raise bad_field("functions", "not together with tools; use tools")
+            raise BadRequest.of("functions", "not together with tools; use tools")
 
     def ask(self) -> ChatRequest:
         """The conversation and what is wanted next. Raises BadRequest."""
@@ -162,7 +162,7 @@ class ChatBody(CommonFields, frozen=True, kw_only=True):
         elif self.function_call == "none":
             choice = "none"
         else:
-            raise bad_field("function_call", "use 'auto', 'none', or an object that names a function")
+            raise BadRequest.of("function_call", "use 'auto', 'none', or an object that names a function")
         return tools_of_functions(self.functions), choice
 
     def _template_variables(self) -> dict[str, Any]:
@@ -172,7 +172,7 @@ class ChatBody(CommonFields, frozen=True, kw_only=True):
         for name in given:
             if name in _OWN_VARIABLES or name.endswith("_token"):
                 field = f"chat_template_kwargs.{name[:40]}"
-                raise bad_field(field, "this name is the template's own; leave it out")
+                raise BadRequest.of(field, "this name is the template's own; leave it out")
         return given
 
     def continues(self) -> bool:
@@ -180,19 +180,19 @@ class ChatBody(CommonFields, frozen=True, kw_only=True):
         for index, message in enumerate(self.messages[:-1]):
             if message.prefix:
                 field = f"messages[{index}].prefix"
-                raise bad_field(field, "only the last message can be a prefix of the answer")
+                raise BadRequest.of(field, "only the last message can be a prefix of the answer")
         last = self.messages[-1]
         if not last.prefix and not self.continue_final_message:
             if self.add_generation_prompt is False:
-                raise bad_field(
+                raise BadRequest.of(
                     "add_generation_prompt", "false needs continue_final_message; leave both out for a new message"
                 )
             return False
         field = f"messages[{len(self.messages) - 1}].prefix" if last.prefix else "continue_final_message"
         if last.role != "assistant":
-            raise bad_field(field, "the last message must have the role assistant to be continued")
+            raise BadRequest.of(field, "the last message must have the role assistant to be continued")
         if self.add_generation_prompt:
-            raise bad_field("add_generation_prompt", f"not together with {field}, which adds none")
+            raise BadRequest.of("add_generation_prompt", f"not together with {field}, which adds none")
         return True
 
 

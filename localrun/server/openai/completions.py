@@ -18,7 +18,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from localrun.errors import bad_field
+from localrun.errors import BadRequest
 from localrun.server import streaming
 from localrun.server.http import fields
 from localrun.server.http.exchange import Exchange, apart
@@ -57,17 +57,17 @@ class CompletionBody(CommonFields, frozen=True, kw_only=True):
     def check_supported(self) -> None:
         """Raises BadRequest for fields that contradict each other, and for what this build does not do."""
         if self.n_candidates < self.n_choices:
-            raise bad_field("best_of", f"must not be below n ({self.n_choices})")
+            raise BadRequest.of("best_of", f"must not be below n ({self.n_choices})")
         if self.stream and self.n_candidates > self.n_choices:
-            raise bad_field("best_of", "the best is known at the end only; leave stream or best_of out")
+            raise BadRequest.of("best_of", "the best is known at the end only; leave stream or best_of out")
         if self.scores_prompt and self.stream:
-            raise bad_field(
+            raise BadRequest.of(
                 "echo", "log-probabilities of the prompt are not streamed; leave stream, echo or logprobs out"
             )
         if self.max_output == 0 and not self.echo:
-            raise bad_field("max_tokens", "0 needs echo, for there would be no answer")
+            raise BadRequest.of("max_tokens", "0 needs echo, for there would be no answer")
         if self.suffix and self.echo:
-            raise bad_field("echo", "not together with suffix; leave one of the two out")
+            raise BadRequest.of("echo", "not together with suffix; leave one of the two out")
 
     def prompts(self) -> list[Prompt]:
         """The prompts, each as text or as token ids. Raises BadRequest for none, a mixture, and too many."""
@@ -78,17 +78,17 @@ class CompletionBody(CommonFields, frozen=True, kw_only=True):
         else:
             prompts = [item for item in self.prompt if not isinstance(item, int)]
             if len(prompts) != len(self.prompt) or len({type(item) for item in prompts}) != 1:
-                raise bad_field(
+                raise BadRequest.of(
                     "prompt",
                     "must be a text, a list of texts, a list of token ids, or a list of such lists, not empty "
                     "and not mixed",
                 )
         if not self.suffix and not all(prompts):
-            raise bad_field("prompt", "must not be empty")
+            raise BadRequest.of("prompt", "must not be empty")
         if self.suffix and not isinstance(prompts[0], str):
-            raise bad_field("suffix", "needs prompts that are text, not token ids")
+            raise BadRequest.of("suffix", "needs prompts that are text, not token ids")
         if len(prompts) * self.n_candidates > MAX_ANSWERS:
-            raise bad_field(
+            raise BadRequest.of(
                 "prompt",
                 f"{len(prompts)} prompts with {self.n_candidates} answers each are more than {MAX_ANSWERS} "
                 f"answers in one request; send several",
@@ -112,7 +112,7 @@ def check_tokens(prompts: Sequence[Prompt], n_vocab: int) -> None:
     for prompt in prompts:
         wrong = 0 if isinstance(prompt, str) else max(prompt)
         if wrong >= n_vocab:
-            raise bad_field("prompt", f"{wrong} is not a token of this model, which has {n_vocab}")
+            raise BadRequest.of("prompt", f"{wrong} is not a token of this model, which has {n_vocab}")
 
 
 class CompletionChunks(Chunks):

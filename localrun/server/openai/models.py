@@ -17,7 +17,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from localrun.errors import BadModelFile, Conflict, NotSupported, bad_field
+from localrun.errors import BadModelFile, BadRequest, Conflict, NotSupported
 from localrun.models.gguf.header import RANK, Header
 from localrun.models.storage.model import Model, NamedAdapter
 from localrun.models.storage.store import Store
@@ -192,7 +192,7 @@ async def unload(runtime: Runtime, exchange: Exchange) -> None:
     runtime.targets.check_one(exchange.caller, name)
     exchange.caller.check_change(f"unload {name}")
     if not await runtime.unload(name):
-        raise bad_field("model", f"'{name}' is not loaded, so there is nothing to unload")
+        raise BadRequest.of("model", f"'{name}' is not loaded, so there is nothing to unload")
     await exchange.answer_json(Done(success=True))
 
 

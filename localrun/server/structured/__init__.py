@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from localrun.errors import BadRequest, bad_field
+from localrun.errors import BadRequest
 from localrun.server import notices
 from localrun.server.structured.schema import schema_text
 from localrun.wire import Grammar, GrammarKind
@@ -175,7 +175,7 @@ def _value(shape: CallShape, argument: ArgumentShape, name: str, literals: _Lite
 def check_size(size_bytes: int) -> None:
     """Raises BadRequest when the tools of a request make more of a grammar than that."""
     if size_bytes > MAX_GRAMMAR_BYTES:
-        raise bad_field(
+        raise BadRequest.of(
             "tools",
             f"their schemas make a grammar of more than {MAX_GRAMMAR_BYTES} bytes; send fewer tools, or simpler "
             f"schemas",

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from urllib.parse import quote, unquote
 
-from localrun.errors import BadRequest, bad_field
+from localrun.errors import BadRequest
 from localrun.server.structured.rewriting import are_apart
 
 # Through references as well, which are compiled by recursion: 2,000 to 3,000 of these levels overflow the stack.
@@ -68,7 +68,7 @@ def check_refs(root: Any, *, field: str) -> None:
         raise BadRequest(f'{field}: "$ref": {ref!r} is described by itself alone', field=field)
     depth, _ = _descend(nodes[:1], below)
     if depth > MAX_REFERENCED_DEPTH:
-        raise bad_field(
+        raise BadRequest.of(
             field, f"references through references lead {depth} levels deep; {MAX_REFERENCED_DEPTH} are the most"
         )
 

@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 import msgspec
 from msgspec import Meta
 
-from localrun.errors import LocalrunError, QueueFull, bad_field
+from localrun.errors import BadRequest, LocalrunError, QueueFull
 from localrun.server import notices, streaming
 from localrun.server.http import fields
 from localrun.server.http.exchange import Exchange, apart
@@ -124,11 +124,11 @@ class ResponsesBody(LimitFields, frozen=True, kw_only=True):
     def check_supported(self) -> None:
         """Raises BadRequest for what this build does not do."""
         if self.background:
-            raise bad_field("background", "not supported; leave it out, and stream to see progress")
+            raise BadRequest.of("background", "not supported; leave it out, and stream to see progress")
         if self.conversation is not None:
-            raise bad_field("conversation", "not supported; use previous_response_id, or send the items as input")
+            raise BadRequest.of("conversation", "not supported; use previous_response_id, or send the items as input")
         if self.prompt is not None:
-            raise bad_field("prompt", "stored prompts are not supported; send input and instructions")
+            raise BadRequest.of("prompt", "stored prompts are not supported; send input and instructions")
 
     def answer_grammar(self) -> Grammar | None:
         """Of `text.format`, and as in chats; None for free text. Raises BadRequest for what a grammar cannot hold an

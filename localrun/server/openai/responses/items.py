@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from localrun.errors import bad_field
+from localrun.errors import BadRequest
 from localrun.server.openai.bodies import text_of
 from localrun.server.prompting.ask import (
     AllowedTools,
@@ -157,7 +157,9 @@ def _item(item: Item, where: str, find: Callable[[str], Item | None]) -> Item:
     if kind == "item_reference":
         found = find(str(item.get("id", "")))
         if found is None:
-            raise bad_field(f"{where}.id", f"item {str(item.get('id'))[:80]!r} is not kept here; send the item itself")
+            raise BadRequest.of(
+                f"{where}.id", f"item {str(item.get('id'))[:80]!r} is not kept here; send the item itself"
+            )
         return found
     if kind == "message":
         role_of(str(item.get("role") or ""), where)
@@ -171,7 +173,7 @@ def _item(item: Item, where: str, find: Callable[[str], Item | None]) -> Item:
     if kind == "reasoning":
         return {"id": new_id("rs"), "summary": []} | _known(item)
     if not isinstance(kind, str):
-        raise bad_field(f"{where}.type", "a text is required, such as message")
+        raise BadRequest.of(f"{where}.type", "a text is required, such as message")
     return {"id": new_id("item")} | item
 
 
@@ -197,14 +199,14 @@ def _message(item: Item, where: str) -> Item:
         part: dict[str, Any] = {"type": kind, "text": content}
         content = [part | {"annotations": []} if kind == "output_text" else part]
     if not isinstance(content, list) or not all(isinstance(part, dict) for part in content):
-        raise bad_field(f"{where}.content", "must be a text or a list of parts")
+        raise BadRequest.of(f"{where}.content", "must be a text or a list of parts")
     return {"id": new_id("msg"), "status": "completed"} | _known(item) | {"type": "message", "content": content}
 
 
 def _check_texts(item: Item, where: str, *names: str) -> None:
     for name in names:
         if not isinstance(item.get(name), str):
-            raise bad_field(f"{where}.{name}", "a text is required")
+            raise BadRequest.of(f"{where}.{name}", "a text is required")
 
 
 def _reasoning_text(item: Item) -> str:
@@ -226,7 +228,7 @@ def _outside(item: Item, where: str, names: dict[str, str], media: Attachments |
     if not isinstance(output, str | list) or (
         isinstance(output, list) and not all(isinstance(p, dict) for p in output)
     ):
-        raise bad_field(f"{where}.output", "must be a text or a list of parts")
+        raise BadRequest.of(f"{where}.output", "must be a text or a list of parts")
     return {
         "role": "tool",
         "content": text_of(output, f"{where}.output", media),
@@ -334,11 +336,11 @@ def _functions(
         )
     elif kind == "namespace" and namespace is None and isinstance(tool.get("tools"), list):
         if not isinstance(tool.get("name"), str):
-            raise bad_field(f"{where}.name", "a text is required")
+            raise BadRequest.of(f"{where}.name", "a text is required")
         for index, inner in enumerate(tool["tools"]):
             place = f"{where}.tools[{index}]"
             if not isinstance(inner, dict):
-                raise bad_field(place, "must be an object")
+                raise BadRequest.of(place, "must be an object")
             yield from _functions(inner, place, tool["name"], left_out)
     else:
         left_out.append(f"{where} ({short(kind)})")
@@ -363,7 +365,7 @@ def _converted(tool: Item, where: str) -> Function:
     try:
         return msgspec.convert(tool, Function)
     except msgspec.ValidationError as error:
-        raise bad_field(where, str(error)) from None
+        raise BadRequest.of(where, str(error)) from None
 
 
 def short(kind: object) -> str:
