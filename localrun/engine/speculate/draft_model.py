@@ -312,8 +312,6 @@ def _n_common(tokens: list[int], others: list[int], start: int) -> int:
     return next((at for at in range(start, end) if tokens[at] != others[at]), end)
 
 
-log = logging.getLogger("localrun.engine")
-
 # Loads the model of a path, and may give up when the other one says that it is not wanted any more.
 OpenDraft = Callable[[str, Callable[[], bool]], Drafter]
 

@@ -144,7 +144,7 @@ def test_a_call_computes_a_few_steps_and_all_calls_together_about_the_limit():
         longest_s = max(longest_s, context.now_s - before_s)
         assert context.n_decodes - n_decodes <= 1 + threads.N_STEPS
         context.now_s += pause_s or 0.0
-    assert longest_s < 0.005 + max(threads.PIECE_S, 0.16 / USUAL)
+    assert longest_s < 0.005 + max(threads.TRIAL_PIECE_S, 0.16 / USUAL)
     assert n_calls > 20
     assert context.now_s - began_s < 1.2 * threads.LIMIT_S
 
