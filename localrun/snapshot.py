@@ -111,14 +111,34 @@ class KvRunRow(msgspec.Struct, array_like=True):
     is_shared: bool
 
 
+class LongStepRow(msgspec.Struct):
+    """A step of an engine that took `seconds` and was over `at_s`, in Unix time; the rows that it computed, and how many
+    requests ran. `parts` are the seconds of all that the engine's main thread did since the step before, by the names
+    of `engine/report.py`'s `StepTimes`. Where `cpu_s`, that thread's processor time, is much less, it waited."""
+
+    at_s: float
+    seconds: float
+    cpu_s: float
+    n_prefill_rows: int
+    n_decode_rows: int
+    n_draft_rows: int
+    n_running: int
+    parts: dict[str, float]
+
+    @property
+    def main_part(self) -> str:
+        return max(self.parts, key=self.parts.__getitem__)
+
+
 class EngineRow(msgspec.Struct, kw_only=True):
     """One engine process. `state` is loading, ready, stopping or failed. `expires_in_s` None means never. `gpu_bytes`
     of the `size_bytes` lie on GPUs. One that `is_preparing` takes seconds for a step, since the driver of its device
     compiles what that needs. `name` is the model's as lists have it.
 
-    A field that `wire.StepStats` has too is copied from the engine's last step by its name: `step_s` and the rows that
-    it computed say why it took long. `localrun ps --json` has all fields, its table those of `cli/running.py`, the
-    monitor those of `tui/widgets/tables.py` and, of the cache, `kv_map.py`, and `/metrics` those of `ENGINE_GAUGES`.
+    A field that `wire.StepStats` has too is copied from the engine's last step by its name. `long_steps` are the
+    longest of each of the last ten minutes, the longest first. `localrun ps --json` has all fields, its table those of
+    `cli/running.py`, the monitor those of `tui/widgets/tables.py` and, of the cache, `kv_map.py`, and `/metrics` those
+    of `ENGINE_GAUGES`.
 
     Totals count since it was loaded. `*_entries` are saved segments of prefixes; `disk_cache_bytes` is this model's
     part of what all models may use together. `cached_tokens_total` includes the two `*_restored_tokens_total`.
@@ -148,6 +168,7 @@ class EngineRow(msgspec.Struct, kw_only=True):
     n_decode_rows: int = 0
     n_draft_rows: int = 0
     background_s: float = 0.0
+    long_steps: list[LongStepRow] = []
     target_itl_s: float | None = None
     rss_bytes: int | None = None
     size_bytes: int = 0

@@ -539,12 +539,27 @@ class KvRun(msgspec.Struct, frozen=True, array_like=True):
     is_shared: bool
 
 
+class LongStep(msgspec.Struct, frozen=True, array_like=True):
+    """The longest step of its minute so far. `seconds` and `cpu_s`, processor time, are of the engine's main thread, from
+    the first message that it took after the step before until this step's news. `parts` of them are named as
+    `StepTimes` of `engine/report.py` says. The prompt's rows include what the background computed."""
+
+    seconds: float
+    cpu_s: float
+    n_prefill_rows: int
+    n_decode_rows: int
+    n_draft_rows: int
+    n_running: int
+    parts: dict[str, float]
+
+
 class Step(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
     """The news of one step. Also sent without any row computed, to report an end or a refusal while idle.
 
     `sent_at_s` is when the engine handed it to its writer. `queue` lists waiting request ids, next first, and `waits_s`
     the seconds from then until each is expected to have its first token; without it, as long as nothing is known.
-    `kv_map` comes now and then: the used cells, where split streams lie one after the other.
+    `kv_map` comes now and then: the used cells, where split streams lie one after the other. `long_step` comes when a
+    step has taken longer than any other of its minute.
     """
 
     sent_at_s: float
@@ -554,6 +569,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
     queue: list[int] | None = None
     waits_s: list[float] | None = None
     kv_map: list[KvRun] | None = None
+    long_step: LongStep | None = None
 
 
 FromEngine = Ready | OpenFailed | Counted | Cleared | Step

@@ -22,7 +22,7 @@ from localrun.engine.backend import BASE, AdapterSet, Backend, DecodeFailed, Med
 from localrun.engine.cache.cache import Cache
 from localrun.engine.cache.tiers import DiskTier, Tiers
 from localrun.engine.encoding import ENCODED_PART, Encodings
-from localrun.engine.report import Beside, Report, at_once
+from localrun.engine.report import Beside, Report, StepTimes, at_once
 from localrun.engine.request import Request
 from localrun.engine.sample.text import MediaSpan, Prompt
 from localrun.engine.schedule.admission import Admission, Pool, is_too_long
@@ -62,7 +62,7 @@ class Limits:
 class Engine:
     """See the module. `adapters` are for requests that name none, and the `loader` is where others are loaded; without
     one that is a thread. What is done beside the steps `ring`s, in any thread, and until then nothing may be worth a
-    step for `wait_s`."""
+    step for `wait_s`. The `cpu_clock` is that of the thread that steps, in seconds."""
 
     def __init__(
         self,
@@ -76,6 +76,7 @@ class Engine:
         adapters: AdapterSet = BASE,
         loader: Loader | None = None,
         ring: Callable[[], None] = lambda: None,
+        cpu_clock: Callable[[], float] = lambda: 0.0,
     ) -> None:
         if limits.n_slots > min(backend.batch.capacity, backend.n_seqs):
             raise ValueError(f"{limits.n_slots} slots need as many batch rows and sequences")
@@ -100,7 +101,8 @@ class Engine:
         self.cache = Cache(backend, tiers, clock, self._admission.goes_to_background)
         self._requests: dict[int, Request] = {}
         self._rows = StreamRows()
-        self._report = Report(backend, beside)
+        self._times = StepTimes(clock, cpu_clock)
+        self._report = Report(backend, beside, self._times)
         self.totals = self._report.totals
         self._n_failed_steps = 0
         # Whether there may be rows in cells that were computed, perhaps, and given up before anybody looked at them.
@@ -145,6 +147,7 @@ class Engine:
 
         A refusal is reported by the next `step`.
         """
+        self._times.begin()
         try:
             request = self._admission.take(submit, Prompt(tokens, chunks), self.cache.match, now_s=self._clock())
         except LocalrunError as error:
@@ -166,12 +169,14 @@ class Engine:
 
     def cancel(self, request_id: int) -> None:
         """End a request now; its computed prefix stays in the cache. An unknown id means that it has already ended."""
+        self._times.begin()
         request = self._requests.get(request_id)
         if request is not None:
             self._end(request, Finish.CANCELLED, self._clock())
 
     def clear_cache(self, *, ram: bool, disk: bool) -> None:
         """Forget kept prefixes: those in cells and memory, those on disk, or both. Running requests lose nothing."""
+        self._times.begin()
         self._halt_background()
         self.cache.clear(ram=ram, disk=disk)
         if ram:
@@ -193,15 +198,20 @@ class Engine:
         """One round. Returns its news; None if there was nothing to do and nothing to report. What it computes for the
         lowest lane alone is given up when `should_abort`."""
         self.wait_s = 0.0
+        self._times.begin()
+        self._times.lap("messages")
         now_s = self._clock()
         self._collect(now_s)
+        self._times.lap("collect")
         self._admit(now_s)
         plan = self._plan()
+        self._times.lap("plan")
         in_pool = plan.is_long
         if in_pool:
             self._backend.turn_to(pool=True)
             self._owed.discard(plan.batch_group)
         self._compute(plan, now_s, should_abort)
+        self._times.lap("tokens")
         if in_pool:
             self._backend.turn_to(pool=False)
         if not plan.n_rows and self._is_waited_for:
@@ -235,7 +245,9 @@ class Engine:
             self._pool.arrange_guests()
         for request, is_first in self._admission.start(self.cache, now_s):
             self._report.started(request, is_first=is_first)
+        self._times.lap("admit")
         self._tidy()
+        self._times.lap("copies")
         if self._takes_media:
             self._encode()
         if self.background.has_prompts and not self.background.is_busy:
@@ -298,6 +310,8 @@ class Engine:
             self._take_back(plan.grants, error if isinstance(error, DecodeFailed) else None)
             self._has_unseen_rows = True
             return
+        finally:
+            self._times.lap("decode")
         self._n_failed_steps = 0
         self.cache.cells.place(seqs)
         non_finite = non_finite_requests(plan.grants, self._backend.is_finite)
@@ -375,7 +389,10 @@ class Engine:
         if self._encodings.is_busy or background.is_busy or plan.grants[0].request.isolated_until:
             return plan
         n_free = self.cache.n_free(in_pool=plan.is_long)
-        return self._speculation.extend(plan, n_free, lambda: self.scheduler.step_target_s, lambda: self.cache.attend_s)
+        self._times.lap("plan")
+        plan = self._speculation.extend(plan, n_free, lambda: self.scheduler.step_target_s, lambda: self.cache.attend_s)
+        self._times.lap("drafts")
+        return plan
 
     def _begin_batch(self) -> None:
         """Begin the background's next batch, and make room for it. Streams in the pool have a step before it, and none

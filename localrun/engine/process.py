@@ -114,6 +114,7 @@ def main(make: Make) -> int:
             speculation=speculation,
             adapters=adapters,
             ring=inbox.ring,
+            cpu_clock=time.thread_time,
         )
     except Exception as error:
         return pipes.refuse(frames_out, error)

@@ -21,7 +21,7 @@ from localrun.engine.cache.cells import Cells, StreamCells
 from localrun.engine.request import DraftTotals, Request, refusal
 from localrun.engine.schedule.scheduler import Scheduler, StepPlan
 from localrun.errors import LocalrunError
-from localrun.wire import Delta, Finish, KvRun, MediaCounts, Phase, Started, Step, StepStats
+from localrun.wire import Delta, Finish, KvRun, LongStep, MediaCounts, Phase, Started, Step, StepStats
 
 T = TypeVar("T")
 # Has something done beside the steps. Returns what to ask for the result, which is None until it is there.
@@ -37,8 +37,9 @@ def at_once(work: Callable[[], T]) -> Callable[[], T | None]:
 class Report:
     """What the next message says, and the totals. See the module."""
 
-    def __init__(self, backend: Backend, beside: Beside[list[KvRun]]) -> None:
+    def __init__(self, backend: Backend, beside: Beside[list[KvRun]], times: StepTimes) -> None:
         self.totals = Totals()
+        self._times = times
         self._deltas: dict[int, Delta] = {}
         self._started: list[Started] = []
         self._map = KvMap(backend, beside)
@@ -113,6 +114,8 @@ class Report:
         queue = scheduler.queue_update(now_s)
         n_rows = totals.n_prefill_rows + totals.n_decode_rows
         holdings = (cache.cells.n_used, cache.n_cached_sequences)
+        self._times.lap("report")
+        self._times.end(totals, len(scheduler.running))
         if not (self._deltas or self._started or n_rows or queue is not None or holdings != self._holdings_sent):
             return None
         step = Step(
@@ -123,6 +126,7 @@ class Report:
             queue=queue.ids if queue is not None else None,
             waits_s=queue.waits_s if queue is not None else None,
             kv_map=self._map.take(cache.cells, is_running=bool(scheduler.running)),
+            long_step=self._times.take(),
         )
         totals.end_step()
         self._deltas, self._started, self._holdings_sent = {}, [], holdings
@@ -196,6 +200,55 @@ class Totals:
             media=media,
             background_s=self.background_s,
         )
+
+
+class StepTimes:
+    """What the main thread's time goes into, from the first message that it takes after a step until the next one's
+    news: what a stream waits between two tokens. The longest of each minute is told of, with its parts.
+
+    The parts, by whoever calls `lap`: messages, collect (what became ready beside the steps), admit, copies (saving,
+    restoring and moving), plan, drafts, decode (with the wait for the processors), tokens (drawing, grammars, ends),
+    report. Parts of the same name add up. A step that took much longer than its thread computed waited: for a device,
+    for those who compute beside it, or for a processor that another program had.
+    """
+
+    def __init__(self, clock: Callable[[], float], cpu_clock: Callable[[], float]) -> None:
+        self._clock, self._cpu_clock = clock, cpu_clock
+        self._has_begun = False
+        self._began_s = self._lap_s = self._cpu_s = 0.0
+        self._parts: dict[str, float] = {}
+        self._minute, self._longest_s = 0, 0.0
+        self._longest: LongStep | None = None
+
+    def begin(self) -> None:
+        """The thread has something to do, which counts to the next step."""
+        if not self._has_begun:
+            self._has_begun = True
+            self._began_s = self._lap_s = self._clock()
+            self._cpu_s = self._cpu_clock()
+
+    def lap(self, part: str) -> None:
+        """What was done since the last lap is this part's."""
+        now_s = self._clock()
+        self._parts[part] = self._parts.get(part, 0.0) + now_s - self._lap_s
+        self._lap_s = now_s
+
+    def end(self, totals: Totals, n_running: int) -> None:
+        """The step is over, with the last lap."""
+        seconds, minute = self._lap_s - self._began_s, int(self._lap_s // 60)
+        if minute != self._minute:
+            self._minute, self._longest_s = minute, 0.0
+        if seconds > self._longest_s:
+            self._longest_s = seconds
+            rows = totals.n_prefill_rows, totals.n_decode_rows, totals.n_draft_rows
+            cpu_s = self._cpu_clock() - self._cpu_s
+            self._longest = LongStep(seconds, cpu_s, *rows, n_running, self._parts)
+        self._has_begun, self._parts = False, {}
+
+    def take(self) -> LongStep | None:
+        """The longest of this minute, unless it was taken."""
+        longest, self._longest = self._longest, None
+        return longest
 
 
 # As often as a map is worth making while requests run.

@@ -117,13 +117,21 @@ class Vitals(Widget):
         return _line("prefix", f"{hits}  drafts {short_text.percent(aggregate.draft_hit_rate)}  {queue}")
 
     def _step(self, snapshot: Snapshot) -> Content:
-        """The engine whose step takes longest, against its own target."""
+        """The engine whose last step took longest, against its own target; and the longest step of the last minutes, with
+        what most of it was."""
         timed = [(engine.step_s, engine.target_itl_s) for engine in snapshot.engines if engine.step_s is not None]
         if not timed:
             return _line("step", short_text.NOTHING)
         step_s, target_itl_s = max(timed, key=lambda pair: pair[0])
+        text = short_text.seconds(step_s)
         target = f" of {short_text.seconds(target_itl_s)} target" if target_itl_s else ", no target"
-        return _line("step", short_text.seconds(step_s) + target)
+        long_steps = [row for engine in snapshot.engines for row in engine.long_steps]
+        if not long_steps:
+            return _line("step", text + target)
+        longest = max(long_steps, key=lambda row: row.seconds)
+        more = f"   longest {short_text.seconds(longest.seconds)}, {longest.main_part}"
+        is_wide = _LABEL_WIDTH + len(text + target + more) <= self.size.width
+        return _line("step", text + (target if is_wide else "") + more)
 
     def _gpus(self, snapshot: Snapshot) -> Content:
         """All GPUs together: the busiest one, and the memory of all."""

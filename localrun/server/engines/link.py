@@ -34,11 +34,13 @@ from localrun.errors import BadModelFile, EngineDied, EngineFailed, LocalrunErro
 from localrun.hardware import kernels
 from localrun.processes import HIDDEN, end_in_words, is_crash, signal_of
 from localrun.server.engines import machine
-from localrun.snapshot import KvRunRow
+from localrun.snapshot import KvRunRow, LongStepRow
 
 KEPT_LINES = 20
 # A step on a device that takes longer is at something else: its driver compiles kernels when they are first used.
 PREPARING_AFTER_S = 5.0
+# As long as it is worth asking what a step took long for.
+LONG_STEPS_S = 600.0
 
 Answer = TypeVar("Answer", wire.Counted, wire.Cleared)
 
@@ -364,6 +366,8 @@ class EngineLink:
         self._waits_s: list[float] | None = None
         self._queue_at_s = 0.0
         self._kv_map: list[wire.KvRun] = []
+        # By the engine's minute.
+        self._long_steps: dict[int, LongStepRow] = {}
         self._lines: deque[str] = deque(maxlen=KEPT_LINES)
         self._is_ready = False
         self._is_stopping = False
@@ -519,6 +523,14 @@ class EngineLink:
             for run in self._kv_map
         ]
 
+    def long_steps(self) -> list[LongStepRow]:
+        """The longest of each of the last ten minutes, the longest first."""
+        return sorted(self._recent_long_steps().values(), key=lambda row: row.seconds, reverse=True)
+
+    def _recent_long_steps(self) -> dict[int, LongStepRow]:
+        since_s = time.time() - LONG_STEPS_S
+        return {minute: row for minute, row in self._long_steps.items() if row.at_s >= since_s}
+
     def _write(self, message: wire.Submit | wire.Embed | wire.Count | wire.ClearCache) -> None:
         try:
             self._child.write(message)
@@ -563,6 +575,9 @@ class EngineLink:
             self._queue, self._waits_s, self._queue_at_s = step.queue, step.waits_s, step.sent_at_s
         if step.kv_map is not None:
             self._kv_map = step.kv_map
+        if step.long_step is not None:
+            row = LongStepRow(time.time(), *msgspec.structs.astuple(step.long_step))
+            self._long_steps = {**self._recent_long_steps(), int(step.sent_at_s // 60): row}
         if not self.has_answered and any(map(_is_answer, step.deltas)):
             self.has_answered = True
             self._on_answered(self)

@@ -319,7 +319,7 @@ def show_last_step(row: EngineRow, link: EngineLink) -> None:
         row.queued = stats.n_queued
     for name in _OF_STEP:
         setattr(row, name, getattr(stats, name))
-    row.kv_runs = link.kv_runs()
+    row.kv_runs, row.long_steps = link.kv_runs(), link.long_steps()
 
 
 def speculates(settings: Settings, model: Model) -> bool:
