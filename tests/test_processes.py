@@ -57,7 +57,6 @@ def test_text_of_programs_is_utf_8_and_never_an_error() -> None:
 SEEN = {
     ("localrun.bench.servers", "Popen"),
     ("localrun.bench.tune", "Popen"),
-    ("localrun.hardware.kernels", "run"),
     ("localrun.hardware.processors", "run"),
     ("localrun.service.manager", "run"),
     ("localrun.tools.guard", "Popen"),
