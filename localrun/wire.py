@@ -403,8 +403,8 @@ class ChosenLogprob(msgspec.Struct, frozen=True, array_like=True):
 class Usage(msgspec.Struct, frozen=True, array_like=True):
     """Final counts and times of one request. `n_prompt` includes `n_cached`, the prompt tokens that were not computed.
 
-    `queued_s`: submit to first computed row. `prefill_s`: first computed row to first sampled token. `decode_s`: first
-    to last sampled token. `drafts` has an entry for each source that drafted. `speedup` is how many times as fast the
+    `queued_s`: submit to slot, with the model loaded. `prefill_s`: slot to first sampled token. `decode_s`: first to
+    last sampled token. `drafts` has an entry for each source that drafted. `speedup` is how many times as fast the
     answer was as without drafts, by what its steps and others would have taken; 1 without drafts. `n_media` of the
     prompt's tokens are rows of pictures or sound.
     """
@@ -540,9 +540,9 @@ class KvRun(msgspec.Struct, frozen=True, array_like=True):
 
 
 class LongStep(msgspec.Struct, frozen=True, array_like=True):
-    """The longest step of its minute so far. `seconds` and `cpu_s`, processor time, are of the engine's main thread, from
-    the first message that it took after the step before until this step's news. `parts` of them are named as
-    `StepTimes` of `engine/report.py` says. The prompt's rows include what the background computed."""
+    """The longest step of its minute so far. `seconds` and `cpu_s`, processor time, are those of the engine's main
+    thread, from the first message that it took after the step before until this step's news. `parts` of them are named
+    as `StepTimes` of `engine/report.py` says. The prompt's rows include what the background computed."""
 
     seconds: float
     cpu_s: float

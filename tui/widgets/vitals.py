@@ -117,8 +117,8 @@ class Vitals(Widget):
         return _line("prefix", f"{hits}  drafts {short_text.percent(aggregate.draft_hit_rate)}  {queue}")
 
     def _step(self, snapshot: Snapshot) -> Content:
-        """The engine whose last step took longest, against its own target; and the longest step of the last minutes, with
-        what most of it was."""
+        """The engine whose last step took longest, against its own target; and the longest step of the last minutes,
+        with what most of it was."""
         timed = [(engine.step_s, engine.target_itl_s) for engine in snapshot.engines if engine.step_s is not None]
         if not timed:
             return _line("step", short_text.NOTHING)

@@ -126,7 +126,7 @@ class Metrics:
             "inter_token_seconds", "Time between the tokens of a stream, one sample per token.", ITL_BUCKETS_S, "model"
         )
         self.queue = histogram(
-            "queue_seconds", "From the engine's acceptance of a request to its first computed row.",
+            "queue_seconds", "From the engine's acceptance of a request until it has a slot.",
             QUEUE_BUCKETS_S, "model",
         )  # fmt: skip
         self.request = histogram(

@@ -65,9 +65,7 @@ class OllamaReply(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Counts(msgspec.Struct, frozen=True, kw_only=True):
-    """What every answer has, and its last line's counts; durations are nanoseconds. `done_reason` is stop, length, load
-    or unload. Where tokens were drafted, `draft_accepted_count` of `draft_count` are part of the answer, which made it
-    `speedup` times as fast."""
+    """What every answer has, and its last line's counts, as `OllamaChat` says them: the document has no bases."""
 
     model: str
     created_at: str
@@ -88,14 +86,16 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OllamaChat(Counts, frozen=True, kw_only=True):
-    """A chat's answer, or one line of it."""
+    """A chat's answer, or one line of it. The last has the counts, and durations in nanoseconds. `done_reason` is stop,
+    length, load or unload. Where tokens were drafted, `draft_accepted_count` of `draft_count` are part of the answer,
+    which made it `speedup` times as fast."""
 
     message: OllamaReply
 
 
 class OllamaGenerate(Counts, frozen=True, kw_only=True):
-    """An answer of generate, or one line of it. `context` is the conversation as tokens, to be sent with the next
-    prompt."""
+    """An answer of generate, or one line of it, with the counts of `OllamaChat`. `context` is the conversation as
+    tokens, to be sent with the next prompt."""
 
     response: str
     thinking: str | UnsetType = UNSET
