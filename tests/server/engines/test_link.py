@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Coroutine
 from functools import partial
 from pathlib import Path
@@ -99,6 +100,10 @@ def test_a_request_goes_out_and_its_news_come_in(run: Run) -> None:
         assert link.n_outstanding == 0
         assert (await link.count((wire.Segment("abc"),))).tokens == (97, 98, 99)
         assert link.stats is not None
+        (longest,) = link.long_steps()[:1]
+        assert "decode" in longest.parts
+        assert sum(longest.parts.values()) == pytest.approx(longest.seconds)
+        assert time.time() - longest.at_s < 60
         pid = link.pid
         await link.stop()
         assert _gone(pid)
