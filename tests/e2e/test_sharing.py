@@ -322,13 +322,13 @@ def test_a_name_keeps_its_machine_when_the_address_changes(studio: tuple[Daemon,
     _, other = studio
     code = (
         "import asyncio, subprocess\n"
-        "from localrun.access import resolver\n"
+        "from localrun.access import discovery\n"
         "from localrun.client import Client\n"
         "def ip(*arguments):\n"
         "    subprocess.run(['ip', *arguments], check=True)\n"
         "async def main():\n"
         f"    async with Client('https://studio.local:{other.port}') as client:\n"
-        "        print(len(await client.models()), resolver.addresses('studio.local')[0])\n"
+        "        print(len(await client.models()), discovery.addresses('studio.local')[0])\n"
         f"        ip('-n', {SERVER!r}, 'addr', 'add', '10.231.77.9/24', 'dev', 'a{_HERE}')\n"
         f"        ip('-n', {SERVER!r}, 'addr', 'del', '{OUTSIDE}/24', 'dev', 'a{_HERE}')\n"
         "        await client._daemon._http._transport._transport.aclose()\n"

@@ -128,10 +128,11 @@ class Vitals(Widget):
         long_steps = [row for engine in snapshot.engines for row in engine.long_steps]
         if not long_steps:
             return _line("step", text + target)
-        longest = max(long_steps, key=lambda row: row.seconds)
-        more = f"   longest {short_text.seconds(longest.seconds)}, {longest.main_part}"
-        is_wide = _LABEL_WIDTH + len(text + target + more) <= self.size.width
-        return _line("step", text + (target if is_wide else "") + more)
+        row = max(long_steps, key=lambda row: row.seconds)
+        longest = f"  longest {short_text.seconds(row.seconds)}"
+        ways = (f"{text}{target}{longest} {row.main_part}", f"{text}{longest} {row.main_part}", text + longest)
+        width = self.size.width - _LABEL_WIDTH
+        return _line("step", next((way for way in ways if len(way) <= width), text + target))
 
     def _gpus(self, snapshot: Snapshot) -> Content:
         """All GPUs together: the busiest one, and the memory of all."""
