@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, ClassVar
 
+from msgspec.structs import replace
 from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
@@ -132,7 +133,8 @@ class RequestScreen(Dialog[None]):
         self._show()
 
     def _on_snapshot(self, snapshot: Snapshot) -> None:
-        self._row = next((row for row in snapshot.requests if row.id == self._row.id), self._row)
+        now = next((row for row in snapshot.requests if row.id == self._row.id), self._row)
+        self._row = replace(now, client=self._row.client)  # as it is called in the table
         self._show()
 
     def on_click(self, event: events.Click) -> None:

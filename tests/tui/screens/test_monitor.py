@@ -72,6 +72,14 @@ async def test_own_requests_have_a_name_and_routes_are_whole_where_there_is_room
             ["this", "chat", api[1:]],
             ["tui-1", api[1:], "tiny"],
         ]
+        desk.daemon.publish(own)
+        await desk.until(pilot, lambda: len(_table_lines(desk)) == 1)
+        await pilot.press("enter")
+        await desk.see(pilot, "Esc closes")
+        own.cached_tokens = 7
+        desk.daemon.publish(own)
+        await desk.until(pilot, lambda: desk.app.screen._row.cached_tokens == 7)
+        assert desk.app.screen._row.client == "this chat"
 
 
 @pytest.mark.parametrize("width", [50, 60, 70, 80, 100, 126, 150])
