@@ -114,8 +114,8 @@ class KvRunRow(msgspec.Struct, array_like=True):
 class LongStepRow(msgspec.Struct):
     """A step of an engine that took `seconds` and was over `at_s`, in Unix time; its rows, and how many requests ran.
     `parts` are the seconds of all that the engine's main thread did since the step before: messages, collect, admit,
-    copies, plan, drafts, decode, tokens, report. Where `cpu_s`, that thread's processor time, is much less, it waited.
-    """
+    restore, save, move, plan, drafts, decode, tokens, report. Where `cpu_s`, that thread's processor time, is much
+    less, it waited."""
 
     at_s: float
     seconds: float

@@ -247,7 +247,6 @@ class Engine:
             self._report.started(request, is_first=is_first)
         self._times.lap("admit")
         self._tidy()
-        self._times.lap("copies")
         if self._takes_media:
             self._encode()
         if self.background.has_prompts and not self.background.is_busy:
@@ -424,11 +423,14 @@ class Engine:
         if brought is not None:
             request = self.scheduler.at(brought[0])
             request.n_computed, request.skips_steps = brought[1], request.seq in self.cache.restoring
+        self._times.lap("restore")
         if not self._computes_prompts_alone:
             self.cache.save_next()
+        self._times.lap("save")
         moved = self.cache.compact()
         if moved is not None:
             self.scheduler.move(self.scheduler.at(moved[0]), moved[1])
+        self._times.lap("move")
         if self._requests:
             self._is_checked = False
         elif self.cache.tiers.can_persist:

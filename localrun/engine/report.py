@@ -206,10 +206,11 @@ class StepTimes:
     """What the main thread's time goes into, from the first message that it takes after a step until the next one's
     news: what a stream waits between two tokens. The longest of each minute is told of, with its parts.
 
-    The parts, by whoever calls `lap`: messages, collect (what became ready beside the steps), admit, copies (saving,
-    restoring and moving), plan, drafts, decode (with the wait for the processors), tokens (drawing, grammars, ends),
-    report. Parts of the same name add up. A step that took much longer than its thread computed waited: for a device,
-    for those who compute beside it, or for a processor that another program had.
+    The parts, by whoever calls `lap`: messages, collect (what became ready beside the steps), admit, restore and save
+    (prefixes, from memory and to it), move (streams and prefixes, to other cells), plan, drafts, decode (with the wait
+    for the processors), tokens (drawing, grammars, ends), report. Parts of the same name add up. A step that took much
+    longer than its thread computed waited: for a device, for those who compute beside it, or for a processor that
+    another program had.
     """
 
     def __init__(self, clock: Callable[[], float], cpu_clock: Callable[[], float]) -> None:

@@ -16,7 +16,9 @@ LONG_S = 0.2
 PLACES: dict[str, Callable[[Harness], tuple[Any, str]]] = {
     "messages": lambda h: (h.engine._admission, "take"),
     "admit": lambda h: (h.engine.cache, "acquire"),
-    "copies": lambda h: (h.engine.cache, "compact"),
+    "restore": lambda h: (h.engine.cache, "restore_next"),
+    "save": lambda h: (h.engine.cache, "save_next"),
+    "move": lambda h: (h.engine.cache, "compact"),
     "plan": lambda h: (h.engine.cache, "make_room"),
     "drafts": lambda h: (h.engine._speculation, "extend"),
     "decode": lambda h: (h.backend, "decode"),

@@ -21,14 +21,14 @@ class _Window(App[None]):
 @pytest.mark.parametrize(
     ("width", "text"),
     [
-        (60, "20 ms of 140 ms target  longest 205 ms copies"),
-        (40, "20 ms  longest 205 ms copies"),
+        (60, "20 ms of 140 ms target  longest 205 ms move"),
+        (40, "20 ms  longest 205 ms move"),
         (31, "20 ms  longest 205 ms"),
         (27, "20 ms of 140 ms target"),
     ],
 )
 async def test_the_longest_step_is_shown_with_what_most_of_it_was(desk: Any, width: int, text: str) -> None:
-    longest = LongStepRow(1000.0, 0.205, 0.01, 0, 8, 0, 8, {"copies": 0.18, "decode": 0.025})
+    longest = LongStepRow(1000.0, 0.205, 0.01, 0, 8, 0, 8, {"move": 0.18, "decode": 0.025})
     shorter = LongStepRow(1000.0, 0.03, 0.03, 0, 8, 0, 8, {"decode": 0.03})
     engine = msgspec.structs.replace(TINY, step_s=0.02, target_itl_s=0.14, long_steps=[longest, shorter])
     app = _Window()
