@@ -201,8 +201,7 @@ def _listed(store: Store, wanted: AdapterChoice, sees: Callable[[str], bool]) ->
         places = [place for place, adapter in enumerate(adapters) if sees(adapter.name)]
         if wanted.id not in places:
             there = f"the last one is {places[-1]}" if places else "there is none"
-            raise NotFound(f"{wanted.field}: no adapter has the id {wanted.id}; {there} (GET /lora-adapters)",
-                           field=wanted.field)  # fmt: skip
+            raise NotFound.of(wanted.field, f"no adapter has the id {wanted.id}; {there} (GET /lora-adapters)")
         return adapters[wanted.id]
     digest = _DIGEST.fullmatch(wanted.id)
     if digest is None:
@@ -211,4 +210,4 @@ def _listed(store: Store, wanted: AdapterChoice, sees: Callable[[str], bool]) ->
         with suppress(BadModelFile, Conflict):  # gone, or written to, since it was listed
             if sees(adapter.name) and adapter.sha256 == digest[1].lower():
                 return adapter
-    raise NotFound(f"{wanted.field}: no adapter has the digest {wanted.id}", field=wanted.field)
+    raise NotFound.of(wanted.field, f"no adapter has the digest {wanted.id}")

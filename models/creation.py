@@ -92,26 +92,24 @@ def base_of_files(store: Store, files: Mapping[str, str]) -> Base:
         check_file_name(name)
     shard = next(filter(shard_of, files), None)
     if shard is not None:
-        raise BadRequest(
-            f"files: {shard[:60]} is one of several files of a model, which are found by names that uploads do "
+        raise BadRequest.of(
+            "files",
+            f"{shard[:60]} is one of several files of a model, which are found by names that uploads do "
             f"not keep; give the path of the first one as FROM, where the daemon runs, or join them before "
             f"(llama-gguf-split --merge)",
-            field="files",
         )
     models = [name for name in files if name.lower().endswith(SUFFIX) and not is_part(name)]
     if len(models) > 1:
         models = [name for name in models if not _is_projector(store, files[name])]
     if not models:
         shown = ", ".join(name[:60] for name in files)
-        raise BadRequest(f"files: no GGUF file among {shown}; {_CONVERT}", field="files")
+        raise BadRequest.of("files", f"no GGUF file among {shown}; {_CONVERT}")
     if len(models) > 1:
-        raise BadRequest(
-            f"files: {len(models)} GGUF files ({', '.join(models[:4])}); a model is one of them", field="files"
-        )
+        raise BadRequest.of("files", f"{len(models)} GGUF files ({', '.join(models[:4])}); a model is one of them")
     base = base_of_blob(store, files[models[0]], models[0])
     extra = [projector(store, base, digest, None) for name, digest in files.items() if name != models[0]]
     if len(extra) > 1:
-        raise BadRequest(f"files: {len(extra)} projectors; a model has one", field="files")
+        raise BadRequest.of("files", f"{len(extra)} projectors; a model has one")
     said = msgspec.structs.replace(base.manifest, files=(*base.manifest.files, *extra))
     return Base(base.name, said, base.header, base.path)
 
@@ -292,9 +290,9 @@ def path_of(text: str, folder: Path | None) -> Path | None:
 def check_file_name(name: str) -> None:
     """Raises BadRequest for a name in `files` or `adapters` that would leave its folder."""
     if not name or len(name) > MAX_NAME_CHARS or "\0" in name or "\\" in name or name.startswith("/") or ":" in name:
-        raise BadRequest(f"files: '{name[:60]}' is no relative file name", field="files")
+        raise BadRequest.of("files", f"'{name[:60]}' is no relative file name")
     if ".." in name.split("/"):
-        raise BadRequest(f"files: '{name[:60]}' climbs out of its folder", field="files")
+        raise BadRequest.of("files", f"'{name[:60]}' climbs out of its folder")
 
 
 def _is_there(folder: Path, text: str) -> bool:
@@ -347,7 +345,7 @@ def quantization_number(name: str) -> int:
     wanted = name.upper()
     wanted = QUANT_ALIASES.get(wanted, wanted)
     if wanted not in _QUANTIZATION_NUMBERS:
-        raise BadRequest(f"quantize: '{name[:40]}' is not one of {', '.join(_QUANTIZATIONS)}", field="quantize")
+        raise BadRequest.of("quantize", f"'{name[:40]}' is not one of {', '.join(_QUANTIZATIONS)}")
     return _QUANTIZATION_NUMBERS[wanted]
 
 
@@ -359,10 +357,10 @@ def canonical_quantization(name: str) -> str:
 def check_quantizable(header: Header, name: str) -> None:
     """Raises BadRequest for a model that was quantized already."""
     if header.quantization not in _UNQUANTIZED:
-        raise BadRequest(
-            f"quantize: '{name}' is {header.quantization} already, and quantizing twice loses much more than once; "
+        raise BadRequest.of(
+            "quantize",
+            f"'{name}' is {header.quantization} already, and quantizing twice loses much more than once; "
             f"begin with an F16, BF16 or F32 file of it",
-            field="quantize",
         )
 
 

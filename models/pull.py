@@ -135,9 +135,8 @@ async def _plan(name: ModelName, context: PullContext, is_insecure: bool, projec
         return await _plan_of_repo(repo, name.tag, context, projector)
     without_projector = projector.lower() == quant_choice.NO_PROJECTOR
     if projector and not without_projector:
-        raise BadRequest(
-            "projector: a model of a registry has the one that it has; leave projector out, or say none",
-            field="projector",
+        raise BadRequest.of(
+            "projector", "a model of a registry has the one that it has; leave projector out, or say none"
         )
     if name.registry_host:
         registry = RegistryName(name.registry_host, name.repo, name.tag or DEFAULT_TAG, is_insecure)

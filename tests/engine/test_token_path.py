@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 
 import localrun.engine
 from localrun.wire import Open, Ready, Segment, Submit
 from tests.engine.test_process import child
+from tests.path_table import listed, name_of
 
 ENGINE = Path(localrun.engine.__path__[0])
 # Notes the files in which functions run, in all threads: from the request's frame to the frame with its end.
@@ -38,19 +38,6 @@ sys.exit(code)
 """
 
 
-def listed() -> list[str]:
-    section = (ENGINE / "README.md").read_text(encoding="utf-8").partition("## The path of a token")[2]
-    return re.findall(r"^\| `([\w/]+\.py)`", section.partition("\n## ")[0], re.MULTILINE)
-
-
-def name_of(path: str) -> str | None:
-    """As the README has it; None for what is not ours."""
-    file = Path(path)
-    if file.is_relative_to(ENGINE):
-        return file.relative_to(ENGINE).as_posix()
-    return file.relative_to(ENGINE.parent).as_posix() if file.is_relative_to(ENGINE.parent) else None
-
-
 def test_the_readme_lists_the_files_of_a_streamed_chat(tiny_gguf: Path, tmp_path: Path):
     opened = Open(
         model_path=str(tiny_gguf), n_slots=4, n_kv_cells=2048, n_batch=256, n_threads=1, n_gpu_layers=0, kv_type="f16",
@@ -66,6 +53,7 @@ def test_the_readme_lists_the_files_of_a_streamed_chat(tiny_gguf: Path, tmp_path
         assert engine.process.stdin is not None
         engine.process.stdin.close()
         assert engine.exit_code() == 0
-    found = {name_of(path) for path in json.loads((tmp_path / "paths.json").read_text())} - {None}
-    assert found == set(listed())
-    assert len(listed()) == len(found) <= 26
+    found = {name_of(path, ENGINE) for path in json.loads((tmp_path / "paths.json").read_text())} - {None}
+    files = listed(ENGINE, "The path of a token")
+    assert found == set(files)
+    assert len(files) == len(found) <= 26

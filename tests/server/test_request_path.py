@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 import sys
 from pathlib import Path
 from types import FrameType
@@ -16,6 +15,7 @@ import localrun.models
 import localrun.server
 from localrun.server import app
 from localrun.server.http.limits import Limits
+from tests import path_table
 
 SERVER, MODELS = (Path(package.__path__[0]) for package in (localrun.server, localrun.models))
 # Below uvicorn, and in the worker's process.
@@ -24,19 +24,11 @@ NOT_SEEN_HERE = {"http/connection.py", "templates/worker.py", "templates/marks.p
 BY_THE_CLOCK = {"engines/faults.py", "access/keys.py"}
 
 
-def listed() -> list[str]:
-    section = (SERVER / "README.md").read_text(encoding="utf-8").partition("## The path of a streamed chat")[2]
-    return re.findall(r"^\| `([\w/]+\.py)`", section.partition("\n## ")[0], re.MULTILINE)
-
-
 def name_of(path: str) -> str | None:
     """As the README has it; None for what is not the daemon's."""
-    file = Path(path)
-    if file.is_relative_to(SERVER):
-        return file.relative_to(SERVER).as_posix()
-    if file.is_relative_to(MODELS):
-        return f"models/{file.relative_to(MODELS).as_posix()}"
-    return file.relative_to(SERVER.parent).as_posix() if file.is_relative_to(SERVER.parent) else None
+    if Path(path).is_relative_to(MODELS):
+        return f"models/{Path(path).relative_to(MODELS).as_posix()}"
+    return path_table.name_of(path, SERVER)
 
 
 async def chat(limits: Limits) -> set[str]:
@@ -77,5 +69,6 @@ async def test_the_readme_lists_the_files_of_a_warm_chat(running: Any) -> None:
     async with running() as runtime:
         limits = app.build(runtime.settings, runtime)
         await chat(limits)
-        assert await chat(limits) | NOT_SEEN_HERE == set(listed())
-    assert len(listed()) == len(set(listed())) <= 26
+        files = path_table.listed(SERVER, "The path of a streamed chat")
+        assert await chat(limits) | NOT_SEEN_HERE == set(files)
+    assert len(files) == len(set(files)) <= 26

@@ -254,7 +254,7 @@ def _naming(projector: Projector, segments: Sequence[Segment], error: BadRequest
             try:
                 projector.tokenize([segment])
             except BadRequest as own:
-                return BadRequest(f"{segment.field}: {own.message}", field=segment.field)
+                return BadRequest.of(segment.field, own.message)
     return error
 
 

@@ -276,12 +276,12 @@ class Room:
             free_bytes = gpu.free_bytes + before.gpu_bytes
             fits = gpus is None or gpu._replace(free_bytes=free_bytes).usable_bytes >= needed.total_bytes
         if not fits:
-            raise CannotFit(
-                f"draft: '{draft.name}' needs {in_gb(needed.total_bytes)} of memory (weights "
+            raise CannotFit.of(
+                "draft",
+                f"'{draft.name}' needs {in_gb(needed.total_bytes)} of memory (weights "
                 f"{in_gb(needed.weights_bytes)}, KV cache of {ready.n_kv_cells} cells {in_gb(needed.kv_bytes)}) beside "
                 f"'{resident.model.name}' but {in_gb(free_bytes)} is available, of which a part stays free; leave "
                 f"draft out, name a smaller model, or stop other models (localrun stop)",
-                field="draft",
             )
         resident.extra_draft = ExtraDraft(
             draft.path, needed.weights_bytes + needed.kv_bytes,

@@ -455,7 +455,7 @@ def _out_of_shape(message: str) -> BadRequest:
     said = said[:1].lower() + said[1:_MAX_SAID]
     if not path:
         return BadRequest(f"the body is not as expected: {said}")
-    return BadRequest.of(path, f"{said}")
+    return BadRequest.of(path, said)
 
 
 STALL_S = 0.1

@@ -63,7 +63,7 @@ class FormatFields(SamplingFields, frozen=True, kw_only=True):
         grammar cannot hold an answer to."""
         asked = [name for name in ("response_format", "json_schema", "grammar") if self._asks(name)]
         if len(asked) > 1:
-            raise BadRequest(f"{asked[1]}: not together with {asked[0]}; send one of them", field=asked[1])
+            raise BadRequest.of(asked[1], f"not together with {asked[0]}; send one of them")
         if self.response_format is not None and asked == ["response_format"]:
             return grammar_of_format(self.response_format)
         if self.json_schema is not None:

@@ -46,9 +46,8 @@ def check_refs(root: Any, *, field: str) -> None:
             continue
         targets[ref] = target = find(root, ref)
         if not isinstance(target, bool) and id(target) not in places:
-            raise BadRequest(
-                f'{field}: "$ref": {ref!r} leads nowhere; references begin with "#/" and stay inside the schema',
-                field=field,
+            raise BadRequest.of(
+                field, f'"$ref": {ref!r} leads nowhere; references begin with "#/" and stay inside the schema'
             )
 
     def in_place(node: dict[str, Any]) -> Iterator[Any]:
@@ -65,7 +64,7 @@ def check_refs(root: Any, *, field: str) -> None:
     _, circle = _descend(nodes, in_place)
     if circle:
         ref = next(node["$ref"] for node in circle if "$ref" in node)
-        raise BadRequest(f'{field}: "$ref": {ref!r} is described by itself alone', field=field)
+        raise BadRequest.of(field, f'"$ref": {ref!r} is described by itself alone')
     depth, _ = _descend(nodes[:1], below)
     if depth > MAX_REFERENCED_DEPTH:
         raise BadRequest.of(
