@@ -29,7 +29,7 @@ from localrun.server.jobs.job import JobRequest
 from localrun.server.runtime import Runtime
 from tests.cluster import replica_process
 from tests.cluster.test_wire import HELLO
-from tests.server.waiting import until
+from tests.server.waiting import n_resumed, until
 
 ALPHA = JobRequest(model="alpha", api="/test")
 PATIENCE_S = 60
@@ -135,7 +135,7 @@ class Door:
 
     @property
     def n_resumed(self) -> int:
-        return sum(row.resumed for row in self.runtime.registry.rows())
+        return n_resumed(self.runtime)
 
 
 @pytest.fixture

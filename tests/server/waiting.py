@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from localrun.errors import LocalrunError
+from localrun.server.runtime import Runtime
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -24,3 +25,9 @@ async def error_of(waiting: Awaitable[object]) -> LocalrunError:
     with pytest.raises(LocalrunError) as caught:
         await waiting
     return caught.value
+
+
+def n_resumed(runtime: Runtime, model: str = "alpha") -> int:
+    """How often requests went on on another engine, ever: rows of requests that have ended are dropped."""
+    registry = runtime.telemetry.metrics.registry
+    return int(registry.get_sample_value("localrun_requests_resumed_total", {"model": model}) or 0)

@@ -18,7 +18,7 @@ from localrun.server.engines.faults import SILENT_S
 from localrun.server.jobs.job import JobRequest
 from localrun.server.runtime import Runtime
 from tests.server.conftest import SCRIPT
-from tests.server.waiting import until
+from tests.server.waiting import n_resumed, until
 
 ALPHA = JobRequest(model="alpha", api="/test")
 
@@ -45,10 +45,6 @@ async def pid_when(runtime: Runtime, state: str, seen: set[int]) -> int:
     (pid,) = new()
     seen.add(pid)
     return pid
-
-
-def n_resumed(runtime: Runtime) -> int:
-    return sum(row.resumed for row in runtime.registry.rows())
 
 
 async def test_kills_before_any_new_token_lose_nothing(running: Any, submit: Any) -> None:
