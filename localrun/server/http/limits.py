@@ -71,9 +71,10 @@ MAX_BODIES = 8
 # So many files may be uploaded at once. Each has one or two pieces of a megabyte in memory.
 MAX_UPLOADS = 64
 
-# How long a refused body is read and thrown away. A socket closed with unread input resets the connection, and the
-# client would lose the answer that says what was wrong.
-_LINGER_S = 1.0
+# How long a refused body is read and thrown away, in all and while none of it comes. A socket closed with unread input
+# resets the connection, and the client would lose the answer that says what was wrong.
+_LINGER_S = 30.0
+_LINGER_QUIET_S = 1.0
 
 
 # What programs of this machine call it: by loopback, by the address of a listener for all, and from its containers. No
@@ -467,7 +468,7 @@ async def _discard(receive: Receive) -> None:
     try:
         async with asyncio.timeout(_LINGER_S):
             while True:
-                message = await receive()
+                message = await asyncio.wait_for(receive(), _LINGER_QUIET_S)
                 if message["type"] != "http.request" or not message.get("more_body", False):
                     return
     except TimeoutError:

@@ -301,6 +301,24 @@ def test_a_chunked_body_is_cut_off_at_the_limit() -> None:
     assert len(handler.body) == LIMIT_BYTES
 
 
+async def test_a_refused_body_is_read_for_as_long_as_it_comes() -> None:
+    """Clients that look for an answer only when they have sent everything would be told of a reset connection."""
+    sent = [b"x" * 1024] * 5
+    answered: list[Message] = []
+
+    async def receive() -> Message:
+        await asyncio.sleep(0.3)
+        return {"type": "http.request", "body": sent.pop(), "more_body": bool(sent)}
+
+    async def send(message: Message) -> None:
+        answered.append(message)
+
+    headers = [(name.encode(), value.encode()) for name, value in (*LOCAL, *JSON, ("content-length", str(5 * 1024)))]
+    scope = {"type": "http", "method": "POST", "path": "/api/generate", "headers": headers, "client": ("127.0.0.1", 5)}
+    await Limits(Handler(), Settings(max_body_bytes=LIMIT_BYTES))(scope, receive, send)
+    assert (answered[0]["status"], sent) == (413, [])
+
+
 @pytest.mark.parametrize("headers", [[("content-length", str(LIMIT_BYTES))], [("transfer-encoding", "chunked")]])
 def test_a_body_of_exactly_the_limit_passes(headers: list[tuple[str, str]]) -> None:
     handler = Handler()
