@@ -323,6 +323,21 @@ class ResponseEvent(msgspec.Struct, frozen=True, kw_only=True):
 
     type: str
     sequence_number: int
+    response: ResponseObject | UnsetType = UNSET
+    item: dict[str, Any] | UnsetType = UNSET
+    item_id: str | UnsetType = UNSET
+    output_index: int | UnsetType = UNSET
+    content_index: int | UnsetType = UNSET
+    summary_index: int | UnsetType = UNSET
+    part: dict[str, Any] | UnsetType = UNSET
+    delta: str | UnsetType = UNSET
+    text: str | UnsetType = UNSET
+    logprobs: list[ChosenToken] | UnsetType = UNSET
+    name: str | UnsetType = UNSET
+    arguments: str | UnsetType = UNSET
+    input: str | UnsetType = UNSET
+    prompt_progress: PromptProgress | UnsetType = UNSET
+    timings: Timings | UnsetType = UNSET
 
 
 class AnthropicErrorBody(msgspec.Struct, frozen=True, kw_only=True):
