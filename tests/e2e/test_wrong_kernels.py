@@ -27,11 +27,11 @@ def q4_k_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def answer(daemon: Daemon, model: Path) -> str:
-    response = daemon.post(
-        "/v1/completions", model=str(model), prompt="Hello, how are you?", max_tokens=8, temperature=0, ignore_eos=True
-    )
+    """Of an engine that stays: the probe may take longer to come than one is usually kept."""
+    body = {"model": str(model), "prompt": "Hello, how are you?", "raw": True, "stream": False, "keep_alive": -1}
+    response = daemon.post("/api/generate", body | {"options": {"num_predict": 8, "temperature": 0}})
     assert response.status_code == 200, response.text
-    return str(response.json()["choices"][0]["text"])
+    return str(response.json()["response"])
 
 
 def kept(home: Path) -> Verdict:

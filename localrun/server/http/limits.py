@@ -216,6 +216,7 @@ class Limits:
             await self._app(scope, guard.receive, guard.send)
         finally:
             guard.release()
+        await guard.end()
 
     def _check_host(self, scope: Scope, *, is_local: bool) -> str:
         hosts = header_values(scope, b"host")
@@ -390,6 +391,8 @@ class _BodyGuard:
         self._max_bytes = max_bytes
         self._n_bytes = 0
         self._is_over = False
+        # The answer to a body that is over a limit has no end yet.
+        self._is_open = False
 
     async def receive(self) -> Message:
         message = await self._receive()
@@ -438,6 +441,11 @@ class _BodyGuard:
             await self._send(message)
         else:
             await self._send({**message, "more_body": True})
+            self._is_open = True
+
+    async def end(self) -> None:
+        """Reads the rest of a body that was over a limit, when neither the handler nor the room has any of it."""
+        if self._is_open:
             await _discard(self._receive)
             await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 

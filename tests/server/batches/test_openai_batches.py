@@ -222,7 +222,7 @@ def test_a_batch_gives_its_room_to_whoever_asks_for_another_model(models_dir: Pa
         until(lambda: _n_completed(client, batch.id) >= 1)
         answer = daemon.post("/v1/completions", model="beta", prompt="a", max_tokens=2)
         assert answer.status_code == 200
-        assert [row["model"] for row in daemon.http.get("/api/ps").json()["models"]] == ["beta:latest"]
+        assert "unloading alpha" in daemon.log, "only one has room"
         assert client.batches.retrieve(batch.id).status == "in_progress"
         client.batches.cancel(batch.id)
         batch = ended(client, batch)

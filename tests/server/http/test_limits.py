@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -301,22 +302,49 @@ def test_a_chunked_body_is_cut_off_at_the_limit() -> None:
     assert len(handler.body) == LIMIT_BYTES
 
 
+async def post(app: Limits, receive: Receive, on_status: Callable[[int], None]) -> None:
+    async def send(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            on_status(message["status"])
+
+    headers = [(name.encode(), value.encode()) for name, value in (*LOCAL, *JSON, ("transfer-encoding", "chunked"))]
+    await app({"type": "http", "method": "POST", "path": "/api/generate", "headers": headers}, receive, send)
+
+
 async def test_a_refused_body_is_read_for_as_long_as_it_comes() -> None:
     """Clients that look for an answer only when they have sent everything would be told of a reset connection."""
-    sent = [b"x" * 1024] * 5
-    answered: list[Message] = []
+    sent, statuses = [b"x" * 1024] * 7, list[int]()
 
     async def receive() -> Message:
-        await asyncio.sleep(0.3)
+        await asyncio.sleep(0.25)
         return {"type": "http.request", "body": sent.pop(), "more_body": bool(sent)}
 
-    async def send(message: Message) -> None:
-        answered.append(message)
+    await post(Limits(Handler(), Settings(max_body_bytes=LIMIT_BYTES)), receive, statuses.append)
+    assert (statuses, sent) == ([413], [])
 
-    headers = [(name.encode(), value.encode()) for name, value in (*LOCAL, *JSON, ("content-length", str(5 * 1024)))]
-    scope = {"type": "http", "method": "POST", "path": "/api/generate", "headers": headers, "client": ("127.0.0.1", 5)}
-    await Limits(Handler(), Settings(max_body_bytes=LIMIT_BYTES))(scope, receive, send)
-    assert (answered[0]["status"], sent) == (413, [])
+
+async def test_bodies_that_are_thrown_away_take_no_room() -> None:
+    app = Limits(Handler(), Settings(max_body_bytes=LIMIT_BYTES))
+    statuses, ending = list[int](), asyncio.Event()
+
+    def sender(n_bytes: int) -> Receive:
+        pieces = [b"x" * n_bytes]
+
+        async def receive() -> Message:
+            if not pieces:
+                await ending.wait()
+            return {"type": "http.request", "body": pieces.pop() if pieces else b"", "more_body": not ending.is_set()}
+
+        return receive
+
+    refused = []
+    for n in range(1, MAX_BODIES + 2):
+        refused.append(asyncio.create_task(post(app, sender(LIMIT_BYTES + 1), statuses.append)))
+        await until(lambda n=n: len(statuses) == n)
+    ending.set()
+    await post(app, sender(LIMIT_BYTES), statuses.append)
+    assert statuses == [413] * len(refused) + [200]
+    await asyncio.gather(*refused)
 
 
 @pytest.mark.parametrize("headers", [[("content-length", str(LIMIT_BYTES))], [("transfer-encoding", "chunked")]])

@@ -40,6 +40,7 @@ def test_a_line_of_json_for_each_request() -> None:
         assert daemon.stop() == 0
         assert SECRET.split()[0] not in daemon.log
         lines = [json.loads(line) for line in daemon.log.splitlines() if line.startswith("{")]
+    lines.sort(key=lambda line: ids.index(line["id"]))  # a line comes after its answer, so the next one may be sooner
     assert [line["id"] for line in lines] == ids
     assert [line["status"] for line in lines] == [200, 200, 404, 403, 404]
     assert [line["reason"] for line in lines] == ["length", "length", "model_not_found", "forbidden", "not_found"]
@@ -59,6 +60,7 @@ def test_a_line_of_text_for_each_request() -> None:
         ids = send_all(daemon)
         assert daemon.stop() == 0
         lines = [line for line in daemon.log.splitlines() if "localrun.requests: " in line]
+    lines.sort(key=lambda line: ids.index(re.findall(r" id=(\S+)", line)[0]))
     assert [re.findall(r" id=(\S+)", line) for line in lines] == [[each] for each in ids]
     shown = lines[0].partition("localrun.requests: ")[2]
     assert re.match(r"POST /v1/chat/completions 200 \d+\.\d{3}s id=req_\w+ model=tiny prompt_tokens=\d+ ", shown)
