@@ -332,7 +332,6 @@ def test_only_commands_know_of_clusters_and_few_modules_of_ray():
     assert {found.importer for found in imports() if is_within(found.name, "ray")} == {
         f"{CLUSTER}.on_ray.bridge",
         f"{CLUSTER}.on_ray.nodes",
-        f"{CLUSTER}.on_ray.router",
         f"{CLUSTER}.on_ray.serve_app",
     }
     assert "ray" not in loaded_after("import localrun.cluster.door, localrun.cluster.on_ray.nodes, localrun.server.app")

@@ -17,7 +17,7 @@ EQUAL = dict.fromkeys(REPLICAS, (100.0, 0))
 
 
 def ranks(there: tuple[str, ...] = REPLICAS, **asked: Any) -> list[list[str]]:
-    from localrun.cluster.on_ray.router import PrefixRouter
+    from localrun.cluster.on_ray.serve_app import PrefixRouter
 
     router = PrefixRouter.__new__(PrefixRouter)
     replicas = [SimpleNamespace(replica_id=SimpleNamespace(unique_id=name)) for name in there]
@@ -56,7 +56,7 @@ def test_without_a_prompt_or_a_way_anybody_will_do(asked: dict[str, Any]):
 def test_serve_takes_it_by_value():
     from ray.serve.config import RequestRouterConfig
 
-    from localrun.cluster.on_ray.router import PrefixRouter
+    from localrun.cluster.on_ray.serve_app import PrefixRouter
 
     again = RequestRouterConfig(request_router_class=PrefixRouter).get_request_router_class()
-    assert (again.__name__, again.__module__) == ("PrefixRouter", "localrun.cluster.on_ray.router")
+    assert (again.__name__, again.__module__) == ("PrefixRouter", "localrun.cluster.on_ray.serve_app")

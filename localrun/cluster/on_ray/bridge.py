@@ -1,9 +1,10 @@
 """The process that talks to Ray for a door, or for one command: `python -m localrun.cluster.on_ray.bridge`, with what
 `reports.py` says on its pipes.
 
-It says which replicas there are, and corrects a door's choice among them (`router.py`), for which no request waits
-long: the door chooses by itself as well (`link.py`). When the head is lost, replicas are still asked and chosen, which
-needs no head; what the head alone knows is then as it was last. The bridge of the head's door is the one that scales.
+It says which replicas there are, and corrects a door's choice among them (`PrefixRouter` of `serve_app.py`), for which
+no request waits long: the door chooses by itself as well (`link.py`). When the head is lost, replicas are still asked
+and chosen, which needs no head; what the head alone knows is then as it was last. The bridge of the head's door is the
+one that scales.
 
 Ends when its standard input does.
 """
@@ -33,7 +34,6 @@ from localrun import framing, ollama_environment
 from localrun.cluster import ledger, reports, settings
 from localrun.cluster.catalogue import check_fits
 from localrun.cluster.description import Description, app_name
-from localrun.cluster.on_ray import router
 from localrun.cluster.on_ray.nodes import MARK
 from localrun.cluster.on_ray.serve_app import DEPLOYMENT, Engine, build
 from localrun.cluster.placement import Has, Load, Scaler
@@ -96,8 +96,11 @@ class Bridge:
     async def choose(self, asked: reports.Choose) -> reports.Chosen:
         """Which replica computes a prompt, as Serve's router has it."""
         with contextlib.suppress(TimeoutError, RayServeException, ray.exceptions.RayError):
-            async with asyncio.timeout(CHOICE_S):
-                return reports.Chosen(asked.id, await router.choose(self._handle(asked.app), asked.first, asked.costs))
+            async with (
+                asyncio.timeout(CHOICE_S),
+                self._handle(asked.app).choose_replica(first=asked.first, costs=asked.costs, _reserve=False) as chosen,
+            ):
+                return reports.Chosen(asked.id, str(chosen.replica_id))
         return reports.Chosen(asked.id, "")
 
     async def wake(self, name: str) -> None:

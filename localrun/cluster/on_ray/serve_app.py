@@ -19,13 +19,14 @@ import msgspec
 import ray
 from ray import serve
 from ray.serve.config import RequestRouterConfig
+from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
 
 from localrun import ollama_environment, wire
 from localrun.cluster import settings as kept
+from localrun.cluster.affinity import pick
 from localrun.cluster.catalogue import adapters_of, at_hand, neighbours
 from localrun.cluster.description import Description, described, use_of
 from localrun.cluster.on_ray.nodes import MARK
-from localrun.cluster.on_ray.router import PrefixRouter
 from localrun.cluster.placement import Has
 from localrun.cluster.replica import Replica
 from localrun.cluster.reports import ReplicaReport
@@ -137,6 +138,28 @@ class Engine:
     def _on_step(self, link: EngineLink, step: wire.Step) -> None:
         self._replica.on_step(link, step)
         self._reporter.on_step(link, step)
+
+
+class PrefixRouter(RequestRouter):  # type: ignore[misc] # Ray's classes have no types
+    """Serve's choice of a replica, for whoever asks through a handle: by the rule of `affinity.py`, among those that
+    Serve knows to live and to take requests, as soon as its controller does. What is called without a prompt may go
+    anywhere.
+
+    What the prompt costs at each replica the door says, which knows where the prompt's beginning was computed; so a
+    router remembers nothing, and one that is new chooses as any other. Serve takes the class to other processes by
+    value. Does not: ask anybody, or wait.
+    """
+
+    async def choose_replicas(
+        self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
+    ) -> list[list[RunningReplica]]:
+        asked = {} if pending_request is None else pending_request.kwargs
+        there = {replica.replica_id.unique_id: replica for replica in candidate_replicas}
+        costs = {name: cost for name, cost in asked.get("costs", {}).items() if name in there}
+        if not costs:
+            return [candidate_replicas]
+        chosen = pick(asked["first"], costs)
+        return [[there[chosen]], [there[name] for name in costs if name != chosen]]
 
 
 def build(description: Description, n_replicas: int, engine: type[Engine] = Engine) -> serve.Application:
