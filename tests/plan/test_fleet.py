@@ -6,8 +6,7 @@ import pytest
 
 from localrun.bench.arrivals import ANSWER, Limits, Session, Turn, built_in
 from localrun.errors import BadRequest
-from localrun.plan.coarse import CoarseReplica
-from localrun.plan.fleet import MOST_EXACT, MOST_LOOKED_AT, ROUTERS, FleetSearch, fleet
+from localrun.plan.fleet import MOST_EXACT, MOST_LOOKED_AT, ROUTERS, CoarseReplica, FleetSearch, fleet
 from localrun.plan.replica import Arrival, simulate
 from tests.plan.made import costs, setup, workload
 
