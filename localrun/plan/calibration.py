@@ -24,7 +24,7 @@ import msgspec
 import psutil
 
 from localrun import config, stored, wire
-from localrun.bench.arrivals import Session, Turn
+from localrun.bench.arrivals import Session, Turn, as_sent, send
 from localrun.bench.metrics import gaps_s, percentile
 from localrun.bench.results import StreamRecord
 from localrun.bench.servers import ServerProcess
@@ -37,7 +37,6 @@ from localrun.models.fit import FitRequest, Machine, choose
 from localrun.models.storage.model import Model
 from localrun.plan.backend import Layout
 from localrun.plan.costs import Costs, PromptCosts, Sample, StreamCosts, WaitCosts, errors_of
-from localrun.plan.real import as_sent, send
 from localrun.plan.replica import Setup, simulate
 from localrun.processes import HIDDEN
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import psutil
 
-from localrun.bench.arrivals import Limits, Session, Workload
+from localrun.bench.arrivals import Limits, Sent, Session, Workload, as_sent, send
 from localrun.bench.metrics import is_good, stream_metrics
 from localrun.bench.results import Metrics, StreamRecord
 from localrun.bench.servers import ServerProcess
@@ -23,7 +23,6 @@ from localrun.errors import BadRequest, LocalrunError
 from localrun.hardware.processors import others_busy_s
 from localrun.models.storage.model import Model
 from localrun.plan.calibration import Calibration, Check, Speed, daemon, setup_of
-from localrun.plan.real import Sent, as_sent, send
 from localrun.plan.replica import Setup, simulate
 
 # These are sent first, and do not count.

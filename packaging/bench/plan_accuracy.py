@@ -20,7 +20,7 @@ from pathlib import Path
 import click
 import msgspec
 
-from localrun.bench.arrivals import Limits, Workload, WorkloadFile
+from localrun.bench.arrivals import Limits, Workload, WorkloadFile, as_sent
 from localrun.bench.results import Metrics
 from localrun.cli import exits
 from localrun.cli.arguments import NumberList
@@ -31,7 +31,6 @@ from localrun.errors import BadRequest, LocalrunError
 from localrun.models.storage.model import Model
 from localrun.plan.calibration import Calibration, Speed, daemon, setup_of
 from localrun.plan.check import N_WARM, compared, run, scaled
-from localrun.plan.real import as_sent
 from localrun.plan.replica import Setup
 from localrun.plan.search import Search
 

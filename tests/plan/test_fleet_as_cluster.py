@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from localrun import wire
-from localrun.bench.arrivals import ANSWER, Session, Turn
+from localrun.bench.arrivals import ANSWER, Session, Turn, as_sent
 from localrun.bench.metrics import percentile
 from localrun.bench.report import aligned
 from localrun.bench.results import StreamRecord
@@ -24,7 +24,6 @@ from localrun.config import Settings
 from localrun.engine.process import SPARE_SEQUENCES
 from localrun.plan.costs import PromptCosts, StreamCosts
 from localrun.plan.fleet import fleet
-from localrun.plan.real import as_sent
 from localrun.plan.replica import Setup
 from localrun.server.jobs.job import JobRequest
 from localrun.server.runtime import Runtime

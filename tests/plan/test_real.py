@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from localrun.bench.arrivals import ANSWER, Session, Turn
+from localrun.bench.arrivals import ANSWER, Session, Turn, as_sent, send
 from localrun.bench.results import Target
 from localrun.config import Settings
 from localrun.engine.process import SPARE_SEQUENCES
-from localrun.plan.real import as_sent, send
 from localrun.plan.replica import prompt_tokens, simulate
 from localrun.wire import Lane
 from tests.daemon import N_CTX, running_daemon
