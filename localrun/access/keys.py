@@ -11,7 +11,7 @@ The *local key* is another one: a daemon makes a new one at each start, for the 
 and accepts it on loopback alone. Its file is named by the port, so nobody who takes the port of a daemon that has
 ended learns a key that is worth anything.
 
-Does not: count what a key has used (`quotas.py`, `usage.py`).
+Does not: count what a key has used (`quotas.py`, `books.py`).
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ is above again. So a key cannot use more than its limit in the long run, and at 
 short run; `n_concurrent` bounds that.
 
 Owner: one per key, on the daemon's event loop.
-Does not: keep anything (`usage.py` does).
+Does not: keep anything (`books.py` does).
 """
 
 from __future__ import annotations

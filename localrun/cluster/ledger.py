@@ -27,9 +27,9 @@ from typing import NamedTuple, TypeVar
 import msgspec
 
 from localrun import __version__, framing, stored
+from localrun.access.books import Sum, Total, UsageFile
 from localrun.access.keys import Key, KeyFile
 from localrun.access.quotas import Asked, Leased, Lent
-from localrun.access.usage import Sum, Total, UsageFile
 from localrun.cluster import frames, settings
 from localrun.cluster.reports import Deploy
 from localrun.config import ConfigError

@@ -24,9 +24,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from localrun import framing
-from localrun.access.books import OwnBooks
+from localrun.access.books import OwnBooks, UsageFile, UsageRecord
 from localrun.access.keys import REQUESTS, TOKENS, KeyFile, Limit
-from localrun.access.usage import UsageFile, UsageRecord
 from localrun.cluster import frames, ledger, reports, state
 from localrun.cluster import settings as cluster_settings
 from localrun.cluster.description import Description

@@ -36,10 +36,9 @@ from typing import TYPE_CHECKING, Any
 from starlette.types import Scope, Send
 
 from localrun.access import keys
-from localrun.access.books import AuditLog, Books
+from localrun.access.books import AuditLog, Books, UsageFile, UsageRecord
 from localrun.access.keys import OUTPUT_TOKENS, PROMPT_TOKENS, REQUESTS, TOKENS, Key
 from localrun.access.quotas import Leased, Quota, QuotaState
-from localrun.access.usage import UsageFile, UsageRecord
 from localrun.config import ConfigError, Settings
 from localrun.errors import BadRequest, Forbidden, InvalidKey, ModelNotFound, TooManyFailures, Unavailable
 from localrun.models.name import Kind, ModelName, split_adapters

@@ -17,7 +17,7 @@ from typing import Literal
 import msgspec
 
 import localrun
-from localrun.access.usage import BY, day_of
+from localrun.access.books import BY, day_of
 from localrun.errors import BadRequest, DiskRefused, Forbidden, Unavailable
 from localrun.server.http.access import Caller
 from localrun.server.http.exchange import Exchange, parameter, whole_number

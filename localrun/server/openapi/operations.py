@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 from starlette.routing import Route, compile_path
 
-from localrun.access.usage import BY
+from localrun.access.books import BY
 from localrun.server import web
 from localrun.server.anthropic import messages as anthropic
 from localrun.server.anthropic.body import CountBody, MessagesBody

@@ -21,9 +21,8 @@ import openai
 import pytest
 
 from localrun.access import keys
-from localrun.access.books import OwnBooks
+from localrun.access.books import OwnBooks, UsageFile
 from localrun.access.keys import OUTPUT_TOKENS, REQUESTS, TOKENS, Key, KeyFile, Limit
-from localrun.access.usage import UsageFile
 from localrun.config import Settings
 from localrun.errors import InvalidKey
 from localrun.models import builtin

@@ -1,7 +1,8 @@
-"""What is written of use: sums, levels, and that nothing is lost."""
+"""What is written of use: sums, levels, and that nothing is lost; and the audit log, one bounded line for each act."""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sqlite3
@@ -13,8 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from localrun.access import books
+from localrun.access.books import AuditLog, Total, UsageFile, UsageRecord, day_of
 from localrun.access.quotas import BucketLevel
-from localrun.access.usage import Total, UsageFile, UsageRecord, day_of
 
 NOW_S = 1_764_000_000.0
 
@@ -84,8 +86,9 @@ def test_a_checkpoint_keeps_everything(tmp_path: Path) -> None:
 _WRITER = """
 import sys
 from pathlib import Path
+from localrun.access import books
 from localrun.access.quotas import BucketLevel
-from localrun.access.usage import UsageFile, UsageRecord
+from localrun.access.books import UsageFile, UsageRecord
 file = UsageFile(Path(sys.argv[1]))
 for number in range(1, 1_000_000):
     file.write("id", [BucketLevel("requests", 60.0, -float(number), 1.0)], UsageRecord("zed", "a", 1, 2, 1, 3), 1.0)
@@ -116,3 +119,38 @@ def test_whatever_was_said_to_be_written_outlives_a_kill_and_counts_once(tmp_pat
         )  # fmt: skip
         assert level.level == -float(n_written)
         n_before = total.requests
+
+
+# --- the audit log ---
+
+
+def test_a_line_says_who_what_from_where_and_how_it_went(tmp_path: Path) -> None:
+    log = AuditLog(tmp_path / "state")
+    log.write(who="zed", what='DELETE /api/delete\n{"who": "x"}', address="192.168.1.7", result="200")
+    [line] = log.path.read_text().splitlines()
+    entry = json.loads(line)
+    assert entry.pop("time").startswith("20")
+    assert entry == {
+        "who": "zed", "what": 'DELETE /api/delete\n{"who": "x"}', "from": "192.168.1.7", "result": "200"
+    }  # fmt: skip
+    if sys.platform != "win32":
+        assert stat.S_IMODE(log.path.stat().st_mode) == 0o600
+
+
+def test_old_ones_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(books, "MAX_AUDIT_BYTES", 1000)
+    log = AuditLog(tmp_path)
+    for number in range(200):
+        log.write(who="zed", what=str(number), address="", result="200")
+    files = sorted(path.name for path in tmp_path.iterdir())
+    assert set(files) - {"audit.jsonl"} == {f"audit.jsonl.{number}" for number in range(1, books.N_OLD_AUDITS + 1)}
+    kept = [json.loads(line)["what"] for name in sorted(files, reverse=True) if name != "audit.jsonl"
+            for line in (tmp_path / name).read_text().splitlines()]  # fmt: skip
+    assert kept == [str(number) for number in range(int(kept[0]), int(kept[-1]) + 1)]
+    assert all(path.stat().st_size < 1200 for path in tmp_path.iterdir())
+
+
+def test_a_disk_that_refuses_ends_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "state").write_text("no folder")
+    AuditLog(tmp_path / "state").write(who="zed", what="x", address="", result="200")
+    assert '"who": "zed"' in caplog.text
