@@ -13,11 +13,10 @@ from localrun.config import Settings
 from localrun.errors import BadRequest, LocalrunError
 from localrun.models.gguf.header import Header
 from localrun.models.gguf.reader import read_header
-from localrun.models.gguf.requantized import MIXES, requantized
 from localrun.models.storage.store import Store
 from localrun.plan.calibration import Calibration, kept
 from localrun.plan.costs import StreamCosts
-from localrun.plan.roofline import estimate, rescaled
+from localrun.plan.roofline import MIXES, estimate, requantized, rescaled
 from tests.plan.made import costs, layout
 from tests.plan.published import header_of
 from tests.support.synthesis.synthesize import synthesize
