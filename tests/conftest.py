@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
+from localrun.doctor.kernel_probe import TIMEOUT_S, ProbeFailed, probe
 from localrun.hardware.kernels import Verdict
 from localrun.models.gguf.reader import read_header
 from localrun.models.memory import memory_kind
-from localrun.probe.kernel_probe import TIMEOUT_S, ProbeFailed, probe
 from tests.depth import DEPTH
 
 

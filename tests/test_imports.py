@@ -27,7 +27,6 @@ HARDWARE = "localrun.hardware"
 CPU_FEATURES = "localrun.hardware.cpu_features"
 # Headers of sound files, for the daemon and its clients.
 SOUND_HEADERS = "localrun.sound_headers"
-PROBE = "localrun.probe"
 NATIVE_BUILD = "localrun.native_build"
 FRAMING = "localrun.framing"
 ATTACHMENTS = "localrun.attachments"
@@ -81,10 +80,9 @@ ALLOWED = {
     "localrun.service": (CONFIG, ERRORS, OLLAMA_ENVIRONMENT, STORED, PROCESSES, VISIBLE),
     OLLAMA_ENVIRONMENT: (CONFIG,),
     "localrun.doctor": (
-        *(CONFIG, ERRORS, HARDWARE, KV_FOLDERS, NATIVE_BUILD, PROBE, PROCESSES),
+        *(CONFIG, ERRORS, HARDWARE, KV_FOLDERS, NATIVE_BUILD, PROCESSES),
         "localrun.models",
     ),
-    PROBE: (CONFIG, HARDWARE, PROCESSES, "localrun.models"),
     "localrun.framing": (WIRE,),
     HARDWARE: (STORED,),
     # Before anything is installed: what it imports needs the standard library alone, too.
@@ -253,7 +251,7 @@ def test_no_modules_import_each_other_in_a_ring():
 # on none: its own modules are both what those stand on and what puts them together.
 FLOORS = (
     "access bench.workloads engine.cache engine.sample hardware models.builtin models.gguf server.structured",
-    "engine.schedule models.storage native_build probe service tools",
+    "engine.schedule models.storage native_build service tools",
     "engine.embedding engine.speculate models.download server.engines tui.widgets",
     "doctor engine.native models.sources server.jobs tui.screens",
     "cluster.on_ray engine.tools server.http",

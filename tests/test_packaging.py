@@ -56,7 +56,7 @@ def test_the_recipe_the_corpus_and_the_tests_are_in_no_wheel():
 def test_everything_that_is_imported_at_run_time_is_in_the_wheel():
     files = wheel_files()
     modules = {module_of(path) for path in files if path.endswith(".py")}
-    assert {"localrun.probe.kernel_probe", "localrun.bench.session"} <= modules
+    assert {"localrun.doctor.kernel_probe", "localrun.bench.session"} <= modules
     named = {
         name
         for path in files

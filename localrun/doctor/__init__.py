@@ -2,7 +2,7 @@
 
 `examine.py` runs the checks in order. Each module looks at one thing and yields `Finding`s; what depends on nothing but
 its arguments is a pure function of them. Nothing is sent anywhere, and nothing changed: only the verdict about kernels
-is kept, in a cache folder that exists.
+is kept, in a cache folder that exists. It comes from `kernel_probe.py`, a process that the daemon starts, too.
 """
 
 from __future__ import annotations

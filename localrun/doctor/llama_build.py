@@ -15,13 +15,13 @@ from pathlib import Path
 import msgspec
 
 from localrun.doctor import Finding, fail, ok, warn
+from localrun.doctor.kernel_probe import ProbeFailed, ProbeTooSlow, probe, probe_and_keep
 from localrun.hardware import kernels
 from localrun.hardware.cpu_features import features, without_halves
 from localrun.hardware.kernels import OTHER_PROCESSOR, Problem, Verdict, explain
 from localrun.native_build.machine import Machine
 from localrun.native_build.plan import make_plan
 from localrun.native_build.wheels import installed
-from localrun.probe.kernel_probe import ProbeFailed, ProbeTooSlow, probe, probe_and_keep
 from localrun.processes import end_in_words, run_text, signal_of
 
 TIMEOUT_S = 60.0

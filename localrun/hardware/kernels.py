@@ -4,7 +4,8 @@ cannot be loaded.
 ggml copies weights into layouts of its own for the quickest kernels ("extra buffers": interleaved rows, AMX tiles).
 These depend on the processor and the compiler like nothing else, and some builds crash there or compute nonsense, while
 the plain kernels are right. A `Verdict` says what was found for one library on one processor (a `Pair`): by the
-probe (`localrun.probe`), and by engines that died and answered without extra buffers (`localrun.server.engines.link`).
+probe (`localrun.doctor.kernel_probe`), and by engines that died and answered without extra buffers
+(`localrun.server.engines.link`).
 
 One file per pair in `<cache folder>/kernels/`. Any number of processes may read and write; a damaged, foreign or older
 file is as none, and of two writers the later one stays: what the other knew is found out again.

@@ -22,9 +22,9 @@ from typing import Any
 import httpx2 as httpx
 import pytest
 
+from localrun.doctor.probe_models import WEIGHT_TYPES
 from localrun.models.gguf.reader import read_header
 from localrun.models.memory import copied_output_bytes
-from localrun.probe.probe_models import WEIGHT_TYPES
 from tests.arm64 import root
 from tests.arm_machines import MACHINES, ArmMachine
 from tests.daemon import running_daemon
@@ -77,7 +77,7 @@ def test_each_kind_of_processor_gets_its_module_and_the_same_tokens(tmp_path: Pa
 
 _PROBE = """
 import msgspec
-from localrun.probe.kernel_probe import probe
+from localrun.doctor.kernel_probe import probe
 print(msgspec.json.encode(probe(timeout_s=3000)).decode())
 """
 

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from localrun.doctor import Finding, Level, llama_build
+from localrun.doctor.kernel_probe import ProbeTooSlow
 from localrun.doctor.llama_build import (
     BuildReport,
     ask_build,
@@ -26,7 +27,6 @@ from localrun.engine.tools.build_report import cpu_features
 from localrun.hardware import kernels
 from localrun.hardware.kernels import Fault, Verdict
 from localrun.native_build.plan import Plan
-from localrun.probe.kernel_probe import ProbeTooSlow
 from tests.says import says
 
 

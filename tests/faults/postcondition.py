@@ -27,7 +27,7 @@ FINAL = {"done", "cancelled", "failed"}
 # Names under which the program, its engines and its downloads write what is not complete, and locks.
 UNFINISHED = re.compile(r"\.localrun-temp$|\.tmp$|\.localrun-(?:part|partial|lock|journal)|\.lock$")
 # With llama.cpp, an idle daemon asks once what the kernels compute. That is its own doing, and may take a while.
-PROBE, N_PROBE_PIPES = "localrun.probe.kernel_probe", 3
+PROBE, N_PROBE_PIPES = "localrun.doctor.kernel_probe", 3
 # More memory than a fault may cost the daemon's process, which keeps buffers and gives no pages back.
 MAX_GROWTH_BYTES = 128 * 1024 * 1024
 # How long a daemon may take to tidy up, on a machine that is busy with other tests.

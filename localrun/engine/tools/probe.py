@@ -1,6 +1,6 @@
 """Computes small models with plain and with quick kernels, and says how far apart they are.
 
-`python -m localrun.engine.tools.probe N_THREADS`, started by `localrun.probe.kernel_probe`. stdin has the path of a
+`python -m localrun.engine.tools.probe N_THREADS`, started by `localrun.doctor.kernel_probe`. stdin has the path of a
 model file on each line, and behind a tab that of a file with the same weights as F32, if there is one. stdout has JSON
 lines, all with the `case`, which is the number of the file: `{"case": 3, "path": "plain"}` and `{"case": 3, "path":
 "quick"}` before each computation, then `{"case": 3, "difference": 0.0, "buffers": [...]}`, with `plain_error` and

@@ -10,7 +10,7 @@ last after `LONGEST_WAIT_S`. It takes two seconds of processor time at the lowes
 it finds wrong concerns models that are loaded already, too: `on_found` is called, and the supervisor sees to them. What
 cannot be written to the cache folder counts until the daemon ends.
 
-Does not: compute (`localrun.probe.kernel_probe`, a process), or start engines again (supervisor.py).
+Does not: compute (`localrun.doctor.kernel_probe`, a process), or start engines again (supervisor.py).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ LOOK_EVERY_S = 0.5
 LONGEST_WAIT_S = 300.0
 # A probe that is told to go has so long to remove its files.
 LEAVE_S = 2.0
-PROBE_COMMAND = (sys.executable, "-P", "-m", "localrun.probe.kernel_probe", "--polite")
+PROBE_COMMAND = (sys.executable, "-P", "-m", "localrun.doctor.kernel_probe", "--polite")
 
 _log = logging.getLogger(__name__)
 

@@ -23,8 +23,8 @@ import numpy as np
 # Here, not at its first use: its modules swallow a KeyboardInterrupt that comes while they are imported.
 from numpy.random import default_rng
 
+from localrun.doctor.probe_models import BlockPool
 from localrun.errors import BadRequest
-from localrun.probe.probe_models import BlockPool
 from tests.support.synthesis.synthetic_tokenizer import (
     CHAT_TEMPLATE,
     CONTROL_TOKENS,

@@ -1,6 +1,6 @@
 """Tries the native library's quick kernels on this processor and keeps what came of it.
 
-`python -m localrun.probe.kernel_probe [--polite]`, started by the daemon in a quiet moment; the doctor calls `probe`.
+`python -m localrun.doctor.kernel_probe [--polite]`, started by the daemon in a quiet moment; the doctor calls `probe`.
 It writes small models of random weights to a temporary folder and has `localrun.engine.tools.probe`, a process of its
 own, compute each of them with and without extra buffers. That process may die in any case; it is then started again
 behind it, so that one crash hides nothing.
@@ -31,9 +31,9 @@ import msgspec
 import psutil
 
 from localrun import config
+from localrun.doctor.probe_models import write_probe_models
 from localrun.hardware import kernels
 from localrun.hardware.kernels import Fault, Verdict
-from localrun.probe.probe_models import write_probe_models
 from localrun.processes import run_text, signal_name, step_back
 
 TOLERANCE = 0.1

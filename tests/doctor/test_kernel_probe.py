@@ -11,12 +11,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from localrun.doctor.kernel_probe import COMMAND, ProbeFailed, probe, probe_and_keep
+from localrun.doctor.probe_models import PROBE_MODELS, WEIGHT_TYPES, write_probe_models
 from localrun.hardware import kernels
 from localrun.hardware.kernels import Fault, Verdict
 from localrun.models.gguf.reader import read_header
 from localrun.models.memory import memory_kind
-from localrun.probe.kernel_probe import COMMAND, ProbeFailed, probe, probe_and_keep
-from localrun.probe.probe_models import PROBE_MODELS, WEIGHT_TYPES, write_probe_models
 from tests.broken_kernels import broken_q4_k
 
 MEMORIES = ("attention", "window", "recurrent", "hybrid")
@@ -75,7 +75,7 @@ def test_the_program_keeps_its_verdict_and_what_engines_said(tmp_path: Path) -> 
     folder = kernels.folder(tmp_path / "cache")
     told = Verdict().with_crash({"Q4_K"}, "attention", "was killed by SIGSEGV", "some")
     kernels.keep(folder, pair, told)
-    program = [sys.executable, "-P", "-m", "localrun.probe.kernel_probe"]
+    program = [sys.executable, "-P", "-m", "localrun.doctor.kernel_probe"]
     environ = os.environ | {"LOCALRUN_HOME": str(tmp_path)}
     ended = subprocess.run(
         [*program, "--polite"], env=environ, stdin=subprocess.DEVNULL, capture_output=True, check=False
@@ -97,7 +97,7 @@ def test_the_program_keeps_its_verdict_and_what_engines_said(tmp_path: Path) -> 
 @pytest.mark.skipif(sys.platform == "win32", reason="there it is terminated, and its files stay")
 def test_a_daemon_that_goes_leaves_no_models_behind(tmp_path: Path) -> None:
     environ = os.environ | {"LOCALRUN_HOME": str(tmp_path / "home"), "TMPDIR": str(tmp_path)}
-    program = [sys.executable, "-P", "-m", "localrun.probe.kernel_probe", "--polite"]
+    program = [sys.executable, "-P", "-m", "localrun.doctor.kernel_probe", "--polite"]
     with subprocess.Popen(program, env=environ, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as running:
         while not list(tmp_path.glob("localrun-probe-*")) and running.poll() is None:
             time.sleep(0.005)

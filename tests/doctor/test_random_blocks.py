@@ -6,8 +6,8 @@ import gguf
 import numpy as np
 import pytest
 
+from localrun.doctor.probe_models import BlockPool
 from localrun.models.gguf.ggml_types import by_name
-from localrun.probe.probe_models import BlockPool
 
 
 @pytest.mark.parametrize("name", ["F16", "Q4_0", "Q4_1", "Q5_0", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS"])
