@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from localrun.bench.results import Workload
-from localrun.bench.workloads.long_prompts import AGENT, OUTGROW, STALL
-from localrun.bench.workloads.prefixes import RESTART, RETURNING, SHARED
+from localrun.bench.workloads.prompts import AGENT, OUTGROW, RESTART, RETURNING, SHARED, STALL
 from localrun.bench.workloads.speculation import EDIT, JSON, LIST, PROSE
 from localrun.bench.workloads.throughput import CHAT, DECODE, FAIRNESS, OVERLOAD
 

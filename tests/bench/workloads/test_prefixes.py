@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from localrun.bench.results import Options, Target
-from localrun.bench.workloads.prefixes import N_OWN, N_RETURNING_OUT, N_SYSTEM, RESTART, RETURNING, SHARED
+from localrun.bench.workloads.prompts import N_OWN, N_RETURNING_OUT, N_SYSTEM, RESTART, RETURNING, SHARED
 from tests.bench.conftest import FakeServer
 
 

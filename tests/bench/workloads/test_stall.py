@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from localrun.bench.results import Options, RunResult
-from localrun.bench.workloads.long_prompts import N_LONG, N_STREAM_OUTPUT, STALL, STEADY_PIECES
+from localrun.bench.workloads.prompts import N_LONG, N_STREAM_OUTPUT, STALL, STEADY_PIECES
 from tests.bench.conftest import Asked, FakeServer, Reply
 
 PACE_S = 0.005
