@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from localrun.bench.arrivals import Limits, Workload
-from localrun.bench.report import aligned, cost_per_million_tokens, text_chart
+from localrun.bench.report import aligned, cost_per_million_tokens, require_matplotlib, text_chart
 from localrun.plan.calibration import Calibration
 from localrun.plan.check import COMPARED, Comparison
 from localrun.plan.costs import Account
@@ -328,8 +328,6 @@ def chart(points: Sequence[Point], knee: Point) -> list[str]:
 
 def plot(path: Path, points: Sequence[Point], knee: Point, title: str) -> None:
     """Write a PNG. Raises NotSupported without matplotlib, and OSError."""
-    from localrun.bench.plot import require_matplotlib
-
     require_matplotlib()
     from matplotlib.figure import Figure
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from localrun.bench.metrics import CurvePoint
-from localrun.bench.plot import LatencyRange, latency_ranges, plot, require_matplotlib
+from localrun.bench.report import LatencyRange, latency_ranges, plot, require_matplotlib
 from localrun.bench.results import RunResult, Target
 from localrun.errors import NotSupported
 

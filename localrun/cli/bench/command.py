@@ -88,7 +88,7 @@ class Reporting:
 
             self.json_path.write_bytes(msgspec.json.encode(outcome, enc_hook=str))
         if self.plot_path is not None:
-            from localrun.bench.plot import latency_ranges, plot
+            from localrun.bench.report import latency_ranges, plot
 
             plot(self.plot_path, curves, latency_ranges(results))
 
@@ -135,7 +135,7 @@ def with_reporting(function: Callable[..., int]) -> Callable[..., int]:
     ) -> int:  # fmt: skip
 
         if plot_path is not None:
-            from localrun.bench.plot import require_matplotlib
+            from localrun.bench.report import require_matplotlib
 
             require_matplotlib()
         reporting = Reporting(

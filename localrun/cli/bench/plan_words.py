@@ -220,7 +220,7 @@ class Picture(click.Path):
 
 def try_out(path: Path) -> None:
     """Whether it can be written; its folder is made. Raises NotSupported without matplotlib, and UsageError."""
-    from localrun.bench.plot import require_matplotlib
+    from localrun.bench.report import require_matplotlib
 
     require_matplotlib()
     try:
