@@ -20,8 +20,8 @@ import msgspec
 from localrun import attachments, config
 from localrun.attachments import MAX_MEDIA, MAX_MEDIA_BYTES, Attachment, Kind
 from localrun.cli.answer import Answer, Stats, show
-from localrun.cli.cards import model_card, model_parameters
 from localrun.cli.daemon import for_daemon
+from localrun.cli.models import model_card, model_parameters
 from localrun.cli.text import aside, obeys_sequences, say, tell, wrapped
 from localrun.cli.tools import TerminalTools, answer_in_rounds
 from localrun.client import ChatPiece, Client

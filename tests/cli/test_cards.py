@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from localrun.cli.cards import model_card, model_parameters
+from localrun.cli.models import model_card, model_parameters
 
 SHOWN = {
     "details": {"family": "llama", "parameter_size": "2.4M", "quantization_level": "Q8_0"},
