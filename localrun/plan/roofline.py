@@ -246,15 +246,6 @@ THIS = "this"
 Calibrate = Callable[[Model, Settings], Calibration]
 
 
-def problem_of(text: str) -> str:
-    """Why sizes in this quantization are not known; empty if they are."""
-    try:
-        quantization(text)
-    except BadRequest as error:
-        return error.message
-    return ""
-
-
 def estimate(model: Model, settings: Settings, values: Mapping[str, str], calibration_of: Calibrate) -> Estimate:
     """By the names of --vary. Raises BadRequest and CannotFit for what cannot be."""
     said = {name.replace("-", "_"): values[name] for name in ("latency", "kv-type", "speculation") if name in values}
