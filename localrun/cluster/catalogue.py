@@ -20,10 +20,8 @@ from pathlib import Path
 
 import msgspec
 
-from localrun.cluster import placement
 from localrun.cluster import settings as kept
-from localrun.cluster.description import Described, Description, found
-from localrun.cluster.placement import Has
+from localrun.cluster.description import Described, Description, Has, check_memory, found
 from localrun.cluster.settings import Membership
 from localrun.config import Settings, folders
 from localrun.errors import (
@@ -71,7 +69,7 @@ def check_fits(description: Description, settings: Settings, nodes: Iterable[tup
         model = Store.of(settings).resolve(description.model)
     except LocalrunError:
         return
-    placement.check(description, model, settings, nodes)
+    check_memory(description, model, settings, nodes)
 
 
 # --- who computes -----------------------------------------------------------------------------------------------------

@@ -27,8 +27,7 @@ import msgspec
 from localrun import framing
 from localrun.cluster import settings
 from localrun.cluster.affinity import Cost
-from localrun.cluster.description import Description
-from localrun.cluster.placement import Has
+from localrun.cluster.description import Description, Has
 from localrun.errors import LocalrunError, NotSupported, Unavailable
 from localrun.processes import HIDDEN, end_child, last_words
 from localrun.snapshot import EngineRow

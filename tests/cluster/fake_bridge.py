@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from localrun.cluster import placement
+from localrun.cluster import description
 from localrun.cluster.on_ray.bridge import main
 from tests.cluster.fake_app import FakeEngine
 
 if __name__ == "__main__":
-    placement.UP_AFTER_S, placement.DOWN_AFTER_S, placement.TARGET_WAIT_S = 2.0, 4.0, 0.2
+    description.UP_AFTER_S, description.DOWN_AFTER_S, description.TARGET_WAIT_S = 2.0, 4.0, 0.2
     main(FakeEngine)

@@ -18,9 +18,8 @@ import pytest
 
 from localrun.cluster import reports, settings
 from localrun.cluster.catalogue import Shelf, adapters_of, at_hand
-from localrun.cluster.description import Description, described, use_of
+from localrun.cluster.description import Description, Has, described, use_of
 from localrun.cluster.door import Door
-from localrun.cluster.placement import Has
 from localrun.cluster.replica import Replica
 from localrun.cluster.reports import AppReport, ClusterReport, NodeReport, ReplicaReport
 from localrun.config import NOTHING_ASKED, Settings

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from localrun.cluster.description import Description, described
-from localrun.cluster.placement import Has, check
+from localrun.cluster.description import Description, Has, check_memory, described
 from localrun.config import NOTHING_ASKED, LoadSettings, Settings
 from localrun.errors import CannotFit
 from localrun.models.storage.store import Store
@@ -56,14 +55,14 @@ def test_a_model_fits_where_its_memory_and_its_gpus_are(
     said = described(store, "alpha", NOTHING_ASKED, n_gpus)
     expected = contextlib.nullcontext() if fits else pytest.raises(CannotFit, match="; ".join(f"{n} .*" for n in nodes))
     with expected:
-        check(said, store.resolve("alpha"), Settings(), nodes.items())
+        check_memory(said, store.resolve("alpha"), Settings(), nodes.items())
 
 
 def test_the_sentence_says_what_each_node_has_and_what_is_needed(models_dir: Path) -> None:
     model = Store(models_dir).resolve("alpha")
     said = Description(model="alpha", contents="", load=LoadSettings(num_ctx=2_000_000), n_gpus=1)
     with pytest.raises(CannotFit) as caught:
-        check(said, model, Settings(), {"studio": Has(40 * MB), "cellar": Has(200 * MB, (500 * MB,))}.items())
+        check_memory(said, model, Settings(), {"studio": Has(40 * MB), "cellar": Has(200 * MB, (500 * MB,))}.items())
     assert re.fullmatch(
         r"'alpha' fits on no node: each replica needs [\d.]+ .B of memory with 1 GPU; cellar has 0.2 GB of RAM "
         r"and 1 x 0.5 GB on GPUs; studio has 40 MB of RAM and no GPU; of RAM 80% may be used. Take a smaller model .*",

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from localrun.cluster.description import Scale
-from localrun.cluster.placement import DOWN_AFTER_S, TARGET_WAIT_S, UP_AFTER_S, Load, Scaler
+from localrun.cluster.description import DOWN_AFTER_S, TARGET_WAIT_S, UP_AFTER_S, Load, Scale, Scaler
 
 IDLE = Load(n_slots=4, n_running=0, n_queued=0, wait_s=None)
 BUSY = Load(n_slots=4, n_running=4, n_queued=0, wait_s=None)

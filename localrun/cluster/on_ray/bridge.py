@@ -33,10 +33,9 @@ from ray.serve.exceptions import RayServeException
 from localrun import framing, ollama_environment
 from localrun.cluster import ledger, reports, settings
 from localrun.cluster.catalogue import check_fits
-from localrun.cluster.description import Description, app_name
+from localrun.cluster.description import Description, Has, Load, Scaler, app_name
 from localrun.cluster.on_ray.nodes import MARK
 from localrun.cluster.on_ray.serve_app import DEPLOYMENT, Engine, build
-from localrun.cluster.placement import Has, Load, Scaler
 from localrun.errors import LocalrunError, NotFound, Unavailable
 
 EVERY_S = 1.0

@@ -25,9 +25,8 @@ from localrun import ollama_environment, wire
 from localrun.cluster import settings as kept
 from localrun.cluster.affinity import pick
 from localrun.cluster.catalogue import adapters_of, at_hand, neighbours
-from localrun.cluster.description import Description, described, use_of
+from localrun.cluster.description import Description, Has, described, use_of
 from localrun.cluster.on_ray.nodes import MARK
-from localrun.cluster.placement import Has
 from localrun.cluster.replica import Replica
 from localrun.cluster.reports import ReplicaReport
 from localrun.cluster.view import Reporter
