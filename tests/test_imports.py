@@ -71,7 +71,7 @@ ALLOWED = {
         *(ACCESS, ATTACHMENTS, CLIENT, CONFIG, ERRORS, HARDWARE, KV_FOLDERS, LAST_MODEL, OLLAMA_ENVIRONMENT),
         *(PROCESSES, SNAPSHOT, TOOLS, VISIBLE, WIRE),
     ),
-    "localrun.bench": (ACCESS, CLIENT, CONFIG, ERRORS, HARDWARE, SNAPSHOT, WIRE, "localrun.models"),
+    "localrun.bench": (ACCESS, CLIENT, CONFIG, ERRORS, HARDWARE, PROCESSES, SNAPSHOT, WIRE, "localrun.models"),
     # The engine as it is, in a process of its own: a command's.
     "localrun.plan": (
         *(CONFIG, ERRORS, HARDWARE, PROCESSES, SNAPSHOT, STORED, WIRE),

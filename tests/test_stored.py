@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from localrun import config, stored
+from localrun import stored
 from localrun.access import certificate
 from localrun.access.keys import KeyFile
 from localrun.access.trust import Endpoint, TrustedHosts
@@ -130,7 +130,7 @@ def test_machines_that_are_trusted_at_once_are_all_kept(tmp_path: Path, monkeypa
     shown = certificate.kept(tmp_path, {"studio"}).certificate.read_text()
     hosts = [Endpoint("studio", port, is_remote=True) for port in range(1, N_EACH + 1)]
     with ThreadPoolExecutor(4) as pool:
-        list(pool.map(lambda where: TrustedHosts(config.folders()).trust(where, shown), hosts))
+        list(pool.map(lambda where: TrustedHosts().trust(where, shown), hosts))
     assert set(TrustedHosts().all()) == {where.name for where in hosts}
 
 

@@ -39,9 +39,9 @@ class Certificate(NamedTuple):
     is_new: bool = False
 
 
-def fingerprint(der: bytes) -> str:
-    """SHA-256 of a certificate, as `openssl x509 -fingerprint -sha256` writes it."""
-    digest = hashlib.sha256(der).hexdigest().upper()
+def fingerprint(certificate: str) -> str:
+    """SHA-256 of a certificate (PEM), as `openssl x509 -fingerprint -sha256` writes it. Raises ValueError."""
+    digest = hashlib.sha256(ssl.PEM_cert_to_DER_cert(certificate)).hexdigest().upper()
     return ":".join(digest[at : at + 2] for at in range(0, len(digest), 2))
 
 
@@ -53,10 +53,10 @@ def of_files(certificate: str, key: str) -> Certificate:
     files = Path(certificate).expanduser(), Path(key).expanduser()
     try:
         text = files[0].read_text(encoding="ascii")
-        der = ssl.PEM_cert_to_DER_cert(text[text.index(ssl.PEM_HEADER) :].partition(ssl.PEM_FOOTER)[0] + ssl.PEM_FOOTER)
+        own = fingerprint(text[text.index(ssl.PEM_HEADER) :].partition(ssl.PEM_FOOTER)[0] + ssl.PEM_FOOTER)
     except (OSError, ValueError) as error:
         raise ConfigError(f"tls_cert: {files[0]} cannot be read as a certificate (PEM): {error}") from None
-    return Certificate(*files, fingerprint(der))
+    return Certificate(*files, own)
 
 
 def kept(folder: Path, names: Iterable[str]) -> Certificate:

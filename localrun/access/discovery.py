@@ -66,8 +66,10 @@ def is_installed() -> bool:
     return True
 
 
-def _missing() -> ConfigError:
-    return ConfigError("mDNS needs the package zeroconf; install it with: pip install 'localrun[mdns]'")
+def _require() -> None:
+    """Raises ConfigError without the package."""
+    if not is_installed():
+        raise ConfigError("mDNS needs the package zeroconf; install it with: pip install 'localrun[mdns]'")
 
 
 class Announcement:
@@ -77,8 +79,7 @@ class Announcement:
     def __init__(
         self, address: IPv4Address | IPv6Address, port: int, fingerprint: str, on_name: Callable[[str], None]
     ) -> None:
-        if not is_installed():
-            raise _missing()
+        _require()
         self._address = address
         self._port = port
         self._fingerprint = fingerprint
@@ -164,8 +165,7 @@ def reached_by(address: IPv4Address | IPv6Address) -> list[IPv4Address | IPv6Add
 def addresses_of(host: str, seconds: float) -> list[str]:
     """Of a name that ends in `.local`, those that answer in so many seconds, IPv4 first; link-local ones of IPv6 with
     their interface. Raises ConfigError without the package."""
-    if not is_installed():
-        raise _missing()
+    _require()
     zeroconf = _zeroconf()
     if zeroconf is None:
         return []
@@ -209,8 +209,7 @@ def find(seconds: float) -> list[DiscoveredDaemon]:
 
 
 def _find(seconds: float, is_enough: Callable[[DiscoveredDaemon], bool]) -> list[DiscoveredDaemon]:
-    if not is_installed():
-        raise _missing()
+    _require()
     from zeroconf import ServiceBrowser, ServiceListener
 
     found: dict[str, DiscoveredDaemon] = {}

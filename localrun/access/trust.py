@@ -17,7 +17,6 @@ import re
 import socket
 import ssl
 from collections.abc import Mapping
-from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
@@ -26,7 +25,7 @@ import msgspec
 from localrun import stored
 from localrun.access import discovery, keys
 from localrun.access.certificate import fingerprint, own_names
-from localrun.config import DEFAULT_PORT, ConfigError, Folders, folders
+from localrun.config import DEFAULT_PORT, ConfigError, folders
 from localrun.errors import DaemonUnreachable, UntrustedCertificate
 
 API_KEY = "LOCALRUN_API_KEY"
@@ -117,8 +116,8 @@ class _File(msgspec.Struct):
 class TrustedHosts:
     """The file; see the module."""
 
-    def __init__(self, own: Folders | None = None) -> None:
-        self.path: Path = (own or folders()).data / FILE_NAME
+    def __init__(self) -> None:
+        self.path = folders().data / FILE_NAME
 
     def all(self) -> dict[str, Host]:
         """By host and port. Raises ConfigError."""
@@ -137,7 +136,7 @@ class TrustedHosts:
 
     def trust(self, where: Endpoint, certificate: str) -> Host:
         """From now on this certificate, and no other one, counts there."""
-        found = Host(certificate, fingerprint(ssl.PEM_cert_to_DER_cert(certificate)))
+        found = Host(certificate, fingerprint(certificate))
         with stored.locked(self.path):
             self._write(self.all() | {where.name: found})
         return found
@@ -220,7 +219,7 @@ def http_connection(where: Endpoint, timeout_s: float) -> http.client.HTTPConnec
 def untrusted(where: Endpoint) -> UntrustedCertificate:
     """Why the certificate there does not count, and what to do."""
     kept = TrustedHosts().all().get(where.name)
-    now = fingerprint(ssl.PEM_cert_to_DER_cert(shown_certificate(where)))
+    now = fingerprint(shown_certificate(where))
     port = "" if where.port == DEFAULT_PORT else f" --port {where.port}"
     if kept is None:
         return UntrustedCertificate(

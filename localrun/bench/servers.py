@@ -22,13 +22,14 @@ from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import msgspec
 import psutil
 
 from localrun.bench.results import Target
 from localrun.errors import LocalrunError
+from localrun.processes import DETACHED
 
 NAME = "localrun"
 
@@ -91,7 +92,8 @@ class ServerProcess:
             try:
                 self._process = subprocess.Popen(
                     [*self.command, "--port", str(self._port)],
-                    stdin=subprocess.DEVNULL, stdout=log, stderr=log, env={**os.environ, **self.environ}, **_apart(),
+                    stdin=subprocess.DEVNULL, stdout=log, stderr=log, env={**os.environ, **self.environ},
+                    **DETACHED,  # a Ctrl-C in the terminal is for us; servers are ended in order
                 )  # fmt: skip
             except OSError as error:
                 raise LocalrunError(f"{self.name}: {self.command[0]} cannot be started: {error}") from error
@@ -145,6 +147,14 @@ class ServerProcess:
                 total_bytes += process.memory_info().rss
         return total_bytes
 
+    def busy_s(self) -> float:
+        """Processor seconds of the server and its children; 0 where one of them has just ended."""
+        try:
+            times = [process.cpu_times() for process in _family(self._running().pid)]
+        except psutil.NoSuchProcess:
+            return 0.0
+        return float(sum(each.user + each.system for each in times))
+
     def _running(self) -> subprocess.Popen[bytes]:
         if self._process is None:
             raise LocalrunError(f"{self.name} does not run")
@@ -190,13 +200,6 @@ def _free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
-
-
-def _apart() -> dict[str, Any]:
-    """A Ctrl-C in the terminal is for us; servers are ended in order."""
-    if sys.platform == "win32":
-        return {"creationflags": subprocess.CREATE_NEW_PROCESS_GROUP}
-    return {"start_new_session": True}
 
 
 def _family(pid: int) -> list[psutil.Process]:

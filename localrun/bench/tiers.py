@@ -9,23 +9,21 @@ Does not: judge answers. A small model's may be worse, and nothing here says by 
 
 from __future__ import annotations
 
-import http.client
+import asyncio
 import random
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from typing import Any
 
 import msgspec
 
-from localrun.access import trust
+from localrun.client import Connection
 from localrun.errors import DaemonUnreachable, LocalrunError, NotFound
 
 N_OUTPUT = 48
 _N_ASKED = 3  # the tier and its two models
 LONG_WORDS = 900
-_TIMEOUT_S = 3600.0
 _WORDS = "river stone market window garden letter winter engine mirror basket candle forest harbour ladder meadow"
 _QUESTIONS = (
     "What is the capital of France?",
@@ -84,35 +82,6 @@ class TierRun(msgspec.Struct, frozen=True, kw_only=True):
         return [f"{each.asked}, {each.kind}: {each.problem}" for each in self.answers if each.problem]
 
 
-class _Daemon:
-    """A localrun daemon, asked one thing at a time."""
-
-    def __init__(self, base_url: str) -> None:
-        where = trust.endpoint_of(base_url)
-        self._url = base_url
-        self._headers = {"Content-Type": "application/json", **trust.headers_for(where)}
-        self._http = trust.http_connection(where, _TIMEOUT_S)
-
-    def close(self) -> None:
-        self._http.close()
-
-    def post(self, path: str, body: dict[str, Any]) -> tuple[dict[str, Any], str]:
-        """The answer and its `x-localrun-tier`. Raises DaemonUnreachable, and LocalrunError with what it refuses."""
-        try:
-            self._http.request("POST", path, msgspec.json.encode(body), self._headers)
-            response = self._http.getresponse()
-            data = response.read()
-        except (OSError, http.client.HTTPException) as error:
-            raise DaemonUnreachable(f"nothing answers at {self._url}: {error}") from error
-        answer: dict[str, Any] = msgspec.json.decode(data or b"{}")
-        if response.status != 200:
-            said = answer.get("error", "")
-            message = str(said.get("message", "") if isinstance(said, dict) else said)
-            kind = NotFound if response.status == NotFound.status else LocalrunError
-            raise kind(message or f"status {response.status}")
-        return answer, response.headers.get("x-localrun-tier", "")
-
-
 def mix(tier: dict[str, Any], n_times: int, chosen: random.Random) -> Iterator[tuple[str, dict[str, Any]]]:
     """(kind, body without a model): short questions for the most part, some with all that rules look at. Efforts are
     only for tiers that have a rule for them: others leave them to models that may know none."""
@@ -138,39 +107,45 @@ def _asked(content: str, **fields: Any) -> dict[str, Any]:
 
 def measure(base_url: str, name: str, n_times: int, seed: int, on_answer: Callable[[TierAnswer], None]) -> TierRun:
     """Everything. Raises what the daemon says, and NotFound for a name that is no tier of its settings file."""
-    with closing(_Daemon(base_url)) as daemon:
-        return _measured(daemon, name, n_times, seed, on_answer)
+    return asyncio.run(_measured(base_url, name, n_times, seed, on_answer))
 
 
-def _measured(daemon: _Daemon, name: str, n_times: int, seed: int, on_answer: Callable[[TierAnswer], None]) -> TierRun:
-    shown, _ = daemon.post("/api/show", {"model": name})
-    tier = shown.get("localrun", {}).get("tier")
-    if tier is None:
-        raise NotFound(f"'{name}' is a model and no tier; tiers are tables of localrun.toml, such as [tiers.smart]")
-    daemon.post("/api/generate", {"model": name})  # loads both
-    chosen = random.Random(seed)
-    answers: list[TierAnswer] = []
-    # In turn, so that whatever else happens on the machine happens to all three.
-    requests = [list(mix(tier, n_times, chosen)) for _ in range(_N_ASKED)]
-    for each in zip(*requests, strict=True):
-        for asked, (kind, body) in zip((tier["name"], tier["small"], tier["large"]), each, strict=True):
-            if asked != tier["name"]:
-                body = {field: value for field, value in body.items() if field != "reasoning_effort"}
-            answer = _one(daemon, kind, asked, body)
-            answers.append(answer)
-            on_answer(answer)
-    return TierRun(tier=tier, answers=answers)
+async def _measured(
+    base_url: str, name: str, n_times: int, seed: int, on_answer: Callable[[TierAnswer], None]
+) -> TierRun:
+    daemon = Connection(base_url, name="localrun bench")
+    try:
+        shown = await daemon.json("POST", "/api/show", {"model": name})
+        tier = shown.get("localrun", {}).get("tier")
+        if tier is None:
+            raise NotFound(f"'{name}' is a model and no tier; tiers are tables of localrun.toml, such as [tiers.smart]")
+        await daemon.call("POST", "/api/generate", {"model": name}, is_patient=True)  # loads both
+        chosen = random.Random(seed)
+        answers: list[TierAnswer] = []
+        # In turn, so that whatever else happens on the machine happens to all three.
+        requests = [list(mix(tier, n_times, chosen)) for _ in range(_N_ASKED)]
+        for each in zip(*requests, strict=True):
+            for asked, (kind, body) in zip((tier["name"], tier["small"], tier["large"]), each, strict=True):
+                if asked != tier["name"]:
+                    body = {field: value for field, value in body.items() if field != "reasoning_effort"}
+                answers.append(await _one(daemon, kind, asked, body))
+                on_answer(answers[-1])
+        return TierRun(tier=tier, answers=answers)
+    finally:
+        await daemon.close()
 
 
-def _one(daemon: _Daemon, kind: str, asked: str, body: dict[str, Any]) -> TierAnswer:
+async def _one(daemon: Connection, kind: str, asked: str, body: dict[str, Any]) -> TierAnswer:
     began_s = time.perf_counter()
     try:
-        answer, why = daemon.post("/v1/chat/completions", {"model": asked, **body})
+        async with daemon.stream("POST", "/v1/chat/completions", {"model": asked, **body}) as response:
+            answer = msgspec.json.decode(await response.aread(), type=dict[str, Any])
     except DaemonUnreachable:
         raise
     except LocalrunError as error:
         return TierAnswer(kind=kind, asked=asked, problem=error.message)
     seconds = time.perf_counter() - began_s
+    why = response.headers.get("x-localrun-tier", "")
     facts = dict(fact.partition("=")[::2] for fact in why.split("; ")[1:])
     usage = answer["usage"]
     return TierAnswer(

@@ -11,7 +11,6 @@ import contextlib
 import functools
 import getpass
 import json
-import ssl
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -395,7 +394,7 @@ def trust_host(host: str, port: int | None, expected: str | None) -> None:
     if not where.is_remote:
         raise click.UsageError(f"{host} is this machine, which is reached without a certificate")
     shown = trust.shown_certificate(where)
-    seen = certificate.fingerprint(ssl.PEM_cert_to_DER_cert(shown))
+    seen = certificate.fingerprint(shown)
     if expected is None:
         progress(f"The SHA-256 fingerprint of {where.name} is\n  {seen}")
         click.confirm("Is it the one that `localrun serve` shows there? Trust it", abort=True, err=True)

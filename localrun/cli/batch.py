@@ -82,7 +82,8 @@ def run_command(file: Path, waits: bool, window: str, out: Path | None, settings
             if not waits:
                 print(for_stdout(batch_id))
                 return exits.OK
-            return await _finish(client, batch_id, out or _results_of(file))
+            beside = file.with_name(f"{file.name.removesuffix('.jsonl')}.results.jsonl")
+            return await _finish(client, batch_id, out or beside)
 
     try:
         return asyncio.run(work(ensure_daemon(settings)))
@@ -158,11 +159,6 @@ def _endpoint_of(file: Path) -> str:
             f"the first line of {file} is no request; each line is an object with custom_id, method, url and body"
         )
     return url
-
-
-def _results_of(file: Path) -> Path:
-    name = file.name.removesuffix(".jsonl")
-    return file.with_name(f"{name}.results.jsonl")
 
 
 async def _finish(client: Client, batch_id: str, out: Path | None) -> int:

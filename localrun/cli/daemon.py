@@ -218,7 +218,7 @@ def _connected_once_trusted(where: Endpoint) -> http.client.HTTPConnection:
     if where.name in hosts.all() or not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise trust.untrusted(where)
     shown = trust.shown_certificate(where)
-    seen = certificate.fingerprint(ssl.PEM_cert_to_DER_cert(shown))
+    seen = certificate.fingerprint(shown)
     progress(f"The certificate of {where.name} is new here. Its SHA-256 fingerprint is\n  {seen}")
     if not click.confirm("Is it the one that `localrun serve` shows there? Trust it", err=True):
         raise trust.untrusted(where)

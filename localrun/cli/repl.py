@@ -278,7 +278,7 @@ def converse(connect: Callable[[], str], session: Session, tools: TerminalTools 
     message has begun, servers that are started among it, and never the conversation.
     """
     with _line_history(), asyncio.Runner() as runner:
-        client = runner.run(_opened(connect()))
+        client = Client(connect(), name="localrun run")
         try:
             shown = runner.run(client.show(session.model))
             if tools is not None:
@@ -292,7 +292,7 @@ def converse(connect: Callable[[], str], session: Session, tools: TerminalTools 
                 except DaemonUnreachable as error:
                     tell("error", error.message)
                     runner.run(client.__aexit__(None, None, None))
-                    client = runner.run(_opened(connect()))
+                    client = Client(connect(), name="localrun run")
                     aside("the daemon is running again and the conversation is kept; send the message again")
                 except LocalrunError as error:
                     tell("error", error.message)
@@ -340,9 +340,7 @@ def _handle(
         return answer
 
     try:
-        answer = answer_in_rounds(
-            tools, said, ask, lambda own, last: own.run(runner, client, session.model, last, said)
-        )
+        answer = answer_in_rounds(tools, said, ask, runner, client, session.model)
     finally:
         session.remember(question, answer.text, said)
 
@@ -368,10 +366,6 @@ async def message_of(client: Client, model: str, question: Question) -> dict[str
 
 def _whole(*parts: str) -> str:
     return "\n\n".join(part for part in parts if part)
-
-
-async def _opened(base_url: str) -> Client:
-    return await Client(base_url, name="localrun run").__aenter__()
 
 
 async def _command(client: Client, session: Session, line: str) -> str:

@@ -239,9 +239,7 @@ def _one_answer(
                     runner.run(answers.show(pieces, answer, session.stats, client, wraps=session.wraps))
                 return answer
 
-            answer = answer_in_rounds(
-                tools, messages, ask, lambda own, last: own.run(runner, client, session.model, last, messages)
-            )
+            answer = answer_in_rounds(tools, messages, ask, runner, client, session.model)
         finally:
             if tools is not None:
                 runner.run(tools.close())

@@ -173,7 +173,9 @@ def answer_in_rounds(
     tools: TerminalTools | None,
     said: list[dict[str, Any]],
     ask: Callable[[list[dict[str, Any]]], Answer],
-    run: Callable[[TerminalTools, Answer], None],
+    runner: asyncio.Runner,
+    client: Client,
+    model: str,
 ) -> Answer:
     """The last answer. Calls and their results are appended to `said`, and stay there whatever is raised. `ask` is
     given the tools."""
@@ -183,7 +185,7 @@ def answer_in_rounds(
         if tools is None or not answer.tool_calls:
             return answer
         said.append({"role": "assistant", "content": answer.text, "tool_calls": answer.tool_calls})
-        run(tools, answer)
+        tools.run(runner, client, model, answer, said)
         n_rounds += 1
         if not tools.may_go_on(n_rounds):
             return Answer(request_id=answer.request_id)

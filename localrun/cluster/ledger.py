@@ -106,8 +106,7 @@ class Head(NamedTuple):
 
 
 def head_of(member: settings.Membership) -> Head:
-    encryption = member.tls_to_connect()
-    return Head(*member.books, settings.frames_token(), encryption)
+    return Head(*member.books, settings.frames_token(), member.tls_to_connect())
 
 
 async def read_body(reader: asyncio.StreamReader, n_most: int = framing.MAX_FRAME_BYTES) -> bytes:

@@ -19,7 +19,7 @@ import logging
 import ssl
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any, NamedTuple
 
 from localrun import wire
@@ -86,7 +86,6 @@ class ClusterLink:
         hello: frames.Hello,
         tls: ssl.SSLContext | None = None,
         on_step: Callable[[EngineLink, wire.Step], None],
-        ids: Iterator[int] | None = None,
         choose: Choose | None = None,
         wake: Callable[[], None] = lambda: None,
     ) -> None:
@@ -95,7 +94,7 @@ class ClusterLink:
         self.was_killed = False  # the replica that died last
         self.turn = Turns(lambda: len(self._addresses))
         self._hello, self._tls, self._on_step = hello, tls, on_step
-        self._ids = itertools.count(1) if ids is None else ids
+        self._ids = itertools.count(1)
         self._addresses: dict[str, Address] = {}
         self._links: dict[str, EngineLink] = {}
         self._children: dict[str, WireChild] = {}

@@ -112,9 +112,7 @@ class ClusterReport(msgspec.Struct, frozen=True, kw_only=True, tag="cluster"):
 
 
 class Done(msgspec.Struct, frozen=True, tag="done"):
-    """What was asked for is so. `note` is for a person."""
-
-    note: str = ""
+    """What was asked for is so."""
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):

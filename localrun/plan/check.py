@@ -12,8 +12,6 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import NamedTuple
 
-import psutil
-
 from localrun.bench.arrivals import Limits, Sent, Session, Workload, as_sent, send
 from localrun.bench.metrics import is_good, stream_metrics
 from localrun.bench.results import Metrics, StreamRecord
@@ -112,10 +110,9 @@ def asked_of(workload: Workload, rate_per_s: float, seconds: float, seed: int) -
 
 def run(server: ServerProcess, sessions: Sequence[Session], rate_per_s: float, seed: int, *, speculates: bool) -> Real:
     """Raises what `send` raises."""
-    pid = server.target.pid or 0
-    began_s, others_s = time.perf_counter(), others_busy_s() - _busy_s(pid)
+    began_s, others_s = time.perf_counter(), others_busy_s() - server.busy_s()
     sent = send(server.target, sessions, rate_per_s, seed, speculates=speculates)
-    others = (others_busy_s() - _busy_s(pid) - others_s) / (time.perf_counter() - began_s)
+    others = (others_busy_s() - server.busy_s() - others_s) / (time.perf_counter() - began_s)
     return Real(sent, max(0.0, others))
 
 
@@ -177,13 +174,3 @@ def figures(records: Sequence[StreamRecord], limits: Limits) -> Metrics:
         is_good(record, ttft_limit_s=limits.ttft_limit_s, itl_limit_s=limits.itl_limit_s) for record in counted
     )
     return metrics
-
-
-def _busy_s(pid: int) -> float:
-    """Processor seconds of a process and its children."""
-    try:
-        root = psutil.Process(pid)
-        times = [process.cpu_times() for process in (root, *root.children(recursive=True))]
-    except psutil.NoSuchProcess:
-        return 0.0
-    return float(sum(each.user + each.system for each in times))

@@ -284,15 +284,12 @@ class Replica:
             if delta.finish is not Finish.LENGTH:
                 record.problem = delta.error_message or delta.finish.value
                 record.status = 429 if delta.retry_after_s is not None else 500
-            if self._promise and delta.id > self._n_warm and not self._is_good(record):
-                self._n_failed += 1
+            if (promise := self._promise) is not None and delta.id > self._n_warm:
+                limits = {"ttft_limit_s": promise.ttft_limit_s, "itl_limit_s": promise.itl_limit_s}
+                self._n_failed += not is_good(record, **limits)
             if arrival.turn + 1 < len(arrival.session.turns):
                 think_s = arrival.session.turns[arrival.turn + 1].think_s
                 self.on_turn(arrival._replace(at_s=clock.now_s + think_s, turn=arrival.turn + 1))
-
-    def _is_good(self, record: StreamRecord) -> bool:
-        assert self._promise is not None
-        return is_good(record, ttft_limit_s=self._promise.ttft_limit_s, itl_limit_s=self._promise.itl_limit_s)
 
     def _is_lost(self) -> bool:
         """Whether too many requests have failed, or are waiting too long already."""

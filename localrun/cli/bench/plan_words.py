@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import aclosing, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,12 +37,10 @@ WORDS = ("calibrate", "check", "machines", "record")
 CHECKED_LOAD = 0.5
 
 
-def with_workload(function: Callable[..., int]) -> Callable[..., int]:
-    option = click.option(
-        "--workload", "workload_name", default="chat", show_default=True, metavar="W",
-        help="chat, agent, rag, edit, autocomplete or batch, a TOML file, or a trace.",
-    )  # fmt: skip
-    return option(function)
+with_workload = click.option(
+    "--workload", "workload_name", default="chat", show_default=True, metavar="W",
+    help="chat, agent, rag, edit, autocomplete or batch, a TOML file, or a trace.",
+)  # fmt: skip
 
 
 def model_and_settings(name: str) -> tuple[Model, Settings]:
