@@ -337,23 +337,6 @@ class Endpoint:
             record.problem = CUT_SHORT
 
 
-async def stream_all(base_url: str, model: str, prompts: list[list[int]], n_output: int) -> list[StreamRecord]:
-    """Send all prompts (token ids) at once to `/v1/completions` and read every stream to its end.
-
-    Raises LocalrunError when a stream fails.
-    """
-    target = Target("", base_url, model)
-    now_s = time.perf_counter()
-    records = [StreamRecord(intended_at_s=now_s, sent_at_s=now_s) for _ in prompts]
-    await asyncio.gather(
-        *(
-            _stream(target, _exactly(prompt, n_output), record, {})
-            for prompt, record in zip(prompts, records, strict=True)
-        )
-    )
-    return records
-
-
 def _exactly(prompt: list[int] | str, n_output: int) -> Fields:
     """A greedy answer of so many tokens."""
     return {"prompt": prompt, "max_tokens": n_output, "temperature": 0, "ignore_eos": True}

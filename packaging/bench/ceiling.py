@@ -19,8 +19,10 @@ from pathlib import Path
 import msgspec
 
 from bench.servers import model_or_random
+from localrun.bench.results import Options, StreamRecord, Target
 from localrun.bench.servers import ServerFlags, local_server
-from localrun.bench.streams import stream_all
+from localrun.bench.streams import Endpoint
+from localrun.errors import LocalrunError
 
 N_PROMPT = 50
 KV_CELLS = 32768
@@ -90,13 +92,20 @@ def _bare_rate(model: Path, n_streams: int, n_output: int) -> float:
 
 def _daemon_rate(base_url: str, model: Path, n_streams: int, n_output: int, *, seed: int) -> float:
     """Every stream and every round has its own prompt, so that no prefix is shared."""
-    prompts = [
-        [(seed * 37 + stream * 131 + at * 17) % 1000 + 300 for at in range(N_PROMPT)] for stream in range(n_streams)
-    ]
-    records = asyncio.run(stream_all(base_url, str(model), prompts, n_output))
+    prompts = [[(seed * 37 + stream * 131 + at * 17) % 1000 for at in range(N_PROMPT)] for stream in range(n_streams)]
+    records = asyncio.run(_answered(Target("", base_url, str(model)), prompts, n_output))
     n_tokens = sum(record.n_output - 1 for record in records)
     first = min(record.arrivals_s[0] for record in records)
     return n_tokens / (max(record.arrivals_s[-1] for record in records) - first)
+
+
+async def _answered(target: Target, prompts: list[list[int]], n_output: int) -> list[StreamRecord]:
+    """All at once. Raises LocalrunError for one that fails."""
+    endpoint = Endpoint(target, Options(seed=0))
+    records = await asyncio.gather(*(endpoint.send(prompt, n_output) for prompt in prompts))
+    if problem := next((record.problem for record in records if record.problem), ""):
+        raise LocalrunError(problem)
+    return records
 
 
 if __name__ == "__main__":
