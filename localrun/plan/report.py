@@ -137,10 +137,9 @@ def _label(metric: str) -> str:
     return "throughput" if metric == "tokens_per_s" else metric.removesuffix("_s").replace("_", " ")
 
 
-def cost_lines(point: Point, hourly_price: float, watts: float | None, n_replicas: int = 1) -> list[str]:
+def cost_lines(point: Point, hourly: float, watts: float | None) -> list[str]:
     """What an hour and a million tokens cost: price_per_hour * 1e6 / (3600 * tokens_per_s), at this rate. Prompts bear
     the share of the time that they take, where that is known."""
-    hourly = hourly_price * n_replicas
     lines = [f"costs {hourly:.4g} an hour; {cost_per_million_tokens(hourly, point.tokens_per_s):.3g} per million tokens"
              " of answers, prompts included"]  # fmt: skip
     if point.spent and point.prompt_tokens_per_s:
@@ -149,7 +148,7 @@ def cost_lines(point: Point, hourly_price: float, watts: float | None, n_replica
         written = cost_per_million_tokens(hourly * (1 - share), point.tokens_per_s)
         lines.append(f"  apart: {read:.3g} per million tokens of prompts, {written:.3g} per million of answers")
     if watts is not None and point.tokens_per_s:
-        lines.append(f"  {_kwh_per_million(point, watts, n_replicas):.3g} kWh per million tokens of answers")
+        lines.append(f"  {_kwh_per_million(point, watts):.3g} kWh per million tokens of answers")
     return lines
 
 
@@ -196,7 +195,7 @@ def fleet_price(each: FleetPoint, hourly_price: float | None, *, is_estimate: bo
     return price_of(each.point, hourly_price, n, tokens_per_s=((1 - LEAST_BAND) * tokens_per_s, tokens_per_s))
 
 
-def _kwh_per_million(point: Point, watts: float, n_replicas: int) -> float:
+def _kwh_per_million(point: Point, watts: float, n_replicas: int = 1) -> float:
     """Of tokens of answers."""
     return watts * n_replicas / 1000 / 3600 / max(point.tokens_per_s, 1e-9) * 1e6
 

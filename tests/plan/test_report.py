@@ -107,7 +107,7 @@ def test_an_hour_has_3600_seconds(carried: Point, rate: float, per_million: str)
 
 def test_prompts_and_answers_together_cost_what_the_hour_costs(carried: Point) -> None:
     point = msgspec.structs.replace(carried, tokens_per_s=100.0, prompt_tokens_per_s=1000.0)
-    _, apart, energy = report.cost_lines(point, 3.6, watts=360.0, n_replicas=2)
+    _, apart, energy = report.cost_lines(point, 7.2, watts=720.0)
     read, written = (float(word) for word in apart.split() if word[0].isdigit())
     assert read * 1000 * 3600 / 1e6 + written * 100 * 3600 / 1e6 == pytest.approx(7.2, rel=0.01)
     assert energy.split()[0] == "2"  # 0.72 kW for 10,000 s
