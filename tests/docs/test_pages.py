@@ -24,9 +24,9 @@ GAP = "…"
 
 
 def texts_of(node: ast.AST) -> str | None:
-    """A text of the source, with a gap for everything that is put in when it runs."""
+    """A text of the source, with a gap for everything that is put in when it runs, groups of a match among it."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
-        return node.value
+        return re.sub(r"\\[1-9]", GAP, node.value)
     if isinstance(node, ast.JoinedStr):
         return "".join(str(part.value) if isinstance(part, ast.Constant) else GAP for part in node.values)
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
