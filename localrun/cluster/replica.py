@@ -28,7 +28,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, BinaryIO, Protocol, TypeVar, cast
+from typing import Any, BinaryIO, TypeVar, cast
 
 import msgspec
 
@@ -38,6 +38,7 @@ from localrun.cluster.affinity import Digest
 from localrun.cluster.frames import RUNNING_TOKENS, Work, prompt_of
 from localrun.errors import BadRequest, DiskFull, EngineDied, LocalrunError, Unauthorized, Unavailable
 from localrun.server.engines.link import EngineLink
+from localrun.server.engines.resident import EngineLease
 
 HELLO_TIMEOUT_S = 5.0
 MAX_DOORS = 64
@@ -57,14 +58,6 @@ _Asked = TypeVar("_Asked", wire.Submit, wire.Embed, wire.Submit | wire.Embed, wi
 _log = logging.getLogger(__name__)
 
 
-class Loan(Protocol):
-    """The engine, for as long as it lives: a supervisor's lease."""
-
-    @property
-    def link(self) -> EngineLink: ...
-    def release(self) -> None: ...
-
-
 class Replica:
     """See the module. `borrow` loads the model if need be. `token` is the cluster's for frames, `app` the fingerprint
     of what is computed here. Whoever made the supervisor hands its `on_step` and `on_ended` on. `adapters` are the
@@ -72,7 +65,7 @@ class Replica:
 
     def __init__(
         self,
-        borrow: Callable[[], Awaitable[Loan]],
+        borrow: Callable[[], Awaitable[EngineLease]],
         *,
         token: bytes,
         app: str,
@@ -82,7 +75,7 @@ class Replica:
         self._borrow = borrow
         self.token, self.app, self.adapters = token, app, adapters
         self.media_folder = tempfile.TemporaryDirectory(prefix="localrun-media-", dir=media_root)
-        self._loan: Loan | None = None
+        self._loan: EngineLease | None = None
         self._doors: set[_Door] = set()
         self._server: asyncio.Server | None = None
         self._loading: asyncio.Task[None] | None = None

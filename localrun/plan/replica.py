@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from heapq import heapify, heappop, heappush
 from itertools import chain, islice
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 from zlib import crc32
 
 from localrun.bench.arrivals import ANSWER, Session, Turn
@@ -23,7 +23,6 @@ from localrun.bench.arrivals import Limits as Promise
 from localrun.bench.metrics import is_good
 from localrun.bench.results import StreamRecord
 from localrun.config import Settings
-from localrun.engine.backend import Backend, Worker
 from localrun.engine.engine import Engine, Limits
 from localrun.engine.schedule.scheduler import StepPlan
 from localrun.engine.speculate.speculation import Speculation
@@ -124,29 +123,13 @@ def simulate(
         return Replica(setup, backend, clock, sessions, rate_per_s, promise, n_warm, texts).run()
 
 
-class SimulatedWorker(Worker, Protocol):
-    """A worker that knows when its batch is over, if nothing interrupts it."""
-
-    @property
-    def ends_at_s(self) -> float: ...
-
-
-class SimulatedBackend(Backend, Protocol):
-    """A backend whose calls let virtual time pass, and that is told what to answer."""
-
-    says: Iterable[int]
-
-    @property
-    def worker(self) -> SimulatedWorker | None: ...
-
-
 class Replica:
     """See the module; `simulate` makes one. Another `on_turn` than its own gets the turns that follow on an answer."""
 
     def __init__(
         self,
         setup: Setup,
-        backend: SimulatedBackend,
+        backend: SimBackend,
         clock: VirtualClock,
         sessions: Sequence[Session],
         rate_per_s: float,
