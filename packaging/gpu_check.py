@@ -225,7 +225,7 @@ def draw(path: Path, report: dict[str, Any]) -> None:
 
 def check(card: Card, args: argparse.Namespace) -> dict[str, Any]:
     """Everything that runs in the environment with the CUDA build: the report."""
-    command = [sys.executable, "-P", "-m", "localrun.engine.tools.build_report"]
+    command = [sys.executable, "-P", "-m", "localrun.engine.tools.tasks", "build_report"]
     built = subprocess.run(command, capture_output=True, text=True, check=False)
     report: dict[str, Any] = {"ran": True, "problems": [], "card": card._asdict(), "models": {}}
     if built.returncode:

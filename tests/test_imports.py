@@ -353,7 +353,7 @@ def test_only_one_module_imports_mcp_and_only_when_a_server_is_started():
 
 def test_only_the_entry_points_open_the_real_backend():
     users = {found.importer for found in imports() if found.name == "localrun.engine.native.llama"}
-    entries = ("process", "tools.thread_rates")
+    entries = ("process", "tools.tasks")
     assert users == {f"localrun.engine.{name}" for name in entries}
 
 

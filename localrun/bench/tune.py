@@ -1,6 +1,6 @@
 """What `localrun bench tune` measures: a model with each number of threads that may suit it, and which is best.
 
-The measuring is an engine's (`localrun.engine.tools.thread_rates`, a process of its own), the rule the one that engines
+The measuring is an engine's (`localrun.engine.tools.tasks`, a process of its own), the rule the one that engines
 use (`localrun.hardware.thread_choice`). Does not: print, or keep anything unless told to.
 """
 
@@ -92,8 +92,8 @@ def tune(
     on_measured: Callable[[StepTiming], None],
 ) -> Tuning:  # fmt: skip
     """Runs the engine's side to its end. Raises EngineFailed when that does not go well."""
-    command = [sys.executable, "-P", "-m", "localrun.engine.tools.thread_rates", str(model.path)]
-    command += ["--rounds", str(rounds), "--streams", *map(str, STREAMS), "--threads", *map(str, counts)]
+    command = [sys.executable, "-P", "-m", "localrun.engine.tools.tasks", "thread_rates", str(model.path), str(rounds)]
+    command += [",".join(map(str, numbers)) for numbers in (STREAMS, counts)]
     measured: list[StepTiming] = []
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as child:
         assert child.stdout is not None

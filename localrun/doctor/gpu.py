@@ -184,11 +184,11 @@ def _unseen_remedy(card: Card) -> str:
     return "add yourself to the groups `render` and `video`, log in again, and look at HIP_VISIBLE_DEVICES"
 
 
-# --- what `localrun.engine.tools.device_check`, a process of its own, says of the built-in model on each device ---
+# --- what `device_check` of `localrun.engine.tools.tasks` says of the built-in model on each device ---
 # A device on which streams get each other's tokens answers as quickly as any other, and nothing else shows it.
 
 NAME = "devices"
-COMMAND = (sys.executable, "-P", "-m", "localrun.engine.tools.device_check")
+COMMAND = (sys.executable, "-P", "-m", "localrun.engine.tools.tasks", "device_check")
 # A driver compiles what it has never run before.
 CHECK_TIMEOUT_S = 120.0
 # What drivers call devices that are the CPU: Mesa's, Google's, Microsoft's.
@@ -197,7 +197,7 @@ _WAY_OUT = "update the driver and llama.cpp; until then compute on the CPU: --gp
 
 
 class DeviceLine(msgspec.Struct, frozen=True):
-    """A line of `localrun.engine.tools.device_check`."""
+    """A line of `device_check`."""
 
     number: int
     device: str

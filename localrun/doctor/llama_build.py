@@ -25,14 +25,14 @@ from localrun.native_build.wheels import installed
 from localrun.processes import end_in_words, run_text, signal_of
 
 TIMEOUT_S = 60.0
-COMMAND = (sys.executable, "-P", "-m", "localrun.engine.tools.build_report")
+COMMAND = (sys.executable, "-P", "-m", "localrun.engine.tools.tasks", "build_report")
 # The engine loads it the same way.
 MEDIA_COMMAND = (sys.executable, "-P", "-c", "from llama_cpp import mtmd_cpp; mtmd_cpp.mtmd_default_marker()")
 _BY_A_GPU = "a GPU or its driver may have ended it: look at them, or hide the GPU (CUDA_VISIBLE_DEVICES= for NVIDIA)"
 
 
 class BuildReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What `localrun.engine.tools.build_report` prints."""
+    """What `localrun.engine.tools.tasks build_report` prints."""
 
     version: str
     library: str

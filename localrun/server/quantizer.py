@@ -1,6 +1,6 @@
 """Quantizes model files in a child process, one at a time.
 
-Owner: one per Runtime, on the daemon's event loop. The child (`python -m localrun.engine.tools.quantize`) writes to a
+Owner: one per Runtime, on the daemon's event loop. The child (`localrun.engine.tools.tasks`) writes to a
 temporary file in the blobs' folder; only when it has ended well is the result hashed and named. A caller that stops
 listening ends the child, and nothing is left behind.
 
@@ -80,7 +80,7 @@ class Quantizer:
 
     async def _run(self, source: Path, target: Path, file_type: int) -> AsyncGenerator[_Said, None]:
         """The child's life. Raises BadModelFile or EngineFailed when it does not end well."""
-        argv = [sys.executable, "-P", "-m", "localrun.engine.tools.quantize"]
+        argv = [sys.executable, "-P", "-m", "localrun.engine.tools.tasks", "quantize"]
         child = await asyncio.create_subprocess_exec(
             *(*argv, str(source), str(target), str(file_type), str(self._n_threads)),
             stdin=PIPE, stdout=PIPE, stderr=PIPE, start_new_session=True, **HIDDEN,

@@ -23,7 +23,7 @@ from localrun.doctor.llama_build import (
     judge,
     rebuild,
 )
-from localrun.engine.tools.build_report import cpu_features
+from localrun.engine.tools.tasks import cpu_features
 from localrun.hardware import kernels
 from localrun.hardware.kernels import Fault, Verdict
 from localrun.native_build.plan import Plan

@@ -37,7 +37,7 @@ REPORT_TIMEOUT_S = 60.0
 _GPU_LIBRARIES = (
     *("ggml-cuda", "ggml-metal", "ggml-vulkan", "ggml-hip", "ggml-sycl", "ggml-musa", "ggml-opencl", "ggml-rpc"),
 )
-_COMMAND = (sys.executable, "-P", "-m", "localrun.engine.tools.build_report", "--gpus")
+_COMMAND = (sys.executable, "-P", "-m", "localrun.engine.tools.tasks", "build_report", "--gpus")
 _log = logging.getLogger(__name__)
 
 

@@ -15,7 +15,17 @@ from localrun.models.gguf.reader import read_header
 
 
 def start(source: Path, target: Path, file_type: int) -> subprocess.Popen[str]:
-    argv = [sys.executable, "-P", "-m", "localrun.engine.tools.quantize", str(source), str(target), str(file_type), "1"]
+    argv = [
+        sys.executable,
+        "-P",
+        "-m",
+        "localrun.engine.tools.tasks",
+        "quantize",
+        str(source),
+        str(target),
+        str(file_type),
+        "1",
+    ]
     return subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 

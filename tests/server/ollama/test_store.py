@@ -370,7 +370,7 @@ def test_a_client_that_leaves_ends_the_quantizer(daemon: Daemon, folder: Path, f
     def is_quantizing() -> bool:
         for child in psutil.Process(daemon.process.pid).children():
             with suppress(psutil.Error):  # it ended meanwhile
-                if "localrun.engine.tools.quantize" in child.cmdline():
+                if "quantize" in child.cmdline():
                     return True
         return False
 
