@@ -130,29 +130,13 @@ ENGINE_ROOMS = {
 NOT_PURE = {
     *("adapters", "answers", "engine", "process", "pipes", "tools"),
     *("embedding.engine", "embedding.process", "native.adapters"),
-    *(
-        "sample.grammars",
-        "sample.grammar_library",
-        "sample.grammar_worker",
-    ),
-    "sample.weakening",
+    *("sample.grammars", "sample.grammar_library", "sample.grammar_worker"),
     *("cache.disk", "cache.disk_files", "speculate.draft_model"),
     *(
         f"native.{name}"
         for name in (
-            "context",
-            "draft",
-            "embedder",
-            "library",
-            "llama",
-            "media",
-            "model",
-            "mtp",
-            "pages",
-            "rows",
-            "sampler",
-            "threads",
-            "worker",
+            *("context", "drafters", "embedder", "library", "llama", "media", "model", "pages", "rows", "sampler"),
+            *("threads", "worker"),
         )
     ),
 }

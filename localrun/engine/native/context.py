@@ -115,7 +115,7 @@ class ContextShape:
 
 class LlamaContext:
     """See the module. `cb_eval` is asked about the nodes of every graph, and called between pieces of it. With a native
-    context that it `drafts_for` it computes only the model's layer for that (`mtp.py`). `places` is a projector's.
+    context that it `drafts_for` it computes only the model's layer for that (`drafters.py`). `places` is a projector's.
     Without the model's `adapters` it computes the bare model.
 
     What is not described here is as `Backend` has it. Callers count tokens; where the model numbers positions in

@@ -37,11 +37,10 @@ from localrun.engine.backend import (
 )
 from localrun.engine.native.adapters import LlamaAdapters
 from localrun.engine.native.context import OWN_ROPE, ContextShape, LlamaContext, Rope
-from localrun.engine.native.draft import MOST_ROWS, DraftTarget, LlamaDraft
+from localrun.engine.native.drafters import MOST_ROWS, DraftTarget, LlamaDraft, MtpHeads, has_heads
 from localrun.engine.native.library import Threadpools, log_callback, native
 from localrun.engine.native.media import LlamaProjector
 from localrun.engine.native.model import LlamaVocabulary, load_model, tensors_of
-from localrun.engine.native.mtp import MtpHeads, has_heads
 from localrun.engine.native.pages import touch
 from localrun.engine.native.sampler import LlamaSampler, SamplingThreads
 from localrun.engine.native.states import StateLayout

@@ -35,8 +35,8 @@ def load_model(
 ) -> Any:
     """A model handle. The file is mapped into memory, not read; with `use_extra_bufts` weights that have quicker
     kernels in another layout are copied into it. -1 layers are all, on `devices` (ggml's handles) or all that there
-    are. `with_heads` is for files that `mtp.has_heads`. Raises BadModelFile, also soon after it is not `is_wanted` any
-    more."""
+    are. `with_heads` is for files that `drafters.has_heads`. Raises BadModelFile, also soon after it is not
+    `is_wanted` any more."""
     params = native.llama_model_default_params()
     # Held by this variable while native code has a bare pointer to it.
     goes_on = native.llama_progress_callback(lambda _progress, _data: is_wanted())

@@ -11,7 +11,7 @@ has little to catch up with. If there are more requests than sequences, the leas
 
 Owner: the engine's main thread; a thread of its own loads and frees models. The clock is passed in.
 Invariant: the cells of a sequence hold exactly its `tokens`, at the positions from 0 on.
-Does not: know how to load a model (`native/draft.py`), or touch the one that is drafted for.
+Does not: know how to load a model (`native/drafters.py`), or touch the one that is drafted for.
 """
 
 from __future__ import annotations

@@ -20,10 +20,10 @@ import pytest
 
 from localrun.engine import engine as engine_module
 from localrun.engine.backend import DecodeFailed
-from localrun.engine.native import mtp
+from localrun.engine.native import drafters
+from localrun.engine.native.drafters import MOST_TOKENS, MtpHeads, has_heads
 from localrun.engine.native.llama import LlamaBackend
 from localrun.engine.native.model import tensors_of
-from localrun.engine.native.mtp import MOST_TOKENS, MtpHeads, has_heads
 from localrun.engine.request import Request
 from localrun.engine.speculate.choice import DraftChoice, DraftLimits, DraftStream, RowCosts
 from localrun.engine.speculate.speculation import Speculation
@@ -235,7 +235,7 @@ def generate(
 def test_a_file_has_it_or_has_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     path = random_file(tmp_path)
     assert has_heads(tensors_of(str(path)))
-    monkeypatch.setattr(mtp, "_TRIED_VERSION", "0.3.99")
+    monkeypatch.setattr(drafters, "_TRIED_VERSION", "0.3.99")
     assert not has_heads(tensors_of(str(path)))
     assert not has_heads(tensors_of(str(tmp_path / "no such file")))
 
