@@ -321,9 +321,7 @@ def test_only_commands_know_of_clusters_and_few_modules_of_ray():
 
 def test_only_the_modules_for_grammars_import_llguidance():
     loading = {found.importer for found in imports() if is_within(found.name, "llguidance") and not found.is_lazy}
-    assert loading == {
-        f"localrun.engine.sample.{name}" for name in ("grammar_library", "grammar_worker", "lexemes", "weakening")
-    }
+    assert loading == {f"localrun.engine.sample.{name}" for name in ("grammar_library", "grammar_worker", "lexemes")}
     assert "llguidance" not in loaded_after("import localrun.engine.process, localrun.server.app")
 
 

@@ -18,17 +18,20 @@ import select
 import signal
 import sys
 import threading
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
+from typing import Any, NamedTuple
+from urllib.parse import unquote
 
+from llguidance import LLMatcher, LLTokenizer
 from llguidance.gbnf_to_lark import GbnfToLarkError, GrammarParser, resolve
 
 from localrun import framing
-from localrun.engine.sample.grammar_library import WHITESPACE, GrammarVocabulary, compile_grammar
+from localrun.engine.sample.grammar_library import WHITESPACE, GrammarVocabulary, compile_grammar, problem_of
 from localrun.engine.sample.grammars import TOO_LARGE
 from localrun.engine.sample.lexemes import split
-from localrun.engine.sample.weakening import LENGTH_BESIDE_COUNTS, fault, weakened
 from localrun.errors import BadRequest
-from localrun.wire import Grammar, GrammarCheck, GrammarChecked, GrammarKind
+from localrun.wire import STRICT_COMMENT, Grammar, GrammarCheck, GrammarChecked, GrammarKind
 from localrun.worker_limits import allow_cpu, close_limits
 
 MEMORY_BYTES = 1024 * 1024 * 1024
@@ -78,9 +81,9 @@ def checked(grammar: Grammar, control_names: tuple[str, ...] = ()) -> GrammarChe
     elif grammar.kind is GrammarKind.JSON_SCHEMA:
         _check_json(grammar.text)
     of_lark, of_json = grammar.kind is GrammarKind.LARK, grammar.kind is GrammarKind.JSON_SCHEMA
-    ways = [_weakened, _without_faults, _without_schemas] if of_lark else [weakened] if of_json else []
+    ways = [_weakened_lark, _without_faults, _without_schemas] if of_lark else [_weakened] if of_json else []
     notices: list[str] = []
-    is_tried = not (ways and LENGTH_BESIDE_COUNTS.search(grammar.text))
+    is_tried = not (ways and _LENGTH_BESIDE_COUNTS.search(grammar.text))
     while True:
         try:
             if is_tried:
@@ -88,7 +91,7 @@ def checked(grammar: Grammar, control_names: tuple[str, ...] = ()) -> GrammarChe
                 return GrammarChecked(grammar=grammar, notices=tuple(notices))
         except BadRequest as error:
             if not ways:
-                found = fault(json.loads(grammar.text), "schema") if of_json else None
+                found = _fault(json.loads(grammar.text), "schema") if of_json else None
                 raise BadRequest(f"the JSON schema cannot be used: {found.shown}") if found else error from None
         is_tried = True
         grammar = Grammar(grammar.kind, ways.pop(0)(grammar.text, notices), grammar.triggers)
@@ -101,12 +104,12 @@ def _check_json(text: str) -> None:
         raise BadRequest(f"the JSON schema cannot be read: {error}") from error
 
 
-def _weakened(lark: str, notices: list[str]) -> str:
-    """The grammar with its schemas `weakened`."""
+def _weakened_lark(lark: str, notices: list[str]) -> str:
+    """The grammar with its schemas weakened."""
 
     def weaker(rule: re.Match[str]) -> str:
         whose = "" if rule[2] is None else f"the tool {json.loads(rule[2])!r}: "
-        return f"{rule[1]} {weakened(rule[3], notices, whose)}"
+        return f"{rule[1]} {_weakened(rule[3], notices, whose)}"
 
     return _JSON_RULE.sub(weaker, lark)
 
@@ -116,7 +119,7 @@ def _without_faults(lark: str, notices: list[str]) -> str:
     the part of its schema where the call must match."""
 
     def with_any(found: re.Match[str]) -> str:
-        faulty = fault(json.loads(found[5]), json.loads(found[2] or '"parameters"'))
+        faulty = _fault(json.loads(found[5]), json.loads(found[2] or '"parameters"'))
         if faulty is None:
             return found[0]
         message = f"the tool {json.loads(found[1])!r}: {faulty.shown}"
@@ -140,6 +143,124 @@ def _anything(rule: re.Match[str]) -> str:
     """The rule with any object for arguments, and any value for one of them."""
     schema = {"x-guidance": {"whitespace_pattern": WHITESPACE}, **({} if rule[2] else {"type": "object"})}
     return rule[0].removesuffix(rule[5]) + json.dumps(schema)
+
+
+# What the library cannot do with a JSON schema, where in it, and the schema without that. Only compiling shows it, so
+# the daemon has not seen it. What no answer could match is no such thing: it is refused.
+
+# What of a schema is left out for what the library says of it.
+_LEFT_OUT = (
+    ("lookarounds not supported", ("pattern",)),
+    ("are not disjoint", ("patternProperties", "additionalProperties")),
+    ("are too much together", ("minLength", "maxLength")),
+    ("Unable to determine if regex is empty", ("minLength", "maxLength", "allOf")),
+    ("min/maxProperties only supported", ("minProperties", "maxProperties")),
+    ("Schema intersection stack level exceeded", ("allOf",)),
+)
+_MAX_LEFT_OUT = 20
+# A group that is counted in a schema with lengths: together they may be more than an answer has time for.
+_LENGTH_BESIDE_COUNTS = re.compile(r"\)\{\d.*Length\"|Length\".*\)\{\d")
+
+
+def _weakened(text: str, notices: list[str], whose: str = "") -> str:
+    """A JSON schema without what the library can do nothing with, which goes into `notices`; other faults stay. Raises
+    BadRequest for one that is strict."""
+    schema = json.loads(text)
+    if schema.get("$comment") == STRICT_COMMENT:
+        if (found := _fault(schema, "schema") or _slow(schema)) is not None:
+            raise BadRequest(f"{whose or 'the JSON schema cannot be used: '}{found.shown}")
+        return text
+    for _ in range(_MAX_LEFT_OUT):
+        found = _fault(schema, "schema") or _slow(schema)
+        words = () if found is None else next((words for says, words in _LEFT_OUT if says in found.problem), ())
+        if found is None or not found.schema.keys() & words:
+            break
+        for word in found.schema.keys() & words:
+            del found.schema[word]
+            notices.append(f"{whose}{found.path}.{word}: left out, since {found.problem}")
+    return json.dumps(schema)
+
+
+def _slow(root: dict[str, Any]) -> _Fault | None:
+    """A pattern whose text the library cannot follow beside its length."""
+    waiting, seen = [("schema", root)], {id(root)}
+    for path, node in waiting:
+        inner = [(f"{path}.{name}", each) for name, each in _inner(node, root) if id(each) not in seen]
+        waiting += inner
+        seen |= {id(each) for _, each in inner}
+        words = {word: node[word] for word in ("pattern", "minLength", "maxLength") if word in node}
+        if len(words) > 1 and _LENGTH_BESIDE_COUNTS.search(json.dumps(words)):
+            text = LLMatcher.grammar_from_json_schema(json.dumps({"type": "string", **words}))
+            matcher = LLMatcher(LLTokenizer("byte"), text, log_level=0)
+            for wanted in (b'"', *[b"a0A"] * 12):
+                matcher.compute_bitmask()
+                if not any(matcher.try_consume_tokens([byte]) for byte in wanted):
+                    break
+            if "too many expressions" in matcher.get_error():
+                return _Fault(node, path, "the pattern and the length are too much together")
+    return None
+
+
+# What the library says of a schema that holds the faulty one.
+_IN_REFERENCE = "while processing json-schema:"
+_UNSATISFIABLE = "Unsatisfiable schema"
+
+
+class _Fault(NamedTuple):
+    """The innermost part of a schema that is to blame, and where that is."""
+
+    schema: dict[str, Any]
+    path: str
+    problem: str
+
+    @property
+    def shown(self) -> str:
+        return f"{self.path}: {self.problem}"
+
+
+def _fault(root: dict[str, Any], path: str) -> _Fault | None:
+    """Why a schema does not compile; None if it does."""
+    shared: dict[str, Any] = {key: root[key] for key in ("x-guidance", "$defs", "definitions") if key in root}
+    problem, way = _problem_of_schema(root), [root]
+    while problem:
+        for name, inner in _inner(way[-1], root):
+            is_passed = any(inner is each for each in way)
+            found = "" if is_passed else _problem_of_schema({**inner, **shared})
+            if found == problem or (found.startswith(_UNSATISFIABLE) and problem.startswith(_UNSATISFIABLE)):
+                path, problem = f"{path}.{name}", found
+                way.append(inner)
+                break
+        else:
+            return _Fault(way[-1], path, problem)
+    return None
+
+
+def _problem_of_schema(schema: dict[str, Any]) -> str:
+    error = LLMatcher.validate_grammar(LLMatcher.grammar_from_json_schema(json.dumps(schema)))
+    return " ".join(problem_of(error.partition(_IN_REFERENCE)[0]).split())
+
+
+def _target(root: Any, ref: str) -> Any:
+    """What a reference leads to, which the daemon has checked."""
+    for part in filter(None, ref[1:].split("/")):
+        name = unquote(part).replace("~1", "/").replace("~0", "~")
+        root = root[int(name)] if isinstance(root, list) else root[name]
+    return root
+
+
+def _inner(schema: dict[str, Any], root: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The schemas right below one, or that it refers to, and their paths."""
+    for keyword, value in schema.items():
+        found: Iterable[tuple[str, Any]] = ()
+        if keyword in ("properties", "patternProperties"):
+            found = ((f"{keyword}.{name}", inner) for name, inner in value.items())
+        elif keyword in ("anyOf", "oneOf", "allOf", "prefixItems"):
+            found = ((f"{keyword}[{index}]", inner) for index, inner in enumerate(value))
+        elif keyword in ("items", "additionalProperties"):
+            found = ((keyword, value),)
+        elif keyword == "$ref":
+            found = ((value, _target(root, value)),)
+        yield from ((path, inner) for path, inner in found if isinstance(inner, dict))
 
 
 def answer(request: GrammarCheck) -> GrammarChecked:
