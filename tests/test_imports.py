@@ -118,18 +118,11 @@ ENGINE_ROOMS = {
     "sample": ("backend", "request"),
     "speculate": ("backend", "cache.cells", "request", "schedule"),
     "native": ("backend", "request", "sample", "schedule", "speculate", "embedding.inputs"),
-    "embedding": (
-        "backend",
-        "encoding",
-        "pipes",
-        "request",
-        "sample.text",
-        "schedule.policy",
-    ),
+    "embedding": ("backend", "encoding", "request", "sample.text", "schedule.policy"),
 }
 NOT_PURE = {
     *("adapters", "answers", "engine", "process", "pipes", "tools"),
-    *("embedding.engine", "embedding.process", "native.adapters"),
+    *("embedding.engine", "native.adapters"),
     *("sample.grammars", "sample.grammar_library", "sample.grammar_worker"),
     *("cache.disk", "cache.disk_files", "speculate.draft_model"),
     *(

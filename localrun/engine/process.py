@@ -1,4 +1,5 @@
-"""Entry point of the engine process: `python -m localrun.engine.process`.
+"""Entry point of the engine process, which generates text or, opened with a pooling mode, turns texts into vectors:
+`python -m localrun.engine.process`.
 
 Its threads are those of `pipes.py`. ctypes releases the interpreter lock during native calls, so all of them work while
 a step computes; reading a vocabulary is safe beside one.
@@ -17,14 +18,15 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
 from localrun import framing, wire
 from localrun.engine import pipes
 from localrun.engine.backend import MAX_SEQUENCES, AdapterSet, Backend
 from localrun.engine.cache.disk import open_disk
 from localrun.engine.cache.disk_files import library_build
-from localrun.engine.embedding.inputs import Embedder
+from localrun.engine.embedding.inputs import Embedder, tokens_of
+from localrun.engine.encoding import ENCODED_PART
 from localrun.engine.engine import Engine, Limits
 from localrun.engine.native.threads import N_BATCH, N_CELLS, N_SEQS, ThreadTrial, plan_threads
 from localrun.engine.pipes import BROKEN_PIPE, Text, TokenizerThreads
@@ -36,6 +38,10 @@ from localrun.engine.speculate.speculation import Drafter, Heads, Speculation
 from localrun.errors import EngineFailed, LocalrunError, QueueFull
 from localrun.hardware import processors, thread_choice
 from localrun.hardware.thread_choice import Threads
+from localrun.processes import step_back
+
+if TYPE_CHECKING:
+    from localrun.engine.embedding.engine import EmbeddingEngine
 
 log = logging.getLogger("localrun.engine")
 
@@ -85,9 +91,7 @@ def main(make: Make) -> int:
         return BROKEN_PIPE
     logging.getLogger().setLevel(first.log_level.upper())
     if first.pooling is not None:
-        from localrun.engine.embedding import process as embedding
-
-        return embedding.run(first, make.embedder, frames_in, frames_out)
+        return _embed(first, make.embedder, frames_in, frames_out)
     started_at_s = time.monotonic()
     limits = Limits(first.n_slots, first.max_queue, first.target_itl_s, first.ram_cache_bytes)
     inbox = Inbox()
@@ -148,6 +152,15 @@ def _close(backend: Backend, drafts: DraftModels | None) -> None:
     if drafts is not None:
         drafts.close()
     backend.close()
+
+
+def _private_pipes() -> tuple[BinaryIO, BinaryIO]:
+    frames_in, frames_out = os.dup(0), os.dup(1)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    os.dup2(2, 1)
+    return os.fdopen(frames_in, "rb"), os.fdopen(frames_out, "wb")
 
 
 def spare_time(engine: Engine, trial: pipes.SpareTime | None) -> pipes.SpareTime:
@@ -246,13 +259,79 @@ def _clearing(message: wire.ClearCache, outbox: pipes.Outbox) -> Callable[[Engin
     return clear
 
 
-def _private_pipes() -> tuple[BinaryIO, BinaryIO]:
-    frames_in, frames_out = os.dup(0), os.dup(1)
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.close(nothing)
-    os.dup2(2, 1)
-    return os.fdopen(frames_in, "rb"), os.fdopen(frames_out, "wb")
+# --- an engine for vectors ---
+
+# Steps on the scale of `nice`: with 5 a stream of the same lane has about three quarters of a shared core.
+EMBEDDING_NICENESS = 5
+
+
+def _embed(
+    opened: wire.Open, new_embedder: Callable[[wire.Open], Embedder], frames_in: BinaryIO, frames_out: BinaryIO
+) -> int:
+    """From the `Open` frame to the end. Unlike where text is generated, the main thread tokenizes what is computed, one
+    input at a time; only what is counted is read by threads.
+
+    The process asks the system for less of the processor than its neighbours get, so that streams of a chat which runs
+    beside a large batch of documents keep their pace; on a machine that is otherwise idle this costs nothing."""
+    from localrun.engine.embedding.engine import EmbeddingEngine
+
+    began_s = time.monotonic()
+    step_back(EMBEDDING_NICENESS)
+    try:
+        embedder = new_embedder(opened)
+    except Exception as error:
+        return pipes.refuse(frames_out, error)
+    inbox = EngineInbox[EmbeddingEngine]()
+    encoded_bytes = opened.ram_cache_bytes // ENCODED_PART
+    engine = EmbeddingEngine(
+        embedder, max_queue=opened.max_queue, clock=time.monotonic, encoded_bytes=encoded_bytes, ring=inbox.ring
+    )
+    load_s = time.monotonic() - began_s
+    pipes.send(frames_out, pipes.ready(embedder, opened, load_s, n_slots=embedder.n_seqs, n_embd=embedder.n_embd))
+    tokenizing = TokenizerThreads(max_texts=opened.n_slots + opened.max_queue)
+    exit_code = pipes.serve(
+        engine,
+        inbox,
+        frames_in,
+        frames_out,
+        lambda message, inbox, outbox: _take_for_vectors(message, embedder, tokenizing, inbox, outbox),
+    )
+    if exit_code == 0:
+        engine.close()
+    return pipes.end(exit_code, tokenizing, embedder.close)
+
+
+def _take_for_vectors(
+    message: wire.ToEngine,
+    embedder: Embedder,
+    tokenizing: TokenizerThreads,
+    inbox: EngineInbox[EmbeddingEngine],
+    outbox: pipes.Outbox,
+) -> None:
+    """One message from the daemon. Of what is kept, only encoded media could be cleared, which nobody counts."""
+    if isinstance(message, wire.Embed):
+        embed = message
+        inbox.put(lambda engine: engine.submit(embed))
+    elif isinstance(message, wire.Cancel):
+        cancelled = message.id
+        inbox.put(lambda engine: engine.cancel(cancelled))
+    elif isinstance(message, wire.Submit):
+        refused = message.id
+        inbox.put(lambda engine: engine.refuse(refused, EngineFailed("this engine computes embeddings only")))
+    elif isinstance(message, wire.Count):
+        mixed = wire.Mixed(tuple(message.segments))
+        read = partial(tokens_of, embedder, mixed, query=None, truncate=False, where="the text")
+        pipes.count(message, lambda: read().tokens, tokenizing, outbox, _no_pieces)
+    elif isinstance(message, wire.ClearCache):
+        inbox.put(lambda engine: engine.clear())
+        outbox.put(wire.Cleared(id=message.id, ram_bytes=0, disk_bytes=0))
+
+
+def _no_pieces(*_: object) -> tuple[bytes, ...]:
+    raise EngineFailed("an engine that computes embeddings does not say what its tokens stand for")
+
+
+# --- the parts that the frame `Open` wants, of llama.cpp ---
 
 
 def n_spare_sequences(opened: wire.Open) -> int:
