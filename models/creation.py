@@ -27,9 +27,9 @@ from localrun.models import draft, naming
 from localrun.models.gguf import projectors, reader
 from localrun.models.gguf.adapter_header import check_finite, misfit
 from localrun.models.gguf.bounded_reader import open_regular
-from localrun.models.gguf.ggml_types import FILE_TYPES, QUANT_ALIASES, by_name
 from localrun.models.gguf.header import FileKind, Header
 from localrun.models.gguf.reader import shard_of
+from localrun.models.gguf.tables import BY_NAME, FILE_TYPES, QUANT_ALIASES
 from localrun.models.name import MAX_NAME_CHARS, Kind, ModelName
 from localrun.models.storage.manifest import Manifest, Message, Place, Role, Source, StoredFile, blob_path, check_digest
 from localrun.models.storage.model_files import SUFFIX, is_part
@@ -369,7 +369,7 @@ def quantized_bytes(header: Header, name: str) -> int:
     kind = canonical_quantization(name)
     for type_name in (kind, kind.rpartition("_")[0]):
         with contextlib.suppress(KeyError):
-            chosen = by_name(type_name)
+            chosen = BY_NAME[type_name]
             size_bytes = header.n_params * chosen.block_bytes // chosen.block_elements
             return min(header.size_bytes, size_bytes * 5 // 4 + header.data_offset)
     return header.size_bytes

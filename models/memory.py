@@ -22,8 +22,8 @@ from typing import Final, NamedTuple
 
 from localrun.errors import BadRequest
 from localrun.models.gguf import projectors
-from localrun.models.gguf.ggml_types import GgmlType, by_name
 from localrun.models.gguf.header import ENCODERS, MAX_WIDTH, Header, TensorInfo
+from localrun.models.gguf.tables import BY_NAME, GgmlType
 
 _F32_BYTES = 4
 
@@ -344,13 +344,13 @@ def estimate(
         raise BadRequest(f"unknown KV cache type '{kv_type}'; use one of {', '.join(KV_TYPES)}", field="kv_type")
     n_cells = _whole(n_kv_cells, _CELL_STEP)
     memory = model_memory(header, n_kv_cells=n_cells)
-    pool = _pool(header, memory, n_cells, n_slots, n_ubatch, by_name(KV_TYPES[kv_type]), is_on_gpu)
+    pool = _pool(header, memory, n_cells, n_slots, n_ubatch, BY_NAME[KV_TYPES[kv_type]], is_on_gpu)
     if is_on_gpu or not memory.is_shareable or n_slots == 1:
         return pool
     n_streams_cells = n_slots * _whole(n_cells // n_slots, _CELL_STEP)
     if _changes_positions(header, n_streams_cells):
         return pool
-    pool = _pool(header, memory, n_streams_cells, n_slots, n_ubatch, by_name(KV_TYPES[kv_type]), is_on_gpu)
+    pool = _pool(header, memory, n_streams_cells, n_slots, n_ubatch, BY_NAME[KV_TYPES[kv_type]], is_on_gpu)
     return _streams(header, memory, pool, n_streams_cells, n_slots, n_ubatch)
 
 
@@ -373,7 +373,7 @@ def draft_estimate(header: Header, *, n_kv_cells: int, n_slots: int, n_ubatch: i
     n_rows = min(n_ubatch, MOST_DRAFT_ROWS)
     return MemoryEstimate(
         weights_bytes=header.weights_bytes + copied_output_bytes(header),
-        kv_bytes=sum(_layers_kv_bytes(header, memory, n_cells, n_slots, n_rows, by_name(KV_TYPES[kv_type]))),
+        kv_bytes=sum(_layers_kv_bytes(header, memory, n_cells, n_slots, n_rows, BY_NAME[KV_TYPES[kv_type]])),
         compute_bytes=compute_bytes(header, memory, Graph(n_rows, n_columns, n_slots)),
         process_bytes=VOCABULARY_ENTRY_BYTES * header.n_vocab,
         repacked_bytes=repacked_bytes(header),
@@ -389,7 +389,7 @@ def layers_kv_bytes(header: Header, *, n_kv_cells: int, n_slots: int, n_ubatch: 
     """The `kv_bytes` of the estimate for one pool, layer by layer."""
     n_cells = _whole(n_kv_cells, _CELL_STEP)
     memory = model_memory(header, n_kv_cells=n_cells)
-    return _layers_kv_bytes(header, memory, n_cells, n_slots, n_ubatch, by_name(KV_TYPES[kv_type]))
+    return _layers_kv_bytes(header, memory, n_cells, n_slots, n_ubatch, BY_NAME[KV_TYPES[kv_type]])
 
 
 def _pool(
@@ -491,7 +491,7 @@ def embedding_estimate(header: Header, *, n_tokens: int, n_rows: int, kv_type: s
 def _embedding_kv_bytes(header: Header, n_cells: int, kv_type: str) -> int:
     if not n_cells:
         return 0
-    row_type = by_name(kv_type.upper())
+    row_type = BY_NAME[kv_type.upper()]
     memory = model_memory(header, n_kv_cells=n_cells)
     n_elements = sum(layer.n_heads_kv for layer in memory.layers) * (header.head_dim_k + header.head_dim_v)
     n_states = STATEFUL_SEQUENCES * sum(layer.has_state for layer in memory.layers)

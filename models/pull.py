@@ -28,7 +28,7 @@ from localrun.errors import BadModelFile, BadRequest
 from localrun.models import catalog, naming, quant_choice
 from localrun.models.download.fetch import fetch, first_bytes
 from localrun.models.download.plan import FetchLimits, Progress, RemotePlan
-from localrun.models.gguf import architectures, projectors
+from localrun.models.gguf import projectors, tables
 from localrun.models.gguf.adapter_header import check_finite, facts_of, misfit
 from localrun.models.gguf.header import ADAPTERS, FileKind, Header, kind_of
 from localrun.models.gguf.reader import first_entries, read_header, read_named
@@ -192,7 +192,7 @@ async def _check_loadable(plan: RemotePlan, context: PullContext) -> None:
         return
     content = await first_bytes(first.item, FIRST_BYTES, client=context.client, limits=context.limits)
     entries = first_entries(content)
-    if kind_of(entries) != FileKind.CONTROL_VECTOR and (problem := architectures.problem(entries)):
+    if kind_of(entries) != FileKind.CONTROL_VECTOR and (problem := tables.problem(entries)):
         raise BadModelFile(f"'{plan.repo}' {problem}; nothing was transferred. {_way_out(plan)}")
 
 
@@ -244,7 +244,7 @@ def _check(plan: RemotePlan, paths: Sequence[Path]) -> Header:
             if model.kind in ADAPTERS:
                 facts_of(model)
                 check_finite(model)
-            elif problem := architectures.problem(model.metadata):
+            elif problem := tables.problem(model.metadata):
                 raise BadModelFile(f"'{plan.repo}' {problem}. {_way_out(plan)}")
         elif role is Role.ADAPTER:
             header = read_header(path, kind=FileKind.ADAPTER)

@@ -28,8 +28,8 @@ from typing import Final, NamedTuple
 
 from localrun.errors import BadRequest, NotFound
 from localrun.models.fit import USABLE_RAM, in_gb, rough_bytes
-from localrun.models.gguf.ggml_types import QUANT_ALIASES
 from localrun.models.gguf.reader import shard_of
+from localrun.models.gguf.tables import QUANT_ALIASES
 from localrun.models.name import as_tag
 
 _COMFORTABLE_FRACTION = 0.5

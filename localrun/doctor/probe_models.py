@@ -20,7 +20,7 @@ import numpy.typing as npt
 # Here, not at its first use: its modules swallow a KeyboardInterrupt that comes while they are imported.
 from numpy.random import default_rng
 
-from localrun.models.gguf.ggml_types import GgmlType, by_name
+from localrun.models.gguf.tables import BY_NAME, GgmlType
 
 # --- random weights of one type, as bytes that can be tiled over tensors of any size ---
 # A pool is a prime number of 32- or 256-element units, more than any tensor has rows. A tensor takes its bytes from the
@@ -278,10 +278,10 @@ def write_probe_models(folder: Path) -> Iterator[tuple[str, str, Path, Path | No
             for model in PROBE_MODELS:
                 if model.memory == memory:
                     path = folder / f"probe-{model.architecture}-{weight_type}.gguf"
-                    _write(path, model, by_name(weight_type))
+                    _write(path, model, BY_NAME[weight_type])
                     reference = path.with_stem(f"{path.stem}-F32") if model is PROBE_MODELS[0] else None
                     if reference:
-                        _write(reference, model, by_name(weight_type), as_f32=True)
+                        _write(reference, model, BY_NAME[weight_type], as_f32=True)
                     yield weight_type, memory, path, reference
 
 
@@ -310,7 +310,7 @@ def _write(path: Path, model: _Model, weight_type: GgmlType, *, as_f32: bool = F
     tensors = [
         (tensor, kind, math.prod(tensor.shape) // kind.block_elements * kind.block_bytes)
         for tensor in _tensors(model)
-        for kind in (weight_type if tensor.is_matrix else by_name("F32"),)
+        for kind in (weight_type if tensor.is_matrix else BY_NAME["F32"],)
     ]
     for tensor, kind, size_bytes in tensors:
         number = gguf.GGMLQuantizationType.F32 if as_f32 else gguf.GGMLQuantizationType(kind.number)

@@ -14,7 +14,7 @@ from localrun.doctor import Finding, fail, ok, size, warn
 from localrun.errors import LocalrunError
 from localrun.kv_folders import ModelFolder
 from localrun.models.download.partial import find_stale
-from localrun.models.gguf import architectures
+from localrun.models.gguf import tables
 from localrun.models.storage import manifest
 from localrun.models.storage.blobs import hash_file
 from localrun.models.storage.manifest import StoredFile
@@ -32,7 +32,7 @@ def check_models(store: Store, *, now_s: float, is_deep: bool) -> Iterator[Findi
             if not found.program:
                 n_models += 1
                 n_bytes += found.size_bytes
-            elif problem := architectures.problem(found.header.metadata):
+            elif problem := tables.problem(found.header.metadata):
                 yield warn("models", f"'{found.name}' of {found.program} {problem}", "use another GGUF of this model")
             else:
                 n_foreign += 1

@@ -34,8 +34,8 @@ from localrun.config import Settings
 from localrun.engine.backend import MemoryKind
 from localrun.errors import BadRequest, CannotFit, meant
 from localrun.models.fit import AUTO, FitRequest, Gpu, Machine, choose, in_gb
-from localrun.models.gguf.ggml_types import FILE_TYPES, QUANT_ALIASES, by_name
 from localrun.models.gguf.header import Header, TensorInfo
+from localrun.models.gguf.tables import BY_NAME, FILE_TYPES, QUANT_ALIASES
 from localrun.models.memory import memory_kind, model_memory
 from localrun.models.storage.model import Model
 from localrun.models.storage.store import Store
@@ -380,9 +380,9 @@ def _tensor(tensor: TensorInfo, mix: _Mix, n_layers: int, *, is_tied: bool) -> T
         wanted = mix.output
     elif tensor.name.endswith(_WORTH_MORE) and _is_worth_more(int(tensor.name.split(".")[1]), n_layers):
         wanted = mix.better
-    found = by_name(wanted)
+    found = BY_NAME[wanted]
     while tensor.shape[0] % found.block_elements:
-        found = by_name(_FALLBACKS[found.name])
+        found = BY_NAME[_FALLBACKS[found.name]]
     size = tensor.n_elements // found.block_elements * found.block_bytes
     return tensor._replace(type_name=found.name, size_bytes=size)
 

@@ -16,7 +16,7 @@ import re
 from typing import TYPE_CHECKING, NamedTuple
 
 from localrun.errors import BadModelFile
-from localrun.models.gguf import ggml_types
+from localrun.models.gguf import tables
 from localrun.models.gguf.bounded_reader import open_model_file
 from localrun.models.gguf.header import FileKind, Header, TensorInfo, once_for_each_pair
 
@@ -188,7 +188,7 @@ def check_finite(header: Header) -> None:
         for tensor in header.tensors:
             if tensor.type_name not in _FLOATS:
                 continue
-            block_bytes = ggml_types.by_name(tensor.type_name).block_bytes
+            block_bytes = tables.BY_NAME[tensor.type_name].block_bytes
             piece_bytes = _PIECE_BYTES // block_bytes * block_bytes
             reader.seek(tensor.offset, f"'{tensor.name}'")
             for begin in range(0, tensor.size_bytes, piece_bytes):

@@ -22,7 +22,7 @@ from typing import Final, NamedTuple
 from weakref import WeakKeyDictionary
 
 from localrun.models.gguf.bounded_reader import BoundedReader, open_model_file
-from localrun.models.gguf.ggml_types import FILE_TYPES
+from localrun.models.gguf.tables import FILE_TYPES
 
 # Real vocabularies have at most some thousand (reserved ones included), each a few dozen bytes long.
 MAX_CONTROL_TOKENS: Final = 16_384

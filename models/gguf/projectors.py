@@ -16,8 +16,8 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Final, NamedTuple
 
 from localrun.models.gguf import projector_shapes
-from localrun.models.gguf.architectures import LLAMA_CPP_PYTHON
 from localrun.models.gguf.header import MAX_LAYERS, MAX_WIDTH, ArraySummary, Header, TensorInfo, Value
+from localrun.models.gguf.tables import LLAMA_CPP_PYTHON
 
 VISION: Final = "vision"
 AUDIO: Final = "audio"

@@ -31,7 +31,6 @@ from typing import Final, NamedTuple
 from localrun.errors import BadModelFile
 from localrun.models.gguf import projectors
 from localrun.models.gguf.bounded_reader import MAX_HEADER_BYTES, BoundedReader, open_model_file
-from localrun.models.gguf.ggml_types import BY_NUMBER
 from localrun.models.gguf.header import (
     ADAPTERS,
     ArraySummary,
@@ -43,6 +42,7 @@ from localrun.models.gguf.header import (
     dimension_problem,
     kind_of,
 )
+from localrun.models.gguf.tables import BY_NUMBER
 
 # Published models have at most some hundred; each costs an open file in the engine.
 MAX_SHARDS = 1_000

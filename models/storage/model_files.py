@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from localrun.errors import BadModelFile
-from localrun.models.gguf import architectures, reader
+from localrun.models.gguf import reader, tables
 from localrun.models.gguf.adapter_header import facts_of
 from localrun.models.gguf.header import ADAPTERS, FileKind, Header
 from localrun.models.gguf.reader import shard_of
@@ -157,7 +157,7 @@ def _inspect(path: Path, kind: str, modified_at_s: float) -> ModelFile | BadMode
         header = reader.read_named(path) if kind == NAMED else reader.read_header(path, kind=kind)
         if header.kind in ADAPTERS:
             facts_of(header)
-        elif header.kind == FileKind.MODEL and (problem := architectures.problem(header.metadata)):
+        elif header.kind == FileKind.MODEL and (problem := tables.problem(header.metadata)):
             return BadModelFile(f"{path.name} {problem}; look for another GGUF of it (localrun search)")
     except BadModelFile as error:
         return error

@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 
 from localrun.doctor.probe_models import BlockPool
-from localrun.models.gguf.ggml_types import by_name
+from localrun.models.gguf.tables import BY_NAME
 
 
 @pytest.mark.parametrize("name", ["F16", "Q4_0", "Q4_1", "Q5_0", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS"])
 def test_weights_have_mean_0_and_keep_activations_their_size(name: str) -> None:
     n_rows, fan_in = 512, 1024
-    pool = BlockPool(by_name(name), fan_in, n_rows, np.random.default_rng(0))
-    size_bytes = n_rows * fan_in // by_name(name).block_elements * by_name(name).block_bytes
+    pool = BlockPool(BY_NAME[name], fan_in, n_rows, np.random.default_rng(0))
+    size_bytes = n_rows * fan_in // BY_NAME[name].block_elements * BY_NAME[name].block_bytes
     raw = np.concatenate(list(pool.chunks(size_bytes)))
     assert raw.nbytes == size_bytes
     weights = gguf.quants.dequantize(

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from localrun.models.gguf.ggml_types import GgmlType, by_name
+from localrun.models.gguf.tables import BY_NAME, GgmlType
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,10 +180,10 @@ class _Planner:
 
     def kernel(self, name: str, n_columns: int, n_rows: int) -> TensorPlan:
         """A convolution's: too narrow to quantize."""
-        return TensorPlan(f"{self._prefix}{name}.weight", (n_columns, n_rows), by_name("F32"))
+        return TensorPlan(f"{self._prefix}{name}.weight", (n_columns, n_rows), BY_NAME["F32"])
 
     def constant(self, name: str, fill: float, *dimensions: int) -> TensorPlan:
-        return TensorPlan(self._prefix + name, dimensions, by_name("F32"), fill)
+        return TensorPlan(self._prefix + name, dimensions, BY_NAME["F32"], fill)
 
     def norm(self, name: str, width: int) -> TensorPlan:
         return self.constant(f"{name}.weight", 1.0, width)
@@ -197,7 +197,7 @@ def plan_tensors(shape: Shape, file_type: str) -> Iterator[TensorPlan]:
     # llama.cpp looks for the last norm of this one architecture under the name that its first files had.
     norm = "token_embd_norm" if shape.architecture == "lfm2" else "output_norm"
     yield TensorPlan("token_embd.weight", embedding, _fitting(embedding_type, shape.n_embd))
-    yield TensorPlan(f"{norm}.weight", (shape.n_embd,), by_name("F32"), 1.0)
+    yield TensorPlan(f"{norm}.weight", (shape.n_embd,), BY_NAME["F32"], 1.0)
     if not shape.tied:
         yield TensorPlan("output.weight", embedding, _fitting(output_type, shape.n_embd))
     for layer in range(shape.n_layers):
@@ -332,10 +332,10 @@ def _feed_forward(plan: _Planner) -> Iterator[TensorPlan]:
 
 
 def _fitting(wanted: str, row_elements: int) -> GgmlType:
-    wanted_type = by_name(wanted)
+    wanted_type = BY_NAME[wanted]
     if row_elements % wanted_type.block_elements == 0:
         return wanted_type
-    return by_name(_FALLBACKS[wanted])
+    return BY_NAME[_FALLBACKS[wanted]]
 
 
 def _gets_more_bits(layer: int, n_layers: int) -> bool:

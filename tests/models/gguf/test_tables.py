@@ -8,28 +8,28 @@ from pathlib import Path
 import llama_cpp
 import pytest
 
-from localrun.models.gguf import architectures
+from localrun.models.gguf import tables
 from localrun.models.gguf.reader import first_entries, read_header
 from tests.models.handmade import ENTRIES, STRING, U32, VALID, array, entry, file_bytes, text, u32
 from tests.says import says
 
 
 def test_the_list_is_for_the_version_that_is_installed():
-    assert llama_cpp.__version__ == architectures.LLAMA_CPP_PYTHON
+    assert llama_cpp.__version__ == tables.LLAMA_CPP_PYTHON
 
 
 def test_the_installed_library_knows_every_name_of_the_lists():
     folder = Path(llama_cpp.__file__).parent / "lib"
     libraries = [path.read_bytes() for path in folder.iterdir() if "llama" in path.name and path.is_file()]
     assert libraries, f"there is no library in {folder}"
-    names = architectures.LOADABLE | architectures.PRE_TOKENIZERS
+    names = tables.LOADABLE | tables.PRE_TOKENIZERS
     missing = {name for name in names if not any(name.encode() + b"\0" in content for content in libraries)}
     assert missing == set()
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen3", "gemma3", "gpt-oss", "qwen35moe", "mistral3", "bert"])
 def test_what_can_be_loaded(architecture: str):
-    assert architectures.problem({"general.architecture": architecture}) == ""
+    assert tables.problem({"general.architecture": architecture}) == ""
 
 
 @pytest.mark.parametrize(
@@ -47,14 +47,14 @@ def test_what_can_be_loaded(architecture: str):
     ],
 )
 def test_what_cannot(metadata: dict[str, str | int], said: list[str]):
-    problem = architectures.problem(metadata)
+    problem = tables.problem(metadata)
     assert says(problem, *said)
-    assert architectures.LLAMA_CPP_PYTHON in problem
+    assert tables.LLAMA_CPP_PYTHON in problem
 
 
 @pytest.mark.parametrize("metadata", [{}, {"general.architecture": 7}, {"general.name": "gptoss"}])
 def test_what_says_nothing_is_not_refused(metadata: dict[str, str | int]):
-    assert architectures.problem(metadata) == ""
+    assert tables.problem(metadata) == ""
 
 
 def test_the_first_entries_of_a_file_that_is_cut_anywhere(tmp_path: Path):

@@ -1,10 +1,8 @@
-"""Which models the pinned llama.cpp can load at all, by what their headers say first: asked before a transfer,
-and of every file.
+"""What the pinned llama.cpp knows: types of tensors and files, architectures, tokenizers. Pure.
 
-Pure. The names are those of `LLM_ARCH_NAMES` in llama-arch.cpp of `LLAMA_CPP_PYTHON`, without projectors (`clip`),
-and of its tokenizers.
-Ollama's registry has models for Ollama's own engine, too: under names of its own (`gptoss`), or with the vision encoder
-in the model's file, where llama.cpp wants it in one of its own.
+Which models it can load at all is told by what their headers say first, so it is asked before a transfer, and of every
+file. Ollama's registry has models for Ollama's own engine, too: under names of its own (`gptoss`), or with the vision
+encoder in the model's file, where llama.cpp wants it in one of its own.
 
 Does not: judge tensors, or what a build was made without. That is found out when the engine process loads the file.
 """
@@ -12,13 +10,56 @@ Does not: judge tensors, or what a build was made without. That is found out whe
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
-
-from localrun.models.gguf.header import Value
+from typing import Final, NamedTuple
 
 # A test compares it with the version that is installed: a new one may load more.
 LLAMA_CPP_PYTHON: Final = "0.3.36"
 _VERSION: Final = f"llama-cpp-python {LLAMA_CPP_PYTHON}"
+
+# --- types, as GGUF numbers them ---
+# Numbers and sizes are those of ggml.h and ggml-common.h (GGML_TYPE_COUNT 43), file types those of enum llama_ftype in
+# llama.h. Numbers that are missing here were removed from the format; files with them are refused.
+
+
+class GgmlType(NamedTuple):
+    """A tensor's row is a whole number of blocks; a block of `block_elements` weights takes `block_bytes` bytes."""
+
+    number: int
+    name: str
+    block_elements: int
+    block_bytes: int
+
+
+_ALL = [
+    GgmlType(*row)
+    for row in (
+        (0, "F32", 1, 4), (1, "F16", 1, 2), (2, "Q4_0", 32, 18), (3, "Q4_1", 32, 20), (6, "Q5_0", 32, 22),
+        (7, "Q5_1", 32, 24), (8, "Q8_0", 32, 34), (9, "Q8_1", 32, 36), (10, "Q2_K", 256, 84), (11, "Q3_K", 256, 110),
+        (12, "Q4_K", 256, 144), (13, "Q5_K", 256, 176), (14, "Q6_K", 256, 210), (15, "Q8_K", 256, 292),
+        (16, "IQ2_XXS", 256, 66), (17, "IQ2_XS", 256, 74), (18, "IQ3_XXS", 256, 98), (19, "IQ1_S", 256, 50),
+        (20, "IQ4_NL", 32, 18), (21, "IQ3_S", 256, 110), (22, "IQ2_S", 256, 82), (23, "IQ4_XS", 256, 136),
+        (24, "I8", 1, 1), (25, "I16", 1, 2), (26, "I32", 1, 4), (27, "I64", 1, 8), (28, "F64", 1, 8),
+        (29, "IQ1_M", 256, 56), (30, "BF16", 1, 2), (34, "TQ1_0", 256, 54), (35, "TQ2_0", 256, 66),
+        (39, "MXFP4", 32, 17), (40, "NVFP4", 64, 36), (41, "Q1_0", 128, 18), (42, "Q2_0", 64, 18),
+    )
+]  # fmt: skip
+
+BY_NUMBER: dict[int, GgmlType] = {entry.number: entry for entry in _ALL}
+BY_NAME: dict[str, GgmlType] = {entry.name: entry for entry in _ALL}
+
+# `general.file_type`: what people call the quantization of a whole file.
+FILE_TYPES: dict[int, str] = {
+    0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 7: "Q8_0", 8: "Q5_0", 9: "Q5_1", 10: "Q2_K", 11: "Q3_K_S", 12: "Q3_K_M",
+    13: "Q3_K_L", 14: "Q4_K_S", 15: "Q4_K_M", 16: "Q5_K_S", 17: "Q5_K_M", 18: "Q6_K", 19: "IQ2_XXS", 20: "IQ2_XS",
+    21: "Q2_K_S", 22: "IQ3_XS", 23: "IQ3_XXS", 24: "IQ1_S", 25: "IQ4_NL", 26: "IQ3_S", 27: "IQ3_M", 28: "IQ2_S",
+    29: "IQ2_M", 30: "IQ4_XS", 31: "IQ1_M", 32: "BF16", 36: "TQ1_0", 37: "TQ2_0", 38: "MXFP4_MOE", 39: "NVFP4",
+    40: "Q1_0", 41: "Q2_0",
+}  # fmt: skip
+# What people write for some of them.
+QUANT_ALIASES = {"Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M", "Q3_K": "Q3_K_M", "FP16": "F16", "FP32": "F32"}
+
+# --- what a model may be ---
+# The names are those of `LLM_ARCH_NAMES` in llama-arch.cpp, without projectors (`clip`).
 
 LOADABLE: Final = frozenset(
     {
@@ -70,7 +111,7 @@ PRE_TOKENIZERS: Final = frozenset(
 _OLLAMA_ONLY: Final = frozenset({"gptoss", "mllama", "qwen25vl", "deepseekocr"})
 
 
-def problem(metadata: Mapping[str, Value]) -> str:
+def problem(metadata: Mapping[str, object]) -> str:
     """Why no engine here can load a model whose file begins with these entries, as the end of a sentence that begins
     with the model; "" if nothing speaks against it, or the architecture is not among them."""
     architecture = metadata.get("general.architecture")
