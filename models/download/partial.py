@@ -10,7 +10,7 @@ cache. A killed process holds no lock; no order is kept among those who wait.
 
 Invariant: what `missing` does not list was written as the server sent it, and is still so after a kill or a power cut.
 
-Does not: verify the digest of the whole (`transfer`).
+Does not: verify the digest of the whole (`fetch`).
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import asyncio
 import contextlib
 import errno
 import os
+import shutil
 import threading
 import zlib
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
@@ -31,6 +32,7 @@ from localrun import stored
 from localrun.errors import DiskFull, DownloadFailed
 from localrun.models.download import journal
 from localrun.models.download.journal import Header, Journal, Range, RangeSet, Record
+from localrun.models.download.plan import Item
 
 _POLL_S = 0.2
 # Group-writable, as huggingface_hub makes its own: several users may share a cache.
@@ -278,6 +280,45 @@ def failed(target: Path, error: OSError) -> DownloadFailed:
     if error.errno == errno.EFBIG:
         return DownloadFailed(f"the file system of {target.parent} cannot hold a file as large as {target.name}")
     return DownloadFailed(f"{target.name} cannot be written in {target.parent}: {error.strerror or error}")
+
+
+def check_disk(items: Iterable[Item], *, reserve_bytes: int) -> None:
+    """Raises DiskFull when the items, all together, need more than their file systems have, DownloadFailed when it
+    cannot be told.
+
+    What former attempts already took is not counted again, nor are finished targets and items of unknown size.
+    """
+    needed_bytes: dict[int, int] = {}
+    folders: dict[int, Path] = {}
+    names: dict[int, str] = {}
+    for item in items:
+        try:
+            if item.size_bytes is None or item.target.exists():
+                continue
+            folder = _existing(item.target.parent)
+            device = os.stat(folder).st_dev
+        except OSError as error:
+            raise failed(item.target, error) from error
+        folders[device] = folder
+        missing_bytes = max(0, item.size_bytes - allocated_bytes(paths_of(item.target).partial))
+        needed_bytes[device] = needed_bytes.get(device, 0) + missing_bytes
+        names.setdefault(device, item.name)
+    for device, n_bytes in needed_bytes.items():
+        free_bytes = shutil.disk_usage(folders[device]).free
+        if n_bytes and n_bytes + reserve_bytes > free_bytes:
+            raise DiskFull(
+                f"not enough disk space for {names[device]} in {folders[device]}: {n_bytes / 1e9:.2f} GB are still to "
+                f"be written and {reserve_bytes / 1e9:.2f} GB are kept free, but only {free_bytes / 1e9:.2f} GB are "
+                f"there; remove models (localrun rm), clear abandoned downloads (localrun gc), or choose a smaller "
+                f"quantization"
+            )
+
+
+def _existing(folder: Path) -> Path:
+    """The folder, or the nearest one above it that exists."""
+    while not folder.is_dir() and folder != folder.parent:
+        folder = folder.parent
+    return folder
 
 
 def _is_same_content(found: Header, wanted: Header) -> bool:

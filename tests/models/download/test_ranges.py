@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from localrun.errors import DownloadFailed, SourceChanged, SourceRefused
+from localrun.models.download.fetch import RateLimit
 from localrun.models.download.journal import Range
 from localrun.models.download.ranges import (
     PassingFailure,
@@ -16,7 +17,6 @@ from localrun.models.download.ranges import (
     retry_after_s,
     strong_etag,
 )
-from localrun.models.download.transfer import RateLimit
 
 ASKED = Range(100, 200)
 

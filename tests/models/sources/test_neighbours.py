@@ -19,7 +19,6 @@ import httpx2
 import pytest
 
 from localrun.errors import DigestMismatch, DiskFull, SourceRefused
-from localrun.models.download import fetch as fetching
 from localrun.models.download.journal import Header, Range
 from localrun.models.download.partial import Partial, paths_of
 from localrun.models.download.plan import FetchLimits, Item
@@ -184,7 +183,7 @@ async def test_another_content_is_refused(nodes: Nodes) -> None:
 async def test_a_full_disk_is_said_before_anything_is_asked_for(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
     source, getting = nodes().has(), nodes()
     usage = shutil.disk_usage("/")
-    monkeypatch.setattr(fetching.shutil, "disk_usage", lambda path: usage._replace(free=1000))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))
     with pytest.raises(DiskFull, match="not enough disk space for m in"):
         await getting.fetch(source)
     assert source.given == []
