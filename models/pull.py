@@ -26,7 +26,10 @@ import msgspec
 
 from localrun.errors import BadModelFile, BadRequest
 from localrun.models import catalog, naming, quant_choice
+from localrun.models.download import huggingface, ollama
 from localrun.models.download.fetch import fetch, first_bytes
+from localrun.models.download.huggingface import Hub, HubName
+from localrun.models.download.ollama import RegistryName
 from localrun.models.download.plan import FetchLimits, Progress, RemotePlan
 from localrun.models.gguf import projectors, tables
 from localrun.models.gguf.adapter_header import check_finite, facts_of, misfit
@@ -34,9 +37,6 @@ from localrun.models.gguf.header import ADAPTERS, FileKind, Header, kind_of
 from localrun.models.gguf.reader import first_entries, read_header, read_named
 from localrun.models.name import DEFAULT_TAG, OLLAMA_HOST, Kind, ModelName
 from localrun.models.quant_choice import QuantChoice, RemoteFile
-from localrun.models.sources import huggingface, ollama
-from localrun.models.sources.huggingface import Hub, HubName
-from localrun.models.sources.ollama import RegistryName
 from localrun.models.storage import manifest, other_programs
 from localrun.models.storage.manifest import Manifest, Place, Role, StoredFile
 from localrun.models.storage.store import Store

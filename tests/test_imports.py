@@ -230,7 +230,7 @@ FLOORS = (
     "access bench.workloads engine.cache engine.sample hardware models.builtin models.gguf server.structured",
     "engine.schedule models.storage native_build service tools",
     "engine.embedding engine.speculate models.download server.engines tui.widgets",
-    "doctor engine.native models.sources server.jobs tui.screens",
+    "doctor engine.native server.jobs tui.screens",
     "cluster.on_ray engine.tools server.http",
     "plan",
     "cli.bench server.metering server.native server.templates server.web",

@@ -35,12 +35,12 @@ from localrun.errors import (
 )
 from localrun.models import naming, pull
 from localrun.models.download.fetch import new_client
+from localrun.models.download.huggingface import Hub
+from localrun.models.download.neighbours import Giver, Neighbours, path_to
 from localrun.models.download.plan import FetchLimits, Item, NoProgress, RemotePlan
 from localrun.models.gguf.header import FileKind
 from localrun.models.gguf.reader import Shard, read_header
 from localrun.models.name import Kind, ModelName
-from localrun.models.sources.huggingface import Hub
-from localrun.models.sources.neighbours import Giver, Neighbours, path_to
 from localrun.models.storage.manifest import Manifest, ManifestKey, Place, Role, blob_path
 from localrun.models.storage.model import Model, NamedAdapter, Origin, OwnAdapter
 from localrun.models.storage.store import Store

@@ -24,8 +24,8 @@ from localrun import stored
 from localrun.errors import Cancelled, DownloadFailed, LocalrunError, NotFound, Unavailable
 from localrun.models import pull as model_pull
 from localrun.models.download.fetch import new_client
+from localrun.models.download.huggingface import Hub
 from localrun.models.download.plan import FetchLimits, Item, RemotePlan
-from localrun.models.sources.huggingface import Hub
 from localrun.models.storage import manifest
 from localrun.models.storage.manifest import ManifestKey
 from localrun.models.storage.store import Store

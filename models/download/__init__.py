@@ -1,6 +1,8 @@
-"""Transfer of large files over HTTP: parallel ranges, resumed after any kind of end, verified before they are named.
+"""Where models come from, and how: each source (`huggingface`, `ollama`, `neighbours`) turns a name into a plan of what
+to fetch, and `fetch.fetch` transfers files in parallel ranges, resumed after any kind of end, verified before they have
+a name.
 
-`fetch.fetch` is the way in; `plan` has its types. `partial` also finds what abandoned downloads left behind.
+`plan` has the types. `partial` also finds what abandoned downloads left behind.
 
-Does not: know what a model is, or where models come from.
+Does not: choose among quantizations (`quant_choice` does), or write manifests.
 """

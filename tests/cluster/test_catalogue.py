@@ -25,8 +25,8 @@ from localrun.cluster.reports import AppReport, ClusterReport, NodeReport, Repli
 from localrun.config import NOTHING_ASKED, Settings
 from localrun.errors import BadModelFile, BadRequest, Conflict, DownloadFailed
 from localrun.models import naming
+from localrun.models.download.neighbours import Giver, Neighbours
 from localrun.models.gguf.reader import card_bytes, read_header
-from localrun.models.sources.neighbours import Giver, Neighbours
 from localrun.models.storage.manifest import Source
 from localrun.models.storage.model import Model, Origin
 from localrun.models.storage.store import Store

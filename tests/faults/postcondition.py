@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary
 
 import psutil
 
-from localrun.models.sources.huggingface import MAX_AT_ONCE
+from localrun.models.download.huggingface import MAX_AT_ONCE
 from localrun.models.storage import manifest
 from localrun.models.storage.blobs import Blobs, hash_file
 from tests.daemon import Daemon

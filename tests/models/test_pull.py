@@ -21,10 +21,10 @@ from localrun.errors import (
     SourceRefused,
 )
 from localrun.models import builtin, naming, pull
+from localrun.models.download import huggingface
 from localrun.models.download.fetch import new_client
+from localrun.models.download.huggingface import Hub
 from localrun.models.download.plan import FetchLimits, Item, RemotePlan
-from localrun.models.sources import huggingface
-from localrun.models.sources.huggingface import Hub
 from localrun.models.storage.manifest import Place, Role
 from localrun.models.storage.store import Store
 from tests.hub.repository import Repository

@@ -14,10 +14,10 @@ import pytest
 
 from localrun.errors import BadRequest, Cancelled, DownloadFailed, ModelNotFound, NotFound, Unavailable
 from localrun.models import builtin
+from localrun.models.download.huggingface import Hub
 from localrun.models.download.plan import Item, PlannedFile, RemotePlan
 from localrun.models.fit import Gpu
 from localrun.models.pull import FIRST_BYTES
-from localrun.models.sources.huggingface import Hub
 from localrun.models.storage.manifest import Place, Role, Source, StoredFile
 from localrun.models.storage.store import Store
 from localrun.server import pulls as pulls_module

@@ -20,12 +20,12 @@ from msgspec import Meta
 from localrun.errors import BadRequest, DownloadFailed, Forbidden, Unavailable
 from localrun.models import adapters, catalog, naming
 from localrun.models.catalog import Entry
+from localrun.models.download import huggingface
+from localrun.models.download.huggingface import HubHit
 from localrun.models.draft import find
 from localrun.models.fit import DeviceUse, Fit, choose
 from localrun.models.memory import projector_memory
 from localrun.models.name import ModelName
-from localrun.models.sources import huggingface
-from localrun.models.sources.huggingface import HubHit
 from localrun.models.storage.model import Model
 from localrun.server.engines.machine import answering_gpus
 from localrun.server.engines.placement import refusal, wish_of

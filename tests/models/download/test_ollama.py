@@ -10,7 +10,7 @@ import httpx2
 import pytest
 
 from localrun.errors import DownloadFailed, SourceRefused
-from localrun.models.sources import ollama
+from localrun.models.download import ollama
 
 Answer = Callable[[httpx2.Request], httpx2.Response]
 URL = "https://registry.example/v2/x"

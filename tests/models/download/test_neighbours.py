@@ -19,11 +19,11 @@ import httpx2
 import pytest
 
 from localrun.errors import DigestMismatch, DiskFull, SourceRefused
+from localrun.models.download import neighbours
 from localrun.models.download.journal import Header, Range
+from localrun.models.download.neighbours import Giver, Neighbours, path_to
 from localrun.models.download.partial import Partial, paths_of
 from localrun.models.download.plan import FetchLimits, Item
-from localrun.models.sources import neighbours
-from localrun.models.sources.neighbours import Giver, Neighbours, path_to
 from localrun.models.storage.manifest import blob_path
 from localrun.models.storage.store import Store
 from tests.models.handmade import ENTRIES, file_bytes

@@ -11,10 +11,10 @@ from functools import partial
 from pathlib import Path
 
 from localrun.models import quant_choice
+from localrun.models.download import huggingface
 from localrun.models.download.fetch import new_client
+from localrun.models.download.huggingface import HubName
 from localrun.models.download.plan import FetchLimits, Item
-from localrun.models.sources import huggingface
-from localrun.models.sources.huggingface import HubName
 
 N_CONNECTIONS = 4
 RECORD_BYTES = 32 * 1024

@@ -23,12 +23,12 @@ from huggingface_hub.utils import WeakFileLock
 
 from localrun.errors import BadRequest, DownloadFailed, LocalrunError, NotFound, SourceRefused, Unavailable
 from localrun.models import quant_choice
+from localrun.models.download import huggingface
+from localrun.models.download import huggingface as hub_module
 from localrun.models.download.fetch import new_client
+from localrun.models.download.huggingface import MAX_AT_ONCE, HubName
 from localrun.models.download.partial import find_stale, remove_stale
 from localrun.models.download.plan import FetchLimits, RemotePlan
-from localrun.models.sources import huggingface
-from localrun.models.sources import huggingface as hub_module
-from localrun.models.sources.huggingface import MAX_AT_ONCE, HubName
 from localrun.models.storage.manifest import Place, Role
 from tests.hub.hanging import HangingHub
 from tests.hub.repository import Repository
@@ -230,14 +230,14 @@ def test_a_private_or_missing_repository(hub):
     ],
 )
 def test_refusals_of_the_api(server, hub, monkeypatch, status, kind, words):
-    monkeypatch.setattr("localrun.models.sources.huggingface.QUESTION_BASE_S", 0.001)
+    monkeypatch.setattr("localrun.models.download.huggingface.QUESTION_BASE_S", 0.001)
     server.faults.hub_answers = [(status, {})] * 20
     with pytest.raises(kind, match=words):
         planned(hub)
 
 
 def test_a_hub_in_passing_trouble_is_asked_again(server, hub, monkeypatch):
-    monkeypatch.setattr("localrun.models.sources.huggingface.QUESTION_BASE_S", 0.001)
+    monkeypatch.setattr("localrun.models.download.huggingface.QUESTION_BASE_S", 0.001)
     server.faults.hub_answers = [(502, {}), (503, {})]
     assert planned(hub).quant == "Q4_K_M"
 
@@ -246,7 +246,7 @@ def test_a_hub_in_passing_trouble_is_asked_again(server, hub, monkeypatch):
 @pytest.mark.parametrize("status", [429, 500, 503])
 def test_only_questions_of_ours_are_asked_again(server, hub, monkeypatch, ask, status):
     """huggingface_hub's own five attempts, within each of ours, kept a search waiting for more than a minute."""
-    monkeypatch.setattr("localrun.models.sources.huggingface.QUESTION_BASE_S", 0.001)
+    monkeypatch.setattr("localrun.models.download.huggingface.QUESTION_BASE_S", 0.001)
     monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda _: pytest.fail("huggingface_hub waits"))
     server.faults.hub_answers = [(status, {})] * 20
     with pytest.raises(LocalrunError):
@@ -263,7 +263,7 @@ def test_a_token_is_not_shown(hub):
 
 
 def test_no_connection(hub, monkeypatch):
-    monkeypatch.setattr("localrun.models.sources.huggingface.QUESTION_BASE_S", 0.001)
+    monkeypatch.setattr("localrun.models.download.huggingface.QUESTION_BASE_S", 0.001)
     with pytest.raises(DownloadFailed, match=r"cannot be reached.*HF_ENDPOINT"):
         planned(replace(hub, endpoint="http://127.0.0.1:9"))
 
@@ -374,7 +374,9 @@ def test_search(server, hub):
 
 
 def test_the_environment_is_read_as_the_real_client_reads_it(tmp_path):
-    program = "from localrun.models.sources.huggingface import Hub; hub = Hub.from_environment(); print(hub, hub.token)"
+    program = (
+        "from localrun.models.download import huggingface as h; hub = h.Hub.from_environment(); print(hub, hub.token)"
+    )
     environment = {
         **os.environ,
         "HF_ENDPOINT": "http://mirror.example/",
@@ -446,7 +448,7 @@ def test_the_hub_is_not_waited_for_for_ever(hanging, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("ask", [planned, lambda hub: asyncio.run(huggingface.search("acme", hub=hub))])
 def test_no_network_is_said_without_the_system_s_numbers(hub, monkeypatch, ask):
-    monkeypatch.setattr("localrun.models.sources.huggingface.QUESTION_BASE_S", 0.001)
+    monkeypatch.setattr("localrun.models.download.huggingface.QUESTION_BASE_S", 0.001)
 
     def nobody(*_: object, **__: object) -> None:
         raise socket.gaierror(-2, "Name or service not known")

@@ -43,7 +43,7 @@ class Run:
 
 def run_and_kill(hub: Hub, cache: Path, draws: random.Random) -> Run:
     """Starts a pull and kills it at a point drawn at random: while it starts, transfers, verifies or names."""
-    command = [sys.executable, "-m", "tests.models.sources.killable_pull", hub.endpoint, str(cache), REPO]
+    command = [sys.executable, "-m", "tests.models.download.killable_pull", hub.endpoint, str(cache), REPO]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     run = Run()
@@ -98,7 +98,7 @@ def kill_often(hub: Hub, cache: Path, n_kills: int, seed: int) -> None:
             runs.clear()
     assert n_kills < 20 or n_whole > 0
     hub.faults.bytes_per_s = None
-    command = [sys.executable, "-m", "tests.models.sources.killable_pull", hub.endpoint, str(cache), REPO]
+    command = [sys.executable, "-m", "tests.models.download.killable_pull", hub.endpoint, str(cache), REPO]
     subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
     found = huggingface_hub.try_to_load_from_cache(REPO, FILE, cache_dir=cache)
     assert isinstance(found, str)
@@ -121,7 +121,7 @@ def test_a_killed_pull_goes_on(hub: Hub, tmp_path: Path):
 
 def test_two_processes_transfer_it_once(hub: Hub, tmp_path: Path):
     hub.faults.bytes_per_s = 3_000_000
-    command = [sys.executable, "-m", "tests.models.sources.killable_pull", hub.endpoint, str(tmp_path / "hub"), REPO]
+    command = [sys.executable, "-m", "tests.models.download.killable_pull", hub.endpoint, str(tmp_path / "hub"), REPO]
     both = [subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) for _ in range(2)]
     for process in both:
         output, _ = process.communicate(timeout=60)
