@@ -102,7 +102,7 @@ class Encodings(Generic[R]):
         self._trim()
         if self._job is None:
             for request, span in wanted:
-                if span.key not in self._kept and not self._has_failed(request):
+                if span.key not in self._kept and all(failed is not request for failed, _ in self._failed):
                     self._begin(request, span)
                     return
 
@@ -177,9 +177,6 @@ class Encodings(Generic[R]):
         self._kept_bytes += rows.nbytes
         self._unused.add(key)
         self._trim()
-
-    def _has_failed(self, request: R) -> bool:
-        return any(failed is request for failed, _ in self._failed)
 
     def _trim(self, limit_bytes: int | None = None) -> None:
         """Forget the rows used longest ago until the others fit."""

@@ -469,7 +469,7 @@ class Engine:
         self._n_failed_steps = 0
         self._advance(batch.grants)
         self.totals.note_background(len(batch.seqs), batch.seconds)
-        self.scheduler.observe_background(n_rows=len(batch.seqs), seconds=batch.seconds)
+        self.scheduler.waits.observe_step(n_decode=0, n_prefill=len(batch.seqs), step_s=batch.seconds)
         for request, _, _ in batch.grants:
             if request.n_computed == request.last_start and self._leave_background(request):
                 assert request.seq is not None

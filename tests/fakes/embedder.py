@@ -15,6 +15,7 @@ from zlib import crc32
 import numpy as np
 
 from localrun.engine.backend import Batch, MediaChunk, MediaRows
+from localrun.engine.embedding.engine import EmbeddingEngine
 from localrun.engine.embedding.inputs import FloatVector, PairFormat
 from localrun.errors import NotSupported
 from localrun.wire import Pooling
@@ -148,3 +149,13 @@ def token_vector(tokens: list[int], n_embd: int) -> FloatVector:
     """The vector of the last of these tokens."""
     digest = crc32(repr(tokens).encode())
     return np.array([(digest * (2 * at + 1) & 0xFFFF) / 0xFFFF for at in range(n_embd)], np.float32)
+
+
+def check_sequences(engine: EmbeddingEngine) -> None:
+    """Raises AssertionError when sequences are lost or used twice."""
+    tickets = engine._turns.tickets.values()
+    used = [ticket.seq for ticket in tickets if ticket.seq is not None]
+    assert sorted([*used, *engine._free_seqs]) == list(range(engine._embedder.n_seqs)), "a sequence is lost or shared"
+    for ticket in tickets:
+        is_partial = ticket.current is not None and ticket.current.n_computed > 0
+        assert is_partial == (ticket.seq is not None), "a sequence is held without need"

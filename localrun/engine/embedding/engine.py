@@ -135,14 +135,6 @@ class EmbeddingEngine:
         """Forget encoded media that nobody is about to compute."""
         self._encodings.clear()
 
-    def check_integrity(self) -> None:
-        """Raises AssertionError when sequences are lost or used twice."""
-        used = [ticket.seq for ticket in self._turns.tickets.values() if ticket.seq is not None]
-        assert sorted([*used, *self._free_seqs]) == list(range(self._embedder.n_seqs)), "a sequence is lost or shared"
-        for ticket in self._turns.tickets.values():
-            is_partial = ticket.current is not None and ticket.current.n_computed > 0
-            assert is_partial == (ticket.seq is not None), "a sequence is held without need"
-
     def call_during_steps(self, on_compute: Callable[[], None]) -> None:
         """Nothing is held here."""
 

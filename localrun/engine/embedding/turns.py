@@ -123,12 +123,6 @@ class EmbeddingRequest:
         n_query = len(self.embed.query or "")
         return sum(1 + _about_tokens(one, n_query) for one in self.embed.inputs)
 
-    @property
-    def about_left(self) -> int:
-        """About how many of them are to be computed, by the share of its inputs that is done."""
-        n_inputs = len(self.embed.inputs)
-        return self.about_tokens * (n_inputs - self.n_done) // n_inputs
-
     def usage(self, now_s: float) -> Usage:
         """Counts and times so far."""
         started = self.started_at_s if self.started_at_s is not None else now_s
@@ -206,7 +200,10 @@ class EmbeddingQueue:
         """Until everything that is there now is computed; 0 while nothing is known."""
         if not self._rows:
             return 0.0
-        return sum(ticket.about_left for ticket in self.tickets.values()) * self._seconds / self._rows
+        # About what is left, by the share of a request's inputs that is done.
+        inputs = ((ticket, len(ticket.embed.inputs)) for ticket in self.tickets.values())
+        n_left = sum(ticket.about_tokens * (n - ticket.n_done) // n for ticket, n in inputs)
+        return n_left * self._seconds / self._rows
 
     def rank(self, ticket: EmbeddingRequest, now_s: float) -> int:
         """0 is the highest lane's, more is lower, -1 is before all."""

@@ -312,9 +312,10 @@ class LlamaBackend:
     def open_draft(self, path: str, is_wanted: Callable[[], bool] = lambda: True) -> LlamaDraft:
         """A smaller model that drafts for this one, with as much room; to be closed before the backend. May be called
         in a thread beside the steps, which leave it a processor. Raises as `LlamaDraft`."""
+        n_batch, n_threads = min(self._n_batch, MOST_ROWS), self._threads.most
         target = DraftTarget(
             model=self._model,
-            shape=self._draft_shape(),
+            shape=ContextShape(self._n_cells, self._n_slots, n_batch, n_threads, self._kv_type, is_split=self.is_split),
             is_on_gpu=self.n_gpu_layers > native.llama_model_n_layer(self._model),
             use_extra_bufts=self._use_extra_bufts,
             pools=self._pools,
@@ -323,10 +324,6 @@ class LlamaBackend:
         )
         with self._helpers:
             return LlamaDraft(path, target, is_wanted)
-
-    def _draft_shape(self) -> ContextShape:
-        n_batch, n_threads = min(self._n_batch, MOST_ROWS), self._threads.most
-        return ContextShape(self._n_cells, self._n_slots, n_batch, n_threads, self._kv_type, is_split=self.is_split)
 
     # --- memory ------------------------------------------------------------------------------------------------
 

@@ -62,7 +62,7 @@ class LlamaSampler:
         self._is_adjusted = len(native_stages) < len(chain) or bool(banned.size)
         first, last = native_stages[0], native_stages[-1]
         self.is_greedy = self._takes_best = isinstance(last, stages.Greedy)
-        self._seed = 0 if isinstance(last, stages.Greedy) else _seed_of(last)
+        self._seed = last.seed if isinstance(last, stages.Draw | stages.Mirostat) else 0
         self._n_seen = self._bits = self._n_draws = 0
         self._mirostat: MirostatDraws | None = None
         self._draws: MirostatDraws | Nucleus | None = None  # in the place of a chain
@@ -198,11 +198,6 @@ class LlamaSampler:
         if self._chain is not None:
             native.llama_sampler_free(self._chain)
             self._chain = None
-
-
-def _seed_of(last: stages.Stage) -> int:
-    assert isinstance(last, stages.Draw | stages.Mirostat)
-    return last.seed
 
 
 def _nucleus(chain: Sequence[stages.Stage]) -> Nucleus:

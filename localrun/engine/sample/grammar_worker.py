@@ -79,7 +79,10 @@ def checked(grammar: Grammar, control_names: tuple[str, ...] = ()) -> GrammarChe
     if grammar.kind is GrammarKind.GBNF:
         grammar = Grammar(grammar.kind, to_lark(grammar.text), grammar.triggers)
     elif grammar.kind is GrammarKind.JSON_SCHEMA:
-        _check_json(grammar.text)
+        try:
+            json.loads(grammar.text)
+        except (ValueError, RecursionError) as error:
+            raise BadRequest(f"the JSON schema cannot be read: {error}") from error
     of_lark, of_json = grammar.kind is GrammarKind.LARK, grammar.kind is GrammarKind.JSON_SCHEMA
     ways = [_weakened_lark, _without_faults, _without_schemas] if of_lark else [_weakened] if of_json else []
     notices: list[str] = []
@@ -95,13 +98,6 @@ def checked(grammar: Grammar, control_names: tuple[str, ...] = ()) -> GrammarChe
                 raise BadRequest(f"the JSON schema cannot be used: {found.shown}") if found else error from None
         is_tried = True
         grammar = Grammar(grammar.kind, ways.pop(0)(grammar.text, notices), grammar.triggers)
-
-
-def _check_json(text: str) -> None:
-    try:
-        json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise BadRequest(f"the JSON schema cannot be read: {error}") from error
 
 
 def _weakened_lark(lark: str, notices: list[str]) -> str:

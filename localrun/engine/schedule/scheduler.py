@@ -400,7 +400,8 @@ class Scheduler:
             return _plan_of(streams, 0, n_decode)
         is_together = left_s is None and n_decode > 0
         rows = self._prompt_rows(decoding, prompts, left_s)
-        given = share_rows(_demands(prompts), min(rows, n_free - n_decode))
+        demands = [Demand(request.n_grantable, request.client, request.rank) for request in prompts]
+        given = share_rows(demands, min(rows, n_free - n_decode))
         if not is_together:
             given = _whole(prompts, given)
             if any(given):
@@ -556,10 +557,6 @@ class Scheduler:
                 self.waits.observe_step(n_decode=n_decode, n_prefill=0, step_s=round_s)
         self._is_prompts_turn, self._was_media = round_s is not None and n_decode > 0, plan.is_media
 
-    def observe_background(self, *, n_rows: int, seconds: float) -> None:
-        """A batch of the background took `seconds`, without pauses."""
-        self.waits.observe_step(n_decode=0, n_prefill=n_rows, step_s=seconds)
-
     def is_short(self, plan: StepPlan) -> bool:
         """Whether `plan` leaves out a stream, or everyone, for lack of cells."""
         here = [request for request in self.running if not request.sits_out]
@@ -609,10 +606,6 @@ def is_stream(request: Request) -> bool:
 def _by_seq(request: Request) -> int:
     assert request.seq is not None
     return request.seq
-
-
-def _demands(prompts: Sequence[Request]) -> list[Demand]:
-    return [Demand(request.n_grantable, request.client, request.rank) for request in prompts]
 
 
 def _whole(prompts: Sequence[Request], given: list[int]) -> list[int]:

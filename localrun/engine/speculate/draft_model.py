@@ -165,13 +165,6 @@ class DraftModel:
     def close(self) -> None:
         self._context.close()
 
-    def check_integrity(self) -> None:
-        """Raises AssertionError if the books contradict each other."""
-        assert self._of == {one.request: one for one in self._sequences if one.request is not None}
-        for request, sequence in self._of.items():
-            assert sequence.tokens[: sequence.n_same] == request.tokens[: sequence.n_same]
-        assert self._n_held <= self._context.n_cells
-
     # --- sequences ---------------------------------------------------------------------------------------------
 
     @property

@@ -8,7 +8,7 @@ import pytest
 from localrun.engine.backend import DecodeFailed, NoRoom
 from localrun.engine.embedding.engine import EmbeddingEngine, normalised
 from localrun.wire import Delta, Embed, Finish, Lane, Pooling, Step, Vector
-from tests.fakes.embedder import FakeEmbedder, token_vector
+from tests.fakes.embedder import FakeEmbedder, check_sequences, token_vector
 from tests.fakes.tokens import IM_END, IM_START
 from tests.says import says
 
@@ -57,7 +57,7 @@ class Harness:
 
     def step(self) -> Step | None:
         step = self.engine.step()
-        self.engine.check_integrity()
+        check_sequences(self.engine)
         if step is None:
             return None
         self.steps.append(step)

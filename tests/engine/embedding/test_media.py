@@ -10,7 +10,7 @@ import pytest
 from localrun.engine.backend import Batch, DecodeFailed, MediaChunk, NoRoom
 from localrun.engine.embedding.engine import EmbeddingEngine, normalised
 from localrun.wire import Delta, Embed, Finish, Media, MediaKind, Mixed, Pooling, Segment, Vector
-from tests.fakes.embedder import FakeEmbedder, token_vector
+from tests.fakes.embedder import FakeEmbedder, check_sequences, token_vector
 from tests.fakes.media import FakeProjector, contents_of, fake_rows
 from tests.fakes.tokens import IM_END, IM_START
 from tests.says import says
@@ -51,7 +51,7 @@ class Harness:
 
     def step(self) -> None:
         step = self.engine.step()
-        self.engine.check_integrity()
+        check_sequences(self.engine)
         for delta in step.deltas if step else ():
             assert delta.id not in self.finals, "news of a request that had ended"
             for vector in delta.vectors or ():

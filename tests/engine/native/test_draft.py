@@ -18,6 +18,7 @@ from localrun.engine.speculate.draft_model import DraftModel, DraftModels
 from localrun.errors import BadModelFile
 from localrun.wire import Sampling
 from tests.engine.conftest import compute, open_tiny
+from tests.engine.speculate.fake_draft import check_books
 from tests.support.synthesis.synthesize import synthesize, write_model
 from tests.support.synthesis.synthetic_tokenizer import Vocabulary, make_vocabulary
 from tests.support.synthesis.tensor_plan import SHAPES, plan_tensors
@@ -107,7 +108,7 @@ def test_a_model_drafts_for_itself_what_it_says(backend: LlamaBackend, tiny_gguf
     answers.go_on(20)
     assert answers.n_drafted > 200
     assert answers.n_accepted >= LEAST_ACCEPTED * answers.n_drafted
-    drafts.check_integrity()
+    check_books(drafts)
     drafts.close()
 
 

@@ -15,6 +15,7 @@ from localrun.engine.native.embedder import LlamaEmbedder
 from localrun.engine.native.library import mtmd, native
 from localrun.wire import Embed, Media, Mixed, Pooling, Segment
 from tests.engine.native.media import PAIRS, Pair, make_pair, media_file, prompt
+from tests.fakes.embedder import check_sequences
 
 # One minus the cosine: rounding, where rows are computed in other batches.
 MOST_DISTANCE = 2e-4
@@ -89,7 +90,7 @@ def embedded(embedder: LlamaEmbedder, *inputs: str | Mixed) -> list[NDArray[np.f
     found = {}
     while not engine.is_idle:
         step = engine.step()
-        engine.check_integrity()
+        check_sequences(engine)
         for delta in step.deltas if step else ():
             assert delta.error_message is None, delta.error_message
             found |= {vector.index: np.frombuffer(vector.values, "<f4") for vector in delta.vectors or ()}

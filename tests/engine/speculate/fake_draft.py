@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from localrun.engine.backend import DecodeFailed
 from localrun.engine.request import Request
 from localrun.engine.sample.text import TextStream
+from localrun.engine.speculate.draft_model import DraftModel
 from localrun.wire import Sampling
 from tests.fakes.backend import FakeBackend
 from tests.fakes.tokens import digest_after, next_token
@@ -78,3 +79,11 @@ def request_of(backend: FakeBackend, number: int, tokens: list[int]) -> Request:
     """A request that has these tokens so far."""
     sampler = backend.sampler(Sampling(temperature=0), ignore_eos=False)
     return Request(number, list(tokens), len(tokens), 1 << 20, sampler, TextStream(()))
+
+
+def check_books(model: DraftModel) -> None:
+    """Raises AssertionError if what a draft model knows contradicts itself."""
+    assert model._of == {one.request: one for one in model._sequences if one.request is not None}
+    for request, sequence in model._of.items():
+        assert sequence.tokens[: sequence.n_same] == request.tokens[: sequence.n_same]
+    assert model._n_held <= model._context.n_cells

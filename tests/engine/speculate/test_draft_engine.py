@@ -20,7 +20,7 @@ from localrun.wire import DraftSource, Sampling, Submit
 from tests.engine.conftest import open_tiny
 from tests.engine.harness import Harness
 from tests.engine.speculate.drafters import always
-from tests.engine.speculate.fake_draft import FakeDraftContext
+from tests.engine.speculate.fake_draft import FakeDraftContext, check_books
 from tests.engine.stepped import SteppedEngine
 from tests.fakes.backend import FakeBackend
 from tests.fakes.tokens import digest_after, next_token
@@ -90,7 +90,7 @@ def test_answers_are_the_same_with_any_draft_model(
         harness.submit(number, prompt, n_predict=N_TOKENS)
         for _ in range(draw.randrange(0, 12)):
             harness.step()
-            model.check_integrity()
+            check_books(model)
         if draw.random() < 0.2:
             harness.engine.cancel(draw.randrange(1, number + 1))
     harness.run()

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from localrun.engine.request import Request
 from localrun.engine.speculate.draft_model import MOST_TOKENS, DraftModel
-from tests.engine.speculate.fake_draft import FakeDraftContext, expected, request_of
+from tests.engine.speculate.fake_draft import FakeDraftContext, check_books, expected, request_of
 from tests.fakes.tokens import IM_END
 
 
@@ -39,7 +39,7 @@ class Drafts:
 
     def propose(self, *wanted: tuple[Request, int]) -> list[list[int]]:
         drafts = self.model.propose(wanted)
-        self.model.check_integrity()
+        check_books(self.model)
         held = [sequence.tokens for sequence in self.model._sequences]
         cells = [self.context.backend.tokens_of(seq) for seq in range(self.context.n_seqs)]
         assert [[token % 258 for token in tokens] for tokens in held] == cells

@@ -1,4 +1,4 @@
-"""The quantizer's process: progress, result, refusal, and its end with its parent."""
+"""The tasks of llama.cpp: the quantizer's progress, result, refusal, and its end with its parent."""
 
 from __future__ import annotations
 
