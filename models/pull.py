@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -33,7 +33,7 @@ from localrun.models.download.ollama import RegistryName
 from localrun.models.download.plan import FetchLimits, Progress, RemotePlan
 from localrun.models.gguf import projectors, tables
 from localrun.models.gguf.adapter_header import check_finite, facts_of, misfit
-from localrun.models.gguf.header import ADAPTERS, FileKind, Header, kind_of
+from localrun.models.gguf.header import ADAPTERS, FileKind, Header, Value, kind_of
 from localrun.models.gguf.reader import first_entries, read_header, read_named
 from localrun.models.name import DEFAULT_TAG, OLLAMA_HOST, Kind, ModelName
 from localrun.models.quant_choice import QuantChoice, RemoteFile
@@ -161,14 +161,19 @@ async def _plan_of_repo(repo: HubName, tag: str | None, context: PullContext, pr
 
 async def _problem_of_projector(plan: RemotePlan, context: PullContext) -> str:
     """Why no engine here can use the plan's projector, by its first bytes; "" where these say nothing."""
-    file = next((file for file in plan.files if file.stored.role is Role.PROJECTOR), None)
+    name, metadata = await _beginning(plan, Role.PROJECTOR, context)
+    problem = projectors.type_problem(metadata) if projectors.encoders(metadata) else ""
+    return problem and f"{name} {problem}"
+
+
+async def _beginning(plan: RemotePlan, role: Role, context: PullContext) -> tuple[str, Mapping[str, Value]]:
+    """The name of the plan's first file of that role, and the entries that it begins with: none where it is here
+    already, or cannot be had."""
+    file = next((file for file in plan.files if file.stored.role is role), None)
     if file is None or not file.item.url or await asyncio.to_thread(context.store.path_of(file.stored).exists):
-        return ""
-    metadata = first_entries(await first_bytes(file.item, FIRST_BYTES, client=context.client, limits=context.limits))
-    if not projectors.encoders(metadata):
-        return ""
-    problem = projectors.type_problem(metadata)
-    return problem and f"{file.item.name} {problem}"
+        return "", {}
+    content = await first_bytes(file.item, FIRST_BYTES, client=context.client, limits=context.limits)
+    return file.item.name, first_entries(content)
 
 
 def _without_projector(
@@ -187,11 +192,7 @@ async def _check_loadable(plan: RemotePlan, context: PullContext) -> None:
 
     Where these cannot be had, or say nothing, the transfer decides.
     """
-    first = next((file for file in plan.files if file.stored.role is Role.MODEL), None)
-    if first is None or not first.item.url or await asyncio.to_thread(context.store.path_of(first.stored).exists):
-        return
-    content = await first_bytes(first.item, FIRST_BYTES, client=context.client, limits=context.limits)
-    entries = first_entries(content)
+    _, entries = await _beginning(plan, Role.MODEL, context)
     if kind_of(entries) != FileKind.CONTROL_VECTOR and (problem := tables.problem(entries)):
         raise BadModelFile(f"'{plan.repo}' {problem}; nothing was transferred. {_way_out(plan)}")
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import dataclasses
 import itertools
 import json
 import random
@@ -41,7 +42,7 @@ from localrun.models.download.plan import FetchLimits, Item, NoProgress, Planned
 from localrun.models.download.ranges import PASSING_STATUSES, backoff_s, why_not
 from localrun.models.name import OLLAMA_HOST
 from localrun.models.quant_choice import QuantChoice, RemoteFile
-from localrun.models.storage.hub_cache import CachedFile, RepoCache, checked_commit, checked_path
+from localrun.models.storage.hub_cache import RepoCache, checked_commit, checked_path
 from localrun.models.storage.hub_cache import folder as shared_cache_folder
 from localrun.models.storage.manifest import Place, Role, Source, StoredFile
 
@@ -291,17 +292,14 @@ async def search(query: str, *, hub: Hub, limit: int = 20) -> list[HubHit]:
     """GGUF repositories that match, the most downloaded first. Raises as `Hub.asked` does; Unavailable when offline."""
     if hub.is_offline:
         raise Unavailable("HF_HUB_OFFLINE is set, so the hub cannot be searched; unset it")
-    return await hub.asked(lambda api: _search(query, api, limit))
 
+    def found(api: HfApi) -> list[ModelInfo]:
+        models = api.list_models(
+            search=query, filter="gguf", sort="downloads", limit=limit,
+            expand=["downloads", "likes", "gated", "lastModified", "tags"],
+        )  # fmt: skip
+        return list(itertools.islice(models, limit))
 
-def _search(query: str, api: HfApi, limit: int) -> list[HubHit]:
-    found = api.list_models(
-        search=query,
-        filter="gguf",
-        sort="downloads",
-        limit=limit,
-        expand=["downloads", "likes", "gated", "lastModified", "tags"],
-    )
     return [
         HubHit(
             repo=info.id,
@@ -312,7 +310,7 @@ def _search(query: str, api: HfApi, limit: int) -> list[HubHit]:
             licence=licence_of(info),
             tags=tuple(info.tags or ()),
         )
-        for info in itertools.islice(found, limit)
+        for info in await hub.asked(found)
     ]
 
 
@@ -415,21 +413,28 @@ def _plan_of_hub(name: HubName, facts: _Facts, hub: Hub, choose: Choose) -> Remo
         checked_path(path)
     choice = choose([RemoteFile(path, file.size) for path, file in files.items()])
     cache = hub.cache(name.repo)
+    plan = _plan_of(name, commit, choice, hub, lambda path, role: _planned(files[path], cache, commit, hub, role))
+    return dataclasses.replace(plan, licence=licence_of(info))
+
+
+def _plan_of(
+    name: HubName, commit: str, choice: QuantChoice, hub: Hub, planned: Callable[[str, Role], PlannedFile]
+) -> RemotePlan:
+    files = [planned(file.path, Role.MODEL) for file in choice.files]
+    if choice.projector is not None:
+        files.append(planned(choice.projector.path, Role.PROJECTOR))
+    path = choice.files[0].path
+    url = f"{hub.endpoint}/{name.repo}/blob/{commit}/{path}"
     return RemotePlan(
         repo=name.repo,
         revision=commit,
-        files=tuple(_planned(files[file.path], cache, commit, hub, role) for file, role in _chosen(choice)),
-        source=_source(name, commit, choice, hub),
+        files=tuple(files),
+        # The revision as it was asked for is what a later pull has to ask for again; the commit is in the URL.
+        source=Source(kind="hub", repo=name.repo, revision=name.revision, file=path, url=url),
         quant=choice.quant,
         reason=choice.reason,
-        licence=licence_of(info),
         left_projector=choice.left_projector,
     )
-
-
-def _chosen(choice: QuantChoice) -> list[tuple[RemoteFile, Role]]:
-    files = [(file, Role.MODEL) for file in choice.files]
-    return files if choice.projector is None else [*files, (choice.projector, Role.PROJECTOR)]
 
 
 def _planned(file: RepoFile, cache: RepoCache, commit: str, hub: Hub, role: Role) -> PlannedFile:
@@ -463,22 +468,15 @@ def _plan_of_cache(name: HubName, hub: Hub, choose: Choose) -> RemotePlan:
             f"{hub.cache_folder}; unset it to pull"
         )
     choice = choose([RemoteFile(file.path, file.size_bytes) for file in files.values()])
-    return RemotePlan(
-        repo=name.repo,
-        revision=commit,
-        files=tuple(_planned_of_cache(files[file.path], cache, commit, role) for file, role in _chosen(choice)),
-        source=_source(name, commit, choice, hub),
-        quant=choice.quant,
-        reason=choice.reason,
-        left_projector=choice.left_projector,
-    )
 
+    def planned(path: str, role: Role) -> PlannedFile:
+        file = files[path]
+        sha256 = file.etag if _SHA256.fullmatch(file.etag) else ""
+        # Never fetched: `download` finds it in the snapshot.
+        item = Item(url="", target=cache.snapshot(commit, path), name=path, size_bytes=file.size_bytes)
+        return PlannedFile(item, _stored(role, path, file.size_bytes, sha256, cache, commit))
 
-def _planned_of_cache(file: CachedFile, cache: RepoCache, commit: str, role: Role) -> PlannedFile:
-    sha256 = file.etag if _SHA256.fullmatch(file.etag) else ""
-    # Never fetched: `download` finds it in the snapshot.
-    item = Item(url="", target=cache.snapshot(commit, file.path), name=file.path, size_bytes=file.size_bytes)
-    return PlannedFile(item, _stored(role, file.path, file.size_bytes, sha256, cache, commit))
+    return _plan_of(name, commit, choice, hub, planned)
 
 
 def _stored(role: Role, path: str, size_bytes: int, sha256: str, cache: RepoCache, commit: str) -> StoredFile:
@@ -489,13 +487,6 @@ def _stored(role: Role, path: str, size_bytes: int, sha256: str, cache: RepoCach
         digest=f"sha256:{sha256}" if sha256 else "",
         path=cache.relative(commit, path),
     )
-
-
-def _source(name: HubName, commit: str, choice: QuantChoice, hub: Hub) -> Source:
-    path = choice.files[0].path
-    url = f"{hub.endpoint}/{name.repo}/blob/{commit}/{path}"
-    # The revision as it was asked for is what a later pull has to ask for again; the commit is in the URL.
-    return Source(kind="hub", repo=name.repo, revision=name.revision, file=path, url=url)
 
 
 def _link(plan: RemotePlan, hub: Hub) -> tuple[Path, ...]:

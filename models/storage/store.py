@@ -147,11 +147,11 @@ class Store:
         parsed = self.meant(name)
         found: Model | NamedAdapter | None
         if parsed.kind is Kind.BUILT_IN:
-            found = self._load(builtin.model_path(), BUILT_IN, Origin.BUILT_IN)
+            found = self._load(_built_in())
         elif parsed.kind is Kind.PATH:
             # Not resolved further: a link's target may not end in .gguf, and then its name would not be a path's.
             path = Path(os.path.abspath(parsed.text))
-            found = self._load(path, str(path), Origin.PATH)
+            found = self._load(FoundFile(path, str(path), Origin.PATH))
         else:
             found = self._find(parsed)
         if found is None:
@@ -340,7 +340,7 @@ class Store:
                     problem = error.message
             found = self._named(wanted, self._foreign_files())
         if found is not None:
-            return self._load(*found)
+            return self._load(found)
         card = self.cards.get(ManifestKey.of(wanted.text))
         if card is None and problem:
             raise ModelNotFound(wanted.text, problem)
@@ -379,7 +379,7 @@ class Store:
 
     def survey(self) -> Iterator[Model | NamedAdapter | DamagedFile]:
         """What `list`, `adapters` and `damaged` tell apart, by one look at the disk."""
-        built_in = self._surveyed(builtin.model_path(), BUILT_IN, Origin.BUILT_IN)
+        built_in = self._surveyed(_built_in())
         if built_in is not None:
             yield built_in
         known: dict[str, Model | NamedAdapter] = {}
@@ -424,7 +424,7 @@ class Store:
                 continue
             hiding = self._hiding(name, manifests, known)
             if hiding is None:
-                found = self._surveyed(*file, listings)
+                found = self._surveyed(file, listings)
                 if isinstance(found, DamagedFile):
                     yield found
                 elif found is not None:
@@ -456,20 +456,19 @@ class Store:
         return known[name].path if name in known else None
 
     def _surveyed(
-        self, path: Path, name: str, origin: Origin, program: str = "", listings: Listings | None = None
+        self, found: FoundFile, listings: Listings | None = None
     ) -> Model | NamedAdapter | DamagedFile | None:
         try:
-            return self._load(path, name, origin, program, listings)
+            return self._load(found, listings)
         except BadModelFile as error:
-            return DamagedFile(path, error.message)
+            return DamagedFile(found.path, error.message)
 
     # --- loading -------------------------------------------------------------------------------------------------
 
-    def _load(
-        self, path: Path, name: str, origin: Origin, program: str = "", listings: Listings | None = None
-    ) -> Model | NamedAdapter | None:
-        """The model or adapter at `path`; None when there is no file. `listings` as in `projector_beside`. Raises
+    def _load(self, found: FoundFile, listings: Listings | None = None) -> Model | NamedAdapter | None:
+        """The model or adapter in a file; None when there is none. `listings` as in `projector_beside`. Raises
         BadModelFile."""
+        path, name, origin, program = found
         file = self._files.load(path)
         if file is None:
             return None
@@ -518,6 +517,10 @@ class Store:
         if file.is_adapter != said.is_adapter:
             raise BadModelFile(f"'{said.name}' cannot be used: {path} is the file of another kind of thing now")
         return file
+
+
+def _built_in() -> FoundFile:
+    return FoundFile(builtin.model_path(), BUILT_IN, Origin.BUILT_IN)
 
 
 def _described(adapter: NamedAdapter) -> str:
