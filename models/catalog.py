@@ -8,9 +8,10 @@ Does not: say what fits a machine (quant_choice.py), or whether a repository sti
 
 from __future__ import annotations
 
+import tomllib
 from functools import cache
 from importlib import resources
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -46,49 +47,16 @@ class CatalogMatch(NamedTuple):
     quant: str | None
 
 
-class _Model(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One size of a family; what it does not say is the family's. `also` are other tags that mean it."""
-
-    tag: str
-    repo: str
-    quants: Annotated[dict[str, float], msgspec.Meta(min_length=1)]
-    memory_gb: Annotated[float, msgspec.Meta(gt=0)]
-    also: tuple[str, ...] = ()
-    context_tokens: Annotated[int, msgspec.Meta(ge=1)] | None = None
-    licence: str = ""
-    use: str = ""
-
-
-class _Family(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    name: str
-    licence: str
-    context_tokens: Annotated[int, msgspec.Meta(ge=1)]
-    use: str
-    models: Annotated[tuple[_Model, ...], msgspec.Meta(min_length=1)]
-
-
-class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    family: tuple[_Family, ...]
-
-
 @cache
 def _tagged() -> tuple[tuple[Entry, tuple[str, ...]], ...]:
-    """Every entry, with all tags that mean it."""
-    content = (resources.files(__package__) / "catalog.toml").read_bytes()
-    families = msgspec.toml.decode(content, type=_File).family
-    return tuple((_entry(family, model), (model.tag, *model.also)) for family in families for model in family.models)
-
-
-def _entry(family: _Family, model: _Model) -> Entry:
-    return Entry(
-        name=f"{family.name}:{model.tag}",
-        repo=model.repo,
-        quants=model.quants,
-        context_tokens=model.context_tokens or family.context_tokens,
-        licence=model.licence or family.licence,
-        memory_gb=model.memory_gb,
-        use=model.use or family.use,
-    )
+    """Every entry, with all tags that mean it. What a model does not say is its family's."""
+    found = []
+    for family in tomllib.loads((resources.files(__package__) / "catalog.toml").read_text(encoding="utf-8"))["family"]:
+        for model in family.pop("models"):
+            tags = (model.pop("tag"), *model.pop("also", ()))
+            said = {**family, **model, "name": f"{family['name']}:{tags[0]}"}
+            found.append((msgspec.convert(said, Entry), tags))
+    return tuple(found)
 
 
 @cache

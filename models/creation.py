@@ -121,14 +121,8 @@ def base_of_blob(store: Store, digest: str, name: str) -> Base:
     if not path.is_file():
         raise NotFound(f"{normal} is not here; upload it first (POST /api/blobs/{normal})", field="files")
     file = store.sound_file(path)
-    stored = StoredFile(role=Role.MODEL, place=Place.BLOB, size_bytes=file.size_bytes, digest=normal)
-    said = Manifest(
-        name=name,
-        files=(stored,),
-        created_at=file.modified_at,
-        source=Source(kind="create", file=name[:MAX_NAME_CHARS]),
-    )
-    return Base(name, said, file.header, path)
+    files, source = (_stored(Role.MODEL, file.header, normal),), Source(kind="create", file=name[:MAX_NAME_CHARS])
+    return Base(name, Manifest(name=name, files=files, created_at=file.modified_at, source=source), file.header, path)
 
 
 def adapters(store: Store, base: Base, texts: Sequence[str], folder: Path | None) -> tuple[StoredFile, ...]:

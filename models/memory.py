@@ -33,14 +33,7 @@ _F32_BYTES = 4
 _RECURRENT = {"mamba", "mamba2", "rwkv6", "rwkv6qwen2", "rwkv7", "arwkv7"}
 # States in some layers, marked by having no key heads, and attention in the others.
 _HYBRID_BY_HEADS = {
-    "jamba",
-    "granitehybrid",
-    "lfm2",
-    "lfm2moe",
-    "nemotron_h",
-    "nemotron_h_moe",
-    "plamo2",
-    "kimi-linear",
+    *("jamba", "granitehybrid", "lfm2", "lfm2moe", "nemotron_h", "nemotron_h_moe", "plamo2", "kimi-linear"),
 }
 # States in all but every n-th layer; the number is what files that do not state it mean.
 _HYBRID_BY_INTERVAL = {"qwen3next": 4, "qwen35": 4, "qwen35moe": 4}
@@ -172,25 +165,20 @@ def compute_bytes(header: Header, memory: ModelMemory, graph: Graph) -> int:
     return max(_layer_bytes(header, memory, graph), logits_bytes + rows_bytes) + logits_bytes
 
 
-def _on_device(header: Header, memory: ModelMemory, graph: Graph) -> _DeviceBuffers:
-    """Where the likeliest tokens are found on a device: logits of all rows that may want some, and beside them padded
-    ones to choose from. The host has place for the logits, the ids and what was drawn of each sequence, four numbers
-    for each entry of the vocabulary (`output_reserve` in llama-context.cpp). Measured as the rest."""
+def _on_device(needed: MemoryEstimate, header: Header, memory: ModelMemory, graph: Graph) -> MemoryEstimate:
+    """The estimate for where the likeliest tokens are found on a device: logits of all rows that may want some, and
+    beside them padded ones to choose from. The host has place for the logits, the ids and what was drawn of each
+    sequence, four numbers for each entry of the vocabulary (`output_reserve` in llama-context.cpp). Measured as the
+    rest."""
     n_outputs = min(graph.n_sequences + DRAFT_ROWS, graph.n_rows)
     end_bytes = n_outputs * header.n_vocab * 2 * _F32_BYTES
     end_bytes += 2 * (_even_rows(graph) + n_outputs) * header.n_embd * _F32_BYTES
     layer_bytes = _layer_bytes(header, memory, graph)
-    return _DeviceBuffers(
+    return needed._replace(
         compute_bytes=max(layer_bytes, end_bytes),
         layers_compute_bytes=layer_bytes,
         output_bytes=graph.n_sequences * header.n_vocab * 4 * _F32_BYTES,
     )
-
-
-class _DeviceBuffers(NamedTuple):
-    compute_bytes: int
-    layers_compute_bytes: int
-    output_bytes: int
 
 
 def _even_rows(graph: Graph) -> int:
@@ -406,7 +394,7 @@ def _pool(
         process_bytes=process_bytes(header),
         repacked_bytes=repacked_bytes(header),
     )
-    return needed._replace(**_on_device(header, memory, graph)._asdict()) if is_on_gpu else needed
+    return _on_device(needed, header, memory, graph) if is_on_gpu else needed
 
 
 def _streams(
@@ -556,24 +544,24 @@ def _compute_bytes(header: Header, encoder: str) -> int:
     """The widest point of a layer (the feed-forward's activations, what goes in and what goes around, or the vectors of
     attention), and the activations once more in F16, for a product with weights of that type."""
     n_positions = _AUDIO_POSITIONS if encoder == projectors.AUDIO else most_patches(header)
-    n_embd, n_ff = (
-        projectors.number(header.metadata, encoder, key) for key in ("embedding_length", "feed_forward_length")
-    )
+    n_embd, n_ff = (_number(header, key, encoder) for key in ("embedding_length", "feed_forward_length"))
     layer_bytes = n_positions * (max(n_ff + 3 * n_embd, 5 * n_embd) * _F32_BYTES + n_ff * _F16_BYTES)
     if encoder == projectors.AUDIO:
         return layer_bytes + _SPECTRA_BYTES + _REST_BYTES
-    image_bytes = n_positions * projectors.number(header.metadata, encoder, "patch_size") ** 2 * _COLOURS * _F32_BYTES
+    image_bytes = n_positions * _number(header, "patch_size") ** 2 * _COLOURS * _F32_BYTES
     return layer_bytes + image_bytes * _IMAGE_COPIES * _most_tiles(header) + _REST_BYTES
+
+
+def _number(header: Header, key: str, encoder: str = projectors.VISION) -> int:
+    return projectors.number(header.metadata, encoder, key)
 
 
 def _most_tiles(header: Header) -> int:
     """1 for a tower that computes a picture as a whole."""
     name = projectors.type_of(header.metadata, projectors.VISION)
-    if stated := projectors.number(header.metadata, projectors.VISION, "preproc_max_tiles"):
+    if stated := _number(header, "preproc_max_tiles"):
         return stated + 1
-    whole, tile = (
-        projectors.number(header.metadata, projectors.VISION, key) for key in ("preproc_image_size", "image_size")
-    )
+    whole, tile = _number(header, "preproc_image_size"), _number(header, "image_size")
     if name == "idefics3" and tile:
         return (whole // tile) ** 2 + 1
     return _MOST_TILES.get(name, 1)
@@ -581,18 +569,14 @@ def _most_tiles(header: Header) -> int:
 
 def most_patches(header: Header) -> int:
     """Of the largest picture that is computed at once, at most `MOST_PATCHES`."""
-    metadata = header.metadata
-    name = projectors.type_of(metadata, projectors.VISION)
-    patch = max(1, projectors.number(header.metadata, projectors.VISION, "patch_size"))
-    merged = (
-        projectors.number(header.metadata, projectors.VISION, "spatial_merge_size")
-        or projectors.number(header.metadata, projectors.VISION, "projector.scale_factor")
-        or _MERGED.get(name, _USUAL_MERGED)
-    )
-    if pixels := projectors.number(header.metadata, projectors.VISION, "image_max_pixels"):
+    name = projectors.type_of(header.metadata, projectors.VISION)
+    patch = max(1, _number(header, "patch_size"))
+    stated = _number(header, "spatial_merge_size") or _number(header, "projector.scale_factor")
+    merged = stated or _MERGED.get(name, _USUAL_MERGED)
+    if pixels := _number(header, "image_max_pixels"):
         patches = pixels // patch**2
     elif name in _MOST_TOKENS:
         patches = _MOST_TOKENS[name] * merged**2
     else:
-        patches = (projectors.number(header.metadata, projectors.VISION, "image_size") // patch) ** 2
+        patches = (_number(header, "image_size") // patch) ** 2
     return max(1, min(patches, MOST_PATCHES))

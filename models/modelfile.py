@@ -122,16 +122,10 @@ def _is_shard_of(first: Shard, text: str) -> bool:
 def _check_alone(found: Mapping[str, Sequence[Line]]) -> None:
     """Of a Modelfile without FROM: it gives an adapter a name."""
     for name, lines in found.items():
-        unfit = (
-            lines
-            if name not in ("ADAPTER", "LICENSE", "REQUIRES", *LEFT_OUT)
-            else lines[1:]
-            if name == "ADAPTER"
-            else ()
-        )
-        if unfit:
+        n_fit = 1 if name == "ADAPTER" else len(lines) if name in ("LICENSE", "REQUIRES", *LEFT_OUT) else 0
+        if n_fit < len(lines):
             what = "a second ADAPTER" if name == "ADAPTER" else name
-            fail(unfit[0].number, f"{what}, and there is no FROM; an adapter by itself has nothing but a LICENSE")
+            fail(lines[n_fit].number, f"{what}, and there is no FROM; an adapter by itself has nothing but a LICENSE")
 
 
 def fail(number: int, problem: str) -> NoReturn:
@@ -163,7 +157,7 @@ def write(
         lines.append(f"TEMPLATE {_quoted(template, always=True)}")
     for name, value in (parameters or {}).items():
         for each in value if isinstance(value, list | tuple) else (value,):
-            lines.append(f"PARAMETER {name} {_quoted(_plain(each))}")
+            lines.append(f"PARAMETER {name} {_quoted(str(each).lower() if isinstance(each, bool) else str(each))}")
     if system:
         lines.append(f"SYSTEM {_quoted(system, always=True)}")
     lines += [f"MESSAGE {role} {_quoted(text, always=True)}" for role, text in messages]
@@ -253,12 +247,6 @@ def _quoted(text: str, *, always: bool = False) -> str:
     if not always and _PLAIN.fullmatch(text) and text == text.strip():
         return text
     return f"{_FENCE}{text}{_FENCE}"
-
-
-def _plain(value: object) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return str(value)
 
 
 # --- parameters: Ollama's option names, and what kind of value each one has; the daemon checks their limits ---

@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import contextlib
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -317,7 +318,8 @@ def collect_garbage(
             with contextlib.suppress(OSError):
                 freed_bytes += remove_stale(left)
                 files += [path for path in left.paths if not path.exists()]
-        for path in _temporary_files(store):
+        manifests = store.folder / manifest.FOLDER
+        for path in chain.from_iterable(map(stored.stale, (store.folder, *sorted(manifests.glob("*/*/*/"))))):
             with contextlib.suppress(OSError):
                 size_bytes = path.lstat().st_size
                 path.unlink()
@@ -338,18 +340,7 @@ def collect_garbage(
                 if not blob.path.exists():
                     freed_bytes += n_bytes
                     files.append(blob.path)
-        _remove_empty_folders(store.folder / manifest.FOLDER)
-        return GarbageReport(freed_bytes, files, kept_blobs)
-
-
-def _temporary_files(store: Store) -> Iterator[Path]:
-    yield from stored.stale(store.folder)
-    for folder in sorted((store.folder / manifest.FOLDER).glob("*/*/*/")):
-        yield from stored.stale(folder)
-
-
-def _remove_empty_folders(root: Path) -> None:
-    for depth in ("*/*/*/", "*/*/", "*/"):
-        for folder in root.glob(depth):
+        for folder in chain.from_iterable(map(manifests.glob, ("*/*/*/", "*/*/", "*/"))):
             with contextlib.suppress(OSError):
                 folder.rmdir()
+        return GarbageReport(freed_bytes, files, kept_blobs)

@@ -192,7 +192,9 @@ def in_full(name: str, source: Source | None = None) -> str:
     return name if is_whole else f"{name}:{DEFAULT_TAG}"
 
 
-class DamagedManifest(NamedTuple):
+class DamagedFile(NamedTuple):
+    """A manifest, a file of a model or a folder of the setting `model_dirs` that cannot be used, and why."""
+
     path: Path
     problem: str
 
@@ -201,7 +203,7 @@ class Survey(NamedTuple):
     """All manifests of a folder, by key, and those that cannot be read."""
 
     manifests: dict[ManifestKey, Manifest]
-    damaged: Sequence[DamagedManifest]
+    damaged: Sequence[DamagedFile]
 
     @property
     def files(self) -> Iterator[StoredFile]:
@@ -269,7 +271,7 @@ def remove(folder: Path, name: str) -> bool:
 def read_all(folder: Path) -> Survey:
     """Every manifest below the models folder. One that cannot be read is reported, and in nobody's way."""
     found: dict[ManifestKey, Manifest] = {}
-    damaged: list[DamagedManifest] = []
+    damaged: list[DamagedFile] = []
     root = folder / FOLDER
     for path in sorted(root.glob(f"*/*/*/*{_SUFFIX}")):
         if path.name.startswith("."):
@@ -281,7 +283,7 @@ def read_all(folder: Path) -> Survey:
                 raise BadRequest("its path is not one that a model's name has")
             manifest = _read(path, key)
         except (BadModelFile, BadRequest) as error:
-            damaged.append(DamagedManifest(path, error.message))
+            damaged.append(DamagedFile(path, error.message))
         else:
             if manifest is not None:
                 found[key] = manifest

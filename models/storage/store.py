@@ -33,7 +33,7 @@ from localrun.models.gguf.header import FileKind, Header
 from localrun.models.name import BUILT_IN, DEFAULT_TAG, Kind, ModelName
 from localrun.models.storage import hub_cache, manifest, model_files, other_programs
 from localrun.models.storage.blobs import Blobs
-from localrun.models.storage.manifest import Manifest, ManifestKey, Place, Role, StoredFile, in_full
+from localrun.models.storage.manifest import DamagedFile, Manifest, ManifestKey, Place, Role, StoredFile, in_full
 from localrun.models.storage.model import Evidence, Found, Model, NamedAdapter, Origin, OwnAdapter, sha256_of
 from localrun.models.storage.model_files import NAMED, SUFFIX, ModelFile, ModelFiles
 from localrun.models.storage.other_programs import OLLAMA, Folder, OllamaStore, OtherPrograms, name_in_ollama
@@ -49,13 +49,6 @@ class FoundFile(NamedTuple):
     name: str
     origin: Origin
     program: str = ""
-
-
-class DamagedFile(NamedTuple):
-    """A file, a manifest or a folder of the setting `model_dirs` that cannot be used, and why."""
-
-    path: Path
-    problem: str
 
 
 class _Projection(NamedTuple):
@@ -383,9 +376,8 @@ class Store:
         if built_in is not None:
             yield built_in
         known: dict[str, Model | NamedAdapter] = {}
-        unusable: list[DamagedFile] = []
         survey = manifest.read_all(self.folder)
-        unusable += [DamagedFile(path, problem) for path, problem in survey.damaged]
+        unusable = [*survey.damaged]
         for key, said in survey.manifests.items():
             try:
                 known[said.name] = self._of_manifest(said)

@@ -48,7 +48,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
-from io import FileIO
 from pathlib import Path
 from typing import NamedTuple
 from zlib import crc32
@@ -285,14 +284,13 @@ class KvDiskFiles:
     def _read(self, key: bytes, digest: bytes | None) -> tuple[EntryHeader, bytearray | None]:
         """The header, and the payload if the header has this digest."""
         descriptor = _open(self._path(key))
-        with os.fdopen(descriptor, "rb", buffering=0) as file:
+        with os.fdopen(descriptor, "rb") as file:
             status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode):
                 raise DamagedEntry("not a file")
-            prefix = file.read(min(status.st_size, USUAL_HEADER_BYTES)) or b""
+            prefix = file.read(min(status.st_size, USUAL_HEADER_BYTES))
             length = header_bytes(prefix, status.st_size)
-            while len(prefix) < length and (more := file.read(length - len(prefix))):
-                prefix += more
+            prefix += file.read(max(0, length - len(prefix)))
             header = parse(prefix[:length], status.st_size, self._fingerprint)
             if header.record.key != key:
                 raise DamagedEntry("under another name")
@@ -301,7 +299,8 @@ class KvDiskFiles:
             payload = bytearray(header.payload_bytes)
             start = prefix[length:]
             payload[: len(start)] = start
-            _read_all(file, memoryview(payload)[len(start) :])
+            if file.readinto(memoryview(payload)[len(start) :]) < len(payload) - len(start):
+                raise DamagedEntry("cut off while it was read")
         verify(header, payload)
         return header, payload
 
@@ -333,15 +332,6 @@ def _write_all(descriptor: int, data: bytes | bytearray | memoryview) -> None:
     left = memoryview(data)
     while left:
         left = left[os.write(descriptor, left) :]
-
-
-def _read_all(file: FileIO, into: memoryview) -> None:
-    """Raises Damaged if the file ends early."""
-    while into:
-        count = file.readinto(into)
-        if not count:
-            raise DamagedEntry("cut off while it was read")
-        into = into[count:]
 
 
 FINGERPRINT_BYTES = 16

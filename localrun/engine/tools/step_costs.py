@@ -122,15 +122,8 @@ class StepCosts:
     ) -> None:
         median = statistics.median(seconds)
         spread = SIGMAS * statistics.median(abs(math.log(each / median)) for each in seconds)
-        say(
-            self._lines,
-            phase=phase,
-            rows=n_rows,
-            tokens=n_tokens,
-            seconds=median,
-            spread=spread,
-            quantiles=quantiles,
-        )
+        of_steps = {"seconds": median, "spread": spread, "quantiles": quantiles}
+        say(self._lines, phase=phase, rows=n_rows, tokens=n_tokens, **of_steps)
 
     def _streams(self, n_slots: int) -> None:
         """Of 1, 2, 3 ... streams at each depth: the first one is computed, and copied to the others."""

@@ -30,9 +30,9 @@ from localrun.models.gguf import projectors
 from localrun.models.gguf.header import Header
 from localrun.models.memory import projector_memory
 from localrun.models.name import split_adapters
-from localrun.models.storage.manifest import in_full
+from localrun.models.storage.manifest import DamagedFile, in_full
 from localrun.models.storage.model import Forecast, Model, NamedAdapter, Origin, Part, kept_forecast
-from localrun.models.storage.store import DamagedFile, Store
+from localrun.models.storage.store import Store
 from localrun.server.engines.resident import own_draft
 from localrun.server.http.access import Caller
 from localrun.server.http.exchange import Exchange

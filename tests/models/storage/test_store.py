@@ -15,8 +15,9 @@ from localrun.errors import BadModelFile, BadRequest, ModelNotFound
 from localrun.models import builtin, naming
 from localrun.models.gguf import reader
 from localrun.models.storage import hub_cache, model_files
+from localrun.models.storage.manifest import DamagedFile
 from localrun.models.storage.model import Origin
-from localrun.models.storage.store import DamagedFile, Store
+from localrun.models.storage.store import Store
 
 
 @pytest.fixture
