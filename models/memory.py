@@ -33,7 +33,7 @@ _F32_BYTES = 4
 _RECURRENT = {"mamba", "mamba2", "rwkv6", "rwkv6qwen2", "rwkv7", "arwkv7"}
 # States in some layers, marked by having no key heads, and attention in the others.
 _HYBRID_BY_HEADS = {
-    *("jamba", "granitehybrid", "lfm2", "lfm2moe", "nemotron_h", "nemotron_h_moe", "plamo2", "kimi-linear"),
+    *("jamba", "granitehybrid", "lfm2", "lfm2moe", "nemotron_h", "nemotron_h_moe", "plamo2", "kimi-linear")
 }
 # States in all but every n-th layer; the number is what files that do not state it mean.
 _HYBRID_BY_INTERVAL = {"qwen3next": 4, "qwen35": 4, "qwen35moe": 4}

@@ -31,9 +31,10 @@ from localrun.engine.engine import Engine, Limits
 from localrun.engine.native.threads import N_BATCH, N_CELLS, N_SEQS, ThreadTrial, plan_threads
 from localrun.engine.pipes import BROKEN_PIPE, Text, TokenizerThreads
 from localrun.engine.pipes import Inbox as EngineInbox
+from localrun.engine.request import Request
 from localrun.engine.sample.text import Prompt, count, pieces, prompt_of
 from localrun.engine.speculate.draft_model import DraftModel, DraftModels
-from localrun.engine.speculate.speculation import Heads, Speculation
+from localrun.engine.speculate.speculation import Drafter, Heads, Speculation
 from localrun.errors import EngineFailed, LocalrunError, QueueFull
 from localrun.hardware import processors, thread_choice
 from localrun.hardware.thread_choice import Threads
@@ -105,7 +106,7 @@ def main(make: Make) -> int:
             backend,
             time.monotonic,
             is_on=first.speculates,
-            drafter_of=drafts.drafter_for if drafts is not None else None,
+            drafter_of=partial(_drafter_of, drafts, first.draft_model_path) if drafts is not None else None,
             heads=heads,
         )
         engine = make.engine(
@@ -402,6 +403,11 @@ def _drafters(opened: wire.Open, backend: Backend) -> tuple[DraftModels, Callabl
         except LocalrunError as error:
             log.warning("the model goes on without its draft model: %s", error)
     return drafts, lambda: backend.heads
+
+
+def _drafter_of(drafts: DraftModels, own_path: str, request: Request) -> Drafter | None:
+    """Draft models are not asked in vain."""
+    return drafts.drafter_for(request) if own_path or request.draft_model_path else None
 
 
 def _llama_embedder(opened: wire.Open) -> Embedder:

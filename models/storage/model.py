@@ -122,8 +122,7 @@ class Model(Found):
         """Raises ModelNotFound for a model whose weights are on other machines."""
         if self.origin is Origin.CLUSTER:
             raise ModelNotFound(
-                self.name,
-                "the cluster runs it, and its files are on other machines; pull it here, or copy them",
+                self.name, "the cluster runs it, and its files are on other machines; pull it here, or copy them"
             )
 
     @property

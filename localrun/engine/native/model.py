@@ -18,10 +18,7 @@ from localrun.engine.sample.chain import Dry
 from localrun.errors import BadModelFile
 
 # These do not generate a text from left to right.
-UNSUPPORTED_KINDS = {
-    "a diffusion": native.llama_model_is_diffusion,
-    "an encoder": native.llama_model_has_encoder,
-}
+UNSUPPORTED_KINDS = {"a diffusion": native.llama_model_is_diffusion, "an encoder": native.llama_model_has_encoder}
 
 
 def load_model(

@@ -112,20 +112,9 @@ class Greedy:
 
 
 Stage = (
-    LogitBias
-    | Penalties
-    | Dry
-    | TopNSigma
-    | TopK
-    | Typical
-    | TopP
-    | MinP
-    | Xtc
-    | Temperature
-    | Mirostat
-    | Draw
-    | Greedy
-)
+    LogitBias | Penalties | Dry | TopNSigma | TopK | Typical | TopP | MinP
+    | Xtc | Temperature | Mirostat | Draw | Greedy
+)  # fmt: skip
 
 # Dividing logits by less overflows, and long before that the draw is an argmax.
 _LEAST_TEMPERATURE = 1e-6
@@ -169,23 +158,17 @@ def chain(sampling: Sampling, *, n_ctx: int) -> tuple[Stage, ...]:
     if sampling.mirostat and not is_greedy:
         tau, eta = sampling.mirostat_tau, sampling.mirostat_eta
         return (*stages, Mirostat(sampling.mirostat, seed, tau, eta, sampling.temperature))
-    if dry:
-        stages.append(dry)
-    if sampling.top_n_sigma > 0:
-        stages.append(TopNSigma(sampling.top_n_sigma))
-    if sampling.top_k > 0:
-        stages.append(TopK(sampling.top_k))
-    if sampling.typical_p < 1:
-        stages.append(Typical(sampling.typical_p))
-    if sampling.top_p < 1:
-        stages.append(TopP(sampling.top_p))
-    if sampling.min_p > 0:
-        stages.append(MinP(sampling.min_p))
-    if has_xtc:
-        stages.append(Xtc(sampling.xtc_probability, sampling.xtc_threshold))
-    if sampling.temperature != 1:
-        stages.append(Temperature(0.0 if is_greedy else sampling.temperature))
-    return (*stages, Draw(seed))
+    others: tuple[tuple[bool, Stage | None], ...] = (
+        (dry is not None, dry),
+        (sampling.top_n_sigma > 0, TopNSigma(sampling.top_n_sigma)),
+        (sampling.top_k > 0, TopK(sampling.top_k)),
+        (sampling.typical_p < 1, Typical(sampling.typical_p)),
+        (sampling.top_p < 1, TopP(sampling.top_p)),
+        (sampling.min_p > 0, MinP(sampling.min_p)),
+        (has_xtc, Xtc(sampling.xtc_probability, sampling.xtc_threshold)),
+        (sampling.temperature != 1, Temperature(0.0 if is_greedy else sampling.temperature)),
+    )
+    return (*stages, *(stage for is_on, stage in others if stage is not None and is_on), Draw(seed))
 
 
 def dry_of(sampling: Sampling, n_ctx: int) -> Dry | None:
@@ -194,11 +177,7 @@ def dry_of(sampling: Sampling, n_ctx: int) -> Dry | None:
         return None
     last_n = n_ctx if sampling.dry_penalty_last_n < 0 else min(sampling.dry_penalty_last_n, n_ctx)
     return Dry(
-        sampling.dry_multiplier,
-        sampling.dry_base,
-        sampling.dry_allowed_length,
-        last_n,
-        sampling.dry_sequence_breakers,
+        sampling.dry_multiplier, sampling.dry_base, sampling.dry_allowed_length, last_n, sampling.dry_sequence_breakers
     )
 
 

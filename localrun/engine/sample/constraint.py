@@ -50,12 +50,7 @@ class Constraint:
     there was a dead end."""
 
     def __init__(
-        self,
-        grammar: CompiledGrammar,
-        *,
-        triggers: tuple[str, ...],
-        banned: frozenset[int],
-        clock: Callable[[], float],
+        self, grammar: CompiledGrammar, *, triggers: tuple[str, ...], banned: frozenset[int], clock: Callable[[], float]
     ) -> None:
         self._matcher = grammar.matcher.deep_copy()
         self._clock = clock

@@ -190,8 +190,7 @@ class Scheduler:
         waits_s = self._queue_sent.waits_s
         waiting = "1 request waits" if n_waiting == 1 else f"{n_waiting} requests wait"
         raise QueueFull(
-            f"{waiting} for a slot, which is the limit (--max-queue)",
-            retry_after_s=max(waits_s) if waits_s else 1.0,
+            f"{waiting} for a slot, which is the limit (--max-queue)", retry_after_s=max(waits_s) if waits_s else 1.0
         )
 
     def too_late(

@@ -315,9 +315,7 @@ def expected_gains(chances: Sequence[float]) -> list[float]:
 
 def _in_one_pool(gains: list[list[float]], limits: DraftLimits) -> list[tuple[int, ...]]:
     """Rows in the order of what they gain, up to each size; the last stream that has drafts is filled up."""
-    by_gain = sorted(
-        ((-gain, index) for index, own in enumerate(gains) for gain in own),
-    )
+    by_gain = sorted(((-gain, index) for index, own in enumerate(gains) for gain in own))
     ways = []
     for size in _sizes(len(gains)):
         n_more = min(size - len(gains), limits.most_rows)
