@@ -21,8 +21,7 @@ from localrun.access.books import BY
 from localrun.server import web
 from localrun.server.anthropic import messages as anthropic
 from localrun.server.anthropic.body import CountBody, MessagesBody
-from localrun.server.batches import anthropic as message_batches
-from localrun.server.batches import openai as batches
+from localrun.server.batches import routes as batches
 from localrun.server.embedding import routes as embedding
 from localrun.server.embedding.bodies import EmbedBody, EmbeddingsBody, LegacyEmbeddingsBody, RerankBody
 from localrun.server.http.access import Right
@@ -282,23 +281,23 @@ _ANTHROPIC = (
     Operation("POST", "/v1/messages/count_tokens", anthropic.count_tokens, Right.USE, "How long a prompt would be",
         body=CountBody, answer=anthropic.CountedTokens, serves=True, description=_COUNTS,
         example={"model": "tiny", "messages": _ASK}),
-    Operation("POST", "/v1/messages/batches", message_batches.create, Right.USE, "Compute many messages",
-        body=message_batches.MessageBatchesBody, answer=message_batches.MessageBatch, errors=(503, 507),
+    Operation("POST", "/v1/messages/batches", batches.create_messages, Right.USE, "Compute many messages",
+        body=batches.MessageBatchesBody, answer=batches.MessageBatch, errors=(503, 507),
         description="They run in the lane batch, beside other requests, and go on after a restart.",
         example={"requests": [{"custom_id": "one", "params": {"model": "tiny", "max_tokens": 64, "messages": _ASK}}]}),
-    Operation("GET", "/v1/messages/batches", message_batches.list_batches, Right.USE, "The batches, newest first",
-        answer=message_batches.MessageBatches, parameters=(*_page("after_id", 20, 1000), Parameter(name="before_id",
+    Operation("GET", "/v1/messages/batches", batches.list_message_batches, Right.USE, "The batches, newest first",
+        answer=batches.MessageBatches, parameters=(*_page("after_id", 20, 1000), Parameter(name="before_id",
         description="The page before this batch")), errors=(400, 404, 503)),
-    Operation("GET", "/v1/messages/batches/{id}", message_batches.one_batch, Right.USE, "One batch",
-        parameters=(_BATCH,), answer=message_batches.MessageBatch, errors=(404, 503)),
-    Operation("DELETE", "/v1/messages/batches/{id}", message_batches.delete, Right.CHANGE,
-        "Forget a batch and its results", parameters=(_BATCH,), answer=message_batches.MessageBatchDeleted,
+    Operation("GET", "/v1/messages/batches/{id}", batches.one_message_batch, Right.USE, "One batch",
+        parameters=(_BATCH,), answer=batches.MessageBatch, errors=(404, 503)),
+    Operation("DELETE", "/v1/messages/batches/{id}", batches.delete_messages, Right.CHANGE,
+        "Forget a batch and its results", parameters=(_BATCH,), answer=batches.MessageBatchDeleted,
         errors=(404, 409, 503)),
-    Operation("GET", "/v1/messages/batches/{id}/results", message_batches.results, Right.USE, "The results of a batch",
+    Operation("GET", "/v1/messages/batches/{id}/results", batches.message_results, Right.USE, "The results of a batch",
         parameters=(_BATCH,), errors=(404, 503), stream=Stream(content_type="application/x-jsonl",
-        item=message_batches.MessageBatchResult, description="A line for each request, in any order.")),
-    Operation("POST", "/v1/messages/batches/{id}/cancel", message_batches.cancel, Right.USE, "Cancel a batch",
-        parameters=(_BATCH,), answer=message_batches.MessageBatch, errors=(404, 409, 503)),
+        item=batches.MessageBatchResult, description="A line for each request, in any order.")),
+    Operation("POST", "/v1/messages/batches/{id}/cancel", batches.cancel_messages, Right.USE, "Cancel a batch",
+        parameters=(_BATCH,), answer=batches.MessageBatch, errors=(404, 409, 503)),
 )  # fmt: skip
 
 
