@@ -25,7 +25,7 @@ from msgspec import Meta
 
 from localrun.errors import BadRequest
 from localrun.server import notices, streaming
-from localrun.server.embedding.bodies import MEDIA_PLACE, MediaInput
+from localrun.server.embedding import MEDIA_PLACE, MediaInput
 from localrun.server.http import fields
 from localrun.server.http.exchange import Exchange, apart
 from localrun.server.http.fields import ModelDefaults, SamplingFields, defaults_of

@@ -18,12 +18,11 @@ import msgspec
 from starlette.routing import Route, compile_path
 
 from localrun.access.books import BY
-from localrun.server import web
+from localrun.server import embedding, web
 from localrun.server.anthropic import messages as anthropic
 from localrun.server.anthropic.body import CountBody, MessagesBody
 from localrun.server.batches import routes as batches
-from localrun.server.embedding import routes as embedding
-from localrun.server.embedding.bodies import EmbedBody, EmbeddingsBody, LegacyEmbeddingsBody, RerankBody
+from localrun.server.embedding import EmbedBody, EmbeddingsBody, LegacyEmbeddingsBody, RerankBody
 from localrun.server.http.access import Right
 from localrun.server.http.exchange import Exchange
 from localrun.server.http.failures import Headers
