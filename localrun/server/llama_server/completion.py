@@ -44,8 +44,7 @@ from localrun.server.openai.answer import (
 from localrun.server.openai.bodies import MAX_ANSWERS, Choices, LimitFields
 from localrun.server.parsing.pieces import ended
 from localrun.server.prompting.ask import Attachments, ChatRequest
-from localrun.server.prompting.infill import infill
-from localrun.server.prompting.segments import is_one, placed, segments_of, shown
+from localrun.server.prompting.segments import infill, is_one, placed, segments_of, shown
 from localrun.server.routing import RoutingInput
 from localrun.server.runtime import Runtime
 from localrun.wire import ChosenLogprob, Delta, Finish, Sampling, Segment, Submit, TokenLogprob
