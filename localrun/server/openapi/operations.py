@@ -34,7 +34,6 @@ from localrun.server.native import routes as native
 from localrun.server.ollama import chat as ollama
 from localrun.server.ollama import create as ollama_create
 from localrun.server.ollama import models as ollama_models
-from localrun.server.ollama import routes as ollama_routes
 from localrun.server.ollama import store as ollama_store
 from localrun.server.ollama.bodies import ChatBody as OllamaChatBody
 from localrun.server.ollama.bodies import GenerateBody, ModelBody
@@ -53,11 +52,11 @@ _TASK = Stream(content_type=NDJSON, item=answers.Status, description="How far it
 _NAME = path_parameter("name", "Any name")
 
 _OLLAMA = (
-    Operation("GET", "/", ollama_routes.root, Right.OPEN, "Is something there", answer=str,
+    Operation("GET", "/", web.root, Right.OPEN, "Is something there", answer=str,
         answer_content_type="text/plain", description="Says `Ollama is running`: editors look for these words. A "
         "browser, which asks for `text/html`, gets the chat page."),
-    Operation("GET", "/api/version", ollama_routes.version, Right.USE, "The version of the API",
-        answer=ollama_routes.OllamaVersion),
+    Operation("GET", "/api/version", ollama_store.version, Right.USE, "The version of the API",
+        answer=ollama_store.OllamaVersion),
     Operation("GET", "/api/tags", ollama_models.tags, Right.USE, "The models and adapters that are here",
         answer=ollama_models.Tags),
     Operation("GET", "/api/ps", ollama_models.ps, Right.USE, "The models that are loaded", answer=ollama_models.Ps),
@@ -99,14 +98,14 @@ _OLLAMA = (
         parameters=(_DIGEST,), body=bytes, body_content_type="application/octet-stream", is_body_required=False,
         other_statuses=(201,), errors=(400, 415, 502, 507),
         description="201 when it was new, 200 when it was here already."),
-    Operation("GET", "/api/status", ollama_routes.status, Right.USE, "Whether models run elsewhere: never",
-        answer=ollama_routes.ServiceStatus),
-    Operation("POST", "/api/me", ollama_routes.me, Right.USE, "Who is signed in: nobody", status=401,
+    Operation("GET", "/api/status", ollama_store.status, Right.USE, "Whether models run elsewhere: never",
+        answer=ollama_store.ServiceStatus),
+    Operation("POST", "/api/me", ollama_store.me, Right.USE, "Who is signed in: nobody", status=401,
         description="Always 401: localrun has no accounts."),
-    Operation("POST", "/api/signout", ollama_routes.sign_out, Right.USE, "Nothing to sign out of"),
-    Operation("GET", "/api/experimental/{name}", ollama_routes.experimental, Right.USE,
+    Operation("POST", "/api/signout", ollama_store.sign_out, Right.USE, "Nothing to sign out of"),
+    Operation("GET", "/api/experimental/{name}", ollama_store.experimental, Right.USE,
         "Not supported: services of ollama.com", status=501, parameters=(_NAME,)),
-    Operation("POST", "/api/experimental/{name}", ollama_routes.experimental, Right.USE,
+    Operation("POST", "/api/experimental/{name}", ollama_store.experimental, Right.USE,
         "Not supported: services of ollama.com", status=501, parameters=(_NAME,)),
 )  # fmt: skip
 
