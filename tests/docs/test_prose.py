@@ -18,7 +18,7 @@ from localrun.server.batches import lines, routes, runner, service
 from localrun.server.batches.files import MAX_FILE_BYTES
 from localrun.server.engines import room
 from localrun.server.http import access, connection, limits
-from localrun.server.media import fetching, headers
+from localrun.server.media import headers, sources
 from localrun.server.openai.responses import kept
 from localrun.server.openapi.operations import document
 from localrun.server.prompting import ask
@@ -158,7 +158,7 @@ SAID = {
         f"{headers.MAX_SOUND_S // 60} minutes;",
         f"at least {headers.MIN_SAMPLES} samples",
         f"a body of {_mb(SETTINGS.max_body_bytes)} (`max_body_bytes`)",
-        f"up to {_mb(fetching.MAX_BYTES)} in {fetching.TIMEOUT_S:.0f} seconds",
+        f"up to {_mb(sources.MAX_BYTES)} in {sources.TIMEOUT_S:.0f} seconds",
         f"After {toolbox.MAX_ROUNDS} rounds",
         f"beyond the {servers.MAX_TOOLS}th of a server",
         f"more than {servers.MAX_SCHEMA_CHARS:,} characters of parameters",
