@@ -34,7 +34,7 @@ from localrun.tools.toolbox import toolbox
 from localrun.tui import preferences
 from localrun.tui.daemon import RETRY_DELAYS_S, SNAPSHOTS_PER_S, Connect, Daemon, Feed
 from localrun.tui.history import History, HistoryUnavailable, open_history
-from localrun.tui.keys import bind, key_of, shown
+from localrun.tui.keys import TerminalInput, bind, key_of, shown
 from localrun.tui.pictures import Draw, Thumbnails, as_blocks, as_placeholders, is_kitty, is_kitty_around_tmux
 from localrun.tui.preferences import DARK, LIGHT, Pictures, Preferences
 from localrun.tui.screens.chat import ChatScreen
@@ -46,7 +46,6 @@ from localrun.tui.screens.models import ModelsScreen
 from localrun.tui.screens.monitor import MonitorScreen
 from localrun.tui.session import Session
 from localrun.tui.short_text import line
-from localrun.tui.terminal_input import TerminalInput
 
 # In sixteen colours the shades of a theme run together, so such a terminal's own colours are used as they are.
 _SIXTEEN_COLOURS_THEME = "ansi-dark"
