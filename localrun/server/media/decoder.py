@@ -276,8 +276,8 @@ class _Kept:
 class DecodedFiles:
     """Who needs which files, and how long they stay. `root` is the folder of all daemons.
 
-    Owned by the event loop; `open`, `adopt`, `empty` and `close` work on the disk and may be called from a thread, one at
-    a time.
+    Owned by the event loop; `open`, `adopt`, `empty` and `close` work on the disk, and may be called from a thread, one
+    at a time.
     """
 
     def __init__(self, root: Path, *, keep_bytes: int = KEEP_BYTES, max_bytes: int = MAX_BYTES) -> None:
