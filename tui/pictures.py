@@ -159,9 +159,7 @@ def as_placeholders() -> Draw:
             return None
         number = next(numbers) % MAX_NUMBER + 1
         return DrawnPicture(
-            placeholders(number, columns, rows),
-            showing(number, small, columns, rows),
-            removing(number),
+            placeholders(number, columns, rows), showing(number, small, columns, rows), removing(number)
         )
 
     return draw

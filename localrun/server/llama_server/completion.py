@@ -31,16 +31,7 @@ from localrun.server.http.exchange import Exchange, apart
 from localrun.server.http.fields import ModelDefaults, SamplingFields, defaults_of
 from localrun.server.jobs.job import Job
 from localrun.server.llama_server.tokens import Mixed
-from localrun.server.openai.answer import (
-    Fields,
-    Running,
-    encode,
-    entry,
-    headers_of,
-    naming,
-    timings_of,
-    timings_so_far,
-)
+from localrun.server.openai.answer import Fields, Running, encode, entry, headers_of, naming, timings_of, timings_so_far
 from localrun.server.openai.bodies import MAX_ANSWERS, Choices, LimitFields
 from localrun.server.parsing.pieces import ended
 from localrun.server.prompting.ask import Attachments, ChatRequest

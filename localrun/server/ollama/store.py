@@ -25,18 +25,9 @@ from typing import Any
 import msgspec
 
 from localrun import __version__
-from localrun.errors import (
-    BadModelFile,
-    BadRequest,
-    DiskFull,
-    ModelNotFound,
-    NotFound,
-    NotSupported,
-    Unauthorized,
-)
+from localrun.errors import BadModelFile, BadRequest, DiskFull, ModelNotFound, NotFound, NotSupported, Unauthorized
 from localrun.models import adapters, naming
 from localrun.models.name import Kind, ModelName, split_adapters
-from localrun.models.naming import Removal
 from localrun.models.storage.blobs import BlobWriter
 from localrun.models.storage.manifest import check_digest
 from localrun.models.storage.store import Store
@@ -172,7 +163,14 @@ async def delete(runtime: Runtime, exchange: Exchange) -> None:
         for model, why in refused.items()
         if model not in refused_before
     ]
-    await exchange.answer_redacted(_shown(removed, notes))
+    await exchange.answer_redacted(
+        DeletedModel(
+            freed_bytes=removed.freed_bytes,
+            deleted=[str(path) for path in removed.files],
+            kept=[KeptFile(path=str(kept.path), reason=kept.reason) for kept in removed.kept],
+            notes=notes,
+        )
+    )
 
 
 async def push(_: Runtime, exchange: Exchange) -> None:
@@ -180,15 +178,6 @@ async def push(_: Runtime, exchange: Exchange) -> None:
     raise NotSupported(
         "push: uploading models is not supported; share the GGUF file itself (localrun show MODEL names it), for "
         "example with `hf upload` to a repository of your own on the Hugging Face hub"
-    )
-
-
-def _shown(removed: Removal, notes: list[str]) -> DeletedModel:
-    return DeletedModel(
-        freed_bytes=removed.freed_bytes,
-        deleted=[str(path) for path in removed.files],
-        kept=[KeptFile(path=str(kept.path), reason=kept.reason) for kept in removed.kept],
-        notes=notes,
     )
 
 
