@@ -36,9 +36,9 @@ def json_schema(schema: Any, *, field: str, strict: bool | None = None) -> Gramm
     return _written(GrammarKind.JSON_SCHEMA, schema_text(schema, field=field, strict=strict), field)
 
 
-def gbnf(text: str, *, field: str) -> Grammar:
+def gbnf(text: str) -> Grammar:
     """A grammar in llama.cpp's notation. Its rules are checked when the engine compiles it. Raises BadRequest."""
-    return _written(GrammarKind.GBNF, text, field)
+    return _written(GrammarKind.GBNF, text, "grammar")
 
 
 def _written(kind: GrammarKind, text: str, field: str) -> Grammar:

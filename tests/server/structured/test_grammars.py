@@ -83,11 +83,11 @@ def test_a_schema_is_refused_by_where_it_came_from():
 
 
 def test_written_grammars_are_taken_as_they_are_unless_empty_or_huge():
-    assert gbnf('root ::= "a"', field="grammar") == Grammar(GrammarKind.GBNF, 'root ::= "a"')
+    assert gbnf('root ::= "a"') == Grammar(GrammarKind.GBNF, 'root ::= "a"')
     with pytest.raises(BadRequest, match="grammar is empty"):
-        gbnf(" \n", field="grammar")
+        gbnf(" \n")
     with pytest.raises(BadRequest, match=r"grammar.*300000.*262144"):
-        gbnf("x" * 300_000, field="grammar")
+        gbnf("x" * 300_000)
 
 
 def test_tools_that_make_too_much_of_a_grammar_are_refused_before_all_are_looked_at():
