@@ -236,7 +236,7 @@ FLOORS = (
     "cli.bench server.metering server.native server.templates server.web",
     "server.parsing",
     "server.prompting",
-    "server.anthropic server.embedding server.media server.ollama server.openai.responses",
+    "server.anthropic server.media server.ollama server.openai.responses",
     "server.batches server.llama_server",
     "server.openapi",
 )

@@ -31,11 +31,11 @@ from localrun.config import folders
 from localrun.errors import LocalrunError
 from localrun.last_model import BUILT_IN, kept_at, last_model
 from localrun.tools.toolbox import toolbox
-from localrun.tui import kitty_graphics, preferences
+from localrun.tui import preferences
 from localrun.tui.daemon import RETRY_DELAYS_S, SNAPSHOTS_PER_S, Connect, Daemon, Feed
 from localrun.tui.history import History, HistoryUnavailable, open_history
-from localrun.tui.keys import bind, key_of, shown
-from localrun.tui.pictures import Draw, Thumbnails, as_blocks, as_placeholders
+from localrun.tui.keys import TerminalInput, bind, key_of, shown
+from localrun.tui.pictures import Draw, Thumbnails, as_blocks, as_placeholders, is_kitty, is_kitty_around_tmux
 from localrun.tui.preferences import DARK, LIGHT, Pictures, Preferences
 from localrun.tui.screens.chat import ChatScreen
 from localrun.tui.screens.chat_commands import carry_out
@@ -46,7 +46,6 @@ from localrun.tui.screens.models import ModelsScreen
 from localrun.tui.screens.monitor import MonitorScreen
 from localrun.tui.session import Session
 from localrun.tui.short_text import line
-from localrun.tui.terminal_input import TerminalInput
 
 # In sixteen colours the shades of a theme run together, so such a terminal's own colours are used as they are.
 _SIXTEEN_COLOURS_THEME = "ansi-dark"
@@ -97,9 +96,9 @@ def own_app(
         bound = (key.strip() for keys in chosen.keys.values() for key in keys.split(","))
         TerminalInput.alt_keys = frozenset(key for key in bound if "alt+" in key)
         linux_driver.XTermParser = TerminalInput  # type: ignore[attr-defined]
-    if chosen.pictures is Pictures.AUTO and kitty_graphics.is_outside_of_tmux(os.environ):
+    if chosen.pictures is Pictures.AUTO and is_kitty_around_tmux(os.environ):
         chosen = chosen._replace(pictures=Pictures.KITTY)
-    if chosen.pictures is Pictures.KITTY or kitty_graphics.is_named(os.environ):
+    if chosen.pictures is Pictures.KITTY or is_kitty(os.environ):
         os.environ.setdefault("COLORTERM", "truecolor")  # SSH does not carry it
     app = LocalrunApp(
         base_url,
@@ -229,8 +228,8 @@ class LocalrunApp(App[None]):
 
     @on(InBandWindowResize)
     def _use_kitty_graphics(self, message: InBandWindowResize) -> None:
-        """The terminal has answered textual; what that has to do with pictures, `kitty_graphics.py` says."""
-        if message.supported and self._preferences.pictures is Pictures.AUTO and kitty_graphics.is_named(os.environ):
+        """The terminal has answered textual; what that has to do with pictures, `pictures.py` says."""
+        if message.supported and self._preferences.pictures is Pictures.AUTO and is_kitty(os.environ):
             self.session.thumbnails.draw = self._way_to_draw(Pictures.KITTY)
 
     def _write(self, sequences: str) -> None:

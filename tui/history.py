@@ -382,22 +382,20 @@ class History:
     def _insert_chat(
         self, title: str, model: str, system: str, parameters: dict[str, Any], created_at_s: float, changed_at_s: float
     ) -> int:
-        return _row_id(
-            self._db.execute(
-                """INSERT INTO chats (title, model, system, parameters, created_at_s, changed_at_s)
-                   VALUES (?, ?, ?, ?, ?, ?)""",
-                (title, model, system, json.dumps(parameters), created_at_s, changed_at_s),
-            )
+        added = self._db.execute(
+            """INSERT INTO chats (title, model, system, parameters, created_at_s, changed_at_s)
+               VALUES (?, ?, ?, ?, ?, ?)""",
+            (title, model, system, json.dumps(parameters), created_at_s, changed_at_s),
         )
+        return added.lastrowid or 0
 
     def _insert(self, chat_id: int, message: Message) -> int:
         """The number that the message got."""
-        return _row_id(
-            self._db.execute(
-                "INSERT INTO messages (chat_id, parent_id, role, content, extra, created_at_s) VALUES (?,?,?,?,?,?)",
-                (chat_id, *message[2:5], json.dumps(self._with_files(message.extra)), message.created_at_s),
-            )
+        added = self._db.execute(
+            "INSERT INTO messages (chat_id, parent_id, role, content, extra, created_at_s) VALUES (?,?,?,?,?,?)",
+            (chat_id, *message[2:5], json.dumps(self._with_files(message.extra)), message.created_at_s),
         )
+        return added.lastrowid or 0
 
     def _with_files(self, extra: dict[str, Any]) -> dict[str, Any]:
         """Pictures of version 1 as files. Raises OSError."""
@@ -553,11 +551,6 @@ def _readable(damaged: sqlite3.Connection, table: str) -> Iterator[tuple[Any, ..
 def _one_line(text: str) -> str:
     line = " ".join(text.split())
     return line if len(line) <= TITLE_CHARACTERS else line[: TITLE_CHARACTERS - 1].rstrip() + "…"
-
-
-def _row_id(cursor: sqlite3.Cursor) -> int:
-    assert cursor.lastrowid is not None
-    return cursor.lastrowid
 
 
 def _chat(row: tuple[Any, ...]) -> Chat:

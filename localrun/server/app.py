@@ -279,14 +279,13 @@ class _Daemon(uvicorn.Server):
             for number, handler in before.items():
                 signal.signal(number, handler)
 
-    def _has_work(self) -> bool:
-        """Whether something is done that nobody waits for."""
-        return bool(self._runtime.pulls.n_running or self._runtime.batch_service.n_running)
-
     async def _watch_idle(self) -> None:
         assert self._idle_exit_s is not None
+        pulls, batches = self._runtime.pulls, self._runtime.batch_service
         # Nothing happens at the end of an idle time, so there is no event to wait for.
-        while (remaining_s := self._idle_exit_s - self._app.idle_s()) > 0 or self._has_work():  # noqa: ASYNC110
+        while (  # noqa: ASYNC110
+            (remaining_s := self._idle_exit_s - self._app.idle_s()) > 0 or pulls.n_running or batches.n_running
+        ):
             await asyncio.sleep(remaining_s if remaining_s > 0 else _PULL_POLL_S)
         _log.info("idle for %g s", self._idle_exit_s)
         self._runtime.request_shutdown()

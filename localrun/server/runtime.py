@@ -39,7 +39,7 @@ from localrun.server.http.access import Access
 from localrun.server.http.exchange import LoopWatch
 from localrun.server.jobs.registry import Jobs, Registry
 from localrun.server.media.decoder import MediaDecoder
-from localrun.server.media.fetching import Fetcher
+from localrun.server.media.sources import Fetcher
 from localrun.server.metering.live_gauges import Nodes
 from localrun.server.metering.logs import LogFeed
 from localrun.server.metering.telemetry import Telemetry

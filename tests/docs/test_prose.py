@@ -14,11 +14,11 @@ from localrun.cli import daemon as background
 from localrun.engine.schedule import policy
 from localrun.models import fit
 from localrun.server import app, routing
-from localrun.server.batches import lines, openai, runner, service
+from localrun.server.batches import lines, routes, runner, service
 from localrun.server.batches.files import MAX_FILE_BYTES
 from localrun.server.engines import room
 from localrun.server.http import access, connection, limits
-from localrun.server.media import fetching, headers
+from localrun.server.media import headers, sources
 from localrun.server.openai.responses import kept
 from localrun.server.openapi.operations import document
 from localrun.server.prompting import ask
@@ -133,7 +133,7 @@ SAID = {
         f"up to {routing.PROBE_TOKENS} tokens that nobody sees",
         f"{lines.MAX_LINES:,} lines and {_mb(lines.MAX_INPUT_BYTES)}, one model; {_mb(MAX_FILE_BYTES)} for other files",
         f"{lines.MAX_REQUESTS:,} requests in one body",
-        f"from `1s` to `{openai._LONGEST_S // 86_400}d`",
+        f"from `1s` to `{routes._LONGEST_S // 86_400}d`",
         f"after {service.WINDOW_S / 3600:.0f} hours",
         f"inputs {service.INPUTS_KEPT_S // 86_400} days",
         f"| {runner.RESULTS_KEPT_S / 86_400:.0f} days |",
@@ -158,7 +158,7 @@ SAID = {
         f"{headers.MAX_SOUND_S // 60} minutes;",
         f"at least {headers.MIN_SAMPLES} samples",
         f"a body of {_mb(SETTINGS.max_body_bytes)} (`max_body_bytes`)",
-        f"up to {_mb(fetching.MAX_BYTES)} in {fetching.TIMEOUT_S:.0f} seconds",
+        f"up to {_mb(sources.MAX_BYTES)} in {sources.TIMEOUT_S:.0f} seconds",
         f"After {toolbox.MAX_ROUNDS} rounds",
         f"beyond the {servers.MAX_TOOLS}th of a server",
         f"more than {servers.MAX_SCHEMA_CHARS:,} characters of parameters",

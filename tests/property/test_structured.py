@@ -116,17 +116,17 @@ def test_every_finished_answer_matches_its_schema(schema: Any, prompt: str):
 
 
 @settings(max_examples=20 * DEPTH, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(st.lists(objects(SCHEMAS), min_size=1, max_size=3), st.integers(1, 2), st.text(max_size=5))
-def test_every_finished_list_of_calls_can_be_read(schemas: list[Any], at_most: int, prompt: str):
+@given(st.lists(objects(SCHEMAS), min_size=1, max_size=3), st.booleans(), st.text(max_size=5))
+def test_every_finished_list_of_calls_can_be_read(schemas: list[Any], is_one: bool, prompt: str):
     schemas = [{**schema, "$defs": {"tree": TREE}} for schema in schemas]
     opening = '<call>{"name": "f%d", "arguments": '
     shapes = [CallShape(opening % number, schema, "}</call>") for number, schema in enumerate(schemas)]
     harness = Harness(n_cells=2048)
-    grammar = calls(shapes, at_least=1, at_most=at_most, separator="\n", before="<|im_start|>", after="\n")
+    grammar = calls(shapes, is_one=is_one, separator="\n", before="<|im_start|>", after="\n")
     harness.submit(1, "p" + prompt, n_predict=1500, grammar=grammar)
     harness.run()
     if finished(harness):
         read = harness.texts[1].strip("\n").removeprefix("<call>").removesuffix("</call>").split("</call>\n<call>")
-        assert 1 <= len(read) <= at_most
+        assert len(read) == 1 or not is_one
         for call in map(json.loads, read):
             jsonschema.validate(call["arguments"], schemas[int(call["name"][1:])])

@@ -22,7 +22,7 @@ from textual.widget import Widget
 from textual.widgets import Input, OptionList, Static
 
 from localrun.tui.keys import bind
-from localrun.tui.kitty_graphics import has_placeholders
+from localrun.tui.pictures import has_placeholders
 
 Chosen = TypeVar("Chosen")
 

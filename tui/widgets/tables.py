@@ -198,15 +198,11 @@ def _engine_row(engine: EngineRow, colours: Mapping[str, Style]) -> TableRow:
         "step": "" if engine.step_s is None else short_text.seconds(engine.step_s),
         "target": short_text.seconds(engine.target_itl_s) if engine.target_itl_s else "",
         "rss": "" if engine.rss_bytes is None else short_text.size(engine.rss_bytes),
-        "expires": _expiry(engine) if engine.state == "ready" else "",
+        "expires": "" if engine.state != "ready" else _text(short_text.age(engine.expires_in_s)) or "never",
     }
     state = colours["good"] if ready else colours["bad"] if engine.state == "failed" else colours["wait"]
     # Two engines never serve the same model, but one that stops and its successor may be seen together.
     return TableRow(f"{engine.model} {engine.replica or engine.pid}", texts, {"state": state})
-
-
-def _expiry(engine: EngineRow) -> str:
-    return "never" if engine.expires_in_s is None else short_text.age(engine.expires_in_s)
 
 
 class BatchTable(LiveTable):

@@ -228,7 +228,9 @@ class Output:
         told: list[bytes] = []
         for piece in pieces:
             if isinstance(piece, CallStart):
-                told.append(self._open(_tool_use(piece), "input_json_delta", "partial_json"))
+                call_id = "toolu_" + piece.id.removeprefix("call_")
+                block = {"type": "tool_use", "id": call_id, "name": piece.name, "input": {}}
+                told.append(self._open(block, "input_json_delta", "partial_json"))
                 continue
             kind = _KINDS.get(type(piece))
             if kind is not None and not self._is_in(kind):
@@ -283,7 +285,3 @@ class Output:
 def signature(thinking: str) -> str:
     """Something for clients that refuse thinking without one. Nobody checks it when it comes back."""
     return base64.b64encode(hashlib.sha256(thinking.encode("utf-8", "replace")).digest()).decode("ascii")
-
-
-def _tool_use(piece: CallStart) -> Fields:
-    return {"type": "tool_use", "id": "toolu_" + piece.id.removeprefix("call_"), "name": piece.name, "input": {}}

@@ -73,7 +73,7 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-class JobRequest(Protocol):
+class Ask(Protocol):
     """How the store is asked: in its thread."""
 
     async def __call__(self, question: Callable[[Store], T], /) -> T: ...
@@ -159,7 +159,7 @@ class _Open:
 class Runner:
     """See the module. `endpoints` are the routes that lines may name. It stops starting lines when `is_stopping`."""
 
-    ask: JobRequest
+    ask: Ask
     database: Path
     blobs: Blobs
     endpoints: Mapping[str, ASGIApp]

@@ -97,10 +97,6 @@ class End(msgspec.Struct, frozen=True):
         return self.kind in (EndKind.CRASHED, EndKind.BAD_INSTRUCTION)
 
     @property
-    def is_kill(self) -> bool:
-        return self.kind in (EndKind.KILLED, EndKind.KILLED_BY_OTHERS)
-
-    @property
     def is_by_others(self) -> bool:
         """Whether somebody outside ended it, which says nothing about what it did."""
         return self.kind in (EndKind.KILLED_BY_OTHERS, EndKind.ENDED_BY_OTHERS)
@@ -637,8 +633,8 @@ class EngineLink:
                 f"or of a kind that this version cannot run: the log has llama.cpp's last words",
                 field="model",
             )
-        is_unexplained = end.is_kill and self._kill_reason is None
-        hint = "; most likely the system ran out of memory" if is_unexplained else ""
+        is_kill = end.kind in (EndKind.KILLED, EndKind.KILLED_BY_OTHERS)
+        hint = "; most likely the system ran out of memory" if is_kill and self._kill_reason is None else ""
         return EngineDied(f"the engine of model '{self.model}' {how} while loading{hint}")
 
 

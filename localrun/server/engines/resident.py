@@ -278,7 +278,7 @@ class Resident:
             row.n_ctx = ready.n_ctx
             row.slots = ready.n_slots
             row.kv_cells = ready.n_kv_cells + ready.n_pool_cells
-            row.size_bytes = ready.model_size_bytes + ready.kv_size_bytes + self._draft_bytes + self._projector_bytes
+            row.size_bytes = ready.model_size_bytes + ready.kv_size_bytes + self._beside_bytes
             row.backend = ready.backend
             row.gpu_layers = ready.n_gpu_layers
             row.gpu_bytes = int(row.size_bytes * self._gpu_share)
@@ -294,14 +294,13 @@ class Resident:
         return gpu_share(self.model.header, self.link.ready.n_gpu_layers)
 
     @property
-    def _draft_bytes(self) -> int:
-        """Weights and cells of the draft models that are loaded beside the model."""
-        own = 0 if self.draft is None or self.placement is None else self.placement.draft_bytes
-        return own + (0 if self.extra_draft is None else self.extra_draft.size_bytes)
-
-    @property
-    def _projector_bytes(self) -> int:
-        return 0 if self.projector is None or self.placement is None else self.placement.projector_bytes
+    def _beside_bytes(self) -> int:
+        """What is loaded beside the model: draft models, with their cells, and the projector."""
+        found = 0 if self.extra_draft is None else self.extra_draft.size_bytes
+        if self.placement is not None:
+            found += self.placement.draft_bytes if self.draft is not None else 0
+            found += self.placement.projector_bytes if self.projector is not None else 0
+        return found
 
     def _expires_in_s(self) -> float | None:
         """While it is in use, the whole keep-alive time is still to come."""

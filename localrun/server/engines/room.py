@@ -24,6 +24,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 
 import msgspec
 
@@ -66,17 +67,12 @@ class Room:
         self._gpus = gpus
         self._gpu_names: list[str] = []
         self._line = asyncio.Lock()
-        self._n_in_line = 0
+        self.n_in_line = 0  # models that wait for room
         self._changed = asyncio.Event()
 
     def changed(self) -> None:
         """A resident became idle, ready or ended: the first in line looks again."""
         self._changed.set()
-
-    @property
-    def n_in_line(self) -> int:
-        """Models that wait for room."""
-        return self._n_in_line
 
     async def is_free_for(self, newcomer: Resident) -> bool:
         """Whether it would get its room without anybody's going; True also for what never will, which `make` says."""
@@ -92,18 +88,18 @@ class Room:
         Raises CannotFit when no eviction would help, QueueFull when the line is too long, DeviceLost, and Unavailable
         or CannotFit when room did not come within `load_timeout_s`.
         """
-        if self._n_in_line >= MAX_IN_LINE:
+        if self.n_in_line >= MAX_IN_LINE:
             # A constant, since others decide when they are done; but by then the first in line has made room.
             raise QueueFull(
-                f"{self._n_in_line} models already wait to be loaded; try again later", retry_after_s=DRAIN_AFTER_S
+                f"{self.n_in_line} models already wait to be loaded; try again later", retry_after_s=DRAIN_AFTER_S
             )
-        self._n_in_line += 1
+        self.n_in_line += 1
         try:
             async with self._line:
                 newcomer.placement = await self._first_in_line(newcomer)
                 return newcomer.placement
         finally:
-            self._n_in_line -= 1
+            self.n_in_line -= 1
 
     async def _first_in_line(self, newcomer: Resident) -> Placement:
         began_s = time.monotonic()
@@ -126,7 +122,8 @@ class Room:
             if now_s >= drain_at_s:
                 _drain_one(others, newcomer)
                 drain_at_s = deadline_s
-            await self._wait(min(deadline_s, drain_at_s) - now_s)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), min(deadline_s, drain_at_s) - now_s)
 
     async def _gpus_for(self, newcomer: Resident) -> tuple[Gpu, ...]:
         """The GPUs that it may be placed on. Where they are lost it wants none from now on, if that is allowed; raises
@@ -316,12 +313,6 @@ class Room:
             loaded[path] = size_bytes
         while len(loaded) > MAX_ADAPTERS:
             del loaded[next(iter(loaded))]
-
-    async def _wait(self, timeout_s: float) -> None:
-        try:
-            await asyncio.wait_for(self._changed.wait(), timeout_s)
-        except TimeoutError:
-            return
 
 
 def _is_worse(now: Placement, best: Placement) -> bool:

@@ -26,15 +26,7 @@ from typing import Any
 
 from localrun import wire
 from localrun.config import NOTHING_ASKED, LoadSettings, Settings
-from localrun.errors import (
-    BadModelFile,
-    CannotFit,
-    DeviceLost,
-    LocalrunError,
-    ModelNotFound,
-    QueueFull,
-    Unavailable,
-)
+from localrun.errors import BadModelFile, CannotFit, DeviceLost, LocalrunError, ModelNotFound, QueueFull, Unavailable
 from localrun.hardware.kernels import Verdict
 from localrun.models import adapters
 from localrun.models.name import split_adapters

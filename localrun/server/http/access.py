@@ -264,7 +264,7 @@ class Access:
         self._take(self._file.read())
         self._look_again_at_s = -math.inf
         self._local_key = ""
-        self._local_path: Path | None = None
+        self._local_port = 0
         self._process_secret = secrets.token_bytes(32)
         self._known: OrderedDict[bytes, tuple[str, bytes]] = OrderedDict()
         self._hashing = asyncio.Lock()
@@ -278,12 +278,12 @@ class Access:
     def make_local_key(self, port: int) -> None:
         """For the programs of this user, until `close`."""
         self._local_key = keys.make_local_key(self._state, port)
-        self._local_path = keys.local_key_path(self._state, port)
+        self._local_port = port
 
     def close(self) -> None:
         """The daemon ends."""
-        if self._local_path is not None and keys.local_key(self._state, _port_of(self._local_path)) == self._local_key:
-            self._local_path.unlink(missing_ok=True)
+        if self._local_port and keys.local_key(self._state, self._local_port) == self._local_key:
+            keys.local_key_path(self._state, self._local_port).unlink(missing_ok=True)
         self.usage.close()
 
     # --- who is it -----------------------------------------------------------------------------------------------
@@ -438,10 +438,6 @@ def _check_right(caller: Caller, right: Right | None, act: str) -> None:
         raise Forbidden(f"{act} is for admins, and the key {caller.name!r} is not an admin's")
     if right is Right.CHANGE:
         caller.check_change(act)
-
-
-def _port_of(path: Path) -> int:
-    return int(path.name.rpartition("-")[2])
 
 
 def _refusal(text: str, problem: str | None) -> InvalidKey:

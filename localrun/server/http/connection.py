@@ -132,10 +132,10 @@ def keep_accepting(loop: asyncio.AbstractEventLoop) -> None:
         proactor.accept = lambda listening: loop.create_task(accept_one_that_stays(listening))
 
 
-def url_of(listening: socket.socket, scheme: str = "http") -> str:
+def url_of(listening: socket.socket) -> str:
     """The base URL that reaches a bound socket."""
     host, port = listening.getsockname()[:2]
-    return f"{scheme}://{bracketed(host)}:{port}"
+    return f"http://{bracketed(host)}:{port}"
 
 
 def address_of(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:

@@ -312,12 +312,7 @@ class Generation:
             decode_s=max(0.0, (self.last_token_at_s or first_s) - first_s),
         )
         return wire.Delta(
-            id=0,
-            phase=wire.Phase.DONE,
-            n_computed=0,
-            n_output=self.n_output,
-            finish=wire.Finish.CANCELLED,
-            usage=usage,
+            id=0, phase=wire.Phase.DONE, n_computed=0, n_output=self.n_output, finish=wire.Finish.CANCELLED, usage=usage
         )
 
     # --- shown ---------------------------------------------------------------------------------------------------
@@ -356,7 +351,16 @@ class Generation:
             resumed=self.resumed,
             drafted_tokens=self.n_drafted,
             accepted_tokens=self.n_accepted,
-            drafts=[_draft_row(counts) for counts in self.drafts],
+            drafts=[
+                DraftRow(
+                    source=one.source.value,
+                    drafts=one.n_drafts,
+                    drafted_tokens=one.n_drafted,
+                    accepted_tokens=one.n_accepted,
+                    seconds=one.seconds,
+                )
+                for one in self.drafts
+            ],
             speedup=self.speedup,
         )
 
@@ -382,16 +386,6 @@ class Generation:
             return None
         elapsed_s = self.last_token_at_s - self.first_token_at_s
         return (self.n_output - self._n_first) / elapsed_s if elapsed_s > 0 else None
-
-
-def _draft_row(counts: wire.DraftCounts) -> DraftRow:
-    return DraftRow(
-        source=counts.source.value,
-        drafts=counts.n_drafts,
-        drafted_tokens=counts.n_drafted,
-        accepted_tokens=counts.n_accepted,
-        seconds=counts.seconds,
-    )
 
 
 RATE_WINDOW_S = 1.0
@@ -451,10 +445,6 @@ def _bucket(seconds: float) -> int:
     return math.floor(math.log(min(max(seconds, _SHORTEST_S), _LONGEST_S)) * _PER_LOG)
 
 
-def _middle_s(bucket: int) -> float:
-    return float(GROWTH ** (bucket + 0.5))
-
-
 class LatencyHistogram:
     """Percentiles of all durations that were added.
 
@@ -496,7 +486,7 @@ class LatencyHistogram:
             while seen < rank:
                 bucket, times = next(ordered)
                 seen += times
-            found.append(_middle_s(bucket))
+            found.append(float(GROWTH ** (bucket + 0.5)))  # the bucket's middle
         return found
 
 

@@ -25,27 +25,17 @@ from msgspec import Meta
 
 from localrun.errors import BadRequest
 from localrun.server import notices, streaming
-from localrun.server.embedding.bodies import MEDIA_PLACE, MediaInput
+from localrun.server.embedding import MEDIA_PLACE, MediaInput
 from localrun.server.http import fields
 from localrun.server.http.exchange import Exchange, apart
 from localrun.server.http.fields import ModelDefaults, SamplingFields, defaults_of
 from localrun.server.jobs.job import Job
 from localrun.server.llama_server.tokens import Mixed
-from localrun.server.openai.answer import (
-    Fields,
-    Running,
-    encode,
-    entry,
-    headers_of,
-    naming,
-    timings_of,
-    timings_so_far,
-)
+from localrun.server.openai.answer import Fields, Running, encode, entry, headers_of, naming, timings_of, timings_so_far
 from localrun.server.openai.bodies import MAX_ANSWERS, Choices, LimitFields
 from localrun.server.parsing.pieces import ended
 from localrun.server.prompting.ask import Attachments, ChatRequest
-from localrun.server.prompting.infill import infill
-from localrun.server.prompting.segments import is_one, placed, segments_of, shown
+from localrun.server.prompting.segments import infill, is_one, placed, segments_of, shown
 from localrun.server.routing import RoutingInput
 from localrun.server.runtime import Runtime
 from localrun.wire import ChosenLogprob, Delta, Finish, Sampling, Segment, Submit, TokenLogprob

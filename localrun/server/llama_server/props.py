@@ -20,7 +20,7 @@ from localrun.errors import BadModelFile, BadRequest, ModelNotFound, NotSupporte
 from localrun.models.gguf.header import special_token_text
 from localrun.models.name import split_adapters
 from localrun.models.storage.model import Model
-from localrun.server.embedding.bodies import MEDIA_PLACE
+from localrun.server.embedding import MEDIA_PLACE
 from localrun.server.engines.machine import build_name
 from localrun.server.engines.resident import Use
 from localrun.server.http.access import Caller

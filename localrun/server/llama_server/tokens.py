@@ -21,7 +21,6 @@ from localrun.server import streaming
 from localrun.server.http import fields
 from localrun.server.http.exchange import Exchange, apart, parameter
 from localrun.server.http.fields import ServiceFields
-from localrun.server.jobs.job import Job
 from localrun.server.openai.answer import piece_text
 from localrun.server.openai.chat import ChatBody, prepared_of
 from localrun.server.prompting.ask import ChatRequest
@@ -138,7 +137,12 @@ async def tokenize(runtime: Runtime, exchange: Exchange) -> None:
 async def detokenize(runtime: Runtime, exchange: Exchange) -> None:
     body = await exchange.read_json(DetokenizeBody)
     async with streaming.entered(runtime, exchange, body, NO_QUESTION, is_for_one=True) as (_, _, [job]):
-        text = await text_of(job, body.tokens or [], field="tokens")
+        text = ""
+        if body.tokens:
+            segments = [segment_of(body.tokens, job.n_vocab, "tokens")]
+            with _naming("tokens"):
+                counted = await job.tokenize(segments, is_prompt=False, wants_pieces=True)
+            text = b"".join(counted.pieces).decode("utf-8", errors="replace")
         await exchange.answer_json(Detokenized(content=text, prompt=text))
 
 
@@ -166,15 +170,6 @@ async def apply_template(runtime: Runtime, exchange: Exchange) -> None:
     async with streaming.entered(runtime, exchange, body, RoutingInput(ask=ask), is_for_one=True) as (_, _, [job]):
         prepared = await prepared_of(runtime, job, ask)
         await exchange.answer_json(RenderedPrompt(prompt=shown(prepared.segments)[0]))
-
-
-async def text_of(job: Job, tokens: list[int], *, field: str) -> str:
-    """The text that tokens stand for, control tokens by their names. Raises BadRequest, and what `tokenize` raises."""
-    if not tokens:
-        return ""
-    with _naming(field):
-        counted = await job.tokenize([segment_of(tokens, job.n_vocab, field)], is_prompt=False, wants_pieces=True)
-    return b"".join(counted.pieces).decode("utf-8", errors="replace")
 
 
 @contextmanager

@@ -7,6 +7,18 @@ follows when the model is there, and has the file decoded by the media worker, u
 Owner: the daemon's event loop; what takes longer than a millisecond is done in threads. The worker is started by the
 first file, and decodes one at a time.
 
+Decoded files lie here, as long as somebody needs them:
+
+    <cache folder>/media/            0700
+      <pid>-<8 hex digits>.lock      held by a daemon as long as it runs
+      <pid>-<8 hex digits>/          0700, that daemon's
+        in, out                      between the daemon and its worker
+        <64 hex digits>              pixels or samples, named by what they were decoded from
+
+One that a request uses stays until the request ends. Then it is kept for the next turn of the conversation, which sends
+the same picture again, as long as all kept files have at most `KEEP_BYTES`. The folder goes with the daemon; what a
+daemon left behind that was killed is removed by the next one's start.
+
 Invariants: no byte of a client reaches a decoder in this process; a file that two requests bring at once is decoded
 once; a decoded file exists as long as the job that it was attached to.
 """
@@ -14,21 +26,24 @@ once; a decoded file exists as long as the job that it was attached to.
 from __future__ import annotations
 
 import asyncio
-import binascii
+import contextlib
 import hashlib
 import math
-import re
+import os
+import secrets
+import shutil
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
+import filelock
 import msgspec
 
 from localrun import framing
 from localrun.errors import BadRequest, DiskFull, LocalrunError, Unavailable, by_code, of_disk
 from localrun.server.media import headers
-from localrun.server.media.fetching import Fetcher
-from localrun.server.media.files import DecodedFiles, Key, sweep
+from localrun.server.media.sources import Fetcher, bytes_of, url_of
 from localrun.server.prompting.ask import Attached
 from localrun.server.workers import DiedError, OverranError, WorkerProcess
 from localrun.wire import DecodeReply, DecodeRequest, Media, MediaKind
@@ -232,54 +247,158 @@ def _naming(field: str, error: LocalrunError) -> LocalrunError:
     return named
 
 
-# From what a client wrote into a field to the bytes of a file. Base64 is strict, but for line endings, which many
-# programs put in. A long one is decoded piece by piece, so that the thread that does it never keeps others from
-# running. A `data:` prefix is accepted wherever base64 is, and what type it names does not count: the bytes decide.
+# --- the decoded files ---
 
-# A multiple of four; about a millisecond's work.
-_PIECE_CHARACTERS = 512 * 1024
-_DATA_URI = re.compile(r"data:[^,]{0,200};base64,", re.IGNORECASE)
-_SCHEME = re.compile(r"([a-z][a-z0-9+.-]{0,20}):", re.IGNORECASE)
-_MOST_QUOTED = 40
+KEEP_BYTES = 256 * 1024 * 1024
+MAX_BYTES = 4 * 1024 * 1024 * 1024
 
 
-def url_of(source: str) -> str | None:
-    """The source, if it is an http(s) URL."""
-    found = _SCHEME.match(source)
-    return source if found is not None and found[1].lower() in ("http", "https") else None
+class Key(NamedTuple):
+    """What a file was decoded from (the SHA-256 of its bytes) and how."""
+
+    digest: bytes
+    kind: MediaKind
+    audio_rate_hz: int = 0
+    max_side: int = 0
+
+    @property
+    def file_name(self) -> str:
+        return f"{self.digest.hex()}-{self.audio_rate_hz or self.max_side}"
 
 
-def bytes_of(source: str, field: str) -> bytes:
-    """Of base64 or a data URI. Raises BadRequest naming `field`."""
-    start = 0
-    scheme = _SCHEME.match(source)
-    if scheme is not None:
-        prefix = _DATA_URI.match(source)
-        if scheme[1].lower() != "data":
-            raise BadRequest.of(
-                field,
-                f"{scheme[0][:_MOST_QUOTED]!r} addresses are not read here; send the file as base64 or as a "
-                f"data URI (data:image/png;base64,...)",
+class _Kept:
+    def __init__(self, media: Media, size_bytes: int) -> None:
+        self.media = media
+        self.size_bytes = size_bytes
+        self.n_users = 0
+
+
+class DecodedFiles:
+    """Who needs which files, and how long they stay. `root` is the folder of all daemons.
+
+    Owned by the event loop; `open`, `adopt`, `empty` and `close` work on the disk, and may be called from a thread, one
+    at a time.
+    """
+
+    def __init__(self, root: Path, *, keep_bytes: int = KEEP_BYTES, max_bytes: int = MAX_BYTES) -> None:
+        self._root = root
+        self.folder = root / f"{os.getpid()}-{secrets.token_hex(4)}"
+        self._lock = filelock.FileLock(root / f"{self.folder.name}.lock", thread_local=False)
+        self._keep_bytes = keep_bytes
+        self._max_bytes = max_bytes
+        self._kept: OrderedDict[Key, _Kept] = OrderedDict()
+        self.size_bytes = 0
+
+    @property
+    def input_path(self) -> Path:
+        return self.folder / "in"
+
+    @property
+    def output_path(self) -> Path:
+        return self.folder / "out"
+
+    def open(self) -> bool:
+        """Makes the folder, again if somebody has emptied the cache folder. Whether it did: a worker that runs has
+        files open then that are no longer these. Raises OSError."""
+        if self.input_path.is_file() and self.output_path.is_file():
+            return False
+        self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._root.chmod(0o700)
+        self._lock.release(force=True)  # its file may be gone as well
+        self._lock.acquire(timeout=0)
+        self.folder.mkdir(mode=0o700, exist_ok=True)
+        self.input_path.touch(0o600)
+        self.output_path.touch(0o600)
+        return True
+
+    def close(self) -> None:
+        """Removes everything."""
+        self._kept.clear()
+        self.size_bytes = 0
+        _remove(self.folder, self._lock)
+
+    def take(self, key: Key) -> Media | None:
+        """The file, which stays until it is given back; None if it is not here, or somebody has removed it."""
+        kept = self._kept.get(key)
+        if kept is None or not Path(kept.media.path).is_file():
+            return None
+        kept.n_users += 1
+        self._kept.move_to_end(key)
+        return kept.media
+
+    def give_back(self, key: Key) -> None:
+        """One who took it needs it no more."""
+        kept = self._kept.get(key)
+        if kept is not None:  # the daemon has not ended
+            kept.n_users -= 1
+            self._shrink(self._keep_bytes)
+
+    def make_room(self, size_bytes: int) -> None:
+        """Raises Unavailable when those in use and one of this size are too much."""
+        in_use_bytes = sum(kept.size_bytes for kept in self._kept.values() if kept.n_users)
+        self._shrink(self._max_bytes - in_use_bytes - size_bytes)
+        if self.size_bytes + size_bytes > self._max_bytes:
+            raise Unavailable(
+                f"the pictures and recordings of the requests under way take {self.size_bytes / 1e9:.1f} GB on disk, "
+                f"and this one would go beyond the limit of {self._max_bytes / 1e9:.1f} GB; try again when they have "
+                f"ended"
             )
-        if prefix is None:
-            raise BadRequest.of(field, "a data URI that is not base64; use data:image/png;base64,...")
-        start = prefix.end()
-    made, rest, is_over = bytearray(), "", False
-    try:
-        for at in range(start, len(source), _PIECE_CHARACTERS):
-            piece = rest + "".join(source[at : at + _PIECE_CHARACTERS].split())
-            whole = len(piece) // 4 * 4
-            if is_over and piece:
-                raise binascii.Error("data after its end")
-            made += binascii.a2b_base64(piece[:whole], strict_mode=True)
-            rest, is_over = piece[whole:], piece.endswith("=", 0, whole)
-        if rest and is_over:
-            raise binascii.Error("data after its end")
-        made += binascii.a2b_base64(rest + "=" * (-len(rest) % 4), strict_mode=True)  # some clients leave the end out
-    except ValueError as error:  # binascii.Error, or letters beyond ASCII
-        raise BadRequest.of(
-            field,
-            f"not valid base64 ({error}); send the file's bytes as base64, with or without "
-            f"'data:image/png;base64,' before",
-        ) from None
-    return bytes(made)
+
+    def drop_unused(self) -> bool:
+        """Removes what is only kept for later turns. Whether there was any."""
+        before_bytes = self.size_bytes
+        self._shrink(0)
+        return self.size_bytes < before_bytes
+
+    def adopt(self, key: Key) -> Path:
+        """The worker's output as a file of its own. Raises OSError."""
+        path = self.folder / key.file_name
+        try:
+            shutil.copyfile(self.output_path, path)
+        except OSError:
+            path.unlink(missing_ok=True)
+            raise
+        return path
+
+    def empty(self) -> None:
+        """The worker is done with its files, one way or the other: they take no room any more."""
+        for scratch in (self.input_path, self.output_path):
+            with contextlib.suppress(OSError):
+                os.truncate(scratch, 0)
+
+    def add(self, key: Key, media: Media, size_bytes: int) -> None:
+        """Keeps a file that was adopted."""
+        if key not in self._kept:  # else it takes the place of one that somebody has removed
+            self._kept[key] = _Kept(media, size_bytes)
+            self.size_bytes += size_bytes
+
+    def _shrink(self, limit_bytes: int) -> None:
+        """Removes what nobody uses, the oldest first, until what is left of that is within the limit."""
+        unused = [key for key, kept in self._kept.items() if not kept.n_users]
+        left_bytes = sum(self._kept[key].size_bytes for key in unused)
+        for key in unused:
+            if left_bytes <= limit_bytes:
+                return
+            kept = self._kept.pop(key)
+            left_bytes -= kept.size_bytes
+            self.size_bytes -= kept.size_bytes
+            with contextlib.suppress(OSError):
+                Path(kept.media.path).unlink()
+
+
+def sweep(root: Path) -> None:
+    """Removes what daemons left behind that are gone."""
+    for path in root.glob("*.lock") if root.is_dir() else ():
+        lock = filelock.FileLock(path, thread_local=False)
+        with contextlib.suppress(OSError, filelock.Timeout):
+            lock.acquire(timeout=0)
+            _remove(path.with_suffix(""), lock)
+
+
+def _remove(folder: Path, lock: filelock.FileLock) -> None:
+    if not lock.is_locked:
+        return
+    shutil.rmtree(folder, ignore_errors=True)
+    lock.release()
+    with contextlib.suppress(OSError):
+        Path(lock.lock_file).unlink()

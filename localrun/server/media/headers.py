@@ -167,14 +167,6 @@ _SIZES: dict[str, Callable[[bytes], tuple[int, int]]] = {
 }
 
 
-def _size_of(kind: str, data: bytes) -> tuple[int, int]:
-    """Width and height of a file that begins as one of `_SIZES`. Raises ValueError for a broken header."""
-    try:
-        return _SIZES[kind](data)
-    except (struct.error, IndexError, ValueError):
-        raise ValueError(f"a broken {kind} header") from None
-
-
 def look(data: bytes, field: str, wanted: MediaKind | None = None) -> Header:
     """What `data` is. Raises BadRequest naming `field` for what is no picture or sound, is not `wanted`, is broken or
     is beyond a limit."""
@@ -189,11 +181,11 @@ def look(data: bytes, field: str, wanted: MediaKind | None = None) -> Header:
         raise BadRequest.of(field, f"{name}, where {NAMES[wanted]} belongs; {_way_out(wanted)}")
     try:
         if kind is MediaKind.IMAGE:
-            width, height = _size_of(name, data)
+            width, height = _SIZES[name](data)
             check_size(name, width, height, field)
             return Header(kind, name, width=width, height=height)
         return _sound(name, sound_headers.header_of(name, data), field)
-    except ValueError:
+    except (ValueError, IndexError, struct.error):
         raise BadRequest.of(field, f"a broken or truncated {name} file; send a whole one") from None
     except UnknownCodecError as error:
         raise BadRequest.of(field, f"{error} is not supported; {_way_out(kind)}") from None

@@ -19,6 +19,7 @@ import re
 import time
 from collections import deque
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, TextIO
 
@@ -118,10 +119,8 @@ class LogFeed(logging.Handler):
         if self._lines and self._lines[-1].number > number:
             return
         self._news.clear()
-        try:
+        with suppress(TimeoutError):
             await asyncio.wait_for(self._news.wait(), timeout_s)
-        except TimeoutError:
-            return
 
 
 MAX_PATH_CHARACTERS = 200

@@ -18,6 +18,7 @@ import hashlib
 import secrets
 import time
 from collections.abc import Sequence
+from itertools import takewhile
 
 from localrun import wire
 from localrun.errors import LocalrunError
@@ -103,14 +104,11 @@ class Traffic:
     async def _tell(self, record: Generation, link: Link, message: wire.Submit, answer: Sequence[int]) -> None:
         prompt = message.tokens
         if prompt is None:
+            # Pictures and sound have no tokens before they are read.
+            told = tuple(takewhile(lambda segment: segment.media is None, message.segments))
             try:
-                prompt = (await link.count(_before_media(message.segments))).tokens
+                prompt = (await link.count(told)).tokens
             except LocalrunError:  # the engine is gone: nothing is known but lengths
                 prompt = ()
         for listener in self.listeners:
             listener.tell(record, message, prompt, answer)
-
-
-def _before_media(segments: tuple[wire.Segment, ...]) -> tuple[wire.Segment, ...]:
-    """What has tokens before anybody decodes a picture."""
-    return segments[: next((at for at, segment in enumerate(segments) if segment.media is not None), len(segments))]

@@ -31,7 +31,7 @@ from localrun.models.storage.store import Store
 from localrun.server.http.access import Caller
 from localrun.server.http.exchange import Exchange, apart, decode_body
 from localrun.server.ollama.bodies import Options
-from localrun.server.ollama.store import Status, knows_blob, send_statuses
+from localrun.server.ollama.store import OLLAMA_API_LEVEL, Status, knows_blob, send_statuses
 from localrun.server.prompting.ask import ChatRequest
 from localrun.server.prompting.prepare import variables_of
 from localrun.server.prompting.profile import profile_of
@@ -196,9 +196,6 @@ def _folder(text: str | None) -> Path | None:
     if not path.is_absolute() or "\0" in text:
         raise BadRequest.of("modelfile_folder", "give an absolute path")
     return path
-
-
-OLLAMA_API_LEVEL = "0.33.0"
 
 
 _VERSION = re.compile(r"v?(\d{1,6})\.(\d{1,6})(?:\.(\d{1,6}))?")

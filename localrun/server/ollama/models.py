@@ -370,8 +370,7 @@ def _shown_adapter(adapter: NamedAdapter, caller: Caller, *, is_verbose: bool) -
     return Show(
         license=_licence(adapter),
         modelfile=modelfile.write(
-            adapters=[_where(adapter.path, caller)],
-            licence=adapter.manifest.licence_text if adapter.manifest else "",
+            adapters=[_where(adapter.path, caller)], licence=adapter.manifest.licence_text if adapter.manifest else ""
         ),
         parameters="",
         template="",

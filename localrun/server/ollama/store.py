@@ -1,4 +1,6 @@
-"""What Ollama's API does to the store: `/api/pull`, `/api/copy`, `/api/delete`, `/api/push`, `/api/blobs/:digest`.
+"""What Ollama's API does to the store: `/api/pull`, `/api/copy`, `/api/delete`, `/api/push`, `/api/blobs/:digest`; and
+its version, and what is there of its own services, which is nothing. What is not supported at all is a route that says
+so: a client takes a 404 for a missing model.
 
 What lies here without having come from anywhere (the built-in model, files in place, models that were created) is
 pulled already; clients pull before they use a model. A name that no model can have is refused before the stream begins;
@@ -22,10 +24,10 @@ from typing import Any
 
 import msgspec
 
-from localrun.errors import BadModelFile, BadRequest, DiskFull, ModelNotFound, NotFound, NotSupported
+from localrun import __version__
+from localrun.errors import BadModelFile, BadRequest, DiskFull, ModelNotFound, NotFound, NotSupported, Unauthorized
 from localrun.models import adapters, naming
 from localrun.models.name import Kind, ModelName, split_adapters
-from localrun.models.naming import Removal
 from localrun.models.storage.blobs import BlobWriter
 from localrun.models.storage.manifest import check_digest
 from localrun.models.storage.store import Store
@@ -161,7 +163,14 @@ async def delete(runtime: Runtime, exchange: Exchange) -> None:
         for model, why in refused.items()
         if model not in refused_before
     ]
-    await exchange.answer_redacted(_shown(removed, notes))
+    await exchange.answer_redacted(
+        DeletedModel(
+            freed_bytes=removed.freed_bytes,
+            deleted=[str(path) for path in removed.files],
+            kept=[KeptFile(path=str(kept.path), reason=kept.reason) for kept in removed.kept],
+            notes=notes,
+        )
+    )
 
 
 async def push(_: Runtime, exchange: Exchange) -> None:
@@ -169,15 +178,6 @@ async def push(_: Runtime, exchange: Exchange) -> None:
     raise NotSupported(
         "push: uploading models is not supported; share the GGUF file itself (localrun show MODEL names it), for "
         "example with `hf upload` to a repository of your own on the Hugging Face hub"
-    )
-
-
-def _shown(removed: Removal, notes: list[str]) -> DeletedModel:
-    return DeletedModel(
-        freed_bytes=removed.freed_bytes,
-        deleted=[str(path) for path in removed.files],
-        kept=[KeptFile(path=str(kept.path), reason=kept.reason) for kept in removed.kept],
-        notes=notes,
     )
 
 
@@ -252,3 +252,51 @@ def _exact(n_bytes: int) -> str:
         if n_bytes >= unit:
             return f"{n_bytes / unit:.3f} {name}"
     return f"{n_bytes} bytes"
+
+
+# --- what Ollama is besides ---
+
+OLLAMA_API_LEVEL = "0.33.0"
+
+
+class OllamaVersion(msgspec.Struct, frozen=True, kw_only=True):
+    """`version` is the level of Ollama's API that clients may count on; `localrun` the daemon's own version."""
+
+    version: str
+    localrun: str
+
+
+class CloudStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether models run elsewhere: never."""
+
+    disabled: bool
+    source: str
+
+
+class ServiceStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """What of Ollama's own services there is: nothing."""
+
+    cloud: CloudStatus
+
+
+async def version(_: Runtime, exchange: Exchange) -> None:
+    await exchange.answer_json(OllamaVersion(version=OLLAMA_API_LEVEL, localrun=__version__))
+
+
+async def status(_: Runtime, exchange: Exchange) -> None:
+    await exchange.answer_json(ServiceStatus(cloud=CloudStatus(disabled=True, source="config")))
+
+
+async def me(_: Runtime, exchange: Exchange) -> None:
+    await exchange.read_body()
+    raise Unauthorized("nobody is signed in; localrun has no accounts and needs none")
+
+
+async def sign_out(_: Runtime, exchange: Exchange) -> None:
+    await exchange.read_body()
+    await exchange.answer(b"")
+
+
+async def experimental(_: Runtime, exchange: Exchange) -> None:
+    await exchange.read_body()
+    raise NotSupported(f"{exchange.path} is a service of ollama.com, which localrun does not use")

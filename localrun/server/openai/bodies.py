@@ -68,7 +68,7 @@ class FormatFields(SamplingFields, frozen=True, kw_only=True):
             return grammar_of_format(self.response_format)
         if self.json_schema is not None:
             return structured.json_schema(self.json_schema, field="json_schema")
-        return structured.gbnf(self.grammar, field="grammar") if self.grammar else None
+        return structured.gbnf(self.grammar) if self.grammar else None
 
     def _asks(self, name: str) -> bool:
         if name == "response_format":

@@ -27,7 +27,7 @@ from localrun.server.jobs.job import Job
 from localrun.server.openai.answer import Answer, ChatChunks, Chunks, Fields, piece_text
 from localrun.server.openai.bodies import MAX_ANSWERS, Choices, CommonFields
 from localrun.server.parsing.pieces import PlainParser, Reply
-from localrun.server.prompting.infill import infill
+from localrun.server.prompting.segments import infill
 from localrun.server.routing import RoutingInput
 from localrun.server.runtime import Runtime
 from localrun.wire import ChosenLogprob, Delta, Segment, TokenLogprob

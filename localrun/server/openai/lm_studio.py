@@ -1,6 +1,6 @@
 """GET /api/v0/models and /api/v0/models/{model}; POST /api/v0/chat/completions, /completions and /embeddings.
 
-Bodies and answers are OpenAI's (`openai/`, `embedding/`). Beside these, a body may have `ttl` (seconds for which the
+Bodies and answers are OpenAI's (`openai/`, `embedding.py`). Beside these, a body may have `ttl` (seconds for which the
 model stays loaded), and `draft_model`; an answer has `stats`, `model_info` and `runtime`, of a stream in the last
 chunk. Models are told of from file headers, nothing is loaded.
 """

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from localrun.server.anthropic.messages import AnthropicUsage
-from localrun.server.embedding.routes import EmbeddingUsage
+from localrun.server.embedding import EmbeddingUsage
 from localrun.server.http.failures import Shape, shape_of
 from localrun.server.openai.answer import OpenAIUsage, PromptProgress, Timings
 from localrun.server.openai.lm_studio import AnswerModel, AnswerRuntime, AnswerStats

@@ -18,13 +18,11 @@ import msgspec
 from starlette.routing import Route, compile_path
 
 from localrun.access.books import BY
-from localrun.server import web
+from localrun.server import embedding, web
 from localrun.server.anthropic import messages as anthropic
 from localrun.server.anthropic.body import CountBody, MessagesBody
-from localrun.server.batches import anthropic as message_batches
-from localrun.server.batches import openai as batches
-from localrun.server.embedding import routes as embedding
-from localrun.server.embedding.bodies import EmbedBody, EmbeddingsBody, LegacyEmbeddingsBody, RerankBody
+from localrun.server.batches import routes as batches
+from localrun.server.embedding import EmbedBody, EmbeddingsBody, LegacyEmbeddingsBody, RerankBody
 from localrun.server.http.access import Right
 from localrun.server.http.exchange import Exchange
 from localrun.server.http.failures import Headers
@@ -36,7 +34,6 @@ from localrun.server.native import routes as native
 from localrun.server.ollama import chat as ollama
 from localrun.server.ollama import create as ollama_create
 from localrun.server.ollama import models as ollama_models
-from localrun.server.ollama import routes as ollama_routes
 from localrun.server.ollama import store as ollama_store
 from localrun.server.ollama.bodies import ChatBody as OllamaChatBody
 from localrun.server.ollama.bodies import GenerateBody, ModelBody
@@ -55,11 +52,11 @@ _TASK = Stream(content_type=NDJSON, item=answers.Status, description="How far it
 _NAME = path_parameter("name", "Any name")
 
 _OLLAMA = (
-    Operation("GET", "/", ollama_routes.root, Right.OPEN, "Is something there", answer=str,
+    Operation("GET", "/", web.root, Right.OPEN, "Is something there", answer=str,
         answer_content_type="text/plain", description="Says `Ollama is running`: editors look for these words. A "
         "browser, which asks for `text/html`, gets the chat page."),
-    Operation("GET", "/api/version", ollama_routes.version, Right.USE, "The version of the API",
-        answer=ollama_routes.OllamaVersion),
+    Operation("GET", "/api/version", ollama_store.version, Right.USE, "The version of the API",
+        answer=ollama_store.OllamaVersion),
     Operation("GET", "/api/tags", ollama_models.tags, Right.USE, "The models and adapters that are here",
         answer=ollama_models.Tags),
     Operation("GET", "/api/ps", ollama_models.ps, Right.USE, "The models that are loaded", answer=ollama_models.Ps),
@@ -101,14 +98,14 @@ _OLLAMA = (
         parameters=(_DIGEST,), body=bytes, body_content_type="application/octet-stream", is_body_required=False,
         other_statuses=(201,), errors=(400, 415, 502, 507),
         description="201 when it was new, 200 when it was here already."),
-    Operation("GET", "/api/status", ollama_routes.status, Right.USE, "Whether models run elsewhere: never",
-        answer=ollama_routes.ServiceStatus),
-    Operation("POST", "/api/me", ollama_routes.me, Right.USE, "Who is signed in: nobody", status=401,
+    Operation("GET", "/api/status", ollama_store.status, Right.USE, "Whether models run elsewhere: never",
+        answer=ollama_store.ServiceStatus),
+    Operation("POST", "/api/me", ollama_store.me, Right.USE, "Who is signed in: nobody", status=401,
         description="Always 401: localrun has no accounts."),
-    Operation("POST", "/api/signout", ollama_routes.sign_out, Right.USE, "Nothing to sign out of"),
-    Operation("GET", "/api/experimental/{name}", ollama_routes.experimental, Right.USE,
+    Operation("POST", "/api/signout", ollama_store.sign_out, Right.USE, "Nothing to sign out of"),
+    Operation("GET", "/api/experimental/{name}", ollama_store.experimental, Right.USE,
         "Not supported: services of ollama.com", status=501, parameters=(_NAME,)),
-    Operation("POST", "/api/experimental/{name}", ollama_routes.experimental, Right.USE,
+    Operation("POST", "/api/experimental/{name}", ollama_store.experimental, Right.USE,
         "Not supported: services of ollama.com", status=501, parameters=(_NAME,)),
 )  # fmt: skip
 
@@ -282,23 +279,23 @@ _ANTHROPIC = (
     Operation("POST", "/v1/messages/count_tokens", anthropic.count_tokens, Right.USE, "How long a prompt would be",
         body=CountBody, answer=anthropic.CountedTokens, serves=True, description=_COUNTS,
         example={"model": "tiny", "messages": _ASK}),
-    Operation("POST", "/v1/messages/batches", message_batches.create, Right.USE, "Compute many messages",
-        body=message_batches.MessageBatchesBody, answer=message_batches.MessageBatch, errors=(503, 507),
+    Operation("POST", "/v1/messages/batches", batches.create_messages, Right.USE, "Compute many messages",
+        body=batches.MessageBatchesBody, answer=batches.MessageBatch, errors=(503, 507),
         description="They run in the lane batch, beside other requests, and go on after a restart.",
         example={"requests": [{"custom_id": "one", "params": {"model": "tiny", "max_tokens": 64, "messages": _ASK}}]}),
-    Operation("GET", "/v1/messages/batches", message_batches.list_batches, Right.USE, "The batches, newest first",
-        answer=message_batches.MessageBatches, parameters=(*_page("after_id", 20, 1000), Parameter(name="before_id",
+    Operation("GET", "/v1/messages/batches", batches.list_message_batches, Right.USE, "The batches, newest first",
+        answer=batches.MessageBatches, parameters=(*_page("after_id", 20, 1000), Parameter(name="before_id",
         description="The page before this batch")), errors=(400, 404, 503)),
-    Operation("GET", "/v1/messages/batches/{id}", message_batches.one_batch, Right.USE, "One batch",
-        parameters=(_BATCH,), answer=message_batches.MessageBatch, errors=(404, 503)),
-    Operation("DELETE", "/v1/messages/batches/{id}", message_batches.delete, Right.CHANGE,
-        "Forget a batch and its results", parameters=(_BATCH,), answer=message_batches.MessageBatchDeleted,
+    Operation("GET", "/v1/messages/batches/{id}", batches.one_message_batch, Right.USE, "One batch",
+        parameters=(_BATCH,), answer=batches.MessageBatch, errors=(404, 503)),
+    Operation("DELETE", "/v1/messages/batches/{id}", batches.delete_messages, Right.CHANGE,
+        "Forget a batch and its results", parameters=(_BATCH,), answer=batches.MessageBatchDeleted,
         errors=(404, 409, 503)),
-    Operation("GET", "/v1/messages/batches/{id}/results", message_batches.results, Right.USE, "The results of a batch",
+    Operation("GET", "/v1/messages/batches/{id}/results", batches.message_results, Right.USE, "The results of a batch",
         parameters=(_BATCH,), errors=(404, 503), stream=Stream(content_type="application/x-jsonl",
-        item=message_batches.MessageBatchResult, description="A line for each request, in any order.")),
-    Operation("POST", "/v1/messages/batches/{id}/cancel", message_batches.cancel, Right.USE, "Cancel a batch",
-        parameters=(_BATCH,), answer=message_batches.MessageBatch, errors=(404, 409, 503)),
+        item=batches.MessageBatchResult, description="A line for each request, in any order.")),
+    Operation("POST", "/v1/messages/batches/{id}/cancel", batches.cancel_messages, Right.USE, "Cancel a batch",
+        parameters=(_BATCH,), answer=batches.MessageBatch, errors=(404, 409, 503)),
 )  # fmt: skip
 
 

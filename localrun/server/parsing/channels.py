@@ -63,7 +63,8 @@ def read_harmony(reply: Reading, dropped: frozenset[str]) -> Read[None]:
             name = _called(header)
             if name is not None and (yield from _call(reply, name)):
                 continue
-            emit = reply.thinking if _channel(header) == "analysis" else reply.content
+            channel = _CHANNEL.search(header)
+            emit = reply.thinking if channel is not None and channel[1] == "analysis" else reply.content
         while True:
             mark = yield from source.stream_until(marks, emit, glued=frozenset())
             if mark is None:
@@ -157,11 +158,6 @@ def _calls(reply: Reading, read: Callable[[], Read[None]], ends: tuple[str, ...]
 def _called(header: str) -> str | None:
     found = _RECIPIENT.search(header)
     return None if found is None or found.group(1) == "assistant" else found.group(1).removeprefix("functions.")
-
-
-def _channel(header: str) -> str:
-    found = _CHANNEL.search(header)
-    return "final" if found is None else found.group(1)
 
 
 PART = ">>>"

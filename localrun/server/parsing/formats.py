@@ -8,7 +8,7 @@ Pure. Does not: know thinking.
 
 from __future__ import annotations
 
-from localrun.server.parsing import gemma_calls, json_calls, python_calls, xml_calls
+from localrun.server.parsing import json_calls, xml_calls
 from localrun.server.parsing.channels import (
     CHANNEL,
     ENDS,
@@ -21,8 +21,8 @@ from localrun.server.parsing.channels import (
     read_glimmer,
     read_harmony,
 )
+from localrun.server.parsing.literal_calls import gemma_reader, python_reader, read_python_tag
 from localrun.server.parsing.parser import CallFormat
-from localrun.server.parsing.python_calls import read_python_tag
 from localrun.server.parsing.written import Listed, Written
 from localrun.server.parsing.xml_calls import Tags
 
@@ -58,7 +58,7 @@ def _tagged(name: str, tags: Tags, *marks: str, parameter: Listed) -> CallFormat
 def _gemma(name: str, opening: str, closing: str, quote: str) -> CallFormat:
     arguments = Listed("NAME:", separator=",", quote=quote)
     written = Written(opening, "call:NAME{", f"}}{closing}", separator=opening, arguments=arguments, is_sole=False)
-    return CallFormat(name, written, {opening: gemma_calls.reader(opening, closing, quote)})
+    return CallFormat(name, written, {opening: gemma_reader(opening, closing, quote)})
 
 
 # Parameters in tags, each on lines of its own, and with its value on a line of its own.
@@ -109,20 +109,20 @@ LLAMA_JSON = CallFormat(
 PYTHONIC = CallFormat(
     "pythonic",
     Written("[", "NAME(", ")", separator=", ", closing="]", arguments=_KEYWORDS, is_sole=False),
-    {"<|python_start|>": python_calls.reader(("<|python_end|>",))},
-    unmarked=(("[", python_calls.reader((), only_known=True)),),
+    {"<|python_start|>": python_reader(("<|python_end|>",))},
+    unmarked=(("[", python_reader((), only_known=True)),),
 )
 LFM2 = CallFormat(
     "lfm2",
     Written("<|tool_call_start|>", "NAME(", ")", lead="[", separator=", ", closing="]<|tool_call_end|>",
             arguments=_KEYWORDS, is_sole=False),
-    {"<|tool_call_start|>": python_calls.reader(("<|tool_call_end|>",))},
+    {"<|tool_call_start|>": python_reader(("<|tool_call_end|>",))},
 )  # fmt: skip
 OLMO = CallFormat(
     "olmo",
     Written("<function_calls>", "NAME(", ")", separator="\n", closing="</function_calls>", arguments=_KEYWORDS,
             is_sole=False),
-    {"<function_calls>": python_calls.reader(("</function_calls>",), on_lines=True)},
+    {"<function_calls>": python_reader(("</function_calls>",), on_lines=True)},
 )  # fmt: skip
 MISTRAL_NAMED = CallFormat(
     "mistral-named",

@@ -298,10 +298,7 @@ def read_arguments(reply: Reading, name: str) -> Read[None]:
         reply.start_call(name)
         yield from stream_value(source, JsonScan(), reply.arguments)
         return
-    arguments = parse_json((yield from read_value(source)))
-    if not isinstance(arguments, Mapping):
-        raise MalformedError
-    reply.call(name, arguments)
+    reply.call(name, parse_json((yield from read_value(source))))
     source.commit()
 
 

@@ -5,8 +5,8 @@ which marks there are; `read_reply` follows it, for nearly every format. Anythin
 announced is content again, from the mark on, and reading goes on right behind the mark.
 
 A call is held until it is whole, so that one that turns out malformed comes back as content, and one that the reply's
-limit cut off is left out; where the decoding was
-constrained to well-formed calls (`streams`), its arguments are handed on as they come.
+limit cut off is left out; where the decoding was constrained to well-formed calls (`streams`), its arguments are handed
+on as they come.
 Pure. Does not: know any format, or the insides of a call.
 """
 
@@ -277,8 +277,7 @@ class CallFormat:
 @dataclass(frozen=True, kw_only=True)
 class ParserPlan:
     """`call_format` None reads no calls, `tags` None no thinking. With `calls_are_constrained` every call is
-    well-formed. `most_calls` None is any number. A reply that
-    `must_call` is nothing but thinking and calls."""
+    well-formed. `most_calls` None is any number. A reply that `must_call` is nothing but thinking and calls."""
 
     call_format: CallFormat | None = None
     tags: ThinkingTags | None = None
@@ -296,7 +295,7 @@ class ParserPlan:
             marks += (*self.call_format.marks, *self.call_format.own_marks)
         if self.tags is not None:
             marks += (self.tags.opening, self.tags.closing)
-        return any(token in mark for token in self.control_tokens if token for mark in marks)
+        return any(map(self._has_control, marks))
 
     def warm(self) -> None:
         """Make what the parsers share, which is remembered: with a thousand control tokens it takes 0.1 s, so a thread

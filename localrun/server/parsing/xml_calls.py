@@ -50,12 +50,8 @@ def typed(text: str, name: str, parameters: Mapping[str, Any]) -> Any:
 
 def allowed_types(name: str, parameters: Mapping[str, Any]) -> set[str]:
     """Names of the JSON types that the schema allows the parameter `name`; empty when it does not say."""
-    return types_of(_property(name, parameters), parameters)
-
-
-def _property(name: str, parameters: Mapping[str, Any]) -> Any:
     properties = parameters.get("properties")
-    return properties.get(name) if isinstance(properties, Mapping) else None
+    return types_of(properties.get(name) if isinstance(properties, Mapping) else None, parameters)
 
 
 def types_of(schema: Any, root: Mapping[str, Any], depth: int = 0) -> set[str]:
@@ -212,8 +208,12 @@ def _read_call(reply: Reading, tags: Tags) -> Read[None]:
                 text, mark = yield from source.until(tags.value_end if reply.streams else tags.value_marks)
                 if mark != tags.parameter_end:  # a closing tag forgotten: the value ends where the next thing begins
                     source.at -= len(mark)
-                value = _without_line_ends(text)
-            arguments[key] = _value(value, key, parameters, is_text)
+                # The line breaks that the tags stand on are not the value's.
+                value = text.removeprefix("\n").removesuffix("\n")
+            if is_text is None:
+                arguments[key] = typed(value, key, parameters)
+            else:
+                arguments[key] = value if is_text else parse_json(value)
         elif (yield from source.take(tags.call_end)) or (yield from _ends_without_tag(reply, tags)):
             break
         else:
@@ -237,16 +237,3 @@ def _read_name(reply: Reading) -> Read[tuple[str, bool | None]]:
     if mark == "\n" or found is None:
         raise MalformedError
     return found.group(1), None if found.group(2) is None else found.group(2) == "true"
-
-
-def _value(text: str, key: str, parameters: Any, is_text: bool | None) -> Any:
-    if is_text is None:
-        return typed(text, key, parameters)
-    if is_text:
-        return text
-    return parse_json(text)
-
-
-def _without_line_ends(text: str) -> str:
-    """The line breaks that the tags stand on are not the value's."""
-    return text.removeprefix("\n").removesuffix("\n")

@@ -44,24 +44,22 @@ _MAX_REMEMBERED = 32
 
 
 def _remembered(make: Callable[..., _Made]) -> Callable[..., _Made]:
-    """`make(written, tools, *, at_most, control_tokens)`, its last results kept by a digest: tools may be megabytes,
+    """`make(written, tools, *, is_one, control_tokens)`, its last results kept by a digest: tools may be megabytes,
     grammars not."""
     known: OrderedDict[bytes, tuple[_Made, list[str]]] = OrderedDict()
     lock = threading.Lock()
 
-    def look_up(
-        written: Written, tools: Sequence[Tool], *, at_most: int | None, control_tokens: Sequence[str] = ()
-    ) -> _Made:
+    def look_up(written: Written, tools: Sequence[Tool], *, is_one: bool, control_tokens: Sequence[str] = ()) -> _Made:
         ends = "" if written.arguments is None else f"{written.arguments.quote or ''}{written.arguments.after}"
         controls = [token for token in control_tokens if token and token in ends]
-        digest = hashlib.sha256(msgspec.json.encode((written, tools, at_most, controls))).digest()
+        digest = hashlib.sha256(msgspec.json.encode((written, tools, is_one, controls))).digest()
         with lock:
             found = known.get(digest)
             if found is not None:
                 known.move_to_end(digest)
         if found is None:
             with notices.collected() as noted:
-                found = make(written, tools, at_most=at_most, control_tokens=controls), noted
+                found = make(written, tools, is_one=is_one, control_tokens=controls), noted
             with lock:
                 known[digest] = found
                 if len(known) > _MAX_REMEMBERED:
@@ -74,13 +72,12 @@ def _remembered(make: Callable[..., _Made]) -> Callable[..., _Made]:
 
 @_remembered
 def forced_calls(
-    written: Written, tools: Sequence[Tool], *, at_most: int | None, control_tokens: Sequence[str] = ()
+    written: Written, tools: Sequence[Tool], *, is_one: bool, control_tokens: Sequence[str] = ()
 ) -> Grammar:
     """The whole reply is calls, one at least. Raises BadRequest for a schema that no decoding can be held to."""
     return structured.calls(
         _shapes(written, tools, control_tokens, is_checked=True),
-        at_least=1,
-        at_most=1 if written.separator is None else at_most,
+        is_one=is_one or written.separator is None,
         separator=written.separator or "",
         before=written.opening + written.lead,
         after=written.closing,
@@ -89,7 +86,7 @@ def forced_calls(
 
 @_remembered
 def lazy_calls(
-    written: Written, tools: Sequence[Tool], *, at_most: int | None, control_tokens: Sequence[str] = ()
+    written: Written, tools: Sequence[Tool], *, is_one: bool, control_tokens: Sequence[str] = ()
 ) -> Grammar | None:
     """The reply is free until it opens a call, and then well-formed calls. None where an opening cannot be told.
 
@@ -103,8 +100,7 @@ def lazy_calls(
         with contextlib.suppress(BadRequest):
             return structured.calls(
                 _shapes(written, wanted, control_tokens, is_checked=False),
-                at_least=1,
-                at_most=1 if written.separator is None else at_most,
+                is_one=is_one or written.separator is None,
                 separator=written.separator or "",
                 before=written.lead,
                 after=written.closing,
@@ -114,7 +110,7 @@ def lazy_calls(
 
 
 def calls_or_answer(
-    written: Written, tools: Sequence[Tool], answer: Grammar, *, at_most: int | None, control_tokens: Sequence[str] = ()
+    written: Written, tools: Sequence[Tool], answer: Grammar, *, is_one: bool, control_tokens: Sequence[str] = ()
 ) -> Grammar:
     """Either calls or the answer, from the beginning of the reply. Raises BadRequest for an answer that is no JSON
     schema."""
@@ -124,7 +120,7 @@ def calls_or_answer(
         )
     if not written.opening and written.before.startswith("{"):
         return _objects_or_answer(tools, answer)
-    calls = _renamed(forced_calls(written, tools, at_most=at_most, control_tokens=control_tokens), "calls")
+    calls = _renamed(forced_calls(written, tools, is_one=is_one, control_tokens=control_tokens), "calls")
     return Grammar(GrammarKind.LARK, f"{calls}\nanswer: %json {answer.text}\nstart: calls | answer\n")
 
 

@@ -23,8 +23,8 @@ from localrun.server.http.failures import Headers
 from localrun.server.jobs.job import Job
 from localrun.server.parsing.pieces import PlainParser
 from localrun.server.prompting.ask import ChatRequest, Message
-from localrun.server.prompting.infill import infill
 from localrun.server.prompting.prepare import Prepared, prepare
+from localrun.server.prompting.segments import infill
 from localrun.server.runtime import Runtime
 from localrun.wire import Grammar, Segment, Submit
 

@@ -60,9 +60,8 @@ class Prepared(msgspec.Struct, frozen=True):
 
 
 async def prepare(runtime: Runtime, job: Job, ask: ChatRequest) -> Prepared:
-    """Raises BadTemplate, and BadRequest for a conversation that the template refuses, for tools that contradict each
-    other or the tool choice, for thinking that the model does not know, and for media that it does not take or that
-    cannot be decoded."""
+    """Raises BadTemplate, and BadRequest for a conversation that the template refuses, for thinking that the model does
+    not know, and for media that it does not take or that cannot be decoded."""
     tools = () if ask.tool_choice == "none" else ask.tools
     template = template_of(job, ask.template, with_tools=bool(tools))
     is_long = len(template) >= THREAD_BYTES  # a model's own, perhaps, whatever the body is
@@ -124,14 +123,6 @@ def _must_call(ask: ChatRequest) -> bool:
 
 
 def _check(ask: ChatRequest, *, thinks: bool) -> None:
-    names = [tool.name for tool in ask.tools]
-    if len(set(names)) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        raise BadRequest.of("tools", f"{twice!r} is there twice; every tool needs a name of its own")
-    if isinstance(ask.tool_choice, tuple) and ask.tool_choice[1] not in names:
-        raise BadRequest.of("tool_choice", f"{ask.tool_choice[1]!r} is not one of the tools")
-    if ask.tool_choice == "required" and not names:
-        raise BadRequest.of("tool_choice", "there are no tools to choose from; send tools as well")
     if ask.think and not thinks and not ask.passed_over:
         raise BadRequest.of("think", "this model does not support thinking; leave it out, or use false")
     if ask.continue_last and (not ask.messages or ask.messages[-1]["role"] != "assistant"):
@@ -441,18 +432,18 @@ def _grammar(
     written = call_format.written
     if not tools:
         return ask.response_grammar, False
-    at_most = None if ask.parallel_calls else 1
+    is_one = not ask.parallel_calls
     if ask.tool_choice != "auto":
         if isinstance(ask.tool_choice, tuple):
             tools = [tool for tool in tools if tool.name == ask.tool_choice[1]]
-            at_most = 1
-        return constraint.forced_calls(written, tools, at_most=at_most, control_tokens=control_tokens), True
+            is_one = True
+        return constraint.forced_calls(written, tools, is_one=is_one, control_tokens=control_tokens), True
     if ask.response_grammar is not None:
         if call_format.answers:  # calls and answers have headers of their own
             return ask.response_grammar, False
         answer = ask.response_grammar
-        return constraint.calls_or_answer(written, tools, answer, at_most=at_most, control_tokens=control_tokens), True
-    lazy = constraint.lazy_calls(written, tools, at_most=at_most, control_tokens=control_tokens)
+        return constraint.calls_or_answer(written, tools, answer, is_one=is_one, control_tokens=control_tokens), True
+    lazy = constraint.lazy_calls(written, tools, is_one=is_one, control_tokens=control_tokens)
     return lazy, lazy is not None
 
 

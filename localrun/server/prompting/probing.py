@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from localrun.server.parsing.parser import CallFormat, ParserPlan, ThinkingTags
-from localrun.server.parsing.pieces import Call, Reply
+from localrun.server.parsing.pieces import Reply
 from localrun.server.parsing.written import NAME, Listed, Written, loose_reader, parts_of
 from localrun.server.prompting.ask import Message, Tool, assistant, called
 from localrun.server.prompting.profile import Profile
@@ -253,11 +253,7 @@ def reads_back(call_format: CallFormat, text: str, calls: Sequence[tuple[str, di
     schemas = {tool.name: tool.parameters for tool in TOOLS}
     made = Reply(ParserPlan(call_format=call_format).parser(schemas))
     made.gather(Delta(id=0, phase=Phase.DECODE, n_computed=0, n_output=0, text=text, tokens=[], finish=Finish.STOP))
-    return [(call.name, _parsed(call)) for call in made.gathered.calls] == list(calls)
-
-
-def _parsed(call: Call) -> Any:
-    return json.loads(call.arguments_text or "{}")
+    return [(call.name, json.loads(call.arguments_text or "{}")) for call in made.gathered.calls] == list(calls)
 
 
 _WORDS = ("think", "reason", "thought", "analy")

@@ -21,7 +21,7 @@ from localrun.models.gguf.header import RANK, Header
 from localrun.models.storage.model import Model
 from localrun.server.parsing import formats
 from localrun.server.parsing.parser import CallFormat, ThinkingTags
-from localrun.server.prompting.infill import fim_tokens
+from localrun.server.prompting.segments import fim_tokens
 
 # Opening and closing tag. The first pair of which a template knows either is its own.
 _TAGS: tuple[tuple[str, str], ...] = (

@@ -36,9 +36,9 @@ def json_schema(schema: Any, *, field: str, strict: bool | None = None) -> Gramm
     return _written(GrammarKind.JSON_SCHEMA, schema_text(schema, field=field, strict=strict), field)
 
 
-def gbnf(text: str, *, field: str) -> Grammar:
+def gbnf(text: str) -> Grammar:
     """A grammar in llama.cpp's notation. Its rules are checked when the engine compiles it. Raises BadRequest."""
-    return _written(GrammarKind.GBNF, text, field)
+    return _written(GrammarKind.GBNF, text, "grammar")
 
 
 def _written(kind: GrammarKind, text: str, field: str) -> Grammar:
@@ -92,23 +92,19 @@ class CallShape:
 def calls(
     shapes: Sequence[CallShape],
     *,
-    at_least: int,
-    at_most: int | None,
+    is_one: bool,
     separator: str = "",
     before: str = "",
     after: str = "",
     triggers: Sequence[str] = (),
 ) -> Grammar:
-    """`before`, then `at_least` to `at_most` (None: any number of) calls of any of `shapes` with `separator` between
-    them, then `after`. With `triggers` the answer is free until one of them was produced and must match from there on.
-    The request must then not fail for the schema of a call that may never come: the engine takes any object where a
-    rule named `lenient_...` does not compile.
+    """`before`, then a call of any of `shapes`, or unless it `is_one` several with `separator` between them, then
+    `after`. With `triggers` the answer is free until one of them was produced and must match from there on. The request
+    must then not fail for the schema of a call that may never come: the engine takes any object where a rule named
+    `lenient_...` does not compile.
 
-    Raises BadRequest for a schema that is refused and for schemas that are too much together, ValueError
-    for counts that make no sense.
+    Raises BadRequest for a schema that is refused and for schemas that are too much together.
     """
-    if not shapes or at_least < 0 or (at_most is not None and (at_most < at_least or at_most < 1)):
-        raise ValueError(f"{at_least} to {at_most} calls of {len(shapes)} shapes")
     literals = _Literals()
     first = literals.rule(before)
     kind = "lenient" if triggers else "arguments"
@@ -125,11 +121,8 @@ def calls(
         check_size(size_bytes)
         rules.append(f"call_{index}: {literals.rule(shape.before)} {kind}_{index} {literals.rule(shape.after)}")
     rules.append("call: " + " | ".join(f"call_{index}" for index in range(len(shapes))))
-    many = _repeated(literals.rule(separator), max(at_least, 1), at_most)
-    if at_least == 0:
-        rules += [f"some: {many}", f"start: {first} some? {literals.rule(after)}"]
-    else:
-        rules.append(f"start: {first} {many} {literals.rule(after)}")
+    more = "" if is_one else f"({literals.rule(separator)} call)*"
+    rules.append(f"start: {first} call {more} {literals.rule(after)}")
     return Grammar(GrammarKind.LARK, "\n".join((*rules, *literals.rules)) + "\n", tuple(triggers))
 
 
@@ -180,13 +173,6 @@ def check_size(size_bytes: int) -> None:
             f"their schemas make a grammar of more than {MAX_GRAMMAR_BYTES} bytes; send fewer tools, or simpler "
             f"schemas",
         )
-
-
-def _repeated(separator: str, at_least: int, at_most: int | None) -> str:
-    if at_most == 1:
-        return "call"
-    most = "" if at_most is None else str(at_most - 1)
-    return f"call ({separator} call){{{at_least - 1},{most}}}"
 
 
 class _Literals:

@@ -1,8 +1,7 @@
 """The chat page at `/`: which requests get it, its files, and the headers that keep it to itself.
 
 The page is a few files of this package, read once: no build step, and nothing from elsewhere. It is a client like any
-other: it lists `/v1/models`, streams `/v1/chat/completions`, and asks for an API key where one is refused. Browsers get
-it at `/`; whoever does not ask for HTML gets what Ollama says there, by which its clients know a server.
+other: it lists `/v1/models`, streams `/v1/chat/completions`, and asks for an API key where one is refused.
 
 Its policy runs only scripts of these files, so text of a model cannot become one, whatever the page did with it.
 Does not: know models or keep conversations (the browser's storage does).
@@ -31,7 +30,7 @@ _SAFE: Headers = [
     # A newer localrun has a newer page.
     (b"cache-control", b"no-cache"),
 ]
-_PAGE = "index.html"
+_VARIES = (b"vary", b"accept")  # what is at `/`
 _SCRIPT = "text/javascript"
 FILES = {
     "chat.css": "text/css",
@@ -54,9 +53,14 @@ def wants_html(accept: str) -> bool:
     return False
 
 
-async def send_page(exchange: Exchange) -> None:
-    """The page itself. What else is at its address depends on Accept."""
-    await _send(exchange, _PAGE, [(b"vary", b"accept")])
+async def root(_: Runtime, exchange: Exchange) -> None:
+    """A browser gets the chat page; whoever does not ask for HTML gets what Ollama says there, by which its clients
+    know a server."""
+    if wants_html(exchange.header(b"accept")):
+        await _send(exchange, "index.html", [_VARIES])
+    else:
+        plain: Headers = [(b"content-type", b"text/plain; charset=utf-8"), _VARIES]
+        await exchange.answer(b"Ollama is running", headers=plain)
 
 
 async def file(_: Runtime, exchange: Exchange) -> None:

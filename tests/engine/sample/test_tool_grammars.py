@@ -39,7 +39,7 @@ def tools(*schemas: dict[str, Any]) -> list[Tool]:
 
 def lazy(offered: Sequence[Tool], *, trigger: str) -> Grammar:
     written = formats.HERMES.written
-    grammar = constraint.lazy_calls(written, offered, at_most=None)
+    grammar = constraint.lazy_calls(written, offered, is_one=False)
     assert grammar is not None
     return Grammar(grammar.kind, grammar.text, (trigger,))
 
@@ -76,7 +76,7 @@ def test_the_other_tools_keep_their_schemas():
 @EACH
 def test_a_call_that_must_come_is_refused_by_the_tool_and_the_path(schema: dict[str, Any], problem: str):
     written = formats.HERMES.written
-    harness = answer(constraint.forced_calls(written, tools(DIGITS, schema), at_most=None))
+    harness = answer(constraint.forced_calls(written, tools(DIGITS, schema), is_one=False))
     assert harness.finals[1].error_code == "bad_request"
     assert (harness.finals[1].error_message or "").startswith(f"the tool 'tool 1': {problem}")
 
@@ -84,7 +84,7 @@ def test_a_call_that_must_come_is_refused_by_the_tool_and_the_path(schema: dict[
 def test_a_value_in_tags_whose_schema_does_not_compile_may_be_any():
     parameters = {"type": "object", "properties": {"n": {"type": "integer", "enum": ["a"]}}, "required": ["n"]}
     written = formats.QWEN_CODER.written
-    grammar = constraint.lazy_calls(written, [Tool("count", "", parameters)], at_most=None)
+    grammar = constraint.lazy_calls(written, [Tool("count", "", parameters)], is_one=False)
     assert grammar is not None
     free = bytes(expected_output(list(b"prompt"), 20)).decode("utf-8", "replace")
     harness = answer(Grammar(grammar.kind, grammar.text, (free[5],)))

@@ -60,13 +60,13 @@ def test_so_is_the_rest_of_a_tool_s_whether_its_call_must_come_or_may():
     schema = {"type": "object", "properties": {"q": {"type": "string", "pattern": "^$b"}, "n": {"enum": [7]}}}
     tool = Tool("look", "", schema | {"required": ["q", "n"], "additionalProperties": False})
     written = formats.HERMES.written
-    forced = answer(constraint.forced_calls(written, [tool], at_most=1))
+    forced = answer(constraint.forced_calls(written, [tool], is_one=True))
     assert forced.finals[1].finish is not Finish.ERROR
     (notice,) = forced.notices[1]
     assert notice.startswith("the tool 'look': ")
     assert says(notice, "properties.q.pattern")
     strict = Tool("look", "", tool.parameters, is_strict=True)
-    refused = answer(constraint.forced_calls(written, [strict], at_most=1)).finals[1]
+    refused = answer(constraint.forced_calls(written, [strict], is_one=True)).finals[1]
     assert says(refused.error_message, "look", "properties.q")
 
 

@@ -25,8 +25,7 @@ from PIL import Image
 from localrun.errors import BadRequest, DiskFull, Unavailable
 from localrun.server.jobs.job import Job
 from localrun.server.media import worker
-from localrun.server.media.decoder import MediaDecoder
-from localrun.server.media.files import DecodedFiles, Key, sweep
+from localrun.server.media.decoder import DecodedFiles, Key, MediaDecoder, sweep
 from localrun.server.prompting.ask import Attached, Attachments
 from localrun.wire import DecodeReply, Media, MediaKind
 from tests.depth import DEPTH

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from localrun.errors import BadRequest, BadTemplate
-from localrun.server.media import decoder
+from localrun.server.media import sources
 from localrun.server.prompting.ask import MAX_MEDIA, Attachments, joined
 from localrun.server.prompting.segments import placed, shown
 from localrun.wire import Media, MediaKind, Segment
@@ -22,14 +22,14 @@ PICTURE, SOUND = Media(MediaKind.IMAGE, "/a", b"a"), Media(MediaKind.AUDIO, "/b"
     st.binary(max_size=100), st.sampled_from(["", "data:image/png;base64,", "DATA:;base64,", "data:a/b;c=d;base64,"])
 )
 def test_base64_with_and_without_a_prefix(data: bytes, prefix: str) -> None:
-    assert decoder.bytes_of(prefix + base64.b64encode(data).decode(), "f") == data
+    assert sources.bytes_of(prefix + base64.b64encode(data).decode(), "f") == data
 
 
 @given(st.binary(max_size=100))
 def test_base64_without_its_end_and_with_spaces(data: bytes) -> None:
     written = base64.b64encode(data).decode()
-    assert decoder.bytes_of(written.rstrip("="), "f") == data
-    assert decoder.bytes_of(f"data:image/png;base64, {written[:3]} {written[3:]}", "f") == data
+    assert sources.bytes_of(written.rstrip("="), "f") == data
+    assert sources.bytes_of(f"data:image/png;base64, {written[:3]} {written[3:]}", "f") == data
 
 
 @pytest.mark.parametrize("wrap", ["\n", "\r\n"])
@@ -37,8 +37,8 @@ def test_long_ones_in_lines(wrap: str) -> None:
     data = random.Random(1).randbytes(1_500_000)
     text = base64.b64encode(data).decode()
     lines = wrap.join(text[at : at + 76] for at in range(0, len(text), 76))
-    assert decoder.bytes_of(lines, "f") == data
-    assert decoder.bytes_of(text, "f") == data
+    assert sources.bytes_of(lines, "f") == data
+    assert sources.bytes_of(text, "f") == data
 
 
 @pytest.mark.parametrize(
@@ -51,16 +51,16 @@ def test_long_ones_in_lines(wrap: str) -> None:
 )  # fmt: skip
 def test_what_is_no_base64(text: str) -> None:
     with pytest.raises(BadRequest) as caught:
-        decoder.bytes_of(text, "images[0]")
+        sources.bytes_of(text, "images[0]")
     assert caught.value.field == "images[0]"
     assert len(caught.value.message) < 300
 
 
 def test_what_is_a_url() -> None:
-    assert decoder.url_of("https://host/x") == "https://host/x"
-    assert decoder.url_of("HTTP:host") == "HTTP:host"
-    assert decoder.url_of("data:image/png;base64,https://") is None
-    assert decoder.url_of("httpsAAAA") is None
+    assert sources.url_of("https://host/x") == "https://host/x"
+    assert sources.url_of("HTTP:host") == "HTTP:host"
+    assert sources.url_of("data:image/png;base64,https://") is None
+    assert sources.url_of("httpsAAAA") is None
 
 
 def test_parts_stand_on_lines_of_their_own_but_not_beside_a_picture() -> None:

@@ -52,7 +52,7 @@ def spelled(written: Written, *calls: Call, begins_at: str = "") -> str:
 def test_forced_calls_are_what_the_parser_reads(call_format: CallFormat):
     written = call_format.written
     text = spelled(written, PARIS)
-    grammar = constraint.forced_calls(written, TOOLS, at_most=None)
+    grammar = constraint.forced_calls(written, TOOLS, is_one=False)
     assert accepts(grammar, text)
     assert not accepts(grammar, "Hello.")
     assert not accepts(grammar, spelled(written, ("get_moon", {})))
@@ -65,14 +65,14 @@ def test_forced_calls_are_what_the_parser_reads(call_format: CallFormat):
 def test_several_calls_unless_there_may_be_but_one(call_format: CallFormat):
     written = call_format.written
     text = spelled(written, PARIS, TIME)
-    assert accepts(constraint.forced_calls(written, TOOLS, at_most=None), text) == (written.separator is not None)
-    assert not accepts(constraint.forced_calls(written, TOOLS, at_most=1), text)
+    assert accepts(constraint.forced_calls(written, TOOLS, is_one=False), text) == (written.separator is not None)
+    assert not accepts(constraint.forced_calls(written, TOOLS, is_one=True), text)
 
 
 @EACH
 def test_a_lazy_grammar_begins_behind_the_opening(call_format: CallFormat):
     written = call_format.written
-    grammar = constraint.lazy_calls(written, TOOLS, at_most=None)
+    grammar = constraint.lazy_calls(written, TOOLS, is_one=False)
     if grammar is None:
         assert not written.triggers
     else:
@@ -85,7 +85,7 @@ def test_thinking_may_come_before_forced_calls(call_format: CallFormat):
     written = call_format.written
     if call_format.thoughts:
         pytest.skip("thinking has a header of its own")
-    forced = constraint.forced_calls(written, TOOLS, at_most=1)
+    forced = constraint.forced_calls(written, TOOLS, is_one=True)
     grammar = constraint.after_thinking(forced, THINK, is_open=False, may_think=True)
     text = spelled(written, PARIS)
     assert accepts(grammar, text)
@@ -97,7 +97,7 @@ def test_thinking_may_come_before_forced_calls(call_format: CallFormat):
 def test_a_reply_that_must_call_cannot_end_inside_of_thinking_that_the_prompt_opened(call_format: CallFormat):
     if call_format.thoughts:
         pytest.skip("thinking has a header of its own")
-    forced = constraint.forced_calls(call_format.written, TOOLS, at_most=1)
+    forced = constraint.forced_calls(call_format.written, TOOLS, is_one=True)
     grammar = constraint.after_thinking(forced, THINK, is_open=True, may_think=True, must_come=True)
     text = spelled(call_format.written, PARIS)
     assert grammar.triggers == ()
@@ -119,7 +119,7 @@ def test_calls_or_an_answer_of_a_schema(call_format: CallFormat):
         },
         field="response_format",
     )
-    grammar = constraint.calls_or_answer(written, TOOLS, answer, at_most=None)
+    grammar = constraint.calls_or_answer(written, TOOLS, answer, is_one=False)
     assert accepts(grammar, '{"n": 1}')
     assert accepts(grammar, spelled(written, PARIS))
     assert not accepts(grammar, '{"n": "x"}')
@@ -168,7 +168,7 @@ def test_forced_arguments_match_the_schema_in_every_format(
     text = spelled(written, ("report", arguments))
     if written.arguments is not None and arguments.get("n") == "2":
         text = text.replace("2", "two")  # a bare 2 is a number
-    assert accepts(constraint.forced_calls(written, [REPORT], at_most=1), text) == holds, text
+    assert accepts(constraint.forced_calls(written, [REPORT], is_one=True), text) == holds, text
     if holds:
         plan = ParserPlan(call_format=call_format, calls_are_constrained=True)
         assert meaning(read(plan.parser({"report": REPORT.parameters}), text)) == (("call", ("report", arguments)),)
@@ -181,7 +181,7 @@ IN_TAGS = (formats.QWEN_CODER, formats.SEED, formats.MINIMAX, formats.DEEPSEEK_T
 def test_a_call_that_the_model_has_opened_matches_its_schema(call_format: CallFormat):
     """In tags as in JSON; nothing but another call may follow."""
     written = call_format.written
-    grammar = constraint.lazy_calls(written, [REPORT], at_most=None)
+    grammar = constraint.lazy_calls(written, [REPORT], is_one=False)
     assert grammar is not None
     assert grammar.triggers == (written.opening,)
     report: Call = ("report", {"text": TEXT, "kind": "bug", "n": 2, "at": {"x": 1.5}})
@@ -200,8 +200,8 @@ def test_arguments_that_no_schema_lists(call_format: CallFormat):
     nothing = Tool("note", "", {"type": "object", "properties": {}, "additionalProperties": False})
     for arguments in ({}, {"a": 1}, {"a": 1, "b": 22}):
         text = spelled(written, ("note", arguments))
-        assert accepts(constraint.forced_calls(written, [anything], at_most=1), text), text
-        assert accepts(constraint.forced_calls(written, [nothing], at_most=1), text) == (not arguments), text
+        assert accepts(constraint.forced_calls(written, [anything], is_one=True), text), text
+        assert accepts(constraint.forced_calls(written, [nothing], is_one=True), text) == (not arguments), text
 
 
 @EACH
@@ -217,7 +217,7 @@ def test_arguments_of_schemas_that_are_put_together(call_format: CallFormat):
             "tree": tree,
         },
     }
-    grammar = constraint.forced_calls(call_format.written, [Tool("note", "", parameters)], at_most=1)
+    grammar = constraint.forced_calls(call_format.written, [Tool("note", "", parameters)], is_one=True)
     arguments = {"name": "a", "tree": {"next": {"next": {}}}, "free": "x"}
     assert accepts(grammar, spelled(call_format.written, ("note", arguments)))
     if call_format.written.arguments is not None:
@@ -241,7 +241,7 @@ CONTROLS = (
 @EACH
 def test_texts_end_at_a_mark_that_is_a_control_token(call_format: CallFormat):
     written = call_format.written
-    grammar = constraint.forced_calls(written, TOOLS, at_most=1, control_tokens=CONTROLS)
+    grammar = constraint.forced_calls(written, TOOLS, is_one=True, control_tokens=CONTROLS)
     checked = grammar_worker.checked(grammar, CONTROLS).grammar
     assert checked is not None
     names = {name: 256 + at for at, name in enumerate(CONTROLS)}
@@ -256,11 +256,11 @@ def test_what_a_bare_text_is_not_held_to_is_said():
     code = {"type": "object", "properties": {"code": {"type": "string", "pattern": "^[A-Z]{3}$"}}, "required": ["code"]}
     tool = Tool("look_up", "", code, field="tools[0].function.parameters")
     with notices.collected() as noted:
-        bare = constraint.forced_calls(formats.QWEN_CODER.written, [tool], at_most=1)
+        bare = constraint.forced_calls(formats.QWEN_CODER.written, [tool], is_one=True)
     assert says(noted, "tools[0].function.parameters.properties.code.pattern")
     assert accepts(bare, spelled(formats.QWEN_CODER.written, ("look_up", {"code": "abc"})))
     with notices.collected() as noted:
-        quoted = constraint.forced_calls(formats.LFM2.written, [tool], at_most=1)
+        quoted = constraint.forced_calls(formats.LFM2.written, [tool], is_one=True)
     assert noted == []
     assert not accepts(quoted, spelled(formats.LFM2.written, ("look_up", {"code": "abc"})))
 
@@ -268,7 +268,7 @@ def test_what_a_bare_text_is_not_held_to_is_said():
 def test_only_a_schema_can_be_combined_with_tools():
     written = formats.HERMES.written
     with pytest.raises(BadRequest, match="JSON schema"):
-        constraint.calls_or_answer(written, TOOLS, Grammar(GrammarKind.REGEX, "a+"), at_most=None)
+        constraint.calls_or_answer(written, TOOLS, Grammar(GrammarKind.REGEX, "a+"), is_one=False)
 
 
 def test_thinking_that_the_prompt_opened_ends_with_its_closing_tag():
@@ -281,15 +281,15 @@ def test_too_many_tools_for_one_grammar_are_called_with_any_object_and_refused_w
     written = formats.HERMES.written
     schema = {"type": "object", "properties": {"kind": {"enum": ["x" * 1000] * 50}}}
     tools = [Tool(f"tool_{number}", "", schema) for number in range(100)]
-    lazy = constraint.lazy_calls(written, tools, at_most=None)
+    lazy = constraint.lazy_calls(written, tools, is_one=False)
     assert lazy is not None
     assert len(lazy.text) < MAX_GRAMMAR_BYTES
     assert "xxx" not in lazy.text
     with pytest.raises(BadRequest, match="send fewer tools") as caught:
-        constraint.forced_calls(written, tools, at_most=None)
+        constraint.forced_calls(written, tools, is_one=False)
     assert caught.value.field == "tools"
     many = [Tool(f"{number}_" + "n" * 120, "", {}) for number in range(3000)]
-    assert constraint.lazy_calls(written, many, at_most=None) is None
+    assert constraint.lazy_calls(written, many, is_one=False) is None
 
 
 @pytest.mark.parametrize(
@@ -302,7 +302,7 @@ def test_too_many_tools_for_one_grammar_are_called_with_any_object_and_refused_w
 )
 def test_a_schema_that_the_engine_would_refuse_does_not_keep_a_tool_from_being_offered(kind: dict[str, Any]):
     written = formats.HERMES.written
-    grammar = constraint.lazy_calls(written, [Tool("look", "", {"properties": {"kind": kind}})], at_most=None)
+    grammar = constraint.lazy_calls(written, [Tool("look", "", {"properties": {"kind": kind}})], is_one=False)
     assert grammar is not None
     assert accepts(grammar, spelled(written, ("look", {"kind": "aa"})).removeprefix(written.triggers[0]))
 
@@ -311,11 +311,11 @@ def test_arguments_are_an_object_whatever_else_the_schema_allows():
     written = formats.HERMES.written
     text = Tool("look", "", {"type": "string"}, field="tools[0].function.parameters")
     with pytest.raises(BadRequest, match=r"tools\[0\].function.parameters.type: must be object"):
-        constraint.forced_calls(written, [text], at_most=None)
-    lazy = constraint.lazy_calls(written, [text], at_most=None)
+        constraint.forced_calls(written, [text], is_one=False)
+    lazy = constraint.lazy_calls(written, [text], is_one=False)
     assert lazy is not None
     assert not accepts(lazy, spelled(written, ("look", {})).removeprefix(written.triggers[0]).replace("{}", '"a"'))
-    forced = constraint.forced_calls(written, [Tool("look", "", {"type": ["object", "null"]})], at_most=None)
+    forced = constraint.forced_calls(written, [Tool("look", "", {"type": ["object", "null"]})], is_one=False)
     assert accepts(forced, spelled(written, ("look", {})))
     assert not accepts(forced, spelled(written, ("look", {})).replace("{}", "null"))
 
@@ -335,10 +335,10 @@ def test_the_grammar_of_the_same_tools_is_made_once(monkeypatch: pytest.MonkeyPa
     def tool() -> Tool:
         return Tool("made_once", "", {"type": "object", "properties": {"a": {"type": "string"}}})
 
-    first = constraint.lazy_calls(written, [tool()], at_most=None)
-    assert constraint.lazy_calls(written, [tool()], at_most=None) is first
+    first = constraint.lazy_calls(written, [tool()], is_one=False)
+    assert constraint.lazy_calls(written, [tool()], is_one=False) is first
     assert n_made == 1
-    assert constraint.lazy_calls(written, [tool()], at_most=1) is not first
-    other = constraint.lazy_calls(written, [Tool("another", "", {})], at_most=None)
+    assert constraint.lazy_calls(written, [tool()], is_one=True) is not first
+    other = constraint.lazy_calls(written, [Tool("another", "", {})], is_one=False)
     assert other is not None
     assert "another" in other.text

@@ -13,8 +13,8 @@ from textual import events
 from localrun.attachments import Kind
 from localrun.errors import BadRequest
 from localrun.tui.app import LocalrunApp
-from localrun.tui.kitty_graphics import has_placeholders
 from localrun.tui.media import Medium
+from localrun.tui.pictures import has_placeholders
 from localrun.tui.preferences import Pictures, Preferences
 from localrun.tui.widgets.gallery import Gallery, summary
 from localrun.tui.widgets.prompt import Attachments, Prompt

@@ -28,15 +28,7 @@ from localrun.server.jobs.job import Job
 from localrun.server.openai.answer import Fields, Running, encode, headers_of, naming
 from localrun.server.openai.bodies import JsonSchema, LimitFields, ResponseFormat, grammar_of_format
 from localrun.server.openai.chat import ChatReasoning, Effort, InputTokens, think_of
-from localrun.server.openai.responses.items import (
-    Item,
-    Offered,
-    items_of,
-    left_out,
-    messages_of,
-    offered,
-    tools_in,
-)
+from localrun.server.openai.responses.items import Item, Offered, items_of, left_out, messages_of, offered, tools_in
 from localrun.server.openai.responses.kept import KeptResponses
 from localrun.server.openai.responses.output import Events, Output
 from localrun.server.parsing.pieces import Reply, ended

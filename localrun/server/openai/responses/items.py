@@ -101,10 +101,10 @@ def messages_of(instructions: str | None, items: Sequence[Item], media: Attachme
             names[item["call_id"]] = name = _name_of_call(item)
             turn.calls.append(called(name, _arguments_of_call(item), item["call_id"]))
         elif kind == "reasoning":
-            messages += turn.before_thinking()
+            messages += turn.end() if turn.content or turn.calls else ()
             turn.thinking.append(_reasoning_text(item))
         elif kind == "message" and role_of(item["role"], where) == "assistant":
-            messages += turn.before_content()
+            messages += turn.end() if turn.calls else ()
             turn.content.append(text_of(item["content"], f"{where}.content", media))
         elif kind == "message" or _is_result(item):
             messages += turn.end()
@@ -119,12 +119,6 @@ class _Turn:
         self.thinking: list[str] = []
         self.content: list[str] = []
         self.calls: list[dict[str, Any]] = []
-
-    def before_thinking(self) -> list[Message]:
-        return self.end() if self.content or self.calls else []
-
-    def before_content(self) -> list[Message]:
-        return self.end() if self.calls else []
 
     def end(self) -> list[Message]:
         thinking, content, calls = self.thinking, self.content, self.calls

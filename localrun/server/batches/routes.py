@@ -1,7 +1,10 @@
-"""OpenAI's `/v1/files` and `/v1/batches`.
+"""The routes of files and batches: OpenAI's `/v1/files` and `/v1/batches`, and Anthropic's `/v1/messages/batches`.
 
 Files are kept for batches above all: every purpose of OpenAI's is taken, and nothing here reads another one's. A
 completion window may be any from a second to 30 days; OpenAI has `24h` alone.
+
+Anthropic's requests come in one body, as large as a body may be (`max_body_bytes`). Results are kept for 29 days from
+the batch's making, as Anthropic keeps them, or until it is deleted.
 """
 
 from __future__ import annotations
@@ -11,14 +14,15 @@ import json
 import re
 import time
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
-from localrun.errors import BadRequest
+from localrun.errors import BadRequest, NotFound
 from localrun.server.batches.files import MAX_FORM_BYTES, Upload
-from localrun.server.batches.lines import ENDPOINTS
+from localrun.server.batches.lines import ENDPOINTS, MAX_REQUESTS, AskedMessage
 from localrun.server.batches.service import INPUTS_KEPT_S
 from localrun.server.batches.store import Api, Batch, StoredFile, new_id
 from localrun.server.http.exchange import Exchange, parameter, whole_number
@@ -28,6 +32,7 @@ from localrun.server.runtime import Runtime
 PURPOSES = ("assistants", "batch", "fine-tune", "vision", "user_data", "evals")
 MAX_FILES = 10_000
 MAX_BATCHES = 100
+MAX_MESSAGE_BATCHES = 1000
 _BATCHES = 20
 _WINDOW = re.compile(r"([0-9]{1,7})(s|m|h|d)", re.ASCII)
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
@@ -210,26 +215,26 @@ async def list_files(runtime: Runtime, exchange: Exchange) -> None:
         )
     )
     rows = [_file(file) for file in page.rows]
-    await exchange.answer_json(Files(object="list", data=rows, has_more=page.has_more, **ends_of(rows)))
+    await exchange.answer_json(Files(object="list", data=rows, has_more=page.has_more, **_ends_of(rows)))
 
 
 async def one_file(runtime: Runtime, exchange: Exchange) -> None:
-    await exchange.answer_json(_file(await _named(runtime, exchange)))
+    await exchange.answer_json(_file(await _named_file(runtime, exchange)))
 
 
 async def file_content(runtime: Runtime, exchange: Exchange) -> None:
-    file = await _named(runtime, exchange)
+    file = await _named_file(runtime, exchange)
     n_bytes, pieces = await runtime.batch_service.blobs.pieces(file.id)
     await exchange.answer_in_pieces(n_bytes, pieces, [(b"content-type", b"application/octet-stream")])
 
 
 async def delete_file(runtime: Runtime, exchange: Exchange) -> None:
-    file = await _named(runtime, exchange)
+    file = await _named_file(runtime, exchange)
     await runtime.batch_service.delete_file(file.id, file.owner)
     await exchange.answer_json(FileDeleted(id=file.id, object="file", deleted=True))
 
 
-async def _named(runtime: Runtime, exchange: Exchange) -> StoredFile:
+async def _named_file(runtime: Runtime, exchange: Exchange) -> StoredFile:
     return await runtime.batch_service.ask(lambda store: store.file(exchange.path_id, exchange.caller.id))
 
 
@@ -281,7 +286,7 @@ async def list_batches(runtime: Runtime, exchange: Exchange) -> None:
         lambda store: store.batches(exchange.caller.id, Api.OPENAI, after=parameter(exchange, "after"), limit=limit)
     )
     rows = [_batch(batch) for batch in page.rows]
-    await exchange.answer_json(Batches(object="list", data=rows, has_more=page.has_more, **ends_of(rows)))
+    await exchange.answer_json(Batches(object="list", data=rows, has_more=page.has_more, **_ends_of(rows)))
 
 
 async def one_batch(runtime: Runtime, exchange: Exchange) -> None:
@@ -319,6 +324,145 @@ def _batch(batch: Batch) -> BatchObject:
     )
 
 
-def ends_of(rows: Sequence[Any]) -> dict[str, Any]:
+# --- Anthropic's batches ---
+
+
+class MessageBatchesBody(msgspec.Struct, frozen=True, kw_only=True):
+    """POST /v1/messages/batches."""
+
+    requests: Annotated[list[AskedMessage], Meta(min_length=1, max_length=MAX_REQUESTS)]
+
+
+class MessageCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """Requests of a batch. All count as `processing` until it has ended."""
+
+    processing: int
+    succeeded: int
+    errored: int
+    canceled: int
+    expired: int
+
+
+class MessageBatch(msgspec.Struct, frozen=True, kw_only=True):
+    """A batch of messages."""
+
+    id: str
+    type: Literal["message_batch"]
+    processing_status: Literal["in_progress", "canceling", "ended"]
+    request_counts: MessageCounts
+    created_at: str
+    expires_at: str
+    ended_at: str | None
+    cancel_initiated_at: str | None
+    archived_at: str | None
+    results_url: str | None
+
+
+class MessageBatches(msgspec.Struct, frozen=True, kw_only=True):
+    """A page of batches, newest first."""
+
+    data: list[MessageBatch]
+    has_more: bool
+    first_id: str | None
+    last_id: str | None
+
+
+class MessageBatchDeleted(msgspec.Struct, frozen=True, kw_only=True):
+    """The batch is gone, with its results."""
+
+    id: str
+    type: Literal["message_batch_deleted"]
+
+
+class MessageBatchResult(msgspec.Struct, frozen=True, kw_only=True):
+    """A line of the results. `result` has a `type` (succeeded, errored, canceled, expired), and by it the `message` or
+    the `error`."""
+
+    custom_id: str
+    result: dict[str, Any]
+
+
+async def create_messages(runtime: Runtime, exchange: Exchange) -> None:
+    body = await exchange.read_json(MessageBatchesBody)
+    batch = await runtime.batch_service.create_messages(
+        body.requests, exchange.caller.id, exchange.caller.storage_bytes
+    )
+    await exchange.answer_json(_message_batch(batch, exchange))
+
+
+async def list_message_batches(runtime: Runtime, exchange: Exchange) -> None:
+    limit = whole_number(exchange, "limit", default=_BATCHES, most=MAX_MESSAGE_BATCHES)
+    before, after = parameter(exchange, "before_id"), parameter(exchange, "after_id")
+    if before and after:
+        raise BadRequest.of("before_id", "not together with after_id; send one of them")
+    page = await runtime.batch_service.ask(
+        lambda store: store.batches(
+            exchange.caller.id, Api.ANTHROPIC, after=before or after, limit=limit, is_ascending=bool(before)
+        )
+    )
+    rows = [_message_batch(batch, exchange) for batch in (reversed(page.rows) if before else page.rows)]
+    await exchange.answer_json(MessageBatches(data=rows, has_more=page.has_more, **_ends_of(rows)))
+
+
+async def one_message_batch(runtime: Runtime, exchange: Exchange) -> None:
+    await exchange.answer_json(_message_batch(await _named_messages(runtime, exchange), exchange))
+
+
+async def message_results(runtime: Runtime, exchange: Exchange) -> None:
+    batch = await _named_messages(runtime, exchange)
+    if batch.archived_at is not None:
+        raise NotFound(f"the results of '{batch.id}' were kept for 29 days, and are gone", field="id")
+    if not batch.has_ended or batch.output_file_id is None:
+        raise NotFound(f"batch '{batch.id}' has no results yet; wait until its processing_status is ended", field="id")
+    n_bytes, pieces = await runtime.batch_service.blobs.pieces(batch.output_file_id)
+    await exchange.answer_in_pieces(n_bytes, pieces, [(b"content-type", b"application/x-jsonl")])
+
+
+async def cancel_messages(runtime: Runtime, exchange: Exchange) -> None:
+    batch = await runtime.batch_service.cancel(exchange.path_id, exchange.caller.id, Api.ANTHROPIC)
+    await exchange.answer_json(_message_batch(batch, exchange))
+
+
+async def delete_messages(runtime: Runtime, exchange: Exchange) -> None:
+    await runtime.batch_service.delete_batch(exchange.path_id, exchange.caller.id, Api.ANTHROPIC)
+    await exchange.answer_json(MessageBatchDeleted(id=exchange.path_id, type="message_batch_deleted"))
+
+
+async def _named_messages(runtime: Runtime, exchange: Exchange) -> Batch:
+    return await runtime.batch_service.ask(
+        lambda store: store.batch(exchange.path_id, exchange.caller.id, Api.ANTHROPIC)
+    )
+
+
+def _message_batch(batch: Batch, exchange: Exchange) -> MessageBatch:
+    has_ended = batch.has_ended
+    ended_at = batch.completed_at or batch.cancelled_at or batch.expired_at
+    at = f"{exchange.scope['scheme']}://{exchange.header(b'host')}"  # clients send their key there
+    return MessageBatch(
+        id=batch.id,
+        type="message_batch",
+        processing_status="ended" if has_ended else "in_progress" if batch.cancelling_at is None else "canceling",
+        request_counts=MessageCounts(
+            processing=0 if has_ended else batch.n_lines,
+            succeeded=batch.n_succeeded if has_ended else 0,
+            errored=batch.n_errored if has_ended else 0,
+            canceled=batch.n_canceled if has_ended else 0,
+            expired=batch.n_expired if has_ended else 0,
+        ),
+        created_at=_time(batch.created_at),
+        expires_at=_time(batch.expires_at),
+        ended_at=_time(ended_at) if has_ended and ended_at is not None else None,
+        cancel_initiated_at=_time(batch.cancelling_at) if batch.cancelling_at is not None else None,
+        archived_at=_time(batch.archived_at) if batch.archived_at is not None else None,
+        results_url=f"{at}/v1/messages/batches/{batch.id}/results" if has_ended and batch.archived_at is None else None,
+    )
+
+
+def _time(seconds: float) -> str:
+    """RFC 3339."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
+
+
+def _ends_of(rows: Sequence[Any]) -> dict[str, Any]:
     """The ids of a page's first and last row."""
     return {"first_id": rows[0].id if rows else None, "last_id": rows[-1].id if rows else None}

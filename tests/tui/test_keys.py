@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from textual import constants, events
 from textual.message import Message
 
-from localrun.tui import terminal_input
-from localrun.tui.terminal_input import TerminalInput
+from localrun.tui import keys as module
+from localrun.tui.keys import TerminalInput
 
 
 def _read(*pieces: str, parser: TerminalInput | None = None) -> list[Message]:
@@ -97,7 +97,7 @@ def test_a_paste_of_doubled_line_ends_has_them_once(sent: str, pasted: str) -> N
 def test_a_paste_whose_end_is_lost_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     parser = TerminalInput()
     assert list(parser.feed("\x1b[200~half\x1b[2")) == list(parser.tick()) == []
-    monkeypatch.setattr(terminal_input, "LOST_AFTER_S", 0.0)
+    monkeypatch.setattr(module, "LOST_AFTER_S", 0.0)
     (paste,) = parser.tick()
     assert isinstance(paste, events.Paste)
     assert paste.text == "half[2"

@@ -9,8 +9,8 @@ import pytest
 
 from localrun.errors import BadRequest
 from localrun.models.gguf.header import Header
-from localrun.server.prompting import infill as module
-from localrun.server.prompting.infill import FimTokens, fim_tokens, infill
+from localrun.server.prompting import segments as module
+from localrun.server.prompting.segments import FimTokens, fim_tokens, infill
 from localrun.wire import Segment
 
 

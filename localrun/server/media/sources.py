@@ -1,17 +1,24 @@
-"""Fetching pictures by their URLs, for daemons that were started with `--fetch-images on`.
+"""From what a client wrote into a field to the bytes of a file: base64, a data URI, or an address.
 
-A daemon that fetches what a request names can be made to ask the machine's own network: routers, other services on
-loopback, a cloud's metadata. So a name is resolved once, every address of it must be a public one, and the connection
-goes to that very address, whatever the name resolves to a moment later. Redirects are not followed, proxies are not
-used, no cookie or header of anybody's is sent, and size and time are bounded.
+Base64 is strict, but for line endings, which many programs put in. A long one is decoded piece by piece, so that the
+thread that does it never keeps others from running. A `data:` prefix is accepted wherever base64 is, and what type it
+names does not count: the bytes decide.
 
-Runs in the daemon's event loop. Does not: look into what came (`headers.py` does), or cache it.
+Addresses are for daemons that were started with `--fetch-images on`. A daemon that fetches what a request names can be
+made to ask the machine's own network: routers, other services on loopback, a cloud's metadata. So a name is resolved
+once, every address of it must be a public one, and the connection goes to that very address, whatever the name resolves
+to a moment later. Redirects are not followed, proxies are not used, no cookie or header of anybody's is sent, and size
+and time are bounded. Fetching runs in the daemon's event loop.
+
+Does not: look into what came (`headers.py` does), or cache it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import binascii
 import ipaddress
+import re
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,6 +27,57 @@ from urllib.parse import urlsplit
 import httpx2
 
 from localrun.errors import BadRequest, TooLarge
+
+# A multiple of four; about a millisecond's work.
+_PIECE_CHARACTERS = 512 * 1024
+_DATA_URI = re.compile(r"data:[^,]{0,200};base64,", re.IGNORECASE)
+_SCHEME = re.compile(r"([a-z][a-z0-9+.-]{0,20}):", re.IGNORECASE)
+_MOST_QUOTED = 40
+
+
+def url_of(source: str) -> str | None:
+    """The source, if it is an http(s) URL."""
+    found = _SCHEME.match(source)
+    return source if found is not None and found[1].lower() in ("http", "https") else None
+
+
+def bytes_of(source: str, field: str) -> bytes:
+    """Of base64 or a data URI. Raises BadRequest naming `field`."""
+    start = 0
+    scheme = _SCHEME.match(source)
+    if scheme is not None:
+        prefix = _DATA_URI.match(source)
+        if scheme[1].lower() != "data":
+            raise BadRequest.of(
+                field,
+                f"{scheme[0][:_MOST_QUOTED]!r} addresses are not read here; send the file as base64 or as a "
+                f"data URI (data:image/png;base64,...)",
+            )
+        if prefix is None:
+            raise BadRequest.of(field, "a data URI that is not base64; use data:image/png;base64,...")
+        start = prefix.end()
+    made, rest, is_over = bytearray(), "", False
+    try:
+        for at in range(start, len(source), _PIECE_CHARACTERS):
+            piece = rest + "".join(source[at : at + _PIECE_CHARACTERS].split())
+            whole = len(piece) // 4 * 4
+            if is_over and piece:
+                raise binascii.Error("data after its end")
+            made += binascii.a2b_base64(piece[:whole], strict_mode=True)
+            rest, is_over = piece[whole:], piece.endswith("=", 0, whole)
+        if rest and is_over:
+            raise binascii.Error("data after its end")
+        made += binascii.a2b_base64(rest + "=" * (-len(rest) % 4), strict_mode=True)  # some clients leave the end out
+    except ValueError as error:  # binascii.Error, or letters beyond ASCII
+        raise BadRequest.of(
+            field,
+            f"not valid base64 ({error}); send the file's bytes as base64, with or without "
+            f"'data:image/png;base64,' before",
+        ) from None
+    return bytes(made)
+
+
+# --- addresses ---
 
 MAX_BYTES = 24 * 1024 * 1024
 TIMEOUT_S = 10.0

@@ -1,1 +1,0 @@
-"""Vectors and scores over HTTP: OpenAI's, Ollama's and the rerankers' routes."""
