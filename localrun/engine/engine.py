@@ -62,7 +62,8 @@ class Limits:
 class Engine:
     """See the module. `adapters` are for requests that name none, and the `loader` is where others are loaded; without
     one that is a thread. What is done beside the steps `ring`s, in any thread, and until then nothing may be worth a
-    step for `wait_s`. The `cpu_clock` is that of the thread that steps, in seconds."""
+    step for `wait_s`. The `cpu_clock` is that of the thread that steps, in seconds. Without `beside` there are no maps
+    of the KV cells; and an engine that `checks_books` does so whenever it becomes idle."""
 
     def __init__(
         self,
@@ -71,12 +72,13 @@ class Engine:
         clock: Callable[[], float],
         disk: DiskTier | None = None,
         *,
-        beside: Beside[list[KvRun]] = at_once,
+        beside: Beside[list[KvRun]] | None = at_once,
         speculation: Speculation | None = None,
         adapters: AdapterSet = BASE,
         loader: Loader | None = None,
         ring: Callable[[], None] = lambda: None,
         cpu_clock: Callable[[], float] = lambda: 0.0,
+        checks_books: bool = True,
     ) -> None:
         if limits.n_slots > min(backend.batch.capacity, backend.n_seqs):
             raise ValueError(f"{limits.n_slots} slots need as many batch rows and sequences")
@@ -110,7 +112,7 @@ class Engine:
         self._puts_off = False
         # Whose streams in the pool, by their company, had no step since the background's last batch.
         self._owed: set[bytes] = set()
-        self._is_checked = True
+        self._is_checked, self._checks_books = True, checks_books
         self._answers = Answers(backend, self._report, clock, ring)
         waits = self.scheduler.waits
         self._encodings: Encodings[Request] = Encodings(backend.projector, encoded_bytes, clock, waits.observe_encoding)
@@ -437,7 +439,8 @@ class Engine:
             self.cache.tiers.persist()
         elif not self._is_checked and not self.cache.can_save_next:
             self._is_checked = True
-            self.cache.check_integrity()
+            if self._checks_books:
+                self.cache.check_integrity()
 
     @property
     def _computes_prompts_alone(self) -> bool:

@@ -321,12 +321,18 @@ def settings(setup: Setup) -> list[Change]:
 
 
 def what_if(search: Search, setup: Setup, carried: Point) -> WhatIf:
-    """About five runs for what is short, six for the settings, and two searches."""
+    """About five runs for what is short, five for the settings, and two searches."""
     rate_per_s = BEYOND * carried.rate_per_s
     base = search.at(setup, rate_per_s)
+    known = [(setup, base.kept)]
 
     def tried(change: Change) -> Tried:
-        return Tried(change.words, search.at(change.setup, rate_per_s).kept)
+        """Each machine is simulated once: more cells are a setting as well, and twice nothing is nothing."""
+        kept = next((kept for machine, kept in known if machine == change.setup), None)
+        if kept is None:
+            kept = search.at(change.setup, rate_per_s).kept
+            known.append((change.setup, kept))
+        return Tried(change.words, kept)
 
     short = resources(setup)
     by_resource = {name: tried(change) for name, change in short.items()}

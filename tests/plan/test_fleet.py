@@ -50,7 +50,7 @@ def test_conversations_that_stay_where_they_are_find_their_prefix():
 
 def test_the_fewest_replicas_that_keep_a_promise():
     # One slot-bound request takes 0.1 + 0.2 s; a promise of half a second holds until a replica is nearly full.
-    sessions = [Session(float(number), (Turn(((f"q{number}", QUESTION),), ANSWERED),)) for number in range(400)]
+    sessions = [Session(float(number), (Turn(((f"q{number}", QUESTION),), ANSWERED),)) for number in range(100)]
     search = FleetSearch(setup(), workload(sessions, Limits(ttft_limit_s=0.5)), Limits(ttft_limit_s=0.5), 20.0)
     least = search.least("two-choices", 9)
     assert least.point.kept >= 0.95

@@ -9,7 +9,7 @@ from localrun.bench.arrivals import Limits
 from localrun.plan import report
 from localrun.plan.calibration import Calibration, Check, fitted
 from localrun.plan.costs import WaitCosts
-from localrun.plan.search import Point, Search, what_if
+from localrun.plan.search import Point, Search, WhatIf, what_if
 from tests.plan.made import costs, layout, setup
 from tests.plan.test_search import alike
 
@@ -29,6 +29,11 @@ def carried(search: Search) -> Point:
     return search.carries(setup())
 
 
+@pytest.fixture(scope="module")
+def found(carried: Point) -> WhatIf:
+    return what_if(Search(alike(200, 20), Limits()), setup(), carried)
+
+
 def test_the_rate_that_is_carried_is_marked(search: Search, carried: Point) -> None:
     header, *lines = report.points_table(search.points, carried, search.limits)
     assert header.split()[:2] == ["users", "requests/s"]
@@ -38,8 +43,8 @@ def test_the_rate_that_is_carried_is_marked(search: Search, carried: Point) -> N
     assert any("below 95%" in line for line in lines)
 
 
-def test_what_breaks_first_comes_with_what_one_change_brings(search: Search, carried: Point) -> None:
-    text = "\n".join(report.what_if_lines(what_if(search, setup(), carried), carried))
+def test_what_breaks_first_comes_with_what_one_change_brings(found: WhatIf, carried: Point) -> None:
+    text = "\n".join(report.what_if_lines(found, carried))
     assert text.startswith("what breaks first: ")
     assert f"{report.amount(carried)} -> " in text
     assert "(simulated)" in text
@@ -53,8 +58,8 @@ def test_what_could_not_be_answered_is_said(carried: Point) -> None:
     assert report.where_time_goes(point)[-1] == "  2 requests could not be answered: the prompt has 5000 tokens"
 
 
-def test_where_no_setting_helps_it_says_what_was_tried(search: Search, carried: Point) -> None:
-    found = msgspec.structs.replace(what_if(search, setup(), carried), best=None)
+def test_where_no_setting_helps_it_says_what_was_tried(found: WhatIf, carried: Point) -> None:
+    found = msgspec.structs.replace(found, best=None)
     (line,) = (line for line in report.what_if_lines(found, carried) if line.startswith("no change"))
     assert line == "no change of a setting carries more; tried: " + ", ".join(each.words for each in found.settings)
 
@@ -114,7 +119,6 @@ def test_prompts_and_answers_together_cost_what_the_hour_costs(carried: Point) -
 
 
 def test_the_curve_is_drawn_with_its_knee(search: Search, carried: Point, tmp_path: Path) -> None:
-    search.carries(setup())
     text = "\n".join(report.chart(search.points, carried))
     assert "first token p95" in text
     assert "requests per second" in text

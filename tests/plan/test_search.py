@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 
 from localrun.bench.arrivals import Limits, Session, Workload
 from localrun.bench.streams import arrivals_s
 from localrun.errors import BadRequest
-from localrun.plan.costs import StreamCosts
-from localrun.plan.search import BEYOND, Search, what_if
+from localrun.plan.costs import Costs, StreamCosts
+from localrun.plan.replica import Setup
+from localrun.plan.search import BEYOND, Point, Search, WhatIf, what_if
 from tests.plan.made import FREE, costs, setup, turn, workload
 
 SERVICE_S = 0.2
 
 
-def alike(n_prompt: int, n_output: int, n: int = 100, limits: Limits | None = None) -> Workload:
+def alike(n_prompt: int, n_output: int, n: int = 60, limits: Limits | None = None) -> Workload:
     times = arrivals_s(rate_per_s=1.0, seconds=n, seed=7)
     return workload([Session(at, (turn(f"r{i}", n_prompt, n_output),)) for i, at in enumerate(times)], limits)
 
@@ -23,13 +26,11 @@ def test_the_carried_rate_is_at_the_limit() -> None:
     """One slot that takes 200 ms, constantly: a twentieth waits for 2.4 times as long when it is busy for 0.41 of the
     time. The promise is kept there, and 5 % beyond no more."""
     own = setup(of=costs(streams=StreamCosts((1,), (0.010,), (0.0,)), beside=FREE, background=FREE), slots=1)
-    search = Search(alike(1, 20, 400), Limits(ttft_limit_s=0.5, itl_limit_s=0.2))
+    search = Search(alike(1, 20, 300), Limits(ttft_limit_s=0.5, itl_limit_s=0.2))
     carried = search.carries(own)
     assert 0.35 / SERVICE_S < carried.rate_per_s < 0.5 / SERVICE_S
     assert carried.kept >= 0.95 > search.at(own, 1.05 * carried.rate_per_s).kept
     assert carried.users == pytest.approx(carried.rate_per_s * 30, rel=0.1)  # who think much longer than they wait
-    again = Search(alike(1, 20, 400), Limits(ttft_limit_s=0.5, itl_limit_s=0.2))
-    assert again.carries(own) == carried
 
 
 def test_limits_that_nobody_gets_say_which_and_by_how_much() -> None:
@@ -52,23 +53,42 @@ def test_so_many_users_get_what_the_rate_of_their_questions_gives() -> None:
         Search(alike(100, 20)._replace(think_s=None), Limits()).for_users(own, 20.0)
 
 
+ONE_SLOT = setup(of=costs(streams=StreamCosts((1,), (0.02,), (0.0,)), beside=FREE, background=FREE), slots=1)
+
+
+class CountingSearch(Search):
+    """Knows the machines of which it simulated a whole run."""
+
+    def at(self, setup: Setup, rate_per_s: float, *, is_whole: bool = True) -> Point:
+        if is_whole:
+            self.machines = [*getattr(self, "machines", []), setup]
+        return super().at(setup, rate_per_s, is_whole=is_whole)
+
+
+@cache
+def of_one_slot() -> tuple[Point, WhatIf, list[Setup]]:
+    """What it carries, what would help it, and the machines that were tried for that."""
+    search = CountingSearch(alike(2, 30), Limits())
+    carried = search.carries(ONE_SLOT)
+    return carried, what_if(search, ONE_SLOT, carried), search.machines
+
+
 @pytest.mark.parametrize(
     ("n_prompt", "n_output", "of", "n_slots", "bottleneck"),
     [
         (800, 2, costs(streams=StreamCosts((1,), (0.001,), (0.0,))), 8, "prefill"),
         (2, 30, costs(beside=FREE, background=FREE), 1, "decode bandwidth"),
         (2, 30, costs(streams=StreamCosts((1,), (0.001,), (0.0,)), delta_s=0.02, beside=FREE), 8, "host"),
-        (2, 30, costs(streams=StreamCosts((1,), (0.02,), (0.0,)), beside=FREE, background=FREE), 1, "slots"),
     ],
 )
-def test_what_is_short_is_named(n_prompt: int, n_output: int, of: object, n_slots: int, bottleneck: str) -> None:
-    from localrun.plan.costs import Costs
-
-    assert isinstance(of, Costs)
+def test_what_is_short_is_named(n_prompt: int, n_output: int, of: Costs, n_slots: int, bottleneck: str) -> None:
     own = setup(of=of, slots=n_slots, n_cells=4096 * n_slots)
     search = Search(alike(n_prompt, n_output), Limits(itl_limit_s=1.0))
     carried = search.carries(own)
-    found = what_if(search, own, carried)
+    check(what_if(search, own, carried), carried, bottleneck)
+
+
+def check(found: WhatIf, carried: Point, bottleneck: str) -> None:
     if bottleneck in ("slots", "decode bandwidth"):  # with one slot both halve the time that it is taken
         assert found.bottleneck in ("slots", "decode bandwidth")
     else:
@@ -79,32 +99,35 @@ def test_what_is_short_is_named(n_prompt: int, n_output: int, of: object, n_slot
 
 
 def test_more_slots_are_the_best_change_where_slots_are_short() -> None:
-    own = setup(of=costs(streams=StreamCosts((1,), (0.02,), (0.0,)), beside=FREE, background=FREE), slots=1)
-    search = Search(alike(2, 30), Limits())
-    carried = search.carries(own)
-    best = what_if(search, own, carried).best
-    assert best is not None
-    assert best.words == "--slots 2"
-    assert best.carries is not None
-    assert best.carries.rate_per_s > 1.5 * carried.rate_per_s
+    carried, found, _ = of_one_slot()
+    check(found, carried, "slots")
+    assert found.best is not None
+    assert found.best.words == "--slots 2"
+    assert found.best.carries is not None
+    assert found.best.carries.rate_per_s > 1.5 * carried.rate_per_s
 
 
 def test_what_a_change_brings_is_what_the_changed_machine_carries() -> None:
     """Simulated once more by hand: half the time of a step, and a second slot."""
-    own = setup(of=costs(streams=StreamCosts((1,), (0.02,), (0.0,)), beside=FREE, background=FREE), slots=1)
-    search = Search(alike(2, 30), Limits())
-    carried = search.carries(own)
-    found = what_if(search, own, carried)
-    changed = {
-        "decode bandwidth": own._replace(costs=costs(streams=StreamCosts((1,), (0.01,), (0.0,)), beside=FREE,
-                                                     background=FREE)),
-        "slots": own._replace(layout=own.layout.with_slots(2).with_cells(2 * own.layout.n_cells)),
+    carried, found, _ = of_one_slot()
+    changed: Setup = {
+        "decode bandwidth": ONE_SLOT._replace(costs=costs(streams=StreamCosts((1,), (0.01,), (0.0,)), beside=FREE,
+                                                          background=FREE)),
+        "slots": ONE_SLOT._replace(layout=ONE_SLOT.layout.with_slots(2).with_cells(2 * ONE_SLOT.layout.n_cells)),
     }[found.bottleneck]  # fmt: skip
     near = BEYOND * carried.rate_per_s
     assert found.twice.carries == Search(alike(2, 30), Limits()).carries(changed, near)
     assert found.best is not None
-    slots = own._replace(layout=own.layout.with_slots(2))
+    slots = ONE_SLOT._replace(layout=ONE_SLOT.layout.with_slots(2))
     assert found.best.carries == Search(alike(2, 30), Limits()).carries(slots, near)
+
+
+def test_each_machine_is_simulated_once() -> None:
+    """Twice as many cells are a resource and a setting; and a host that takes no time is none the worse for half."""
+    _, found, machines = of_one_slot()
+    assert all(machines.index(each) == at for at, each in enumerate(machines))
+    # Without itself, and without half of its prompts, and of its host, which take no time here.
+    assert len(machines) == 1 + len(found.resources) + len(found.settings) - 3
 
 
 @pytest.mark.parametrize("n", [8, 60])

@@ -376,10 +376,14 @@ def compare(
 ) -> int:
     """Raises UsageError for a picture of several, and BadRequest for a machine that is not known."""
     from localrun.plan import report
+    from localrun.plan.roofline import device
 
     variants = list(itertools.product(*varied.values()))
     if shown.picture is not None and len(variants) > 1:
         raise click.UsageError(f"--plot draws one curve, and these are {len(variants)} variants; leave it out")
+    for name in varied.get("machine", ()):
+        if name != THIS:
+            device(name)  # one that is not known is said before anything is simulated
     rows = []
     for values in variants:
         progress(", ".join(f"{name} {value}" for name, value in zip(varied, values, strict=True)))
@@ -410,8 +414,6 @@ def _row(model: Model, settings: Settings, search: Search, values: dict[str, str
     try:
         return _variant(model, settings, search, values, asked)
     except errors.LocalrunError as error:
-        if isinstance(error, errors.BadRequest) and error.field == "machine":
-            raise
         return _Row(tuple(values.values()), None, problem=error.message)
 
 
