@@ -46,9 +46,6 @@ N_SAMPLED = 6
 MOST_LOOKED_AT = 128
 MOST_REPLICAS = 10_000
 REQUESTS_OF_EACH = 60
-# Before a wait for others' clocks is a step by itself.
-_LEAST_S = 1e-3
-
 
 class _Request:
     def __init__(self, arrival: Arrival, record: StreamRecord) -> None:
@@ -412,9 +409,8 @@ def _run(replicas: Sequence[OneOfFleet], arrivals: list[Arrival], choose: Choose
             replica = replicas[index]
             if at_s != replica.next_s:  # something has come between
                 continue
-            # No further than the others: what they finish may be what it gets next.
-            others_s = behind[0][0] if behind else next_s
-            replica.advance(min(next_s, max(others_s, at_s + _LEAST_S)))
+            # No further than a step: what others finish may be what it gets next.
+            replica.advance(at_s)
         else:
             arrival = heappop(arrivals)
             index = choose(arrival, replicas)

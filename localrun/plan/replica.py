@@ -155,6 +155,7 @@ class Replica:
         self._running: dict[int, tuple[StreamRecord, Arrival]] = {}
         self._n_steps = 0
         self._blocked_s = 0.0
+        self._wakes_s, self._sleeps_as = 0.0, Account.IDLE
         self._promise, self._n_warm = promise, n_warm
         n_counted = sum(len(each.turns) for each in sessions) - n_warm
         self._n_may_fail = n_counted * (1 - promise.share) if promise else 0.0
@@ -170,9 +171,17 @@ class Replica:
     @property
     def next_s(self) -> float:
         """Where it goes on: an idle one when something arrives."""
+        if self._wakes_s > self.clock.now_s:
+            return self._woken_s
         if self._running or not self.engine.is_idle or not self._arrivals:
             return self.clock.now_s
         return max(self.clock.now_s, self._arrivals[0].at_s + self._costs.request_s)
+
+    @property
+    def _woken_s(self) -> float:
+        """When it really wakes: an arrival ends its sleep."""
+        arrives_s = self._arrivals[0].at_s + self._costs.request_s if self._arrivals else math.inf
+        return max(self.clock.now_s, min(self._wakes_s, arrives_s))
 
     @property
     def n_running(self) -> int:
@@ -193,7 +202,10 @@ class Replica:
         return self.outcome(is_given_up=is_given_up)
 
     def advance(self, until_s: float = math.inf) -> None:
-        """One step, or a sleep, which ends by `until_s`."""
+        """One step, or a sleep. A step may be late, but a sleep that is over after `until_s` is kept for then."""
+        if self._wakes_s > self.clock.now_s:
+            self.clock.sleep_until(self._woken_s, self._sleeps_as)
+            self._wakes_s = 0.0
         self._submit_due()
         if self._running or not self.engine.is_idle:
             self._step(until_s)
@@ -237,13 +249,14 @@ class Replica:
         if engine.wait_s:
             worker = self.backend.worker
             is_computing = worker is not None and worker.is_busy
-            wakes_s = min(until_s, clock.now_s + engine.wait_s)
+            self._wakes_s = clock.now_s + engine.wait_s
             if worker is not None and is_computing:
-                wakes_s = min(wakes_s, max(clock.now_s, worker.ends_at_s))
-            if self._arrivals:
-                wakes_s = min(wakes_s, self._arrivals[0].at_s + self._costs.request_s)
-            clock.sleep_until(wakes_s, Account.PROMPTS if is_computing else Account.IDLE)
-        if clock.now_s == before_s:
+                self._wakes_s = min(self._wakes_s, max(clock.now_s, worker.ends_at_s))
+            self._sleeps_as = Account.PROMPTS if is_computing else Account.IDLE
+            if self._woken_s <= until_s:
+                clock.sleep_until(self._woken_s, self._sleeps_as)
+                self._wakes_s = 0.0
+        if clock.now_s == before_s and self._wakes_s <= before_s:
             clock.spend(_LOOK_S, Account.HOST)
         if is_blocked:
             self._blocked_s += clock.now_s - before_s

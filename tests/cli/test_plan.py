@@ -50,7 +50,9 @@ def keep(of: Costs, settings: Settings, name: str = "tiny") -> None:
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("LOCALRUN_HOME", str(tmp_path))
-    monkeypatch.setattr("localrun.plan.search.N_REQUESTS", 40)
+    monkeypatch.setattr("localrun.plan.search.N_REQUESTS", 20)
+    monkeypatch.setattr("localrun.plan.fleet.N_REQUESTS", 20)
+    monkeypatch.setattr("localrun.plan.fleet.REQUESTS_OF_EACH", 20)
     (tmp_path / "team.toml").write_text(TEAM)
     monkeypatch.chdir(tmp_path)
     keep(costs(), Settings())

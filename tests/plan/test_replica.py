@@ -10,8 +10,9 @@ import pytest
 
 from localrun.bench.arrivals import ANSWER, Session, Turn
 from localrun.bench.streams import arrivals_s
+from localrun.plan.backend import SimBackend
 from localrun.plan.costs import Account, StreamCosts, VirtualClock, WaitCosts
-from localrun.plan.replica import simulate
+from localrun.plan.replica import Replica, simulate
 from tests.plan.made import FREE, costs, setup, turn
 
 
@@ -63,6 +64,18 @@ def test_equal_seeds_give_equal_runs_and_others_do_not() -> None:
     first, again, other = (simulate(own, sessions, 1.0, seed=seed).records for seed in (1, 1, 2))
     assert first == again
     assert first != other
+
+
+def test_one_that_waits_for_others_sleeps_as_long_as_by_itself() -> None:
+    """As a fleet drives it, whose replicas wake only when everybody has come so far."""
+    sessions = [Session(at / 2, (turn(f"p{at}", 900, 15),)) for at in range(30)]
+    own = setup(of=costs(sigma=0.2))
+    clock = VirtualClock()
+    replica = Replica(own, SimBackend(own.layout, own.costs, clock, 1), clock, sessions, 1.0)
+    while replica.is_busy:
+        replica.advance(replica.next_s)
+    alone = simulate(own, sessions, 1.0)
+    assert replica.outcome() == alone._replace(blocked_s=replica.outcome().blocked_s)
 
 
 def test_a_second_turn_finds_what_the_first_one_left() -> None:
