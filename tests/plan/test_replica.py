@@ -38,23 +38,23 @@ def test_a_clock_does_not_go_back() -> None:
 
 
 def mean_wait_s(n_outputs: list[int], load: float, seed: int) -> float:
-    """Of requests to one slot, whose tokens take 10 ms each and whose prompts take nothing."""
-    own = setup(of=costs(streams=StreamCosts((1,), (0.010,), (0.0,)), beside=FREE, background=FREE), slots=1)
-    rate_per_s = load / (0.010 * statistics.mean(n_outputs))
+    """Of requests to one slot, whose tokens take 40 ms each and whose prompts take nothing."""
+    own = setup(of=costs(streams=StreamCosts((1,), (0.040,), (0.0,)), beside=FREE, background=FREE), slots=1)
+    rate_per_s = load / (0.040 * statistics.mean(n_outputs))
     times = arrivals_s(rate_per_s=1.0, seconds=len(n_outputs), seed=seed)
     sessions = [Session(at, (turn(f"q{n}", 1, n_outputs[n % len(n_outputs)]),)) for n, at in enumerate(times)]
     own = own._replace(max_queue=10**6)
     records = simulate(own, sessions, rate_per_s).records[200:]
-    return statistics.mean(record.latency_s - 0.010 * record.n_output for record in records)
+    return statistics.mean(record.latency_s - 0.040 * record.n_output for record in records)
 
 
 def test_waits_are_those_of_theory() -> None:
     """One server with constant service (M/D/1): rho / (2 mu (1 - rho)). With exponential service (M/M/1) twice that."""
     service_s, load = 0.2, 0.6
-    constant = mean_wait_s([20] * 1500, load, seed=3)
+    constant = mean_wait_s([5] * 1500, load, seed=3)
     assert constant == pytest.approx(load * service_s / (2 * (1 - load)), rel=0.25)
     chance = random.Random(5)
-    exponential = mean_wait_s([max(1, round(chance.expovariate(1 / 20))) for _ in range(1500)], load, seed=3)
+    exponential = mean_wait_s([max(1, round(chance.expovariate(1 / 5))) for _ in range(1500)], load, seed=3)
     assert exponential == pytest.approx(load * service_s / (1 - load), rel=0.4)
 
 
