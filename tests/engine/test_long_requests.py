@@ -434,7 +434,7 @@ def test_a_picture_that_is_larger_than_a_stream_may_end_a_prompt():
 
 
 @pytest.mark.parametrize("ram_cache_bytes", [0, 1 << 20])
-@pytest.mark.parametrize("seed", range(6 * DEPTH))
+@pytest.mark.parametrize("seed", range(3 * DEPTH))
 def test_requests_of_all_lengths_answer_as_if_alone(seed: int, ram_cache_bytes: int, monkeypatch: pytest.MonkeyPatch):
     """Nobody starves, and every step the books are compared with the cells."""
     monkeypatch.setattr(cells, "COMPACT_CELLS", 20)

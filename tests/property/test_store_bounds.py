@@ -10,6 +10,7 @@ import pytest
 
 from localrun.engine.backend import MemoryKind, State
 from localrun.engine.cache.tree import DiskRecord, PrefixKey
+from tests.depth import DEPTH
 from tests.engine.harness import Harness, expected_output
 from tests.engine.memory_disk import MemoryDisk
 from tests.fakes.tokens import IM_END
@@ -18,7 +19,7 @@ N_CELLS = 512
 RAM_BYTES, DISK_BYTES = 3_000, 12_000
 N_CHATS = 6
 # Short here; the bounds hold after 20,000 as well.
-N_REQUESTS = 600
+N_REQUESTS = 400 * DEPTH
 # The first part shows how much is kept; later it may be this much more, since prompts differ.
 FIRST_PART, SLACK = 5, 1.25
 

@@ -431,7 +431,7 @@ def test_somebody_who_deletes_all_the_time_costs_entries_and_nothing_else(root, 
     vandal = threading.Thread(target=delete)
     vandal.start()
     with caplog.at_level(logging.WARNING):
-        for number in range(300):
+        for number in range(100):
             disk.write(record([number]), DATA)
             disk.touch(record([number // 2]).key)
             assert disk.read(record([number // 3]).key) in (None, DATA)

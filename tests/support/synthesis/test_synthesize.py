@@ -69,7 +69,9 @@ def test_a_shape_of_every_memory_kind_runs_in_llama(shape: str, file_type: str, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("file_type", TYPES)
+@pytest.mark.parametrize(
+    "file_type", ["Q4_K", *(pytest.param(each, marks=pytest.mark.deep) for each in TYPES if each != "Q4_K")]
+)
 def test_the_135m_shape_runs_in_llama(file_type: str, tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     check_in_llama("135m", file_type, path)
