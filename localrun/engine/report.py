@@ -97,7 +97,9 @@ class Report:
 
     def begin_step(self, cells: Cells, running: Sequence[Request], now_s: float) -> None:
         """A step is about to be computed: time to draw a map beside it, if one is due."""
-        if self._map is not None and not self._started:  # who starts has no cells yet, and would only be seen in the map after this one
+        if (
+            self._map is not None and not self._started
+        ):  # who starts has no cells yet, and would only be seen in the map after this one
             self._map.begin(cells, running, now_s)
 
     def computed(self, plan: StepPlan, step_s: float) -> None:
@@ -125,7 +127,7 @@ class Report:
             started=self._started,
             queue=queue.ids if queue is not None else None,
             waits_s=queue.waits_s if queue is not None else None,
-            kv_map=self._map and self._map.take(cache.cells, is_running=bool(scheduler.running)),
+            kv_map=None if self._map is None else self._map.take(cache.cells, is_running=bool(scheduler.running)),
             long_step=self._times.take(),
         )
         totals.end_step()

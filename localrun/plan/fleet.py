@@ -47,6 +47,7 @@ MOST_LOOKED_AT = 128
 MOST_REPLICAS = 10_000
 REQUESTS_OF_EACH = 60
 
+
 class _Request:
     def __init__(self, arrival: Arrival, record: StreamRecord) -> None:
         self.arrival, self.record = arrival, record

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -112,6 +113,17 @@ def encoded(backend: LlamaBackend, chunk: MediaChunk) -> NDArray[np.float32]:
     return backend.projector.begin(chunk).result()
 
 
+# By the digest of media and the number of a chunk: what is computed again need not be encoded again.
+_rows_of: WeakKeyDictionary[LlamaBackend, dict[tuple[bytes, int], NDArray[np.float32]]] = WeakKeyDictionary()
+
+
+def _encoded_once(backend: LlamaBackend, chunk: MediaChunk) -> NDArray[np.float32]:
+    known, key = _rows_of.setdefault(backend, {}), (chunk.media.digest, chunk.ordinal)
+    if key not in known:
+        known[key] = encoded(backend, chunk)
+    return known[key]
+
+
 def compute(
     backend: LlamaBackend,
     seq: int,
@@ -131,7 +143,7 @@ def compute(
         is_last = part is parts[-1]
         size, most = n_tokens([part]), backend.batch.capacity
         if isinstance(part, MediaChunk):
-            rows, step = encoded(backend, part), min(piece or most, most) if part.is_causal else size
+            rows, step = _encoded_once(backend, part), min(piece or most, most) if part.is_causal else size
             for first in range(0, size, step):
                 row = min(step, size - first)
                 backend.decode_media(MediaRows(seq, at, part, rows, first, row))

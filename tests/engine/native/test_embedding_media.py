@@ -4,6 +4,7 @@ llama-server does it, for models that pool by the last token."""
 from __future__ import annotations
 
 import ctypes
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from localrun.engine.native.embedder import LlamaEmbedder
 from localrun.engine.native.library import mtmd, native
 from localrun.wire import Embed, Media, Mixed, Pooling, Segment
 from tests.engine.native.media import PAIRS, Pair, make_pair, media_file, prompt
+from tests.engine.stepped import NAP_S
 from tests.fakes.embedder import check_sequences
 
 # One minus the cosine: rounding, where rows are computed in other batches.
@@ -85,15 +87,19 @@ class Helper:
 
 
 def embedded(embedder: LlamaEmbedder, *inputs: str | Mixed) -> list[NDArray[np.float32]]:
-    engine = EmbeddingEngine(embedder, max_queue=4, clock=lambda: 0.0, encoded_bytes=1 << 24)
+    rung = threading.Event()
+    engine = EmbeddingEngine(embedder, max_queue=4, clock=lambda: 0.0, encoded_bytes=1 << 24, ring=rung.set)
     engine.submit(Embed(id=1, inputs=inputs))
     found = {}
     while not engine.is_idle:
+        rung.clear()
         step = engine.step()
         check_sequences(engine)
         for delta in step.deltas if step else ():
             assert delta.error_message is None, delta.error_message
             found |= {vector.index: np.frombuffer(vector.values, "<f4") for vector in delta.vectors or ()}
+        if engine.wait_s:
+            rung.wait(NAP_S)
     engine.close()
     return [found[index] for index in range(len(inputs))]
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import heapq
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from functools import cache
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -94,8 +95,10 @@ class Vocabulary(NamedTuple):
     merges: list[str]
 
 
+@cache
 def make_vocabulary(n_vocab: int) -> Vocabulary:
-    """A vocabulary of exactly `n_vocab` tokens, at least 512. Half of what bytes leave are merges, at most 4,096."""
+    """A vocabulary of exactly `n_vocab` tokens, at least 512. Half of what bytes leave are merges, at most 4,096. It is
+    everybody's, and learned once."""
     byte_tokens = list(byte_alphabet())
     n_merges = min(_MAX_MERGES, (n_vocab - len(CONTROL_TOKENS) - len(byte_tokens)) // 2)
     merges = _learn_merges(_weighted_words(), n_merges)
