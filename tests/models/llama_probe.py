@@ -1,6 +1,7 @@
-"""Runs in a process of its own: loads a model in llama.cpp, tokenizes, decodes greedily, prints what it saw as JSON.
+"""Runs in a process of its own: loads models in llama.cpp, tokenizes, decodes greedily, says what it saw.
 
-Usage: llama_probe.py MODEL N_CTX N_SLOTS N_UBATCH KV_TYPE_NUMBER TEXT...
+A line of its input is a JSON list: model, n_ctx, n_slots, n_ubatch, number of the KV type, texts. A line of its output
+is a JSON object. It ends with its input.
 """
 
 from __future__ import annotations
@@ -28,9 +29,8 @@ def logged_mib(kind: str) -> float:
     return sum(map(float, re.findall(rf"{kind} buffer size = +([\d.]+) MiB", "".join(log))))
 
 
-def main() -> None:
-    path, n_ctx, n_slots, n_ubatch, kv_type = sys.argv[1], *map(int, sys.argv[2:6])
-    llama_cpp.llama_log_set(remember, ctypes.c_void_p(0))
+def seen(path: str, n_ctx: int, n_slots: int, n_ubatch: int, kv_type: int, texts: list[str]) -> dict[str, Any]:
+    log.clear()
     model_params = llama_cpp.llama_model_default_params()
     model_params.n_gpu_layers = 0
     model = llama_cpp.llama_model_load_from_file(path.encode(), model_params)
@@ -61,7 +61,7 @@ def main() -> None:
         n = llama_cpp.llama_detokenize(vocab, array, len(tokens), buffer, len(buffer), False, True)
         return buffer.raw[:n].decode(errors="replace")
 
-    tokenized = [tokenize(text, True) for text in sys.argv[6:]]
+    tokenized = [tokenize(text, True) for text in texts]
     next_tokens = tokenized[0]
     generated: list[int] = []
     finite, logits_std = True, 0.0
@@ -73,28 +73,33 @@ def main() -> None:
         logits_std = float(logits.std())
         next_tokens = [int(logits.argmax())]
         generated += next_tokens
-    print(
-        json.dumps(
-            {
-                "n_vocab": n_vocab,
-                "n_ctx_train": llama_cpp.llama_model_n_ctx_train(model),
-                "n_params": llama_cpp.llama_model_n_params(model),
-                "size_bytes": llama_cpp.llama_model_size(model),
-                "tokens": tokenized,
-                "plain_tokens": [tokenize(text, False) for text in sys.argv[6:]],
-                "texts": [detokenize(tokens) for tokens in tokenized],
-                "eos": llama_cpp.llama_vocab_eos(vocab),
-                "ends": [token for token in range(n_vocab) if llama_cpp.llama_vocab_is_eog(vocab, token)],
-                "generated": generated,
-                "finite": finite,
-                "logits_std": logits_std,
-                "kv_mib": logged_mib("KV"),
-                "state_mib": logged_mib("RS"),
-                "compute_mib": logged_mib("compute"),
-                "output_mib": logged_mib("output"),
-            }
-        )
-    )
+    found = {
+        "n_vocab": n_vocab,
+        "n_ctx_train": llama_cpp.llama_model_n_ctx_train(model),
+        "n_params": llama_cpp.llama_model_n_params(model),
+        "size_bytes": llama_cpp.llama_model_size(model),
+        "tokens": tokenized,
+        "plain_tokens": [tokenize(text, False) for text in texts],
+        "texts": [detokenize(tokens) for tokens in tokenized],
+        "eos": llama_cpp.llama_vocab_eos(vocab),
+        "ends": [token for token in range(n_vocab) if llama_cpp.llama_vocab_is_eog(vocab, token)],
+        "generated": generated,
+        "finite": finite,
+        "logits_std": logits_std,
+        "kv_mib": logged_mib("KV"),
+        "state_mib": logged_mib("RS"),
+        "compute_mib": logged_mib("compute"),
+        "output_mib": logged_mib("output"),
+    }
+    llama_cpp.llama_free(context)
+    llama_cpp.llama_model_free(model)
+    return found
+
+
+def main() -> None:
+    llama_cpp.llama_log_set(remember, ctypes.c_void_p(0))
+    for line in sys.stdin:
+        print(json.dumps(seen(*json.loads(line))), flush=True)
 
 
 if __name__ == "__main__":

@@ -190,7 +190,8 @@ def test_what_the_gguf_package_splits_is_read_and_runs_in_llama(tiny_gguf: Path,
     assert header.weights_bytes == whole_header.weights_bytes
     assert {found.name for found in header.tensors} == {found.name for found in whole_header.tensors}
     run = subprocess.run(
-        [sys.executable, str(PROBE), str(path), "256", "1", "256", "1", "hello"],
+        [sys.executable, str(PROBE)],
+        input=json.dumps([str(path), 256, 1, 256, 1, ["hello"]]),
         capture_output=True,
         text=True,
         timeout=120,

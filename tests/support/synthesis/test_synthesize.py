@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,16 +24,36 @@ KINDS = ("tiny-gemma3", "tiny-mamba", "tiny-qwen35", "tiny-lfm2")
 KV_NUMBERS = {"f16": 1, "q8_0": 8, "q4_0": 2}
 
 
-def probe(path: Path, *, n_ctx: int = 512, n_slots: int = 8, n_ubatch: int = 512, kv_type: str = "f16") -> Any:
-    numbers = [str(number) for number in (n_ctx, n_slots, n_ubatch, KV_NUMBERS[kv_type])]
-    run = subprocess.run(
-        [sys.executable, str(PROBE), str(path), *numbers, *TEXTS], capture_output=True, text=True, timeout=300
-    )
-    assert run.returncode == 0, run.stderr[-2000:]
-    return json.loads(run.stdout)
+class Probe:
+    """llama.cpp in a process of its own, which is started once."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+
+    def __call__(
+        self, path: Path, *, n_ctx: int = 512, n_slots: int = 8, n_ubatch: int = 512, kv_type: str = "f16"
+    ) -> Any:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        print(
+            json.dumps([str(path), n_ctx, n_slots, n_ubatch, KV_NUMBERS[kv_type], TEXTS]),
+            file=self._process.stdin,
+            flush=True,
+        )
+        said = self._process.stdout.readline()
+        assert said, f"it ended; {path.name}"
+        return json.loads(said)
 
 
-def check_in_llama(shape: str, file_type: str, path: Path) -> None:
+@pytest.fixture(scope="module")
+def probe() -> Iterator[Probe]:
+    with subprocess.Popen(
+        [sys.executable, str(PROBE)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        yield Probe(process)
+
+
+def check_in_llama(probe: Probe, shape: str, file_type: str, path: Path) -> None:
     synthesize(shape, file_type, path)
     header = read_header(path)
     seen = probe(path)
@@ -55,16 +76,16 @@ def check_in_llama(shape: str, file_type: str, path: Path) -> None:
 
 
 @pytest.mark.parametrize("file_type", TYPES)
-def test_the_tiny_shape_runs_in_llama(file_type: str, tmp_path: Path) -> None:
-    check_in_llama("tiny", file_type, tmp_path / "model.gguf")
+def test_the_tiny_shape_runs_in_llama(probe: Probe, file_type: str, tmp_path: Path) -> None:
+    check_in_llama(probe, "tiny", file_type, tmp_path / "model.gguf")
 
 
 @pytest.mark.parametrize(
     ("shape", "file_type"), zip((*KINDS, "tiny-qwen35-nextn"), ("Q4_K", "Q4_0", "Q4_K", "Q8_0", "Q4_0"), strict=True)
 )
-def test_a_shape_of_every_memory_kind_runs_in_llama(shape: str, file_type: str, tmp_path: Path) -> None:
+def test_a_shape_of_every_memory_kind_runs_in_llama(probe: Probe, shape: str, file_type: str, tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
-    check_in_llama(shape, file_type, path)
+    check_in_llama(probe, shape, file_type, path)
     assert path.stat().st_size < 10e6
 
 
@@ -72,9 +93,9 @@ def test_a_shape_of_every_memory_kind_runs_in_llama(shape: str, file_type: str, 
 @pytest.mark.parametrize(
     "file_type", ["Q4_K", *(pytest.param(each, marks=pytest.mark.deep) for each in TYPES if each != "Q4_K")]
 )
-def test_the_135m_shape_runs_in_llama(file_type: str, tmp_path: Path) -> None:
+def test_the_135m_shape_runs_in_llama(probe: Probe, file_type: str, tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
-    check_in_llama("135m", file_type, path)
+    check_in_llama(probe, "135m", file_type, path)
     path.unlink()
 
 
@@ -152,7 +173,9 @@ def test_a_failed_write_leaves_the_old_file_and_no_rest(tmp_path: Path, monkeypa
     assert path.read_bytes() == b"old"
 
 
-def check_estimate(path: Path, *, n_ctx: int, n_ubatch: int, kv_type: str, is_whole: bool = False) -> None:
+def check_estimate(
+    probe: Probe, path: Path, *, n_ctx: int, n_ubatch: int, kv_type: str, is_whole: bool = False
+) -> None:
     """llama.cpp reserves what the estimate says: the cache exactly, the rest never more and at most a tenth less.
 
     Without shared prefixes (`is_whole`) the engine has a sequence per slot, and windows or states for each.
@@ -170,25 +193,27 @@ def check_estimate(path: Path, *, n_ctx: int, n_ubatch: int, kv_type: str, is_wh
 
 
 @pytest.mark.parametrize(("n_ctx", "n_ubatch", "kv_type"), [(4096, 512, "f16"), (16384, 256, "q8_0")])
-def test_the_memory_estimate_is_what_llama_reserves(n_ctx: int, n_ubatch: int, kv_type: str, tiny_gguf: Path) -> None:
-    check_estimate(tiny_gguf, n_ctx=n_ctx, n_ubatch=n_ubatch, kv_type=kv_type)
+def test_the_memory_estimate_is_what_llama_reserves(
+    probe: Probe, n_ctx: int, n_ubatch: int, kv_type: str, tiny_gguf: Path
+) -> None:
+    check_estimate(probe, tiny_gguf, n_ctx=n_ctx, n_ubatch=n_ubatch, kv_type=kv_type)
 
 
 @pytest.mark.parametrize("shape", KINDS)
 @pytest.mark.parametrize(("n_ctx", "n_ubatch", "kv_type"), [(4096, 512, "f16"), (16384, 256, "q8_0")])
 def test_the_memory_estimate_is_what_llama_reserves_for_every_kind(
-    shape: str, n_ctx: int, n_ubatch: int, kv_type: str, tmp_path: Path
+    probe: Probe, shape: str, n_ctx: int, n_ubatch: int, kv_type: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "model.gguf"
     synthesize(shape, "Q4_0", path)
-    check_estimate(path, n_ctx=n_ctx, n_ubatch=n_ubatch, kv_type=kv_type, is_whole=True)
+    check_estimate(probe, path, n_ctx=n_ctx, n_ubatch=n_ubatch, kv_type=kv_type, is_whole=True)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", ["135m", pytest.param("0.5b", marks=pytest.mark.deep)])
-def test_the_memory_estimate_holds_at_real_shapes(shape: str, tmp_path: Path) -> None:
+def test_the_memory_estimate_holds_at_real_shapes(probe: Probe, shape: str, tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     synthesize(shape, "Q4_0", path)
     for kv_type in KV_NUMBERS:
-        check_estimate(path, n_ctx=8192, n_ubatch=512, kv_type=kv_type)
+        check_estimate(probe, path, n_ctx=8192, n_ubatch=512, kv_type=kv_type)
     path.unlink()
