@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
-from localrun.engine.backend import AdapterSet, Backend, MemoryKind
+from localrun.engine.backend import AdapterSet, Backend, MediaChunk, MemoryKind
 from localrun.engine.cache.cells import PoolCells, StreamCells
 from localrun.engine.cache.tiers import DiskTier
 from localrun.engine.engine import Limits
@@ -215,9 +215,13 @@ def _contents(backend: FakeBackend, request: Request) -> list[int]:
     contents = list(request.tokens)
     for start, chunk, *_ in request.chunks:
         assert backend.projector is not None
-        rows = fake_rows(backend.projector.fingerprint, chunk)
-        contents[start : start + chunk.n_tokens] = contents_of(chunk, rows)
+        contents[start : start + chunk.n_tokens] = _contents_of(chunk, backend.projector.fingerprint)
     return contents[: request.n_computed]
+
+
+@lru_cache(maxsize=64)
+def _contents_of(chunk: MediaChunk, fingerprint: bytes) -> list[int]:
+    return contents_of(chunk, fake_rows(fingerprint, chunk))
 
 
 def expected_media_output(

@@ -738,13 +738,16 @@ class FakeBackend:
 
     def tokens_of(self, seq: int) -> list[int]:
         """What a sequence's cells hold, in order of position: for tests to compare with the books."""
-        cells = [self._cells[self._at[seq][pos]] for pos in sorted(self._at[seq])]
-        return [cell.token for cell in cells if cell is not None]
+        at = self._at[seq]
+        found = map(self._cells.__getitem__, map(at.__getitem__, sorted(at)))
+        return [cell.token for cell in found if cell is not None]
 
     def cells_of(self, seq: int) -> list[int]:
         """Where a sequence lies in its pool, in order of position."""
+        at = self._at[seq]
+        cells = list(map(at.__getitem__, sorted(at)))
         first = self._pool_base if self._pool_of(seq) < 0 else 0
-        return [self._at[seq][pos] - first for pos in sorted(self._at[seq])]
+        return [cell - first for cell in cells] if first else cells
 
     def _find_for(self, seqs: list[int]) -> list[int] | None:
         """A free cell for a new token of each sequence of the list; None if there are too few."""

@@ -206,6 +206,15 @@ def test_the_check_notices_books_that_are_wrong(spoil):
         cells.check_integrity()
 
 
+def test_the_check_notices_a_cell_that_is_listed_twice_and_counted_once():
+    cells = PoolCells(16, 2)
+    cells.place([0] * 5)
+    cells.cells_of(0)[4] = 0
+    cells.refs[4], cells.n_used, cells.span = 0, 4, 4
+    with pytest.raises(AssertionError, match="twice"):
+        cells.check_integrity()
+
+
 def test_streams_count_for_themselves_and_the_longest_decides_the_span():
     cells = StreamCells(300, n_seqs=3, n_away=1)
     cells.place([0, 0, 2, 0])
