@@ -293,9 +293,8 @@ def row(request_id: str, state: str = "decode", **changes: Any) -> RequestRow:
 
 
 def seen(app: App[Any]) -> str:
-    """What stands on the screen, line by line, without those that are blank."""
-    lines = (strip.text.replace("\xa0", " ").rstrip() for strip in app.screen._compositor.render_strips())
-    return "\n".join(filter(None, lines))
+    """What stands on the screen, line by line."""
+    return "\n".join(strip.text.replace("\xa0", " ").rstrip() for strip in app.screen._compositor.render_strips())
 
 
 async def until(pilot: Pilot[Any], condition: Callable[[], object]) -> None:
