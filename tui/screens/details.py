@@ -270,7 +270,7 @@ class UsageScreen(Dialog[None]):
         self._ask()
 
     def _ask(self) -> None:
-        self.run_worker(self._load(), name="usage", group="usage", exclusive=True)
+        self.run_worker(self._load, name="usage", group="usage", exclusive=True)
 
     async def _load(self) -> None:
         try:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -121,7 +122,9 @@ class ModelsScreen(Picker[str]):
         self._doomed = None
         self._say("")
         self._narrow()
-        self.run_worker(self._search(self._input.value.strip()), name="search", group="search", exclusive=True)
+        # A function, as the next letter may come before this one's search has begun.
+        search = partial(self._search, self._input.value.strip())
+        self.run_worker(search, name="search", group="search", exclusive=True)
 
     async def _search(self, query: str) -> None:
         if len(query) < _FEWEST_LETTERS or _path(query) is not None:

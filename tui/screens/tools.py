@@ -61,7 +61,7 @@ class ToolsScreen(Dialog[None]):
 
     def on_mount(self) -> None:
         self._note.update("Starting the servers…")
-        self.run_worker(self._look(), name="tools", group="tools", exclusive=True)
+        self.run_worker(self._look, name="tools", group="tools", exclusive=True)
 
     async def _look(self) -> None:
         await self._toolbox.look(self._toolbox.names)
@@ -139,7 +139,7 @@ class ToolsScreen(Dialog[None]):
         if name in self._toolbox.failures and name not in off:
             self._toolbox.forget_failure(name)
             self._note.update(Content(f"Starting {name}…"))
-            self.run_worker(self._look(), name="tools", group="tools", exclusive=True)
+            self.run_worker(self._look, name="tools", group="tools", exclusive=True)
             return
         try:
             self._conversation.set_tools(off=tuple(o for o in off if o != name) if name in off else (*off, name))

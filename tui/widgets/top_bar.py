@@ -6,6 +6,7 @@ from __future__ import annotations
 from rich.cells import cell_len
 from textual import events
 from textual.app import ComposeResult
+from textual.binding import Binding
 from textual.content import Content
 from textual.reactive import reactive
 from textual.widgets import Footer, Static
@@ -101,28 +102,53 @@ def _no_daemon(session: Session, trouble: str) -> Content:
     )
 
 
+# A key, whether it is enabled, and its tooltip.
+_Shown = tuple[Binding, bool, str]
 _KEPT_LONGEST = ("help", "quit")
 
 
+class _Key(FooterKey):
+    """Not bound to what its line says of `compact`, which would style each key three times."""
+
+    compact = reactive(False)
+
+
 class KeyLine(Footer):
-    """No key is cut."""
+    """No key is cut. Keys are made anew only when others are to be shown, not with every move of the focus."""
 
     def __init__(self) -> None:
         super().__init__(show_command_palette=False)
         self._width = 0
+        self._shown: list[_Shown] = []
 
     def on_resize(self, event: events.Resize) -> None:
         if event.size.width != self._width:
             self._width = event.size.width
             self.call_after_refresh(self.recompose)
 
+    async def recompose(self) -> None:
+        if self._kept() != self._shown:
+            await super().recompose()
+
     def compose(self) -> ComposeResult:
-        keys = [widget for widget in super().compose() if isinstance(widget, FooterKey)]
+        self._shown = self._kept()
+        for binding, is_enabled, tooltip in self._shown:
+            name = self.app.get_key_display(binding)
+            yield _Key(binding.key, name, binding.description, binding.action, disabled=not is_enabled, tooltip=tooltip)
+
+    def _kept(self) -> list[_Shown]:
+        if not self._bindings_ready:
+            return []
+        keys = dict[str, _Shown]()
+        for _, binding, is_enabled, tooltip in self.screen.active_bindings.values():
+            if binding.show:
+                keys.setdefault(binding.action, (binding, is_enabled, tooltip))
         room = (self._width or self.app.size.width) + 1  # of the last one the blank at its end may go
         kept = set()
-        for key in sorted(keys, key=lambda key: key.action not in _KEPT_LONGEST):
-            room -= cell_len(f" {key.key_display} {key.description} ")
+        for action in sorted(keys, key=lambda action: action not in _KEPT_LONGEST):
+            binding = keys[action][0]
+            room -= cell_len(f" {self.app.get_key_display(binding)} {binding.description} ")
             if room < 0:
                 break
-            kept.add(key)
-        yield from (key for key in keys if key in kept)
+            kept.add(action)
+        return [key for action, key in keys.items() if action in kept]

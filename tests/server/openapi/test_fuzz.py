@@ -92,7 +92,7 @@ def test_several_at_once_break_nothing(daemon: Daemon, tmp_path: Path):
     """Models are removed under others' requests, and made again."""
 
     def one(seed: int) -> None:
-        fuzz(daemon, tmp_path / str(seed), "--phases", "fuzzing", "--max-examples", str(2 * DEPTH), seed=seed)
+        fuzz(daemon, tmp_path / str(seed), "--phases", "fuzzing", "--max-examples", str(DEPTH), seed=seed)
 
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(one, (2, 3)))
