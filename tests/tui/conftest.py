@@ -367,7 +367,7 @@ def parsed_once() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def typed_at_once() -> Iterator[None]:
-    """A word arrives as from hands that are quick: its letters are drawn together, as a terminal's driver gives them."""
+    """A word arrives as from quick hands: its letters are drawn together, as a terminal's driver gives them."""
     press_keys = App._press_keys
 
     async def press(self: App[Any], keys: Iterable[str]) -> None:

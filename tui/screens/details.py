@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import Any, ClassVar
 
 from msgspec.structs import replace
-from textual import events
+from textual import events, work
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical, VerticalScroll
@@ -269,10 +269,8 @@ class UsageScreen(Dialog[None]):
         self._days = _DAYS[(_DAYS.index(self._days) + 1) % len(_DAYS)]
         self._ask()
 
-    def _ask(self) -> None:
-        self.run_worker(self._load, name="usage", group="usage", exclusive=True)
-
-    async def _load(self) -> None:
+    @work(name="usage", group="usage", exclusive=True)
+    async def _ask(self) -> None:
         try:
             report = await self._session.daemon.usage(self._by, self._days)
         except LocalrunError as error:

@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
 from rich.cells import cell_len
-from textual import on
+from textual import on, work
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
@@ -122,10 +121,9 @@ class ModelsScreen(Picker[str]):
         self._doomed = None
         self._say("")
         self._narrow()
-        # A function, as the next letter may come before this one's search has begun.
-        search = partial(self._search, self._input.value.strip())
-        self.run_worker(search, name="search", group="search", exclusive=True)
+        self._search(self._input.value.strip())
 
+    @work(name="search", group="search", exclusive=True)
     async def _search(self, query: str) -> None:
         if len(query) < _FEWEST_LETTERS or _path(query) is not None:
             return

@@ -11,7 +11,7 @@ from __future__ import annotations
 import sqlite3
 from typing import ClassVar
 
-from textual import on
+from textual import on, work
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
@@ -61,8 +61,9 @@ class ToolsScreen(Dialog[None]):
 
     def on_mount(self) -> None:
         self._note.update("Starting the servers…")
-        self.run_worker(self._look, name="tools", group="tools", exclusive=True)
+        self._look()
 
+    @work(name="tools", group="tools", exclusive=True)
     async def _look(self) -> None:
         await self._toolbox.look(self._toolbox.names)
         self._show()
@@ -139,7 +140,7 @@ class ToolsScreen(Dialog[None]):
         if name in self._toolbox.failures and name not in off:
             self._toolbox.forget_failure(name)
             self._note.update(Content(f"Starting {name}…"))
-            self.run_worker(self._look, name="tools", group="tools", exclusive=True)
+            self._look()
             return
         try:
             self._conversation.set_tools(off=tuple(o for o in off if o != name) if name in off else (*off, name))
