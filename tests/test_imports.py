@@ -377,6 +377,10 @@ def test_help_is_not_kept_waiting_by_heavy_imports():
     assert not loaded & {"numpy", "gguf", "textual", "starlette", "uvicorn", "httpx2", "llama_cpp", "jinja2"}
 
 
+def test_the_list_of_gpus_which_each_load_of_a_model_asks_for_waits_for_no_other_imports():
+    assert not loaded_after("import localrun.engine.tools.tasks") & {"numpy", "gguf", "psutil", "msgspec", "asyncio"}
+
+
 def test_the_loop_the_fakes_and_the_planner_run_without_native_libraries():
     loaded = loaded_after("import tests.fakes.process, localrun.engine.engine, localrun.plan.report")
     assert "localrun" in loaded

@@ -104,7 +104,8 @@ def build(settings: Settings, runtime: Runtime) -> Limits:
         if write is not None:
             write(scope, account, seconds)
 
-    return Limits(app, settings, runtime.access, runtime.loop_watch, ended, table.find)
+    is_stopping = runtime.shutdown_requested.is_set
+    return Limits(app, settings, runtime.access, runtime.loop_watch, ended, table.find, is_stopping)
 
 
 def serve(settings: Settings, idle_exit_s: float | None = None, elsewhere: Elsewhere | None = None) -> None:

@@ -25,21 +25,20 @@ from collections.abc import Iterator
 from itertools import combinations
 from typing import TYPE_CHECKING, Any, TextIO
 
-import numpy as np
-from numpy.typing import NDArray
-
 from localrun.engine.tools import own_stdout, say
 from localrun.errors import LocalrunError
-from localrun.hardware.processors import others_busy_s, usable
-from localrun.hardware.thread_choice import Threads
 from localrun.processes import step_back
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from localrun.engine.native.context import LlamaContext
 
 
 def main() -> int:
-    """The exit code. The native library is imported by the task, when what it prints does not go to stdout any more."""
+    """The exit code. The native library is imported by the task, when what it prints does not go to stdout any more,
+    and so is what takes long to import: the daemon asks for the GPUs each time that it loads a model."""
     lines, (task, *args) = own_stdout(), sys.argv[1:]
     return {task.__name__: task for task in (build_report, quantize, thread_rates, device_check)}[task](args, lines)
 
@@ -93,6 +92,7 @@ def quantize(args: list[str], lines: TextIO) -> int:
     the daemon, and it is polite: streams that run meanwhile go first. A target that was not finished is for the caller
     to delete."""
     from localrun.engine.native.library import last_problem, log_callback, native
+    from localrun.hardware.processors import usable
 
     source, target, file_type, n_threads = args
     source, target = os.path.abspath(source), os.path.abspath(target)
@@ -148,6 +148,8 @@ def thread_rates(args: list[str], lines: TextIO) -> int:
     from localrun.engine.native.library import library_folder
     from localrun.engine.native.llama import LlamaBackend
     from localrun.engine.native.threads import step_s
+    from localrun.hardware.processors import others_busy_s
+    from localrun.hardware.thread_choice import Threads
 
     model, rounds, *numbers = args
     streams, threads = ([int(number) for number in text.split(",")] for text in numbers)
@@ -214,7 +216,7 @@ def device_check(args: list[str], lines: TextIO) -> int:
         say(lines, **of_device)
         there, here = load_model(path, -1, devices=(device,)), load_model(path, 0)
         wrong = [
-            token < 0 or bool(logits.max() - logits[token] > _TOLERANCE * np.ptp(logits))
+            token < 0 or bool(logits.max() - logits[token] > _TOLERANCE * (logits.max() - logits.min()))
             for steps in _ROUNDS
             for token, logits in _compared(there, here, steps)
         ]

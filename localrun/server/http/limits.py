@@ -28,6 +28,7 @@ Does not: enforce time or header size (`connection.py` does), or know keys (`acc
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 import sys
 import time
@@ -113,9 +114,11 @@ class Limits:
         loop_watch: LoopWatch | None = None,
         on_ended: Ended = lambda scope, account, seconds: None,
         find: Find = lambda method, path: None,
+        is_stopping: Callable[[], bool] = lambda: False,
     ) -> None:
         self._app = app
         self._on_ended = on_ended
+        self._is_stopping = is_stopping
         self._find = find
         self._access = access
         self._loop_watch = loop_watch or LoopWatch()
@@ -216,7 +219,8 @@ class Limits:
             await self._app(scope, guard.receive, guard.send)
         finally:
             guard.release()
-        await guard.end()
+        if guard.is_open:  # neither the handler nor the room has any of the body now
+            await self._discard(receive, send)
 
     def _check_host(self, scope: Scope, *, is_local: bool) -> str:
         hosts = header_values(scope, b"host")
@@ -301,8 +305,17 @@ class Limits:
         await send({"type": "http.response.start", "status": error.status, "headers": answer_headers})
         await send({"type": "http.response.body", "body": body, "more_body": has_body})
         if has_body:
-            await _discard(receive)
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
+            await self._discard(receive, send)
+
+    async def _discard(self, receive: Receive, send: Send) -> None:
+        """Reads the rest of a refused body, and ends the answer. A daemon that ends waits for nobody's body."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LINGER_S):
+                while not self._is_stopping():
+                    message = await asyncio.wait_for(receive(), _LINGER_QUIET_S)
+                    if message["type"] != "http.request" or not message.get("more_body", False):
+                        break
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 class _BodyRoom:
@@ -392,7 +405,7 @@ class _BodyGuard:
         self._n_bytes = 0
         self._is_over = False
         # The answer to a body that is over a limit has no end yet.
-        self._is_open = False
+        self.is_open = False
 
     async def receive(self) -> Message:
         message = await self._receive()
@@ -441,13 +454,7 @@ class _BodyGuard:
             await self._send(message)
         else:
             await self._send({**message, "more_body": True})
-            self._is_open = True
-
-    async def end(self) -> None:
-        """Reads the rest of a body that was over a limit, when neither the handler nor the room has any of it."""
-        if self._is_open:
-            await _discard(self._receive)
-            await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+            self.is_open = True
 
 
 def _check_content_type(content_type: str | None, *, is_page: bool, file_type: str) -> None:
@@ -470,17 +477,6 @@ def _too_large(max_bytes: int) -> TooLarge:
     if max_bytes == MAX_TEXT_BYTES:
         why = "that much text is more than any context holds, so send less of it"
     return TooLarge(f"the body is larger than {max_bytes} bytes; {why}")
-
-
-async def _discard(receive: Receive) -> None:
-    try:
-        async with asyncio.timeout(_LINGER_S):
-            while True:
-                message = await asyncio.wait_for(receive(), _LINGER_QUIET_S)
-                if message["type"] != "http.request" or not message.get("more_body", False):
-                    return
-    except TimeoutError:
-        return
 
 
 _ALLOWED_METHODS = b"GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS"

@@ -323,6 +323,19 @@ async def test_a_refused_body_is_read_for_as_long_as_it_comes() -> None:
     assert (statuses, sent) == ([413], [])
 
 
+async def test_a_daemon_that_ends_reads_no_refused_body_on() -> None:
+    n_read, statuses = 0, list[int]()
+
+    async def receive() -> Message:
+        nonlocal n_read
+        n_read += 1
+        return {"type": "http.request", "body": b"x" * 1024, "more_body": n_read < 1000}
+
+    settings = Settings(max_body_bytes=LIMIT_BYTES)
+    await post(Limits(Handler(), settings, is_stopping=lambda: n_read >= 10), receive, statuses.append)
+    assert (statuses, n_read) == ([413], 10)
+
+
 async def test_bodies_that_are_thrown_away_take_no_room() -> None:
     app = Limits(Handler(), Settings(max_body_bytes=LIMIT_BYTES))
     statuses, ending = list[int](), asyncio.Event()
