@@ -82,10 +82,10 @@ def running_daemon(
         own |= {} if fake else {"LOCALRUN_THREADS": "1"}
         log = Path(home) / "log.txt"
         process: subprocess.Popen[str] | forked.Forked
-        is_forked = fake and not within and all(name.startswith(_READ_LATE) for name in environment)
+        is_forked = not within and all(name.startswith(_READ_LATE) for name in environment)
         with log.open("w") as log_file:
             if is_forked and forked.IS_POSSIBLE:
-                process = forked.Forked(("--port", "0", *arguments), inherited | own | environment, log_file)
+                process = forked.Forked(("--port", "0", *arguments), inherited | own | environment, log_file, fake=fake)
             else:
                 command = SERVE if fake else (sys.executable, "-m", "localrun", "serve")
                 process = subprocess.Popen(

@@ -20,7 +20,8 @@ def other_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def daemon() -> Iterator[Daemon]:
-    """With as many threads as it finds good."""
-    with running_daemon("--slots", "8", "--kv-cells", "16384", fake=False, LOCALRUN_THREADS="0") as running:
+def daemon(request: pytest.FixtureRequest) -> Iterator[Daemon]:
+    """With one thread, or what a file of tests names `THREADS`."""
+    threads = getattr(request.module, "THREADS", "1")
+    with running_daemon("--slots", "8", "--kv-cells", "16384", fake=False, LOCALRUN_THREADS=threads) as running:
         yield running

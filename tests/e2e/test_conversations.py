@@ -8,6 +8,8 @@ from typing import Any
 from localrun.client import Client
 from tests.daemon import Daemon
 
+# As many as the daemon finds good.
+THREADS = "0"
 # None of these is in the text that the model was trained on; the recipe keeps a list of its own.
 NAMES = ("Zorvane", "Tibelka", "Orsimund", "Quelbray", "Haxolin", "Vemirra", "Dwinteo", "Plorana")
 

@@ -1,4 +1,4 @@
-"""Daemons with fake engines that need not import anything: one process has done so, and forks for each.
+"""Daemons that need not import anything: one process has done so, and forks for each.
 
 A test's daemon is a process with its own environment, folder, signals and exit status all the same. Importing what it
 is made of takes a second of a processor, and a test run starts hundreds.
@@ -30,14 +30,14 @@ _MAX_BYTES = 1 << 20
 
 
 class Forked:
-    """A daemon: what tests use of `subprocess.Popen`."""
+    """A daemon, with fake engines or real ones: what tests use of `subprocess.Popen`."""
 
-    def __init__(self, arguments: tuple[str, ...], environment: dict[str, str], stderr: IO[str]) -> None:
+    def __init__(self, arguments: tuple[str, ...], environment: dict[str, str], stderr: IO[str], *, fake: bool) -> None:
         self._ends, ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         out, written = os.pipe()
         self.stdout = os.fdopen(out, encoding="utf-8")
         self.returncode: int | None = None
-        request = json.dumps([arguments, environment, os.getcwd()]).encode()
+        request = json.dumps([arguments, environment, os.getcwd(), fake]).encode()
         with ends:
             socket.send_fds(_forking(), [request], [written, stderr.fileno(), ends.fileno()])
         os.close(written)
@@ -84,8 +84,8 @@ def _forking() -> socket.socket:
     return ours
 
 
-def _serve(channel: socket.socket) -> None:
-    """Forks until the other side is closed; returns in what it has forked."""
+def _serve(channel: socket.socket) -> bool:
+    """Forks until the other side is closed; returns in what it has forked, whether its engines are fakes."""
     poll, running = select.poll(), dict[int, tuple[int, socket.socket]]()
     poll.register(channel, select.POLLIN)
     while True:
@@ -106,8 +106,7 @@ def _serve(channel: socket.socket) -> None:
             if not pid:
                 for other in (channel, ends, *(ends for _, ends in running.values())):
                     other.detach()
-                _become(request, out, err)
-                return
+                return _become(request, out, err)
             os.close(out)
             os.close(err)
             ends.send(b"%d" % pid)
@@ -116,9 +115,9 @@ def _serve(channel: socket.socket) -> None:
             poll.register(process, select.POLLIN)
 
 
-def _become(request: bytes, out: int, err: int) -> None:
+def _become(request: bytes, out: int, err: int) -> bool:
     """A daemon, as if it had been started with these arguments, variables and files."""
-    arguments, environment, folder = json.loads(request)
+    arguments, environment, folder, fake = json.loads(request)
     os.dup2(out, 1)
     os.dup2(err, 2)
     os.closerange(3, os.sysconf("SC_OPEN_MAX"))
@@ -130,6 +129,7 @@ def _become(request: bytes, out: int, err: int) -> None:
     os.chdir(folder)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.argv[:] = [str(Path(__file__).with_name("serve.py")), *arguments]
+    return bool(fake)
 
 
 if __name__ == "__main__":
@@ -140,5 +140,4 @@ if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     gc.collect()
     gc.freeze()
-    _serve(socket.socket(fileno=int(sys.argv[1])))
-    run()
+    run(fake=_serve(socket.socket(fileno=int(sys.argv[1]))))

@@ -21,9 +21,10 @@ from localrun.server.runtime import Runtime
 from tests.fakes import ENGINE
 
 
-def run() -> None:
+def run(*, fake: bool = True) -> None:
     """With what follows the first of `sys.argv`."""
-    app.Runtime = partial(Runtime, engine_command=ENGINE)  # type: ignore[misc,assignment]
+    if fake:
+        app.Runtime = partial(Runtime, engine_command=ENGINE)  # type: ignore[misc,assignment]
     sys.argv.insert(1, "serve")
     main()
 
