@@ -55,7 +55,6 @@ def test_text_of_programs_is_utf_8_and_never_an_error() -> None:
 
 # Programs that a person starts in a terminal of theirs, and what never runs on Windows.
 SEEN = {
-    ("localrun.bench.servers", "Popen"),
     ("localrun.bench.tune", "Popen"),
     ("localrun.hardware.processors", "run"),
     ("localrun.service.manager", "run"),

@@ -83,10 +83,11 @@ async def test_rates_of_running_streams(running: Any, submit: Any) -> None:
                     pass
 
         tasks = [asyncio.create_task(stream()) for _ in range(4)]
-        snapshot = await runtime.telemetry.snapshot()
+        snapshot, steps_s = await runtime.telemetry.snapshot(), list[float]()
         while not snapshot.requests or min(row.output_tokens for row in snapshot.requests) < 60:
             await asyncio.sleep(0.05)
             snapshot = await runtime.telemetry.snapshot()
+            steps_s += [engine.step_s for engine in snapshot.engines if engine.step_s is not None]
         aggregate, engine = snapshot.aggregate, snapshot.engines[0]
         of_rows = sum(row.tokens_per_s for row in snapshot.requests if row.tokens_per_s is not None)
         assert aggregate.running == 4
@@ -98,8 +99,7 @@ async def test_rates_of_running_streams(running: Any, submit: Any) -> None:
         assert engine.kv_cells_used > 4 * 60
         assert engine.rss_bytes is not None
         assert engine.rss_bytes > 1_000_000
-        assert engine.step_s is not None
-        assert engine.step_s >= 0.005
+        assert max(steps_s) >= 0.005, "one that comes after a late one is shorter"
         for task in tasks:
             task.cancel()
 
