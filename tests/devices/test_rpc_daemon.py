@@ -45,10 +45,10 @@ def daemon_on(devices: dict[str, str], **more: str) -> Any:
 @pytest.mark.parametrize("speculation", ["on", "off"])
 def test_no_answer_has_a_token_of_another_one(on_two_devices: dict[str, str], speculation: str) -> None:
     with daemon_on(on_two_devices, LOCALRUN_SPECULATION=speculation) as daemon:
-        outcome = rounds.run(daemon, n_rounds=20 * DEPTH, n_streams=N_STREAMS, n_tokens=16)
+        outcome = rounds.run(daemon, n_rounds=10 * DEPTH, n_streams=N_STREAMS, n_tokens=16)
         [loaded] = daemon.http.get("/api/ps").json()["models"]
     assert loaded["size_vram"] > 0
-    assert outcome.n_answers == 20 * DEPTH * N_STREAMS
+    assert outcome.n_answers == 10 * DEPTH * N_STREAMS
     assert outcome.wrong == []
 
 
@@ -140,7 +140,7 @@ def test_requests_of_all_kinds_run_together_as_they_run_alone(on_two_devices: di
         alone = {kind: complete(daemon, kind) for kind in KINDS}
         assert json.loads(alone["a schema"][0])["kind"] in ("cat", "dog")
         with ThreadPoolExecutor(len(KINDS)) as pool:
-            for _ in range(5 * DEPTH):
+            for _ in range(3 * DEPTH):
                 together = dict(zip(KINDS, pool.map(lambda kind: complete(daemon, kind), KINDS), strict=True))
                 assert together == alone
 

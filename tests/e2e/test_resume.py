@@ -35,7 +35,7 @@ OWN |= {"draft_count", "draft_accepted_count", "speedup", "draft_n", "draft_n_ac
 OWN |= {"accepted_prediction_tokens", "rejected_prediction_tokens", "cache_write_tokens"}
 
 
-EVERY = 12 * DEPTH
+EVERY = 4 * DEPTH
 
 
 class Fakes:

@@ -385,7 +385,11 @@ def test_a_network_that_is_cut_ends_the_stream_and_comes_back(shared: tuple[Daem
     code = (
         "import asyncio, subprocess\n"
         "from localrun import errors\n"
+        "from localrun.access import discovery\n"
         "from localrun.client import Client\n"
+        # Seconds instead of half a minute; without them it would be hours.
+        "discovery._KEEP_ALIVE.update(TCP_KEEPIDLE=2, TCP_KEEPINTVL=1)\n"
+        "discovery._USER_TIMEOUT_MS = 5_000\n"
         "def cut(verb):\n"
         f"    subprocess.run(['ip', '-n', {SERVER!r}, 'route', verb, 'blackhole', '{INSIDE}/32'], check=True)\n"
         "async def main():\n"

@@ -47,7 +47,6 @@ import struct
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 from zlib import crc32
@@ -368,6 +367,8 @@ def fingerprint(model_files: Sequence[Path], *, build: str, parameters: Mapping[
 
 def library_build(package: str, library_folder: Path) -> str:
     """The version of a package and a digest of its native libraries, as a readable line. Raises OSError."""
+    from importlib import metadata  # here, because it is a tenth of what an engine imports
+
     digest = hashlib.blake2b(digest_size=6)
     for path in sorted(library_folder.iterdir()):
         status = path.stat()
