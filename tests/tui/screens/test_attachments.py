@@ -18,7 +18,7 @@ from localrun.tui.pictures import has_placeholders
 from localrun.tui.preferences import Pictures, Preferences
 from localrun.tui.widgets.gallery import Gallery, summary
 from localrun.tui.widgets.prompt import Attachments, Prompt
-from tests.tui.conftest import Desk
+from tests.tui.conftest import Desk, seen
 
 SIZE = (100, 30)
 PICTURES = ("blue 2.png", "green 1.png", "red 0.png")
@@ -250,7 +250,8 @@ async def test_real_pictures_keep_their_colour_behind_a_dialog(folder: Path) -> 
             parts = [part for strip in strips for part in strip if has_placeholders(part.text)]
             return {part.style.color for part in parts if part.style}
 
-        await desk.until(pilot, colours)
+        await desk.until(pilot, lambda: colours() and "blue" in seen(desk.app))
+        await pilot.pause()  # nothing moves any more, so that the dialog covers no more than it did
         before = colours()
         assert len(before) == 1
         await desk.app.action_help()
