@@ -18,7 +18,7 @@ from localrun.tui.pictures import has_placeholders
 from localrun.tui.preferences import Pictures, Preferences
 from localrun.tui.widgets.gallery import Gallery, summary
 from localrun.tui.widgets.prompt import Attachments, Prompt
-from tests.tui.conftest import Desk, seen
+from tests.tui.conftest import Desk
 
 SIZE = (100, 30)
 PICTURES = ("blue 2.png", "green 1.png", "red 0.png")
@@ -239,7 +239,7 @@ async def test_real_pictures_keep_their_colour_behind_a_dialog(folder: Path) -> 
     desk.app = LocalrunApp(
         "http://127.0.0.1:1", connect=desk.daemon.connect, preferences=Preferences(pictures=Pictures.KITTY)
     )
-    async with desk.open(SIZE) as pilot:
+    async with desk.open((SIZE[0], 3 * SIZE[1])) as pilot:
         await _drop(desk, pilot, f"'{folder / PICTURES[0]}'")
         await _type(desk, pilot, "what is it?")
         desk.daemon.say("blue")
@@ -250,8 +250,7 @@ async def test_real_pictures_keep_their_colour_behind_a_dialog(folder: Path) -> 
             parts = [part for strip in strips for part in strip if has_placeholders(part.text)]
             return {part.style.color for part in parts if part.style}
 
-        await desk.until(pilot, lambda: colours() and "blue" in seen(desk.app))
-        await pilot.pause()  # nothing moves any more, so that the dialog covers no more than it did
+        await desk.until(pilot, colours)
         before = colours()
         assert len(before) == 1
         await desk.app.action_help()
