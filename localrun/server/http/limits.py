@@ -310,9 +310,12 @@ class Limits:
     async def _discard(self, receive: Receive, send: Send) -> None:
         """Reads the rest of a refused body, and ends the answer. A daemon that ends waits for nobody's body."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_LINGER_S):
+            clock = asyncio.get_running_loop().time
+            end_s = clock() + _LINGER_S
+            async with asyncio.timeout_at(end_s) as waiting:
                 while not self._is_stopping():
-                    message = await asyncio.wait_for(receive(), _LINGER_QUIET_S)
+                    waiting.reschedule(min(end_s, clock() + _LINGER_QUIET_S))
+                    message = await receive()
                     if message["type"] != "http.request" or not message.get("more_body", False):
                         break
         await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -302,12 +302,27 @@ def test_a_chunked_body_is_cut_off_at_the_limit() -> None:
     assert len(handler.body) == LIMIT_BYTES
 
 
-async def post(app: Limits, receive: Receive, on_status: Callable[[int], None]) -> None:
+def sender(pieces: list[bytes], *, pause_s: float = 0.0) -> Receive:
+    """Sends these, the last one first, and takes them out of the list."""
+
+    async def receive() -> Message:
+        await asyncio.sleep(pause_s)
+        return {"type": "http.request", "body": pieces.pop(), "more_body": bool(pieces)}
+
+    return receive
+
+
+async def post(
+    app: Limits, receive: Receive, on_status: Callable[[int], None] = lambda _: None, *, length: int | None = None
+) -> None:
+    """In chunks where no length is announced."""
+
     async def send(message: Message) -> None:
         if message["type"] == "http.response.start":
             on_status(message["status"])
 
-    headers = [(name.encode(), value.encode()) for name, value in (*LOCAL, *JSON, ("transfer-encoding", "chunked"))]
+    announced = ("transfer-encoding", "chunked") if length is None else ("content-length", str(length))
+    headers = [(name.encode(), value.encode()) for name, value in (*LOCAL, *JSON, announced)]
     await app({"type": "http", "method": "POST", "path": "/api/generate", "headers": headers}, receive, send)
 
 
@@ -315,11 +330,8 @@ async def test_a_refused_body_is_read_for_as_long_as_it_comes() -> None:
     """Clients that look for an answer only when they have sent everything would be told of a reset connection."""
     sent, statuses = [b"x" * 1024] * 7, list[int]()
 
-    async def receive() -> Message:
-        await asyncio.sleep(0.25)
-        return {"type": "http.request", "body": sent.pop(), "more_body": bool(sent)}
-
-    await post(Limits(Handler(), Settings(max_body_bytes=LIMIT_BYTES)), receive, statuses.append)
+    app = Limits(Handler(), Settings(max_body_bytes=LIMIT_BYTES))
+    await post(app, sender(sent, pause_s=0.25), statuses.append)
     assert (statuses, sent) == ([413], [])
 
 
@@ -340,7 +352,7 @@ async def test_bodies_that_are_thrown_away_take_no_room() -> None:
     app = Limits(Handler(), Settings(max_body_bytes=LIMIT_BYTES))
     statuses, ending = list[int](), asyncio.Event()
 
-    def sender(n_bytes: int) -> Receive:
+    def held_open(n_bytes: int) -> Receive:
         pieces = [b"x" * n_bytes]
 
         async def receive() -> Message:
@@ -352,10 +364,10 @@ async def test_bodies_that_are_thrown_away_take_no_room() -> None:
 
     refused = []
     for n in range(1, MAX_BODIES + 2):
-        refused.append(asyncio.create_task(post(app, sender(LIMIT_BYTES + 1), statuses.append)))
+        refused.append(asyncio.create_task(post(app, held_open(LIMIT_BYTES + 1), statuses.append)))
         await until(lambda n=n: len(statuses) == n)
     ending.set()
-    await post(app, sender(LIMIT_BYTES), statuses.append)
+    await post(app, held_open(LIMIT_BYTES), statuses.append)
     assert statuses == [413] * len(refused) + [200]
     await asyncio.gather(*refused)
 
@@ -381,28 +393,18 @@ def test_the_bodies_of_all_requests_are_bounded_together_and_free_again_at_their
 
         limits = Limits(app, Settings(max_body_bytes=LIMIT_BYTES))
 
-        async def post(length: int) -> None:
-            sent = [b"x" * 1024] * (length // 1024)
-
-            async def receive() -> Message:
-                await asyncio.sleep(0)
-                return {"type": "http.request", "body": sent.pop(), "more_body": bool(sent)}
-
-            async def send(_: Message) -> None:
-                pass
-
-            raw = [(name.encode(), value.encode()) for name, value in (*LOCAL, *JSON, ("content-length", str(length)))]
-            await limits({"type": "http", "method": "POST", "path": "/api/chat", "headers": raw}, receive, send)
+        async def posted(length: int) -> None:
+            await post(limits, sender([b"x" * 1024] * (length // 1024)), length=length)
 
         async with asyncio.TaskGroup() as group:
-            running = [group.create_task(post(LIMIT_BYTES)) for _ in range(MAX_BODIES)]
+            running = [group.create_task(posted(LIMIT_BYTES)) for _ in range(MAX_BODIES)]
             await until(lambda: n_read == MAX_BODIES)
             with pytest.raises(QueueFull, match=f"{MAX_BODIES * LIMIT_BYTES} bytes together .* try again") as caught:
-                await asyncio.wait_for(post(1024), 30)
+                await asyncio.wait_for(posted(1024), 30)
             assert caught.value.retry_after_s > 0
             assert not any(task.done() for task in running)
             going_on.set()
-        await post(LIMIT_BYTES)
+        await posted(LIMIT_BYTES)
 
     asyncio.run(run())
 
