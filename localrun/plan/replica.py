@@ -175,13 +175,21 @@ class Replica:
             return self._woken_s
         if self._running or not self.engine.is_idle or not self._arrivals:
             return self.clock.now_s
-        return max(self.clock.now_s, self._arrivals[0].at_s + self._costs.request_s)
+        return max(self.clock.now_s, self._arrives_s)
+
+    @property
+    def _arrives_s(self) -> float:
+        """When the next request is here."""
+        return self._arrivals[0].at_s + self._costs.request_s if self._arrivals else math.inf
 
     @property
     def _woken_s(self) -> float:
         """When it really wakes: an arrival ends its sleep."""
-        arrives_s = self._arrivals[0].at_s + self._costs.request_s if self._arrivals else math.inf
-        return max(self.clock.now_s, min(self._wakes_s, arrives_s))
+        return max(self.clock.now_s, min(self._wakes_s, self._arrives_s))
+
+    def _sleep(self) -> None:
+        self.clock.sleep_until(self._woken_s, self._sleeps_as)
+        self._wakes_s = 0.0
 
     @property
     def n_running(self) -> int:
@@ -204,13 +212,12 @@ class Replica:
     def advance(self, until_s: float = math.inf) -> None:
         """One step, or a sleep. A step may be late, but a sleep that is over after `until_s` is kept for then."""
         if self._wakes_s > self.clock.now_s:
-            self.clock.sleep_until(self._woken_s, self._sleeps_as)
-            self._wakes_s = 0.0
+            self._sleep()
         self._submit_due()
         if self._running or not self.engine.is_idle:
             self._step(until_s)
         elif self._arrivals:
-            self.clock.sleep_until(min(until_s, self._arrivals[0].at_s + self._costs.request_s), Account.IDLE)
+            self.clock.sleep_until(min(until_s, self._arrives_s), Account.IDLE)
 
     def outcome(self, *, is_given_up: bool = False) -> Outcome:
         return Outcome(
@@ -225,7 +232,7 @@ class Replica:
 
     def _submit_due(self) -> None:
         """A request is on its way for a moment: a thread beside the steps makes tokens of it."""
-        while self._arrivals and self._arrivals[0].at_s + self._costs.request_s <= self.clock.now_s:
+        while self._arrives_s <= self.clock.now_s:
             arrival = heappop(self._arrivals)
             turn = arrival.session.turns[arrival.turn]
             request_id = len(self.records) + 1
@@ -254,8 +261,7 @@ class Replica:
                 self._wakes_s = min(self._wakes_s, max(clock.now_s, worker.ends_at_s))
             self._sleeps_as = Account.PROMPTS if is_computing else Account.IDLE
             if self._woken_s <= until_s:
-                clock.sleep_until(self._woken_s, self._sleeps_as)
-                self._wakes_s = 0.0
+                self._sleep()
         if clock.now_s == before_s and self._wakes_s <= before_s:
             clock.spend(_LOOK_S, Account.HOST)
         if is_blocked:
