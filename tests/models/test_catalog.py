@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import tomllib
+from pathlib import Path
+
 import pytest
 
 from localrun.models import catalog, quant_choice
@@ -23,6 +26,13 @@ def test_every_entry_is_sound(entry: catalog.Entry):
     assert entry.context_tokens >= 512
     assert entry.licence
     assert entry.use
+
+
+def test_no_key_of_the_file_is_passed_over():
+    known = {*catalog.Entry.__struct_fields__} - {"name"}
+    for family in tomllib.loads((Path(catalog.__file__).parent / "catalog.toml").read_text(encoding="utf-8"))["family"]:
+        assert family.keys() - known == {"name", "models"}
+        assert {key for model in family["models"] for key in model} <= known | {"tag", "also"}
 
 
 def test_models_that_see_are_found():
