@@ -127,11 +127,12 @@ class KeyLine(Footer):
             self.call_after_refresh(self.recompose)
 
     async def recompose(self) -> None:
-        if self._kept() != self._shown:
+        kept = self._kept()
+        if kept != self._shown:
+            self._shown = kept
             await super().recompose()
 
     def compose(self) -> ComposeResult:
-        self._shown = self._kept()
         for binding, is_enabled, tooltip in self._shown:
             name = self.app.get_key_display(binding)
             yield _Key(binding.key, name, binding.description, binding.action, disabled=not is_enabled, tooltip=tooltip)
