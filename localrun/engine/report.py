@@ -97,9 +97,8 @@ class Report:
 
     def begin_step(self, cells: Cells, running: Sequence[Request], now_s: float) -> None:
         """A step is about to be computed: time to draw a map beside it, if one is due."""
-        if (
-            self._map is not None and not self._started
-        ):  # who starts has no cells yet, and would only be seen in the map after this one
+        # Who starts has no cells yet, and would only be seen in the map after this one.
+        if self._map is not None and not self._started:
             self._map.begin(cells, running, now_s)
 
     def computed(self, plan: StepPlan, step_s: float) -> None:

@@ -14,7 +14,7 @@ blame or may only have been computed beside the one that is. They are computed a
 still has no numbers then ends its request.
 
 Invariant: every submitted request gets exactly one final delta, with all of its vectors before or in it.
-Does not: read or write pipes, tokenize (`inputs.py`), or normalise (`engine.py`).
+Does not: read or write pipes, or tokenize (`inputs.py`).
 """
 
 from __future__ import annotations

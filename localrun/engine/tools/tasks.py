@@ -39,8 +39,9 @@ if TYPE_CHECKING:
 def main() -> int:
     """The exit code. The native library is imported by the task, when what it prints does not go to stdout any more,
     and so is what takes long to import: the daemon asks for the GPUs each time that it loads a model."""
-    lines, (task, *args) = own_stdout(), sys.argv[1:]
-    return {task.__name__: task for task in (build_report, quantize, thread_rates, device_check)}[task](args, lines)
+    lines, (name, *args) = own_stdout(), sys.argv[1:]
+    tasks = {task.__name__: task for task in (build_report, quantize, thread_rates, device_check)}
+    return tasks[name](args, lines)
 
 
 # --- what this build of llama.cpp is and can use ---

@@ -239,7 +239,7 @@ async def test_real_pictures_keep_their_colour_behind_a_dialog(folder: Path) -> 
     desk.app = LocalrunApp(
         "http://127.0.0.1:1", connect=desk.daemon.connect, preferences=Preferences(pictures=Pictures.KITTY)
     )
-    async with desk.open((SIZE[0], 3 * SIZE[1])) as pilot:
+    async with desk.open((SIZE[0], 3 * SIZE[1])) as pilot:  # so high that the dialog does not cover it
         await _drop(desk, pilot, f"'{folder / PICTURES[0]}'")
         await _type(desk, pilot, "what is it?")
         desk.daemon.say("blue")
