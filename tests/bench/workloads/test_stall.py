@@ -19,17 +19,18 @@ PREFILL_S = 0.3
 def scripted(
     server: FakeServer,
     pieces: Callable[[threading.Event], Iterator[tuple[float, str]]],
-    has_begun: threading.Event | None = None,
+    has_answered: threading.Event | None = None,
 ) -> RunResult:
-    """Streams send `pieces`; the event is set while the long prompt is computed, and `has_begun` once it came."""
+    """Streams send `pieces`, told of an event that is set while the long prompt is computed; `has_answered` is set once
+    its first token was sent."""
     is_computing = threading.Event()
-    has_begun = has_begun or threading.Event()
+    has_answered = has_answered or threading.Event()
 
     def compute() -> Iterator[tuple[float, str]]:
         is_computing.set()
-        has_begun.set()
         yield PREFILL_S, "x"
         is_computing.clear()
+        has_answered.set()
         yield 0.0, "y"
 
     def reply(asked: Asked) -> Reply:
@@ -42,15 +43,15 @@ def scripted(
 
 
 def test_the_silence_while_the_prompt_is_computed_is_found(server: FakeServer) -> None:
-    has_begun = threading.Event()
+    has_answered = threading.Event()
 
     def standing_still(is_computing: threading.Event) -> Iterator[tuple[float, str]]:
         for n in range(N_STREAM_OUTPUT):
             if n == N_STREAM_OUTPUT // 2:
-                has_begun.wait(60)  # however late a busy machine sends the long prompt
+                has_answered.wait(60)  # however late a busy machine sends the long prompt and computes it
             yield (PREFILL_S if is_computing.is_set() else PACE_S), "x"
 
-    result = scripted(server, standing_still, has_begun)
+    result = scripted(server, standing_still, has_answered)
     # Of pieces that a busy machine reads late, the gap is shorter than the silence was.
     assert result.metrics["longest_gap_s"] > PREFILL_S / 2
     assert result.metrics["long_ttft_s"] >= PREFILL_S
