@@ -421,7 +421,8 @@ class History:
         try:
             yield
         except BaseException:
-            self._db.execute("ROLLBACK")
+            if self._db.in_transaction:  # in a damaged file, SQLite has ended it itself
+                self._db.execute("ROLLBACK")
             raise
         self._db.execute("COMMIT")
 
@@ -457,11 +458,13 @@ class History:
         return len(rows)
 
     def _check(self) -> None:
-        """Raises DatabaseError for a damaged file. Reads all of it: 40 ms for 10,000 messages."""
+        """Raises DatabaseError for a damaged file. Reads all of it: 0.1 s for 10,000 messages."""
         statements = {row[0] for row in self._db.execute("SELECT sql FROM sqlite_master")}
         found = self._db.execute("PRAGMA integrity_check(1)").fetchone()[0]
         if not statements.issuperset(SCHEMA) or found != "ok":
             raise sqlite3.DatabaseError(found if found != "ok" else "its tables are not the expected ones")
+        # That looks at the tables of the index from outside only.
+        self._db.execute("INSERT INTO message_texts (message_texts) VALUES ('integrity-check')")
 
 
 def _connected(path: Path) -> sqlite3.Connection:

@@ -191,6 +191,20 @@ def test_another_picture_or_projector_shares_nothing(layout: dict):
         harness.engine.cache.tiers.flush(1.0, harness._clock)
 
 
+def test_a_picture_follows_where_another_request_has_text(layout: dict, projector: FakeProjector):
+    """What both begin with is copied from a stream that goes on differently: with text, or with another picture."""
+    start = "what both of them begin with, and it is long enough to copy: "
+    for others in (asked(start + "some text"), asked(start, picture("cat", 5, 3)), asked(start, picture("dot", 2, 1))):
+        harness = big(layout, projector, n_slots=3, ram_cache_bytes=0)
+        harness.submit(0, others, n_predict=24)
+        for _ in range(8):
+            harness.step()
+        harness.submit(1, asked(start, picture("dog", 5, 3)))
+        harness.run()
+        assert harness.tokens[0] == alone(harness, others, 24)
+        assert harness.tokens[1] == alone(harness, asked(start, picture("dog", 5, 3)))
+
+
 def test_few_rows_are_not_shared_between_requests():
     harness = big({}, FakeProjector())
     prompt = asked("look: ", picture("dot", 2, 2), "?" * 30)

@@ -122,8 +122,10 @@ def look_at_chats(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
         with contextlib.suppress(sqlite3.Error):
             history.search("many")
         chat = history.begin("tiny", now_s=3.0)
-        history.add(chat.id, None, "user", "new", now_s=4.0)
-        assert history.chat(chat.id).title == "new"
+        # SQLite has no checksums: one in some thousand flips is in what only a writer of the index reads.
+        with contextlib.suppress(sqlite3.DatabaseError):
+            history.add(chat.id, None, "user", "new", now_s=4.0)
+            assert history.chat(chat.id).title == "new"
 
 
 def _opens(path: Path) -> bool:

@@ -129,6 +129,24 @@ def test_a_damaged_file_is_put_aside_not_deleted(tmp_path: Path):
     opened.history.close()
 
 
+def test_a_damaged_index_is_found_before_a_message_meets_it(tmp_path: Path):
+    path = tmp_path / "history.db"
+    first = open_history(path).history
+    chat = first.begin("tiny", now_s=1.0)
+    first.add(chat.id, None, "user", "What is a fox?", now_s=2.0)
+    first.close()
+    with sqlite3.connect(path) as database:
+        database.execute("UPDATE message_texts_config SET v = 99 WHERE k = 'version'")
+    database.close()
+    opened = open_history(path)
+    assert opened.put_aside is not None
+    assert opened.n_rescued == 1
+    (rescued,) = opened.history.chats()
+    opened.history.add(rescued.id, rescued.leaf_id, "assistant", "An animal.", now_s=3.0)
+    assert [hit.role for hit in opened.history.search("fox")] == ["user"]
+    opened.history.close()
+
+
 def test_a_newer_file_is_left_alone(tmp_path: Path):
     path = tmp_path / "history.db"
     with sqlite3.connect(path) as database:

@@ -186,12 +186,16 @@ class Streams(Layout):
             return True
         if spare is not None:  # of which a part can be copied: more would not fit
             self._lend(source, spare, 0, n_tokens)
+        own_chunks = self._chunks.get(target, ())
+        self.lend_chunks(source, target)  # a stream is copied as a whole, with what the target's prompt lacks
         is_copied = self._backend.seq_copy(source if spare is None else spare, target)
         if is_copied:
             self.cells.fill(target, self.cells.length(source) if spare is None else n_tokens)
         if spare is not None:
             self._take_back(spare)
-        return is_copied and self.cut(target, n_tokens)
+        is_given = is_copied and self.cut(target, n_tokens)
+        self.set_chunks(target, own_chunks)
+        return is_given
 
     def move(self, seq: int, target: int) -> None:
         """Move a sequence to an empty stream."""
