@@ -13,6 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import httpcore2
 import pytest
 
 from localrun.doctor.kernel_probe import TIMEOUT_S, ProbeFailed, probe
@@ -52,6 +53,14 @@ def _skip(items: list[pytest.Item], marker: str, reason: str) -> None:
     for item in items:
         if item.get_closest_marker(marker):
             item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def authorities() -> Iterator[None]:
+    """Clients of tests read all certificates of the system once: for each of them it would take 16 ms."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(httpcore2, "default_ssl_context", cache(httpcore2.default_ssl_context))
+        yield
 
 
 @pytest.hookimpl(trylast=True)
