@@ -256,10 +256,10 @@ def test_what_ollama_itself_writes_makes_a_model(daemon: Daemon, body: dict[str,
     ],
 )
 def test_it_is_said_which_template_stands_in_for_go_s(
-    daemon: Daemon, tmp_path: Path, go: str, said: tuple[str, ...], kept: str
+    daemon: Daemon, folder: Path, go: str, said: tuple[str, ...], kept: str
 ) -> None:
-    (tmp_path / "bare.gguf").write_bytes(VALID)
-    body = {"model": "bare", "from": str(tmp_path / "bare.gguf"), "template": go}
+    (folder / "bare.gguf").write_bytes(VALID)
+    body = {"model": "bare", "from": str(folder / "bare.gguf"), "template": go}
     statuses = [json.loads(line)["status"] for line in daemon.post("/api/create", body).text.splitlines()]
     assert says("\n".join(statuses), *said)
     assert ("is used: a guess" in str(statuses)) == (not kept)
