@@ -9,6 +9,7 @@ import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
+import httpcore2
 import httpx2
 import msgspec
 import pytest
@@ -100,6 +101,12 @@ LAST = _line(
     prompt_eval_cached_count=8, eval_count=3, load_duration=500_000_000, prompt_eval_duration=250_000_000,
     eval_duration=1_500_000_000, total_duration=2_250_000_000, draft_count=4, draft_accepted_count=2, speedup=1.5,
 )  # fmt: skip
+
+
+async def test_no_certificate_is_read_on_the_way_to_this_machine(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(httpcore2, "default_ssl_context", None)
+    async with _daemon(lambda exchange: exchange.answer({"models": []})) as (_, client):
+        assert await client.models() == []
 
 
 async def test_chat_streams_pieces_then_metrics():

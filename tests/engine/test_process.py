@@ -250,6 +250,14 @@ def test_a_library_that_prints_breaks_no_frame():
         assert "more noise" in engine.errors()
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux alone lists a process's threads in a folder")
+def test_what_an_engine_imports_starts_no_threads():
+    program = "import localrun.engine.process, os; print(len(os.listdir('/proc/self/task')))"
+    others = {name: value for name, value in os.environ.items() if name != "OPENBLAS_NUM_THREADS"}
+    done = subprocess.run([sys.executable, "-c", program], env=others, stdout=subprocess.PIPE, check=True, timeout=120)
+    assert done.stdout == b"1\n"
+
+
 def test_more_slots_than_rows_asked_for_still_serve_everybody():
     with child() as engine:
         engine.send(replace(OPEN, n_slots=40, n_batch=32))
