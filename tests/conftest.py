@@ -49,6 +49,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=lambda item: (item.path not in slow, "tui" not in item.path.parts))
 
 
+def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
+    """A text of megabytes would stand in its test's name, which goes to other processes and into their environment."""
+    return f"{argname} of {len(val)}" if isinstance(val, str | bytes) and len(val) > 200 else None
+
+
 def _skip(items: list[pytest.Item], marker: str, reason: str) -> None:
     for item in items:
         if item.get_closest_marker(marker):
