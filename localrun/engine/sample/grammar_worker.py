@@ -246,7 +246,13 @@ def _fault(root: dict[str, Any], path: str) -> _Fault | None:
 
 
 def _problem_of_schema(schema: dict[str, Any]) -> str:
-    error = LLMatcher.validate_grammar(LLMatcher.grammar_from_json_schema(json.dumps(schema)))
+    return _problem_of(json.dumps(schema))
+
+
+# The same parts are looked at before and after something is left out, and each may take a second.
+@lru_cache(maxsize=64)
+def _problem_of(text: str) -> str:
+    error = LLMatcher.validate_grammar(LLMatcher.grammar_from_json_schema(text))
     return " ".join(problem_of(error.partition(_IN_REFERENCE)[0]).split())
 
 
