@@ -154,6 +154,8 @@ _LEFT_OUT = (
     ("Schema intersection stack level exceeded", ("allOf",)),
 )
 _MAX_LEFT_OUT = 20
+_IN_CIRCLE = "circular references with sibling keys"
+_NO_SIBLINGS = {"$ref", "$defs", "definitions", "x-guidance"}
 # A group that is counted in a schema with lengths: together they may be more than an answer has time for.
 _LENGTH_BESIDE_COUNTS = re.compile(r"\)\{\d.*Length\"|Length\".*\)\{\d")
 
@@ -168,13 +170,26 @@ def _weakened(text: str, notices: list[str], whose: str = "") -> str:
         return text
     for _ in range(_MAX_LEFT_OUT):
         found = _fault(schema, "schema") or _slow(schema)
-        words = () if found is None else next((words for says, words in _LEFT_OUT if says in found.problem), ())
-        if found is None or not found.schema.keys() & words:
+        if found is None:
             break
-        for word in found.schema.keys() & words:
-            del found.schema[word]
-            notices.append(f"{whose}{found.path}.{word}: left out, since {found.problem}")
+        # The innermost schema may only lead back to the one that is to blame.
+        for path, each in reversed(found.way):
+            if words := _words_to_leave_out(each, found.problem):
+                notices += [f"{whose}{path}.{word}: left out, since {found.problem}" for word in sorted(words)]
+                for word in words:
+                    del each[word]
+                break
+        else:
+            break
     return json.dumps(schema)
+
+
+def _words_to_leave_out(schema: dict[str, Any], problem: str) -> set[str]:
+    if _IN_CIRCLE not in problem:
+        return schema.keys() & set(next((words for says, words in _LEFT_OUT if says in problem), ()))
+    if "$ref" in schema:  # the older drafts pass over what stands beside it
+        return schema.keys() - _NO_SIBLINGS
+    return schema.keys() & ({"allOf"} if "allOf" in schema else {"type"} if "anyOf" in schema else set())
 
 
 def _slow(root: dict[str, Any]) -> _Fault | None:
@@ -193,46 +208,51 @@ def _slow(root: dict[str, Any]) -> _Fault | None:
                 if not any(matcher.try_consume_tokens([byte]) for byte in wanted):
                     break
             if "too many expressions" in matcher.get_error():
-                return _Fault(node, path, "the pattern and the length are too much together")
+                return _Fault([(path, node)], "the pattern and the length are too much together")
     return None
 
 
 # What the library says of a schema that holds the faulty one.
 _IN_REFERENCE = "while processing json-schema:"
-_UNSATISFIABLE = "Unsatisfiable schema"
+_WITH_DETAILS = ("Unsatisfiable schema", _IN_CIRCLE)
 
 
 class _Fault(NamedTuple):
-    """The innermost part of a schema that is to blame, and where that is."""
+    """The parts of a schema that do not compile, with their paths; the last is the innermost."""
 
-    schema: dict[str, Any]
-    path: str
+    way: list[tuple[str, dict[str, Any]]]
     problem: str
 
     @property
     def shown(self) -> str:
-        return f"{self.path}: {self.problem}"
+        return f"{self.way[-1][0]}: {self.problem}"
 
 
 def _fault(root: dict[str, Any], path: str) -> _Fault | None:
     """Why a schema does not compile; None if it does."""
     shared: dict[str, Any] = {key: root[key] for key in ("x-guidance", "$defs", "definitions") if key in root}
-    problem, way = _problem_of_schema(root), [root]
+    problem, way = _problem_of_schema(root), [(path, root)]
     while problem:
-        for name, inner in _inner(way[-1], root):
-            is_passed = any(inner is each for each in way)
+        for name, inner in _inner(way[-1][1], root):
+            is_passed = any(inner is each for _, each in way)
             found = "" if is_passed else _problem_of_schema({**inner, **shared})
-            if found == problem or (found.startswith(_UNSATISFIABLE) and problem.startswith(_UNSATISFIABLE)):
+            if found == problem or any(found.startswith(each) and problem.startswith(each) for each in _WITH_DETAILS):
                 path, problem = f"{path}.{name}", found
-                way.append(inner)
+                way.append((path, inner))
                 break
         else:
-            return _Fault(way[-1], path, problem)
+            return _Fault(way, problem)
     return None
 
 
 def _problem_of_schema(schema: dict[str, Any]) -> str:
-    error = LLMatcher.validate_grammar(LLMatcher.grammar_from_json_schema(json.dumps(schema)))
+    return _problem_of(json.dumps(schema))
+
+
+# The same parts are looked at before and after something is left out, and each may take a second.
+@lru_cache(maxsize=64)
+def _problem_of(text: str) -> str:
+    error = LLMatcher.validate_grammar(LLMatcher.grammar_from_json_schema(text))
     return " ".join(problem_of(error.partition(_IN_REFERENCE)[0]).split())
 
 

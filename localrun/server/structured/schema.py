@@ -73,7 +73,7 @@ _HOLDS_NOTHING: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("unevaluatedItems", "unevaluatedProperties"), (True, {})),
 }
 # Words that are no slip of a keyword, though one letter away from it.
-_OTHER_WORDS = frozenset({"id", "cost", "href"})
+_OTHER_WORDS = frozenset({"id", "cost", "defs", "href"})
 
 
 def schema_text(schema: Any, *, field: str, strict: bool = False) -> str:

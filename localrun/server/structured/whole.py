@@ -91,6 +91,8 @@ def missing_targets(written: Any, root: Any) -> Iterator[tuple[str, Any]]:
         ref = node.get("$ref", "")
         if ref not in names:
             if not ref or find(root, ref) is not _MISSING:
+                if ref:  # the library reads no `<` of `#/definitions/List<Item>`
+                    node["$ref"] = quote(unquote(ref), safe="#/~$")
                 continue
             if not ref.startswith("#/") and named is None:
                 named = _named(written)

@@ -171,6 +171,7 @@ function showPictures() {
 function showList() {
   document.title = chat.turns.length ? `${chats.titleOf(chat)} · localrun` : "localrun";
   if ($("chats").querySelector("input")) return;  // a name is being typed, after which the list is shown anew
+  const held = document.activeElement?.closest("#chats button");
   const known = chats.all();
   for (const one of open.values()) if (one.turns.length && !known.some(({ id }) => id === one.id)) known.unshift(one);  // no room
   const sought = $("find").value.trim().toLowerCase();
@@ -182,19 +183,23 @@ function showList() {
     lists.get(when).append(rowOf(one));
   }
   $("chats").replaceChildren(...[...lists].flatMap(([when, list]) => [element("p", { textContent: when, ariaHidden: "true" }), list]));
+  const isHeld = (one) => one.title === held.title && one.closest("li").dataset.id === held.closest("li").dataset.id;
+  if (held) [...$("chats").querySelectorAll("button")].find(isHeld)?.focus({ preventScroll: true });
 }
+const focusList = () => ($("chats").querySelector("[aria-current]") ?? $("new")).focus();
 
 function rowOf(one) {
   const isThis = one.id === chat.id;
   const title = button(chats.titleOf(one), chats.titleOf(one), () => { showChat(open.get(one.id) ?? one); closeList(); }, { className: "title" });
   const row = element("li", {}, title);
+  row.dataset.id = one.id;
   if (!isThis) return row;
   title.ariaCurrent = "true";
   row.append(element("div", { className: "acts" },
     button("Rename", "Rename this conversation", () => rename(row, title)),
     button("Markdown", "Export as Markdown", () => download(chats.asMarkdown(chat), "md", "text/markdown")),
     button("JSON", "Export as JSON", () => download(chats.asJson(chat), "json", "application/json")),
-    button("Delete", "Delete this conversation", () => { if (confirm(`Delete "${chats.titleOf(chat)}"?`)) forget(chat.id); }),
+    button("Delete", "Delete this conversation", () => { if (confirm(`Delete "${chats.titleOf(chat)}"?`)) { forget(chat.id); focusList(); } }),
   ));
   return row;
 }
@@ -208,7 +213,7 @@ function rename(row, title) {
     field.replaceWith(title);
     const renamed = open.get(id);  // not deleted, here or in another tab
     if (takes && renamed) { renamed.name = field.value.trim(); save(renamed); } else showList();
-    $("chats").querySelector("[aria-current]")?.focus();
+    focusList();
   };
   field.addEventListener("keydown", (event) => {
     if (isComposing(event) || !["Enter", "Escape"].includes(event.key)) return;
@@ -244,7 +249,7 @@ function toggleList(is) {
   $("list").ariaExpanded = String(isShown);
   if (isNarrow && isShown) history.pushState("list", "");  // which Back closes
   else if (!isShown && history.state === "list") history.back();
-  if (isShown) ($("chats").querySelector("[aria-current]") ?? $("new")).focus();
+  if (isShown) focusList();
 }
 function closeList() {
   if (document.body.classList.contains("listed")) toggleList(false);
@@ -401,6 +406,7 @@ function answerAgain(turn) {
   stopEditing();
   cutAt(chat.turns.indexOf(turn));
   chat.model = model.value;
+  log.focus();  // the button is gone
   answer(chat);
 }
 
@@ -541,8 +547,8 @@ async function addPicture(file) {
   showPictures();
 }
 
-// A page that is closed keeps what came of its answers.
-addEventListener("pagehide", () => {
+// A page that is closed keeps what came of its answers. Some browsers have cut the connections when they hide it.
+for (const kind of ["beforeunload", "pagehide"]) addEventListener(kind, () => {
   for (const [id, run] of runs) {
     const answering = open.get(id);
     if (!answering) continue;  // it was deleted a moment ago

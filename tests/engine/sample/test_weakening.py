@@ -17,6 +17,7 @@ from tests.says import says
 
 # Words of at most so many letters: the library comes to no end with both after one letter.
 COUNTED = {"type": "string", "minLength": 1, "maxLength": 5000, "pattern": r"^$|(^(?:\S+\s+){0,99}\S+$)"}
+AGAIN = {"$ref": "#/$defs/node"}
 KINDS = [
     (COUNTED, "maxLength: left out"),
     ({"type": "string", "pattern": "^$[a-z]*b"}, "pattern: left out"),
@@ -24,6 +25,9 @@ KINDS = [
         {"type": "object", "patternProperties": {"^a": {"type": "string"}, "a$": {"type": "integer"}}},
         "patternProperties: left out",
     ),
+    ({"type": "object", "patternProperties": dict.fromkeys(("^a", "a$"), AGAIN)}, "patternProperties: left out"),
+    ({"anyOf": [{"type": "null"}, {**AGAIN, "properties": {"q": {"type": "null"}}}]}, "properties: left out"),
+    ({"type": ["object", "null"], "anyOf": [{"type": "null"}, AGAIN]}, "type: left out"),
 ]
 
 

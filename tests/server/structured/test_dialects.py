@@ -36,6 +36,11 @@ MEANS: dict[str, tuple[Any, list[Any], list[Any]]] = {
         [{"x": 1}, {"x": None}],
         [{"x": "a"}],
     ),
+    "reference by a name of a generic type": (
+        {"properties": {"x": {"$ref": "#/defs/List<Map[a|b, c]>"}}, "defs": {"List<Map[a|b, c]>": {"type": "integer"}}},
+        [{"x": 1}],
+        [{"x": "a"}],
+    ),
     "not nullable": ({"type": "string", "nullable": False}, ["a"], [None]),
     "exclusive bounds of Draft 4": (
         {"type": "integer", "minimum": 0, "exclusiveMinimum": True, "maximum": 3, "exclusiveMaximum": False},

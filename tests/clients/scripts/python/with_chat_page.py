@@ -136,7 +136,7 @@ def check_a_page_that_is_closed_keeps_what_came() -> None:
         expect(page.locator(".assistant .said")).to_contain_text("word word")
         page.reload()
         expect(page.locator(".assistant .said")).to_contain_text("word word")
-        expect(page.locator(".assistant .wrong")).not_to_be_empty()
+        expect(page.locator(".assistant .wrong")).to_have_text("The page was closed.")
         assert_cancelled(FAKE_URL)
 
 
@@ -378,6 +378,31 @@ def check_a_list_over_a_page_that_gets_wide() -> None:
         page.resize(1200, 844)
         expect(page.locator("#shade")).to_be_hidden()
         expect(page.locator("#side")).to_be_visible()
+
+
+def check_a_keyboard_s_focus_outlives_what_is_shown_anew() -> None:
+    with chat_page() as page:
+
+        def press_enter(on: str, at: int = -1) -> None:
+            page.evaluate("([css, at]) => [...document.querySelectorAll(css)].at(at).focus()", [on, at])
+            page.keys("Enter")
+
+        for word in ("one", "two"):
+            page.click("#new")
+            ask(page, says(word))
+            expect(page.locator("#send")).to_have_text("Send")
+        press_enter(".assistant .acts button", 0)
+        expect(page.locator("#log:focus")).to_have_count(1)
+        expect(page.locator("#send")).to_have_text("Send")
+        ask(page, long_reply())
+        page.evaluate("() => document.querySelector('[aria-label^=Rename]').focus()")
+        page.click("#send")
+        page.evaluate("() => document.querySelector('[aria-label^=Rename]').focus()")
+        page.evaluate("() => dispatchEvent(new StorageEvent('storage', { key: 'localrun.chat.x', newValue: null }))")
+        expect(page.locator("[aria-label^=Rename]:focus")).to_have_count(1)
+        press_enter("[aria-label^=Delete]")
+        page.accept()
+        expect(page.locator("#chats .title:focus")).to_have_text(says("one"))
 
 
 def check_answer_again_leaves_an_edit() -> None:
