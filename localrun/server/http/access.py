@@ -434,9 +434,9 @@ def _check_right(caller: Caller, right: Right | None, act: str) -> None:
         return
     if right is Right.ADMIN and not caller.is_admin:
         raise Forbidden(f"{act} shows what everybody does, and the key {caller.name!r} is not an admin's")
-    if right is Right.ADMIN_CHANGE and not (caller.is_admin and caller.may_change):
+    if right is Right.ADMIN_CHANGE and not caller.is_admin:
         raise Forbidden(f"{act} is for admins, and the key {caller.name!r} is not an admin's")
-    if right is Right.CHANGE:
+    if right in (Right.CHANGE, Right.ADMIN_CHANGE):
         caller.check_change(act)
 
 

@@ -9,7 +9,7 @@ const $ = (id) => document.getElementById(id);
 const { keep, kept } = chats;
 const log = $("log"), text = $("text"), model = $("model"), send = $("send");
 const BUILT_IN = "tiny", MODEL = "localrun.model", THEME = "localrun.theme", DRAFT = "localrun.draft.", EDIT = "localrun.edit.";
-const STOPPED = "Stopped.", MAX_PICTURE_BYTES = 10e6;
+const STOPPED = "Stopped.", CLOSED = "The page was closed.", MAX_PICTURE_BYTES = 10e6;
 const MAX_ASKED = 4;  // answers at a time: two of a browser's six connections are left to its other tabs
 const NARROW = matchMedia("(max-width: 50rem)");
 
@@ -338,7 +338,7 @@ async function answer(asking) {
     }
     if (numbers.usage) numbers.nContext = await contextOf(turn.model);
   } catch (error) {
-    turn.problem = error.name === "AbortError" ? STOPPED : error.message;
+    turn.problem = error.name === "AbortError" ? STOPPED : isLeaving ? CLOSED : error.message;
   }
   nAsked -= 1;
   clearInterval(clock);
@@ -547,14 +547,21 @@ async function addPicture(file) {
   showPictures();
 }
 
-// A page that is closed keeps what came of its answers. Some browsers have cut the connections when they hide it.
-for (const kind of ["beforeunload", "pagehide"]) addEventListener(kind, () => {
+// A browser may cut the connections before it hides the page. What only looks like leaving, such as a link to an
+// address for mail, ends no answer.
+let isLeaving = false;
+addEventListener("beforeunload", () => {
+  isLeaving = true;
+  setTimeout(() => { isLeaving = false; }, 1000);
+});
+// A page that is closed keeps what came of its answers.
+addEventListener("pagehide", () => {
   for (const [id, run] of runs) {
     const answering = open.get(id);
     if (!answering) continue;  // it was deleted a moment ago
-    answering.turns.at(-1).problem = "The page was closed.";
+    answering.turns.at(-1).problem = CLOSED;
     save(answering);
-    run.abort(new Error("The page was closed."));
+    run.abort(new Error(CLOSED));
   }
 });
 

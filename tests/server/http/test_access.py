@@ -355,8 +355,9 @@ def test_only_admins_collect_what_others_may_be_sending(daemon: Daemon) -> None:
 def test_every_operation_is_for_those_who_have_its_right(daemon: Daemon) -> None:
     """Read-only keys change nothing, whatever routes there are; they may cancel what they asked themselves."""
     reader, user = new_key(daemon, "reader", read_only=True), new_key(daemon, "user")
+    looker = new_key(daemon, "looker", admin=True, read_only=True)
     assert chat(daemon, reader).status_code == 200
-    refused = {Right.CHANGE: [reader], Right.ADMIN: [reader, user], Right.ADMIN_CHANGE: [reader, user]}
+    refused = {Right.CHANGE: [reader, looker], Right.ADMIN: [reader, user], Right.ADMIN_CHANGE: [reader, user, looker]}
     assert set(refused) < {one.right for one in OPERATIONS}
     assert {one.right for one in OPERATIONS if one.method == "DELETE"} == {*refused, Right.CANCEL} - {Right.ADMIN}
     for operation in OPERATIONS:
@@ -364,6 +365,7 @@ def test_every_operation_is_for_those_who_have_its_right(daemon: Daemon) -> None
         for headers in refused.get(operation.right, ()):
             answer = daemon.http.request(operation.method, path, json={}, headers=headers)
             assert (answer.status_code, answer.headers["x-localrun-error"]) == (403, "forbidden"), path
+            assert ("read-only" in answer.text) == (headers is looker or operation.right is Right.CHANGE), path
     body = {"model": "tiny", "messages": [], "keep_alive": 0}
     assert daemon.http.post("/api/chat", json=body, headers=reader).status_code == 403
 
