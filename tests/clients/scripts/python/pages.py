@@ -24,6 +24,7 @@ from threading import Thread
 from typing import Any
 
 from selenium import webdriver
+from selenium.common.exceptions import StaleElementReferenceException
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webdriver import WebDriver
@@ -184,10 +185,15 @@ class Locator:
         return found[0]
 
     def click(self) -> None:
-        element = self.element()
-        # WebKitGTK's driver leaves what a box within the page has scrolled away where it is.
-        self.page.focus().execute_script("arguments[0].scrollIntoView({block: 'nearest'})", element)
-        element.click()
+        end_s = time.monotonic() + WAIT_S
+        while True:
+            element = self.element()
+            try:
+                # WebKitGTK's driver leaves what a box within the page has scrolled away where it is.
+                self.page.focus().execute_script("arguments[0].scrollIntoView({block: 'nearest'})", element)
+                return element.click()
+            except StaleElementReferenceException:  # its list was made anew meanwhile
+                assert time.monotonic() < end_s, f"{self.steps} is made anew all the time"
 
     def texts(self) -> list[str]:
         found: list[str] = self.evaluate_all("(all) => all.map((one) => one.textContent)")
