@@ -140,7 +140,7 @@ def load_settings(flags: Mapping[str, Any], *, serves: bool = False) -> config.S
         if port is not None and given.get("port") not in (None, port):
             raise config.ConfigError(f"--port is {given['port']}, and {said} names port {port}; leave one of them out")
         given |= ({"host": host} if host != said else {}) | ({"port": port} if port is not None else {})
-        environ = {name: value for name, value in os.environ.items() if name != _HOST or "host" not in given}
+        environ = {name: value for name, value in os.environ.items() if name != _HOST or not given["host"]}
         settings = ollama_environment.load(given, environ, default_port=_NO_PORT)
     except config.ConfigError as error:
         raise click.UsageError(str(error)) from None
