@@ -249,13 +249,19 @@ class ModelsScreen(Picker[str]):
             self._choose(event.option_id)
 
     def _choose(self, option_id: str) -> None:
-        if option_id.startswith(_HERE):
-            self.dismiss(option_id.removeprefix(_HERE))
+        name = option_id.removeprefix(_HERE).removeprefix(_THERE)
+        if option_id.startswith(_HERE) and _path(name) is not None:
+            self.run_worker(self._told(self._take_file(name)), name="take", group="take")
+        elif option_id.startswith(_HERE):
+            self.dismiss(name)
         else:
-            name = option_id.removeprefix(_THERE)
             self._session.pulls.start(name)
             key = self._session.key("models.cancel")
             self._say(line(f"{_PULLING}{name}; it continues when this window is closed. {key} cancels it."))
+
+    async def _take_file(self, path: str) -> None:
+        await self._session.daemon.show(path)  # what is no model is refused here, not with the next question
+        self.dismiss(path)
 
     def _marked(self, kind: str) -> str | None:
         """The name of the marked model, if it is of this kind."""

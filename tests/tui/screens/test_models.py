@@ -97,14 +97,19 @@ async def test_arrows_choose_and_escape_does_not(desk: Any) -> None:
         await desk.until(pilot, lambda: desk.app.session.model == "qwen3:0.6b")
 
 
-async def test_a_path_is_offered_as_an_absolute_path(desk: Any) -> None:
+async def test_a_path_is_offered_as_an_absolute_path_and_has_to_be_a_model(desk: Any) -> None:
+    path = str(Path("my.gguf").absolute())
     async with desk.open(SIZE) as pilot:
         await pilot.press("f3")
         await desk.see(pilot, "qwen3:0.6b")
         await pilot.press(*"./my.gguf")
         await desk.see(pilot, "file /")
         await pilot.press("enter")
-        await desk.until(pilot, lambda: desk.app.session.model == str(Path("my.gguf").absolute()))
+        await desk.see(pilot, "there is no model '/")
+        assert desk.app.session.model != path
+        desk.daemon.rows.append({"name": path})
+        await pilot.press("enter")
+        await desk.until(pilot, lambda: desk.app.session.model == path)
 
 
 async def test_nothing_found_and_no_daemon(desk: Any) -> None:
