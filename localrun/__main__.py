@@ -14,7 +14,10 @@ import sys
 def main() -> None:
     """Run the command line and exit with one of the codes of `cli/exits.py`."""
     _open_closed_streams()
-    from localrun.cli.root import run
+    try:
+        from localrun.cli.root import run
+    except KeyboardInterrupt:
+        sys.exit(130)  # as `run` does with one that comes later
 
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):

@@ -280,8 +280,7 @@ class Connection:
                 f"no daemon answers at {self.base_url}; `localrun serve` starts one{there}"
             ) from None
         except httpx2.HTTPError as error:
-            silent = isinstance(error, httpx2.TimeoutException)
-            reason = str(error) or ("it is silent" if silent else "the connection broke")
+            reason = "it is silent" if isinstance(error, httpx2.TimeoutException) else "the connection broke"
             raise errors.DaemonUnreachable(f"the daemon at {self.base_url} went away: {reason}") from None
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise errors.DaemonUnreachable(

@@ -93,7 +93,7 @@ def address(text: str) -> Address:
     if not colon:
         return Address(scheme, rest or "127.0.0.1", default)
     if not (port.isascii() and port.isdigit() and int(port) <= 65535):
-        raise ConfigError(f"OLLAMA_HOST: {port[:20]!r} is not a port; use 1 to 65535")
+        raise ConfigError(f"OLLAMA_HOST: {port[:100]!r} is not a port; use 1 to 65535")
     return Address(scheme, host.strip("[]"), int(port))
 
 

@@ -230,8 +230,10 @@ async def test_a_stream_that_breaks_off_is_an_unreachable_daemon(ending):
     async with _daemon(reply) as (_, client):
         stream = client.chat("tiny", [])
         assert (await anext(stream)).text == "a"
-        with pytest.raises(errors.DaemonUnreachable):
+        with pytest.raises(errors.DaemonUnreachable) as raised:
             await anext(stream)
+    if ending == "dropped":
+        assert str(raised.value) == f"the daemon at {client.base_url} went away: the connection broke"
 
 
 async def test_no_daemon_is_named_with_the_way_out():

@@ -1,5 +1,5 @@
-"""Files that go into a chat and come out of it: a question with its attachments, a chat as a document, a prompt in the
-person's own editor.
+"""Files that go into a chat and come out of it: its model, a question with its attachments, a chat as a document, a
+prompt in the person's own editor.
 """
 
 from __future__ import annotations
@@ -70,6 +70,14 @@ class Question(NamedTuple):
             return self.again.extra
         names = ", ".join(attached.file.name for attached in self.attachments if attached.medium is None)
         return ({"shown": f"{self.text}\n[with {names}]"} if names else {}) | extra_of(self.media)
+
+
+def model_file(text: str) -> Path | None:
+    """An absolute path, since the daemon's folder is not this one's; None when the text does not look like a path."""
+    text = text.strip()
+    if not text.endswith(".gguf") and not text.startswith(("/", "./", "~")):
+        return None
+    return Path(text).expanduser().absolute()
 
 
 def attached(path: Path) -> AttachedFile:

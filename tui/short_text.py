@@ -128,6 +128,13 @@ def fit(text: str, width: int) -> str:
     return text if cell_len(text) <= width else set_cell_size(text, max(0, width - 1)) + "…"
 
 
+def model(name: str, width: int) -> str:
+    """A model's name in at most `width` cells. What is too wide goes without its folders, or its publisher: names that
+    begin with the same path are told apart by their ends."""
+    name = line(name)
+    return name if cell_len(name) <= width else fit(name.rsplit("/", 1)[-1], width)
+
+
 def column(text: str, width: int, *, right: bool = False) -> str:
     """One line of exactly `width` cells: cut or filled up with spaces."""
     text = fit(text, width)

@@ -130,7 +130,7 @@ def with_settings(function: Callable[..., T]) -> Callable[..., T]:
 def load_settings(flags: Mapping[str, Any], *, serves: bool = False) -> config.Settings:
     """The settings, with this command's flags over those given before the command's name. A client's host may be
     HOST:PORT or a URL; where nobody names the port of a `.local` machine, that is the one its daemon announces. Raises
-    click.UsageError."""
+    click.UsageError for flags, and ConfigError for a file or a variable, on which a command's help says nothing."""
     given = given_flags(flags)
     try:
         if serves:
@@ -140,9 +140,11 @@ def load_settings(flags: Mapping[str, Any], *, serves: bool = False) -> config.S
         if port is not None and given.get("port") not in (None, port):
             raise config.ConfigError(f"--port is {given['port']}, and {said} names port {port}; leave one of them out")
         given |= ({"host": host} if host != said else {}) | ({"port": port} if port is not None else {})
-        environ = {name: value for name, value in os.environ.items() if name != _HOST or "host" not in given}
+        environ = {name: value for name, value in os.environ.items() if name != _HOST or not given["host"]}
         settings = ollama_environment.load(given, environ, default_port=_NO_PORT)
     except config.ConfigError as error:
+        if not str(error).startswith("--"):
+            raise
         raise click.UsageError(str(error)) from None
     return settings if settings.port != _NO_PORT else msgspec.structs.replace(settings, port=port_of(settings.host))
 
@@ -165,7 +167,7 @@ def parted(text: str, source: str) -> tuple[str, int | None]:
     if not colon:
         return rest.rstrip("."), None
     if not (digits.isascii() and digits.isdigit() and 0 < int(digits) < 65536):
-        raise config.ConfigError(f"{source}: host is {text[:100]!r}; {digits[:20]!r} is not a port")
+        raise config.ConfigError(f"{source}: host is {text[:100]!r}; {digits[:100]!r} is not a port")
     return name.strip("[]").rstrip("."), int(digits)
 
 

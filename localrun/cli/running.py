@@ -384,7 +384,7 @@ def _cells(row: CacheRow, now: datetime) -> tuple[str, ...]:
     is_loaded = row.pid is not None
     used_at = None if row.disk_used_at_s is None else datetime.fromtimestamp(row.disk_used_at_s, UTC)
     return (
-        row.model,
+        short_path(row.model),
         f"{row.kv_cells_used}/{row.kv_cells}" if is_loaded else "-",
         _holding(row.ram_bytes, row.ram_entries) if is_loaded else "-",
         _holding(row.disk_bytes, row.disk_entries),

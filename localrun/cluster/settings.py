@@ -257,7 +257,7 @@ def checked_head(text: str) -> str:
     """HOST:PORT of HOST or HOST:PORT. Raises ConfigError."""
     host, _, port = text.partition(":")
     if port and not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
-        raise ConfigError(f"{port[:20]!r} is not a port; the head is named HOST or HOST:PORT")
+        raise ConfigError(f"{port[:100]!r} is not a port; the head is named HOST or HOST:PORT")
     return f"{address_of(host)}:{port or HEAD_PORT}"
 
 

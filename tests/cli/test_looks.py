@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.cli.conftest import SHOWN
+from tests.cli.conftest import CACHE, ENGINE, SHOWN, SNAPSHOT
 from tests.cli.test_models import FIT
 
 pytest.importorskip("pty", reason="needs pseudo terminals")
@@ -65,6 +65,14 @@ def test_what_is_said_beside_an_answer_is_coloured_by_what_it_means(on_terminal,
     for variables in ({"NO_COLOR": "1"}, {"TERM": "dumb"}):
         assert on_terminal("list", **variables).endswith("\nnot usable: /a.gguf: is ␛[1m damaged\n")
     assert localrun("list", port=daemon.port).stderr == "not usable: /a.gguf: is ␛[1m damaged\n"
+
+
+@pytest.mark.parametrize("command", ["ps", "cache"])
+def test_a_long_path_goes_without_its_middle(on_terminal, daemon, command: str):
+    path = f"/home/{'folder/' * 12}a.gguf"
+    daemon.answers["/localrun/v1/snapshot"] = SNAPSHOT | {"engines": [ENGINE | {"model": path}]}
+    daemon.answers["/localrun/v1/cache"] = CACHE | {"models": [CACHE["models"][0] | {"model": path}]}
+    assert "\n/…/a.gguf  " in on_terminal(command, TERM="dumb")
 
 
 @pytest.mark.parametrize("n_columns", [60, 80])

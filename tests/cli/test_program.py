@@ -25,6 +25,21 @@ def test_with_and_without_a_daemon(localrun, daemon):
     assert json.loads(localrun("version", "--json", port=daemon.port).stdout)["daemon"] is None
 
 
+def test_ctrl_c_while_the_program_is_being_loaded_leaves_no_traceback():
+    script = """if True:
+        import sys
+        from localrun.__main__ import main
+        class Interrupted:
+            def find_spec(self, name, *_):
+                if name == "click":
+                    raise KeyboardInterrupt
+        sys.meta_path.insert(0, Interrupted())
+        main()
+    """
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (exits.INTERRUPTED, "")
+
+
 BASH = shutil.which("bash")
 
 

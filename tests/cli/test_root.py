@@ -105,7 +105,9 @@ def test_a_group_without_a_command_shows_its_help(capsys, environment):
 def test_a_wrong_environment_variable_is_named(capsys, environment, monkeypatch):
     monkeypatch.setenv("LOCALRUN_SLOTS", "many")
     assert run(["ps"]) == exits.USAGE
-    assert "LOCALRUN_SLOTS" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "LOCALRUN_SLOTS" in said
+    assert "--help" not in said, "no command's help says more about a variable"
 
 
 def test_the_interface_needs_a_terminal(localrun):

@@ -79,6 +79,14 @@ def test_json_has_the_pid(localrun, daemon):
     assert row["pid"] == 4242
 
 
+def test_the_environment_names_the_daemon_unless_the_command_line_does(localrun, daemon, environment):
+    environment["LOCALRUN_HOST"] = "127.0.0.2"  # where nobody listens
+    ended = localrun("ps", port=daemon.port)
+    assert ended.returncode == exits.DAEMON_UNREACHABLE
+    assert f"http://127.0.0.2:{daemon.port}" in ended.stderr
+    assert localrun("ps", "--host", "127.0.0.1", port=daemon.port).returncode == exits.OK
+
+
 def test_ps_starts_no_daemon(localrun, daemon):
     port = daemon.port
     daemon.shutdown()

@@ -88,6 +88,13 @@ def test_fit_cuts_with_an_ellipsis() -> None:
     ]
 
 
+def test_a_models_name_that_is_too_wide_goes_without_what_is_before_it() -> None:
+    for name, file in (("/home/a/models/b.gguf", "b.gguf"), ("hf.co/owner/repo:Q4_K_M", "repo:Q4_K_M")):
+        assert short_text.model(name, len(name)) == name
+        assert short_text.model(name, len(name) - 1) == short_text.model(name, len(file)) == file
+        assert short_text.model(name, len(file) - 1) == file[:-2] + "…"
+
+
 def test_wide_characters_are_cut_and_aligned_by_cells() -> None:
     assert fit("狐狸的故事", 10) == "狐狸的故事"
     assert cell_len(fit("狐狸的故事", 6)) <= 6

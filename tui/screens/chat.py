@@ -255,7 +255,7 @@ class ChatScreen(Screen[None]):
         if view.conversation.is_edited:
             parts = [StatusPart("editing", 0, "wait"), StatusPart("Esc leaves it as it was", 1)]
         # The top bar names the model too, so it is the first to go.
-        self._status.parts = (*parts, StatusPart(fit(view.conversation.model, 24), 9))
+        self._status.parts = (*parts, StatusPart(short_text.model(view.conversation.model, 24), 9))
         placeholder = "Ask something, or / for commands"
         if view.welcome:
             placeholder = "Enter asks the marked question"

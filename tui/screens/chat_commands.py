@@ -18,7 +18,7 @@ from localrun import attachments
 from localrun.errors import LocalrunError
 from localrun.tui import slash
 from localrun.tui.conversation import Conversation
-from localrun.tui.files import code_blocks, in_clipboard, to_json, to_markdown
+from localrun.tui.files import code_blocks, in_clipboard, model_file, to_json, to_markdown
 from localrun.tui.history import Message
 from localrun.tui.media import MediaFiles
 from localrun.tui.screens.tools import ToolsScreen
@@ -73,8 +73,8 @@ async def _model(screen: ChatScreen, argument: str) -> str | None:
     if not argument:
         await screen.app.run_action("show('models')")
         return None
-    await screen.session.daemon.show(argument)  # a name that is none is refused here, not with the next question
-    model = argument.removesuffix(":latest")
+    model = str(model_file(argument) or argument.removesuffix(":latest"))
+    await screen.session.daemon.show(model)  # a name that is none is refused here, not with the next question
     screen.view.conversation.configure(model=model)
     screen.session.model = model
     await screen.show_model(model)

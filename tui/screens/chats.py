@@ -69,7 +69,7 @@ class ChatsScreen(Picker[int]):
     def _row(self, chat: Chat) -> Content:
         """On one line, in a narrow window without the model."""
         room = self.app.size.width * 96 // 100 - _OTHERS_WIDTH
-        model = column(chat.model, _MODEL_WIDTH) + " "
+        model = column(short_text.model(chat.model, _MODEL_WIDTH), _MODEL_WIDTH) + " "
         if room < _LEAST_TITLE_WIDTH:
             room, model = room + len(model), ""
         return Content.assemble(

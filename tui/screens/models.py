@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable
-from pathlib import Path
 from typing import Any, ClassVar
 
 from rich.cells import cell_len
@@ -24,6 +23,7 @@ from textual.widgets.option_list import Option
 
 from localrun.errors import LocalrunError
 from localrun.tui import short_text
+from localrun.tui.files import model_file
 from localrun.tui.keys import bind
 from localrun.tui.screens.details import ModelDetailScreen
 from localrun.tui.screens.dialog import Picker
@@ -125,7 +125,7 @@ class ModelsScreen(Picker[str]):
 
     @work(name="search", group="search", exclusive=True)
     async def _search(self, query: str) -> None:
-        if len(query) < _FEWEST_LETTERS or _path(query) is not None:
+        if len(query) < _FEWEST_LETTERS or model_file(query) is not None:
             return
         await asyncio.sleep(_SEARCH_AFTER_S)
         try:
@@ -149,7 +149,7 @@ class ModelsScreen(Picker[str]):
             if wanted in f"{each['name']} {each['repo']} {each['use']}".lower() and each["name"].lower() not in names
         ]
         options: list[Option | None] = [self._option(row) for row in here]
-        path = _path(text)
+        path = model_file(text)
         if path is not None:
             label = Content.assemble(Content.styled("file ", "$accent"), line(str(path)))
             options.append(Option(label, id=_HERE + str(path)))
@@ -249,13 +249,19 @@ class ModelsScreen(Picker[str]):
             self._choose(event.option_id)
 
     def _choose(self, option_id: str) -> None:
-        if option_id.startswith(_HERE):
-            self.dismiss(option_id.removeprefix(_HERE))
+        name = option_id.removeprefix(_HERE).removeprefix(_THERE)
+        if option_id.startswith(_HERE) and model_file(name) is not None:
+            self.run_worker(self._told(self._take_file(name)), name="take", group="take")
+        elif option_id.startswith(_HERE):
+            self.dismiss(name)
         else:
-            name = option_id.removeprefix(_THERE)
             self._session.pulls.start(name)
             key = self._session.key("models.cancel")
             self._say(line(f"{_PULLING}{name}; it continues when this window is closed. {key} cancels it."))
+
+    async def _take_file(self, path: str) -> None:
+        await self._session.daemon.show(path)  # what is no model is refused here, not with the next question
+        self.dismiss(path)
 
     def _marked(self, kind: str) -> str | None:
         """The name of the marked model, if it is of this kind."""
@@ -336,11 +342,3 @@ def _hit(hit: dict[str, Any], row_width: int) -> Option:
 
 def _name(row: dict[str, Any]) -> str:
     return str(row.get("name") or row.get("model") or "").removesuffix(":latest")
-
-
-def _path(text: str) -> Path | None:
-    """An absolute path, since the daemon's folder is not this one's; None when the text does not look like a path."""
-    text = text.strip()
-    if not text.endswith(".gguf") and not text.startswith(("/", "./", "~")):
-        return None
-    return Path(text).expanduser().absolute()

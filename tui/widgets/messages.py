@@ -36,7 +36,7 @@ from localrun.tui import short_text
 from localrun.tui.files import code_blocks
 from localrun.tui.history import Message
 from localrun.tui.keys import bind
-from localrun.tui.short_text import block, fit, line
+from localrun.tui.short_text import block, line
 from localrun.tui.widgets.gallery import Gallery
 
 
@@ -331,7 +331,7 @@ class Welcome(Vertical):
         if model == BUILT_IN:
             who, another = "tiny, the small model that comes with localrun", "finds better ones"
         else:
-            who, another = fit(model, 60), "chooses another"
+            who, another = short_text.model(model, 60), "chooses another"
         self._greeting = f"This is {who}. It runs {place}. {models_key} {another}."
         self._suggestions = [Suggestion(text) for text in _SUGGESTIONS.get(model, _SUGGESTIONS[""])]
         self._suggestions[0].marked = True

@@ -131,6 +131,8 @@ class LiveTable(DataTable[KeyedText]):
         return cell
 
     def _aligned(self, text: str, column: Column) -> str:
+        if column.key == "model":
+            text = short_text.model(text, column.width)
         text = aligned(text, column.width, right=column.right)
         return _INDENT + text if column is self._shown_columns[0] else text
 

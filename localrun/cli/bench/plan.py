@@ -199,7 +199,7 @@ def plan_command(
     localrun plan calibrate MODEL     measure this machine with MODEL
     localrun plan check MODEL         compare a forecast with a real run
     localrun plan machines [NAME]     the machines that can be varied
-    localrun plan record              take down what the daemon is asked, for --workload
+    localrun plan record              take down requests, for --workload
     """
     if replicas is not None and (rate_per_s is None or varied):
         raise click.UsageError("--replicas needs a --rate for all of them together, and nothing that varies")

@@ -17,6 +17,7 @@ from localrun.tui.widgets.prompt import Prompt
 from tests.tui.conftest import Desk
 
 SIZE = (100, 30)
+FILE = os.path.abspath("my.gguf")
 
 
 async def _talk(desk: Any, pilot: Any, question: str, answer: str) -> None:
@@ -577,6 +578,8 @@ async def test_two_windows_on_one_history(tmp_path: Path) -> None:
 
 async def test_an_unknown_model_is_refused(desk: Any) -> None:
     async with desk.open(SIZE) as pilot:
+        await _type(desk, pilot, "/model ./my.gguf")  # of this folder, which is not the daemon's
+        await desk.see(pilot, f"there is no model '{FILE[:20]}")
         await _type(desk, pilot, "/model nobody")
         await desk.see(pilot, "there is no model 'nobody'")
         assert desk.app.session.model == "tiny"

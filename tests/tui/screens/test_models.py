@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +15,7 @@ from localrun.snapshot import PullRow
 from localrun.tui.widgets.prompt import Prompt
 
 SIZE = (100, 30)
+FILE = os.path.abspath("my.gguf")
 
 
 async def test_choosing_a_model_switches_the_chat_and_keeps_the_other_conversation(desk: Any) -> None:
@@ -97,14 +98,18 @@ async def test_arrows_choose_and_escape_does_not(desk: Any) -> None:
         await desk.until(pilot, lambda: desk.app.session.model == "qwen3:0.6b")
 
 
-async def test_a_path_is_offered_as_an_absolute_path(desk: Any) -> None:
+async def test_a_path_is_offered_as_an_absolute_path_and_has_to_be_a_model(desk: Any) -> None:
     async with desk.open(SIZE) as pilot:
         await pilot.press("f3")
         await desk.see(pilot, "qwen3:0.6b")
         await pilot.press(*"./my.gguf")
         await desk.see(pilot, "file /")
         await pilot.press("enter")
-        await desk.until(pilot, lambda: desk.app.session.model == str(Path("my.gguf").absolute()))
+        await desk.see(pilot, "there is no model '/")
+        assert desk.app.session.model != FILE
+        desk.daemon.rows.append({"name": FILE})
+        await pilot.press("enter")
+        await desk.until(pilot, lambda: desk.app.session.model == FILE)
 
 
 async def test_nothing_found_and_no_daemon(desk: Any) -> None:

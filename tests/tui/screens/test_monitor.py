@@ -128,6 +128,17 @@ async def test_the_important_columns_fit_eighty(desk: Any) -> None:
         assert max(len(text) for text in desk.seen(desk.app).split("\n")) <= 80
 
 
+async def test_models_that_are_given_by_paths_are_told_apart_by_their_files(desk: Any) -> None:
+    files = [f"/home/somebody/{'folder/' * 12}{name}.gguf" for name in ("m1", "m2")]
+    async with desk.open(WIDE) as pilot:
+        await _open(desk, pilot)
+        desk.daemon.publish(desk.row("a", model=files[0]), engines=tuple(replace(TINY, model=file) for file in files))
+        await desk.see(pilot, " m2.gguf ")
+        engines = [line.split()[0] for line in desk.seen(desk.app).split("\n") if "/8" in line]
+        assert engines == ["m1.gguf", "m2.gguf"]
+        assert [line for line in desk.seen(desk.app).split("\n") if " m1.gguf " in line and "/8" not in line]
+
+
 async def test_aggregate_numbers(desk: Any) -> None:
     async with desk.open(NARROW) as pilot:
         await _open(desk, pilot)
