@@ -145,10 +145,8 @@ class TextStream:
         return self._advance(text) if self._stop else text
 
     def finish(self) -> str:
-        """What was held back, when no more tokens come."""
-        rest = self._advance(self._decoder.decode(b"", final=True))
-        rest += "" if self.stopped else self._held
-        self._held = ""
+        """What was held back, when no more tokens come; a part of a character is left out."""
+        rest, self._held = "" if self.stopped else self._held, ""
         return rest
 
     def _advance(self, text: str) -> str:

@@ -527,12 +527,13 @@ class EngineLease:
     """The right to use a resident. `waited_s` is what getting it took beyond a lookup: loading, room, an old engine.
 
     `model` is the model as it was asked for: its name, template and parameters may be others than those of the model
-    that the engine was loaded for, its files are the same. `make_room` is for the adapters of a request.
+    that the engine was loaded for, its files are the same. `keep_alive_s` None leaves the resident's as it is: what
+    somebody asked for holds until somebody asks for something else. `make_room` is for the adapters of a request.
     """
 
     resident: Resident
     model: Model
-    keep_alive_s: float
+    keep_alive_s: float | None
     waited_s: float
     drafts: Drafts
     make_room: Callable[[Resident, Sequence[InEffect]], Awaitable[None]]
@@ -541,8 +542,7 @@ class EngineLease:
 
     def __post_init__(self) -> None:
         self.resident.n_leases += 1
-        self.resident.last_used_s = time.monotonic()
-        self.resident.keep_alive_s = self.keep_alive_s
+        self._used()
         self.resident.stop_countdown()
 
     @property
@@ -572,11 +572,15 @@ class EngineLease:
         return on_wire(adapted.adapters)
 
     def release(self) -> None:
-        """Gives it back; the keep-alive time of whoever gives back last is the one that counts."""
+        """Gives it back; of those who asked for a keep-alive time the one who gives back last has it."""
         if not self.is_held:
             return
         self.is_held = False
         self.resident.n_leases -= 1
-        self.resident.last_used_s = time.monotonic()
-        self.resident.keep_alive_s = self.keep_alive_s
+        self._used()
         self.released(self.resident)
+
+    def _used(self) -> None:
+        self.resident.last_used_s = time.monotonic()
+        if self.keep_alive_s is not None:
+            self.resident.keep_alive_s = self.keep_alive_s

@@ -208,8 +208,6 @@ class Supervisor:
     def _lease(
         self, resident: Resident, model: Model, keep_alive_s: float | None, waited_s: float = 0.0
     ) -> EngineLease:
-        if keep_alive_s is None:
-            keep_alive_s = self._settings.keep_alive_s
         return EngineLease(
             resident=resident, model=model, keep_alive_s=keep_alive_s, waited_s=waited_s, drafts=self._drafts,
             make_room=self._room.make_for_adapters, released=self._if_idle,

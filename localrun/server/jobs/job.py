@@ -69,7 +69,7 @@ class UsageMeter(Asker, Protocol):
 
 
 class JobRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Who wants what. `keep_alive_s` None takes the setting, negative is for ever, 0 unloads the model afterwards.
+    """Who wants what. `keep_alive_s` None leaves it as it is, negative is for ever, 0 unloads the model afterwards.
     `target_itl_s` None takes the setting, 0 is no limit. `deadline_s` counts from the job's arrival. `speculates` None
     takes the model's setting, and so does `draft` "", else the name of a draft model. `lora` are adapters besides those
     in the model's name. `use` is what the model is loaded for, and `load` how. `key` is the name of the API key that

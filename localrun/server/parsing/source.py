@@ -242,8 +242,13 @@ class Reading:
         """Whether what opens a call is still looked at."""
         return self.n_malformed < MAX_MALFORMED_CALLS
 
+    @property
+    def _expects_call(self) -> bool:
+        """Whether nothing but a call, or the end of one, is due: content would have begun by now."""
+        return self.must_call or (self.n_calls > 0 and self.is_silent)
+
     def content(self, text: str) -> None:
-        if text and not (self.is_cut and self.must_call):  # what the limit left of a call, or of its mark
+        if text and not (self.is_cut and self._expects_call):  # what the limit left of a call, or of its mark
             text, self.gap = self.gap + text, ""
             self.n_contents += 1
             self.is_silent = self.is_silent and text.isspace()

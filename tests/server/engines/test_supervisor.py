@@ -211,6 +211,20 @@ async def test_keep_alive_counts_down_from_the_last_job_and_for_ever_is_for_ever
         assert _names(supervisor) == ["beta"]
 
 
+async def test_a_job_that_asks_for_no_keep_alive_leaves_it_as_it_is_until_the_model_is_loaded_again(supervising: Any):
+    async with supervising(keep_alive_s=300) as (supervisor, watch):
+        (await supervisor.acquire("alpha", -1)).release()
+        (await supervisor.acquire("alpha", None)).release()
+        lease = supervisor.lend("alpha", None)
+        assert lease is not None
+        lease.release()
+        assert supervisor.loaded()[0].expires_in_s is None
+        (await supervisor.acquire("alpha", 0)).release()
+        await until(lambda: watch.ended == ["alpha"])
+        (await supervisor.acquire("alpha", None)).release()
+        assert supervisor.loaded()[0].expires_in_s == pytest.approx(300, abs=60)
+
+
 async def test_a_new_job_stops_the_countdown(supervising: Any) -> None:
     async with supervising() as (supervisor, _):
         (await supervisor.acquire("alpha", 0.2)).release()

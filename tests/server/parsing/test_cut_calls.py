@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import product
 
 import pytest
 
@@ -60,6 +61,25 @@ def test_whole_calls_before_one_that_was_cut_stay(call_format: CallFormat):
         said = reply(plan, two[:end], Finish.LENGTH).gathered
         assert [(call.name, json.loads(call.arguments_text)) for call in said.calls] == [PARIS], repr(two[:end])
         assert said.content_text == ""
+
+
+@EACH
+def test_what_the_limit_leaves_of_the_mark_behind_a_call_is_not_content(call_format: CallFormat):
+    written = call_format.written
+    texts = [written.calls([PARIS] * n_calls) for n_calls in (1, 2) if n_calls == 1 or written.separator is not None]
+    for text, calls_are_constrained in product(texts, (False, True)):
+        plan = ParserPlan(call_format=call_format, calls_are_constrained=calls_are_constrained)
+        for end in range(text.index("Paris") + len("Paris"), len(text) + 1):
+            said = reply(plan, text[:end], Finish.LENGTH).gathered
+            assert not said.calls or said.content_text == "", repr(text[:end])
+
+
+def test_what_follows_a_call_is_content_though_the_limit_cut_it():
+    plan = ParserPlan(call_format=formats.HERMES)
+    text = f"{formats.HERMES.written.calls([PARIS])}\nIt is a <b"
+    said = reply(plan, text, Finish.LENGTH).gathered
+    assert (said.content_text, len(said.calls)) == ("It is a <b", 1)
+    assert reply(plan, f"{text[:-10]}<", Finish.STOP).gathered.content_text == "<"
 
 
 @pytest.mark.parametrize("name", BEGUN)
