@@ -139,8 +139,12 @@ def load_settings(flags: Mapping[str, Any], *, serves: bool = False) -> config.S
         host, port = parted(said, "--host" if given.get("host") else _HOST)
         if port is not None and given.get("port") not in (None, port):
             raise config.ConfigError(f"--port is {given['port']}, and {said} names port {port}; leave one of them out")
-        given |= ({"host": host} if host != said else {}) | ({"port": port} if port is not None else {})
-        environ = {name: value for name, value in os.environ.items() if name != _HOST or not given["host"]}
+        given |= {"port": port} if port is not None else {}
+        environ = {name: value for name, value in os.environ.items() if name != _HOST}
+        if given.get("host"):
+            given["host"] = host
+        elif host:
+            environ[_HOST] = host
         settings = ollama_environment.load(given, environ, default_port=_NO_PORT)
     except config.ConfigError as error:
         if not str(error).startswith("--"):

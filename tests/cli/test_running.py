@@ -85,6 +85,8 @@ def test_the_environment_names_the_daemon_unless_the_command_line_does(localrun,
     assert ended.returncode == exits.DAEMON_UNREACHABLE
     assert f"http://127.0.0.2:{daemon.port}" in ended.stderr
     assert localrun("ps", "--host", "127.0.0.1", port=daemon.port).returncode == exits.OK
+    environment["LOCALRUN_HOST"] = "http://two words"
+    assert "LOCALRUN_HOST: host is 'two words'" in localrun("ps", port=daemon.port).stderr
 
 
 def test_ps_starts_no_daemon(localrun, daemon):
