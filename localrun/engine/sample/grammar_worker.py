@@ -287,6 +287,8 @@ def answer(request: GrammarCheck) -> GrammarChecked:
         return GrammarChecked(error_message=error.message)
     except (MemoryError, RecursionError):
         return GrammarChecked(error_message=TOO_LARGE)
+    finally:
+        _problem_of.cache_clear()  # the next grammar has all of the memory
 
 
 def _serve() -> None:
