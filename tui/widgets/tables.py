@@ -31,7 +31,8 @@ from localrun.tui.widgets.vitals import bar
 class Column:
     """`width` and the `gap` after it are in cells. `grows` is its share of the space left over. `from_width` is the
     terminal width from which the column is shown. Once a row has a node, those that are `is_for_nodes` are there as
-    well, and others from the width `beside_nodes`."""
+    well, and others from the width `beside_nodes`. `cut` makes texts fit where their ends count more than their
+    beginnings."""
 
     key: str
     label: str
@@ -42,6 +43,7 @@ class Column:
     gap: int = 2
     beside_nodes: int = 0
     is_for_nodes: bool = False
+    cut: Callable[[str, int], str] | None = None
 
 
 @dataclass(frozen=True)
@@ -131,8 +133,8 @@ class LiveTable(DataTable[KeyedText]):
         return cell
 
     def _aligned(self, text: str, column: Column) -> str:
-        if column.key == "model":
-            text = short_text.model(text, column.width)
+        if column.cut is not None:
+            text = column.cut(text, column.width)
         text = aligned(text, column.width, right=column.right)
         return _INDENT + text if column is self._shown_columns[0] else text
 
@@ -165,7 +167,7 @@ class EngineTable(LiveTable):
     """One row for each engine process."""
 
     COLUMNS: ClassVar[tuple[Column, ...]] = (
-        Column("model", "engine", 11, right=False, grows=1),
+        Column("model", "engine", 11, right=False, grows=1, cut=short_text.model),
         Column("node", "node", 9, right=False, grows=1, is_for_nodes=True),
         Column("pid", "pid", 7, from_width=52, beside_nodes=113),
         Column("state", "state", 8, right=False, from_width=46, beside_nodes=60),
@@ -213,7 +215,7 @@ class BatchTable(LiveTable):
     COLUMNS: ClassVar[tuple[Column, ...]] = (
         Column("id", "batch", 13, right=False, grows=1),
         Column("state", "state", 11, right=False),
-        Column("model", "model", 11, right=False, grows=1, from_width=100),
+        Column("model", "model", 11, right=False, grows=1, from_width=100, cut=short_text.model),
         Column("bar", "", 8, right=False),
         Column("done", "done", 13),
         Column("failed", "failed", 6),
@@ -264,7 +266,7 @@ class RequestTable(LiveTable):
         Column("state", "state", 11, right=False, gap=1),
         Column("client", "client", 9, right=False, grows=2),
         Column("api", "api", 12, right=False, grows=2, from_width=115, beside_nodes=124),
-        Column("model", "model", 7, right=False, grows=1, from_width=48, beside_nodes=58),
+        Column("model", "model", 7, right=False, grows=1, from_width=48, beside_nodes=58, cut=short_text.model),
         Column("node", "node", 7, right=False, grows=1, is_for_nodes=True, from_width=48),
         Column("lane", "lane", 11, right=False, from_width=126, beside_nodes=136),
         Column("slot", "slot", 4, from_width=94),
