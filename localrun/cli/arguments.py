@@ -139,7 +139,8 @@ def load_settings(flags: Mapping[str, Any], *, serves: bool = False) -> config.S
         host, port = parted(said, "--host" if given.get("host") else _HOST)
         if port is not None and given.get("port") not in (None, port):
             raise config.ConfigError(f"--port is {given['port']}, and {said} names port {port}; leave one of them out")
-        given |= {"port": port} if port is not None else {}
+        if port is not None:
+            given["port"] = port
         environ = {name: value for name, value in os.environ.items() if name != _HOST}
         if given.get("host"):
             given["host"] = host
