@@ -123,8 +123,11 @@ def look_at_chats(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
             history.search("many")
         chat = history.begin("tiny", now_s=3.0)
         # SQLite has no checksums: one in some thousand flips is in what only a writer of the index reads.
-        with contextlib.suppress(sqlite3.DatabaseError):
+        try:
             history.add(chat.id, None, "user", "new", now_s=4.0)
+        except sqlite3.DatabaseError:
+            assert history.chat(chat.id).title == "", "what is refused leaves nothing behind"
+        else:
             assert history.chat(chat.id).title == "new"
 
 
