@@ -59,7 +59,7 @@ class Answers:
         self._backend = backend
         self._report = report
         self._clock = clock
-        self._grammars = GrammarQueue(backend, clock, ring)
+        self._grammars = GrammarQueue(backend, ring)
         self._late = LateRows(backend, ring)
 
     def begin(self, request: Request, submit: Submit) -> AnswerEnd | None:

@@ -7,10 +7,11 @@ most steps need no mask (a check takes 2 us, a mask of 152,000 tokens 10 to 150)
 Until one of `triggers` was produced everything is allowed, but for a token that completes a trigger and goes on with
 something the grammar has not.
 
-The cost is measured: a grammar that takes longer than `SLOW_S` for a token is slow for a while, so that others need
-not wait for it (`grammars.py`). The library's limits bound a mask at some 20 ms. Taking a token in has no bound: where
-a text can be read in many ways, each token costs as much as the square of those before it, and the library keeps the
-interpreter's lock meanwhile, so that nothing else in this process goes on. An answer ends where that takes `LIMIT_S`.
+The cost is measured, in processor time of the thread, so that a busy machine makes no grammar slow: one that takes
+longer than `SLOW_S` for a token is slow for a while, so that others need not wait for it (`grammars.py`). The library's
+limits bound a mask at some 20 ms. Taking a token in has no bound: where a text can be read in many ways, each token
+costs as much as the square of those before it, and the library keeps the interpreter's lock meanwhile, so that nothing
+else in this process goes on. An answer ends where that takes `LIMIT_S`.
 
 Owner: one thread at a time, whichever samples the request's row.
 Does not: know how a token is drawn, or compile (`grammars.py`).
@@ -34,8 +35,8 @@ UNKNOWN = -2
 # More than this for one token is noticed by those who are in the same step.
 SLOW_S = 0.001
 _SLOW_TOKENS = 16
-# For taking one token in; schemas of real programs take less than a tenth of a millisecond. Several in a row, because a
-# busy machine may stop any of them.
+# For taking one token in; schemas of real programs take less than a tenth of a millisecond. Several in a row, because
+# some systems count processor time in ticks of 16 ms, and a busy host's time may count as the guest's.
 LIMIT_S = 0.05
 _N_TOO_LONG = 4
 # With fewer than one word of the mask in so many set, the others are not looked at.

@@ -342,8 +342,7 @@ class GrammarQueue:
     Does not: compile, or end a request.
     """
 
-    def __init__(self, backend: Backend, clock: Callable[[], float], ring: Callable[[], None]) -> None:
-        self._clock = clock
+    def __init__(self, backend: Backend, ring: Callable[[], None]) -> None:
         self._eog_tokens = backend.eog_tokens
         self._compiler = GrammarCompiler(backend, ring)
         self.entries: list[_Entry] = []
@@ -393,7 +392,7 @@ class GrammarQueue:
             entry.compiling.future.result(),
             triggers=entry.grammar.triggers,
             banned=frozenset(banned),
-            clock=self._clock,
+            clock=time.thread_time,
         )
         constraint.accept(entry.request.output)
         entry.request.constraint = constraint

@@ -422,6 +422,31 @@ class SlowGrammars:
         monkeypatch.setattr(Constraint, "is_slow", True)
 
 
+def test_a_busy_machine_makes_no_grammar_slow(monkeypatch: pytest.MonkeyPatch):
+    """A thread that never rests takes the interpreter's lock whenever a mask lets it go, for 5 ms each time."""
+    were_slow: list[bool] = []
+    choose = Constraint.choose
+
+    def choose_and_look(constraint: Constraint, *arguments: Any, **named: Any) -> int:
+        token = choose(constraint, *arguments, **named)
+        were_slow.append(constraint.is_slow)
+        return token
+
+    def never_rest() -> None:
+        while not is_over.is_set():
+            pass
+
+    monkeypatch.setattr(Constraint, "choose", choose_and_look)
+    is_over = threading.Event()
+    threading.Thread(target=never_rest).start()
+    try:
+        answer(DIGITS, sampling=Sampling(temperature=1))
+    finally:
+        is_over.set()
+    assert were_slow.count(True) <= len(were_slow) // 2  # a page fault may take long
+    assert len(were_slow) == 30
+
+
 @pytest.mark.parametrize("n_probs", [None, 2])
 def test_others_go_on_while_a_slow_grammar_chooses(monkeypatch: pytest.MonkeyPatch, n_probs: int | None):
     plain, before = answer(OBJECT, n_probs=n_probs)
