@@ -15,12 +15,18 @@ from typing import Any
 
 import httpcore2
 import pytest
+from hypothesis import settings
 
 from localrun.doctor.kernel_probe import TIMEOUT_S, ProbeFailed, probe
 from localrun.hardware.kernels import Verdict
 from localrun.models.gguf.reader import read_header
 from localrun.models.memory import memory_kind
 from tests.depth import DEPTH
+
+# A busy machine may stop any example for a second; what is slow shows in the durations. What a run finds, the next one
+# of the same code finds again; `make test-deep` draws others each time.
+settings.register_profile("localrun", deadline=None, derandomize=DEPTH == 1)
+settings.load_profile("localrun")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -323,7 +323,7 @@ _VALUES = st.recursive(
 )
 
 
-@settings(max_examples=300 * DEPTH, deadline=None)
+@settings(max_examples=300 * DEPTH)
 @given(pattern=_TEXTS, field=st.sampled_from(LoadSettings.__struct_fields__) | _TEXTS, value=_VALUES | st.lists(_TEXTS))
 def test_whatever_a_table_has_is_taken_or_refused_by_its_name(pattern: str, field: str, value: object):
     path = Path("/x/localrun.toml")

@@ -226,7 +226,7 @@ def run(work: Callable[[Clock], Coroutine[Any, Any, None]]) -> None:
         quotas.time = before
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(st.lists(ACTION, max_size=60))
 def test_whatever_is_lost_nothing_is_given_twice(actions: list[tuple[str, int, int]]) -> None:
     limits = Limit(REQUESTS, 30, DAY_S), Limit(TOKENS, 200, DAY_S), Limit(OUTPUT_TOKENS, 300, DAY_S)
@@ -257,7 +257,7 @@ def test_whatever_is_lost_nothing_is_given_twice(actions: list[tuple[str, int, i
     run(work)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(st.lists(st.tuples(st.integers(0, 2), st.booleans()), max_size=60))
 def test_never_do_more_run_at_once(actions: list[tuple[int, bool]]) -> None:
     async def work(clock: Clock) -> None:

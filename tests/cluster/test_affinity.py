@@ -6,7 +6,7 @@ import random
 from collections import Counter, OrderedDict
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from localrun.cluster import affinity
@@ -47,7 +47,6 @@ def test_realms_share_nothing():
     assert not set(blocks([b"hi"], realm=b"1")) & set(blocks([b"hi"], realm=b"2"))
 
 
-@settings(deadline=None)
 @given(st.integers(0, 10_000), st.sets(st.text(min_size=1, max_size=4), min_size=1, max_size=8))
 def test_doors_that_have_not_talked_choose_alike(seed: int, replicas: set[str]):
     prompt = blocks([text(seed, 3)])
@@ -55,7 +54,6 @@ def test_doors_that_have_not_talked_choose_alike(seed: int, replicas: set[str]):
     assert Affinity().choose(prompt, forward) == Affinity().choose(prompt, back)
 
 
-@settings(deadline=None)
 @given(st.integers(0, 1000))
 def test_a_replica_that_goes_moves_its_share_alone(seed: int):
     prompt = blocks([text(seed, 2)])

@@ -495,7 +495,7 @@ STEP = st.tuples(
     "ignore:Exception ignored in. <(function _SelectorTransport.__del__|socket.socket) :"
     "pytest.PytestUnraisableExceptionWarning"
 )
-@settings(deadline=None, max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps=st.lists(STEP, min_size=4, max_size=24))
 def test_kills_at_any_point_lose_no_use_and_count_none_twice(steps, tmp_path_factory):
     async def work() -> None:

@@ -7,15 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import settings
 
 from localrun.engine.native.library import native
 from localrun.engine.native.llama import LlamaBackend
 from tests.support.synthesis.synthesize import synthesize
-
-# A busy machine may stop any example for a second; what is slow shows in the durations.
-settings.register_profile("no deadline", deadline=None)
-settings.load_profile("no deadline")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -224,7 +224,7 @@ def test_a_cancelled_request_lets_go_of_its_adapters():
     assert harness.tokens[100] == expected_output(list(b"hello"), 4, adapters=[adapter("new")])
 
 
-@settings(max_examples=40 * DEPTH, deadline=None)
+@settings(max_examples=40 * DEPTH)
 @given(
     sets=st.lists(st.integers(0, 3), min_size=2, max_size=8),
     target_s=st.sampled_from([0.0, 0.003, 0.05]),

@@ -131,7 +131,7 @@ def test_nobody_is_blamed_for_what_a_batch_left_that_was_given_up_halfway():
     check_fine(harness, 3, prompt(3, 300), 16, [])
 
 
-@settings(max_examples=40 * DEPTH, deadline=None)
+@settings(max_examples=40 * DEPTH)
 @given(
     layout=st.sampled_from(list(LAYOUTS)),
     requests=st.lists(

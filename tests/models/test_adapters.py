@@ -442,7 +442,7 @@ def test_modelfiles_of_neither_a_model_nor_an_adapter(text: str, problem: str) -
 
 
 @pytest.mark.parametrize("write", [write_lora, write_vector])
-@settings(max_examples=60 * DEPTH, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60 * DEPTH, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_an_adapter_with_anything_changed_is_understood_or_refused(
     data: st.DataObject, write: Callable[..., Path], tiny_gguf: Path, tmp_path: Path

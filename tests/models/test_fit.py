@@ -105,7 +105,7 @@ def on(ram_gib: float, *gpu_gib: float, shared: bool = False, **wish: Any) -> Fi
     return choose(HEADER, machine, FitRequest(**{"n_slots": 8, **wish}))
 
 
-@settings(max_examples=50 * DEPTH, deadline=None)
+@settings(max_examples=50 * DEPTH)
 @given(machine=machines, wish=wishes)
 def test_what_is_chosen_fits_every_device_and_is_what_was_asked_for(machine: Machine, wish: FitRequest) -> None:
     fit = choose(HEADER, machine, wish)
@@ -125,7 +125,7 @@ def test_what_is_chosen_fits_every_device_and_is_what_was_asked_for(machine: Mac
         assert fit.n_gpu_layers == 0
 
 
-@settings(max_examples=40 * DEPTH, deadline=None)
+@settings(max_examples=40 * DEPTH)
 @given(machine=machines, wish=wishes)
 def test_nothing_is_lost_between_the_devices(machine: Machine, wish: FitRequest) -> None:
     fit = choose(HEADER, machine, wish)
@@ -142,7 +142,7 @@ def test_nothing_is_lost_between_the_devices(machine: Machine, wish: FitRequest)
         assert (use.compute_bytes > 0) == (use.n_layers > 0)
 
 
-@settings(max_examples=40 * DEPTH, deadline=None)
+@settings(max_examples=40 * DEPTH)
 @given(ram=sizes, more=sizes, n_slots=st.integers(1, 16))
 def test_more_memory_never_stops_a_model_from_fitting(ram: int, more: int, n_slots: int) -> None:
     small, large = (choose(HEADER, Machine(size), FitRequest(n_slots)) for size in (ram, ram + more))
@@ -152,7 +152,7 @@ def test_more_memory_never_stops_a_model_from_fitting(ram: int, more: int, n_slo
         assert (large.kv_type == "f16") >= (small.kv_type == "f16")
 
 
-@settings(max_examples=30 * DEPTH, deadline=None)
+@settings(max_examples=30 * DEPTH)
 @given(ram=sizes, gpu=sizes, more=sizes)
 def test_a_larger_gpu_takes_as_many_layers_or_more(ram: int, gpu: int, more: int) -> None:
     wish = FitRequest(8, 8192, "f16")

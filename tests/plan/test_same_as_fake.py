@@ -221,25 +221,25 @@ def run_both(
 
 
 @given(some_sessions(), st.integers(2, 8), st.sampled_from([0.0, 0.01, 0.14]))
-@settings(max_examples=30 * DEPTH, deadline=None)
+@settings(max_examples=30 * DEPTH)
 def test_split_streams(sessions: list[Session], slots: int, target_itl_s: float) -> None:
     run_both(sessions, slots, 768 * slots, target_itl_s, is_split=True)
 
 
 @given(some_sessions(), st.integers(1, 8), st.sampled_from([0.0, 0.01, 0.14]))
-@settings(max_examples=30 * DEPTH, deadline=None)
+@settings(max_examples=30 * DEPTH)
 def test_one_pool(sessions: list[Session], slots: int, target_itl_s: float) -> None:
     run_both(sessions, slots, 2048, target_itl_s, is_split=False)
 
 
 @given(some_sessions(), st.integers(2, 4))
-@settings(max_examples=20 * DEPTH, deadline=None)
+@settings(max_examples=20 * DEPTH)
 def test_requests_outgrow_their_streams(sessions: list[Session], slots: int) -> None:
     run_both(sessions, slots, 256 * slots, 0.14, is_split=True)
 
 
 @given(some_sessions(80), st.integers(1, 5), st.booleans())
-@settings(max_examples=20 * DEPTH, deadline=None)
+@settings(max_examples=20 * DEPTH)
 def test_drafts(sessions: list[Session], slots: int, is_split: bool) -> None:
     run_both(sessions, slots, 1024 * slots, 0.14, is_split=is_split)
 
@@ -259,13 +259,13 @@ def test_answers_that_repeat_their_prompt_are_drafted_and_others_are_not(is_spli
 
 
 @given(some_sessions(30, (0.0,)), st.integers(1, 4), st.booleans())
-@settings(max_examples=20 * DEPTH, deadline=None)
+@settings(max_examples=20 * DEPTH)
 def test_all_come_at_once(sessions: list[Session], slots: int, is_split: bool) -> None:
     run_both(sessions, slots, 768 * slots, 0.14, is_split=is_split)
 
 
 @given(some_sessions(40), st.integers(1, 4), st.booleans(), st.integers(2, 9))
-@settings(max_examples=20 * DEPTH, deadline=None)
+@settings(max_examples=20 * DEPTH)
 def test_clients_that_go_away(sessions: list[Session], slots: int, is_split: bool, patience: int) -> None:
     outcome = run_both(sessions, slots, 768 * slots, 0.14, is_split=is_split, patience=patience)
     assert all(record.n_output or record.problem for record in outcome.records)

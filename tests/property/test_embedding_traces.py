@@ -29,7 +29,7 @@ ACTIONS = st.lists(
 )
 
 
-@settings(max_examples=50 * DEPTH, deadline=None)
+@settings(max_examples=50 * DEPTH)
 @given(
     actions=ACTIONS,
     pooling=st.sampled_from([Pooling.MEAN, Pooling.CLS, Pooling.LAST]),

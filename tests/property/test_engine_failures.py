@@ -57,7 +57,7 @@ def failing(fake: FakeBackend, planned: list[str]) -> FakeBackend:
 @given(
     st.lists(prompts, min_size=1, max_size=7), outcomes, st.sampled_from([0, 600, 1 << 20]), st.sampled_from(MemoryKind)
 )
-@settings(max_examples=60 * DEPTH, deadline=None)
+@settings(max_examples=60 * DEPTH)
 def test_failed_steps_lose_and_mix_nothing(
     batch: list[list[int]], planned: list[str], ram_cache_bytes: int, memory_kind: MemoryKind
 ):

@@ -58,7 +58,7 @@ shapes = st.fixed_dictionaries(
 
 
 @given(shapes, st.lists(events, max_size=40))
-@settings(max_examples=60 * DEPTH, deadline=None)
+@settings(max_examples=60 * DEPTH)
 def test_every_trace_ends_clean_and_every_output_is_the_request_s_own(shape, trace):
     harness = Harness(**shape)
     asked: dict[int, tuple[list[int], int, bool]] = {}
@@ -100,7 +100,7 @@ def test_every_trace_ends_clean_and_every_output_is_the_request_s_own(shape, tra
 
 
 @given(st.lists(prompts, min_size=8, max_size=8), st.integers(1, 24))
-@settings(max_examples=40 * DEPTH, deadline=None)
+@settings(max_examples=40 * DEPTH)
 def test_greedy_output_is_the_same_alone_and_among_seven_others(batch, n_predict):
     together = Harness(n_cells=2048, n_slots=8, n_seqs=24)
     for request_id, prompt in enumerate(batch):
@@ -114,7 +114,7 @@ def test_greedy_output_is_the_same_alone_and_among_seven_others(batch, n_predict
 
 
 @given(prompts, st.integers(1, 200), st.integers(0, 100))
-@settings(max_examples=40 * DEPTH, deadline=None)
+@settings(max_examples=40 * DEPTH)
 def test_cells_of_an_idle_engine_without_a_cache_are_all_free(prompt, n_predict, n_steps):
     harness = Harness(ram_cache_bytes=1 << 20)
     harness.submit(0, prompt, n_predict=n_predict)

@@ -90,7 +90,7 @@ class Measured(Harness):
 
 
 @given(clients, clients, st.integers(1, 6), st.sampled_from([32, 64]), st.integers(0, 2**32), st.integers(0, 3))
-@settings(max_examples=30 * DEPTH, deadline=None)
+@settings(max_examples=30 * DEPTH)
 def test_the_service_of_two_backlogged_clients_differs_by_no_more_than_the_bound(
     f_shape, g_shape, n_slots, n_batch, seed, n_others
 ):

@@ -67,7 +67,7 @@ def no_limit_of_time() -> Iterator[None]:
 
 
 @given(shapes, st.lists(events, max_size=25), st.booleans(), st.none() | st.integers(0, 1 << 20))
-@settings(max_examples=30 * DEPTH, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=30 * DEPTH, suppress_health_check=[HealthCheck.too_slow])
 def test_every_trace_ends_clean_and_every_answer_is_what_it_is_alone(shape, trace, is_slow, drafts_seed):
     shape = {**shape, "n_cells": 512}
     asked = {}

@@ -39,7 +39,7 @@ shapes = st.fixed_dictionaries(
 
 
 @given(shapes, st.lists(arrivals, min_size=4, max_size=16))
-@settings(max_examples=50 * DEPTH, deadline=None)
+@settings(max_examples=50 * DEPTH)
 def test_lower_lanes_give_way_and_lose_nothing(shape, trace):
     harness = Harness(**shape)
     for request_id, (prompt, lane, target_itl_s, deadline_s, n_steps) in enumerate(trace):

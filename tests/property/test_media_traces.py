@@ -143,14 +143,14 @@ def _check(harness: Harness, asked: dict[int, Asked], *allowed: str) -> None:
 
 
 @given(shapes, projectors, st.lists(events, max_size=30), st.booleans())
-@settings(max_examples=120 * DEPTH, deadline=None)
+@settings(max_examples=120 * DEPTH)
 def test_every_answer_is_the_request_s_own(shape: dict, kind: dict, trace: list, drafts: bool):
     harness = Harness(**shape, projector=FakeProjector(**kind), speculation=Speculation if drafts else None)
     _check(harness, _run(harness, trace))
 
 
 @given(shapes, projectors, st.lists(events, max_size=20), st.lists(events, max_size=20))
-@settings(max_examples=60 * DEPTH, deadline=None)
+@settings(max_examples=60 * DEPTH)
 def test_after_a_restart_too(shape: dict, kind: dict, first: list, second: list):
     disk = MemoryDisk()
     for trace in (first, second):
@@ -167,7 +167,7 @@ problems = st.lists(
 
 
 @given(shapes, projectors, st.lists(submits, min_size=1, max_size=6), outcomes, problems)
-@settings(max_examples=60 * DEPTH, deadline=None)
+@settings(max_examples=60 * DEPTH)
 def test_what_fails_harms_nobody_else(shape: dict, kind: dict, batch: list, planned: list[str], problems: list):
     projector = FakeProjector(**kind)
     projector.problems = list(problems)

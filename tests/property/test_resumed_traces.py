@@ -97,7 +97,7 @@ def mu_of(deltas: list[Delta]) -> float | None:
 
 
 @given(submits, prompts, st.integers(0, 24), st.booleans(), st.none() | st.integers(0, 1 << 20))
-@settings(max_examples=150 * DEPTH, deadline=None)
+@settings(max_examples=150 * DEPTH)
 def test_an_answer_goes_on_as_it_would_have(
     submit: Submit, prompt: list[int], n_before: int, is_split: bool, drafts_seed: int | None
 ):

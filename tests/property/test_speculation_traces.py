@@ -118,7 +118,7 @@ def played(shape, trace, speculation=None) -> Harness:
 
 
 @given(shapes, st.lists(events, max_size=25), st.integers(0, 1 << 20), st.sampled_from([0.0, 0.5, 0.9, 1.0]))
-@settings(max_examples=80 * DEPTH, deadline=None)
+@settings(max_examples=80 * DEPTH)
 def test_drafts_change_no_answer(shape, trace, seed, share_right):
     plain, drafted = played(shape, trace), played(shape, trace, drafting(seed, share_right))
     for request_id, final in drafted.finals.items():
@@ -140,7 +140,7 @@ def test_drafts_change_no_answer(shape, trace, seed, share_right):
 
 
 @given(prompts, st.integers(2, 60), st.integers(0, 1 << 20), st.floats(0, 1), st.data())
-@settings(max_examples=40 * DEPTH, deadline=None)
+@settings(max_examples=40 * DEPTH)
 def test_a_prediction_speeds_an_answer_up_and_changes_nothing(prompt, n_predict, seed, share_right, data):
     answer = expected_output(prompt, n_predict)
     wrong = data.draw(st.lists(st.integers(0, len(answer) - 1), max_size=3))

@@ -87,7 +87,7 @@ ANYTHING = st.recursive(
 )
 
 
-@settings(max_examples=200 * DEPTH, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=200 * DEPTH, suppress_health_check=[HealthCheck.too_slow])
 @given(st.dictionaries(WORDS, ANYTHING, max_size=5), st.booleans())
 def test_any_object_is_a_schema_or_refused_by_its_path(schema: Any, strict: bool):
     refusal = "format: none"
@@ -104,7 +104,7 @@ def finished(harness: Harness) -> bool:
     return final.finish is Finish.STOP
 
 
-@settings(max_examples=15 * DEPTH, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=15 * DEPTH, suppress_health_check=[HealthCheck.too_slow])
 @given(SCHEMAS, st.text(max_size=5))
 def test_every_finished_answer_matches_its_schema(schema: Any, prompt: str):
     schema = {**schema, "$defs": {"tree": TREE}}
@@ -115,7 +115,7 @@ def test_every_finished_answer_matches_its_schema(schema: Any, prompt: str):
         jsonschema.validate(json.loads(harness.texts[1]), schema)
 
 
-@settings(max_examples=12 * DEPTH, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=12 * DEPTH, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(objects(SCHEMAS), min_size=1, max_size=3), st.booleans(), st.text(max_size=5))
 def test_every_finished_list_of_calls_can_be_read(schemas: list[Any], is_one: bool, prompt: str):
     schemas = [{**schema, "$defs": {"tree": TREE}} for schema in schemas]

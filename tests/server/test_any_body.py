@@ -68,7 +68,7 @@ def daemon() -> Iterator[Daemon]:
         assert "Traceback" not in running.log
 
 
-@settings(max_examples=100 * DEPTH, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100 * DEPTH, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(path=st.sampled_from(sorted(ROUTES)), changes=st.dictionaries(st.sampled_from(FIELDS), VALUES, max_size=3))
 def test_no_body_makes_the_daemon_fail(daemon: Daemon, path: str, changes: dict[str, Any]) -> None:
     content = json.dumps(ROUTES[path] | changes).encode()
@@ -79,7 +79,7 @@ def test_no_body_makes_the_daemon_fail(daemon: Daemon, path: str, changes: dict[
         assert answer.json()["error"]
 
 
-@settings(max_examples=50 * DEPTH, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=50 * DEPTH, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(path=st.sampled_from(sorted(ROUTES)), content=st.binary(max_size=60))
 def test_no_bytes_make_the_daemon_fail(daemon: Daemon, path: str, content: bytes) -> None:
     answer = daemon.http.post(path, content=content, headers={"content-type": "application/json"})

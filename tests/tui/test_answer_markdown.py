@@ -63,7 +63,7 @@ def seen(markdown: str) -> str:
     return "".join(parts)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(_DOCUMENT, st.floats(0, 1))
 def test_every_word_is_seen_in_order_also_of_a_part(document: str, part: float) -> None:
     numbers = count(10_000)

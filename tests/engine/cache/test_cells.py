@@ -128,7 +128,7 @@ class Pool(RuleBasedStateMachine):
 
 
 TestPool = Pool.TestCase
-TestPool.settings = settings(max_examples=50 * DEPTH, stateful_step_count=30, deadline=None)
+TestPool.settings = settings(max_examples=50 * DEPTH, stateful_step_count=30)
 
 
 def test_a_share_that_would_leave_a_hole_or_go_past_the_end_is_refused():

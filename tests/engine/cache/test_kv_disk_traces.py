@@ -47,7 +47,7 @@ def harm(path: Path, kind: str, at: int) -> None:
     path.write_bytes(data)
 
 
-@settings(max_examples=40 * DEPTH, deadline=None)
+@settings(max_examples=40 * DEPTH)
 @given(steps=steps, limit_bytes=st.sampled_from([5_000, 20_000, 1_000_000]))
 def test_what_is_read_is_what_was_written_or_a_miss(steps: list[tuple[str, int, int]], limit_bytes: int) -> None:
     with TemporaryDirectory() as folder:

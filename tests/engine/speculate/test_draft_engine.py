@@ -71,7 +71,7 @@ def test_a_good_draft_model_gives_several_tokens_a_step():
     assert len(harness.steps) < N_TOKENS / 2
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     seed=st.integers(0, 1 << 30), wrong_one_in=st.sampled_from([0, 2, 5]), n_seqs=st.integers(1, 4),
     is_split=st.booleans(), n_batch=st.integers(8, 64),

@@ -258,7 +258,7 @@ def test_a_failure_ends_the_drafts_and_nothing_else(caplog: pytest.LogCaptureFix
 # --- anything ------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     n_seqs=st.integers(1, 4), n_batch=st.integers(4, 48), n_ctx=st.integers(8, 90), is_split=st.booleans(),
     n_cells=st.integers(60, 240), seed=st.integers(0, 1 << 30), n_steps=st.integers(1, 40),

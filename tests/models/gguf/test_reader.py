@@ -269,7 +269,7 @@ def real_head(tiny_gguf: Path) -> bytes:
     return tiny_gguf.read_bytes()[: read_header(tiny_gguf).data_offset]
 
 
-@settings(max_examples=60 * DEPTH, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60 * DEPTH, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_a_real_header_with_anything_changed_is_read_or_refused_within_its_memory(
     data: st.DataObject, real_head: bytes, tiny_gguf: Path, tmp_path_factory: pytest.TempPathFactory
@@ -310,7 +310,7 @@ def test_a_real_header_with_anything_changed_is_read_or_refused_within_its_memor
 flips = st.lists(st.tuples(st.integers(0, len(VALID) - len(DATA) - 1), st.integers(0, 255)), min_size=1, max_size=6)
 
 
-@settings(max_examples=150 * DEPTH, deadline=None)
+@settings(max_examples=150 * DEPTH)
 @given(flips=flips)
 def test_a_header_with_flipped_bytes_is_read_or_refused(
     flips: list[tuple[int, int]], tmp_path_factory: pytest.TempPathFactory

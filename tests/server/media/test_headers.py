@@ -125,7 +125,7 @@ SEEDS = [
 ]  # fmt: skip
 
 
-@settings(max_examples=300 * DEPTH, deadline=None)
+@settings(max_examples=300 * DEPTH)
 @given(st.sampled_from(SEEDS), st.lists(st.tuples(st.integers(0, 200), st.integers(0, 255))), st.integers(0, 4000))
 def test_any_bytes_are_told_or_refused(data: bytes, changes: list[tuple[int, int]], n_bytes: int) -> None:
     made = bytearray(data)

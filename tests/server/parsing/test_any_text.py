@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import count
 
 import pytest
 from hypothesis import given, settings
@@ -66,7 +67,7 @@ def joined(pieces: list[Piece]) -> list[tuple[str, str]]:
 
 @EACH
 @pytest.mark.parametrize("streams", [False, True])
-@settings(max_examples=40 * DEPTH, deadline=None)
+@settings(max_examples=40 * DEPTH)
 @given(data=st.data())
 def test_how_a_text_is_cut_never_matters(call_format: CallFormat, streams: bool, data: st.DataObject):
     text = data.draw(fragments(call_format))
@@ -78,13 +79,19 @@ def test_how_a_text_is_cut_never_matters(call_format: CallFormat, streams: bool,
 
 
 @EACH
-@settings(max_examples=40 * DEPTH, deadline=None)
+@settings(max_examples=40 * DEPTH)
 @given(data=st.data())
 def test_no_word_is_lost_unless_it_stands_in_a_header(call_format: CallFormat, data: st.DataObject):
-    text = data.draw(fragments(call_format))
+    text = _each_parameter_once(data.draw(fragments(call_format)))
     said = " ".join(part for _, part in joined(read(plan(call_format).parser(SCHEMAS), [text])))
     expected = text if call_format.whole not in (read_harmony, read_glimmer) else _without_headers(text)
     assert set(_WORD.findall(expected)) <= set(_WORD.findall(said))
+
+
+def _each_parameter_once(text: str) -> str:
+    """Of a parameter that is written twice the last value counts."""
+    numbers = count()
+    return re.sub("(?<==)city(?=>)", lambda _: f"city{next(numbers)}", text)
 
 
 def _without_headers(text: str) -> str:

@@ -30,7 +30,7 @@ def test_a_reply_means_the_same_in_pieces_of_every_size(case: Golden):
 
 
 @CASES
-@settings(max_examples=8 * DEPTH, deadline=None)
+@settings(max_examples=8 * DEPTH)
 @given(data=st.data())
 def test_a_reply_means_the_same_cut_anywhere(case: Golden, data: st.DataObject):
     places = data.draw(st.lists(st.integers(0, len(case.text)), max_size=8))

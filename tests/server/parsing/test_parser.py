@@ -100,6 +100,13 @@ def test_an_unconstrained_call_comes_whole():
     assert arguments == CallArguments(0, '{"text": "a"}')
 
 
+@pytest.mark.parametrize("first", ["<parameter=city>Rome</parameter>", "<parameter=city>Rome"])
+def test_of_a_parameter_that_is_written_twice_the_last_value_counts(first: str):
+    reply = f"<tool_call><function=get_weather>{first}<parameter=city>Oslo</parameter></function></tool_call>"
+    _, arguments = read(ParserPlan(call_format=formats.QWEN_CODER).parser(SCHEMAS), [reply])
+    assert arguments == CallArguments(0, '{"city": "Oslo"}')
+
+
 @pytest.mark.parametrize("call_format", [formats.LLAMA_JSON, formats.PYTHONIC], ids=lambda known: known.name)
 def test_an_answer_that_only_begins_like_a_call_is_not_held_back(call_format: formats.CallFormat):
     parser = ParserPlan(call_format=call_format).parser(SCHEMAS)
