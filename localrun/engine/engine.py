@@ -391,7 +391,10 @@ class Engine:
             return plan
         n_free = self.cache.n_free(in_pool=plan.is_long)
         self._times.lap("plan")
-        plan = self._speculation.extend(plan, n_free, lambda: self.scheduler.step_target_s, lambda: self.cache.attend_s)
+        n_beside = len(self.scheduler.running) - len(plan.grants)
+        plan = self._speculation.extend(
+            plan, n_free, n_beside, lambda: self.scheduler.step_target_s, lambda: self.cache.attend_s
+        )
         self._times.lap("drafts")
         return plan
 

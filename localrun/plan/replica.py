@@ -352,7 +352,7 @@ class _NoDrafts(Speculation):
     """Nothing has to be learned of drafts where there are none."""
 
     def extend(
-        self, plan: StepPlan, n_free: int, target_s: Callable[[], float], attend_s: Callable[[], float]
+        self, plan: StepPlan, n_free: int, n_beside: int, target_s: Callable[[], float], attend_s: Callable[[], float]
     ) -> StepPlan:
         return plan
 

@@ -241,23 +241,19 @@ class DraftStream:
 @dataclass(frozen=True)
 class DraftChoice:
     """Rows of each stream beside its own one, drafted or filled up. `ratio` is how many times as long as the step
-    without them it takes, and `n_tokens` how many tokens it is expected to give."""
+    without them it takes, and `gain` the tokens per second over those without drafts."""
 
     n_rows: tuple[int, ...]
     ratio: float
-    n_tokens: float
-
-    @property
-    def gain(self) -> float:
-        """Tokens per second over those without drafts."""
-        return self.n_tokens / len(self.n_rows) / self.ratio
+    gain: float
 
 
 @dataclass(frozen=True)
 class DraftLimits:
     """`most_each` rows more of a stream and `most_rows` in all; a stream should have a token every `target_s` seconds
     (0: no limit). With `is_even` only equal numbers of rows are computed together, and unless there `may_be_uneven`
-    others are not to be. A drafted token that has to be computed takes `draft_s`."""
+    others are not to be. A drafted token that has to be computed takes `draft_s`. So many streams `n_beside` have steps
+    of their own, in turn with this one, and wait for it."""
 
     most_each: int
     most_rows: int
@@ -265,6 +261,7 @@ class DraftLimits:
     is_even: bool
     draft_s: float = 0.0
     may_be_uneven: bool = True
+    n_beside: int = 0
 
 
 def _more_rows(n_streams: int, *, is_even: bool) -> tuple[int, ...]:
@@ -278,12 +275,12 @@ def _sizes(n_streams: int) -> tuple[int, ...]:
     return SIZES_ALONE if n_streams == 1 else SIZES
 
 
-def may_pay(n_streams: int, expected_accepted: float, costs: RowCosts, *, is_even: bool) -> bool:
+def may_pay(n_streams: int, expected_accepted: float, costs: RowCosts, *, is_even: bool, n_beside: int = 0) -> bool:
     """Whether drafts that are expected to give `expected_accepted` tokens, at most, could be worth their rows: most
     steps are done with the question here."""
-    least = LEAST_GAIN * n_streams
+    n_all = n_streams + n_beside
     return any(
-        n_streams + min(expected_accepted, n_more) >= least * costs.ratio(n_streams + n_more, n_streams)
+        n_all + min(expected_accepted, n_more) >= LEAST_GAIN * n_all * costs.ratio(n_streams + n_more, n_streams)
         for n_more in _more_rows(n_streams, is_even=is_even)
     )
 
@@ -354,7 +351,7 @@ def _in_second_pass(gains: list[list[float]], limits: DraftLimits) -> list[tuple
 def _judged(
     way: tuple[int, ...], streams: Sequence[DraftStream], gains: list[list[float]], costs: RowCosts, limits: DraftLimits
 ) -> DraftChoice:
-    n_streams = len(way)
+    n_streams, n_all = len(way), len(way) + limits.n_beside
     if is_one_pass(way, is_even=limits.is_even):
         ratio = costs.ratio(n_streams + sum(way), n_streams)
     else:
@@ -364,12 +361,12 @@ def _judged(
     if n_drawn and plain_s:
         ratio += n_drawn * limits.draft_s / plain_s
     expected = [1 + sum(own[:n_rows]) for own, n_rows in zip(gains, way, strict=True)]
-    slowdown = ratio / min(expected)
+    slowdown = ratio / (1 if limits.n_beside else min(expected))
     token_s = max(limits.target_s, plain_s) if limits.target_s else math.inf
-    most_s = MOST_TARGETS * token_s if n_streams == 1 else max(token_s, MOST_SLOWDOWN * plain_s)
+    most_s = MOST_TARGETS * token_s if n_all == 1 else max(token_s, MOST_SLOWDOWN * plain_s)
     if slowdown > MOST_SLOWDOWN or plain_s * slowdown > token_s or plain_s * ratio > most_s:
         return DraftChoice(way, ratio, 0.0)
-    return DraftChoice(way, ratio, sum(expected))
+    return DraftChoice(way, ratio, (sum(expected) + limits.n_beside) / n_all / ratio)
 
 
 class DraftPolicy(NamedTuple):

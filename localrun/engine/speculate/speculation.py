@@ -213,11 +213,11 @@ class Speculation:
             self._states[request], request.drafts = state, state.counts
 
     def extend(
-        self, plan: StepPlan, n_free: int, target_s: Callable[[], float], attend_s: Callable[[], float]
+        self, plan: StepPlan, n_free: int, n_beside: int, target_s: Callable[[], float], attend_s: Callable[[], float]
     ) -> StepPlan:
         """A plan of streams alone with the drafts that are worth their rows, if any: as far as there are free cells, of
-        each stream or in the pool, and within the streams' latency target, in seconds, 0 for none. Attending over one
-        more token takes a row `attend_s`."""
+        each stream or in the pool, and within the streams' latency target, in seconds, 0 for none. `n_beside` streams
+        wait for their own step. Attending over one more token takes a row `attend_s`."""
         n_streams = len(plan.grants)
         expected_accepted, may_draw, n_tokens = 0.0, False, 0
         for request, _, _ in plan.grants:
@@ -228,7 +228,10 @@ class Speculation:
         is_split, is_even = self._is_split(plan), self._is_even(plan)
         n_attended = n_tokens // n_streams if is_even else n_tokens
         costs = self._costs = self.costs.at(n_attended, is_even=is_even and n_streams > 1, attend_s=attend_s)
-        if not may_draw and not self._policy.may_pay(n_streams, expected_accepted, costs, is_even=is_even):
+        may_pay = may_draw or self._policy.may_pay(
+            n_streams, expected_accepted, costs, is_even=is_even, n_beside=n_beside
+        )
+        if not may_pay:
             return plan
         self._parts, self._ratio = {}, 1.0
         backend = self._backend
@@ -246,7 +249,9 @@ class Speculation:
             DraftStream(grant.request.seq or 0, proposal.chances, proposal.drafter is not None)
             for grant, proposal in zip(plan.grants, guesses, strict=True)
         ]
-        limits = DraftLimits(most_each, most_rows, target_s(), is_even, self._draft_s, may_be_uneven=is_split)
+        limits = DraftLimits(
+            most_each, most_rows, target_s(), is_even, self._draft_s, may_be_uneven=is_split, n_beside=n_beside
+        )
         chosen = self._policy.choose(streams, costs, limits)
         if any(stream.is_drawn for stream in streams):
             guesses = self._drawn(plan, guesses, chosen)

@@ -51,7 +51,7 @@ class Oracle:
 
 def always(choose: Callable[[Sequence[DraftStream], RowCosts, DraftLimits], DraftChoice | None]) -> DraftPolicy:
     """This choice, in every step."""
-    return DraftPolicy(may_pay=lambda *_, is_even: True, choose=choose)
+    return DraftPolicy(may_pay=lambda *_, **__: True, choose=choose)
 
 
 def any_rows(seed: int) -> DraftPolicy:
@@ -63,7 +63,7 @@ def any_rows(seed: int) -> DraftPolicy:
         for _ in streams:
             n_rows.append(random.randint(0, min(limits.most_each, n_left)))
             n_left -= n_rows[-1]
-        return DraftChoice(tuple(n_rows), 1.5, float(len(streams)))
+        return DraftChoice(tuple(n_rows), 1.5, 1.0)
 
     return always(choose)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 
@@ -62,6 +63,15 @@ def test_the_surer_a_draft_the_longer():
 def test_where_rows_cost_as_much_as_tokens_nothing_is_drafted():
     assert choose(streams(0.97), METAL, limits()) is None
     assert choose(streams(0.9, 0.9, 0.9, 0.9), METAL, limits(is_even=True)) is None
+
+
+@pytest.mark.parametrize("n_beside", [1, 3])
+def test_a_stream_drafts_no_more_than_those_in_steps_of_their_own_can_wait_for(n_beside: int):
+    beside = replace(limits(), n_beside=n_beside)
+    assert choose(streams(0.97), CPU, beside) is None  # two rows take 1.43 times as long, for 1.97 tokens
+    chosen = choose(streams(0.97), GPU, beside)
+    assert chosen is not None
+    assert 1 < chosen.ratio <= MOST_SLOWDOWN
 
 
 def test_where_rows_cost_nothing_doubtful_drafts_are_worth_them():
