@@ -23,8 +23,9 @@ run: $(RUN_STAMP)
 	else $(BIN)/localrun run tiny "Tell me a story about a fox." --verbose </dev/null; fi
 	@$(BIN)/python packaging/next_steps.py $(BIN)/localrun
 
-# Three processes share the files of tests between them: on two cores one more than cores, because tests wait a lot.
-PYTEST := $(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
+# Four processes share the files of tests between them: two more than cores, because tests wait a lot. With three a tenth
+# of the time of two cores is nobody's.
+PYTEST := $(BIN)/python -m pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder
 # Tests start hundreds of interpreters, which would each compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
