@@ -10,6 +10,7 @@ Does not: open a model, or know what a message asks for (`process.py`).
 
 from __future__ import annotations
 
+import gc
 import logging
 import math
 import os
@@ -377,6 +378,8 @@ def serve(
     spare_time: SpareTime | None = None,
 ) -> int:
     """Runs until the end; `take` is called in the reader's thread. Returns the exit code."""
+    # What is there now stays. To look through it took a step 4 ms now and then, and the interpreter 20 at its end.
+    gc.freeze()
     outbox = Outbox(frames_out.fileno(), lambda error: _leave(inbox, error))
     signal.signal(signal.SIGTERM, lambda *_: inbox.leave(0))
     threading.Thread(target=_read, args=(frames_in, inbox, outbox, take), name="reader", daemon=True).start()
