@@ -45,6 +45,8 @@ def chat_page(url: str = FAKE_URL, path: str = "/", script: str = "") -> Iterato
 
 
 def ask(page: Page, text: str) -> None:
+    """Once the answer before it is complete: until then what is written stays where it is."""
+    expect(page.locator("#send")).to_have_text("Send")
     page.fill("#text", text)
     page.press("#text", "Enter")
 
