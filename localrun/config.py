@@ -352,12 +352,10 @@ def load(
     Raises ConfigError naming the setting and its source.
     """
     values: dict[str, Any] = dict(below or {})
-    path = folders(environ).config / "localrun.toml"
-    if path.is_file():
-        from_file = _from_toml(path)
-        if below and "models" in below and "models" in from_file:
-            from_file["models"] = (*from_file["models"], *below["models"])
-        values.update(from_file)
+    from_file = _from_toml(folders(environ).config / "localrun.toml")
+    if below and "models" in below and "models" in from_file:
+        from_file["models"] = (*from_file["models"], *below["models"])
+    values.update(from_file)
     for field in FIELDS:
         text = environ.get(env_name(field))
         if text is not None and text.strip():
@@ -389,6 +387,8 @@ CHOICES = {
 def _from_toml(path: Path) -> dict[str, Any]:
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
     except (OSError, ValueError) as error:  # no TOML, no UTF-8, or a number of thousands of digits
         raise ConfigError(f"{path}: {error}") from error
     except RecursionError:
