@@ -459,10 +459,13 @@ def _continued(
     """The last message at the end of the prompt, as text that a client wrote: it opens no turn and no call."""
     last = ask.messages[-1]
     content, thinking = str(last.get("content") or ""), str(last.get("thinking") or "")
+    grammar = ask.response_grammar
+    if grammar is not None and content.strip():
+        grammar = msgspec.structs.replace(grammar, begun=content)
     if call_format.answers:
         channel = call_format.answers[0] if content or not thinking else call_format.thoughts
         text = content if content or not thinking else thinking
-        return Ending((*segments, Segment(channel), Segment(text, trusted=False)), ask.response_grammar, opened=channel)
+        return Ending((*segments, Segment(channel), Segment(text, trusted=False)), grammar, opened=channel)
     added: list[Segment] = []
     closing = "" if tags is None else f"\n{tags.closing}\n\n"
     if tags is not None and thinking:
@@ -475,7 +478,6 @@ def _continued(
         is_open = False
     if content:
         added.append(Segment(content, trusted=False))
-    grammar = ask.response_grammar
     if grammar is not None and tags is not None and is_open:
         grammar = constraint.after_thinking(grammar, tags, is_open=True, may_think=True)
     return Ending((*segments, *added), grammar, is_thinking=is_open, has_content=bool(content.strip()))
