@@ -71,6 +71,8 @@ async def prepare(runtime: Runtime, job: Job, ask: ChatRequest) -> Prepared:
     if ask.think and not thinks:
         notices.note(f"{ask.passed_over}: this model does not support thinking")
         ask = msgspec.structs.replace(ask, think=None)
+    elif ask.thinking_limit and ask.think is not False and thinks:
+        notices.note(f"{ask.thinking_limit}: thinking has no limit of its own; the model ends it by itself")
     if not profile.are_tags_certain or (tools and not profile.is_format_certain):
         profile = await _probed(runtime, job, template, profile)
     media = await runtime.media.attach(job, ask.media) if ask.media else {}
