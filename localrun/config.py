@@ -566,6 +566,19 @@ def _is_host(text: str) -> bool:
     return "%" not in text
 
 
+def host_and_port(text: str, source: str, *, least: int = 1) -> tuple[str, int | None]:
+    """Of `studio.local`, `studio.local:8443`, `[::1]:8443`, `::1`; None where no port is named. Raises ConfigError."""
+    try:
+        return str(ipaddress.ip_address(text.strip("[]"))), None
+    except ValueError:
+        host, colon, port = text.rpartition(":")
+    if not colon:
+        return text, None
+    if not (port.isascii() and port.isdigit() and len(port) <= 5 and least <= int(port) <= 65535):
+        raise ConfigError(f"{source}: {_shown(port)} is not a port; use a number from 1 to 65535")
+    return host.strip("[]"), int(port)
+
+
 def is_loopback(host: str) -> bool:
     """Whether it is this machine's own, by its name or its address."""
     try:
