@@ -352,12 +352,10 @@ def load(
     Raises ConfigError naming the setting and its source.
     """
     values: dict[str, Any] = dict(below or {})
-    path = folders(environ).config / "localrun.toml"
-    if path.is_file():
-        from_file = _from_toml(path)
-        if below and "models" in below and "models" in from_file:
-            from_file["models"] = (*from_file["models"], *below["models"])
-        values.update(from_file)
+    from_file = _from_toml(folders(environ).config / "localrun.toml")
+    if below and "models" in below and "models" in from_file:
+        from_file["models"] = (*from_file["models"], *below["models"])
+    values.update(from_file)
     for field in FIELDS:
         text = environ.get(env_name(field))
         if text is not None and text.strip():
@@ -389,6 +387,8 @@ CHOICES = {
 def _from_toml(path: Path) -> dict[str, Any]:
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
     except (OSError, ValueError) as error:  # no TOML, no UTF-8, or a number of thousands of digits
         raise ConfigError(f"{path}: {error}") from error
     except RecursionError:
@@ -564,6 +564,19 @@ def _is_host(text: str) -> bool:
     except ValueError:
         return False
     return "%" not in text
+
+
+def host_and_port(text: str, source: str, *, least: int = 1) -> tuple[str, int | None]:
+    """Of `studio.local`, `studio.local:8443`, `[::1]:8443`, `::1`; None where no port is named. Raises ConfigError."""
+    try:
+        return str(ipaddress.ip_address(text.strip("[]"))), None
+    except ValueError:
+        host, colon, port = text.rpartition(":")
+    if not colon:
+        return text, None
+    if not (port.isascii() and port.isdigit() and len(port) <= 5 and least <= int(port) <= 65535):
+        raise ConfigError(f"{source}: {_shown(port)} is not a port; use a number from 1 to 65535")
+    return host.strip("[]"), int(port)
 
 
 def is_loopback(host: str) -> bool:

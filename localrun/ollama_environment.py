@@ -12,7 +12,6 @@ Pure but for `load` and `told`. Does not: know what a setting does.
 
 from __future__ import annotations
 
-import ipaddress
 import os
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -83,18 +82,8 @@ def address(text: str) -> Address:
     if not separator:
         scheme, rest = "http", text
     default = {"http": 80, "https": 443}.get(scheme, DEFAULT_PORT) if separator else DEFAULT_PORT
-    rest = rest.partition("/")[0]
-    bare = rest.strip("[]")
-    try:
-        return Address(scheme, str(ipaddress.ip_address(bare)), default)
-    except ValueError:
-        pass
-    host, colon, port = rest.rpartition(":")
-    if not colon:
-        return Address(scheme, rest or "127.0.0.1", default)
-    if not (port.isascii() and port.isdigit() and int(port) <= 65535):
-        raise ConfigError(f"OLLAMA_HOST: {port[:100]!r} is not a port; use 1 to 65535")
-    return Address(scheme, host.strip("[]"), int(port))
+    host, port = config.host_and_port(rest.partition("/")[0], "OLLAMA_HOST", least=0)
+    return Address(scheme, host, port) if port is not None else Address(scheme, host or "127.0.0.1", default)
 
 
 def read(environ: Mapping[str, str], *, serves: bool) -> Taken:

@@ -93,11 +93,12 @@ STRICT_COMMENT = "strict"
 
 class Grammar(msgspec.Struct, frozen=True, array_like=True):
     """What an answer must match. With `triggers` it is free until one of these texts was produced, and must match from
-    right after it on."""
+    right after it on. The prompt ends with what is `begun` of it, a text that must match as well."""
 
     kind: GrammarKind
     text: str
     triggers: tuple[str, ...] = ()
+    begun: str = ""
 
 
 class Pooling(StrEnum):

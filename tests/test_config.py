@@ -39,6 +39,18 @@ def write(home: dict[str, str], text: str) -> Path:
     return path
 
 
+def test_a_settings_file_that_cannot_be_read_is_not_taken_for_none(home: dict[str, str]):
+    path = write(home, "")
+    path.unlink()
+    path.symlink_to(path.name)
+    with pytest.raises(ConfigError, match=f"{re.escape(str(path))}: "):
+        load(environ=home)
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(ConfigError, match=f"{re.escape(str(path))}: "):
+        load(environ=home)
+
+
 # --- where a value comes from --------------------------------------------------------------------------------------
 
 

@@ -219,7 +219,7 @@ class UsageFile:
     @contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection]:
         """A connection of its own, for a thread."""
-        path = self.path if self.path.exists() else ":memory:"
+        path = self.path if os.path.lexists(self.path) else ":memory:"  # a loop of links is no empty book
         with closing(sqlite3.connect(path, timeout=1.0)) as db:
             db.executescript(_schema())
             yield db

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import difflib
 import functools
-import ipaddress
 import os
 import re
 import shlex
@@ -166,14 +165,8 @@ def parted(text: str, source: str) -> tuple[str, int | None]:
         if scheme.lower() not in ("http", "https"):
             raise config.ConfigError(f"{source}: host is {text[:100]!r}; {scheme[:20]}:// reaches no daemon")
         rest = rest.partition("/")[0]
-    with contextlib.suppress(ValueError):
-        return str(ipaddress.ip_address(rest.strip("[]"))), None
-    name, colon, digits = rest.rpartition(":")
-    if not colon:
-        return rest.rstrip("."), None
-    if not (digits.isascii() and digits.isdigit() and 0 < int(digits) < 65536):
-        raise config.ConfigError(f"{source}: host is {text[:100]!r}; {digits[:100]!r} is not a port")
-    return name.strip("[]").rstrip("."), int(digits)
+    host, port = config.host_and_port(rest, source)
+    return host.rstrip("."), port
 
 
 def port_of(host: str) -> int:

@@ -17,7 +17,7 @@ from typing import Any
 
 import click
 
-from localrun.cli.arguments import complete_here, next_step, with_settings
+from localrun.cli.arguments import complete_here, explained, next_step, with_settings
 from localrun.cli.daemon import ask, base_url, ensure_daemon, for_daemon
 from localrun.cli.text import (
     TextStyle,
@@ -34,7 +34,7 @@ from localrun.cli.text import (
 )
 from localrun.client import Client
 from localrun.config import Settings
-from localrun.errors import LocalrunError
+from localrun.errors import DaemonUnreachable, LocalrunError, ModelNotFound
 from localrun.visible import visible
 
 MAX_MODELFILE_BYTES = 8 * 1024 * 1024
@@ -171,19 +171,35 @@ def cp_command(source: str, destination: str, settings: Settings) -> None:
 @with_settings
 def rm_command(models: tuple[str, ...], settings: Settings) -> None:
     """Remove each MODEL: its name, and the files that nothing else uses. A loaded model is unloaded first."""
-    asyncio.run(_remove(ensure_daemon(settings), models))
+    problems = asyncio.run(_remove(ensure_daemon(settings), models))
+    # The last one decides the exit code: that a model is gone already is the least of them.
+    problems.sort(key=lambda problem: not isinstance(problem, ModelNotFound))
+    for problem in problems[:-1]:
+        known = isinstance(problem, ModelNotFound)
+        tell("error", (explained(problem, settings) if known else problem).message)
+    if problems:
+        raise problems[-1]
 
 
-async def _remove(base_url: str, models: tuple[str, ...]) -> None:
+async def _remove(base_url: str, models: tuple[str, ...]) -> list[LocalrunError]:
+    """Returns what keeps some of them from being removed."""
+    problems = []
     async with Client(base_url) as client:
         for model in models:
-            removed = await client.remove(for_daemon(model))
+            try:
+                removed = await client.remove(for_daemon(model))
+            except DaemonUnreachable:
+                raise
+            except LocalrunError as error:
+                problems.append(error)
+                continue
             n_bytes, kept = removed["freed_bytes"], removed["kept"]
             say(f"deleted the name '{model}'" if kept and not n_bytes else f"deleted '{model}', freed {size(n_bytes)}")
             for file in kept:
                 say(wrapped(f"  its file {file['path']} stays: {file['reason']}", indent=4))
             for note in removed["notes"]:
                 say(wrapped(f"  {note}", indent=4))
+    return problems
 
 
 @click.command("push")

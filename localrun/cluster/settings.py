@@ -26,7 +26,7 @@ import psutil
 
 from localrun import stored
 from localrun.access import certificate
-from localrun.config import ConfigError, folders
+from localrun.config import ConfigError, folders, host_and_port
 from localrun.errors import NotFound, PortBusy
 
 if TYPE_CHECKING:
@@ -255,9 +255,7 @@ def address_towards(head: str) -> str:
 
 def checked_head(text: str) -> str:
     """HOST:PORT of HOST or HOST:PORT. Raises ConfigError."""
-    host, _, port = text.partition(":")
-    if port and not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
-        raise ConfigError(f"{port[:100]!r} is not a port; the head is named HOST or HOST:PORT")
+    host, port = host_and_port(text, "HOST")
     return f"{address_of(host)}:{port or HEAD_PORT}"
 
 

@@ -284,8 +284,8 @@ def test_a_host_may_be_written_with_its_port_or_as_a_url(text: str, expected: tu
     ("host", "problem"),
     [
         ("ftp://studio", "ftp:// reaches no daemon"),
-        ("studio:0", "'0' is not a port"),
-        ("studio:x", "'x' is not a port"),
+        ("studio:0", "--host: '0' is not a port; use a number from 1 to 65535"),
+        ("studio:x", "--host: 'x' is not a port; use a number from 1 to 65535"),
     ],
 )
 def test_a_host_that_is_none(localrun, host: str, problem: str) -> None:

@@ -199,6 +199,21 @@ def test_names_of_one_file_of_which_one_is_loaded(localrun, running, tmp_path):
     assert last[1] == f"{file}it belongs to you or to another program, and localrun deletes nothing but its own files"
 
 
+def test_rm_removes_the_others_when_a_name_is_not_here(localrun, running):
+    localrun("cp", "big", "one", port=running.port)
+    localrun("cp", "big", "two", port=running.port)
+    ended = localrun("rm", "lost", "one", "tyni", "two", port=running.port)
+    assert ended.returncode == exits.MODEL_NOT_FOUND
+    assert names(running) == ["tiny", "big"]
+    assert [line.split(" stays")[0] for line in ended.stdout.splitlines()][::2] == [
+        "deleted the name 'one'", "deleted the name 'two'"
+    ]  # fmt: skip
+    assert says(ended.stderr, "error: model 'lost' not found", "error: model 'tyni' not found; did you mean 'tiny'?")
+    ended = localrun("rm", "tiny", "lost", port=running.port)
+    assert ended.returncode == exits.ERROR
+    assert says(ended.stderr, "model 'lost' not found", "is built in")
+
+
 def test_create_from_a_name(localrun, running):
     assert localrun("create", "twin", "--from", "tiny", port=running.port).returncode == 0
     assert "twin" in names(running)

@@ -111,7 +111,7 @@ def test_heads_are_named_with_or_without_a_port():
     assert settings.checked_head("127.0.0.1") == "127.0.0.1:11433"
     assert settings.checked_head("localhost:7000") == "127.0.0.1:7000"
     for text in ("127.0.0.1:0", "127.0.0.1:x", "127.0.0.1:70000"):
-        with pytest.raises(ConfigError, match="not a port"):
+        with pytest.raises(ConfigError, match="is not a port; use a number from 1 to 65535"):
             settings.checked_head(text)
 
 

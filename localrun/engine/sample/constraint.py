@@ -25,6 +25,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from localrun.errors import BadRequest
+
 if TYPE_CHECKING:
     from localrun.engine.sample.grammar_library import CompiledGrammar
 
@@ -86,6 +88,22 @@ class Constraint:
         if self.is_waiting or self.is_slow or self._matcher.is_stopped():
             return []
         return list(self._matcher.compute_ff_tokens()[:n_most])
+
+    def begin(self, text: str) -> None:
+        """The answer goes on after this text. Raises BadRequest if that does not match, or takes too long to read."""
+        end_s = self._clock() + LIMIT_S * _N_TOO_LONG
+        for token in self._vocabulary.tokenizer.tokenize_bytes(text.encode()):
+            self._accept(token)
+            if self._matcher.is_error():
+                raise BadRequest(
+                    "messages: the answer goes on from the last one, and that does not begin what the answer's format "
+                    "(or schema, or grammar) allows; correct the message, or leave the format out"
+                )
+            if self._clock() > end_s:
+                raise BadRequest(
+                    "messages: the answer's format (or schema, or grammar) takes too long to read the last one, from "
+                    "which the answer goes on; shorten the message, or leave the format out"
+                )
 
     def accept(self, tokens: Sequence[int]) -> None:
         """These were chosen on another engine, and are part of the answer."""

@@ -394,6 +394,10 @@ class GrammarQueue:
             banned=frozenset(banned),
             clock=time.thread_time,
         )
+        try:
+            constraint.begin(entry.grammar.begun)
+        except BadRequest as error:
+            return error
         constraint.accept(entry.request.output)
         entry.request.constraint = constraint
         entry.request.sampler.constrain(constraint)

@@ -345,6 +345,7 @@ class CountBody(SamplingFields, frozen=True, kw_only=True):
             response_grammar=self._answer_grammar(),
             think=self._think(),
             passed_over="thinking",  # clients set for Claude ask every model to think
+            thinking_limit="thinking.budget_tokens" if self.thinking and self.thinking.type == "enabled" else "",
             continue_last=continues,
             media=media.all(),
         )

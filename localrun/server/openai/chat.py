@@ -41,6 +41,7 @@ from localrun.server.prompting.segments import shown
 from localrun.server.routing import RoutingInput
 from localrun.server.runtime import Runtime
 
+_BUDGETS = ("reasoning_budget", "thinking_budget", "reasoning_budget_tokens", "thinking_budget_tokens")
 _OWN_VARIABLES = frozenset(("messages", "tools", "add_generation_prompt"))
 
 Effort = Annotated[str, Meta(pattern="^[a-z_]{1,32}$")]
@@ -91,6 +92,8 @@ class ChatBody(CommonFields, frozen=True, kw_only=True):
     thinking: Any = None
     reasoning_budget: int | None = None
     thinking_budget: int | None = None
+    reasoning_budget_tokens: int | None = None
+    thinking_budget_tokens: int | None = None
     modalities: list[str] | None = None
     audio: Any = None
     prediction: Prediction | None = None
@@ -114,8 +117,13 @@ class ChatBody(CommonFields, frozen=True, kw_only=True):
         said = next((level for level in levels if level), None)
         kind = self.thinking.get("type") if isinstance(self.thinking, dict) else self.thinking
         switches = (asked.enabled, self.enable_thinking, self.think, False if kind == "disabled" else kind)
-        is_off = any(one is False for one in switches) or 0 in (self.reasoning_budget, self.thinking_budget)
+        is_off = any(one is False for one in switches) or 0 in self._budgets.values()
         return "none" if said is None and is_off else said
+
+    @property
+    def _budgets(self) -> dict[str, int]:
+        """The tokens that thinking may take, by the fields that say so; fewer than none are no limit."""
+        return {name: budget for name in _BUDGETS if (budget := getattr(self, name)) is not None and budget >= 0}
 
     def check_supported(self) -> None:
         """Raises BadRequest for what this build does not do, and for fields that contradict each other."""
@@ -145,6 +153,7 @@ class ChatBody(CommonFields, frozen=True, kw_only=True):
             response_grammar=self.answer_grammar(),
             think=think_of(self.effort),
             passed_over="reasoning.effort" if self.reasoning_effort is None else "reasoning_effort",
+            thinking_limit=next(iter(self._budgets), ""),
             documents=self.documents or (),
             template_variables=self._template_variables(),
             continue_last=continues,

@@ -177,7 +177,8 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     `response_grammar` is what the content must match; thinking before it is free. `template` is one to use instead of
     the model's own. `media` is what markers in the messages stand for. Without `adds_prompt` nobody asks for the next
     message, and the prompt ends with the last one. A model that does not think is asked all the same where the wish
-    came as the field `passed_over`, and the answer says that it was.
+    came as the field `passed_over`, and the answer says that it was; so it does of a `thinking_limit`, a field with the
+    tokens that the thinking may take, which nothing holds a model to.
     """
 
     messages: Sequence[Message]
@@ -193,6 +194,7 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     media: tuple[Attached, ...] = ()
     adds_prompt: bool = True
     passed_over: str = ""
+    thinking_limit: str = ""
 
 
 MAX_TOOLS = 512

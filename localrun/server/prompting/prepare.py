@@ -71,6 +71,8 @@ async def prepare(runtime: Runtime, job: Job, ask: ChatRequest) -> Prepared:
     if ask.think and not thinks:
         notices.note(f"{ask.passed_over}: this model does not support thinking")
         ask = msgspec.structs.replace(ask, think=None)
+    elif ask.thinking_limit and ask.think is not False and thinks:
+        notices.note(f"{ask.thinking_limit}: thinking has no limit of its own; the model ends it by itself")
     if not profile.are_tags_certain or (tools and not profile.is_format_certain):
         profile = await _probed(runtime, job, template, profile)
     media = await runtime.media.attach(job, ask.media) if ask.media else {}
@@ -459,10 +461,13 @@ def _continued(
     """The last message at the end of the prompt, as text that a client wrote: it opens no turn and no call."""
     last = ask.messages[-1]
     content, thinking = str(last.get("content") or ""), str(last.get("thinking") or "")
+    grammar = ask.response_grammar
+    if grammar is not None and content.strip():
+        grammar = msgspec.structs.replace(grammar, begun=content)
     if call_format.answers:
         channel = call_format.answers[0] if content or not thinking else call_format.thoughts
         text = content if content or not thinking else thinking
-        return Ending((*segments, Segment(channel), Segment(text, trusted=False)), ask.response_grammar, opened=channel)
+        return Ending((*segments, Segment(channel), Segment(text, trusted=False)), grammar, opened=channel)
     added: list[Segment] = []
     closing = "" if tags is None else f"\n{tags.closing}\n\n"
     if tags is not None and thinking:
@@ -475,7 +480,6 @@ def _continued(
         is_open = False
     if content:
         added.append(Segment(content, trusted=False))
-    grammar = ask.response_grammar
     if grammar is not None and tags is not None and is_open:
         grammar = constraint.after_thinking(grammar, tags, is_open=True, may_think=True)
     return Ending((*segments, *added), grammar, is_thinking=is_open, has_content=bool(content.strip()))

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from localrun.engine.sample import constraint as constraint_module
 from localrun.engine.sample.constraint import DEAD_END, LIMIT_S, SLOW_S, Constraint
 from localrun.engine.sample.grammar_library import GrammarVocabulary
+from localrun.errors import BadRequest
 from localrun.wire import Grammar, GrammarKind
 from tests.engine.sample.compiling import compile_grammar
 from tests.fakes.backend import FakeBackend
@@ -101,6 +102,19 @@ def test_a_trigger_is_found_whatever_its_tokens(trigger: str):
         token = free.pop(0)
         assert bound.choose(lambda ids, token=token: token, tries_first=True) == token
     assert allowed(bound) == list(b"0123456789")
+
+
+def test_an_answer_goes_on_after_what_is_begun():
+    bound = constraint("[ab]c[de]")
+    bound.begin("ac")
+    assert allowed(bound) == list(b"de")
+    free = constraint("[0-9]x", triggers=("<go>",))
+    free.begin("say <go>7")
+    assert allowed(free) == list(b"x")
+    with pytest.raises(BadRequest, match="does not begin"):
+        constraint("[ab]c").begin("ad")
+    with pytest.raises(BadRequest, match="too long"):
+        constraint("a+", clock=Clock(step_s=0.1)).begin("aaa")
 
 
 def test_a_grammar_is_slow_for_a_while_after_it_took_long():

@@ -75,6 +75,7 @@ def test_thinking_stands_beside_the_content(daemon: Daemon) -> None:
         {"reasoning_effort": "none"}, {"reasoning": {"effort": "none"}}, {"reasoning": {"enabled": False}},
         {"chat_template_kwargs": {"enable_thinking": False}}, {"enable_thinking": False}, {"think": False},
         {"thinking": {"type": "disabled"}}, {"reasoning_budget": 0}, {"thinking_budget": 0},
+        {"reasoning_budget_tokens": 0}, {"thinking_budget_tokens": 0},
     ],
 )  # fmt: skip
 def test_thinking_turned_off(daemon: Daemon, fields: dict[str, Any]) -> None:
@@ -83,6 +84,21 @@ def test_thinking_turned_off(daemon: Daemon, fields: dict[str, Any]) -> None:
     assert message["content"]
     assert not {"reasoning_content", "reasoning"} & set(message)
     assert answer["usage"]["completion_tokens_details"]["reasoning_tokens"] == 0
+
+
+def test_a_budget_that_nothing_holds_a_model_to_is_named(daemon: Daemon) -> None:
+    body = {"model": "thinker", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 12} | LIMITS
+    for field in ("reasoning_budget", "thinking_budget", "reasoning_budget_tokens", "thinking_budget_tokens"):
+        answer = daemon.post("/v1/chat/completions", body | {field: 2})
+        assert answer.headers["x-localrun-ignored"].startswith(f"{field}: ")
+        assert answer.json()["usage"]["completion_tokens_details"]["reasoning_tokens"] >= 10
+        for without in ({field: -1}, {field: 0}, {field: 2, "model": "tiny"}):
+            answer = daemon.post("/v1/chat/completions", body | without)
+            assert "x-localrun-ignored" not in answer.headers
+    fields = {"thinking": {"type": "enabled", "budget_tokens": 2}}
+    assert (
+        daemon.post("/v1/messages", body | fields).headers["x-localrun-ignored"].startswith("thinking.budget_tokens: ")
+    )
 
 
 def test_a_model_that_can_think_does_unless_it_is_told_not_to(daemon: Daemon) -> None:

@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from tests.daemon import Daemon, running_daemon
+from tests.says import says
 from tests.server.openai import shapes
 from tests.server.openai.responses.shapes import Event, Response
 
@@ -167,6 +168,33 @@ def test_an_answer_goes_on_from_its_prefix(daemon: Daemon) -> None:
         assert (whole[:5] + rest).startswith(whole)
     new_turn = choice_of(daemon, messages=[*asked, begun], **fields)["message"]["content"]
     assert new_turn != rest
+
+
+YES_OR_NO = {"enum": ["yes", "no"]}
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/v1/chat/completions", {"json_schema": YES_OR_NO, "continue_final_message": True}),
+        ("/v1/chat/completions", {"grammar": r'root ::= "\"yes\"" | "\"no\""', "continue_final_message": True}),
+        ("/api/chat", {"format": YES_OR_NO, "stream": False}),
+    ],
+)
+def test_a_format_is_that_of_the_whole_answer(daemon: Daemon, path: str, fields: dict[str, Any]) -> None:
+    def answer(begun: str) -> httpx2.Response:
+        messages = [*HELLO, {"role": "assistant", "content": begun}]
+        return daemon.post(path, {"model": "tiny", "messages": messages, **fields})
+
+    def rest(begun: str) -> str:
+        content = answer(begun).json()
+        return str((content["choices"][0] if "choices" in content else content)["message"]["content"])
+
+    assert [rest(begun) for begun in ('"y', '"no', '"yes"')] == ['es"', '"', ""]
+    assert rest(" ") in ('"yes"', '"no"')
+    refused = answer("Well: ")
+    assert refused.status_code == 400
+    assert says(refused.json(), "messages: ", "last one", "format")
 
 
 def test_thinking_of_a_model_that_does_not(daemon: Daemon) -> None:
