@@ -444,6 +444,7 @@ def check_names_for_screen_readers_and_a_phone() -> None:
         assert nameless == []
         page.resize(390, 844)
         assert page.evaluate("() => document.documentElement.scrollWidth - innerWidth") == 0
+        assert page.evaluate("() => document.getElementById('model').offsetWidth") > 160, "room for a model's name"
         expect(page.locator("#side")).to_be_hidden()
         page.click("#list")
         expect(page.locator("#side")).to_be_visible()
