@@ -34,6 +34,12 @@ def test_sums_by_key_day_and_model(tmp_path: Path) -> None:
     file.close()
 
 
+def test_a_file_that_cannot_be_opened_is_no_empty_one(tmp_path: Path) -> None:
+    (tmp_path / "usage.db").symlink_to("usage.db")
+    with pytest.raises(sqlite3.OperationalError):
+        UsageFile(tmp_path).totals("key")
+
+
 def test_levels_are_those_of_the_last_write(tmp_path: Path) -> None:
     file = UsageFile(tmp_path)
     assert file.levels("id") == []
