@@ -219,6 +219,9 @@ def gc_command(is_all: bool, settings: Settings) -> None:
     for path in collected["deleted"]:
         say(f"deleted {path}")
     print(f"freed {size(collected['freed_bytes'])}")
+    if collected["kept_partial_bytes"]:
+        kept = size(collected["kept_partial_bytes"])
+        print(f"kept {kept} of interrupted pulls, which `localrun pull` resumes; --all deletes them")
     if collected["kept_blobs"]:
         why = "a damaged manifest may name them (localrun list)" if is_all else "recently uploaded; --all deletes them"
         print(f"kept {collected['kept_blobs']} files that no model uses: {why}")
