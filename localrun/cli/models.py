@@ -175,8 +175,8 @@ def rm_command(models: tuple[str, ...], settings: Settings) -> None:
     # The last one decides the exit code: that a model is gone already is the least of them.
     problems.sort(key=lambda problem: not isinstance(problem, ModelNotFound))
     for problem in problems[:-1]:
-        known = isinstance(problem, ModelNotFound)
-        tell("error", (explained(problem, settings) if known else problem).message)
+        shown = explained(problem, settings) if isinstance(problem, ModelNotFound) else problem
+        tell("error", shown.message)
     if problems:
         raise problems[-1]
 
