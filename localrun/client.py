@@ -528,8 +528,8 @@ class Client:
         await self._daemon.call("POST", "/api/push", {"model": model})
 
     async def collect_garbage(self, *, is_all: bool) -> dict[str, Any]:
-        """Delete files that nobody needs: `freed_bytes`, the `deleted` files, and the number of `kept_blobs`. Recent
-        ones too if `is_all`."""
+        """Delete files that nobody needs: `freed_bytes`, the `deleted` files, the number of `kept_blobs`, and the
+        `kept_partial_bytes` of interrupted pulls. Recent ones too if `is_all`."""
         body = {"min_age_s": 0, "partial_min_age_s": 0} if is_all else {}
         return await self._daemon.json("POST", "/localrun/v1/gc", body)
 

@@ -299,11 +299,12 @@ PARTIAL_MIN_AGE_S = 14 * 24 * 3600.0
 
 
 class GarbageReport(NamedTuple):
-    """What was deleted, and `kept_blobs`: unnamed blobs that were spared."""
+    """What was deleted, and what was spared: the number of unnamed blobs, and the bytes of interrupted downloads."""
 
     freed_bytes: int
     files: list[Path]
     kept_blobs: int
+    kept_partial_bytes: int
 
 
 def collect_garbage(
@@ -343,4 +344,5 @@ def collect_garbage(
         for folder in chain.from_iterable(map(manifests.glob, ("*/*/*/", "*/*/", "*/"))):
             with contextlib.suppress(OSError):
                 folder.rmdir()
-        return GarbageReport(freed_bytes, files, kept_blobs)
+        kept = find_stale(folders, now_s=now_s, min_age_s=0)
+        return GarbageReport(freed_bytes, files, kept_blobs, sum(left.size_bytes for left in kept))

@@ -175,7 +175,8 @@ def rm_command(models: tuple[str, ...], settings: Settings) -> None:
     # The last one decides the exit code: that a model is gone already is the least of them.
     problems.sort(key=lambda problem: not isinstance(problem, ModelNotFound))
     for problem in problems[:-1]:
-        tell("error", (explained(problem, settings) if isinstance(problem, ModelNotFound) else problem).message)
+        shown = explained(problem, settings) if isinstance(problem, ModelNotFound) else problem
+        tell("error", shown.message)
     if problems:
         raise problems[-1]
 
@@ -218,6 +219,9 @@ def gc_command(is_all: bool, settings: Settings) -> None:
     for path in collected["deleted"]:
         say(f"deleted {path}")
     print(f"freed {size(collected['freed_bytes'])}")
+    if collected["kept_partial_bytes"]:
+        kept = size(collected["kept_partial_bytes"])
+        print(f"kept {kept} of interrupted pulls, which `localrun pull` resumes; --all deletes them")
     if collected["kept_blobs"]:
         why = "a damaged manifest may name them (localrun list)" if is_all else "recently uploaded; --all deletes them"
         print(f"kept {collected['kept_blobs']} files that no model uses: {why}")

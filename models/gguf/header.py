@@ -240,7 +240,8 @@ class Header:
 
     def _template(self, key: str) -> str | None:
         template = self.metadata.get(key)
-        return template if isinstance(template, str) and template else None
+        # Without a brace it prints the same whatever was said: the name of a template ("chatml"), which is none.
+        return template if isinstance(template, str) and "{" in template else None
 
     @cached_property
     def quantization(self) -> str:

@@ -245,6 +245,16 @@ def test_gc(localrun, running):
     assert ended[-1] == "freed 5 B"
 
 
+def test_gc_says_that_interrupted_pulls_stay(localrun, running):
+    partial = running.home / "huggingface" / "hub" / "models--o--r" / "blobs" / "etag.localrun-partial"
+    partial.parent.mkdir(parents=True)
+    partial.write_bytes(bytes(40_960))
+    assert "of interrupted pulls, which `localrun pull` resumes" in localrun("gc", port=running.port).stdout
+    assert partial.exists()
+    assert "interrupted" not in localrun("gc", "--all", port=running.port).stdout
+    assert not partial.exists()
+
+
 def test_unusable_files_are_named(localrun, running, tmp_path):
     folder = Path(running.post("/api/show", model="big").json()["localrun"]["path"]).parent
     (folder / "broken.gguf").write_bytes(b"GGUF nonsense")

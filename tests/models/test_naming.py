@@ -12,6 +12,7 @@ import pytest
 
 from localrun.errors import BadModelFile, BadRequest, Conflict, ModelNotFound
 from localrun.models import builtin, naming
+from localrun.models.download.partial import allocated_bytes
 from localrun.models.storage import manifest
 from localrun.models.storage.blobs import BlobWriter
 from localrun.models.storage.manifest import Manifest, Place, Role, Source, StoredFile
@@ -201,7 +202,7 @@ def test_garbage(store: Store, blob: StoredFile) -> None:
     second = naming.collect_garbage(store, now_s=now_s + 3601, min_age_s=3600)
     assert (len(second.files), second.kept_blobs) == (1, 0)
     assert store.resolve("fox").path == store.path_of(blob)
-    assert naming.collect_garbage(store, now_s=now_s, min_age_s=0) == (0, [], 0)
+    assert naming.collect_garbage(store, now_s=now_s, min_age_s=0) == (0, [], 0, 0)
     assert [path.name for path in (store.folder / "manifests").iterdir()] == ["local"]
 
 
@@ -210,7 +211,8 @@ def test_downloads_that_were_given_up(store: Store, tmp_path: Path) -> None:
     partial.parent.mkdir(parents=True)
     partial.write_bytes(b"half")
     now_s = time.time()
-    assert naming.collect_garbage(store, now_s=now_s).files == []
+    kept = naming.collect_garbage(store, now_s=now_s)
+    assert (kept.files, kept.kept_partial_bytes) == ([], allocated_bytes(partial))
     assert naming.collect_garbage(store, now_s=now_s + naming.PARTIAL_MIN_AGE_S + 60).files == [partial]
 
 

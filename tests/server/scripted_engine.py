@@ -67,6 +67,9 @@ def main(script: str) -> int:
     if script == "hang":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         time.sleep(600)
+    if script == "hang-alpha" and opened.model == "alpha":
+        sys.stdin.buffer.read()
+        return 0
     _send(READY)
     if script == "garbage":
         sys.stdout.buffer.write(b"printf was here, and broke the framing")

@@ -239,7 +239,7 @@ class Resident:
 
     @property
     def can_be_evicted(self) -> bool:
-        return self.is_idle and self.state is ResidentState.READY
+        return self.is_idle and self.state is not ResidentState.STOPPING
 
     def lived_s(self, now_s: float) -> float:
         """Since the load; 0 while it is not loaded."""

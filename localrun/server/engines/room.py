@@ -111,6 +111,8 @@ class Room:
             offer = self._offer(newcomer, others, gpus)
             if isinstance(offer, Placement):
                 return offer
+            if newcomer.is_idle:
+                raise Unavailable(f"nobody waits for '{newcomer.model.name}' any more")
             idle = [resident for resident in others if resident.can_be_evicted]
             if idle:
                 await self._end(_first_to_go(idle, newcomer))

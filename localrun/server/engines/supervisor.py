@@ -1,7 +1,8 @@
 """Which models are loaded: loads on demand, lends, unloads, evicts, and starts again what died.
 
 Runs in the daemon's event loop. A model is loaded once however many wait for it; the load belongs to nobody, so a
-waiter that leaves does not end it for the others, and a failing load fails all its waiters alike.
+waiter that leaves does not end it for the others, and a failing load fails all its waiters alike. One that all have
+left goes on, for whoever asks again, unless it is in another model's way or waits for room itself.
 
 A request is given any engine that serves its load settings (loads.py). Where none does for lack of room, a larger one
 is loaded, and requests go on on the smaller one until it is there; then that ends when it is idle, and the larger one
@@ -125,9 +126,7 @@ class Supervisor:
             self._stall_task.cancel()
         await self._kernels.stop()
         for resident in self.residents():
-            if resident.state is ResidentState.LOADING:
-                resident.loading.cancel()
-            elif resident.state is ResidentState.READY:
+            if resident.state is not ResidentState.STOPPING:
                 self._begin_end(resident)
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for resident in self.residents():  # cancelled before their load began
@@ -411,6 +410,9 @@ class Supervisor:
                 _log.info("%s is loaded without the quick kernels (`localrun doctor` says why)", resident.model.name)
             try:
                 await self._open(resident, placement)
+                if resident.state is ResidentState.STOPPING:  # given up in the moment in which it was there
+                    await resident.link.stop()
+                    raise asyncio.CancelledError
             except LocalrunError as error:
                 _log.warning("cannot load %s: %s", resident.model.name, error.message)
                 self._note_death(resident, error)
@@ -526,7 +528,7 @@ class Supervisor:
     # --- kernels that are wrong ----------------------------------------------------------------------------------
 
     def _is_quiet(self) -> bool:
-        return all(resident.can_be_evicted for resident in self.residents())
+        return all(resident.is_loaded and resident.can_be_evicted for resident in self.residents())
 
     def _on_kernels_found(self, verdict: Verdict) -> None:
         """What runs with kernels that are wrong is loaded anew for the next request after it is idle."""
@@ -559,7 +561,7 @@ class Supervisor:
             return
         if resident.unload_when_idle or resident.is_unwanted or resident.keep_alive_s == 0:
             self._expired(resident)
-        else:
+        elif resident.is_loaded:
             resident.start_countdown(self._expired)
         self._room.changed()
 
@@ -569,17 +571,20 @@ class Supervisor:
 
     async def _end(self, resident: Resident) -> None:
         """Unloads it, whatever runs on it. Returns when its process is reaped."""
-        if resident.state is ResidentState.READY:
+        if resident.state is not ResidentState.STOPPING:
             self._begin_end(resident)
         await resident.ended.wait()
 
     def _begin_end(self, resident: Resident) -> None:
         _log.info("unloading %s", resident.model.name)
-        resident.state = ResidentState.STOPPING
+        is_loaded, resident.state = resident.is_loaded, ResidentState.STOPPING
         resident.stop_countdown()
         if resident.lived_s(time.monotonic()) > EARLY_S:
             self._breakers.pop(_file(resident), None)
-        self._spawn(self._stop_link(resident))
+        if is_loaded:
+            self._spawn(self._stop_link(resident))
+        else:
+            resident.loading.cancel()
 
     async def _stop_link(self, resident: Resident) -> None:
         try:

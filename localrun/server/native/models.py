@@ -72,6 +72,7 @@ class Collected(msgspec.Struct, frozen=True, kw_only=True):
     freed_bytes: int
     deleted: list[str]
     kept_blobs: int
+    kept_partial_bytes: int
 
 
 class FitAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -163,7 +164,12 @@ async def collect(runtime: Runtime, exchange: Exchange) -> None:
     )
     deleted = [str(path) for path in collected.files]
     await exchange.answer_redacted(
-        Collected(freed_bytes=collected.freed_bytes, deleted=deleted, kept_blobs=collected.kept_blobs)
+        Collected(
+            freed_bytes=collected.freed_bytes,
+            deleted=deleted,
+            kept_blobs=collected.kept_blobs,
+            kept_partial_bytes=collected.kept_partial_bytes,
+        )
     )
 
 

@@ -95,6 +95,7 @@ def test_quantization_of_a_file_without_tensors_is_unknown() -> None:
 def test_a_template_that_is_empty_or_no_text_counts_as_none() -> None:
     assert make_header(tokenizer__chat_template="{{ x }}").chat_template == "{{ x }}"
     assert make_header(tokenizer__chat_template="").chat_template is None
+    assert make_header(tokenizer__chat_template="chatml").chat_template is None, "a name is no template"
     assert make_header(tokenizer__chat_template=7).chat_template is None
     assert make_header().chat_template is None
 

@@ -75,14 +75,14 @@ class Mac:
         link: Any = SimpleNamespace(pid=None)
         resident = Resident(
             key=Path(name), model=model, stamps=None, link=link, asked=LoadSettings(), load=LoadSettings(),  # type: ignore[arg-type]
-            settings=Settings(**settings),
+            settings=Settings(**settings), n_waiting=1,
         )  # fmt: skip
         await self.room.make(resident)
         self.residents.append(resident)
         for pid, each in enumerate(self.residents):
             each.link = SimpleNamespace(pid=pid, is_preparing=False, n_requests=0, stats=None)  # type: ignore[assignment]
         resident.state = ResidentState.READY
-        resident.n_leases = int(is_busy)
+        resident.n_waiting, resident.n_leases = 0, int(is_busy)
         return resident
 
     def shown(self, name: str, header: Header, **settings: Any) -> Fit:

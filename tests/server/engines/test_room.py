@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import psutil
 import pytest
 
 from localrun.errors import CannotFit, DeviceLost, QueueFull, Unavailable
@@ -233,3 +234,40 @@ async def test_where_no_gpu_was_ever_seen_a_list_that_fails_is_no_loss(
         for name in ("alpha", "beta"):
             (await supervisor.acquire(name, None)).release()
             assert f"{name} is loaded for the CPU: the GPUs cannot be used any more: {crash.message}" in caplog.text
+
+
+# --- loads that everybody left -----------------------------------------------------------------------------------
+
+
+async def test_a_load_that_everybody_left_makes_room_for_another_model(supervising: Any) -> None:
+    async with supervising(script="hang-alpha", max_models=1) as (supervisor, watch):
+        leaving = asyncio.create_task(supervisor.acquire("alpha", None))
+        await until(lambda: supervisor.residents() != [] and supervisor.residents()[0].link.pid is not None)
+        pid = supervisor.residents()[0].link.pid
+        leaving.cancel()
+        (await supervisor.acquire("beta", None)).release()
+        assert (watch.loaded, watch.ended) == (["beta"], ["alpha"])
+        assert not psutil.pid_exists(pid)
+
+
+async def test_a_model_that_waits_for_room_evicts_nobody_once_everybody_left_it(supervising: Any) -> None:
+    async with supervising(max_models=1) as (supervisor, watch):
+        busy = await supervisor.acquire("alpha", None)
+        leaving = asyncio.create_task(supervisor.acquire("beta", None))
+        await until(lambda: "beta" in _names(supervisor))
+        leaving.cancel()
+        await until(lambda: _names(supervisor) == ["alpha"])
+        busy.release()
+        assert (await supervisor.acquire("alpha", None)).link is busy.link
+        assert watch.loaded == ["alpha"]
+
+
+async def test_a_load_that_is_stopped_ends_when_nobody_waits_for_it(supervising: Any) -> None:
+    async with supervising(script="hang-alpha") as (supervisor, watch):
+        leaving = asyncio.create_task(supervisor.acquire("alpha", None))
+        await until(lambda: supervisor.residents() != [] and supervisor.residents()[0].link.pid is not None)
+        assert await supervisor.unload("alpha")
+        assert _names(supervisor) == ["alpha"], "somebody waits for it"
+        leaving.cancel()
+        await until(lambda: _names(supervisor) == [])
+        assert (watch.loaded, watch.ended) == ([], ["alpha"])
