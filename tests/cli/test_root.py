@@ -183,11 +183,16 @@ def test_codes(error, code):
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--host", "a b", "list"], ["list", "--host", "ftp://127.0.0.1"], ["--host", "[::1]:x", "ps"]]
+    ("arguments", "problem"),
+    [
+        (["--host", "a b", "list"], "host is "),
+        (["list", "--host", "ftp://127.0.0.1"], "host is "),
+        (["--host", "[::1]:x", "ps"], "'x' is not a port; use a number from 1 to 65535"),
+    ],
 )
-def test_a_malformed_host_is_a_usage_error_that_names_the_option(arguments, capsys):
+def test_a_malformed_host_is_a_usage_error_that_names_the_option(arguments, problem, capsys):
     assert run(arguments) == exits.USAGE
-    assert capsys.readouterr().err.startswith("error: --host: host is ")
+    assert capsys.readouterr().err.startswith(f"error: --host: {problem}")
 
 
 @pytest.mark.parametrize(
