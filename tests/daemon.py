@@ -13,18 +13,20 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx2
 
+from localrun.hardware import kernels
 from tests.fakes import SERVE, forked
 
 START_TIMEOUT_S = 120.0
 N_CTX = 2048
 # Variables that an interpreter, or a library, does not read before the daemon does.
 _READ_LATE = ("LOCALRUN_", "HF_", "OLLAMA_")
+_verdicts: dict[kernels.Pair, kernels.Verdict] = {}
 
 
 class Daemon:
@@ -70,7 +72,10 @@ def running_daemon(
     *arguments: str, fake: bool = True, within: tuple[str, ...] = (), **environment: str
 ) -> Iterator[Daemon]:
     """`environment` adds to a clean one; `arguments` go to `localrun serve`, which `within` runs if it is given."""
-    with tempfile.TemporaryDirectory() as home:
+    is_forked = not within and all(name.startswith(_READ_LATE) for name in environment)
+    with tempfile.TemporaryDirectory() as home, ExitStack() as around:
+        if is_forked and not fake:
+            around.enter_context(_kernels_probed_once(Path(environment.get("LOCALRUN_HOME", home)) / "cache"))
         inherited = {
             name: value for name, value in os.environ.items() if not name.startswith(("LOCALRUN_", "HF_", "OLLAMA_"))
         }
@@ -82,7 +87,6 @@ def running_daemon(
         own |= {} if fake else {"LOCALRUN_THREADS": "1"}
         log = Path(home) / "log.txt"
         process: subprocess.Popen[str] | forked.Forked
-        is_forked = not within and all(name.startswith(_READ_LATE) for name in environment)
         with log.open("w") as log_file:
             if is_forked and forked.IS_POSSIBLE:
                 process = forked.Forked(("--port", "0", *arguments), inherited | own | environment, log_file, fake=fake)
@@ -113,6 +117,17 @@ def running_daemon(
                     process.kill()
                     process.wait()
             process.stdout.close()
+
+
+@contextmanager
+def _kernels_probed_once(cache: Path) -> Iterator[None]:
+    """What a daemon finds in two quiet seconds is given to those after it, which would take as long for the same."""
+    folder, pair = kernels.folder(cache), kernels.present_pair()
+    if pair in _verdicts and kernels.read(folder, pair) == kernels.Verdict():
+        kernels.keep(folder, pair, _verdicts[pair])
+    yield
+    if pair is not None and (found := kernels.read(folder, pair)).is_probed and not found.crashes:
+        _verdicts[pair] = found
 
 
 @contextmanager
