@@ -8,7 +8,8 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import psutil
@@ -89,9 +90,9 @@ class Other:
         assert done.returncode == 0, done.stderr
 
 
-@pytest.fixture
-def shared(namespaces: None, tmp_path: Path) -> Iterator[tuple[Daemon, Other]]:
-    home = tmp_path / "server"
+@contextmanager
+def sharing(folder: Path) -> Iterator[tuple[Daemon, Other]]:
+    home = folder / "server"
     text = KeyFile(home / "data").create("laptop", limits=(Limit(REQUESTS, 1000, 60.0),)).text
     within = ("ip", "netns", "exec", SERVER)
     with running_daemon("--host", "0.0.0.0", within=within, LOCALRUN_HOME=str(home)) as daemon:
@@ -99,8 +100,27 @@ def shared(namespaces: None, tmp_path: Path) -> Iterator[tuple[Daemon, Other]]:
         invitation = daemon.process.stdout.readline()
         assert "https://" in invitation
         fingerprint = daemon.process.stdout.readline().split()[-1]
-        other = Other(tmp_path / "client", text, daemon.port, fingerprint, home / "data" / "tls" / "certificate.pem")
-        yield daemon, other
+        certificate = home / "data" / "tls" / "certificate.pem"
+        yield daemon, Other(folder / "client", text, daemon.port, fingerprint, certificate)
+
+
+@pytest.fixture(scope="module")
+def one_daemon(namespaces: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Daemon, Other]]:
+    with sharing(tmp_path_factory.mktemp("shared")) as found:
+        yield found
+
+
+@pytest.fixture
+def shared(one_daemon: tuple[Daemon, Other], tmp_path: Path) -> tuple[Daemon, Other]:
+    """The daemon of all tests that neither attack it nor cut its network, and a machine that it has not seen yet."""
+    daemon, other = one_daemon
+    return daemon, replace(other, home=tmp_path / "client")
+
+
+@pytest.fixture
+def alone(namespaces: None, tmp_path: Path) -> Iterator[tuple[Daemon, Other]]:
+    with sharing(tmp_path) as found:
+        yield found
 
 
 def test_the_commands_of_localrun_trust_once_and_then_work(shared: tuple[Daemon, Other]) -> None:
@@ -142,27 +162,7 @@ def test_another_certificate_is_refused_with_the_way_out(shared: tuple[Daemon, O
 
 
 def test_real_clients_with_the_certificate_as_their_authority(shared: tuple[Daemon, Other]) -> None:
-    _, other = shared
-    said = other.python(
-        "import httpx, httpx2, openai, anthropic, ollama, ssl\n"
-        "http = lambda kind: kind.Client(verify=ssl.create_default_context(cafile=CERTIFICATE), timeout=60)\n"
-        "messages = [{'role': 'user', 'content': 'hi'}]\n"
-        "client = openai.OpenAI(base_url=URL + '/v1', api_key=KEY, http_client=http(httpx))\n"
-        "print(client.chat.completions.create(model='tiny', messages=messages, max_tokens=4).usage.completion_tokens)\n"
-        "try:\n"
-        "    openai.OpenAI(base_url=URL + '/v1', api_key='no', http_client=http(httpx), max_retries=0).models.list()\n"
-        "except openai.AuthenticationError as error:\n"
-        "    print(error.code)\n"
-        "client = anthropic.Anthropic(base_url=URL, api_key=KEY, http_client=http(httpx2))\n"
-        "print(client.messages.create(model='tiny', messages=messages, max_tokens=4).usage.output_tokens)\n"
-        "client = ollama.Client(URL, headers={'authorization': 'Bearer ' + KEY}, verify=CERTIFICATE)\n"
-        "print(client.chat('tiny', messages, options={'num_predict': 4}).done)\n"
-    )
-    assert said.split() == ["4", "invalid_api_key", "4", "True"]
-
-
-def test_real_clients_over_their_limits(shared: tuple[Daemon, Other]) -> None:
-    """Each gets its own error, and with its own retries an answer."""
+    """Each gets its own error over its limits, and with its own retries an answer."""
     _, other = shared
     hourly = KeyFile(other.certificate.parents[1]).create("hourly", limits=(Limit(REQUESTS, 1, 3600.0),)).text
     quick = KeyFile(other.certificate.parents[1]).create("quick", limits=(Limit(REQUESTS, 1, 2.0),)).text
@@ -189,8 +189,16 @@ def test_real_clients_over_their_limits(shared: tuple[Daemon, Other]) -> None:
         "except ollama.ResponseError as error:\n"
         "    print('ollama', error.status_code)\n"
         "print([ask(quick, 5) for ask in (of_openai, of_anthropic) * 2])\n"
+        "try:\n"
+        "    of_openai('no', 0)\n"
+        "except openai.AuthenticationError as error:\n"
+        "    print(error.code)\n"
+        "client = ollama.Client(URL, headers={'authorization': 'Bearer ' + KEY}, verify=CERTIFICATE)\n"
+        "print(client.chat('tiny', chat['messages'], options={'num_predict': 4}).done)\n"
     )
-    assert said.splitlines() == ["4", "openai True", "anthropic True", "ollama 429", "[4, 4, 4, 4]"]
+    assert said.splitlines() == [
+        "4", "openai True", "anthropic True", "ollama 429", "[4, 4, 4, 4]", "invalid_api_key", "True",
+    ]  # fmt: skip
 
 
 def test_addresses_that_the_daemon_gives_are_encrypted(shared: tuple[Daemon, Other]) -> None:
@@ -213,32 +221,13 @@ def test_addresses_that_the_daemon_gives_are_encrypted(shared: tuple[Daemon, Oth
     assert said.splitlines() == ["True", "['succeeded']", "True False"]
 
 
-def test_a_daemon_that_announces_itself_is_found(namespaces: None, tmp_path: Path) -> None:
-    pytest.importorskip("zeroconf")
-    home = tmp_path / "server"
-    text = KeyFile(home / "data").create("laptop").text
-    within = ("ip", "netns", "exec", SERVER)
-    with running_daemon("--host", "0.0.0.0", "--announce", "on", within=within, LOCALRUN_HOME=str(home)) as daemon:
-        assert daemon.process.stdout is not None
-        daemon.process.stdout.readline()
-        fingerprint = daemon.process.stdout.readline().split()[-1]
-        other = Other(tmp_path / "client", text, daemon.port, fingerprint, home / "data" / "tls" / "certificate.pem")
-        for _ in range(5):
-            listed = other.run(sys.executable, "-m", "localrun", "hosts", "--seconds", "3").stdout
-            if fingerprint in listed:
-                break
-        assert f":{daemon.port}" in listed
-        assert OUTSIDE in listed
-        assert listed.rstrip().endswith(f"no       {fingerprint}")
-
-
-@pytest.fixture
-def studio(namespaces: None, tmp_path: Path) -> Iterator[tuple[Daemon, Other]]:
+@contextmanager
+def named(folder: Path) -> Iterator[tuple[Daemon, Other]]:
     """A daemon on a machine called studio, which announces itself. No resolver knows its name."""
     pytest.importorskip("zeroconf")
     if not shutil.which("unshare"):
         pytest.skip("needs unshare")
-    home = tmp_path / "server"
+    home = folder / "server"
     text = KeyFile(home / "data").create("laptop").text
     within = ("ip", "netns", "exec", SERVER, "unshare", "--uts", "sh", "-c", 'hostname studio && exec "$@"', "sh")
     arguments = ("--host", "::", "--announce", "on")
@@ -246,13 +235,19 @@ def studio(namespaces: None, tmp_path: Path) -> Iterator[tuple[Daemon, Other]]:
         assert daemon.process.stdout is not None
         assert "https://studio.local:" in daemon.process.stdout.readline()
         fingerprint = daemon.process.stdout.readline().split()[-1]
-        other = Other(tmp_path / "client", text, daemon.port, fingerprint, home / "data" / "tls" / "certificate.pem")
+        other = Other(folder / "client", text, daemon.port, fingerprint, home / "data" / "tls" / "certificate.pem")
         for _ in range(20):  # it looks first whether the name is free
             done = other.by_name("studio.local", "hosts", "trust", "studio.local", "--fingerprint", fingerprint)
             if done.returncode == 0:
                 break
         assert done.stdout == f"studio.local:{daemon.port} is trusted\n", done.stderr
         yield daemon, other
+
+
+@pytest.fixture(scope="module")
+def studio(namespaces: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Daemon, Other]]:
+    with named(tmp_path_factory.mktemp("studio")) as found:
+        yield found
 
 
 def test_a_name_that_only_mdns_knows_and_the_port_that_it_announces(studio: tuple[Daemon, Other]) -> None:
@@ -300,26 +295,50 @@ while True:
 """
 
 
-def test_somebody_with_a_wrong_name_hides_nobody(studio: tuple[Daemon, Other]) -> None:
+def test_somebody_with_a_wrong_name_hides_nobody(studio: tuple[Daemon, Other], tmp_path: Path) -> None:
     daemon, other = studio
     command = ["ip", "netns", "exec", SERVER, sys.executable, "-c", WRONG_NAMES]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as neighbour:
         try:
             assert neighbour.stdout is not None
             assert neighbour.stdout.readline()
-            listed = other.by_name("studio.local", "hosts", "--seconds", "3")
+            # Of a machine that has trusted nobody yet.
+            listed = replace(other, home=tmp_path / "new").by_name("studio.local", "hosts", "--seconds", "3")
             assert other.by_name("studio.local", "list").returncode == 0
         finally:
             neighbour.terminate()
     assert f"studio.local:{daemon.port}" in listed.stdout
     assert OUTSIDE in listed.stdout
+    assert listed.stdout.rstrip().endswith(f"no       {other.fingerprint}")
     assert "studio.local:0" not in listed.stdout
     assert listed.stderr == ""
 
 
+def test_the_second_machine_of_a_name_gets_another_one(studio: tuple[Daemon, Other], tmp_path: Path) -> None:
+    _, other = studio
+    home = tmp_path / "second"
+    KeyFile(home / "data").create("laptop")
+    within = ("ip", "netns", "exec", CLIENT, "unshare", "--uts", "sh", "-c", 'hostname studio && exec "$@"', "sh")
+    arguments = ("--host", "0.0.0.0", "--announce", "on")
+    with running_daemon(*arguments, within=within, LOCALRUN_HOME=str(home)) as daemon:
+        assert daemon.process.stdout is not None
+        said = [daemon.process.stdout.readline() for _ in range(3)][-1]
+        assert said == "other machines find this one as studio-2.local, because another one has its name\n"
+        for _ in range(20):
+            listed = other.run(sys.executable, "-m", "localrun", "hosts").stdout
+            if "studio-2.local" in listed:
+                break
+        assert f"studio-2.local:{daemon.port}" in listed
+    for _ in range(20):  # it has said goodbye
+        listed = other.run(sys.executable, "-m", "localrun", "hosts").stdout
+        if f"studio.local:{other.port}" in listed and OUTSIDE in listed:
+            break
+    assert "studio-2.local" not in listed
+
+
 def test_a_name_keeps_its_machine_when_the_address_changes(studio: tuple[Daemon, Other]) -> None:
     """One client lives on: nothing that it found answers any more. A daemon looks at its addresses now and then, so
-    others may hear of a new one some seconds later."""
+    others may hear of a new one some seconds later: this comes last of those that share one."""
     _, other = studio
     code = (
         "import asyncio, subprocess\n"
@@ -354,32 +373,10 @@ def test_a_name_keeps_its_machine_when_the_address_changes(studio: tuple[Daemon,
     assert done.stdout.splitlines() == [f"1 {OUTSIDE}", "1 False"], done.stderr
 
 
-def test_the_second_machine_of_a_name_gets_another_one(studio: tuple[Daemon, Other], tmp_path: Path) -> None:
-    _, other = studio
-    home = tmp_path / "second"
-    KeyFile(home / "data").create("laptop")
-    within = ("ip", "netns", "exec", CLIENT, "unshare", "--uts", "sh", "-c", 'hostname studio && exec "$@"', "sh")
-    arguments = ("--host", "0.0.0.0", "--announce", "on")
-    with running_daemon(*arguments, within=within, LOCALRUN_HOME=str(home)) as daemon:
-        assert daemon.process.stdout is not None
-        said = [daemon.process.stdout.readline() for _ in range(3)][-1]
-        assert said == "other machines find this one as studio-2.local, because another one has its name\n"
-        for _ in range(20):
-            listed = other.run(sys.executable, "-m", "localrun", "hosts").stdout
-            if "studio-2.local" in listed:
-                break
-        assert f"studio-2.local:{daemon.port}" in listed
-    for _ in range(20):  # it has said goodbye
-        listed = other.run(sys.executable, "-m", "localrun", "hosts").stdout
-        if f"studio.local:{other.port}" in listed and OUTSIDE in listed:
-            break
-    assert "studio-2.local" not in listed
-
-
 @pytest.mark.slow
-def test_a_network_that_is_cut_ends_the_stream_and_comes_back(shared: tuple[Daemon, Other]) -> None:
+def test_a_network_that_is_cut_ends_the_stream_and_comes_back(alone: tuple[Daemon, Other]) -> None:
     """Nothing comes through any more, in the middle of a stream that may be silent for long."""
-    _, other = shared
+    _, other = alone
     other.trusts()
     admin = KeyFile(other.certificate.parents[1]).create("admin", admin=True).text
     code = (
@@ -444,9 +441,9 @@ def test_a_page_of_another_origin_gets_nothing(shared: tuple[Daemon, Other]) -> 
     assert said.splitlines() == ["403 403 False"] * 4 + ["200 200 True"] + ["403"] * 4
 
 
-def test_programs_of_the_machine_itself_go_on_as_before(shared: tuple[Daemon, Other], tmp_path: Path) -> None:
+def test_programs_of_the_machine_itself_go_on_as_before(shared: tuple[Daemon, Other]) -> None:
     daemon, _ = shared
-    own = {"LOCALRUN_HOME": str(tmp_path / "server"), "LOCALRUN_HOST": "0.0.0.0", "LOCALRUN_PORT": str(daemon.port)}
+    own = {"LOCALRUN_HOME": str(daemon.home), "LOCALRUN_HOST": "0.0.0.0", "LOCALRUN_PORT": str(daemon.port)}
     for host in ("0.0.0.0", "127.0.0.1", OUTSIDE):
         done = subprocess.run(
             ["ip", "netns", "exec", SERVER, sys.executable, "-m", "localrun", "--host", host, "ps"],
@@ -455,9 +452,9 @@ def test_programs_of_the_machine_itself_go_on_as_before(shared: tuple[Daemon, Ot
         assert done.returncode == 0, done.stderr
 
 
-def test_wrong_keys_over_tls_slow_nobody_and_fill_nothing(shared: tuple[Daemon, Other]) -> None:
+def test_wrong_keys_over_tls_slow_nobody_and_fill_nothing(alone: tuple[Daemon, Other]) -> None:
     """Some on a connection that stays, some on a new one each; `make test-deep` sends ten thousand."""
-    daemon, other = shared
+    daemon, other = alone
     process = psutil.Process(daemon.process.pid)
     warm_up = (
         "import collections, httpx2, json, ssl, threading, time\n"
@@ -513,8 +510,8 @@ sys.stdin.read()
 """
 
 
-def test_connections_from_outside_lock_out_neither_others_nor_this_machine(shared: tuple[Daemon, Other]) -> None:
-    daemon, other = shared
+def test_connections_from_outside_lock_out_neither_others_nor_this_machine(alone: tuple[Daemon, Other]) -> None:
+    daemon, other = alone
     second = INSIDE.removesuffix("2") + "3"
     subprocess.run(["ip", "-n", CLIENT, "addr", "add", f"{second}/24", "dev", f"b{_HERE}"], check=True)
     names = f"URL, CERTIFICATE = 'https://{OUTSIDE}:{daemon.port}', {str(other.certificate)!r}\n"
