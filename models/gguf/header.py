@@ -165,8 +165,7 @@ class Header:
     @property
     def name(self) -> str:
         """`general.name`, else the file's name without its ending."""
-        name = self.metadata.get("general.name")
-        return name if isinstance(name, str) and name else self.path.stem
+        return self.text("general.name") or self.path.stem
 
     @property
     def n_ctx_train(self) -> int:
@@ -231,16 +230,12 @@ class Header:
 
     @property
     def chat_template(self) -> str | None:
-        return self._template("tokenizer.chat_template")
+        return self.text("tokenizer.chat_template") or None
 
     @property
     def tool_template(self) -> str | None:
         """The chat template for conversations with tools, where the file has one apart."""
-        return self._template("tokenizer.chat_template.tool_use")
-
-    def _template(self, key: str) -> str | None:
-        template = self.metadata.get(key)
-        return template if isinstance(template, str) and template else None
+        return self.text("tokenizer.chat_template.tool_use") or None
 
     @cached_property
     def quantization(self) -> str:
@@ -294,6 +289,11 @@ class Header:
     @property
     def _default_head_dim(self) -> int:
         return self.n_embd // self.n_heads if self.n_heads else 0
+
+    def text(self, key: str) -> str:
+        """The text under a whole key; empty when there is none."""
+        value = self.metadata.get(key)
+        return value if isinstance(value, str) else ""
 
     def count(self, key: str) -> int:
         """The whole number under the architecture's own `key`; 0 when there is none."""

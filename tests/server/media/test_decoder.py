@@ -36,9 +36,8 @@ BOTH = (MediaKind.IMAGE, MediaKind.AUDIO)
 
 def job(kinds: tuple[MediaKind, ...] = BOTH) -> Any:
     model = SimpleNamespace(name="eyes", projector=None, no_projector="")
-    return SimpleNamespace(
-        model=model, media_kinds=kinds, audio_rate_hz=16000, media={}, held=contextlib.ExitStack()
-    )  # fmt: skip
+    ready = SimpleNamespace(media=kinds, audio_rate_hz=16000)
+    return SimpleNamespace(model=model, ready=ready, media={}, held=contextlib.ExitStack())
 
 
 def sent(*files: bytes, max_side: int = 0) -> tuple[Attached, ...]:
