@@ -15,6 +15,7 @@ import logging
 import os
 import re
 import secrets
+import sqlite3
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -102,6 +103,19 @@ def read_text(path: Path, encoding: str = "utf-8") -> str:
         return path.read_text(encoding=encoding).strip()
     except (OSError, UnicodeDecodeError):
         return ""
+
+
+@contextmanager
+def transaction(db: sqlite3.Connection) -> Iterator[None]:
+    """What is written inside is there whole or not at all. For a connection that begins none by itself."""
+    db.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        db.execute("COMMIT")
+    except BaseException:
+        if db.in_transaction:  # of some errors, such as a damaged file, SQLite has ended it itself
+            db.execute("ROLLBACK")
+        raise
 
 
 def sync_folder(folder: Path) -> None:

@@ -35,10 +35,6 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     def family(self) -> str:
         return self.name.partition(":")[0]
 
-    @property
-    def tag(self) -> str:
-        return self.name.partition(":")[2]
-
 
 class CatalogMatch(NamedTuple):
     """An entry that a name stands for, and the quantization that the name asks for (None: whatever fits)."""

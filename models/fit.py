@@ -273,12 +273,12 @@ class FitRequest(NamedTuple):
     def wanted_cells(self, header: Header) -> int:
         """Cells to load with when memory is no concern."""
         cells = wanted_cells(n_ctx_train=header.n_ctx_train, n_slots=self.n_slots, kv_cells=self.n_kv_cells)
-        return max(cells, _whole_steps(max(self.n_ctx, self.n_roomy_cells)))
+        return max(cells, whole_steps(max(self.n_ctx, self.n_roomy_cells)))
 
     def least_cells(self, header: Header, usual: int) -> int:
         """`usual` cells, or one trained context if that is less; but all that was asked for."""
         least = self.n_kv_cells or min(header.n_ctx_train, usual)
-        return min(self.wanted_cells(header), _whole_steps(max(self.n_ctx, least)))
+        return min(self.wanted_cells(header), whole_steps(max(self.n_ctx, least)))
 
 
 class Fit(NamedTuple):
@@ -303,7 +303,7 @@ class _Setting(NamedTuple):
 
 def wanted_cells(*, n_ctx_train: int, n_slots: int, kv_cells: int) -> int:
     """Cells to load with when memory is no concern."""
-    return _whole_steps(kv_cells or min(n_ctx_train * n_slots, DEFAULT_POOL_CELLS))
+    return whole_steps(kv_cells or min(n_ctx_train * n_slots, DEFAULT_POOL_CELLS))
 
 
 def choose(header: Header, machine: Machine, wish: FitRequest) -> Fit:
@@ -357,7 +357,7 @@ class _Opener:
         n_cells = setting.n_kv_cells
         if not model_memory(self._header, n_kv_cells=n_cells).is_shareable:
             return setting
-        return setting._replace(n_kv_cells=_whole_steps(n_cells, CELL_STEP * setting.n_slots))
+        return setting._replace(n_kv_cells=whole_steps(n_cells, CELL_STEP * setting.n_slots))
 
     def _sizes(self, setting: _Setting, is_on_gpu: bool) -> tuple[MemoryEstimate, list[int]]:
         known = self._known.get((setting, is_on_gpu))
@@ -451,11 +451,11 @@ def _halvings(most: int, least: int) -> Iterator[int]:
     """`most` and its halves in whole steps, down to `least`, which comes last."""
     while most > least:
         yield most
-        most = max(least, _whole_steps(most // 2))
+        most = max(least, whole_steps(most // 2))
     yield least
 
 
-def _whole_steps(cells: int, step: int = CELL_STEP) -> int:
+def whole_steps(cells: int, step: int = CELL_STEP) -> int:
     return max(1, -(-cells // step)) * step
 
 

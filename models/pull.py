@@ -106,7 +106,17 @@ async def pull(
             unusable = [file for file in files if file.role is Role.PROJECTOR]
             files = tuple(file for file in files if file not in unusable)
         observer.status("writing manifest")
-        said = _manifest(name, plan, files, left_out)
+        said = Manifest(
+            name=name,
+            files=files,
+            created_at=datetime.now(UTC),
+            source=plan.source,
+            parameters=plan.parameters,
+            system=plan.system,
+            messages=plan.messages,
+            licence_text=plan.licence_text or plan.licence,
+            no_projector=left_out,
+        )
         await asyncio.to_thread(naming.point, context.store, name, said)
         if not said.is_adapter:
             for note in await asyncio.to_thread(lambda: context.store.model_of(said).notes):
@@ -267,17 +277,3 @@ def _check_projector(plan: RemotePlan, paths: Sequence[Path], model: Header) -> 
                 return error.message
             return problem and f"{file.item.name} {problem}"
     return ""
-
-
-def _manifest(name: str, plan: RemotePlan, files: tuple[StoredFile, ...], left_out: str) -> Manifest:
-    return Manifest(
-        name=name,
-        files=files,
-        created_at=datetime.now(UTC),
-        source=plan.source,
-        parameters=plan.parameters,
-        system=plan.system,
-        messages=plan.messages,
-        licence_text=plan.licence_text or plan.licence,
-        no_projector=left_out,
-    )

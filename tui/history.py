@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from localrun.attachments import Attachment, Kind, question_of
+from localrun.stored import transaction
 from localrun.tui.media import MediaFiles, examined, extra_of, media_of
 
 # The tables and the version of what is in them. A later version adds statements and raises `VERSION`; what is stored is
@@ -183,7 +184,7 @@ class History:
 
     def begin(self, model: str, *, now_s: float, system: str = "", parameters: dict[str, Any] | None = None) -> Chat:
         """A new chat, without a title until it is asked something."""
-        with self._transaction():
+        with transaction(self._db):
             chat_id = self._insert_chat("", model, system, parameters or {}, now_s, now_s)
         return self.chat(chat_id)
 
@@ -203,14 +204,14 @@ class History:
 
     def rename(self, chat_id: int, title: str) -> None:
         """Raises KeyError when it was deleted."""
-        with self._transaction():
+        with transaction(self._db):
             found = self._db.execute("UPDATE chats SET title = ? WHERE id = ?", (_one_line(title), chat_id))
         if not found.rowcount:
             raise KeyError(chat_id)
 
     def configure(self, chat_id: int, *, model: str, system: str, parameters: dict[str, Any]) -> None:
         """What the next answers of this chat are made with."""
-        with self._transaction():
+        with transaction(self._db):
             self._db.execute(
                 "UPDATE chats SET model = ?, system = ?, parameters = ? WHERE id = ?",
                 (model, system, json.dumps(parameters), chat_id),
@@ -218,7 +219,7 @@ class History:
 
     def delete(self, chat_id: int) -> DeletedChat:
         """The chat with all its messages, which `restore` brings back. Raises KeyError when it was deleted already."""
-        with self._transaction():
+        with transaction(self._db):
             chat = self.chat(chat_id)
             rows = self._db.execute("SELECT * FROM messages WHERE chat_id = ? ORDER BY id", (chat_id,))
             messages = [_message(row) for row in rows]
@@ -233,7 +234,7 @@ class History:
     def restore(self, deleted: DeletedChat) -> Chat:
         """The chat as it was, with all branches. Its number and its messages' are new: theirs may be taken by now."""
         chat, ids = deleted.chat, dict[int | None, int | None]({None: None})
-        with self._transaction():
+        with transaction(self._db):
             chat_id = self._insert_chat(*chat[1:5], chat.created_at_s, chat.changed_at_s)
             for message in deleted.messages:  # what a message answers comes before it
                 ids[message.id] = self._insert(chat_id, message._replace(parent_id=ids[message.parent_id]))
@@ -254,7 +255,7 @@ class History:
     ) -> Message:
         """A message below `parent_id`; it is the end of the shown branch from now on. The first question names a chat
         that has no name. Raises KeyError when the chat was deleted meanwhile."""
-        with self._transaction():
+        with transaction(self._db):
             names = ", ".join(medium.name for medium in media_of(extra or {}))
             title = _one_line(question_of(content) or names) if role == "user" else ""
             found = self._db.execute(
@@ -299,7 +300,7 @@ class History:
             if row[0] is None:
                 break
             leaf_id = row[0]
-        with self._transaction():
+        with transaction(self._db):
             self._db.execute("UPDATE chats SET leaf_id = ? WHERE id = ?", (leaf_id, message.chat_id))
 
     def fork(self, chat_id: int, message_id: int, *, now_s: float) -> Chat:
@@ -320,7 +321,7 @@ class History:
 
     def keep_draft(self, chat_id: int | None, text: str) -> None:
         """A text that was not sent, of a chat; of one that has not begun or was deleted, None."""
-        with self._transaction():
+        with transaction(self._db):
             self._db.execute(
                 "INSERT INTO drafts (chat_id, content) VALUES ((SELECT id FROM chats WHERE id = ?), ?)", (chat_id, text)
             )
@@ -415,20 +416,9 @@ class History:
         rows = self._db.execute("""SELECT extra FROM messages WHERE extra LIKE '%"media"%'""")
         return {medium.sha256 for (extra,) in rows for medium in media_of(_object(extra))}
 
-    @contextlib.contextmanager
-    def _transaction(self) -> Iterator[None]:
-        self._db.execute("BEGIN IMMEDIATE")
-        try:
-            yield
-        except BaseException:
-            if self._db.in_transaction:  # in a damaged file, SQLite has ended it itself
-                self._db.execute("ROLLBACK")
-            raise
-        self._db.execute("COMMIT")
-
     def _migrate(self, path: Path) -> None:
         n_moved = 0
-        with self._transaction():  # two that start at once: the second one finds it done
+        with transaction(self._db):  # two that start at once: the second one finds it done
             version = self._db.execute("PRAGMA user_version").fetchone()[0]
             if version > VERSION:
                 raise HistoryUnavailable(

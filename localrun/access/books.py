@@ -38,6 +38,7 @@ from typing import NamedTuple, Protocol
 
 from localrun.access.keys import Key, KeyFile
 from localrun.access.quotas import BucketLevel, Leased, Quota
+from localrun.stored import transaction
 
 FILE_NAME = "usage.db"
 # The event loop waits for another writer so long, and then tries with the next request.
@@ -142,14 +143,9 @@ class UsageFile:
 
     def _transact(self, *changes: tuple[str, Sequence[tuple[object, ...]]]) -> None:
         db = self._opened()
-        db.execute("BEGIN IMMEDIATE")
-        try:
+        with transaction(db):
             for statement, rows in changes:
                 db.executemany(statement, rows)
-            db.execute("COMMIT")
-        except BaseException:
-            db.execute("ROLLBACK") if db.in_transaction else None
-            raise
 
     def put(self, door: str, sums: Sequence[Sum]) -> None:
         """What a door has told. Raises sqlite3.Error, and OSError."""

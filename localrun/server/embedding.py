@@ -233,11 +233,6 @@ def _vector_values(vector: Vector) -> list[float]:
     return numbers.tolist()
 
 
-def _base64_json(vector: Vector) -> bytes:
-    """As OpenAI's `encoding_format` base64: the little-endian float32 bytes, in quotes."""
-    return b'"' + base64.b64encode(vector.values) + b'"'
-
-
 async def _lists_json(vectors: Sequence[Vector]) -> list[bytes]:
     lists, n_since = [], 0
     for vector in vectors:
@@ -290,10 +285,10 @@ async def _done(runtime: Runtime, exchange: Exchange, work: Work) -> AsyncIterat
     question = RoutingInput(ask=ChatRequest(messages=(), media=tuple(work.media)))
     entered = streaming.entered(runtime, exchange, work.body, question, use=use, needs_name=work.needs_name)
     async with entered as (_, _, [job]):
-        if work.dimensions > job.n_embd:
+        if work.dimensions > job.ready.n_embd:
             raise BadRequest.of(
                 "dimensions",
-                f"the vectors of this model have {job.n_embd} numbers, {work.dimensions} is more; ask for "
+                f"the vectors of this model have {job.ready.n_embd} numbers, {work.dimensions} is more; ask for "
                 f"fewer or leave it out",
             )
         vectors: list[Vector] = []
@@ -312,7 +307,7 @@ async def _inputs(runtime: Runtime, job: Job, work: Work) -> Sequence[str | tupl
     if work.chat is not None:
         return [Mixed((await prepare(runtime, job, work.chat)).segments)]
     decoded = await runtime.media.attach(job, work.media) if work.media else {}
-    return [_in_segments(one, work.media, decoded, job.n_vocab) for one in work.inputs]
+    return [_in_segments(one, work.media, decoded, job.ready.n_vocab) for one in work.inputs]
 
 
 def _in_segments(
@@ -392,7 +387,8 @@ async def embeddings(runtime: Runtime, exchange: Exchange) -> None:
     is_base64 = body.is_base64
     async with _done(runtime, exchange, _work(body)) as (job, results):
         if is_base64:
-            written = [_base64_json(vector) for vector in results.vectors]
+            # As OpenAI has it: the little-endian float32 bytes, in quotes.
+            written = [b'"' + base64.b64encode(vector.values) + b'"' for vector in results.vectors]
         else:
             written = await _lists_json(results.vectors)
         rows = [b'{"object":"embedding","index":%d,"embedding":%b}' % (index, one) for index, one in enumerate(written)]

@@ -131,13 +131,6 @@ class PullProgress:
         if self.error is not None:
             raise self.error
 
-    async def wait(self) -> None:
-        """Returns when it is over. Raises the pull's error."""
-        while not self.is_over:
-            await self._changed.wait()
-        if self.error is not None:
-            raise self.error
-
     def row(self) -> PullRow:
         """For snapshots and lists."""
         total = sum(file.total_bytes for file in self._files.values())

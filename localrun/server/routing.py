@@ -192,7 +192,7 @@ async def _by_prompt(
     )
     async with runtime.job(who) as job:
         prompts, stop = await _prompts(runtime, job, question)
-        limit = job.n_ctx - job.n_ctx // 4
+        limit = job.ready.n_ctx - job.ready.n_ctx // 4
         over = tier.prompt_tokens_over if choice is None else None
         n_tokens = await _count(job, prompts, at_most=limit if over is None else min(limit, over))
         facts: tuple[tuple[str, str], ...] = () if n_tokens is None else (("prompt_tokens", str(n_tokens)),)

@@ -86,7 +86,7 @@ async def plan(
         stop, grammar = (*stop, *prepared.stop), prepared.grammar
     return Submit(
         id=0,
-        sampling=fields.sampling(job.n_vocab, defaults, await _tokens_of(fields.biased_texts(), job)),
+        sampling=fields.sampling(job.ready.n_vocab, defaults, await _tokens_of(fields.biased_texts(), job)),
         n_predict=defaults.n_predict(max_output),
         stop=(*fields.stop_strings(defaults), *stop),
         ignore_eos=bool(fields.ignore_eos),

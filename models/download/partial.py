@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 import filelock
+import msgspec
 
 from localrun import stored
 from localrun.errors import DiskFull, DownloadFailed
@@ -187,14 +188,14 @@ class Partial:
         """
         with self._disk_lock:
             self._ranges = RangeSet()
-            self.header = _with_validator(self.header, validator)
+            self.header = msgspec.structs.replace(self.header, validator=validator)
             self._new_journal()
 
     def learn_validator(self, validator: str) -> None:
         """Takes over the name that the server gives the content, if none is known. Ranges that are there stay."""
         with self._disk_lock:
             if not self.header.validator and validator and not self.n_bytes:
-                self.header = _with_validator(self.header, validator)
+                self.header = msgspec.structs.replace(self.header, validator=validator)
                 self._new_journal()
 
     def sync(self) -> None:
@@ -232,7 +233,7 @@ class Partial:
         if found is not None and self.is_doubtful:
             self._journal = Journal.reopen(self._paths.journal, found.n_sound_bytes)
         else:
-            self.header = _with_validator(self.header, "")
+            self.header = msgspec.structs.replace(self.header, validator="")
             self._new_journal()
 
     def _sound(self, found: journal.JournalContents) -> list[Range]:
@@ -324,10 +325,6 @@ def _existing(folder: Path) -> Path:
 def _is_same_content(found: Header, wanted: Header) -> bool:
     same = (found.size_bytes, found.sha256, found.git_sha1) == (wanted.size_bytes, wanted.sha256, wanted.git_sha1)
     return same and bool(found.sha256 or found.git_sha1 or found.validator)
-
-
-def _with_validator(header: Header, validator: str) -> Header:
-    return Header(size_bytes=header.size_bytes, sha256=header.sha256, git_sha1=header.git_sha1, validator=validator)
 
 
 def _allocate(file: BinaryIO, size_bytes: int) -> None:

@@ -113,8 +113,3 @@ class RemotePlan:
     @property
     def items(self) -> tuple[Item, ...]:
         return tuple(file.item for file in self.files)
-
-    @property
-    def size_bytes(self) -> int:
-        """Of all files; those whose size is not known yet count as nothing."""
-        return sum(file.item.size_bytes or 0 for file in self.files)

@@ -50,11 +50,8 @@ class AdapterFacts(NamedTuple):
 def facts_of(header: Header) -> AdapterFacts:
     """Raises BadModelFile for a file that is no adapter that an engine here can load."""
     if header.kind == FileKind.CONTROL_VECTOR:
-        hint = header.metadata.get("controlvector.model_hint")
-        directions = _directions(header)
-        return AdapterFacts(
-            FileKind.CONTROL_VECTOR, hint if isinstance(hint, str) else "", 0, 0.0, _base(header), len(directions)
-        )
+        hint = header.text("controlvector.model_hint")
+        return AdapterFacts(FileKind.CONTROL_VECTOR, hint, 0, 0.0, _base(header), len(_directions(header)))
     name = header.path.name
     if header.metadata.get("adapter.type") != "lora":
         raise BadModelFile(f"{name} is an adapter of a kind that llama.cpp does not run; only LoRA is")
@@ -167,11 +164,7 @@ def _padded(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 def _base(header: Header) -> str:
     """By the converter's entry, else the name that is given for such files."""
-    for key in ("general.base_model.0.name", "general.base_model.0.repo_url"):
-        value = header.metadata.get(key)
-        if isinstance(value, str) and value:
-            return value[:200]
-    return ""
+    return (header.text("general.base_model.0.name") or header.text("general.base_model.0.repo_url"))[:200]
 
 
 # Whole tensors are read, a piece at a time, so memory is bounded.

@@ -165,8 +165,7 @@ class Header:
     @property
     def name(self) -> str:
         """`general.name`, else the file's name without its ending."""
-        name = self.metadata.get("general.name")
-        return name if isinstance(name, str) and name else self.path.stem
+        return self.text("general.name") or self.path.stem
 
     @property
     def n_ctx_train(self) -> int:
@@ -231,7 +230,7 @@ class Header:
 
     @property
     def chat_template(self) -> str | None:
-        return self._template("tokenizer.chat_template")
+        return self.text("tokenizer.chat_template") or None
 
     @property
     def tool_template(self) -> str | None:
@@ -239,9 +238,9 @@ class Header:
         return self._template("tokenizer.chat_template.tool_use")
 
     def _template(self, key: str) -> str | None:
-        template = self.metadata.get(key)
+        template = self.text(key)
         # Without a brace it prints the same whatever was said: the name of a template ("chatml"), which is none.
-        return template if isinstance(template, str) and "{" in template else None
+        return template if "{" in template else None
 
     @cached_property
     def quantization(self) -> str:
@@ -295,6 +294,11 @@ class Header:
     @property
     def _default_head_dim(self) -> int:
         return self.n_embd // self.n_heads if self.n_heads else 0
+
+    def text(self, key: str) -> str:
+        """The text under a whole key; empty when there is none."""
+        value = self.metadata.get(key)
+        return value if isinstance(value, str) else ""
 
     def count(self, key: str) -> int:
         """The whole number under the architecture's own `key`; 0 when there is none."""

@@ -155,16 +155,6 @@ class ManifestKey(NamedTuple):
             raise BadRequest(f"'{name}' is the built-in model's name; choose another", field="model")
         return cls(host, owner, bare, (parsed.tag or DEFAULT_TAG).lower())
 
-    @property
-    def shown(self) -> str:
-        """The shortest name with this key."""
-        parts = list(self[:3])
-        if parts[0] == LOCAL_HOST:
-            parts = parts[1:] if parts[1] != LOCAL_OWNER else parts[2:]
-        elif parts[0] == HUB_HOST:
-            parts = parts[1:]
-        return "/".join(parts) + ("" if self.tag == DEFAULT_TAG else f":{self.tag}")
-
     def path(self, folder: Path) -> Path:
         """The manifest's path below the models folder. A port's colon is no character for a file's name."""
         return folder / FOLDER / self.host.replace(":", "+") / self.owner / self.name / f"{self.tag}{_SUFFIX}"

@@ -109,7 +109,7 @@ def below_folder(folder: Path, too_full: MutableSequence[Path] | None = None) ->
         for entry in entries[:n_left]:
             if entry.name.startswith("."):
                 continue
-            if _is_folder(entry):
+            if is_folder(entry):
                 waiting.append(Path(entry.path))
             elif is_gguf(entry.name) and not is_part(entry.name):
                 yield Path(entry.path), _stem(entry.name)
@@ -127,10 +127,10 @@ def problem_of_folder(folder: Path) -> str:
     return ""
 
 
-def _is_folder(entry: os.DirEntry[str]) -> bool:
+def is_folder(entry: os.DirEntry[str] | Path) -> bool:
     try:
         return entry.is_dir()
-    except OSError:  # links that go round in a circle
+    except OSError:  # links that go round in a circle; before Python 3.14 what is in somebody else's home
         return False
 
 

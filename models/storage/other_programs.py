@@ -38,6 +38,7 @@ from localrun.models.storage.manifest import (
     canonical,
     check_digest,
 )
+from localrun.models.storage.model_files import is_folder
 
 # --- Ollama's manifests, as registries send them and as Ollama keeps them: layers, and small texts in them ---
 # They come from somebody else and are checked whole before anything is made of them: the digests become file names, so
@@ -256,7 +257,7 @@ def found(cache: Path, environ: Mapping[str, str] = os.environ, home: Path | Non
     named = environ.get("OLLAMA_MODELS", "").strip(" \t\"'")
     stores = [Path(named).expanduser()] if named else [home / ".ollama/models", OLLAMA_SERVICE]
     return OtherPrograms(
-        ollama=tuple(OllamaStore(folder) for folder in stores if _is_folder(folder / "manifests")),
+        ollama=tuple(OllamaStore(folder) for folder in stores if is_folder(folder / "manifests")),
         folders=(
             *(Folder(folder, LM_STUDIO) for folder in _lm_studio_folders(home)),
             *(Folder(folder) for folder in package_folders(cache)),
@@ -292,7 +293,7 @@ def _lm_studio_folders(home: Path) -> Iterator[Path]:
         settings = _LmStudioSettings()
     named = [Path(settings.folder)] if settings.folder else []
     folders = dict.fromkeys((*named, root / "models", home / ".cache/lm-studio/models"))
-    yield from (folder for folder in folders if folder.is_absolute() and _is_folder(folder))
+    yield from (folder for folder in folders if folder.is_absolute() and is_folder(folder))
 
 
 def name_in_ollama(path: Path) -> str:
@@ -300,13 +301,6 @@ def name_in_ollama(path: Path) -> str:
     if (host, owner) == (OLLAMA_HOST, DEFAULT_OWNER):
         return f"{name}:{tag}"
     return f"{host}/{owner}/{name}:{tag}"
-
-
-def _is_folder(path: Path) -> bool:
-    try:
-        return path.is_dir()
-    except OSError:  # in somebody else's home, before Python 3.14
-        return False
 
 
 def _content(path: Path, limit_bytes: int) -> bytes:

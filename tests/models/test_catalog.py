@@ -15,8 +15,8 @@ from localrun.models.name import Kind, ModelName
 @pytest.mark.parametrize("entry", catalog.entries(), ids=lambda entry: entry.name)
 def test_every_entry_is_sound(entry: catalog.Entry):
     name = ModelName.parse(entry.name)
-    assert (name.kind, name.name, name.tag) == (Kind.STORED, entry.family, entry.tag)
-    assert entry.tag
+    assert (name.kind, name.name) == (Kind.STORED, entry.family)
+    assert entry.name == f"{entry.family}:{name.tag}"
     assert entry.name == entry.name.lower()
     assert ModelName.parse(entry.repo).is_hub
     assert set(entry.quants) <= set(quant_choice.QUALITY)

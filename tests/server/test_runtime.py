@@ -132,7 +132,7 @@ async def test_real_weights_through_llama_cpp(models_dir: Path, submit: Any) -> 
 
         async def one(number: int) -> list[wire.Delta]:
             async with runtime.job(JobRequest(model="alpha", api="/test")) as job:
-                assert job.n_ctx == job.model.header.n_ctx_train
+                assert job.ready.n_ctx == job.model.header.n_ctx_train
                 await submit(job, text=f"Once upon a time, number {number}", n_predict=16)
                 return [delta async for delta in job]
 

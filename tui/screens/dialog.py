@@ -1,5 +1,5 @@
 """What dialogs have in common: the keys that work everywhere; and a list narrowed by typing, where the keys go to
-the box, up and down to the list.
+the box, up and down to the list. And what screens have in common that are narrowed by a box.
 
 Does not: know what is listed, or what Enter does with it.
 """
@@ -13,11 +13,12 @@ from rich.cells import cell_len
 from rich.console import RenderableType
 from rich.segment import Segment
 from rich.style import Style
+from textual import on
 from textual.binding import Binding, BindingType
 from textual.color import Color
 from textual.content import Content
 from textual.renderables.background_screen import BackgroundScreen
-from textual.screen import ModalScreen
+from textual.screen import ModalScreen, Screen
 from textual.widget import Widget
 from textual.widgets import Input, OptionList, Static
 
@@ -74,6 +75,30 @@ class Dialog(ModalScreen[Chosen]):
     def render(self) -> RenderableType:
         rendered = super().render()
         return _DimmedScreen(rendered.screen, rendered.color) if isinstance(rendered, BackgroundScreen) else rendered
+
+
+class FilteredScreen(Screen[None]):
+    """What it lists is narrowed by what is typed into its box, which is there while it has the focus or anything in it.
+    Subclasses compose `_filter`, and say what it narrows (`_narrowed`, which gets the focus back)."""
+
+    def __init__(self, placeholder: str) -> None:
+        super().__init__()
+        self._filter = Input(placeholder=placeholder, id="filter", compact=True)
+        self._narrowed: Widget
+
+    def action_filter(self) -> None:
+        self.add_class("-filtering")
+        self._filter.focus()
+
+    @on(Input.Submitted, "#filter")
+    def _filter_done(self) -> None:
+        self._narrowed.focus()
+        self.set_class(bool(self._filter.value), "-filtering")
+
+    def action_clear_filter(self) -> None:
+        self._filter.value = ""
+        self.remove_class("-filtering")
+        self._narrowed.focus()
 
 
 class Picker(Dialog[Chosen]):

@@ -20,7 +20,6 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.content import Content
 from textual.events import Resize
-from textual.screen import Screen
 from textual.widgets import Input, RichLog, Static
 from textual.worker import Worker
 
@@ -28,6 +27,7 @@ from localrun.snapshot import LogLine
 from localrun.tui.daemon import Feed
 from localrun.tui.keys import bind
 from localrun.tui.preferences import rich_style
+from localrun.tui.screens.dialog import FilteredScreen
 from localrun.tui.session import Session
 from localrun.tui.short_text import block, column, line
 from localrun.tui.widgets.top_bar import Banner, KeyLine, TopBar
@@ -41,22 +41,21 @@ _COLOURS = {"warning": "warning", "error": "error", "critical": "error"}
 _SOURCE_WIDTH = 14
 
 
-class LogsScreen(Screen[None]):
+class LogsScreen(FilteredScreen):
     AUTO_FOCUS = "RichLog"
 
     BINDINGS: ClassVar[list[BindingType]] = [
         bind("logs.level", "level"),
-        bind("logs.search", "search"),
-        Binding("escape", "clear_search", "No search", show=False),
+        bind("logs.search", "filter"),
+        Binding("escape", "clear_filter", "No search", show=False),
         bind("logs.end", "end"),
         Binding("question_mark", "app.help", "Help", show=False),
     ]
 
     def __init__(self, session: Session) -> None:
-        super().__init__()
+        super().__init__("words that a line must have")
         self._session = session
-        self._log = RichLog(max_lines=KEPT_LINES, min_width=0, wrap=True, auto_scroll=True)
-        self._input = Input(placeholder="words that a line must have", id="filter", compact=True)
+        self._log = self._narrowed = RichLog(max_lines=KEPT_LINES, min_width=0, wrap=True, auto_scroll=True)
         self._settings = Static(id="settings")
         self._lines: deque[LogLine] = deque(maxlen=KEPT_LINES)
         self._unwritten: deque[LogLine] = deque(maxlen=KEPT_LINES)
@@ -68,7 +67,7 @@ class LogsScreen(Screen[None]):
         yield TopBar("logs", self._session)
         yield Banner(self._session)
         yield self._log
-        yield self._input
+        yield self._filter
         yield self._settings
         yield KeyLine()
 
@@ -103,7 +102,7 @@ class LogsScreen(Screen[None]):
         if _RANKS.get(found.level, 1) < _RANKS[self._level]:
             return False
         text = f"{found.source} {found.text}".casefold()
-        return all(word in text for word in self._input.value.casefold().split())
+        return all(word in text for word in self._filter.value.casefold().split())
 
     def _write(self, found: LogLine) -> None:
         when = datetime.fromtimestamp(found.time_s, UTC).astimezone().strftime("%H:%M:%S")
@@ -132,30 +131,16 @@ class LogsScreen(Screen[None]):
         self._show_settings()
 
     def _show_settings(self) -> None:
-        words = f" with “{line(self._input.value)}”" if self._input.value.strip() else ""
+        words = f" with “{line(self._filter.value)}”" if self._filter.value.strip() else ""
         self._settings.update(Content(f"level {self._level} and above{words}"))
 
     def action_level(self) -> None:
         self._level = LEVELS[(LEVELS.index(self._level) + 1) % len(LEVELS)]
         self._show_all()
 
-    def action_search(self) -> None:
-        self.add_class("-filtering")
-        self._input.focus()
-
     @on(Input.Changed, "#filter")
     def _searched(self) -> None:
         self._show_all()
-
-    @on(Input.Submitted, "#filter")
-    def _search_done(self) -> None:
-        self._log.focus()
-        self.set_class(bool(self._input.value), "-filtering")
-
-    def action_clear_search(self) -> None:
-        self._input.value = ""
-        self.remove_class("-filtering")
-        self._log.focus()
 
     def action_end(self) -> None:
         self._log.scroll_end(animate=False)

@@ -15,7 +15,6 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
 from textual.content import Content
-from textual.screen import Screen
 from textual.widgets import DataTable, Input, Static
 
 from localrun.config import DEFAULT_PORT
@@ -24,6 +23,7 @@ from localrun.tui.daemon import Recorder
 from localrun.tui.keys import bind
 from localrun.tui.preferences import rich_style
 from localrun.tui.screens.details import RequestScreen, UsageScreen, cancel
+from localrun.tui.screens.dialog import FilteredScreen
 from localrun.tui.session import Session
 from localrun.tui.short_text import line
 from localrun.tui.widgets.kv_map import KvMap
@@ -34,7 +34,7 @@ from localrun.tui.widgets.vitals import RateGraph, RequestDetail, Throughput, Vi
 _OWN = "this chat"  # what this program itself asks for
 
 
-class MonitorScreen(Screen[None]):
+class MonitorScreen(FilteredScreen):
     AUTO_FOCUS = "RequestTable"
 
     # textual declares these as instance variables
@@ -54,16 +54,13 @@ class MonitorScreen(Screen[None]):
     ]
 
     def __init__(self, session: Session) -> None:
-        super().__init__()
+        super().__init__("part of a state, client, route, model, node or lane")
         self._session = session
         self._throughput = Throughput()
         self._vitals = Vitals()
         self._graph = RateGraph(session.rates)
         self._map = KvMap()
-        self._filter = Input(
-            placeholder="part of a state, client, route, model, node or lane", id="filter", compact=True
-        )
-        self._requests = RequestTable(cursor=True)
+        self._requests = self._narrowed = RequestTable(cursor=True)
         self._nothing = Static(id="nothing")
         self._detail = RequestDetail()
         self._batches = BatchTable(cursor=False)
@@ -202,23 +199,9 @@ class MonitorScreen(Screen[None]):
         if not self._paused and self._session.snapshot is not None:
             self._on_snapshot(self._session.snapshot)
 
-    def action_filter(self) -> None:
-        self.add_class("-filtering")
-        self._filter.focus()
-
     @on(Input.Changed, "#filter")
     def _filter_changed(self) -> None:
         self._show_requests()
-
-    @on(Input.Submitted, "#filter")
-    def _filter_done(self) -> None:
-        self._requests.focus()
-        self.set_class(bool(self._filter.value), "-filtering")
-
-    def action_clear_filter(self) -> None:
-        self._filter.value = ""
-        self.remove_class("-filtering")
-        self._requests.focus()
 
     def action_view(self) -> None:
         """In a narrow terminal, graph and map take turns."""

@@ -104,17 +104,14 @@ class LiveTable(DataTable[KeyedText]):
             before = self._rows.get(key)
             if before is None:
                 self.add_row(self._cell(row), key=key)
-            elif self._differ(before, row):
+            elif before.styles != row.styles or any(
+                before.texts.get(column.key) != row.texts.get(column.key) for column in self._shown_columns
+            ):
                 self.update_cell(key, _CELL, self._cell(row))
         self._order = [key for key in self._order if key in wanted]
         self._order += [key for key in wanted if key not in self._rows]
         self._rows = wanted
         self._reorder([row.key for row in rows], selected)
-
-    def _differ(self, before: TableRow, row: TableRow) -> bool:
-        return before.styles != row.styles or any(
-            before.texts.get(column.key) != row.texts.get(column.key) for column in self._shown_columns
-        )
 
     def _reorder(self, order: list[str], selected: str | None) -> None:
         if order != self._order:

@@ -340,17 +340,9 @@ def refused(error: LocalrunError, *, is_anthropic: bool) -> LineResult:
     return LineResult(error.status, "", error.code, failures.body(error, shape))
 
 
-class _Error(msgspec.Struct):
-    message: str = ""
-
-
-class _Failed(msgspec.Struct):
-    error: _Error
-
-
 def message_of(body: bytes) -> str:
     """What an answer with an error says."""
-    return msgspec.json.decode(body, type=_Failed).error.message
+    return str(msgspec.json.decode(body)["error"]["message"])
 
 
 def _request_id(batch_id: str, line: int) -> str:

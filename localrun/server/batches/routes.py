@@ -26,7 +26,7 @@ from localrun.server.batches.lines import ENDPOINTS, MAX_REQUESTS, AskedMessage
 from localrun.server.batches.service import INPUTS_KEPT_S
 from localrun.server.batches.store import Api, Batch, StoredFile, new_id
 from localrun.server.http.exchange import Exchange, parameter, whole_number
-from localrun.server.openai.responses.create import TokenUsage
+from localrun.server.openai.responses.create import Metadata, TokenUsage
 from localrun.server.runtime import Runtime
 
 PURPOSES = ("assistants", "batch", "fine-tune", "vision", "user_data", "evals")
@@ -141,17 +141,13 @@ class ExpiresAfter(msgspec.Struct, frozen=True, kw_only=True):
     seconds: Annotated[int, Meta(ge=_SHORTEST_EXPIRY_S, le=_LONGEST_S)]
 
 
-_Key = Annotated[str, Meta(max_length=64)]
-_Value = Annotated[str, Meta(max_length=512)]
-
-
 class BatchBody(msgspec.Struct, frozen=True, kw_only=True):
     """POST /v1/batches."""
 
     input_file_id: str
     endpoint: str
     completion_window: str
-    metadata: Annotated[dict[_Key, _Value], Meta(max_length=16)] | None = None
+    metadata: Metadata | None = None
     output_expires_after: ExpiresAfter | None = None
 
 

@@ -17,7 +17,7 @@ import json
 import secrets
 import sqlite3
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing
 from enum import IntEnum, StrEnum
 from importlib import resources
 from pathlib import Path
@@ -26,6 +26,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from localrun.errors import Conflict, NotFound, StorageExceeded, Unavailable
+from localrun.stored import transaction
 
 VERSION = 2
 
@@ -170,13 +171,13 @@ class Store:
                     f"use that one, or move the file away"
                 )
             if version == 0:
-                with self._writing():
+                with transaction(self._db):
                     schema = resources.files("localrun.server.batches").joinpath("schema.sql")
                     for statement in schema.read_text(encoding="utf-8").split(";"):
                         self._db.execute(statement)
                     self._db.execute(f"PRAGMA user_version={VERSION}")
             if version == 1:
-                with self._writing():
+                with transaction(self._db):
                     self._db.execute("ALTER TABLE batches ADD COLUMN blob_bytes INTEGER NOT NULL DEFAULT 0")
                     self._db.execute(f"PRAGMA user_version={VERSION}")
             found = self._db.execute("PRAGMA quick_check(1)").fetchone()[0]
@@ -193,7 +194,7 @@ class Store:
 
     def add_file(self, file: StoredFile, most_bytes: int = 0) -> None:
         """`most_bytes` are what the owner may have with it, 0 is any number. Raises StorageExceeded."""
-        with self._writing():
+        with transaction(self._db):
             self.check_storage(file.owner, file.size_bytes, most_bytes)
             self._add_file(file)
 
@@ -239,7 +240,7 @@ class Store:
     def delete_file(self, file_id: str, owner: str) -> None:
         """Raises NotFound, and Conflict for the input of a batch that still runs."""
         self.file(file_id, owner)
-        with self._writing():
+        with transaction(self._db):
             using = self._db.execute(
                 "SELECT id FROM batches WHERE ending != 'done' AND input_file_id = ?", (file_id,)
             ).fetchone()
@@ -249,7 +250,7 @@ class Store:
 
     def take_expired_files(self, now: float) -> list[str]:
         """Forgets files whose time has come, except the inputs of batches that still run. Their ids."""
-        with self._writing():
+        with transaction(self._db):
             rows = self._db.execute(
                 "DELETE FROM files WHERE expires_at <= ? AND id NOT IN "
                 "(SELECT input_file_id FROM batches WHERE ending != 'done') RETURNING id",
@@ -263,7 +264,7 @@ class Store:
         """A new batch of these columns; with `lines` it runs at once, else it is to be validated. Raises
         StorageExceeded for an owner who has `most_bytes` already. What comes of it is kept all the same."""
         names = ", ".join(values)
-        with self._writing():
+        with transaction(self._db):
             self.check_storage(values["owner"], max(1, values.get("blob_bytes", 0)), most_bytes)
             cursor = self._db.execute(
                 f"INSERT INTO batches ({names}) VALUES ({', '.join('?' * len(values))})", tuple(values.values())
@@ -274,7 +275,7 @@ class Store:
 
     def start(self, seq: int, lines: Sequence[Line], model: str | None, now: float) -> None:
         """The input was found good: its lines run from now on, unless the batch was cancelled meanwhile."""
-        with self._writing():
+        with transaction(self._db):
             changed = self._db.execute(
                 "UPDATE batches SET status = 'in_progress', in_progress_at = ?, model = ? "
                 "WHERE seq = ? AND status = 'validating'",
@@ -285,7 +286,7 @@ class Store:
 
     def fail(self, seq: int, errors: list[dict[str, Any]], now: float) -> None:
         """The input was found bad, and the batch has ended."""
-        with self._writing():
+        with transaction(self._db):
             self._db.execute(
                 "UPDATE batches SET status = 'failed', failed_at = ?, errors = ?, ending = 'done' "
                 "WHERE seq = ? AND status = 'validating'",
@@ -327,7 +328,7 @@ class Store:
         """A line's result, and the counts with it. Of two results of a line the first one stays, and a batch that no
         longer runs takes none: then False."""
         column = "n_succeeded" if kind is Kind.SUCCEEDED else "n_errored"
-        with self._writing():
+        with transaction(self._db):
             if self._ending(seq) is not Ending.NONE:
                 return False
             added = self._db.execute(
@@ -347,7 +348,7 @@ class Store:
         batch = self.batch(batch_id, owner, api)
         if batch.has_ended:
             raise Conflict(f"batch '{batch.id}' has ended already ({batch.status}); there is nothing to cancel")
-        with self._writing():
+        with transaction(self._db):
             self._db.execute(
                 "UPDATE batches SET status = 'cancelling', cancelling_at = ?, ending = ? WHERE seq = ? AND ending = ''",
                 (now, Ending.CANCELLED, batch.seq),
@@ -357,7 +358,7 @@ class Store:
     def begin_end(self, seq: int, ending: Ending, now: float) -> Batch:
         """The batch computes no more; lines without a result get one that says so. May be called again."""
         kind, column = (Kind.EXPIRED, "n_expired") if ending is Ending.EXPIRED else (Kind.CANCELED, "n_canceled")
-        with self._writing():
+        with transaction(self._db):
             n_left = self._db.execute(
                 "INSERT OR IGNORE INTO results (batch, place, kind) SELECT batch, place, ? FROM lines WHERE batch = ?",
                 (kind, seq),
@@ -375,7 +376,7 @@ class Store:
         batch = self._by_seq(seq)
         assert batch.ending not in (Ending.NONE, Ending.DONE)
         n_unlisted = output.size_bytes if output is not None and batch.api is Api.ANTHROPIC else 0
-        with self._writing():
+        with transaction(self._db):
             for file in (output, error):
                 if file is not None and batch.api is Api.OPENAI:
                     self._add_file(file)
@@ -390,7 +391,7 @@ class Store:
 
     def archive(self, before: float, now: float) -> list[str]:
         """Forgets the results of Anthropic's batches that were made before that. The blobs to delete."""
-        with self._writing():
+        with transaction(self._db):
             rows = self._db.execute(
                 "UPDATE batches SET archived_at = ? WHERE api = ? AND ending = 'done' AND archived_at IS NULL "
                 "AND created_at < ? RETURNING input_file_id, output_file_id",
@@ -403,7 +404,7 @@ class Store:
         batch = self.batch(batch_id, owner, api)
         if not batch.has_ended:
             raise Conflict(f"batch '{batch.id}' still runs; cancel it first")
-        with self._writing():
+        with transaction(self._db):
             self._db.execute("DELETE FROM batches WHERE seq = ?", (batch.seq,))
         return [name for name in (batch.input_file_id, batch.output_file_id) if name]
 
@@ -416,17 +417,6 @@ class Store:
         return {row[0] for row in rows.fetchall()}
 
     # --- inside --------------------------------------------------------------------------------------------------
-
-    @contextmanager
-    def _writing(self) -> Iterator[None]:
-        self._db.execute("BEGIN IMMEDIATE")
-        try:
-            yield
-            self._db.execute("COMMIT")
-        except BaseException:
-            if self._db.in_transaction:
-                self._db.execute("ROLLBACK")
-            raise
 
     def _page(
         self, table: str, columns: str, where: str, values: Sequence[Any], after: str, limit: int, is_ascending: bool

@@ -181,10 +181,6 @@ class EngineChild(asyncio.SubprocessProtocol):
     def pid(self) -> int | None:
         return None if self._transport is None else self._transport.get_pid()
 
-    @property
-    def is_alive(self) -> bool:
-        return self._transport is not None and not self._ended.is_set()
-
     async def spawn(self, argv: Sequence[str]) -> None:
         """Starts the child, in its own session: Ctrl-C in a terminal reaches the daemon alone. Raises OSError."""
         self._n_oom_kills = machine.oom_kills()

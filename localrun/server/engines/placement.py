@@ -29,6 +29,7 @@ from localrun.models.fit import (
     in_gb,
     shared_bytes,
     wanted_cells,
+    whole_steps,
 )
 from localrun.models.gguf.header import RANK, Header
 from localrun.models.memory import MemoryEstimate, projector_memory
@@ -54,13 +55,9 @@ class Placement(NamedTuple):
     shared_bytes: int = 0
 
 
-def _whole_steps(cells: int) -> int:
-    return max(1, -(-cells // CELL_STEP)) * CELL_STEP
-
-
 def _halves(cells: int) -> Iterator[int]:
     while cells > CELL_STEP:
-        cells = _whole_steps(cells // 2)
+        cells = whole_steps(cells // 2)
         yield cells
 
 
@@ -99,12 +96,12 @@ def place_embeddings(model: Model, settings: Settings, available_bytes: int, *, 
 
     usable_bytes = int(available_bytes * USABLE_RAM)
     cells = wanted_cells(n_ctx_train=most, n_slots=1, kv_cells=0)
-    floor = min(cells, _whole_steps(min(most, FLOOR_CELLS)))
+    floor = min(cells, whole_steps(min(most, FLOOR_CELLS)))
     while (needed := estimate(cells)).total_bytes > usable_bytes:
         if cells <= floor:
             fitting = next((fewer for fewer in _halves(cells) if estimate(fewer).total_bytes <= usable_bytes), 0)
             raise CannotFit(_refusal(model.name, needed, cells, available_bytes, fitting))
-        cells = max(floor, _whole_steps(cells // 2))
+        cells = max(floor, whole_steps(cells // 2))
     # A whole step may be more than the model was trained for, and than it must be sent.
     return Placement(min(cells, most), needed.kv_bytes, needed.total_bytes, projector_bytes=projector_bytes)
 

@@ -70,11 +70,6 @@ Body = TypeVar("Body")
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
-
-# The header that names a request, in every answer.
-_ID_HEADER = b"x-request-id"
-_ANTHROPICS_ID_HEADER = b"request-id"
-
 _log = logging.getLogger(__name__)
 
 
@@ -85,7 +80,7 @@ def header_values(scope: Scope, name: bytes) -> list[str]:
 
 def id_header(shape: Shape, request_id: str) -> Headers:
     """What names the request in the family's answers."""
-    name = _ANTHROPICS_ID_HEADER if shape is Shape.ANTHROPIC else _ID_HEADER
+    name = b"request-id" if shape is Shape.ANTHROPIC else b"x-request-id"
     return [(name, request_id.encode("ascii"))]
 
 

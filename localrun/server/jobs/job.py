@@ -130,17 +130,11 @@ class Recorder(Protocol):
 
 class Job:
     """See the module. Not reusable; at most one `submit`. Without `resumes` the death of its engine is its end. `media`
-    are the decoded pictures and recordings of its prompt; what is on `held` is given back at its end."""
+    are the decoded pictures and recordings of its prompt; what is on `held` is given back at its end. `ready` is what
+    the first of its engines said of itself."""
 
     model: Model
-    n_ctx: int
-    n_vocab: int
-    n_embd: int
-    control_tokens: tuple[str, ...]
-    eog_tokens: tuple[int, ...]
-    media_kinds: tuple[wire.MediaKind, ...]
-    audio_rate_hz: int
-    load_s: float
+    ready: wire.Ready
 
     def __init__(
         self,
@@ -200,13 +194,7 @@ class Job:
         self._lease = lease
         self.model = lease.model
         self.load_s = lease.waited_s
-        self.n_ctx = lease.link.ready.n_ctx
-        self.n_vocab = lease.link.ready.n_vocab
-        self.n_embd = lease.link.ready.n_embd
-        self.control_tokens = lease.link.ready.control_tokens
-        self.eog_tokens = lease.link.ready.eog_tokens
-        self.media_kinds = lease.link.ready.media
-        self.audio_rate_hz = lease.link.ready.audio_rate_hz
+        self.ready = lease.link.ready
         self.record.loaded(lease.model.name, lease.link.model)
         self._observer.loaded(self.record)
         return self
@@ -275,6 +263,11 @@ class Job:
                 if not self._resumes or n_deaths >= MAX_DEATHS or n_kills > MAX_RESUMPTIONS:
                     raise
                 await self._borrow_again(error)
+
+    async def text_of(self, tokens: Sequence[int]) -> str:
+        """What token ids stand for. Raises as `count`."""
+        told = await self.tokenize([wire.Segment("", tokens=tuple(tokens))], is_prompt=False, wants_pieces=True)
+        return b"".join(told.pieces).decode("utf-8", errors="replace")
 
     async def submit(
         self,

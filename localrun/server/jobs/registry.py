@@ -71,20 +71,12 @@ class Registry:
         if not self._active:
             self.idle.set()
 
-    def cancel(self, job_id: str) -> bool:
-        """Asks a job to end. False when there is no such active job."""
-        job = self._active.get(job_id)
-        if job is None:
-            return False
-        job.request_cancel()
-        return True
-
-    def cancel_or_raise(self, job_id: str) -> None:
-        """As `cancel`. Raises NotFound for an unknown id, Conflict for a job that has ended."""
-        if self.cancel(job_id):
-            return
-        row = self.row(job_id)
-        raise Conflict(f"request '{job_id}' has ended already ({row.state.value}); there is nothing to cancel")
+    def cancel(self, job_id: str) -> None:
+        """Asks a job to end. Raises NotFound for an unknown id, Conflict for a job that has ended."""
+        if job_id not in self._active:
+            state = self.row(job_id).state.value
+            raise Conflict(f"request '{job_id}' has ended already ({state}); there is nothing to cancel")
+        self._active[job_id].request_cancel()
 
     def row(self, job_id: str) -> RequestRow:
         """One request's row. Raises NotFound."""

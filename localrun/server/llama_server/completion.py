@@ -28,11 +28,11 @@ from localrun.server import notices, streaming
 from localrun.server.embedding import MEDIA_PLACE, MediaInput
 from localrun.server.http import fields
 from localrun.server.http.exchange import Exchange, apart
-from localrun.server.http.fields import ModelDefaults, SamplingFields, defaults_of
+from localrun.server.http.fields import ModelDefaults, defaults_of
 from localrun.server.jobs.job import Job
 from localrun.server.llama_server.tokens import Mixed
 from localrun.server.openai.answer import Fields, Running, encode, entry, headers_of, naming, timings_of, timings_so_far
-from localrun.server.openai.bodies import MAX_ANSWERS, Choices, LimitFields
+from localrun.server.openai.bodies import MAX_ANSWERS, Choices, LimitFields, RunningFields
 from localrun.server.parsing.pieces import ended
 from localrun.server.prompting.ask import Attachments, ChatRequest
 from localrun.server.prompting.segments import infill, is_one, placed, segments_of, shown
@@ -85,8 +85,6 @@ class LlamaCompletionBody(LimitFields, frozen=True, kw_only=True):
     stream: bool | None = None
     n_probs: fields.NProbs | None = None
     return_tokens: bool | None = None
-    return_progress: bool | None = None
-    timings_per_token: bool | None = None
     response_fields: Annotated[list[str], Meta(max_length=MAX_FIELDS)] | None = None
     samplers: Annotated[list[str], Meta(max_length=32)] | Annotated[str, Meta(max_length=32)] | None = None
     dynatemp_range: float | None = None
@@ -176,7 +174,7 @@ async def complete(runtime: Runtime, exchange: Exchange) -> None:
         decoded = await runtime.media.attach(jobs[0], media.all()) if media.all() else {}
         texts: list[str] = []
         for index, (job, prompt) in enumerate(zip(jobs, prompts, strict=True)):
-            segments = await apart(segments_of, prompt, job.n_vocab, field="prompt")
+            segments = await apart(segments_of, prompt, job.ready.n_vocab, field="prompt")
             if own := [one for one in media.all() if isinstance(prompt, str) and one.marker in prompt]:
                 segments = placed(segments, own, decoded, ())
                 texts.append(shown(segments)[0])
@@ -296,7 +294,7 @@ class CompletionAnswer(streaming.Writer):
                 self.plan,
                 is_streamed=bool(self.body.stream),
                 lora=self.body.lora or (),
-                banned=self.jobs[index].eog_tokens if self.plan.ignore_eos else (),
+                banned=self.jobs[index].ready.eog_tokens if self.plan.ignore_eos else (),
             ),
             "prompt": self.prompts[index],
             "has_new_line": record.has_new_line,
@@ -374,7 +372,7 @@ class ExtraFile(msgspec.Struct, frozen=True, kw_only=True):
     filename: str = ""
 
 
-class InfillBody(SamplingFields, frozen=True, kw_only=True):
+class InfillBody(RunningFields, frozen=True, kw_only=True):
     """POST /infill. `prompt` is what stands right before the cursor, after `input_prefix`."""
 
     input_prefix: str = ""
@@ -388,8 +386,6 @@ class InfillBody(SamplingFields, frozen=True, kw_only=True):
     stream: bool | None = None
     n_probs: fields.NProbs | None = None
     return_tokens: bool | None = None
-    return_progress: bool | None = None
-    timings_per_token: bool | None = None
     response_fields: Annotated[list[str], Meta(max_length=MAX_FIELDS)] | None = None
 
     def before_cursor(self) -> str:

@@ -122,7 +122,7 @@ async def tokenize(runtime: Runtime, exchange: Exchange) -> None:
     body.check_supported()
     async with streaming.entered(runtime, exchange, body, NO_QUESTION, is_for_one=True) as (_, _, [job]):
         field, text = ("prompt", body.prompt or "") if body.is_vllms else ("content", body.content)
-        segments = segments_of(text, job.n_vocab, field=field, trusted=body.parse_special)
+        segments = segments_of(text, job.ready.n_vocab, field=field, trusted=body.parse_special)
         with _naming(field):
             counted = await job.tokenize(
                 segments,
@@ -131,7 +131,7 @@ async def tokenize(runtime: Runtime, exchange: Exchange) -> None:
             )
         if len(counted.tokens) >= MAX_COUNTED_TOKENS:  # of more than that there are only the ends
             raise BadRequest.of(field, f"{MAX_COUNTED_TOKENS} tokens or more; send it in parts")
-        await exchange.answer(b"{%b}" % b",".join(await _parts(body, counted, job.n_ctx)))
+        await exchange.answer(b"{%b}" % b",".join(await _parts(body, counted, job.ready.n_ctx)))
 
 
 async def detokenize(runtime: Runtime, exchange: Exchange) -> None:
@@ -139,10 +139,9 @@ async def detokenize(runtime: Runtime, exchange: Exchange) -> None:
     async with streaming.entered(runtime, exchange, body, NO_QUESTION, is_for_one=True) as (_, _, [job]):
         text = ""
         if body.tokens:
-            segments = [segment_of(body.tokens, job.n_vocab, "tokens")]
+            segment_of(body.tokens, job.ready.n_vocab, "tokens")
             with _naming("tokens"):
-                counted = await job.tokenize(segments, is_prompt=False, wants_pieces=True)
-            text = b"".join(counted.pieces).decode("utf-8", errors="replace")
+                text = await job.text_of(body.tokens)
         await exchange.answer_json(Detokenized(content=text, prompt=text))
 
 

@@ -121,7 +121,7 @@ class MediaDecoder:
     async def attach(self, job: Job, attached: Sequence[Attached]) -> Mapping[str, Media]:
         """The decoded files, by marker; the job keeps them until its end. Raises BadRequest for what the model does not
         take and for a file that cannot be decoded, DiskFull, and Unavailable when there is no room or no worker."""
-        check_taken(job.model, job.media_kinds, attached)
+        check_taken(job.model, job.ready.media, attached)
         for one in attached:
             if one.marker not in job.media:
                 key = _key(job, one)
@@ -233,7 +233,7 @@ def check_taken(model: Model, kinds: Sequence[MediaKind], attached: Sequence[Att
 def _key(job: Job, one: Attached) -> Key:
     content = one.content
     if content.header.kind is MediaKind.AUDIO:
-        return Key(content.digest, MediaKind.AUDIO, audio_rate_hz=job.audio_rate_hz)
+        return Key(content.digest, MediaKind.AUDIO, audio_rate_hz=job.ready.audio_rate_hz)
     is_larger = one.max_side < max(content.header.width, content.header.height)
     return Key(content.digest, MediaKind.IMAGE, max_side=one.max_side if is_larger else 0)
 

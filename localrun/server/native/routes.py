@@ -110,7 +110,7 @@ async def one_request(runtime: Runtime, exchange: Exchange) -> None:
 
 async def cancel_request(runtime: Runtime, exchange: Exchange) -> None:
     job_id = _row(runtime, exchange, is_change=True).id
-    runtime.registry.cancel_or_raise(job_id)
+    runtime.registry.cancel(job_id)
     await exchange.answer_json(CancelledRequest(id=job_id, cancelled=True))
 
 

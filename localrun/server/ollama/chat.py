@@ -120,9 +120,8 @@ async def _fitted(runtime: Runtime, job: Job, body: GenerateBody, ask: ChatReque
     if body.context:
         tokens = _after(job, body.context, tokens)
         if body.debug_render_only:
-            began = await job.tokenize([Segment("", tokens=tuple(body.context))], is_prompt=False, wants_pieces=True)
-            text = b"".join(began.pieces).decode("utf-8", errors="replace")
-            prepared = msgspec.structs.replace(prepared, segments=(Segment(text), *prepared.segments))
+            began = Segment(await job.text_of(body.context))
+            prepared = msgspec.structs.replace(prepared, segments=(began, *prepared.segments))
     return fitting.fit_tokens(
         job, prepared, tokens, n_predict=options.n_predict, n_keep=options.n_keep, may_cut=may_cut
     )
@@ -131,10 +130,10 @@ async def _fitted(runtime: Runtime, job: Job, body: GenerateBody, ask: ChatReque
 def _after(job: Job, context: list[int], tokens: Tokens) -> Tokens:
     """The prompt behind what it continues. Raises BadRequest for a context of another model."""
     largest = max(context)
-    if largest >= job.n_vocab:
+    if largest >= job.ready.n_vocab:
         raise BadRequest.of(
             "context",
-            f"{largest} is not a token of this model, which has {job.n_vocab}; use the context of an earlier "
+            f"{largest} is not a token of this model, which has {job.ready.n_vocab}; use the context of an earlier "
             f"answer of the same model",
         )
     bos = job.model.header.metadata.get("tokenizer.ggml.bos_token_id")

@@ -416,7 +416,7 @@ def _more_of_adapter(adapter: NamedAdapter) -> dict[str, Any]:
 
 def _licence(found: Model | NamedAdapter) -> str:
     own = found.manifest.licence_text if found.manifest else ""
-    return own or _text(found.header, "general.license.text") or _text(found.header, "general.license")
+    return own or found.header.text("general.license.text") or found.header.text("general.license")
 
 
 def _tensors(header: Header) -> list[Tensor]:
@@ -551,8 +551,3 @@ def _memory(settings: Settings, model: Model, asked_ctx: int) -> list[dict[str, 
             }
         )
     return rows
-
-
-def _text(header: Header, key: str) -> str:
-    value = header.metadata.get(key)
-    return value if isinstance(value, str) else ""

@@ -21,7 +21,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -33,6 +33,7 @@ from localrun.server.http.exchange import Exchange
 from localrun.server.http.failures import Headers
 from localrun.server.jobs.generation import Generation
 from localrun.server.jobs.job import Job
+from localrun.server.openai.bodies import RunningFields
 from localrun.server.parsing.pieces import Call, CallArguments, CallStart, Content, Reply, Thinking, ended
 from localrun.wire import ChosenLogprob, Delta, DraftSource, Finish, TokenLogprob, Usage
 
@@ -410,15 +411,6 @@ class PromptProgress(msgspec.Struct, frozen=True, kw_only=True):
     cache: int
     processed: int
     time_ms: int
-
-
-class RunningFields(Protocol):
-    """The fields of a body that ask for it."""
-
-    @property
-    def return_progress(self) -> bool | None: ...
-    @property
-    def timings_per_token(self) -> bool | None: ...
 
 
 class Running:

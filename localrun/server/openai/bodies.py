@@ -51,7 +51,14 @@ class ResponseFormat(msgspec.Struct, frozen=True, kw_only=True):
     schema: Any = msgspec.UNSET
 
 
-class FormatFields(SamplingFields, frozen=True, kw_only=True):
+class RunningFields(SamplingFields, frozen=True, kw_only=True):
+    """What a stream is to tell while it runs, as llama-server has it."""
+
+    return_progress: bool | None = None
+    timings_per_token: bool | None = None
+
+
+class FormatFields(RunningFields, frozen=True, kw_only=True):
     """A body that says how to sample, and what shape the answer must have."""
 
     response_format: ResponseFormat | None = None
@@ -126,8 +133,6 @@ class CommonFields(LimitFields, frozen=True, kw_only=True):
     model: fields.ModelName = ""
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    return_progress: bool | None = None
-    timings_per_token: bool | None = None
     n: Choices | None = None
 
     @property

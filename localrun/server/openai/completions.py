@@ -207,7 +207,7 @@ async def answer_completion(
     grammar = await apart(body.answer_grammar)
     question = RoutingInput(prompts=prompts, suffix=body.suffix or "", has_schema=grammar is not None)
     async with streaming.entered(runtime, exchange, body, question, n_jobs=len(prompts)) as (body, _, jobs):
-        check_tokens(prompts, jobs[0].n_vocab)
+        check_tokens(prompts, jobs[0].ready.n_vocab)
         chooses = body.n_candidates > body.n_choices
         plan = await streaming.plan(
             body,
@@ -218,7 +218,7 @@ async def answer_completion(
             n_probs=body.logprobs or 0,
         )
         plan = msgspec.structs.replace(plan, scores_prompt=body.scores_prompt)
-        echoes = [await _text(job, prompt) for job, prompt in zip(jobs, prompts, strict=True)] if body.echo else ()
+        echoes = [one if isinstance(one, str) else await jobs[0].text_of(one) for one in prompts] if body.echo else ()
         for index, (job, prompt) in enumerate(zip(jobs, prompts, strict=True)):
             await job.submit(
                 plan,
@@ -255,13 +255,6 @@ def best(chunks: CompletionChunks, reasons: list[str], n_candidates: int, n_choi
         for index in ranked[:n_choices]:
             chosen.append(chunks.choice(index, reasons[index]) | {"index": len(chosen)})
     return chosen
-
-
-async def _text(job: Job, prompt: Prompt) -> str:
-    if isinstance(prompt, str):
-        return prompt
-    counted = await job.tokenize([Segment("", tokens=tuple(prompt))], is_prompt=False, wants_pieces=True)
-    return b"".join(counted.pieces).decode("utf-8", errors="replace")
 
 
 def _segments(job: Job, prompt: Prompt, suffix: str | None) -> tuple[Segment, ...]:

@@ -119,7 +119,7 @@ class _Answer(Answer):
         reason = super().finished(index, delta)
         usage = self.usages[index]
         if delta.finish is Finish.LENGTH:
-            is_full = usage.n_prompt + usage.n_output >= self.jobs[0].n_ctx
+            is_full = usage.n_prompt + usage.n_output >= self.jobs[0].ready.n_ctx
             self._stop_reason = "contextLengthReached" if is_full else "maxPredictedTokensReached"
         elif reason in ("tool_calls", "function_call"):
             self._stop_reason = "toolCalls"
@@ -130,7 +130,7 @@ class _Answer(Answer):
     def more(self) -> Fields:
         job = self.jobs[0]
         header = job.model.header
-        about = AnswerModel(arch=header.architecture, quant=header.quantization, context_length=job.n_ctx)
+        about = AnswerModel(arch=header.architecture, quant=header.quantization, context_length=job.ready.n_ctx)
         facts = super().more() | {"model_info": about, "runtime": AnswerRuntime()}
         if len(self.jobs) == 1:
             facts["stats"] = self._stats()

@@ -19,7 +19,7 @@ from msgspec import UNSET, UnsetType
 
 from localrun.errors import BadModelFile, BadRequest, Conflict, NotSupported
 from localrun.models.gguf.header import RANK, Header
-from localrun.models.storage.model import Model, NamedAdapter
+from localrun.models.storage.model import Model
 from localrun.models.storage.store import Store
 from localrun.server.engines.resident import ResidentState, Use
 from localrun.server.http.access import Caller
@@ -235,24 +235,17 @@ def _adapter_rows(store: Store, header: Header | None) -> list[AdapterRow]:
     for place, adapter in enumerate(store.adapters()):
         if header is None or not adapter.misfit(header):
             with suppress(BadModelFile, Conflict):  # gone, or written to, since it was listed
-                rows.append(_adapter_row(place, adapter))
+                rows.append(
+                    AdapterRow(
+                        id=place,
+                        path=str(adapter.path),
+                        scale=0.0,
+                        task_name=adapter.header.text("adapter.lora.task_name"),
+                        prompt_prefix=adapter.header.text("adapter.lora.prompt_prefix"),
+                        name=adapter.name,
+                        digest=f"sha256:{adapter.sha256}",
+                        kind=adapter.facts.kind,
+                        architecture=adapter.facts.architecture,
+                    )
+                )
     return rows
-
-
-def _adapter_row(place: int, adapter: NamedAdapter) -> AdapterRow:
-    return AdapterRow(
-        id=place,
-        path=str(adapter.path),
-        scale=0.0,
-        task_name=_said(adapter, "adapter.lora.task_name"),
-        prompt_prefix=_said(adapter, "adapter.lora.prompt_prefix"),
-        name=adapter.name,
-        digest=f"sha256:{adapter.sha256}",
-        kind=adapter.facts.kind,
-        architecture=adapter.facts.architecture,
-    )
-
-
-def _said(adapter: NamedAdapter, key: str) -> str:
-    value = adapter.header.metadata.get(key)
-    return value if isinstance(value, str) else ""

@@ -136,7 +136,7 @@ async def fit_chat(
     """A conversation that may lose its oldest messages, for an answer of `n_predict` tokens (-1 if nobody knows).
     Raises what `prepare` raises."""
     prepared = await prepare(runtime, job, ask)
-    limit = limit_tokens(job.n_ctx, n_predict)
+    limit = limit_tokens(job.ready.n_ctx, n_predict)
     # No tokenizer makes more tokens than bytes, but for a BOS and a leading space: most chats need no count.
     n_bytes = sum(len(segment.text.encode()) for segment in prepared.segments)
     if not may_cut or (n_bytes + 8 <= limit and not ask.media):
@@ -160,7 +160,7 @@ async def fit_chat(
 
 def fit_tokens(job: Job, prepared: Prepared, tokens: Tokens, *, n_predict: int, n_keep: int, may_cut: bool) -> Fitted:
     """A prompt that may lose tokens after its first ones."""
-    limit = limit_tokens(job.n_ctx, n_predict)
+    limit = limit_tokens(job.ready.n_ctx, n_predict)
     kept = cut_tokens(tokens, limit=limit, n_keep=n_keep) if may_cut else tokens
     return Fitted(prepared, kept, len(tokens) - len(kept))
 
@@ -170,7 +170,7 @@ async def fit_infill(
 ) -> Fitted:
     """A prompt to fill in the middle, which may lose what is farthest from there. Raises BadRequest for a model that
     cannot."""
-    limit = limit_tokens(job.n_ctx, n_predict)
+    limit = limit_tokens(job.ready.n_ctx, n_predict)
     segments = infill(job.model.header, prefix, suffix)
     tokens = whole = await job.count(segments)
     for _ in range(_ROUNDS):

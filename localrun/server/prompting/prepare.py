@@ -80,11 +80,11 @@ async def prepare(runtime: Runtime, job: Job, ask: ChatRequest) -> Prepared:
     segments = await render_chat(runtime, job, ask, template, profile)
     if ask.continue_last and tags is not None and ask.messages[-1].get("thinking"):
         texts = await probing.texts_round_thinking(_rendering(runtime, job, template, profile), tags)
-        ending = ended(segments, ask, tools, call_format, tags, job.control_tokens, texts)
+        ending = ended(segments, ask, tools, call_format, tags, job.ready.control_tokens, texts)
     elif tools:  # whose grammar may take a while
-        ending = await asyncio.to_thread(ended, segments, ask, tools, call_format, tags, job.control_tokens)
+        ending = await asyncio.to_thread(ended, segments, ask, tools, call_format, tags, job.ready.control_tokens)
     else:
-        ending = await apart(ended, segments, ask, tools, call_format, tags, job.control_tokens)
+        ending = await apart(ended, segments, ask, tools, call_format, tags, job.ready.control_tokens)
     if ask.media:
         ending = replace(ending, segments=placed(ending.segments, ask.media, media, ask.messages))
     if not tools and not profile.marks_replies:
@@ -93,7 +93,7 @@ async def prepare(runtime: Runtime, job: Job, ask: ChatRequest) -> Prepared:
         call_format=call_format if tools or call_format.whole is not None else None,
         tags=tags,
         answer_marks=profile.answer_marks,
-        control_tokens=job.control_tokens,
+        control_tokens=job.ready.control_tokens,
         calls_are_constrained=ending.calls_are_constrained,
         most_calls=None if ask.parallel_calls else 1,
         must_call=_must_call(ask),
@@ -136,7 +136,7 @@ def template_of(job: Job, instead: str | None = None, *, with_tools: bool = Fals
     the one of the model's family. Raises BadTemplate for one that is too long to be looked at."""
     model = job.model
     template = instead or (model.tool_template if with_tools else "") or model.template
-    template = template or fallback_template(model.header.architecture, job.control_tokens)
+    template = template or fallback_template(model.header.architecture, job.ready.control_tokens)
     check_length(template)
     return template
 
@@ -202,7 +202,7 @@ async def render_template(
         "eos_token": eos_token,
         "tools": None if tools is None else list(tools),
     }
-    return await runtime.renderer.render(template, given, job.control_tokens)
+    return await runtime.renderer.render(template, given, job.ready.control_tokens)
 
 
 # A header lives as long as the store remembers its file; finding its tokens is a walk through the vocabulary.
@@ -235,7 +235,7 @@ async def render_chat(
     given = tools if tools and profile.takes_tools else None
     marks: dict[str, str] = {}
     if not profile.knows_calls and await apart(conversation.has_calls, messages):
-        written, marks = _marked((profile.call_format or formats.HERMES).written, job.control_tokens)
+        written, marks = _marked((profile.call_format or formats.HERMES).written, job.ready.control_tokens)
         messages = await apart(conversation.spelled_out, messages, profile, written)
     else:
         messages = await apart(conversation.spelled_out, messages, profile)

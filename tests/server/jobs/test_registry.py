@@ -47,7 +47,7 @@ async def test_rows_show_who_runs_and_who_waits_in_which_place(running: Any, sub
         assert (second.state, second.queue_position, second.prompt_tokens) == (RequestState.QUEUED, 1, None)
         assert (third.state, third.queue_position, third.slot) == (RequestState.QUEUED, 2, None)
         assert runtime.registry.count(RequestState.QUEUED) == 2
-        assert runtime.registry.cancel(jobs[1].id)
+        runtime.registry.cancel(jobs[1].id)
         await until(lambda: runtime.registry.row(jobs[2].id).queue_position == 1)
         assert runtime.registry.row(jobs[1].id).state is RequestState.CANCELLED
         for task in tasks:
@@ -78,9 +78,9 @@ async def test_cancel_tells_unknown_from_ended(running: Any, generate: Any) -> N
         await generate(runtime)
         ended = runtime.registry.rows()[0].id
         with pytest.raises(Conflict, match="ended already"):
-            runtime.registry.cancel_or_raise(ended)
+            runtime.registry.cancel(ended)
         with pytest.raises(NotFound, match="not known"):
-            runtime.registry.cancel_or_raise("req_nothing")
+            runtime.registry.cancel("req_nothing")
 
 
 async def test_ended_requests_are_kept_for_a_while_and_not_all_of_them(

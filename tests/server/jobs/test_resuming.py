@@ -73,7 +73,7 @@ async def test_a_request_can_be_cancelled_between_two_engines(running: Any, subm
         await anext(job)
         kill(runtime)
         await until(lambda: job.record.state is RequestState.LOADING)
-        assert runtime.registry.cancel(job.id)
+        runtime.registry.cancel(job.id)
         final = (await rest(job))[-1]
         assert final.finish is wire.Finish.CANCELLED
         assert final.usage is not None

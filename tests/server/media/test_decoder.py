@@ -36,9 +36,8 @@ BOTH = (MediaKind.IMAGE, MediaKind.AUDIO)
 
 def job(kinds: tuple[MediaKind, ...] = BOTH) -> Any:
     model = SimpleNamespace(name="eyes", projector=None, no_projector="")
-    return SimpleNamespace(
-        model=model, media_kinds=kinds, audio_rate_hz=16000, media={}, held=contextlib.ExitStack()
-    )  # fmt: skip
+    ready = SimpleNamespace(media=kinds, audio_rate_hz=16000)
+    return SimpleNamespace(model=model, ready=ready, media={}, held=contextlib.ExitStack())
 
 
 def sent(*files: bytes, max_side: int = 0) -> tuple[Attached, ...]:
@@ -124,7 +123,7 @@ async def test_size_and_rate_are_part_of_what_a_file_is(media: MediaDecoder) -> 
     (small,) = await attach(media, holder, data, max_side=512)
     assert ((large.width, large.height), (small.width, small.height)) == ((1000, 600), (512, 307))
     assert large.digest != small.digest
-    holder.audio_rate_hz = 24000
+    holder.ready.audio_rate_hz = 24000
     (slow,) = await attach(media, holder, making.wave(making.tone(8000)))
     assert slow.n_samples == 12000
     assert (await attach(media, holder, making.png(), max_side=512))[0].path.endswith("-0")  # small as it is

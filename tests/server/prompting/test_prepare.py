@@ -76,7 +76,7 @@ class Desk:
 
     def __call__(self, chat_template: str, control_tokens: tuple[str, ...] = (), **ask: Any) -> Prepared:
         model = SimpleNamespace(header=self._header, template=chat_template, tool_template=self.tool_template)
-        job = cast(Job, SimpleNamespace(model=model, control_tokens=control_tokens))
+        job = cast(Job, SimpleNamespace(model=model, ready=SimpleNamespace(control_tokens=control_tokens)))
         ask.setdefault("messages", [HELLO])
         return self._loop.run_until_complete(prepare(self._runtime, job, ChatRequest(**ask)))
 
@@ -565,7 +565,7 @@ class Recorder:
 def stubs(header: Header) -> tuple[Recorder, Runtime, Job]:
     recorder = Recorder()
     model = SimpleNamespace(header=header, template=header.chat_template or "", tool_template="")
-    job = SimpleNamespace(model=model, control_tokens=("<|im_start|>",))
+    job = SimpleNamespace(model=model, ready=SimpleNamespace(control_tokens=("<|im_start|>",)))
     return recorder, cast(Runtime, SimpleNamespace(renderer=recorder)), cast(Job, job)
 
 

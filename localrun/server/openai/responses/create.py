@@ -42,7 +42,7 @@ from localrun.wire import Delta, Finish, Grammar, Sampling, Usage
 
 LOGPROBS = "message.output_text.logprobs"
 
-_Metadata = Annotated[
+Metadata = Annotated[
     dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]], Meta(max_length=16)
 ]
 
@@ -79,8 +79,6 @@ class ResponsesBody(LimitFields, frozen=True, kw_only=True):
     previous_response_id: str | None = None
     store: bool | None = None
     stream: bool | None = None
-    return_progress: bool | None = None
-    timings_per_token: bool | None = None
     tools: Annotated[list[dict[str, Any]], Meta(max_length=MAX_TOOLS)] | None = None
     tool_choice: Choice | None = None
     parallel_tool_calls: bool | None = None
@@ -89,7 +87,7 @@ class ResponsesBody(LimitFields, frozen=True, kw_only=True):
     reasoning_effort: Effort | None = None
     include: list[str] | None = None
     top_logprobs: fields.TopLogprobs | None = None
-    metadata: _Metadata | None = None
+    metadata: Metadata | None = None
     truncation: Literal["auto", "disabled"] | None = None
     background: bool | None = None
     conversation: Any = None
