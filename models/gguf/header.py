@@ -230,7 +230,7 @@ class Header:
 
     @property
     def chat_template(self) -> str | None:
-        return self.text("tokenizer.chat_template") or None
+        return self._template("tokenizer.chat_template")
 
     @property
     def tool_template(self) -> str | None:
