@@ -21,6 +21,7 @@ from collections.abc import Awaitable, Callable, Hashable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -280,13 +281,17 @@ class Resident:
             row.size_bytes = ready.model_size_bytes + ready.kv_size_bytes + self._beside_bytes
             row.backend = ready.backend
             row.gpu_layers = ready.n_gpu_layers
-            row.gpu_bytes = int(row.size_bytes * gpu_share(self.model.header, self.link.ready.n_gpu_layers))
+            row.gpu_bytes = int(row.size_bytes * self._gpu_share)
             row.layers = self.model.header.n_layers
             row.load_s = ready.load_s
         row.is_preparing = self.link.is_preparing
         row.slots_busy = min(row.slots, self.link.n_requests)  # until a step says better
         show_last_step(row, self.link)
         return row
+
+    @cached_property
+    def _gpu_share(self) -> float:
+        return gpu_share(self.model.header, self.link.ready.n_gpu_layers)  # looks through all tensors
 
     @property
     def _beside_bytes(self) -> int:
