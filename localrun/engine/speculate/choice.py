@@ -279,8 +279,9 @@ def may_pay(n_streams: int, expected_accepted: float, costs: RowCosts, *, is_eve
     """Whether drafts that are expected to give `expected_accepted` tokens, at most, could be worth their rows: most
     steps are done with the question here."""
     n_all = n_streams + n_beside
+    least = LEAST_GAIN * n_all
     return any(
-        n_all + min(expected_accepted, n_more) >= LEAST_GAIN * n_all * costs.ratio(n_streams + n_more, n_streams)
+        n_all + min(expected_accepted, n_more) >= least * costs.ratio(n_streams + n_more, n_streams)
         for n_more in _more_rows(n_streams, is_even=is_even)
     )
 

@@ -455,8 +455,12 @@ def _refusal(text: str, problem: str | None) -> InvalidKey:
 
 def _shown_key(headers: list[tuple[bytes, bytes]]) -> str:
     """The first of the headers that hold keys which has one of ours; else the first that has any."""
-    shown = list(filter(None, _shown_keys(headers)))
-    return next((text for text in shown if text.startswith((keys.PREFIX, keys.LOCAL_PREFIX))), (shown or [""])[0])
+    shown = ""
+    for text in _shown_keys(headers):
+        if text.startswith((keys.PREFIX, keys.LOCAL_PREFIX)):
+            return text
+        shown = shown or text
+    return shown
 
 
 def _shown_keys(headers: list[tuple[bytes, bytes]]) -> Iterator[str]:
