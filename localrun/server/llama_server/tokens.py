@@ -24,7 +24,7 @@ from localrun.server.http.fields import ServiceFields
 from localrun.server.openai.answer import piece_text
 from localrun.server.openai.chat import ChatBody, prepared_of
 from localrun.server.prompting.ask import ChatRequest
-from localrun.server.prompting.segments import segment_of, segments_of, shown
+from localrun.server.prompting.segments import check_ids, segments_of, shown
 from localrun.server.routing import NO_QUESTION, RoutingInput
 from localrun.server.runtime import Runtime
 from localrun.wire import MAX_COUNTED_TOKENS, Counted
@@ -139,7 +139,7 @@ async def detokenize(runtime: Runtime, exchange: Exchange) -> None:
     async with streaming.entered(runtime, exchange, body, NO_QUESTION, is_for_one=True) as (_, _, [job]):
         text = ""
         if body.tokens:
-            segment_of(body.tokens, job.ready.n_vocab, "tokens")
+            check_ids(body.tokens, job.ready.n_vocab, "tokens")
             with _naming("tokens"):
                 text = await job.text_of(body.tokens)
         await exchange.answer_json(Detokenized(content=text, prompt=text))

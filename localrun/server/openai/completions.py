@@ -27,7 +27,7 @@ from localrun.server.jobs.job import Job
 from localrun.server.openai.answer import Answer, ChatChunks, Chunks, Fields, piece_text
 from localrun.server.openai.bodies import MAX_ANSWERS, Choices, CommonFields
 from localrun.server.parsing.pieces import PlainParser, Reply
-from localrun.server.prompting.segments import infill
+from localrun.server.prompting.segments import check_ids, infill
 from localrun.server.routing import RoutingInput
 from localrun.server.runtime import Runtime
 from localrun.wire import ChosenLogprob, Delta, Segment, TokenLogprob
@@ -110,9 +110,8 @@ class FimBody(SamplingFields, frozen=True, kw_only=True):
 def check_tokens(prompts: Sequence[Prompt], n_vocab: int) -> None:
     """Raises BadRequest for a token id outside the vocabulary; a text holds none."""
     for prompt in prompts:
-        wrong = 0 if isinstance(prompt, str) else max(prompt)
-        if wrong >= n_vocab:
-            raise BadRequest.of("prompt", f"{wrong} is not a token of this model, which has {n_vocab}")
+        if not isinstance(prompt, str):
+            check_ids(prompt, n_vocab, "prompt")
 
 
 class CompletionChunks(Chunks):

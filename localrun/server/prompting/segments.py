@@ -51,9 +51,14 @@ def segments_of(
 
 def segment_of(tokens: list[int], n_vocab: int, field: str) -> Segment:
     """Raises BadRequest for an id outside the vocabulary."""
-    if max(tokens) >= n_vocab:
-        raise BadRequest.of(field, f"{max(tokens)} is not a token of this model, which has {n_vocab}")
+    check_ids(tokens, n_vocab, field)
     return Segment("", tokens=tuple(tokens))
+
+
+def check_ids(tokens: Sequence[int], n_vocab: int, field: str) -> None:
+    """Raises BadRequest for an id outside the vocabulary."""
+    if (largest := max(tokens)) >= n_vocab:
+        raise BadRequest.of(field, f"{largest} is not a token of this model, which has {n_vocab}")
 
 
 def placed(
