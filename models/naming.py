@@ -313,9 +313,12 @@ def collect_garbage(
     """Deletes the garbage. `now_s` is Unix time; unnamed blobs younger than `min_age_s` stay, and downloads of which
     the last byte came less than `partial_min_age_s` ago."""
     with store.changing:
-        freed_bytes, files = 0, []
+        freed_bytes, kept_partial_bytes, files = 0, 0, []
         folders = (store.blobs.folder, store.hub_cache_folder)
-        for left in find_stale(folders, now_s=now_s, min_age_s=partial_min_age_s):
+        for left in find_stale(folders, now_s=now_s, min_age_s=0):
+            if not left.is_stale(partial_min_age_s):
+                kept_partial_bytes += left.size_bytes
+                continue
             with contextlib.suppress(OSError):
                 freed_bytes += remove_stale(left)
                 files += [path for path in left.paths if not path.exists()]
@@ -344,5 +347,4 @@ def collect_garbage(
         for folder in chain.from_iterable(map(manifests.glob, ("*/*/*/", "*/*/", "*/"))):
             with contextlib.suppress(OSError):
                 folder.rmdir()
-        kept = find_stale(folders, now_s=now_s, min_age_s=0)
-        return GarbageReport(freed_bytes, files, kept_blobs, sum(left.size_bytes for left in kept))
+        return GarbageReport(freed_bytes, files, kept_blobs, kept_partial_bytes)

@@ -357,6 +357,10 @@ class StaleDownload(NamedTuple):
     size_bytes: int
     age_s: float
 
+    def is_stale(self, min_age_s: float) -> bool:
+        """Whether the last byte came so long ago, or there is nothing to go on with."""
+        return self.age_s >= min_age_s or paths_of(self.target).partial not in self.paths
+
 
 def find_stale(folders: Iterable[Path], *, now_s: float, min_age_s: float) -> Sequence[StaleDownload]:
     """Abandoned downloads below the folders, by path. `now_s` is seconds since the epoch.
@@ -373,11 +377,7 @@ def find_stale(folders: Iterable[Path], *, now_s: float, min_age_s: float) -> Se
                 if suffix is not None:
                     target = Path(root, name.removesuffix(suffix))
                     found[target] = _left_of(target, now_s)
-    return [
-        each
-        for _, each in sorted(found.items())
-        if each is not None and (each.age_s >= min_age_s or paths_of(each.target).partial not in each.paths)
-    ]
+    return [each for _, each in sorted(found.items()) if each is not None and each.is_stale(min_age_s)]
 
 
 def remove_stale(stale: StaleDownload) -> int:
