@@ -568,7 +568,7 @@ async def test_the_local_key_opens_nothing_from_elsewhere(tmp_path: Path, client
     access.close()
 
 
-def test_thousands_of_wrong_keys_do_not_slow_a_right_one(daemon: Daemon) -> None:
+def test_ten_thousand_wrong_keys_do_not_slow_a_right_one(daemon: Daemon) -> None:
     """Nor do they fill the disk or the memory. Most of them name a key that there is."""
     headers = new_key(daemon, "right")
     fresh = KeyFile(daemon.home / "data").create("fresh").text
@@ -578,11 +578,11 @@ def test_thousands_of_wrong_keys_do_not_slow_a_right_one(daemon: Daemon) -> None
 
     def attack(start: int) -> None:
         with httpx2.Client(base_url=daemon.url, timeout=60, trust_env=False) as client:
-            for number in range(start, start + 1000):
+            for number in range(start, start + 5000):
                 wrong = f"{keys.PREFIX}{known}_{number:043d}"
                 codes.append(client.get("/v1/models", headers={"x-api-key": wrong}).status_code)
 
-    attackers = [threading.Thread(target=attack, args=(start,)) for start in (0, 1000)]
+    attackers = [threading.Thread(target=attack, args=(start,)) for start in (0, 5000)]
     for attacker in attackers:
         attacker.start()
     n_right = 0
@@ -591,11 +591,11 @@ def test_thousands_of_wrong_keys_do_not_slow_a_right_one(daemon: Daemon) -> None
         n_right += 1
         if n_right == 2:  # one that was never seen before
             assert daemon.http.get("/v1/models", headers={"x-api-key": fresh}).status_code == 200
-    assert len(codes) == 2_000
+    assert len(codes) == 10_000
     assert set(codes) <= {401, 429}
-    assert codes.count(429) > 1_800
+    assert codes.count(429) > 9_000
     # As many right ones as a busy machine lets through beside two attackers, and none waited for a hash.
-    assert n_right > 4
+    assert n_right > 20
     assert len(audited(daemon)) - n_before < 200
 
 

@@ -83,7 +83,6 @@ def _settled(daemon: Daemon) -> dict[str, Any]:
         time.sleep(0.1)
 
 
-@pytest.mark.slow
 def test_requests_at_every_edge_break_nothing(daemon: Daemon, tmp_path: Path):
     """Some at random come at the same time: models are removed under others' requests, and made again."""
     at_random = ("--phases", "fuzzing", "--max-examples", str(DEPTH))
