@@ -343,11 +343,11 @@ class Runner:
                     _log.info("batch %s waits %.0f s: %s", one.batch.id, one.hold.left_s, why)
             else:
                 recording = asyncio.create_task(self._record(one, line, answered))
-                try:
-                    await asyncio.shield(recording)
-                finally:  # what is written down was used, also when the line is given up meanwhile
-                    await asyncio.wait([recording])
-                    is_done = recording.exception() is None
+                while not recording.done():  # what is written down was used, however often the line is given up now
+                    with contextlib.suppress(asyncio.CancelledError):
+                        await asyncio.wait([recording])
+                await recording
+                is_done = True
                 self._hold.end()
         except (LocalrunError, OSError, sqlite3.Error) as error:
             self._hold_all(error)

@@ -134,9 +134,9 @@ def test_lines_that_are_given_up_for_others_cost_once():
 
 def test_what_lines_used_that_are_written_down_while_the_daemon_stops_is_counted(tmp_path: Path):
     n_lines = 30
-    home = {"LOCALRUN_HOME": str(tmp_path), "LOCALRUN_FAKE_STEP_MS": "5"}
+    home = {"LOCALRUN_HOME": str(tmp_path), "LOCALRUN_FAKE_STEP_MS": "20"}
     with running_daemon(**home) as daemon:
-        client = client_with(daemon, "yan")
+        client, other = client_with(daemon, "yan"), client_with(daemon, "other")
         batch = begun(client, encoded([chat_line(f"r{n}") for n in range(n_lines)]))
         until(lambda: bool((client.batches.retrieve(batch.id).request_counts or batch).completed))  # type: ignore[union-attr]
         with closing(sqlite3.connect(tmp_path / "data" / "batches" / "batches.db", isolation_level=None)) as another:
@@ -147,8 +147,10 @@ def test_what_lines_used_that_are_written_down_while_the_daemon_stops_is_counted
                 return {row["state"] for row in listed["requests"]} - {"done"}
 
             until(lambda: not computing())
+            other.chat.completions.create(**chat_line("x")["body"])
+            time.sleep(0.6)  # lines are given up for it meanwhile, at each look
             daemon.process.terminate()
-            time.sleep(0.5)  # it gives up its lines meanwhile
+            time.sleep(0.5)  # and all of them now
             another.execute("rollback")
         daemon.process.wait(timeout=60)
     with running_daemon(**home) as daemon:
