@@ -17,7 +17,8 @@ from tests.daemon import Daemon, running_daemon
 
 
 def _stream(daemon: Daemon, model: str, n_predict: int) -> Iterator[dict[str, Any]]:
-    body = {"model": model, "prompt": "Tell me a story.", "options": {"num_predict": n_predict}, "raw": True}
+    options = {"num_predict": n_predict, "temperature": 0}  # a random model may draw its end at any time
+    body = {"model": model, "prompt": "Tell me a story.", "options": options, "raw": True}
     with daemon.http.stream("POST", "/api/generate", json=body) as response:
         for line in response.iter_lines():
             yield json.loads(line)

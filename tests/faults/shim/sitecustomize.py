@@ -38,17 +38,18 @@ _plan: dict = {}
 
 def _read_plan() -> dict:
     global _stamp, _plan
-    try:
-        status = os.stat(_plan_path)
-    except OSError:
-        _plan, _stamp = {}, None
+    with _lock:  # a thread that saw the new plan late would start the count once more
+        try:
+            status = os.stat(_plan_path)
+        except OSError:
+            _plan, _stamp = {}, None
+            return _plan
+        if (stamp := (status.st_ino, status.st_mtime_ns)) != _stamp:
+            with _real_open(_plan_path) as file:
+                _plan = json.load(file)
+            _stamp = stamp
+            _counts.clear()
         return _plan
-    if (stamp := (status.st_ino, status.st_mtime_ns)) != _stamp:
-        with _real_open(_plan_path) as file:
-            _plan = json.load(file)
-        _stamp = stamp
-        _counts.clear()
-    return _plan
 
 
 def _is_met(what: str) -> dict | None:
@@ -201,8 +202,10 @@ class _Finder(importlib.abc.MetaPathFinder):
         return spec
 
 
-if _plan_path or _constants:
+# A daemon that has been quiet for two seconds has the kernels probed; what is planned is not for these processes.
+_is_probe = not {"localrun.doctor.kernel_probe", "localrun.engine.tools.probe"}.isdisjoint(sys.orig_argv)
+if (_plan_path or _constants) and not _is_probe:
     sys.meta_path.insert(0, _Finder())
-if _plan_path:
+if _plan_path and not _is_probe:
     _break_disk()
     time.time = _time
