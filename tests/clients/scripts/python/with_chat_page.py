@@ -385,9 +385,12 @@ def check_a_list_over_a_page_that_gets_wide() -> None:
 def check_a_keyboard_s_focus_outlives_what_is_shown_anew() -> None:
     with chat_page() as page:
 
-        def press_enter(on: str, at: int = -1) -> None:
+        def press_enter(on: str, at: int = -1, *, is_asked: bool = False) -> None:
             page.evaluate("([css, at]) => [...document.querySelectorAll(css)].at(at).focus()", [on, at])
-            page.keys("Enter")
+            if is_asked and BROWSER == "webkit":  # whose driver waits for the key's end, which the question holds up
+                page.locator(on).last.click()
+            else:
+                page.keys("Enter")
 
         for word in ("one", "two"):
             page.click("#new")
@@ -402,7 +405,7 @@ def check_a_keyboard_s_focus_outlives_what_is_shown_anew() -> None:
         page.evaluate("() => document.querySelector('[aria-label^=Rename]').focus()")
         page.evaluate("() => dispatchEvent(new StorageEvent('storage', { key: 'localrun.chat.x', newValue: null }))")
         expect(page.locator("[aria-label^=Rename]:focus")).to_have_count(1)
-        press_enter("[aria-label^=Delete]")
+        press_enter("[aria-label^=Delete]", is_asked=True)
         page.accept()
         expect(page.locator("#chats .title:focus")).to_have_text(says("one"))
 
