@@ -101,6 +101,22 @@ _GUESSED_FLAG = 1024
 Scalar = bool | int | float | str
 Value = Scalar | tuple[Scalar, ...] | ArraySummary
 
+# What `general.sampling.*` says, which llama.cpp's converter takes from a repository's generation_config.json: the name
+# that Ollama's options have for it, its type, and the limits of requests.
+_RECOMMENDED = {
+    "temp": ("temperature", float, 0.0, 100.0),
+    "top_k": ("top_k", int, -1, 2**31 - 1),
+    "top_p": ("top_p", float, 0.0, 1.0),
+    "min_p": ("min_p", float, 0.0, 1.0),
+    "xtc_probability": ("xtc_probability", float, 0.0, 1.0),
+    "xtc_threshold": ("xtc_threshold", float, 0.0, 1.0),
+    "penalty_last_n": ("repeat_last_n", int, -1, 2**31 - 1),
+    "penalty_repeat": ("repeat_penalty", float, 0.01, 100.0),
+    "mirostat": ("mirostat", int, 0, 2),
+    "mirostat_tau": ("mirostat_tau", float, 0.0, 100.0),
+    "mirostat_eta": ("mirostat_eta", float, 0.0, 1.0),
+}
+
 
 class FileKind(StrEnum):
     """What a GGUF file is, by its header; texts that are none of these are other parts of models."""
@@ -227,6 +243,17 @@ class Header:
     def weights_bytes(self) -> int:
         """Bytes of all tensors together, without padding."""
         return sum(tensor.size_bytes for tensor in self.tensors)
+
+    @cached_property
+    def sampling(self) -> dict[str, int | float]:
+        """How its makers want it to be sampled, by Ollama's names of options. What makes no sense is left out."""
+        said: dict[str, int | float] = {}
+        for key, (name, kind, least, most) in _RECOMMENDED.items():
+            value = self.metadata.get(f"general.sampling.{key}")
+            if isinstance(value, (int, float)) and least <= value <= most:
+                # 0.95 has become 0.949999988 in 32 bits.
+                said[name] = int(value) if kind is int else float(f"{value:.7g}")
+        return said
 
     @property
     def chat_template(self) -> str | None:

@@ -154,8 +154,9 @@ class Model(Found):
 
     @property
     def parameters(self) -> Mapping[str, Any]:
-        """Ollama's option names with the values that requests to this model have by default."""
-        return self.manifest.parameters if self.manifest else {}
+        """Ollama's option names with the values that requests to this model have by default: those that it was given
+        here or by its registry, and below them those that its file recommends."""
+        return {**self.header.sampling, **(self.manifest.parameters if self.manifest else {})}
 
     @property
     def draft(self) -> str:

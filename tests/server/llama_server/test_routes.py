@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
+import struct
 from collections.abc import Iterator
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
+import gguf
 import pytest
 
 import localrun
@@ -476,6 +480,43 @@ def test_a_request_by_another_name_is_seen_where_it_runs() -> None:
         (pid,) = [row["pid"] for row in daemon.http.get("/localrun/v1/snapshot").json()["engines"]]
         assert daemon.http.request("DELETE", "/api/delete", json={"model": "gpt-4o"}).status_code == 200
         assert [row["pid"] for row in daemon.http.get("/localrun/v1/snapshot").json()["engines"]] == [pid]
+
+
+def test_a_file_s_own_recommendations_count_below_a_modelfile_s_and_a_request_s(daemon: Daemon, tmp_path: Path) -> None:
+    """As llama-server has it since its pull request 17120. Numbers that make no sense are nobody's recommendation."""
+    path = tmp_path / "recommends.gguf"
+    recommended = {
+        "temp": 0.6,
+        "top_p": 0.95,
+        "top_k": 20.0,
+        "penalty_repeat": 1.05,
+        "min_p": 7.0,
+        "xtc_threshold": math.nan,
+    }
+    entries = b"".join(
+        struct.pack("<Q", len(key)) + key + struct.pack("<If", gguf.GGUFValueType.FLOAT32, value)
+        for key, value in ((f"general.sampling.{name}".encode(), value) for name, value in recommended.items())
+    )
+    source = builtin.MODEL_PATH.read_bytes()
+    n_pad = -(len(entries) + 23) % 32  # tensors begin at multiples of 32
+    padding = struct.pack("<Q3sIQ", 3, b"pad", gguf.GGUFValueType.STRING, n_pad) + bytes(n_pad)
+    n_entries = struct.pack("<Q", int.from_bytes(source[16:24], "little") + len(recommended) + 1)
+    path.write_bytes(source[:16] + n_entries + entries + padding + source[24:])
+
+    def settings(model: str, **asked: Any) -> dict[str, Any]:
+        answer = ask(daemon, "/completion", model=model, prompt=PROMPT, n_predict=1, **asked)["generation_settings"]
+        return {name: answer[name] for name in ("temperature", "top_p", "top_k", "repeat_penalty", "min_p")}
+
+    right = {"temperature": 0.6, "top_p": 0.95, "top_k": 20, "repeat_penalty": 1.05, "min_p": 0.05}
+    assert settings(str(path)) == right
+    assert settings(str(path), temperature=0.3, top_k=5) == right | {"temperature": 0.3, "top_k": 5}
+    assert daemon.http.get(f"/props?model={path}").json()["default_generation_settings"]["params"]["top_p"] == 0.95
+    made = {"model": "own", "from": str(path), "parameters": {"temperature": 0.1}}
+    assert daemon.post("/api/create", made | {"stream": False}).status_code == 200
+    assert settings("own") == right | {"temperature": 0.1}
+    lines = daemon.post("/api/show", model="own").json()["parameters"].splitlines()
+    said = {"num_ctx": "4096", "temperature": "0.1", "top_p": "0.95", "top_k": "20", "repeat_penalty": "1.05"}
+    assert dict(line.split() for line in lines) == said
 
 
 def test_props_tell_what_counts_for_the_model_that_is_named(daemon: Daemon) -> None:
