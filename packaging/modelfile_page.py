@@ -35,8 +35,8 @@ in three double quotes may go over several lines. An error names the line.
 '''
 
 INSTRUCTIONS = {
-    "FROM": "The model to begin with: a name from `localrun list`, or the path of a GGUF file, relative to the "
-    "Modelfile. A second `FROM` names the projector, as in Ollama.",
+    "FROM": "The model to begin with: a name, which is pulled first if it is not here, or the path of a GGUF file, "
+    "relative to the Modelfile. A second `FROM` names the projector, as in Ollama.",
     "PROJECTOR": "The GGUF file that makes the model see or hear; `none` drops the base's "
     "([projectors](models.md#projectors)).",
     "PARAMETER": "A name and a value, from the table below. Repeat the line for several `stop` texts.",

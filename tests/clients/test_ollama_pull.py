@@ -79,6 +79,21 @@ def test_a_registry_s_model_is_pulled_shown_and_used(client: ollama.Client, regi
     assert client.generate(name, "hi", options={"num_predict": 2}).eval_count == 2
 
 
+def test_a_model_is_made_from_one_that_is_not_here_yet(client: ollama.Client, hub: Hub) -> None:
+    """As `ollama create` does it: what FROM names is pulled first, and stays."""
+    parts = [part.status for part in client.create("fox", from_="qwen3:0.6b", system="Be a fox.", stream=True)]
+    assert (parts[0], parts.count("success"), parts[-1]) == ("pulling manifest", 1, "success")
+    assert {"fox:latest", "qwen3:0.6b"} <= {model.model for model in client.list().models}
+    assert client.generate("fox", "hi", options={"num_predict": 2}).done
+    assert "pulling manifest" not in [
+        part.status for part in client.create("hen", from_="qwen3:0.6b", system="Be a hen.", stream=True)
+    ]
+    with pytest.raises(ollama.ResponseError, match="no-such-repository"):
+        client.create("none", from_="hf.co/unsloth/no-such-repository")
+    with pytest.raises(ollama.ResponseError, match="there is no file"):
+        client.create("none", from_="/no/such/file.gguf")
+
+
 def test_a_catalogue_name_and_its_repository_are_one_file(client: ollama.Client, hub: Hub) -> None:
     assert client.pull("qwen3:0.6b").status == "success"
     sent = hub.record.content_bytes

@@ -161,8 +161,8 @@ POST /api/create
   409:conflict 400 400 400 400 400 400 400 400 400 400
   404 400 404 400 400 404 400 404 400 400 400
 POST /api/create from
-  404 200 400 400 400 400 400 400 400 400 404 400 400
-  404 404 400 404 400 400 404 400 400 404 404 400 400
+  200 400 400 400 400 400 400 400 400 400 400
+  404 400 404 400 400 404 400 400 404 400 400
 POST /v1/chat/completions
 POST /v1/completions
 POST /v1/responses
@@ -267,7 +267,9 @@ HAVE_DEFAULT = {
 NOT_ASKED = {
     ("POST /api/pull", "unknown"), ("POST /api/pull", "hosted"),
     ("POST /api/copy destination", "unknown"), ("POST /api/copy destination", "hosted"),
-    ("POST /api/create", "unknown"), ("POST /api/create", "hosted"), ("DELETE /api/delete", "hidden"),
+    ("POST /api/create", "unknown"), ("POST /api/create", "hosted"), ("POST /api/create from", "unknown"),
+    ("POST /api/create from", "hosted"),
+    ("DELETE /api/delete", "hidden"),
 }  # fmt: skip
 
 

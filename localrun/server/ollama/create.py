@@ -22,9 +22,10 @@ from typing import Any
 
 import msgspec
 
-from localrun.errors import BadRequest, BadTemplate, NotFound, told_of
+from localrun.errors import BadRequest, BadTemplate, ModelNotFound, NotFound, told_of
 from localrun.models import creation, fit, modelfile, naming, quant_choice
 from localrun.models.creation import Base, Changes
+from localrun.models.name import Kind, ModelName
 from localrun.models.storage.manifest import Manifest, Message, StoredFile, check_digest
 from localrun.models.storage.model import by_marks, name_of
 from localrun.models.storage.store import Store
@@ -238,7 +239,16 @@ async def _steps(runtime: Runtime, body: CreateBody, caller: Caller) -> AsyncGen
             await asyncio.to_thread(naming.point, store, order.name, adapter)
             yield {"status": "success"}
             return
-        base = await asyncio.to_thread(_base, store, order)
+        try:
+            base = await asyncio.to_thread(_base, store, order)
+        except ModelNotFound as missing:
+            if missing.reason or order.files or ModelName.parse(order.base).kind is not Kind.STORED:
+                raise
+            with runtime.pulls.joined(order.base) as progress:  # as Ollama does
+                async for status in progress.statuses():
+                    if status != {"status": "success"}:
+                        yield status
+            base = await asyncio.to_thread(_base, store, order)
         check_load(base, order.parameters)
         if left_out:
             instead = "the model's own chat template is used"
