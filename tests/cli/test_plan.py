@@ -417,7 +417,7 @@ def test_ctrl_c_ends_a_measurement_quietly() -> None:
         _, problem = process.communicate(timeout=60)
     assert process.returncode == exits.INTERRUPTED
     assert "Traceback" not in problem
-    assert psutil.wait_procs(children, timeout=10)[1] == []
+    assert psutil.wait_procs(children, timeout=60)[1] == []
 
 
 def test_a_broken_trace_names_its_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -49,12 +49,12 @@ def test_replicas_speak_to_nobody_in_the_clear(cluster: Cluster):
     for replica in cluster.ready("alpha", 2)["replicas"]:
         believed = settings.tls_for_doors(cluster.second.home / "state")
         with (
-            socket.create_connection((replica["host"], replica["port"]), timeout=10) as connection,
+            socket.create_connection((replica["host"], replica["port"]), timeout=60) as connection,
             believed.wrap_socket(connection, server_hostname=replica["node"]) as encrypted,
         ):
             assert encrypted.version() == "TLSv1.3"
         with (
-            socket.create_connection((replica["host"], replica["port"]), timeout=10) as connection,
+            socket.create_connection((replica["host"], replica["port"]), timeout=60) as connection,
             pytest.raises(ssl.SSLCertVerificationError),
         ):
             ssl.create_default_context().wrap_socket(connection, server_hostname="localhost")

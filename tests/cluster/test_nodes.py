@@ -178,7 +178,7 @@ def test_nothing_of_ray_outlives_a_holder_that_is_killed(ray: Path, tmp_path: Pa
     subprocess.run([sys.executable, "-c", program], check=False, timeout=60)
     ((pid, argv),) = starts(ray)
     assert "--head" in argv
-    psutil.wait_procs([psutil.Process(pid)] if psutil.pid_exists(pid) else [], timeout=20)
+    psutil.wait_procs([psutil.Process(pid)] if psutil.pid_exists(pid) else [], timeout=60)
     assert not psutil.pid_exists(pid)
 
 

@@ -130,7 +130,7 @@ class Node:
             left = self.processes()
             self.process.terminate()
             self.process.wait(60)
-            _, alive = psutil.wait_procs(left, timeout=10)
+            _, alive = psutil.wait_procs(left, timeout=60)
             for process in alive:
                 process.kill()
 
@@ -439,7 +439,7 @@ def test_no_port_does_anything_without_the_token(cluster: Cluster):
 def test_frames_are_refused_without_their_token(cluster: Cluster):
     replica = cluster.ready("alpha", 2)["replicas"][0]
     hello = frames.Hello(protocol=frames.PROTOCOL, version="1", token=b"x" * 32, app=replica["fingerprint"])
-    with socket.create_connection((replica["host"], replica["port"]), timeout=10) as connection:
+    with socket.create_connection((replica["host"], replica["port"]), timeout=60) as connection:
         connection.sendall(framing.encode(hello))
         body = framing.read_body(connection.makefile("rb"))
     assert body is not None
@@ -482,7 +482,7 @@ def test_down_leaves_nothing_behind(cluster: Cluster):
         reaper.start()
         node.run("down")
         reaper.join()
-    _, alive = psutil.wait_procs(processes, timeout=15)
+    _, alive = psutil.wait_procs(processes, timeout=60)
     assert [process.cmdline()[:4] for process in alive] == []
     assert not (cluster.head.home / "state" / "cluster.json").exists()
     assert len((cluster.head.home / "state" / "cluster.token").read_text()) == 2 * settings.TOKEN_BYTES

@@ -35,7 +35,7 @@ OPEN = wire.Open(
     target_itl_s=0.1, ram_cache_bytes=0, max_queue=8,
 )  # fmt: skip
 HELLO = frames.Hello(protocol=frames.PROTOCOL, version="1", token=TOKEN, app=APP)
-PATIENCE_S = 20
+PATIENCE_S = 60
 
 
 class Sink:

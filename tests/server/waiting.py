@@ -13,8 +13,8 @@ from localrun.server.runtime import Runtime
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Waits for something that happens in its own time. Fails after ten seconds."""
-    deadline_s = time.monotonic() + 10
+    """Waits for something that happens in its own time. Fails after a minute."""
+    deadline_s = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline_s, "it did not happen"
         await asyncio.sleep(0.005)

@@ -8,7 +8,7 @@ from typing import Any
 
 from localrun.tui.daemon import Feed
 
-_PATIENCE_S = 20
+_PATIENCE_S = 60
 
 
 async def _until(condition: Callable[[], object]) -> None:
