@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import shutil
 import sys
 from asyncio.subprocess import PIPE
 from collections.abc import AsyncGenerator
@@ -21,15 +20,13 @@ from typing import NamedTuple
 import msgspec
 
 from localrun import stored
-from localrun.errors import BadModelFile, DiskFull, EngineFailed
+from localrun.errors import BadModelFile, EngineFailed
 from localrun.models.gguf import reader
 from localrun.models.storage import blobs
 from localrun.models.storage.manifest import Place, Role, StoredFile
 from localrun.models.storage.store import Store
 from localrun.processes import HIDDEN, end_child, end_in_words
 
-# Of the disk, to be left for others.
-RESERVE_BYTES = 256 * 1024 * 1024
 _MAX_STDERR_BYTES = 64 * 1024
 
 
@@ -64,13 +61,7 @@ class Quantizer:
         """
         async with self._turn:
             with stored.temporary(self._store.blobs.folder) as target:
-                free_bytes = shutil.disk_usage(target.parent).free - RESERVE_BYTES
-                if free_bytes < expected_bytes:
-                    raise DiskFull(
-                        f"the quantized file takes about {expected_bytes / 1e9:.1f} GB, but "
-                        f"{max(0, free_bytes) / 1e9:.1f} GB are free in {target.parent}; free some, or put "
-                        f"LOCALRUN_MODELS on another disk"
-                    )
+                blobs.check_room(target.parent, expected_bytes)
                 n_total = 0
                 async with contextlib.aclosing(self._run(source, target, file_type)) as steps:
                     async for said in steps:

@@ -13,6 +13,7 @@ import contextlib
 import hashlib
 import os
 import re
+import shutil
 import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -20,9 +21,11 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from localrun import stored
-from localrun.errors import BadRequest, Conflict
+from localrun.errors import BadRequest, Conflict, DiskFull
 from localrun.models.storage.manifest import blob_path, check_digest
 
+# Of a disk, to be left for others.
+RESERVE_BYTES = 256 * 1024 * 1024
 _BLOB = re.compile(r"sha256-([0-9a-f]{64})")
 
 
@@ -148,3 +151,23 @@ def hash_file(path: Path) -> str:
     if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
         raise Conflict(f"{path} changed while it was read; try again when nobody writes to it")
     return f"sha256:{digest.hexdigest()}"
+
+
+def check_room(folder: Path, n_bytes: int, *, instead: str = "put LOCALRUN_MODELS on another disk") -> None:
+    """Raises DiskFull, which says what else can be done (`instead`), unless so much may be written to `folder`, which
+    is made if need be."""
+    folder.mkdir(parents=True, exist_ok=True)
+    free_bytes = max(0, shutil.disk_usage(folder).free - RESERVE_BYTES)
+    if n_bytes > free_bytes:
+        raise DiskFull(
+            f"{_exact(n_bytes)} are to be written to {folder}, but {_exact(free_bytes)} are free, besides "
+            f"{_exact(RESERVE_BYTES)} that are left to others; free some, or {instead}"
+        )
+
+
+def _exact(n_bytes: int) -> str:
+    """To the digits that tell two sizes apart."""
+    for unit, name in ((1e9, "GB"), (1e6, "MB")):
+        if n_bytes >= unit:
+            return f"{n_bytes / unit:.3f} {name}"
+    return f"{n_bytes} bytes"

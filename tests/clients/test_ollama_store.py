@@ -93,7 +93,7 @@ def test_an_adapter_takes_effect(client: ollama.Client, daemon: Daemon, tmp_path
 
 def test_refusals(client: ollama.Client) -> None:
     for call, status in (
-        (lambda: client.create("x", from_="nothing"), 404),
+        (lambda: client.create("x", from_="/nothing.gguf"), 404),
         (lambda: client.create("x", from_="tiny", template="{% if %}"), 422),
         (lambda: client.create("../x", from_="tiny"), 400),
         (lambda: client.copy("nothing", "x"), 404),

@@ -60,7 +60,7 @@ def served(daemon: Daemon) -> Daemon:
 @pytest.mark.parametrize("n_before", [5, N_LINES - 5], ids=["lines", "results"])
 def test_fault_44_a_batch_waits_while_the_disk_is_full_and_goes_on_afterwards(tmp_path: Path, n_before: int) -> None:
     faults = Injected(
-        tmp_path, localrun__server__batches__files__RESERVE_BYTES=0, localrun__server__batches__runner___MAX_HOLD_S=0.5
+        tmp_path, localrun__models__storage__blobs__RESERVE_BYTES=0, localrun__server__batches__runner___MAX_HOLD_S=0.5
     )
     disk = tmp_path / "disk"
     disk.mkdir()

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -22,13 +21,12 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
 from localrun import stored
-from localrun.errors import BadRequest, DiskFull, NotFound, TooLarge, UnsupportedMediaType
+from localrun.errors import BadRequest, NotFound, TooLarge, UnsupportedMediaType
+from localrun.models.storage.blobs import check_room
 
 # As OpenAI has it.
 MAX_FILE_BYTES = 512 * 1024 * 1024
 PIECE_BYTES = 1024 * 1024
-# Of the disk, to be left for others.
-RESERVE_BYTES = 256 * 1024 * 1024
 _MAX_FIELDS = 16
 _MAX_FIELD_BYTES = 1024
 _MAX_NAME_CHARACTERS = 255
@@ -83,13 +81,7 @@ class Blobs:
     def check_room(self, n_bytes: int) -> None:
         """Raises DiskFull."""
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        free_bytes = max(0, shutil.disk_usage(self.folder).free - RESERVE_BYTES)
-        if n_bytes > free_bytes:
-            raise DiskFull(
-                f"{n_bytes / 1e6:.1f} MB are to be written to {self.folder}, but {free_bytes / 1e6:.1f} MB are free, "
-                f"besides {RESERVE_BYTES / 1e6:.0f} MB that are left to others; make room, or delete files "
-                f"(DELETE /v1/files/ID)"
-            )
+        check_room(self.folder, n_bytes, instead="delete files (DELETE /v1/files/ID)")
 
 
 async def _read(file: BinaryIO) -> AsyncIterator[bytes]:

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import shutil
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
 from pathlib import Path
@@ -25,10 +24,10 @@ from typing import Any
 import msgspec
 
 from localrun import __version__
-from localrun.errors import BadModelFile, BadRequest, DiskFull, ModelNotFound, NotFound, NotSupported, Unauthorized
+from localrun.errors import BadModelFile, BadRequest, ModelNotFound, NotFound, NotSupported, Unauthorized
 from localrun.models import adapters, naming
 from localrun.models.name import Kind, ModelName, split_adapters
-from localrun.models.storage.blobs import BlobWriter
+from localrun.models.storage.blobs import BlobWriter, check_room
 from localrun.models.storage.manifest import check_digest
 from localrun.models.storage.store import Store
 from localrun.server.engines.resident import missing_drafts
@@ -181,10 +180,6 @@ async def push(_: Runtime, exchange: Exchange) -> None:
     )
 
 
-# Of the disk, to be left for others.
-RESERVE_BYTES = 256 * 1024 * 1024
-
-
 async def blob(runtime: Runtime, exchange: Exchange) -> None:
     digest = check_digest(exchange.scope["path_params"]["digest"], field="digest")
     is_here = await asyncio.to_thread(runtime.store.blobs.has, digest)
@@ -209,7 +204,7 @@ async def blob(runtime: Runtime, exchange: Exchange) -> None:
         await _is_sent(runtime, exchange, digest)
         return
     folder = runtime.store.blobs.folder
-    await asyncio.to_thread(_check_room, folder, exchange.announced_bytes)
+    await asyncio.to_thread(check_room, folder, exchange.announced_bytes)
     with BlobWriter(runtime.store.blobs) as writer:
         async for piece in exchange.large_pieces():
             await asyncio.to_thread(_write, writer, piece, folder)
@@ -231,27 +226,8 @@ async def _is_sent(runtime: Runtime, exchange: Exchange, digest: str) -> None:
 
 def _write(writer: BlobWriter, piece: bytes, folder: Path) -> None:
     """Not every file announces its length, and others fill the disk meanwhile."""
-    _check_room(folder, len(piece))
+    check_room(folder, len(piece))
     writer.write(piece)
-
-
-def _check_room(folder: Path, n_bytes: int) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    free_bytes = shutil.disk_usage(folder).free - RESERVE_BYTES
-    if n_bytes > free_bytes:
-        raise DiskFull(
-            f"{_exact(n_bytes)} of the file are to be written, but {_exact(max(0, free_bytes))} are free in "
-            f"{folder}, besides {RESERVE_BYTES / 1e9:.1f} GB that are left to others; free some, or put "
-            f"LOCALRUN_MODELS on another disk"
-        )
-
-
-def _exact(n_bytes: int) -> str:
-    """To the digits that tell two sizes apart."""
-    for unit, name in ((1e9, "GB"), (1e6, "MB")):
-        if n_bytes >= unit:
-            return f"{n_bytes / unit:.3f} {name}"
-    return f"{n_bytes} bytes"
 
 
 # --- what Ollama is besides ---

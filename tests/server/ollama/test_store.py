@@ -22,8 +22,8 @@ from starlette.applications import Starlette
 
 from localrun.config import in_short
 from localrun.models.gguf.reader import read_header
+from localrun.models.storage.blobs import RESERVE_BYTES, _exact
 from localrun.server.http.exchange import PIECE_BYTES
-from localrun.server.ollama.store import RESERVE_BYTES, _exact
 from localrun.server.openapi.operations import routes
 from tests.daemon import Daemon, running_daemon
 from tests.lora_file import write_lora
@@ -321,7 +321,7 @@ def test_a_wrong_value_is_told_of_the_field_that_it_came_in(
     ("body", "status", "message"),
     [
         ({}, 400, "from: give either"),
-        ({"from": "nothing-here"}, 404, "not found"),
+        ({"from": "127.0.0.1:9/nobody/nothing", "stream": False}, 502, "127.0.0.1:9 cannot be reached"),
         ({"from": "tiny", "model": "tiny"}, 400, "built-in"),
         ({"from": "tiny", "model": "../x"}, 400, "model name"),
         ({"from": "tiny", "model": "x.gguf"}, 400, "path"),
