@@ -86,6 +86,9 @@ class ChatScreen(Screen[None]):
         self._drafts: dict[int | None, list[Question]] = {}  # what waits, by the chat's number; None for one to begin
         self._was_answering = False
         self._has_begun = False
+        # Nobody knows yet which model answers, and what is asked waits for it.
+        self._waits_for_model = session.last_model_file is not None
+        self._early: Prompt.Submitted | None = None
 
     def compose(self) -> ComposeResult:
         yield self._bar
@@ -102,7 +105,7 @@ class ChatScreen(Screen[None]):
             self.move_child(notices, after=self._conversations)
         self._show_status()
         self.session.snapshots.subscribe(self, self._on_snapshot)
-        self.session.connection.subscribe(self, lambda _: self._show_status())
+        self.session.connection.subscribe(self, self._on_connection)
         self.session.models.subscribe(self, self._on_model)
         self.session.deleted.subscribe(self, self._on_deleted)
         with self._history_said("A draft cannot be read"):
@@ -239,9 +242,14 @@ class ChatScreen(Screen[None]):
 
     # --- what is going on --------------------------------------------------------------------------------------------
 
+    async def _on_connection(self, trouble: str | None) -> None:
+        self._show_status()
+        if trouble is not None:
+            await self._ask_early()
+
     def _on_snapshot(self, snapshot: Snapshot) -> None:
         if not self._has_begun:
-            self._has_begun = True
+            self._has_begun = self._waits_for_model = True
             self.run_worker(self._choose_first_model(), name="first model", group="first model")
         for view in self._open:
             view.see(snapshot)
@@ -287,15 +295,20 @@ class ChatScreen(Screen[None]):
     async def _choose_first_model(self) -> None:
         """Once, when the daemon is there, unless something was asked or chosen already."""
         begun_with, last = self.session.model, self.session.last_model()
-        try:
+        with contextlib.suppress(LocalrunError):  # the banner says so, and F3 lists models whenever one likes
             model = await first_model(self.session.daemon, last)
-        except LocalrunError:
-            return  # the banner says so, and F3 lists models whenever one likes
-        if self.session.model != begun_with or model == begun_with or not self.view.welcome:
-            return
-        self.session.choose(model)
-        if last:
-            self.notify(line(f"{last}, which you used last, is no longer here; {model} answers."), markup=False)
+            if self.session.model == begun_with != model and self.view.welcome:
+                await self._on_model(model)
+                self.session.choose(model)
+                if last:
+                    self.notify(line(f"{last}, which you used last, is no longer here; {model} answers."), markup=False)
+        await self._ask_early()
+
+    async def _ask_early(self) -> None:
+        """What was asked while nobody knew which model would answer."""
+        self._waits_for_model, early, self._early = False, self._early, None
+        if early is not None:
+            await self._submit(early)
 
     # --- asking ------------------------------------------------------------------------------------------------------
 
@@ -304,6 +317,8 @@ class ChatScreen(Screen[None]):
         command = slash.parse(event.text)
         if command is not None:
             await self._carry_out(self, command)
+        elif self._waits_for_model:
+            self._early = event
         else:
             text = slash.unescaped(event.text)
             if text or self._attachments.files or not self.view.welcome:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -78,17 +79,40 @@ async def test_a_model_that_is_gone_is_said_and_another_one_begun_with(desk: Any
     assert last_model(kept) == "llama3:8b", "it has not answered yet"
 
 
-async def test_what_was_asked_before_the_daemon_came_stays(desk: Any, kept: Path) -> None:
+@pytest.mark.parametrize("is_there", [False, True], ids=["before the daemon came", "while it is asked for its models"])
+async def test_what_is_asked_early_waits_for_the_model_that_answers(desk: Any, kept: Path, is_there: bool) -> None:
+    models, may_tell, is_asked = desk.daemon.models, asyncio.Event(), asyncio.Event()
+
+    async def models_later() -> Any:
+        is_asked.set()
+        await may_tell.wait()
+        return await models()
+
+    desk.daemon.models = models_later
+    async with open_app(desk, kept) as pilot:
+        if is_there:
+            desk.daemon.publish()
+            await is_asked.wait()
+        await pilot.press(*"hello", "enter")
+        await pilot.pause()
+        assert (desk.daemon.questions, desk.app.screen.prompt.text) == ([], "hello")
+        if not is_there:
+            desk.daemon.publish()
+        may_tell.set()
+        await desk.until(pilot, lambda: desk.daemon.questions)
+        model, messages = desk.daemon.questions[0]
+        assert (model, messages[0]["content"], desk.app.screen.prompt.text) == ("gemma3:4b", "hello", "")
+        desk.daemon.say("I am Gemma.")
+        await desk.see(pilot, "I am Gemma.")
+
+
+async def test_what_is_asked_of_no_daemon_comes_back(desk: Any, kept: Path) -> None:
+    desk.daemon.is_up = False
     async with open_app(desk, kept) as pilot:
         await pilot.press(*"hello", "enter")
-        await desk.until(pilot, lambda: desk.daemon.questions)
-        desk.daemon.publish()
-        desk.daemon.say("I am tiny.")
-        await desk.see(pilot, "I am tiny.")
-        desk.daemon.end_answer()
-        await desk.see(pilot, "● done")
-        assert desk.daemon.questions[0][0] == "tiny"
-    assert last_model(kept) == "", "the toy is not remembered"
+        await desk.see(pilot, "The answer failed")
+        await desk.until(pilot, lambda: desk.app.screen.prompt.text == "hello")
+        desk.daemon.is_up = True
 
 
 async def test_the_toy_answers_where_nothing_else_can(desk: Any, kept: Path) -> None:
