@@ -13,6 +13,8 @@ from tests.daemon import Daemon, running_daemon
 from tests.support.synthesis.synthesize import synthesize
 
 SHAPES = ("tiny-gemma3", "tiny-mamba", "tiny-qwen35", "tiny-lfm2")
+# What the template puts behind the last message: a line feed, the beginning of the answer's message, and its role.
+N_OPENING = 5
 # Of a log-probability: random weights have many close calls.
 ROUNDING = 0.05
 SYSTEM = {"role": "system", "content": "You are a careful assistant, and you answer in full sentences. " * 4}
@@ -47,7 +49,7 @@ class Answer:
                 return
 
 
-def ask(daemon: Daemon, model: Path, messages: list[dict[str, Any]]) -> Answer:
+def ask(daemon: Daemon, model: Path | str, messages: list[dict[str, Any]]) -> Answer:
     """Without drafts, whose rows round otherwise."""
     answer = daemon.post(
         "/v1/chat/completions", model=str(model), messages=messages, temperature=0, max_tokens=24, speculation=False,
@@ -67,7 +69,7 @@ def test_a_model_of_every_memory_kind_answers_remembers_and_is_shown(
     first = ask(kinds_daemon, model, [SYSTEM, QUESTIONS[0]])
     assert first.n_cached == 0
     again = ask(kinds_daemon, model, [SYSTEM, QUESTIONS[0]])
-    assert again.n_cached == first.n_prompt - 1
+    assert again.n_cached == first.n_prompt - N_OPENING
     again.check_equal(first)
     other = ask(kinds_daemon, model, [SYSTEM, QUESTIONS[1]])
     assert other.text != first.text
@@ -79,6 +81,26 @@ def test_a_model_of_every_memory_kind_answers_remembers_and_is_shown(
     kinds_daemon.post("/api/generate", model=str(model), keep_alive=0)
 
 
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_conversation_whose_thoughts_are_left_out_computes_only_its_last_turn(
+    shape: str, kinds_daemon: Daemon, tmp_path: Path
+) -> None:
+    model, name = tmp_path / f"{shape}.gguf", f"thinking-{shape}"
+    synthesize(shape, "Q4_0", model)
+    template = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% endif %}"
+    )
+    made = kinds_daemon.post("/api/create", model=name, **{"from": str(model)}, template=template, stream=False)
+    assert made.json() == {"status": "success"}, made.text
+    first = ask(kinds_daemon, name, [SYSTEM, QUESTIONS[0]])
+    assert first.n_cached == 0
+    second = ask(kinds_daemon, name, [SYSTEM, QUESTIONS[0], {"role": "assistant", "content": "Yes."}, QUESTIONS[1]])
+    n_think = len(kinds_daemon.post("/tokenize", model=name, content="<think>\n").json()["tokens"])
+    assert second.n_cached == first.n_prompt - N_OPENING - n_think
+    kinds_daemon.post("/api/generate", model=name, keep_alive=0)
+
+
 def test_a_saved_state_survives_a_restart(tmp_path: Path) -> None:
     model = tmp_path / "hybrid.gguf"
     synthesize("tiny-qwen35", "Q4_0", model)
@@ -88,5 +110,5 @@ def test_a_saved_state_survives_a_restart(tmp_path: Path) -> None:
             answers.append(ask(daemon, model, [SYSTEM, QUESTIONS[0]]))
             daemon.stop()
     first, again = answers
-    assert (first.n_cached, again.n_cached) == (0, first.n_prompt - 1)
+    assert (first.n_cached, again.n_cached) == (0, first.n_prompt - N_OPENING)
     again.check_equal(first)
