@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from tests.daemon import Daemon, running_daemon
-from tests.support.synthesis.synthesize import synthesize
+from tests.support.synthesis import tensor_plan
+from tests.support.synthesis.synthesize import synthesize, write_model
+from tests.support.synthesis.synthetic_tokenizer import make_vocabulary
 
 SHAPES = ("tiny-gemma3", "tiny-mamba", "tiny-qwen35", "tiny-lfm2")
 # What the template puts behind the last message: a line feed, the beginning of the answer's message, and its role.
@@ -99,6 +101,23 @@ def test_a_conversation_whose_thoughts_are_left_out_computes_only_its_last_turn(
     n_think = len(kinds_daemon.post("/tokenize", model=name, content="<think>\n").json()["tokens"])
     assert second.n_cached == first.n_prompt - N_OPENING - n_think
     kinds_daemon.post("/api/generate", model=name, keep_alive=0)
+
+
+def test_a_message_that_does_not_end_an_answer_ends_in_a_prompt(kinds_daemon: Daemon, tmp_path: Path) -> None:
+    """gpt-oss: llama.cpp ends no generation at the mark behind its messages, for an answer has several of them."""
+    marks, shape = ["<|start|>", "<|end|>", "<|return|>", "<|call|>"], tensor_plan.SHAPES["tiny-gemma3"]
+    known = make_vocabulary(shape.n_vocab)
+    vocabulary = known._replace(tokens=known.tokens[:-4] + marks, token_types=known.token_types[:-4] + [3] * 4)
+    model = tmp_path / "harmony.gguf"
+    write_model(model, shape, list(tensor_plan.plan_tensors(shape, "Q4_0")), "Q4_0", vocabulary, 0)
+    template = "{% for m in messages %}<|start|>{{ m.role }} {{ m.content }}<|end|>{% endfor %}<|start|>assistant"
+    made = kinds_daemon.post("/api/create", model="harmony", **{"from": str(model)}, template=template, stream=False)
+    assert made.json() == {"status": "success"}, made.text
+    assert ask(kinds_daemon, "harmony", [SYSTEM, QUESTIONS[0]]).n_cached == 0
+    system = f"<|start|>system {SYSTEM['content']}<|end|>"
+    n_system = len(kinds_daemon.post("/tokenize", model="harmony", content=system).json()["tokens"])
+    assert ask(kinds_daemon, "harmony", [SYSTEM, QUESTIONS[1]]).n_cached == n_system
+    kinds_daemon.post("/api/generate", model="harmony", keep_alive=0)
 
 
 def test_a_saved_state_survives_a_restart(tmp_path: Path) -> None:

@@ -49,10 +49,10 @@ class Checkpoints:
 
     `save` and `restore` are the cost of one state, however long."""
 
-    def __init__(self, tiers: Tiers, eog_tokens: frozenset[int]) -> None:
+    def __init__(self, tiers: Tiers, message_ends: frozenset[int]) -> None:
         self.save, self.restore = Cost(), Cost()
         self._tiers = tiers
-        self._eog_tokens = eog_tokens
+        self._message_ends = message_ends
 
     def pays(self, start: int, end: int) -> bool:
         """Whether a checkpoint at `end` is worth its copies, given one at `start`."""
@@ -64,7 +64,7 @@ class Checkpoints:
         """Where to save a state while computing a prompt with `n_cached` tokens in the cache, which shares its first
         `n_common` tokens with an earlier one."""
         last = key.floor(len(key.tokens) - 1)
-        ends = [at for at, token in enumerate(key.tokens[:last], 1) if token in self._eog_tokens]
+        ends = [at for at, token in enumerate(key.tokens[:last], 1) if token in self._message_ends]
         wanted = {*ends[:1], n_common, *ends[-2:], last}
         wanted.update(end for _, end in key.atoms[-1:] if end < last)
         stops: list[int] = []

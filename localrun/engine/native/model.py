@@ -107,6 +107,8 @@ _PIECE_BYTES = 64
 _PART_CHARACTERS = 16384
 # So many DRY stages are kept, to be copied: few clients change their breakers.
 _MOST_DRY = 8
+# Ends every message of gpt-oss and Solar, but no generation: the same answer goes on with its next message.
+_MESSAGE_END = b"<|end|>"
 
 
 class LlamaVocabulary:
@@ -120,7 +122,7 @@ class LlamaVocabulary:
         self._vocab = native.llama_model_get_vocab(model)
         self.n_tokens = int(native.llama_vocab_n_tokens(self._vocab))
         self._check_bytes()
-        self.eog_tokens, self._control_texts = self._special_tokens()
+        self.eog_tokens, self.message_ends, self._control_texts = self._special_tokens()
         self.control_tokens = tuple(self._control_texts.values())
         self._control_text = re.compile("|".join(map(re.escape, filter(None, self.control_tokens))) or "(?!)")
         adds_bos = bool(native.llama_vocab_get_add_bos(self._vocab))
@@ -229,11 +231,14 @@ class LlamaVocabulary:
             f"than its own. Convert it again"
         )
 
-    def _special_tokens(self) -> tuple[frozenset[int], dict[int, str]]:
-        eog, control = [], {}
+    def _special_tokens(self) -> tuple[frozenset[int], frozenset[int], dict[int, str]]:
+        eog, ends, control = [], [], {}
         for token in range(self.n_tokens):
+            text = native.llama_vocab_get_text(self._vocab, token)
             if native.llama_vocab_is_eog(self._vocab, token):
                 eog.append(token)
+            elif text == _MESSAGE_END:
+                ends.append(token)
             if native.llama_vocab_is_control(self._vocab, token):
-                control[token] = native.llama_vocab_get_text(self._vocab, token).decode("utf-8", "replace")
-        return frozenset(eog), control
+                control[token] = text.decode("utf-8", "replace")
+        return frozenset(eog), frozenset(eog + ends), control
