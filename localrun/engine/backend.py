@@ -300,6 +300,7 @@ class Worker(Protocol):
 
 class Backend(Protocol):
     """See the module. `n_ctx` is the most tokens one sequence may have, `eog_tokens` those that end a generation.
+    `message_ends` are these, and what else ends a message of a prompt.
 
     `cuts_states`: whether `state_slices` works; a position takes `state_token_bytes` of a slice, or more.
 
@@ -340,6 +341,7 @@ class Backend(Protocol):
     n_gpu_layers: int
     model_size_bytes: int
     eog_tokens: frozenset[int]
+    message_ends: frozenset[int]
     control_tokens: tuple[str, ...]
     bos_token: int | None
     state_salt: bytes

@@ -209,7 +209,7 @@ class SimBackend:
     name = "simulated"
     n_vocab = N_TOKENS
     model_size_bytes = 0
-    eog_tokens: frozenset[int] = frozenset()
+    eog_tokens = message_ends = frozenset[int]()
     control_tokens: tuple[str, ...] = ()
     bos_token: int | None = None
     state_salt = b""

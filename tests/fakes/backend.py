@@ -266,7 +266,7 @@ class FakeBackend:
     n_threads = 1
     n_gpu_layers = 0
     model_size_bytes = 0
-    eog_tokens = frozenset({IM_END})
+    eog_tokens = message_ends = frozenset({IM_END})
     control_tokens = tuple(CONTROL)
     bos_token: int | None = None
     overlaps = False

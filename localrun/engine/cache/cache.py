@@ -90,7 +90,7 @@ class Cache:
         self._backend = backend
         self._clock = clock
         self._takes = takes
-        self._checkpoints = Checkpoints(tiers, backend.eog_tokens)
+        self._checkpoints = Checkpoints(tiers, backend.message_ends)
         self._open()
 
     def _open(self) -> None:

@@ -39,7 +39,8 @@ class Checkpoints:
     * after the last two messages that the prompt holds (an edited or dropped answer);
     * where it diverges from an earlier prompt (a third prompt may share that prefix too);
     * after its last picture or recording (another question about it);
-    * before its last token (the same prompt again);
+    * before its last token (the same prompt again), unless only the template's words for the answer follow the last
+      message: the next turn may begin the answer in another way, without the mark of thinking;
     * at the end of the request (the next turn).
 
     A step ends exactly at a checkpoint. No checkpoint is made where computing the tokens since the previous one is
@@ -48,10 +49,10 @@ class Checkpoints:
 
     `save` and `restore` are the cost of one state, however long."""
 
-    def __init__(self, tiers: Tiers, eog_tokens: frozenset[int]) -> None:
+    def __init__(self, tiers: Tiers, message_ends: frozenset[int]) -> None:
         self.save, self.restore = Cost(), Cost()
         self._tiers = tiers
-        self._eog_tokens = eog_tokens
+        self._message_ends = message_ends
 
     def pays(self, start: int, end: int) -> bool:
         """Whether a checkpoint at `end` is worth its copies, given one at `start`."""
@@ -63,9 +64,8 @@ class Checkpoints:
         """Where to save a state while computing a prompt with `n_cached` tokens in the cache, which shares its first
         `n_common` tokens with an earlier one."""
         last = key.floor(len(key.tokens) - 1)
-        ends = [at for at, token in enumerate(key.tokens[:last], 1) if token in self._eog_tokens]
-        # Only a few words of the template follow the last message, so one checkpoint there is enough.
-        wanted = {*ends[:1], n_common, *(end for end in ends[-2:] if last - end >= CHECKPOINT_GAP_TOKENS), last}
+        ends = [at for at, token in enumerate(key.tokens[:last], 1) if token in self._message_ends]
+        wanted = {*ends[:1], n_common, *ends[-2:], last}
         wanted.update(end for _, end in key.atoms[-1:] if end < last)
         stops: list[int] = []
         for stop in sorted(wanted):

@@ -154,7 +154,7 @@ class LlamaBackend:
         self.model_size_bytes = int(native.llama_model_size(self._model))
         self.name = "llama.cpp " + ("GPU" if self.n_gpu_layers else "CPU")
         self.eog_tokens, self.control_tokens = self._vocabulary.eog_tokens, self._vocabulary.control_tokens
-        self.bos_token = self._vocabulary.bos_token
+        self.message_ends, self.bos_token = self._vocabulary.message_ends, self._vocabulary.bos_token
         self.piece, self.control_text = self._vocabulary.piece, self._vocabulary.control_text
         self._sampling = SamplingThreads(n_threads, self.n_vocab)
 

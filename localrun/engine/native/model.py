@@ -107,6 +107,10 @@ _PIECE_BYTES = 64
 _PART_CHARACTERS = 16384
 # So many DRY stages are kept, to be copied: few clients change their breakers.
 _MOST_DRY = 8
+# gpt-oss and Solar put these round and into messages, and llama.cpp takes them for words, whoever wrote them. The last
+# one ends a message, but no generation: an answer goes on with its next message.
+_MESSAGE_END = "<|end|>"
+_MARKS = ("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", _MESSAGE_END)
 
 
 class LlamaVocabulary:
@@ -122,6 +126,12 @@ class LlamaVocabulary:
         self._check_bytes()
         self.eog_tokens, self._control_texts = self._special_tokens()
         self.control_tokens = tuple(self._control_texts.values())
+        marks = _MARKS if native.llama_vocab_type(self._vocab) == native.LLAMA_VOCAB_TYPE_BPE else ()
+        self._marks = {
+            mark: tokens[0] for mark in marks if len(tokens := self._tokenize_part(mark, parse_special=False)) == 1
+        }
+        self._in_mark = re.compile(f"(?<=<)(?={'|'.join(re.escape(mark[1:]) for mark in self._marks)})")
+        self.message_ends = self.eog_tokens | {token for mark, token in self._marks.items() if mark == _MESSAGE_END}
         self._control_text = re.compile("|".join(map(re.escape, filter(None, self.control_tokens))) or "(?!)")
         adds_bos = bool(native.llama_vocab_get_add_bos(self._vocab))
         bos = int(native.llama_vocab_bos(self._vocab))
@@ -132,9 +142,11 @@ class LlamaVocabulary:
 
     def tokenize(self, text: str, *, parse_special: bool) -> list[int]:
         """See `Backend.tokenize`. Raises BadModelFile for a text that the vocabulary cannot say."""
-        if not parse_special:
-            return self._tokenize_part(text, parse_special=False)
-        return [token for part in self._parts(text) for token in self._tokenize_part(part, parse_special=True)]
+        if parse_special:
+            parts = self._parts(text)
+        else:
+            parts = iter(self._in_mark.split(text) if any(mark in text for mark in self._marks) else (text,))
+        return [token for part in parts for token in self._tokenize_part(part, parse_special=parse_special)]
 
     def tokenize_whole(self, text: str) -> list[int]:
         """A text with the tokens that the model wants before and after it, as encoders do."""

@@ -36,7 +36,7 @@ class Bench:
         self.store = Tiers(limit_bytes, disk)
         self.cache = Cache(self.backend, self.store, self.clock)
         self.layout = OnePool(self.backend)
-        checkpoints = Checkpoints(self.store, self.backend.eog_tokens)
+        checkpoints = Checkpoints(self.store, self.backend.message_ends)
         self.copies = Copies(self.backend, self.layout, self.store, checkpoints, {}, self.clock)
 
     def clock(self) -> float:

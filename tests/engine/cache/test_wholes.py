@@ -65,9 +65,10 @@ def test_states_are_saved_behind_the_first_and_the_last_two_messages_and_at_both
 
 def test_what_the_template_puts_after_the_last_message_gets_no_checkpoint_of_its_own():
     run = harness()
-    prompt = SYSTEM + message("a") + [*b"assistant: "]
+    messages = SYSTEM + message("a")
+    prompt = [*messages, *b"assistant: "]
     ask(run, prompt)
-    assert checkpoints(run, prompt) == [len(SYSTEM), len(prompt) - 1]
+    assert checkpoints(run, prompt) == [len(SYSTEM), len(messages)]
 
 
 def test_checkpoints_keep_their_distance():
