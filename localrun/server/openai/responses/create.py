@@ -352,6 +352,8 @@ class _Run:
                 self.take(0, delta)
             await self.exchange.answer(encode(self.response), headers=self.headers)
             return
+        # Codex counts events alone, not comments, as signs of life.
+        self.exchange.ping = partial(self.going_on, 0, {})
         try:
             await streaming.stream(self.exchange, [self.job], writer, self.headers)
         except LocalrunError as error:

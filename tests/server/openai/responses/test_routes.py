@@ -11,7 +11,10 @@ from typing import Any
 import httpx2
 import msgspec
 import pytest
+from starlette.applications import Starlette
 
+from localrun.server.http import exchange
+from localrun.server.openapi.operations import routes
 from tests.daemon import N_CTX, Daemon, running_daemon
 from tests.server.openai.responses.shapes import Event, Response
 
@@ -257,6 +260,19 @@ def test_a_stream_that_breaks_off_says_so_in_its_last_event() -> None:
         assert last["response"]["error"]["code"] == "server_error"
         assert last["response"]["error"]["type"] == "engine_died"
         assert respond(daemon)["status"]
+
+
+async def test_a_stream_without_news_says_so_in_events(running: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exchange, "PING_AFTER_S", 0.001)
+    async with running(step_ms=40) as runtime:
+        app = httpx2.ASGITransport(app=Starlette(routes=routes(runtime)))
+        async with httpx2.AsyncClient(transport=app, base_url="http://127.0.0.1") as client:
+            body = {"model": "alpha", "input": "x", "stream": True, "ignore_eos": True, "max_output_tokens": 10}
+            told = events(await client.post("/v1/responses", json=body))
+    assert [event["type"] for event in told[:2]] == ["response.created", "response.in_progress"]
+    said = next(event for event in told[2:] if event["type"] == "response.in_progress")
+    assert said["response"] == told[0]["response"]
+    assert told[-1]["type"] == "response.incomplete"
 
 
 def test_a_client_that_leaves_frees_its_slot() -> None:
