@@ -27,7 +27,7 @@ from localrun.server.http.failures import Headers
 from localrun.server.jobs.job import Job
 from localrun.server.openai.answer import Fields, Running, encode, headers_of, naming
 from localrun.server.openai.bodies import JsonSchema, LimitFields, ResponseFormat, grammar_of_format
-from localrun.server.openai.chat import ChatReasoning, Effort, InputTokens, think_of
+from localrun.server.openai.chat import ChatReasoning, Effort, InputTokens, budgets_of, think_of
 from localrun.server.openai.responses.items import Item, Offered, items_of, left_out, messages_of, offered, tools_in
 from localrun.server.openai.responses.kept import KeptResponses
 from localrun.server.openai.responses.output import Events, Output
@@ -85,6 +85,7 @@ class ResponsesBody(LimitFields, frozen=True, kw_only=True):
     text: TextConfig | None = None
     reasoning: Reasoning | None = None
     reasoning_effort: Effort | None = None
+    thinking_token_budget: int | None = None
     include: list[str] | None = None
     top_logprobs: fields.TopLogprobs | None = None
     metadata: Metadata | None = None
@@ -109,7 +110,13 @@ class ResponsesBody(LimitFields, frozen=True, kw_only=True):
 
     @property
     def effort(self) -> str | None:
-        return (self.reasoning and self.reasoning.effort) or self.reasoning_effort
+        said = (self.reasoning and self.reasoning.effort) or self.reasoning_effort
+        is_off = (self.reasoning is not None and self.reasoning.enabled is False) or 0 in self.budgets.values()
+        return "none" if said is None and is_off else said
+
+    @property
+    def budgets(self) -> dict[str, int]:
+        return budgets_of(self, "thinking_token_budget")
 
     def check_supported(self) -> None:
         """Raises BadRequest for what this build does not do."""
@@ -264,6 +271,7 @@ def _asked(body: ResponsesBody, before: Sequence[Item], find: Callable[[str], It
         response_grammar=body.answer_grammar(),
         think=think_of(body.effort),
         passed_over="reasoning.effort",
+        thinking_limit=next(iter(body.budgets), ""),
         media=media.all(),
     )
     notices.note(*found.left_out, *left_out(sent))
