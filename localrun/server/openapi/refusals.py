@@ -107,7 +107,7 @@ REFUSALS = (
     _anthropic("`document` blocks other than text", "send the document's text",
                {"messages": [{"role": "user", "content": [{"type": "document", "source": {}}]}]},
                "messages[0].content[0].source"),
-    _anthropic("`container_upload` blocks, and others that no model can read", "leave these blocks out",
+    _anthropic("`container_upload` blocks, and others with content that no model can read", "leave these blocks out",
                {"messages": [{"role": "user", "content": [{"type": "container_upload", "id": "x"}]}]},
                "messages[0].content[0].type"),
     _anthropic("`stop_sequences` beyond 64", "send fewer", {"stop_sequences": [str(number) for number in range(65)]},
