@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 import msgspec
 from msgspec import Meta
 
-from localrun.errors import BadRequest, LocalrunError, QueueFull
+from localrun.errors import BadRequest, ContextExceeded, LocalrunError, QueueFull
 from localrun.server import notices, streaming
 from localrun.server.http import fields
 from localrun.server.http.exchange import Exchange, apart
@@ -28,7 +28,16 @@ from localrun.server.jobs.job import Job
 from localrun.server.openai.answer import Fields, Running, encode, headers_of, naming
 from localrun.server.openai.bodies import JsonSchema, LimitFields, ResponseFormat, grammar_of_format
 from localrun.server.openai.chat import ChatReasoning, Effort, InputTokens, budgets_of, think_of
-from localrun.server.openai.responses.items import Item, Offered, items_of, left_out, messages_of, offered, tools_in
+from localrun.server.openai.responses.items import (
+    Item,
+    Offered,
+    items_of,
+    left_out,
+    messages_of,
+    new_id,
+    offered,
+    tools_in,
+)
 from localrun.server.openai.responses.kept import KeptResponses
 from localrun.server.openai.responses.output import Events, Output
 from localrun.server.parsing.pieces import Reply, ended
@@ -214,6 +223,8 @@ def ended_response(response: Fields, output: Sequence[Fields], finish: Finish, u
 
 def failed_response(response: Fields, output: Sequence[Fields], error: LocalrunError) -> Fields:
     code = "rate_limit_exceeded" if isinstance(error, QueueFull) else "server_error"
+    if isinstance(error, ContextExceeded):
+        code = error.code
     return response | {
         "status": "failed",
         "output": list(output),
@@ -306,7 +317,17 @@ async def count(runtime: Runtime, exchange: Exchange) -> None:
 
 
 async def create(runtime: Runtime, exchange: Exchange) -> None:
-    body, (conversation, found, ask) = await _read_body(runtime, exchange)
+    body, asked = await _read_body(runtime, exchange)
+    try:
+        await _answer(runtime, exchange, body, asked)
+    except ContextExceeded as error:
+        if exchange.started or not body.stream:
+            raise
+        await _answer_too_long(exchange, body, asked, exchange.redacted(error))
+
+
+async def _answer(runtime: Runtime, exchange: Exchange, body: ResponsesBody, asked: _Asked) -> None:
+    conversation, found, ask = asked
     question = RoutingInput(ask=ask, effort=body.effort)
     async with streaming.entered(runtime, exchange, body, question) as (body, ask, [job]):
         fitted = await _fitted(runtime, job, body, ask)
@@ -336,6 +357,21 @@ async def create(runtime: Runtime, exchange: Exchange) -> None:
             tells = body.return_progress or body.timings_per_token
             writer = Running(run, [job], body, run.going_on, times_end=True) if tells else run
             await run.send(stream=bool(body.stream), writer=writer)
+
+
+async def _answer_too_long(exchange: Exchange, body: ResponsesBody, asked: _Asked, error: ContextExceeded) -> None:
+    """A stream that tells of nothing else, as OpenAI's does: Codex shortens its conversation when it reads this, and
+    does not when the status is 400."""
+    events = Events()
+    response = begun_response(new_id("resp"), body, fields.sampling((body,), Sampling()), asked.found.written)
+    told = {"message": error.message, "type": "invalid_request_error", "param": error.field, "code": error.code}
+    await exchange.open_stream([(b"x-localrun-error", error.code.encode())])
+    await exchange.close_stream(
+        events.event("response.created", {"response": response})
+        + events.event("response.in_progress", {"response": response})
+        + events.event("error", {"error": told})
+        + events.event("response.failed", {"response": failed_response(response, [], error)})
+    )
 
 
 @dataclass
