@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 import msgspec
 from msgspec import Meta
 
-from localrun.errors import BadRequest, ContextExceeded, LocalrunError, QueueFull
+from localrun.errors import BadRequest, ContextExceeded, LocalrunError, NotSupported, QueueFull
 from localrun.server import notices, streaming
 from localrun.server.http import fields
 from localrun.server.http.exchange import Exchange, apart
@@ -258,6 +258,12 @@ def _without_none(asked: object) -> Fields:
     return {name: value for name, value in fields.items() if value is not None} if isinstance(fields, dict) else fields
 
 
+_COMPACT_YOURSELF = (
+    "nothing here makes an item of OpenAI's own form of a conversation; ask for a summary as for anything else, as "
+    "Codex does by itself if its model provider has another name than OpenAI"
+)
+
+
 class _Asked(NamedTuple):
     """What a body comes to."""
 
@@ -270,6 +276,8 @@ def _asked(body: ResponsesBody, before: Sequence[Item], find: Callable[[str], It
     sent = items_of(body.input, find)
     # Checked as what was sent, so that an error names the item of this body.
     messages_of(None, sent, Attachments())
+    if sent[-1]["type"] == "compaction_trigger":
+        raise BadRequest.of(f"input[{len(sent) - 1}]", f"not supported; {_COMPACT_YOURSELF}")
     conversation = [*before, *sent]
     found = offered([*(body.tools or ()), *tools_in(conversation)])
     tools, choice = choose_tools(found.choice(body.tool_choice), found.tools)
@@ -359,7 +367,7 @@ async def _answer(runtime: Runtime, exchange: Exchange, body: ResponsesBody, ask
             await run.send(stream=bool(body.stream), writer=writer)
 
 
-async def _answer_too_long(exchange: Exchange, body: ResponsesBody, asked: _Asked, error: ContextExceeded) -> None:
+async def _answer_too_long(exchange: Exchange, body: ResponsesBody, asked: _Asked, error: LocalrunError) -> None:
     """A stream that tells of nothing else, as OpenAI's does: Codex shortens its conversation when it reads this, and
     does not when the status is 400."""
     events = Events()
@@ -435,6 +443,11 @@ class _Run:
 
     def _event(self, kind: str) -> bytes:
         return self.events.event(kind, {"response": self.response})
+
+
+async def compact(_: Runtime, exchange: Exchange) -> None:
+    await exchange.read_body()
+    raise NotSupported(f"/v1/responses/compact is not supported; {_COMPACT_YOURSELF}")
 
 
 async def read(runtime: Runtime, exchange: Exchange) -> None:
