@@ -120,6 +120,10 @@ def meant(word: str, known: Iterable[str]) -> str:
 class MethodNotAllowed(LocalrunError, status=405, code="method_not_allowed"): ...
 
 
+class NoWebSocket(MethodNotAllowed, status=426, code="no_websocket"):
+    """A client offers a WebSocket. After this status Codex goes on without one; after others it tries again."""
+
+
 class Conflict(LocalrunError, status=409, code="conflict"): ...
 
 

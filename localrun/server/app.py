@@ -43,10 +43,11 @@ from localrun.access import discovery
 from localrun.access.certificate import Certificate
 from localrun.access.discovery import Announcement
 from localrun.config import ConfigError, Settings, env_name, folders, model_dirs, models_folder, slips
-from localrun.errors import LocalrunError, MethodNotAllowed, NotFound, Unavailable
+from localrun.errors import LocalrunError, MethodNotAllowed, NotFound, NoWebSocket, Unavailable
 from localrun.server.http import failures
 from localrun.server.http.connection import (
     IDLE_S,
+    UPGRADE_OFFER,
     BoundedConnection,
     Listening,
     address_of,
@@ -335,6 +336,9 @@ async def _unrouted(request: Request, error: Exception) -> Response:
         routes = [one for one in request.app.routes if one.matches(request.scope)[0] is not Match.NONE]
         more["Allow"] = ", ".join(sorted({method for one in routes for method in one.methods}))
         answer = MethodNotAllowed(f"{path} does not take {request.method}; it takes {more['Allow']}")
+        if request.headers.get(UPGRADE_OFFER, "").lower() == "websocket":
+            answer = NoWebSocket(f"{path} has no WebSocket; send {more['Allow']} requests, and stream their answers")
+            more |= {"Upgrade": "HTTP/1.1", "Connection": "Upgrade"}
     else:
         answer = NotFound(f"{path} is not a route of this server")
     named, body = refusal(request.scope, answer)

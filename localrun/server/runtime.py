@@ -32,7 +32,7 @@ from localrun.models.storage.store import Store
 from localrun.server.batches.service import BatchService
 from localrun.server.cache import Cache
 from localrun.server.engines.link import ENGINE_COMMAND, EngineLink
-from localrun.server.engines.resident import Engines
+from localrun.server.engines.resident import Engines, Use
 from localrun.server.engines.supervisor import Supervisor
 from localrun.server.http import path_redaction
 from localrun.server.http.access import Access
@@ -236,6 +236,12 @@ class Runtime:
             for row in rows:
                 row.node = self.view.node
         return rows + self.rows_elsewhere()
+
+    def contexts(self) -> dict[str, int]:
+        """The most tokens of a request to each model that is loaded; with two engines, to the one that generates."""
+        ready = [row for row in self.engine_rows() if row.state == "ready"]
+        ready.sort(key=lambda row: row.use == Use.TEXT)
+        return {row.model: row.n_ctx for row in ready}
 
     def rows_elsewhere(self) -> list[EngineRow]:
         return [] if self.view is None else self.view.rows()

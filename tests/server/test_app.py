@@ -20,6 +20,7 @@ from localrun.server import app
 from localrun.server.app import READY, STOPPING, ServiceNotify
 from tests.daemon import Daemon, running_daemon
 from tests.fakes import SERVE
+from tests.says import says
 
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}]}
 SLOW = {"LOCALRUN_FAKE_STEP_MS": "20"}
@@ -139,6 +140,15 @@ def test_a_wrong_method_is_405_and_names_the_right_one(daemon: Daemon) -> None:
     answer = daemon.http.get("/v1/chat/completions")
     assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
     assert answer.json()["error"]["code"] == "method_not_allowed"
+
+
+def test_a_client_that_offers_a_websocket_is_told_at_once_to_go_on_without(daemon: Daemon) -> None:
+    offer = {"connection": "Upgrade", "upgrade": "websocket", "sec-websocket-version": "13"}
+    answer = daemon.http.get("/v1/responses", headers=offer | {"sec-websocket-key": "bG9jYWxydW4gdGVzdHM="})
+    assert (answer.status_code, answer.headers["upgrade"]) == (426, "HTTP/1.1")
+    assert says(answer.json()["error"]["message"], "WebSocket", "POST")
+    with daemon.http.stream("POST", "/v1/responses", json={"model": "tiny", "input": "x", "stream": True}) as begun:
+        assert begun.status_code == 200
 
 
 @pytest.fixture(scope="module")

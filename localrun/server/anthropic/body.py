@@ -6,6 +6,8 @@ its sampling, by the names that the other APIs of `/v1` have.
 
 A user's message may hold results of tools beside its text: each becomes a message of its own, in its place. System
 messages in the middle stay where they are, so that the prompt before them, and what is cached of it, stays the same.
+They may add tools, and take some away: what is offered is what is left at the end. Kinds of blocks that nobody has
+heard of yet, and that hold nothing to read, are left out, and the answer says so.
 
 Pure. Does not: know the model, or render a template.
 """
@@ -59,6 +61,7 @@ class Block(msgspec.Struct, frozen=True, kw_only=True):
     title: str | None = None
     context: str | None = None
     source: Any = None
+    tool: Any = None
 
 
 Content = str | list[Block]
@@ -83,13 +86,29 @@ def block_text(block: Block, where: str, media: Attachments | None = None) -> st
         return _lines(block.title, source, text_of(block.content, f"{where}.content"))
     if block.type == "tool_reference":  # of a search for tools, whose find is among the tools
         return f"Loaded: {block.tool_name or block.name or 'a tool'}"
+    if block.type in _CHANGES:
+        return f"{_CHANGES[block.type]}: {_name_in(block) or 'a tool'}"
     if block.type == "image":
         if media is None:
             raise BadRequest.of(where, "no image can stand here; put it into a message or a tool_result")
         return _picture(block.source, f"{where}.source", media)
-    raise BadRequest.of(
-        f"{where}.type", f"{block.type[:40]!r} blocks are not supported here; send text, or leave the block out"
-    )
+    if block.type == "container_upload" or (block.text, block.content, block.source) != (None, None, None):
+        raise BadRequest.of(
+            f"{where}.type", f"{block.type[:40]!r} blocks are not supported here; send text, or leave the block out"
+        )
+    notices.note(f"{where} ({block.type[:40]})")
+    return ""
+
+
+# Of system messages: what they do to the tools, in the model's words.
+_CHANGES = {"tool_addition": "Loaded", "tool_removal": "Removed"}
+
+
+def _name_in(block: Block) -> str:
+    """Of the tool that is added, by its name or its definition, or taken away."""
+    tool = block.tool if isinstance(block.tool, dict) else {}
+    named = tool.get("definition", tool)
+    return str(named.get("name") or "") if isinstance(named, dict) else ""
 
 
 def _picture(source: Any, where: str, media: Attachments) -> str:
@@ -239,7 +258,7 @@ def _assistant(blocks: Sequence[Block], where: str, media: Attachments) -> list[
 class AskedTool(msgspec.Struct, frozen=True, kw_only=True):
     """One of `tools`. Those that Anthropic defines or runs have a type with a date and no schema."""
 
-    name: str
+    name: str | None = None
     type: str | None = None
     description: str | None = None
     input_schema: dict[str, Any] | None = None
@@ -257,18 +276,42 @@ class AskedChoice(msgspec.Struct, frozen=True, kw_only=True):
 AskedTools = Annotated[list[AskedTool], Meta(max_length=MAX_TOOLS)]
 
 
-def tools_of(tools: Sequence[AskedTool]) -> tuple[Tool, ...]:
+def offered(tools: Sequence[AskedTool], messages: Sequence[AskedMessage]) -> list[tuple[str, AskedTool]]:
+    """Where each stands in the body, and the tool: `tools`, with what system messages add and take away. Raises
+    BadRequest naming a definition that is none."""
+    found = [(f"tools[{index}]", tool) for index, tool in enumerate(tools)]
+    gone: set[str] = set()
+    for index, message in enumerate(messages):
+        blocks = message.content if message.role == "system" and isinstance(message.content, list) else ()
+        for at, block in enumerate(blocks):
+            name = _name_in(block)
+            if block.type == "tool_removal":
+                gone.add(name)
+            if block.type != "tool_addition":
+                continue
+            gone.discard(name)
+            if isinstance(block.tool, dict) and "definition" in block.tool:
+                where = f"messages[{index}].content[{at}].tool.definition"
+                try:
+                    definition = msgspec.convert(block.tool["definition"], AskedTool)
+                except msgspec.ValidationError as error:
+                    raise BadRequest.of(where, str(error)) from None
+                found = [(there, tool) for there, tool in found if tool.name != name] + [(where, definition)]
+    return [(where, tool) for where, tool in found if tool.name not in gone]
+
+
+def tools_of(tools: Sequence[tuple[str, AskedTool]]) -> tuple[Tool, ...]:
     """Those that Anthropic defines are left out, and the answer says so. Raises BadRequest naming the tool."""
     functions = []
-    for index, tool in enumerate(tools):
-        where = f"tools[{index}]"
+    for where, tool in tools:
         if tool.type not in (None, "custom"):
             notices.note(f"{where} ({str(tool.type)[:40]})")
             continue
-        if tool.input_schema is None:
-            raise BadRequest(f"{where}.input_schema is required", field=f"{where}.input_schema")
         described = Function(
-            name=tool.name, description=tool.description, parameters=tool.input_schema, strict=tool.strict
+            name=required(tool.name, f"{where}.name"),
+            description=tool.description,
+            parameters=required(tool.input_schema, f"{where}.input_schema"),
+            strict=tool.strict,
         )
         functions.append((where, described))
     return checked_tools(functions, schema="input_schema")
@@ -330,7 +373,7 @@ class CountBody(SamplingFields, frozen=True, kw_only=True):
         """The conversation and what is wanted next; an assistant's last message is gone on with. Raises BadRequest."""
         media = Attachments()
         messages = conversation_of(self.system, self.messages, media)
-        tools = tools_of(self.tools or ())
+        tools = tools_of(offered(self.tools or (), self.messages))
         choice = choice_of(self.tool_choice, tools)
         continues = messages[-1]["role"] == "assistant"
         if continues and "tool_calls" in messages[-1]:

@@ -222,7 +222,8 @@ _TOO_MANY = (
     f'{{"error": "localrun has too many connections: {MAX_CONNECTIONS} of this machine, as many of others and half of '
     f'that of one address are the most; close some, or let requests share them, and try again"}}'
 ).encode()
-_NOT_UPGRADE = b"\r\nx-upgrd:"
+UPGRADE_OFFER = "x-upgrd"  # as it is then called
+_NOT_UPGRADE = f"\r\n{UPGRADE_OFFER}:".encode()
 
 
 class _UnchunkedCycle(RequestResponseCycle):

@@ -141,6 +141,8 @@ class Exchange:
         self._receive = receive
         self._send = send
         self._is_over = False
+        # What a stream says that has no news; asked for each time.
+        self.ping: Callable[[], bytes] = lambda: _PINGS.get(shape, _PING)
         self._pinger: asyncio.Task[None] | None = None
         self._written_at_s = 0.0
         self._request_id = new_id()
@@ -308,7 +310,7 @@ class Exchange:
             if left_s > 0:
                 await asyncio.sleep(left_s)
             else:
-                await self.write(_PINGS.get(self.shape, _PING))
+                await self.write(self.ping())
 
     def _stop_pings(self) -> None:
         if self._pinger is not None:

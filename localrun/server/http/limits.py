@@ -530,6 +530,8 @@ async def grant_preflight(send: Send, origin: str, asked: str) -> None:
         *_cors_headers(origin),
         (b"access-control-allow-methods", _ALLOWED_METHODS),
         (b"access-control-allow-headers", allowed.encode("ascii")),
+        # Chrome asks for it where a page that is not of this machine or its network reaches into it.
+        (b"access-control-allow-private-network", b"true"),
         (b"access-control-max-age", _PREFLIGHT_AGE_S),
         (b"content-length", b"0"),
     ]

@@ -326,8 +326,7 @@ _FILLS_IN = "{#- .Suffix -#}"
 
 async def show(runtime: Runtime, exchange: Exchange) -> None:
     body = await exchange.read_json(ModelBody)
-    loaded = {row.model: row.n_ctx for row in runtime.engine_rows() if row.n_ctx}
-    answer = await asyncio.to_thread(_shown, runtime, body, loaded, exchange.caller)
+    answer = await asyncio.to_thread(_shown, runtime, body, runtime.contexts(), exchange.caller)
     await exchange.answer_redacted(answer)
 
 

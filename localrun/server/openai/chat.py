@@ -41,7 +41,10 @@ from localrun.server.prompting.segments import shown
 from localrun.server.routing import RoutingInput
 from localrun.server.runtime import Runtime
 
-_BUDGETS = ("reasoning_budget", "thinking_budget", "reasoning_budget_tokens", "thinking_budget_tokens")
+_BUDGETS = (
+    *("reasoning_budget", "thinking_budget", "reasoning_budget_tokens", "thinking_budget_tokens"),
+    "thinking_token_budget",
+)
 _OWN_VARIABLES = frozenset(("messages", "tools", "add_generation_prompt"))
 
 Effort = Annotated[str, Meta(pattern="^[a-z_]{1,32}$")]
@@ -55,10 +58,11 @@ class InputTokens(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChatReasoning(msgspec.Struct, frozen=True, kw_only=True):
-    """`reasoning`, which is of responses, and which other servers take in chats as well. `enabled` is OpenRouter's."""
+    """`reasoning`, which is of responses, and which other servers take in chats as well. The rest is OpenRouter's."""
 
     effort: Effort | None = None
     enabled: bool | None = None
+    max_tokens: int | None = None
 
 
 class Prediction(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,7 +90,7 @@ class ChatBody(CommonFields, frozen=True, kw_only=True):
     function_call: str | FunctionName | None = None
     reasoning_effort: Effort | None = None
     reasoning: ChatReasoning | None = None
-    # As other servers have it: Ollama, Qwen's service, DeepSeek's and GLM's, llama-server.
+    # As other servers have it: Ollama, Qwen's service, DeepSeek's and GLM's, llama-server, vLLM.
     think: bool | str | None = None
     enable_thinking: bool | None = None
     thinking: Any = None
@@ -94,6 +98,7 @@ class ChatBody(CommonFields, frozen=True, kw_only=True):
     thinking_budget: int | None = None
     reasoning_budget_tokens: int | None = None
     thinking_budget_tokens: int | None = None
+    thinking_token_budget: int | None = None
     modalities: list[str] | None = None
     audio: Any = None
     prediction: Prediction | None = None
@@ -122,8 +127,10 @@ class ChatBody(CommonFields, frozen=True, kw_only=True):
 
     @property
     def _budgets(self) -> dict[str, int]:
-        """The tokens that thinking may take, by the fields that say so; fewer than none are no limit."""
-        return {name: budget for name in _BUDGETS if (budget := getattr(self, name)) is not None and budget >= 0}
+        said = self.thinking.get("budget_tokens") if isinstance(self.thinking, dict) else None
+        # 0 says nothing there, as with Anthropic.
+        own = {"thinking.budget_tokens": said} if isinstance(said, int) and said > 0 else {}
+        return budgets_of(self, *_BUDGETS) | own
 
     def check_supported(self) -> None:
         """Raises BadRequest for what this build does not do, and for fields that contradict each other."""
@@ -203,6 +210,13 @@ class ChatBody(CommonFields, frozen=True, kw_only=True):
         if self.add_generation_prompt:
             raise BadRequest.of("add_generation_prompt", f"not together with {field}, which adds none")
         return True
+
+
+def budgets_of(body: Any, *names: str) -> dict[str, int]:
+    """The tokens that thinking may take, by the fields of a body that say so; fewer than none are no limit."""
+    said = {name: getattr(body, name) for name in names}
+    said["reasoning.max_tokens"] = body.reasoning and body.reasoning.max_tokens
+    return {name: budget for name, budget in said.items() if budget is not None and budget >= 0}
 
 
 def think_of(effort: str | None) -> bool | str | None:

@@ -15,7 +15,6 @@ from msgspec import UNSET, Meta, UnsetType
 
 from localrun import __version__
 from localrun.errors import told_of
-from localrun.server.engines.resident import Use
 from localrun.server.http import fields
 from localrun.server.http.exchange import Exchange
 from localrun.server.openai.answer import Answer, Fields, timings_of
@@ -163,7 +162,7 @@ async def complete(runtime: Runtime, exchange: Exchange) -> None:
 
 
 async def list_models(runtime: Runtime, exchange: Exchange) -> None:
-    loaded = _loaded(runtime)
+    loaded = runtime.contexts()
 
     def rows() -> list[LmStudioModel]:
         targets = runtime.targets.visible(exchange.caller)
@@ -174,14 +173,7 @@ async def list_models(runtime: Runtime, exchange: Exchange) -> None:
 
 async def one_model(runtime: Runtime, exchange: Exchange) -> None:
     target = await asyncio.to_thread(runtime.targets.find, exchange.caller, exchange.path_id)
-    await exchange.answer_redacted(await asyncio.to_thread(_row, target, _loaded(runtime)))
-
-
-def _loaded(runtime: Runtime) -> dict[str, int]:
-    """The context of each model that is loaded; of one with two engines, that of the one that generates."""
-    ready = [row for row in runtime.engine_rows() if row.state == "ready"]
-    ready.sort(key=lambda row: row.use == Use.TEXT)
-    return {row.model: row.n_ctx for row in ready}
+    await exchange.answer_redacted(await asyncio.to_thread(_row, target, runtime.contexts()))
 
 
 def _row(target: Target, loaded: dict[str, int]) -> LmStudioModel:

@@ -99,8 +99,10 @@ def llama_model(name: str, known: tuple[str, ...]) -> LlamaModel:
 
 
 class OpenAIModelMeta(msgspec.Struct, frozen=True, kw_only=True):
-    """Of the model's file, as llama-server has it; `capabilities` as in `/api/tags`."""
+    """Of the model's file, as llama-server has it; `capabilities` as in `/api/tags`. `n_ctx` is that of a loaded
+    model."""
 
+    n_ctx: int | UnsetType = UNSET
     n_ctx_train: int
     n_params: int
     n_vocab: int
@@ -110,7 +112,9 @@ class OpenAIModelMeta(msgspec.Struct, frozen=True, kw_only=True):
 
 class OpenAIModel(msgspec.Struct, frozen=True, kw_only=True):
     """A model that is here; with `parent` a model with an adapter that fits it, as vLLM lists them; with `tier` a name
-    that stands for two models, whose large one the rest is of. `status` and `architecture` are as in llama-server."""
+    that stands for two models, whose large one the rest is of. `status` and `architecture` are as in llama-server. How
+    long a request to a loaded model may be, agents look up by one of three names: llama-server's (`meta.n_ctx`), vLLM's
+    and OpenRouter's."""
 
     id: str
     object: Literal["model"]
@@ -119,6 +123,8 @@ class OpenAIModel(msgspec.Struct, frozen=True, kw_only=True):
     meta: OpenAIModelMeta
     status: LlamaModelStatus
     architecture: LlamaArchitecture
+    max_model_len: int | UnsetType = UNSET
+    context_length: int | UnsetType = UNSET
     parent: str | UnsetType = UNSET
     tier: dict[str, Any] | UnsetType = UNSET
 
@@ -132,7 +138,7 @@ class OpenAIModels(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def list_models(runtime: Runtime, exchange: Exchange) -> None:
-    data = await asyncio.to_thread(_rows, runtime, exchange.caller)
+    data = await asyncio.to_thread(_rows, runtime, exchange.caller, runtime.contexts())
     # Loaded ones first: clients of llama-server look at the first alone.
     also = [
         llama_model(row.id, row.meta.capabilities) for row in sorted(data, key=lambda row: row.status.value != "loaded")
@@ -142,23 +148,25 @@ async def list_models(runtime: Runtime, exchange: Exchange) -> None:
 
 async def one_model(runtime: Runtime, exchange: Exchange) -> None:
     target = await asyncio.to_thread(runtime.targets.find, exchange.caller, exchange.path_id)
-    await exchange.answer_redacted(await asyncio.to_thread(_row, target, statuses(runtime)))
+    await exchange.answer_redacted(await asyncio.to_thread(_row, target, statuses(runtime), runtime.contexts()))
 
 
-def _rows(runtime: Runtime, caller: Caller) -> list[OpenAIModel]:
+def _rows(runtime: Runtime, caller: Caller, contexts: dict[str, int]) -> list[OpenAIModel]:
     found = statuses(runtime)
-    return [_row(target, found) for target in runtime.targets.visible(caller)]
+    return [_row(target, found, contexts) for target in runtime.targets.visible(caller)]
 
 
-def _row(target: Target, found: Statuses) -> OpenAIModel:
+def _row(target: Target, found: Statuses, contexts: dict[str, int]) -> OpenAIModel:
     """In a thread: reads the file."""
     model, header = target.model, target.model.header
+    n_ctx = contexts.get(model.name, UNSET)
     return OpenAIModel(
         id=target.name,
         object="model",
         created=int(model.modified_at.timestamp()),
         owned_by="localrun",
         meta=OpenAIModelMeta(
+            n_ctx=n_ctx,
             n_ctx_train=header.n_ctx_train,
             n_params=header.n_params,
             n_vocab=header.n_vocab,
@@ -167,6 +175,8 @@ def _row(target: Target, found: Statuses) -> OpenAIModel:
         ),
         status=status_of(model, found),
         architecture=architecture_of(model),
+        max_model_len=n_ctx,
+        context_length=n_ctx,
         parent=target.parent or UNSET,
         tier=UNSET if target.tier is None else target.tier.rules,
     )

@@ -324,6 +324,7 @@ class ResponseEvent(msgspec.Struct, frozen=True, kw_only=True):
     type: str
     sequence_number: int
     response: ResponseObject | UnsetType = UNSET
+    error: dict[str, Any] | UnsetType = UNSET
     item: dict[str, Any] | UnsetType = UNSET
     item_id: str | UnsetType = UNSET
     output_index: int | UnsetType = UNSET

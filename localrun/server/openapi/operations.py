@@ -164,6 +164,8 @@ _OPENAI = (
     Operation("POST", "/v1/responses/input_tokens", responses.count, Right.USE, "How long a response's prompt would be",
         body=ResponsesBody, answer=chat.InputTokens, serves=True, description=_COUNTS,
         example={"model": "tiny", "input": "What is 3 + 4?"}),
+    Operation("POST", "/v1/responses/compact", responses.compact, Right.USE, "Not supported: a shorter conversation",
+        status=501, is_body_required=False, description="Always 501: ask for a summary in a response."),
     Operation("GET", "/v1/responses/{id}", responses.read, Right.USE, "A response that was kept",
         parameters=(_RESPONSE,), answer=answers.ResponseObject, errors=(404,)),
     Operation("DELETE", "/v1/responses/{id}", responses.delete, Right.CHANGE, "Forget a response",

@@ -61,6 +61,43 @@ def test_tools_and_choices(choice: Any, expected: Any, parallel: bool) -> None:
     assert (ask.tool_choice, ask.parallel_calls) == (expected, parallel)
 
 
+def change(kind: str, tool: dict[str, Any]) -> dict[str, Any]:
+    return {"role": "system", "content": [{"type": f"tool_{kind}", "tool": tool}]}
+
+
+def by_name(name: str) -> dict[str, Any]:
+    return {"type": "tool_reference", "name": name}
+
+
+WAIT = LOOK | {"name": "wait"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "names", "said"),
+    [
+        ([change("addition", by_name("guess"))], ["look", "guess"], "Loaded: guess"),
+        ([change("removal", by_name("look"))], ["guess"], "Removed: look"),
+        ([change("removal", by_name("look")), change("addition", by_name("look"))], ["look", "guess"], "Loaded: look"),
+        (
+            [change("addition", {"type": "tool_definition", "definition": WAIT})],
+            ["look", "guess", "wait"],
+            "Loaded: wait",
+        ),
+        (
+            [change("addition", {"type": "tool_definition", "definition": GUESS | {"description": "Anew."}})],
+            ["look", "guess"],
+            "Loaded: guess",
+        ),
+        ([change("addition", {"type": "of_2027"})], ["look", "guess"], "Loaded: a tool"),
+    ],
+)
+def test_tools_come_and_go_in_the_middle(changes: list[Any], names: list[str], said: str) -> None:
+    ask = body(tools=[LOOK, GUESS | {"defer_loading": True}], messages=[*HELLO, *changes]).ask()
+    assert [tool.name for tool in ask.tools] == names
+    assert ask.messages[-1] == {"role": "system", "content": said}
+    assert "Anew." not in str(changes) or ask.tools[1].description == "Anew."
+
+
 def test_a_prefix_of_the_answer() -> None:
     begun = [*HELLO, {"role": "assistant", "content": "Well,"}]
     assert body(messages=begun).ask().continue_last
@@ -97,6 +134,12 @@ def test_what_is_about_another_service_passes() -> None:
         ({"tools": [{"name": "look"}]}, "tools[0].input_schema"),
         ({"tools": [LOOK, LOOK]}, "tools[1].name"),
         ({"tools": [LOOK | {"name": "a b"}]}, "tools[0].name"),
+        ({"tools": [{"input_schema": {}}]}, "tools[0].name"),
+        (
+            {"messages": [*HELLO, change("addition", {"definition": {"name": "x"}})]},
+            "messages[1].content[0].tool.definition.input_schema",
+        ),
+        ({"messages": [*HELLO, change("addition", {"definition": 1})]}, "messages[1].content[0].tool.definition"),
         ({"tool_choice": {"type": "any"}}, "tool_choice"),
         ({"tools": [LOOK], "tool_choice": {"type": "tool", "name": "x"}}, "tool_choice.name"),
         ({"tools": [LOOK], "tool_choice": {"type": "tool"}}, "tool_choice.name"),

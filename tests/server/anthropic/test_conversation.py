@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from localrun.errors import BadRequest
+from localrun.server import notices
 from localrun.server.anthropic.body import CountBody
 from localrun.server.http.exchange import decode_body
 
@@ -123,7 +124,7 @@ def test_documents_and_search_results_are_read_where_they_are_text() -> None:
         ([{"type": "image", "source": {"type": "base64"}}], "messages[0].content[0].source.data"),
         ([{"type": "image", "source": {"type": "file", "file_id": "f"}}], "messages[0].content[0].source.type"),
         ([{"type": "search_result", "content": [{"type": "image"}]}], "messages[0].content[0].content[0]"),
-        ([text("a"), {"type": "video"}], "messages[0].content[1].type"),
+        ([text("a"), {"type": "video", "source": {}}], "messages[0].content[1].type"),
         ([{"type": "text"}], "messages[0].content[0].text"),
         ([{"type": "tool_result", "content": "x"}], "messages[0].content[0].tool_use_id"),
         ([{"type": "document", "source": {"type": "base64", "data": "aGk="}}], "messages[0].content[0].source"),
@@ -138,6 +139,17 @@ def test_what_cannot_be_read_is_named(content: Any, field: str) -> None:
     with pytest.raises(BadRequest) as caught:
         conversation(user(content))
     assert caught.value.field == field
+
+
+def test_blocks_that_nobody_has_heard_of_are_left_out_where_they_hold_nothing_to_read() -> None:
+    fallback = {"type": "fallback", "from": {"model": "a"}, "to": {"model": "b"}}
+    turns = [
+        user([{"type": "of_2027", "on": True}, text("a")]),
+        {"role": "assistant", "content": [fallback, text("b")]},
+    ]
+    with notices.collected() as left_out:
+        assert [message["content"] for message in conversation(*turns, user("c"))] == ["a", "b", "c"]
+    assert left_out == ["messages[0].content[0] (of_2027)", "messages[1].content[0] (fallback)"]
 
 
 def test_a_role_that_is_none_and_no_messages() -> None:

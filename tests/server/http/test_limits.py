@@ -235,6 +235,7 @@ def test_a_preflight_grants_what_the_sdks_send() -> None:
     assert (answer.status, answer.body) == (200, b"")
     assert answer.headers["access-control-allow-origin"] == "http://localhost:3000"
     assert "POST" in answer.headers["access-control-allow-methods"]
+    assert answer.headers["access-control-allow-private-network"] == "true"
     allowed = {name.strip() for name in answer.headers["access-control-allow-headers"].split(",")}
     assert {"authorization", "content-type", "x-stainless-retry-count", "x-stainless-os", "x-my-own"} <= allowed
 

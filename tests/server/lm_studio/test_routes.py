@@ -81,11 +81,17 @@ def test_models_and_which_are_loaded() -> None:
     with running_daemon() as daemon:
         (row,) = daemon.http.get("/api/v0/models").json()["data"]
         assert (row["id"], row["type"], row["state"]) == ("tiny", "llm", "not-loaded")
-        assert "loaded_context_length" not in row
+        openais = daemon.http.get("/v1/models").json()["data"][0]
+        assert {"loaded_context_length", "max_model_len", "context_length", "n_ctx"}.isdisjoint(
+            row | openais | openais["meta"]
+        )
         daemon.post("/api/v0/completions", TEXT | {"max_tokens": 1})
         row = daemon.http.get("/api/v0/models/tiny").json()
         assert (row["state"], row["loaded_context_length"]) == ("loaded", N_CTX)
         assert row["max_context_length"] >= N_CTX
+        openais = daemon.http.get("/v1/models/tiny").json()
+        assert daemon.http.get("/v1/models").json()["data"] == [openais]
+        assert (openais["meta"]["n_ctx"], openais["max_model_len"], openais["context_length"]) == (N_CTX,) * 3
         missing = daemon.http.get("/api/v0/models/none/such")
         assert (missing.status_code, missing.json()["error"]["type"]) == (404, "not_found_error")
 

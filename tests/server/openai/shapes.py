@@ -162,6 +162,7 @@ class ModelMeta(Strict):
     n_vocab: int
     size: int
     capabilities: list[str]
+    n_ctx: int | msgspec.UnsetType = msgspec.UNSET
 
 
 class Model(Strict):
@@ -172,6 +173,8 @@ class Model(Strict):
     meta: ModelMeta
     status: dict[Literal["value"], Literal["loaded", "loading", "unloaded"]]
     architecture: dict[Literal["input_modalities", "output_modalities"], list[str]]
+    max_model_len: int | msgspec.UnsetType = msgspec.UNSET
+    context_length: int | msgspec.UnsetType = msgspec.UNSET
 
 
 class LlamaModel(Strict):

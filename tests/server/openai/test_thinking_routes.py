@@ -75,7 +75,8 @@ def test_thinking_stands_beside_the_content(daemon: Daemon) -> None:
         {"reasoning_effort": "none"}, {"reasoning": {"effort": "none"}}, {"reasoning": {"enabled": False}},
         {"chat_template_kwargs": {"enable_thinking": False}}, {"enable_thinking": False}, {"think": False},
         {"thinking": {"type": "disabled"}}, {"reasoning_budget": 0}, {"thinking_budget": 0},
-        {"reasoning_budget_tokens": 0}, {"thinking_budget_tokens": 0},
+        {"reasoning_budget_tokens": 0}, {"thinking_budget_tokens": 0}, {"thinking_token_budget": 0},
+        {"reasoning": {"max_tokens": 0}},
     ],
 )  # fmt: skip
 def test_thinking_turned_off(daemon: Daemon, fields: dict[str, Any]) -> None:
@@ -84,17 +85,25 @@ def test_thinking_turned_off(daemon: Daemon, fields: dict[str, Any]) -> None:
     assert message["content"]
     assert not {"reasoning_content", "reasoning"} & set(message)
     assert answer["usage"]["completion_tokens_details"]["reasoning_tokens"] == 0
+    if {"reasoning_effort", "reasoning", "thinking_token_budget"} & set(fields):
+        response = respond(daemon, **fields).json()
+        assert [item["type"] for item in response["output"]] == ["message"]
 
 
 def test_a_budget_that_nothing_holds_a_model_to_is_named(daemon: Daemon) -> None:
     body = {"model": "thinker", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 12} | LIMITS
-    for field in ("reasoning_budget", "thinking_budget", "reasoning_budget_tokens", "thinking_budget_tokens"):
-        answer = daemon.post("/v1/chat/completions", body | {field: 2})
+    names = ("reasoning_budget", "thinking_budget", "reasoning_budget_tokens", "thinking_budget_tokens")
+    for field in (*names, "thinking_token_budget", "reasoning.max_tokens", "thinking.budget_tokens"):
+        outer, _, inner = field.partition(".")
+        two, none, no_limit = ({outer: {inner: tokens} if inner else tokens} for tokens in (2, 0, -1))
+        answer = daemon.post("/v1/chat/completions", body | two)
         assert answer.headers["x-localrun-ignored"].startswith(f"{field}: ")
         assert answer.json()["usage"]["completion_tokens_details"]["reasoning_tokens"] >= 10
-        for without in ({field: -1}, {field: 0}, {field: 2, "model": "tiny"}):
+        for without in (no_limit, none, two | {"model": "tiny"}):
             answer = daemon.post("/v1/chat/completions", body | without)
             assert "x-localrun-ignored" not in answer.headers
+        if field in ("thinking_token_budget", "reasoning.max_tokens"):
+            assert respond(daemon, **two).headers["x-localrun-ignored"].startswith(f"{field}: ")
     fields = {"thinking": {"type": "enabled", "budget_tokens": 2}}
     assert (
         daemon.post("/v1/messages", body | fields).headers["x-localrun-ignored"].startswith("thinking.budget_tokens: ")

@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 import msgspec
 from msgspec import Meta
 
-from localrun.errors import BadRequest, LocalrunError, QueueFull
+from localrun.errors import BadRequest, ContextExceeded, LocalrunError, NotSupported, QueueFull
 from localrun.server import notices, streaming
 from localrun.server.http import fields
 from localrun.server.http.exchange import Exchange, apart
@@ -27,8 +27,17 @@ from localrun.server.http.failures import Headers
 from localrun.server.jobs.job import Job
 from localrun.server.openai.answer import Fields, Running, encode, headers_of, naming
 from localrun.server.openai.bodies import JsonSchema, LimitFields, ResponseFormat, grammar_of_format
-from localrun.server.openai.chat import ChatReasoning, Effort, InputTokens, think_of
-from localrun.server.openai.responses.items import Item, Offered, items_of, left_out, messages_of, offered, tools_in
+from localrun.server.openai.chat import ChatReasoning, Effort, InputTokens, budgets_of, think_of
+from localrun.server.openai.responses.items import (
+    Item,
+    Offered,
+    items_of,
+    left_out,
+    messages_of,
+    new_id,
+    offered,
+    tools_in,
+)
 from localrun.server.openai.responses.kept import KeptResponses
 from localrun.server.openai.responses.output import Events, Output
 from localrun.server.parsing.pieces import Reply, ended
@@ -85,6 +94,7 @@ class ResponsesBody(LimitFields, frozen=True, kw_only=True):
     text: TextConfig | None = None
     reasoning: Reasoning | None = None
     reasoning_effort: Effort | None = None
+    thinking_token_budget: int | None = None
     include: list[str] | None = None
     top_logprobs: fields.TopLogprobs | None = None
     metadata: Metadata | None = None
@@ -109,7 +119,13 @@ class ResponsesBody(LimitFields, frozen=True, kw_only=True):
 
     @property
     def effort(self) -> str | None:
-        return (self.reasoning and self.reasoning.effort) or self.reasoning_effort
+        said = (self.reasoning and self.reasoning.effort) or self.reasoning_effort
+        is_off = (self.reasoning is not None and self.reasoning.enabled is False) or 0 in self.budgets.values()
+        return "none" if said is None and is_off else said
+
+    @property
+    def budgets(self) -> dict[str, int]:
+        return budgets_of(self, "thinking_token_budget")
 
     def check_supported(self) -> None:
         """Raises BadRequest for what this build does not do."""
@@ -207,6 +223,8 @@ def ended_response(response: Fields, output: Sequence[Fields], finish: Finish, u
 
 def failed_response(response: Fields, output: Sequence[Fields], error: LocalrunError) -> Fields:
     code = "rate_limit_exceeded" if isinstance(error, QueueFull) else "server_error"
+    if isinstance(error, ContextExceeded):
+        code = error.code
     return response | {
         "status": "failed",
         "output": list(output),
@@ -240,6 +258,12 @@ def _without_none(asked: object) -> Fields:
     return {name: value for name, value in fields.items() if value is not None} if isinstance(fields, dict) else fields
 
 
+_COMPACT_YOURSELF = (
+    "nothing here makes an item of OpenAI's own form of a conversation; ask for a summary as for anything else, as "
+    "Codex does by itself if its model provider has another name than OpenAI"
+)
+
+
 class _Asked(NamedTuple):
     """What a body comes to."""
 
@@ -252,6 +276,8 @@ def _asked(body: ResponsesBody, before: Sequence[Item], find: Callable[[str], It
     sent = items_of(body.input, find)
     # Checked as what was sent, so that an error names the item of this body.
     messages_of(None, sent, Attachments())
+    if sent[-1]["type"] == "compaction_trigger":
+        raise BadRequest.of(f"input[{len(sent) - 1}]", f"not supported; {_COMPACT_YOURSELF}")
     conversation = [*before, *sent]
     found = offered([*(body.tools or ()), *tools_in(conversation)])
     tools, choice = choose_tools(found.choice(body.tool_choice), found.tools)
@@ -264,6 +290,7 @@ def _asked(body: ResponsesBody, before: Sequence[Item], find: Callable[[str], It
         response_grammar=body.answer_grammar(),
         think=think_of(body.effort),
         passed_over="reasoning.effort",
+        thinking_limit=next(iter(body.budgets), ""),
         media=media.all(),
     )
     notices.note(*found.left_out, *left_out(sent))
@@ -298,7 +325,17 @@ async def count(runtime: Runtime, exchange: Exchange) -> None:
 
 
 async def create(runtime: Runtime, exchange: Exchange) -> None:
-    body, (conversation, found, ask) = await _read_body(runtime, exchange)
+    body, asked = await _read_body(runtime, exchange)
+    try:
+        await _answer(runtime, exchange, body, asked)
+    except ContextExceeded as error:
+        if exchange.started or not body.stream:
+            raise
+        await _answer_too_long(exchange, body, asked, exchange.redacted(error))
+
+
+async def _answer(runtime: Runtime, exchange: Exchange, body: ResponsesBody, asked: _Asked) -> None:
+    conversation, found, ask = asked
     question = RoutingInput(ask=ask, effort=body.effort)
     async with streaming.entered(runtime, exchange, body, question) as (body, ask, [job]):
         fitted = await _fitted(runtime, job, body, ask)
@@ -330,6 +367,21 @@ async def create(runtime: Runtime, exchange: Exchange) -> None:
             await run.send(stream=bool(body.stream), writer=writer)
 
 
+async def _answer_too_long(exchange: Exchange, body: ResponsesBody, asked: _Asked, error: LocalrunError) -> None:
+    """A stream that tells of nothing else, as OpenAI's does: Codex shortens its conversation when it reads this, and
+    does not when the status is 400."""
+    events = Events()
+    response = begun_response(new_id("resp"), body, fields.sampling((body,), Sampling()), asked.found.written)
+    told = {"message": error.message, "type": "invalid_request_error", "param": error.field, "code": error.code}
+    await exchange.open_stream([(b"x-localrun-error", error.code.encode())])
+    await exchange.close_stream(
+        events.event("response.created", {"response": response})
+        + events.event("response.in_progress", {"response": response})
+        + events.event("error", {"error": told})
+        + events.event("response.failed", {"response": failed_response(response, [], error)})
+    )
+
+
 @dataclass
 class _Run:
     """One response that runs; it is kept in `kept`, where there is one, before its end is sent."""
@@ -352,6 +404,8 @@ class _Run:
                 self.take(0, delta)
             await self.exchange.answer(encode(self.response), headers=self.headers)
             return
+        # Codex counts events alone, not comments, as signs of life.
+        self.exchange.ping = partial(self.going_on, 0, {})
         try:
             await streaming.stream(self.exchange, [self.job], writer, self.headers)
         except LocalrunError as error:
@@ -389,6 +443,11 @@ class _Run:
 
     def _event(self, kind: str) -> bytes:
         return self.events.event(kind, {"response": self.response})
+
+
+async def compact(_: Runtime, exchange: Exchange) -> None:
+    await exchange.read_body()
+    raise NotSupported(f"/v1/responses/compact is not supported; {_COMPACT_YOURSELF}")
 
 
 async def read(runtime: Runtime, exchange: Exchange) -> None:

@@ -61,11 +61,11 @@ def items_of(sent: str | Sequence[Item], find: Callable[[str], Item | None]) -> 
 
 
 def left_out(items: Sequence[Item]) -> list[str]:
-    """A word about each item that the model is not given."""
+    """A word about each item that the model is given nothing of."""
     return [
         f"input[{index}] ({short(item['type'])})"
         for index, item in enumerate(items)
-        if item["type"] not in _READ and not _is_call(item) and not _is_result(item)
+        if item["type"] not in _READ and not _is_call(item) and not _is_result(item) and not tools_in([item])
     ]
 
 

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from tests.server.openai.shapes import Strict, TokenLogprob
+from tests.server.openai.shapes import ErrorBody, Strict, TokenLogprob
 
 Status = Literal["in_progress", "completed", "incomplete"]
 
@@ -75,7 +75,7 @@ class Incomplete(Strict):
 
 
 class Failure(Strict):
-    code: Literal["server_error", "rate_limit_exceeded"]
+    code: Literal["server_error", "context_length_exceeded", "rate_limit_exceeded"]
     message: str
     type: str
     param: str | None
@@ -227,8 +227,12 @@ class ArgumentsDone(_OfItem, tag="response.function_call_arguments.done"):
     arguments: str
 
 
+class ErrorEvent(_Event, tag="error"):
+    error: ErrorBody
+
+
 Event = (
-    Created | InProgress | Completed | IncompleteEvent | Failed | ItemAdded | ItemDone | PartAdded | PartDone
-    | TextDelta | TextDone | ReasoningDelta | ReasoningDone | SummaryPartAdded | SummaryPartDone | SummaryDelta
-    | SummaryDone | ArgumentsDelta | ArgumentsDone
+    Created | InProgress | Completed | IncompleteEvent | Failed | ErrorEvent | ItemAdded | ItemDone | PartAdded
+    | PartDone | TextDelta | TextDone | ReasoningDelta | ReasoningDone | SummaryPartAdded | SummaryPartDone
+    | SummaryDelta | SummaryDone | ArgumentsDelta | ArgumentsDone
 )  # fmt: skip

@@ -235,12 +235,25 @@ def test_bad_fields_are_named(daemon: Daemon, fields: dict[str, Any], param: str
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
 
 
-@pytest.mark.parametrize("stream", [True, False])
-def test_a_conversation_longer_than_the_context_is_refused_before_any_event(daemon: Daemon, stream: bool) -> None:
-    answer = post(daemon, input="x" * 5000, stream=stream)
+def test_a_conversation_longer_than_the_context_is_refused(daemon: Daemon) -> None:
+    answer = post(daemon, input="x" * 5000)
     error = answer.json()["error"]
     assert (answer.status_code, error["code"], error["param"]) == (400, "context_length_exceeded", "input")
     assert str(N_CTX) in error["message"]
+
+
+def test_a_stream_says_in_its_events_that_the_conversation_is_too_long(daemon: Daemon) -> None:
+    """As OpenAI's do: of a status Codex does not learn that it must shorten the conversation."""
+    answer = post(daemon, input="x" * 5000, stream=True, temperature=0.25)
+    assert (answer.status_code, answer.headers["x-localrun-error"]) == (200, "context_length_exceeded")
+    begun, _, error, failed = events(answer)
+    assert [begun["type"], error["type"], failed["type"]] == ["response.created", "error", "response.failed"]
+    assert begun["response"]["temperature"] == 0.25
+    assert (error["error"]["code"], error["error"]["param"]) == ("context_length_exceeded", "input")
+    assert failed["response"]["status"] == "failed"
+    assert failed["response"]["error"]["code"] == "context_length_exceeded"
+    assert str(N_CTX) in failed["response"]["error"]["message"]
+    assert respond(daemon)["status"]
 
 
 def test_a_stream_that_breaks_off_says_so_in_its_last_event() -> None:
