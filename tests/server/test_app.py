@@ -110,6 +110,7 @@ def test_serve_refuses_before_it_starts_anything(tmp_path: Path) -> None:
     file.touch()
     for settings, said in (
         (Settings(port=0, models_dir=str(file / "models")), f"models_dir (LOCALRUN_MODELS) is {file / 'models'}, and"),
+        (Settings(port=0, models_dir=f"{tmp_path}/b\udce4d"), "is not UTF-8; name a folder that is"),
         (Settings(port=0, model_dirs=str(file)), f"{file} is a file; name a folder"),
         (Settings(port=0, tls_cert=str(file)), "tls_key is missing"),
         (Settings(port=0, tls_cert=str(file), tls_key=str(file)), f"tls_cert: {file} cannot be read as a certificate"),
