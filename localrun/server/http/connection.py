@@ -178,9 +178,13 @@ def bracketed(host: str) -> str:
 def served_names(settings: Settings) -> frozenset[str]:
     """Lower-case host names: the machine's own, alone and with `.local`, the address listened on if it is a name, and
     those of `settings.host_names`."""
-    more = (name.strip().lower().rstrip(".") for name in settings.host_names.split(","))
-    found = {*own_names(), *more, settings.host.lower()}
+    found = {*own_names(), *listed_names(settings), settings.host.lower()}
     return frozenset(name for name in found if name and ":" not in name and not is_wildcard(name))
+
+
+def listed_names(settings: Settings) -> frozenset[str]:
+    """Those of `settings.host_names`, in lower case."""
+    return frozenset(name.strip().lower().rstrip(".") for name in settings.host_names.split(","))
 
 
 def _cannot_listen(error: OSError, host: str, port: int) -> PortBusy | ConfigError:
