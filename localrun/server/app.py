@@ -164,7 +164,7 @@ def serve(settings: Settings, idle_exit_s: float | None = None, elsewhere: Elsew
         daemon = _Daemon(config, runtime, app, listening, idle_exit_s=idle_exit_s)
         if certificate is not None:
             daemon.invite(settings, certificate)
-        daemon.run(sockets=[listening.local])
+        daemon.run(sockets=list(filter(None, (listening.local, listening.local_v6))))
     except SystemExit:
         # uvicorn's way to say that the lifespan failed, after it has logged why.
         raise Unavailable("the daemon could not start; the lines above say why") from None
