@@ -14,6 +14,7 @@ import sys
 def main() -> None:
     """Run the command line and exit with one of the codes of `cli/exits.py`."""
     _open_closed_streams()
+    _have_a_home()
     try:
         from localrun.cli.root import run
     except KeyboardInterrupt:
@@ -39,6 +40,15 @@ def _open_closed_streams() -> None:
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+
+
+def _have_a_home() -> None:
+    """Containers run programs as users that no file names, and some without HOME. Those are at home in /, as they are
+    where Docker says it."""
+    if not os.environ.get("HOME"):
+        os.environ.pop("HOME", None)  # empty, it would hide the user's own
+        if os.path.expanduser("~") == "~":
+            os.environ["HOME"] = os.sep
 
 
 if __name__ == "__main__":

@@ -358,7 +358,8 @@ def load(
     values.update(from_file)
     for field in FIELDS:
         text = environ.get(env_name(field))
-        if text is not None and text.strip():
+        # A Kubernetes service that is called localrun sets LOCALRUN_PORT to its own address in every pod.
+        if text is not None and text.strip() and not (field == "port" and text.startswith("tcp://")):
             values[field] = checked(field, _parse(field, text.strip(), env_name(field)), env_name(field))
     for field, value in (flags or {}).items():
         if value is not None:
@@ -386,7 +387,7 @@ CHOICES = {
 
 def _from_toml(path: Path) -> dict[str, Any]:
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        table = tomllib.loads(path.read_text(encoding="utf-8-sig"))  # editors on Windows leave a mark at its beginning
     except (FileNotFoundError, NotADirectoryError):
         return {}
     except (OSError, ValueError) as error:  # no TOML, no UTF-8, or a number of thousands of digits

@@ -65,6 +65,20 @@ def test_each_source_overrides_the_one_before_it(home: dict[str, str]):
     assert (settings.max_queue, settings.slots, settings.port, settings.threads) == (256, 2, 3000, 4)
 
 
+def test_what_kubernetes_says_of_a_service_of_this_name_is_no_port(home: dict[str, str]):
+    write(home, "port = 2000\n")
+    told = {"LOCALRUN_PORT": "tcp://10.96.0.7:11434", "LOCALRUN_PORT_11434_TCP": "tcp://10.96.0.7:11434"}
+    told |= {"LOCALRUN_SERVICE_HOST": "10.96.0.7", "LOCALRUN_SERVICE_PORT": "11434"}
+    assert load(environ=home | told) == Settings(port=2000)
+    assert config.slips(told) == {}
+
+
+def test_a_settings_file_may_begin_with_a_byte_order_mark(home: dict[str, str]):
+    """As PowerShell and older editors on Windows write it."""
+    write(home, "\ufeffport = 2000\r\nslots = 2\r\n")
+    assert load(environ=home) == Settings(port=2000, slots=2)
+
+
 def test_a_flag_that_was_not_given_overrides_nothing(home: dict[str, str]):
     assert load({"slots": None}, home | {"LOCALRUN_SLOTS": "5"}).slots == 5
     assert load(None, home | {"LOCALRUN_SLOTS": "5"}).slots == 5

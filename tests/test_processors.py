@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from localrun.hardware.processors import (
     idle_s,
     of_linux,
     of_macos,
+    others_busy_s,
     run_sysctl,
     unused_now,
     usable,
@@ -285,6 +287,19 @@ def test_processors_that_nobody_else_uses(machine: Machine, monkeypatch: pytest.
 def test_this_machine_says_what_is_idle_and_unused():
     assert idle_s() >= 0
     assert unused_now() <= (os.cpu_count() or 1) or sys.platform != "linux"
+
+
+def test_where_the_system_hides_it_nobody_else_is_busy(monkeypatch: pytest.MonkeyPatch):
+    """Android lets no program read /proc/stat."""
+
+    def refused(*, percpu: bool = False) -> None:
+        raise PermissionError("/proc/stat")
+
+    monkeypatch.setattr("psutil.cpu_times", refused)
+    before_s = idle_s()
+    time.sleep(0.01)
+    assert idle_s() - before_s >= 0.01 * (os.cpu_count() or 1)
+    assert others_busy_s() == 0
 
 
 def test_processors_that_are_switched_off_are_not_counted(machine: Machine):

@@ -116,8 +116,7 @@ def rich_style(app: App[Any], colour: str) -> Style:
 def load(path: Path) -> Preferences:
     """Never raises; a file that is not there is no problem."""
     try:
-        with path.open("rb") as file:
-            content = tomllib.load(file)
+        content = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         return Preferences()
     except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

@@ -14,12 +14,14 @@ import ipaddress
 import socket
 import ssl
 from collections.abc import Iterable
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from localrun import stored
 from localrun.config import ConfigError
+from localrun.stored import FileStamp
 
 if TYPE_CHECKING:
     from cryptography import x509
@@ -79,7 +81,27 @@ def kept(folder: Path, names: Iterable[str]) -> Certificate:
 
 
 def context(certificate: Certificate) -> ssl.SSLContext:
-    """For the daemon's sockets. Raises ConfigError for files that are no pair."""
+    """For the daemon's sockets. Once the files are renewed, new connections get the new ones. Raises ConfigError for
+    files that are no pair."""
+    made = latest = _context(certificate)
+    seen = _stamps(certificate)
+
+    def renew(connection: ssl.SSLObject, _: str | None, __: ssl.SSLContext) -> None:
+        nonlocal latest, seen
+        if (found := _stamps(certificate)) != seen:
+            with suppress(ConfigError):  # one of them is still the old one: the next connection looks again
+                latest, seen = _context(certificate), found
+        connection.context = latest
+
+    made.sni_callback = renew  # is called without a name, too
+    return made
+
+
+def _stamps(certificate: Certificate) -> tuple[FileStamp | None, ...]:
+    return FileStamp.found(certificate.certificate), FileStamp.found(certificate.key)
+
+
+def _context(certificate: Certificate) -> ssl.SSLContext:
     made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     made.minimum_version = ssl.TLSVersion.TLSv1_2
     made.set_ciphers(_CIPHERS)

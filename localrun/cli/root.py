@@ -276,7 +276,9 @@ def run(arguments: Sequence[str]) -> int:
             if isinstance(full, errors.DiskFull):
                 return _failed(full.message, exits.ERROR)
             words = error.strerror or str(error)
-            if isinstance(full, errors.DiskRefused) and Path(str(error.filename)).is_relative_to(folders().state):
+            refused, state = Path(str(error.filename)), folders().state
+            is_own = refused.is_relative_to(state) or state.is_relative_to(refused)
+            if isinstance(full, errors.DiskRefused) and is_own:
                 words += "; LOCALRUN_HOME can name a folder that can be written"
             return _failed(f"{error.filename}: {words}" if error.filename else words, exits.ERROR)
         return _failed(f"{type(error).__name__}: {error} (LOCALRUN_DEBUG=1 shows where)", exits.ERROR)

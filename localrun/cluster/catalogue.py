@@ -33,6 +33,7 @@ from localrun.errors import (
     LocalrunError,
     ModelNotFound,
 )
+from localrun.hardware.memory import machine_memory
 from localrun.models import naming, pull
 from localrun.models.download.fetch import new_client
 from localrun.models.download.huggingface import Hub
@@ -55,7 +56,9 @@ def giving(member: Membership, settings: Settings) -> Iterator[Has]:
     """While the others can have this machine's models. What it has, for Ray's labels."""
     with Giver(Store.of(settings), member.address, token=kept.frames_token(), tls=member.tls_to_listen()) as giver:
         gpus = asyncio.run(machine.answering_gpus())
-        yield Has(machine.total_bytes(), tuple(gpu.emptied.free_bytes for gpu in gpus if not gpu.is_shared), giver.port)
+        yield Has(
+            machine_memory().total_bytes, tuple(gpu.emptied.free_bytes for gpu in gpus if not gpu.is_shared), giver.port
+        )
 
 
 def neighbours(member: Membership, addresses: Iterable[str]) -> Neighbours:
@@ -162,7 +165,7 @@ async def _pull(store: Store, manifest: Manifest, why: DownloadFailed) -> None:
     async with new_client() as client:
         context = pull.PullContext(
             store=store, hub=Hub.from_environment(), client=client, limits=FetchLimits(),
-            memory_bytes=machine.total_bytes(),
+            memory_bytes=machine_memory().total_bytes,
         )  # fmt: skip
         try:
             await pull.pull(manifest.name, context=context, observer=_Nobody())

@@ -25,6 +25,7 @@ from localrun.doctor.surroundings import (
     own_requirements,
 )
 from localrun.hardware import kernels, processors, thread_choice
+from localrun.hardware.memory import machine_memory
 from localrun.models.storage.store import Store
 from localrun.native_build.machine import Machine
 
@@ -95,7 +96,7 @@ def _build(seen: KnownState, is_deep: bool, environ: Mapping[str, str]) -> Itera
 
 
 def _machine(seen: KnownState, is_deep: bool, environ: Mapping[str, str]) -> Iterator[Finding]:
-    available_bytes, total_bytes = surroundings.memory()
+    available_bytes, total_bytes = machine_memory()
     yield check_threads(
         processors.usable(), thread_choice.read(config.folders(environ).cache / thread_choice.FILE_NAME),
         wanted=seen.settings.threads,

@@ -106,18 +106,6 @@ def check_memory(available_bytes: int, total_bytes: int) -> Finding:
     return ok("memory", text)
 
 
-def memory(cgroup: Path = Path("/sys/fs/cgroup")) -> tuple[int, int]:
-    """Available and total bytes, by the system and by a container's limit (cgroup v2)."""
-    of_machine = psutil.virtual_memory()
-    available, total = int(of_machine.available), int(of_machine.total)
-    try:
-        limit = int((cgroup / "memory.max").read_text("ascii"))
-        used = int((cgroup / "memory.current").read_text("ascii"))
-    except (OSError, ValueError):  # no such file on this system, or the word "max": no limit
-        return available, total
-    return min(available, max(0, limit - used)), min(total, limit)
-
-
 def check_disk(folder: Path, free_bytes: int) -> Finding:
     """`folder` is where models are pulled to."""
     text = f"{size(free_bytes)} free at {folder}"

@@ -2,9 +2,9 @@
 
 A machine's number of processors says little: a container may have 2 of 64, a task may be bound to some of them
 (affinity), two may be hyperthreads of one core, and some cores may be slow ones that save power. On Linux all of that
-is read from files, below a root that is an argument, so that tests can make any machine. A quota is the least of those
-on the way from the process's own cgroup up, in version 1 or 2, and is rounded down: threads beyond it are stopped
-for a part of every period, which harms streams. Elsewhere `sysctl` (macOS) or psutil say what they know.
+is read from files, below a root that is an argument, so that tests can make any machine. A quota (`cgroups.py`) is
+rounded down: threads beyond it are stopped for a part of every period, which harms streams. Elsewhere `sysctl` (macOS)
+or psutil say what they know.
 
 psutil alone counts cores of the whole machine and knows no quota and no kinds of cores. loky's `cpu_count` looks at one
 cgroup and not at those above it, rounds up, counts hyperthreads as cores where an affinity is set, and gives one number
@@ -22,13 +22,15 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
-from pathlib import Path, PurePosixPath
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 import psutil
 
+from localrun.hardware import cgroups
+from localrun.hardware.cgroups import text_of as _text
 from localrun.hardware.cpu_features import cpu_facts, cpu_name
 
 # A core that has less than this part of the best one's capacity is one to save power: 0.25 to 0.52 is usual for these,
@@ -140,7 +142,10 @@ def others_busy_s() -> float:
     exact to some hundredths. What disturbs a measurement is the difference of two."""
     allowed = os.sched_getaffinity(0) if sys.platform == "linux" else None
     busy_s = 0.0
-    counted = psutil.cpu_times(percpu=True)
+    try:
+        counted = psutil.cpu_times(percpu=True)
+    except OSError:  # as in `idle_s`
+        return 0.0
     for number, times in zip(counted_processors(len(counted), Path("/")), counted, strict=True):
         if allowed is None or number in allowed:
             busy_s += sum(getattr(times, kind, 0.0) for kind in ("user", "nice", "system", "irq", "softirq", "steal"))
@@ -149,7 +154,10 @@ def others_busy_s() -> float:
 
 def idle_s() -> float:
     """Seconds that processors of this machine were idle, of all together, since some moment in the past."""
-    times = psutil.cpu_times()
+    try:
+        times = psutil.cpu_times()
+    except OSError:  # hidden, as on Android: as if all of them always were
+        return time.monotonic() * (os.cpu_count() or 1)
     # Linux counts apart when a processor is idle and a program waits for a disk.
     return float(times.idle + getattr(times, "iowait", 0.0))
 
@@ -210,7 +218,7 @@ def of_linux(
         n_allowed=max(1, len(allowed)),
         performance_cores=max(1, len(cores) - n_slow if has_topology or n_cores is None else n_cores),
         efficiency_cores=n_slow,
-        quota=cgroup_quota(root),
+        quota=cgroups.quota(root),
         numbers=_ranges(allowed) if len(allowed) < n_present else "",
     )
 
@@ -258,64 +266,6 @@ def run_sysctl(name: str) -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return ended.stdout.strip() if ended.returncode == 0 else None
-
-
-# --- quotas ----------------------------------------------------------------------------------------------------------
-
-
-def cgroup_quota(root: Path) -> float | None:
-    """Processors' worth of time that this process's cgroups leave it; None without a limit."""
-    quotas = [quota for folder in _cgroup_folders(root) if (quota := _quota(folder)) is not None]
-    return min(quotas, default=None)
-
-
-def _quota(folder: Path) -> float | None:
-    """Of one cgroup, of either version."""
-    limit, _, period = (_text(folder / "cpu.max") or "").strip().partition(" ")
-    if not limit:
-        limit, period = _text(folder / "cpu.cfs_quota_us") or "", _text(folder / "cpu.cfs_period_us") or ""
-    try:
-        quota_us, period_us = int(limit), int(period)
-    except ValueError:  # no such files here, or the word "max"
-        return None
-    return quota_us / period_us if quota_us > 0 and period_us > 0 else None
-
-
-def _cgroup_folders(root: Path) -> Iterator[Path]:
-    """The cgroups that may limit this process's time: its own and all above it that can be seen."""
-    own = dict(_own_cgroups(_text(root / "proc/self/cgroup") or ""))
-    for line in (_text(root / "proc/self/mountinfo") or "").splitlines():
-        before, _, after = line.partition(" - ")
-        fields, kind = before.split(), after.split()
-        if len(fields) < 5 or len(kind) < 3 or kind[0] not in ("cgroup", "cgroup2"):
-            continue
-        if kind[0] == "cgroup" and "cpu" not in kind[2].split(","):
-            continue
-        path = own.get("" if kind[0] == "cgroup2" else "cpu")
-        if path is None:
-            continue
-        top = root / fields[4].replace("\\040", " ").lstrip("/")
-        here = top / _below(path, fields[3])
-        yield here
-        while here != top:
-            here = here.parent
-            yield here
-
-
-def _own_cgroups(text: str) -> Iterator[tuple[str, str]]:
-    """Lines such as `1:cpu,cpuacct:/a/b`, and `0::/a/b` of version 2, as controller and path."""
-    for line in text.splitlines():
-        _, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
-        for controller in controllers.split(","):
-            yield controller, path
-
-
-def _below(path: str, mounted: str) -> PurePosixPath:
-    """Where a cgroup is below the mount of `mounted`; the mount itself where that hides it, as in older containers."""
-    if ".." in PurePosixPath(path).parts or not PurePosixPath(path).is_relative_to(mounted):
-        return PurePosixPath()
-    return PurePosixPath(path).relative_to(mounted)
 
 
 # --- kinds of cores --------------------------------------------------------------------------------------------------
@@ -367,10 +317,3 @@ def _ranges(numbers: Collection[int]) -> str:
 def _psutil_cores() -> int | None:
     count: int | None = psutil.cpu_count(logical=False)
     return count
-
-
-def _text(path: Path) -> str | None:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return None

@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Annotated, NamedTuple
 
 import msgspec
-import psutil
 
 from localrun import config, stored, wire
 from localrun.bench.arrivals import Session, Turn, as_sent, send
@@ -32,6 +31,7 @@ from localrun.bench.session import own_server
 from localrun.config import Settings
 from localrun.errors import CannotFit, EngineFailed, LocalrunError
 from localrun.hardware import thread_choice
+from localrun.hardware.memory import machine_memory
 from localrun.hardware.processors import usable
 from localrun.models.fit import FitRequest, Machine, choose
 from localrun.models.storage.model import Model
@@ -135,7 +135,7 @@ def setup_of(calibration: Calibration, settings: Settings) -> Setup:
 
 def open_message(model: Model, settings: Settings) -> wire.Open:
     """The frame that an engine would be opened with. Raises CannotFit."""
-    machine = Machine(psutil.virtual_memory().available)
+    machine = Machine(machine_memory().available_bytes)
     wish = FitRequest(
         n_slots=settings.slots, n_kv_cells=settings.kv_cells, kv_type=settings.kv_type, n_ubatch=settings.batch_tokens
     )

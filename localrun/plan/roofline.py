@@ -27,12 +27,12 @@ from importlib import resources
 from typing import Any, NamedTuple
 
 import msgspec
-import psutil
 
 from localrun.bench.roofline import step_bytes, tensors_read
 from localrun.config import Settings
 from localrun.engine.backend import MemoryKind
 from localrun.errors import BadRequest, CannotFit, meant
+from localrun.hardware.memory import machine_memory
 from localrun.models.fit import AUTO, FitRequest, Gpu, Machine, choose, in_gb
 from localrun.models.gguf.header import Header, TensorInfo
 from localrun.models.gguf.tables import BY_NAME, FILE_TYPES, QUANT_ALIASES
@@ -317,7 +317,7 @@ def _check_memory(header: Header, wanted: str, settings: Settings, layout: Layou
         kv_type=layout.kv_type if n_cells else AUTO,
         n_ubatch=settings.batch_tokens,
     )
-    available = psutil.virtual_memory().available
+    available = machine_memory().available_bytes
     fit = choose(header, Machine(available), wish)
     if not layout.n_gpu_layers and not fit.fits:
         cells = f" and {in_gb(fit.estimate.kv_bytes)} of {n_cells} KV cells" if n_cells else ""

@@ -29,6 +29,7 @@ from functools import partial
 from types import FrameType
 from typing import Any
 
+import msgspec
 import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -164,7 +165,7 @@ def serve(settings: Settings, idle_exit_s: float | None = None, elsewhere: Elsew
         daemon = _Daemon(config, runtime, app, listening, idle_exit_s=idle_exit_s)
         if certificate is not None:
             daemon.invite(settings, certificate)
-        daemon.run(sockets=[listening.local])
+        daemon.run(sockets=list(filter(None, (listening.local, listening.local_v6))))
     except SystemExit:
         # uvicorn's way to say that the lifespan failed, after it has logged why.
         raise Unavailable("the daemon could not start; the lines above say why") from None
@@ -303,6 +304,11 @@ def _say(text: str) -> None:
 
 def _check_files(settings: Settings) -> None:
     """Raises ConfigError for what cannot be used as the settings say; a folder of other programs may come later."""
+    for own in (*msgspec.structs.astuple(folders()), models_folder(settings)):
+        try:
+            str(own).encode()
+        except UnicodeEncodeError:
+            raise ConfigError(f"{own} is not UTF-8; name a folder that is (LOCALRUN_HOME, LOCALRUN_MODELS)") from None
     others = [("model_dirs", folder) for folder in model_dirs(settings)]
     for field, folder in (("models_dir", models_folder(settings).absolute()), *others):
         there = next(path for path in (folder, *folder.parents) if os.path.lexists(path))

@@ -22,6 +22,7 @@ import msgspec
 
 from localrun import stored
 from localrun.errors import Cancelled, DownloadFailed, LocalrunError, NotFound, Unavailable
+from localrun.hardware.memory import machine_memory
 from localrun.models import pull as model_pull
 from localrun.models.download.fetch import new_client
 from localrun.models.download.huggingface import Hub
@@ -29,7 +30,6 @@ from localrun.models.download.plan import FetchLimits, Item, RemotePlan
 from localrun.models.storage import manifest
 from localrun.models.storage.manifest import ManifestKey
 from localrun.models.storage.store import Store
-from localrun.server.engines import machine
 from localrun.server.engines.machine import answering_gpus
 from localrun.server.http.failures import unforeseen
 from localrun.snapshot import PullRow
@@ -382,7 +382,7 @@ def _cancelled() -> Cancelled:
 async def memory_bytes() -> int:
     """What a model can be laid out in, whatever is loaded now: this machine's memory, or that of its GPUs together if
     they have more."""
-    ram_bytes = await asyncio.to_thread(machine.total_bytes)
+    ram_bytes = (await asyncio.to_thread(machine_memory)).total_bytes
     return max(ram_bytes, sum(gpu.emptied.free_bytes for gpu in await answering_gpus() if not gpu.is_shared))
 
 

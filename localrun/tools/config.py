@@ -75,7 +75,7 @@ def configured(table: object, file_name: str) -> ToolConfig:
 def read(path: Path) -> ToolConfig:
     """From a file of which nothing else is wanted. Never raises; a file that is not there has no servers."""
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        content = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         return ToolConfig({})
     except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

@@ -154,6 +154,7 @@ def _stem(name: str) -> str:
 
 def _inspect(path: Path, kind: str, modified_at_s: float) -> ModelFile | BadModelFile:
     try:
+        str(path).encode()
         header = reader.read_named(path) if kind == NAMED else reader.read_header(path, kind=kind)
         if header.kind in ADAPTERS:
             facts_of(header)
@@ -161,6 +162,8 @@ def _inspect(path: Path, kind: str, modified_at_s: float) -> ModelFile | BadMode
             return BadModelFile(f"{path.name} {problem}; look for another GGUF of it (localrun search)")
     except BadModelFile as error:
         return error
+    except UnicodeEncodeError:  # a disk of an older system: no answer and no engine could be told of it
+        return BadModelFile(f"{path.name} has a name, or is in a folder, that is not UTF-8; rename what is not")
     # File systems store times that datetime cannot express.
     modified_at = datetime.fromtimestamp(min(max(modified_at_s, 0.0), _LAST_SECOND), UTC)
     return ModelFile(path, header.size_bytes, modified_at, header)

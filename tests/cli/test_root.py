@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import importlib
+import os
 import shlex
 import subprocess
 import sys
@@ -129,15 +130,43 @@ def test_an_unforeseen_error_is_one_line_unless_debugging(capsys, environment, m
         run(["ps"])
 
 
-def test_a_folder_that_cannot_be_written_can_be_another(capsys, environment, monkeypatch):
-    state = folders().state
+@pytest.mark.skipif(sys.platform == "win32", reason="POSIX users")
+@pytest.mark.parametrize(
+    ("home", "is_known", "wanted"), [(None, False, "/"), ("", False, "/"), ("", True, "/own"), ("/a", False, "/a")]
+)
+def test_a_user_of_a_container_needs_neither_a_name_nor_a_home(home, is_known, wanted):
+    code = """if True:
+        import pathlib, pwd, sys, types
+        import localrun.cli.root as root
+        from localrun.__main__ import main
+
+        def found(uid):
+            if len(sys.argv) < 2:
+                raise KeyError(uid)
+            return types.SimpleNamespace(pw_dir=sys.argv[1])
+
+        pwd.getpwuid = found
+        root.run = lambda arguments: print(pathlib.Path.home()) or 0
+        main()
+    """
+    environ = {name: value for name, value in os.environ.items() if name != "HOME"}
+    ended = subprocess.run(
+        [sys.executable, "-c", code, *(["/own"] if is_known else [])], capture_output=True, text=True, check=True,
+        env=environ if home is None else {**environ, "HOME": home},
+    )  # fmt: skip
+    assert ended.stdout.strip() == wanted
+
+
+@pytest.mark.parametrize("part", ["state", "state's parent"])
+def test_a_folder_that_cannot_be_written_can_be_another(capsys, environment, monkeypatch, part):
+    refused = folders().state if part == "state" else folders().state.parent
 
     def fail(settings: object) -> str:
-        raise OSError(errno.EROFS, "Read-only file system", str(state))
+        raise OSError(errno.EROFS, "Read-only file system", str(refused))
 
     monkeypatch.setattr("localrun.cli.running.require_daemon", fail)
     assert run(["ps"]) == exits.ERROR
-    wanted = f"error: {state}: Read-only file system; LOCALRUN_HOME can name a folder that can be written"
+    wanted = f"error: {refused}: Read-only file system; LOCALRUN_HOME can name a folder that can be written"
     assert " ".join(capsys.readouterr().err.split()) == wanted
 
 

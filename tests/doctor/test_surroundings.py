@@ -24,7 +24,6 @@ from localrun.doctor.surroundings import (
     check_python,
     check_threads,
     existing,
-    memory,
 )
 from localrun.hardware.processors import Processors
 from localrun.hardware.thread_choice import ModelShape, SavedChoice, Threads
@@ -71,14 +70,6 @@ def test_pinned_packages_are_compared():
 @pytest.mark.parametrize(("available", "level"), [(8e9, OK), (1e9, WARN), (1e8, FAIL)])
 def test_memory(available, level):
     assert check_memory(int(available), 16_000_000_000).level is level
-
-
-def test_a_containers_limit_counts(tmp_path: Path):
-    (tmp_path / "memory.max").write_text("1000000\n")
-    (tmp_path / "memory.current").write_text("400000\n")
-    assert memory(tmp_path) == (600_000, 1_000_000)
-    (tmp_path / "memory.max").write_text("max\n")
-    assert memory(tmp_path)[1] > 1_000_000
 
 
 @pytest.mark.parametrize(("free", "level"), [(1e12, OK), (5e9, WARN), (1e8, FAIL)])

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from localrun import stored
 from localrun.config import Settings
 from localrun.errors import BadRequest, LocalrunError
+from localrun.hardware.memory import Memory
 from localrun.models.gguf.header import Header
 from localrun.models.gguf.reader import read_header
 from localrun.models.storage.store import Store
@@ -81,7 +81,7 @@ def test_cells_that_no_machine_would_have_are_refused(
         made_at="", machine="", model="tiny", build="b", layout=layout(), costs=costs(), median_error=0.0,
         worst_error=0.0, others=0.0,
     )  # fmt: skip
-    monkeypatch.setattr("localrun.plan.roofline.psutil.virtual_memory", lambda: SimpleNamespace(available=1 << 30))
+    monkeypatch.setattr("localrun.plan.roofline.machine_memory", lambda: Memory(1 << 30, 1 << 30))
     model = Store.of(Settings()).resolve(str(tiny_gguf))
     with pytest.raises(LocalrunError, match=words):
         estimate(model, Settings(), {"kv-cells": n_cells}, lambda *_: made)

@@ -12,8 +12,10 @@ import sys
 import time
 from pathlib import Path
 
+import httpx2
 import pytest
 
+from localrun.access.keys import KeyFile
 from localrun.config import ConfigError, Settings
 from localrun.errors import PortBusy
 from localrun.server import app
@@ -111,12 +113,27 @@ def test_serve_refuses_before_it_starts_anything(tmp_path: Path) -> None:
     file.touch()
     for settings, said in (
         (Settings(port=0, models_dir=str(file / "models")), f"models_dir (LOCALRUN_MODELS) is {file / 'models'}, and"),
+        (Settings(port=0, models_dir=f"{tmp_path}/b\udce4d"), "is not UTF-8; name a folder that is"),
         (Settings(port=0, model_dirs=str(file)), f"{file} is a file; name a folder"),
         (Settings(port=0, tls_cert=str(file)), "tls_key is missing"),
         (Settings(port=0, tls_cert=str(file), tls_key=str(file)), f"tls_cert: {file} cannot be read as a certificate"),
     ):
         with pytest.raises(ConfigError, match=re.escape(said)):
             app.serve(settings)
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="IPv6")
+def test_both_versions_of_ip_reach_a_daemon_at_all_addresses(tmp_path: Path) -> None:
+    """127.0.0.2 comes by TLS, as other machines do."""
+    KeyFile(tmp_path / "data").create("laptop")
+    with running_daemon("--host", "::", LOCALRUN_HOME=str(tmp_path)) as daemon, httpx2.Client(verify=False) as trusting:
+        for url in ("http://127.0.0.1", "http://[::1]", "https://127.0.0.2"):
+            answer = trusting.get(f"{url}:{daemon.port}/health")
+            assert (answer.status_code, answer.json()["status"]) == (200, "ok"), url
+        refused = trusting.get(f"https://127.0.0.2:{daemon.port}/health", headers={"Host": "evil.example"})
+        assert refused.status_code == 403
+        assert trusting.get(f"https://127.0.0.2:{daemon.port}/v1/models").status_code == 401
+    assert json.loads((tmp_path / "state" / "audit.jsonl").read_text())["from"] == "127.0.0.1"
 
 
 @pytest.mark.parametrize(

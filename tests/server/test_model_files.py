@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +19,21 @@ FILES = {
     "headless": file_bytes((*ENTRIES, entry("llama.pooling_type", U32, u32(4)))),
     "known": file_bytes((*ENTRIES, GPT2, entry("tokenizer.ggml.pre", STRING, text("qwen2")))),
 }
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="file names that are not UTF-8")
+def test_a_folder_whose_name_is_not_utf8_is_told_of_and_in_nobody_s_way(tmp_path: Path):
+    folder = tmp_path / os.fsdecode(b"sch\xf6n")
+    folder.mkdir()
+    (folder / "old.gguf").write_bytes(FILES["known"])
+    (tmp_path / "new.gguf").write_bytes(FILES["known"])
+    with running_daemon(LOCALRUN_MODEL_DIRS=str(tmp_path)) as running:
+        tags = running.http.get("/api/tags").json()
+        assert {row["name"] for row in tags["models"]} == {"tiny:latest", "new:latest"}
+        (unusable,) = tags["unusable"]
+        assert unusable["path"].endswith("/sch\N{REPLACEMENT CHARACTER}n/old.gguf")
+        for said in (unusable["problem"], running.post("/api/generate", model="old", prompt="hi").json()["error"]):
+            assert "not UTF-8; rename" in said
 
 
 @pytest.fixture(scope="module")

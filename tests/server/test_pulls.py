@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from localrun.errors import BadRequest, Cancelled, DownloadFailed, ModelNotFound, NotFound, Unavailable
+from localrun.hardware.memory import Memory
 from localrun.models import builtin
 from localrun.models.download.huggingface import Hub
 from localrun.models.download.plan import Item, PlannedFile, RemotePlan
@@ -148,7 +149,7 @@ async def test_the_memory_is_that_of_the_machine_or_of_its_larger_gpus(monkeypat
         return tuple(gpus)
 
     monkeypatch.setattr(pulls_module, "answering_gpus", installed)
-    monkeypatch.setattr(pulls_module.machine, "total_bytes", lambda: 16_000)
+    monkeypatch.setattr(pulls_module, "machine_memory", lambda: Memory(16_000, 16_000))
     assert await pulls_module.memory_bytes() == 16_000
     gpus += [Gpu("integrated", 64_000, is_shared=True), Gpu("small", 1_000, total_bytes=8_000)]
     assert await pulls_module.memory_bytes() == 16_000

@@ -12,7 +12,7 @@ from localrun.tui.preferences import Pictures, Preferences, load
 
 
 def _load(tmp_path: Path, text: str) -> Preferences:
-    (tmp_path / "tui.toml").write_text(text)
+    (tmp_path / "tui.toml").write_text(text, encoding="utf-8")
     return load(tmp_path / "tui.toml")
 
 
@@ -20,6 +20,7 @@ def test_theme_and_keys_are_taken(tmp_path: Path):
     found = _load(tmp_path, 'theme = "nord"\n[keys]\n"chat.new" = "ctrl+t"\n')
     assert found == Preferences("nord", {"chat.new": "ctrl+t"}, ())
     assert load(tmp_path / "none.toml") == Preferences()
+    assert _load(tmp_path, '\ufefftheme = "nord"').theme == "nord", "editors on Windows leave a mark"
     assert _load(tmp_path, 'pictures = "blocks"').pictures is Pictures.BLOCKS
 
 

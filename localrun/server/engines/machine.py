@@ -26,6 +26,7 @@ import psutil
 
 from localrun import __version__
 from localrun.errors import DeviceLost
+from localrun.hardware.memory import machine_memory
 from localrun.models.fit import Gpu
 from localrun.processes import HIDDEN, end_child, end_in_words, last_words
 from localrun.snapshot import GpuRow, SystemRow
@@ -155,37 +156,6 @@ def _started() -> Any:
 
 SAMPLE_EVERY_S = 1.0
 
-_CGROUP = Path("/sys/fs/cgroup")
-
-
-def available_bytes(cgroup: Path = _CGROUP) -> int:
-    """Memory that programs could still take without swapping: what the system says, or a container's limit leaves."""
-    available: int = psutil.virtual_memory().available
-    left = _left_in_cgroup(cgroup)
-    return available if left is None else min(available, left)
-
-
-def total_bytes(cgroup: Path = _CGROUP) -> int:
-    """Memory that this machine, or the container around us, has in all."""
-    total: int = psutil.virtual_memory().total
-    try:
-        return min(total, int((cgroup / "memory.max").read_text("ascii")))
-    except (OSError, ValueError):  # as in `_left_in_cgroup`
-        return total
-
-
-def _left_in_cgroup(cgroup: Path) -> int | None:
-    """What a cgroup v2 memory limit leaves; None without one. Reclaimable file pages count as free."""
-    try:
-        limit = int((cgroup / "memory.max").read_text("ascii"))
-        used = int((cgroup / "memory.current").read_text("ascii"))
-        for line in (cgroup / "memory.stat").read_text("ascii").splitlines():
-            if line.startswith(("inactive_file ", "active_file ")):
-                used -= int(line.split()[1])
-    except (OSError, ValueError):  # no such file on this system, or the word "max": no limit
-        return None
-    return max(0, limit - used)
-
 
 def oom_kills(vmstat: Path = Path("/proc/vmstat")) -> int | None:
     """How many processes the kernel has killed for memory since it started; None where it does not say."""
@@ -242,16 +212,25 @@ class MachineSampler:
 
     def _take(self, pids: frozenset[int]) -> MachineSample:
         self.n_samples += 1
+        memory = machine_memory()
         system = SystemRow(
-            cpu_percent=psutil.cpu_percent(),
-            memory_total_bytes=total_bytes(),
-            memory_available_bytes=available_bytes(),
+            cpu_percent=_cpu_percent(),
+            memory_total_bytes=memory.total_bytes,
+            memory_available_bytes=memory.available_bytes,
             daemon_rss_bytes=rss_bytes(os.getpid()) or 0,
             cores=self._cores,
             gpus=self._gpu_load.rows(),
         )
         rss = {pid: size for pid in pids if (size := rss_bytes(pid)) is not None}
         return MachineSample(system, rss, pids, time.monotonic())
+
+
+def _cpu_percent() -> float:
+    try:
+        percent: float = psutil.cpu_percent()
+    except OSError:  # hidden, as on Android
+        return 0.0
+    return percent
 
 
 def rss_bytes(pid: int) -> int | None:

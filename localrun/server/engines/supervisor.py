@@ -29,11 +29,11 @@ from localrun import wire
 from localrun.config import NOTHING_ASKED, LoadSettings, Settings
 from localrun.errors import BadModelFile, CannotFit, DeviceLost, LocalrunError, ModelNotFound, QueueFull, Unavailable
 from localrun.hardware.kernels import Verdict
+from localrun.hardware.memory import machine_memory
 from localrun.models import adapters
 from localrun.models.name import split_adapters
 from localrun.models.storage.model import Evidence, Model, Part
 from localrun.models.storage.store import Store
-from localrun.server.engines import machine
 from localrun.server.engines.faults import EARLY_S, MAX_KILLED_LOADS, Breaker, StallWatch
 from localrun.server.engines.kernels import Kernels, is_allowed, wrong_types
 from localrun.server.engines.link import ENGINE_COMMAND, EngineLink
@@ -81,7 +81,7 @@ class Supervisor:
         on_step: StepSeen,
         on_loaded: LinkSeen,
         on_ended: LinkSeen,
-        available_bytes: Callable[[], int] = machine.available_bytes,
+        available_bytes: Callable[[], int] = lambda: machine_memory().available_bytes,
         kv_folder: Path | None = None,
         threads_file: Path | None = None,
         kernels_folder: Path | None = None,

@@ -497,10 +497,7 @@ def address_of(scope: Scope) -> str:
     host: str = client[0]
     if ":" not in host:
         return host
-    address = ipaddress.IPv6Address(host.partition("%")[0])
-    if address.ipv4_mapped is not None:
-        return str(address.ipv4_mapped)
-    return str(ipaddress.ip_network((address, 64), strict=False))
+    return str(ipaddress.ip_network((host.partition("%")[0], 64), strict=False))
 
 
 class Throttle:

@@ -19,6 +19,7 @@ Does not: look at what the headers say (`limits.py` does), or bound the body's s
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import ipaddress
 import re
@@ -26,7 +27,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
@@ -37,18 +38,20 @@ from localrun.config import ConfigError, Settings
 from localrun.errors import PortBusy
 from localrun.server.http.operation import Find
 
+_Port = TypeVar("_Port", int, int | None)
+
 
 class Listening(NamedTuple):
     """The daemon's sockets: for this machine, without encryption, and for others, with TLS; None if it has no other
-    address than a loopback one."""
+    address than a loopback one. `local_v6` is where `localhost` leads first if all addresses are listened on."""
 
     local: socket.socket
     outside: socket.socket | None = None
+    local_v6: socket.socket | None = None
 
     def close(self) -> None:
-        self.local.close()
-        if self.outside is not None:
-            self.outside.close()
+        for one in filter(None, self):
+            one.close()
 
 
 def listen(host: str, port: int) -> Listening:
@@ -69,7 +72,11 @@ def listen(host: str, port: int) -> Listening:
         # nobody else was there is what the first socket, without the option, found out.
         outside.close()
         outside = bind(str(address), port, shares=True)
-        return Listening(bind("127.0.0.1", port, shares=True), outside)
+        local, local_v6 = bind("127.0.0.1", port, shares=True), None
+        if address.version == 6:
+            with contextlib.suppress(ConfigError):  # loopback may lack it
+                local_v6 = bind("::1", port, shares=True)
+        return Listening(local, outside, local_v6)
     except BaseException:
         outside.close()
         raise
@@ -175,12 +182,21 @@ def bracketed(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
+def _as_called(end: tuple[str, _Port] | None) -> tuple[str, _Port] | None:
+    """Address and port; a socket for both versions has those of version 4 in the form of the other."""
+    return None if end is None else (end[0].removeprefix("::ffff:"), end[1])
+
+
 def served_names(settings: Settings) -> frozenset[str]:
     """Lower-case host names: the machine's own, alone and with `.local`, the address listened on if it is a name, and
     those of `settings.host_names`."""
-    more = (name.strip().lower().rstrip(".") for name in settings.host_names.split(","))
-    found = {*own_names(), *more, settings.host.lower()}
+    found = {*own_names(), *listed_names(settings), settings.host.lower()}
     return frozenset(name for name in found if name and ":" not in name and not is_wildcard(name))
+
+
+def listed_names(settings: Settings) -> frozenset[str]:
+    """Those of `settings.host_names`, in lower case."""
+    return frozenset(name.strip().lower().rstrip(".") for name in settings.host_names.split(","))
 
 
 def _cannot_listen(error: OSError, host: str, port: int) -> PortBusy | ConfigError:
@@ -276,6 +292,7 @@ class BoundedConnection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self.client, self.server = _as_called(self.client), _as_called(self.server)
         crowd = self._crowd()
         self._is_one_too_many = bool(crowd) and not _close_idlest(crowd)
         if self._is_one_too_many:

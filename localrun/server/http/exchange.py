@@ -243,8 +243,9 @@ class Exchange:
         """Sends the status line and headers of a stream in the family's format. From then on it says that it is alive
         whenever nothing was written for `PING_AFTER_S`."""
         stream_type = b"application/x-ndjson" if self.shape is Shape.OLLAMA else b"text/event-stream"
-        stream_headers = [(b"content-type", stream_type), (b"cache-control", b"no-store")]
-        await self._start(200, [*stream_headers, *(headers or [])])
+        # The last one keeps nginx from collecting pieces until it has some kilobytes.
+        unkept = [(b"cache-control", b"no-store"), (b"x-accel-buffering", b"no")]
+        await self._start(200, [(b"content-type", stream_type), *unkept, *(headers or [])])
         if self.scope.get("method") == "HEAD":
             await self.close_stream(b"")
             raise ClientGone  # nobody reads on

@@ -4,10 +4,11 @@ A daemon on loopback is reachable by every web page that the user opens, through
 resolves to 127.0.0.1: the Host header gives it away) and through cross-site requests (the Origin header does). So, on
 every route, also unknown ones, and before anything runs:
 
-- Host is `localhost`, `127.0.0.1`, `[::1]` or the address listened on, with any port; of a request from another
-  machine, the address that it came to or a name of this machine (`connection.py`); else 403.
+- Host is `localhost`, `127.0.0.1`, `[::1]` or the address listened on, with any port, or, where only loopback is
+  listened on, in `settings.host_names`; of a request from another machine, the address that it came to or a name of
+  this machine (`connection.py`); else 403.
 - Origin is absent, loopback, the scheme of a local application, or in `settings.origins`; of a request from another
-  machine, listed or this server's own; else 403, and a preflight gets no CORS grant.
+  machine, and where Host is a listed one, listed or this server's own; else 403, and a preflight gets no CORS grant.
 - It has an API key, where one is needed (`access.py`); else 401.
 - Sec-Fetch-Site is not `cross-site`, unless an Origin that passes says which site it is; else 403. It is what a browser
   says about requests that carry no Origin, such as those of images, frames and links.
@@ -41,7 +42,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from localrun.config import Settings, origins_of
 from localrun.errors import BadRequest, Forbidden, LocalrunError, QueueFull, TooLarge, UnsupportedMediaType
 from localrun.server.http.access import LIMIT_HEADERS, Access, Caller, is_loopback
-from localrun.server.http.connection import bracketed, is_loopback_address, served_names
+from localrun.server.http.connection import bracketed, is_loopback_address, listed_names, served_names
 from localrun.server.http.exchange import ACCOUNT, Account, Ended, LoopWatch, header_values, refusal
 from localrun.server.http.operation import Find
 
@@ -124,8 +125,11 @@ class Limits:
         self._loop_watch = loop_watch or LoopWatch()
         self._room = _BodyRoom(settings.max_body_bytes)
         self._hosts = set(_OWN_HOSTS)
+        self._hosts_of_proxies: frozenset[str] = frozenset()
         if is_loopback_address(settings.host):
             self._hosts.add(bracketed(settings.host.lower()))
+            # Nobody else can reach it, so these are for a proxy of this machine that passes on how it was called.
+            self._hosts_of_proxies = listed_names(settings)
         self._served_names = set(served_names(settings))
         self._origins = origins_of(settings.origins)
         self._n_open = 0
@@ -167,7 +171,7 @@ class Limits:
         most_bytes = min(self._room.each_bytes, MAX_TEXT_BYTES) if is_text else self._room.each_bytes
         try:
             host = self._check_host(scope, is_local=is_local)
-            origin = self._check_origin(scope, None if is_local else f"https://{host}")
+            origin = self._check_origin(scope, host, is_local=is_local)
             if origin is not None and scope["method"] == "OPTIONS" and _first(scope, b"access-control-request-method"):
                 asked = _first(scope, b"access-control-request-headers") or ""
                 scope[ACCOUNT].status = 200
@@ -234,14 +238,16 @@ class Limits:
                 f"the Host header {shown!r} is no name of this machine; use {', '.join(sorted(self._served_names))} or "
                 f"its address, or list the name in LOCALRUN_HOST_NAMES"
             )
-        if name not in self._hosts or not name:
+        if not name or name not in self._hosts | self._hosts_of_proxies:
             raise Forbidden(
-                f"the Host header {shown!r} is not this machine's loopback name; use localhost, 127.0.0.1 or [::1]"
+                f"the Host header {shown!r} is not this machine's loopback name; use localhost, 127.0.0.1 or [::1], or "
+                f"list the name in LOCALRUN_HOST_NAMES"
             )
         return hosts[0].lower()
 
-    def _check_origin(self, scope: Scope, own: str | None) -> str | None:
-        """The origin, if there is one. `own` is the server's, for a request from another machine."""
+    def _check_origin(self, scope: Scope, host: str, *, is_local: bool) -> str | None:
+        """The origin, if there is one. `host` is how the server was called, which must be its page's origin, too, for a
+        request from another machine or through a proxy."""
         origins = header_values(scope, b"origin")
         if not origins:
             if "cross-site" in header_values(scope, b"sec-fetch-site"):
@@ -251,10 +257,11 @@ class Limits:
                 )
             return None
         origin = origins[0]
+        has_page = not is_local or host.partition(":")[0] in self._hosts_of_proxies
         allowed = len(origins) == 1 and (
-            (own is None and _LOOPBACK_ORIGIN.fullmatch(origin) is not None)
-            or (own is None and _LOCAL_APP_ORIGIN.fullmatch(origin) is not None)
-            or origin.lower() == own
+            (is_local and _LOOPBACK_ORIGIN.fullmatch(origin) is not None)
+            or (is_local and _LOCAL_APP_ORIGIN.fullmatch(origin) is not None)
+            or (has_page and origin.lower() == f"https://{host}")
             or origin.lower() in self._origins
             or origin.lower().partition("://")[0] + "://*" in self._origins
         )

@@ -41,6 +41,7 @@ from localrun.server.ollama.chat import rfc3339
 from localrun.server.prompting.profile import capabilities
 from localrun.server.runtime import Runtime
 from localrun.snapshot import EngineRow
+from localrun.visible import visible
 
 # A model's file, resolved, and its adapters and projector.
 Files = tuple[Path, tuple[Part, ...]]
@@ -195,7 +196,7 @@ def _tags(runtime: Runtime, loaded: dict[Files, str], there: set[str], caller: C
             continue
         # A file that goes away between the listing and its digest is not worth an error.
         if isinstance(found, DamagedFile):
-            unusable.append(UnusableFile(path=str(found.path), problem=found.problem))
+            unusable.append(UnusableFile(path=visible(str(found.path)), problem=visible(found.problem)))
             continue
         with suppress(BadModelFile):
             files = _files(runtime, found) if loaded else None

@@ -432,9 +432,12 @@ def reference() -> str:
 
 
 def _with_address(exchange: Exchange, text: str) -> bytes:
-    """`limits.py` lets loopback names in alone; what else a header may hold has no business in a page."""
+    """`limits.py` lets known names in alone; what else a header may hold has no business in a page. Links stay where a
+    proxy has put the daemon."""
     host = exchange.header(b"host")
     shown = host if _HOST.fullmatch(host) else "localhost"
+    up = "../" if exchange.scope["raw_path"].endswith(b"/") else ""
+    text = text.replace('href="/', f'href="{up}')
     return text.replace(page.BASE_URL, f"{exchange.scope['scheme']}://{shown}").encode("utf-8")
 
 

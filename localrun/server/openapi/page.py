@@ -130,7 +130,7 @@ def rendered(name: str) -> str:
             text = _PAGE_LINK.sub(r"](\1\2)", _OUTSIDE.sub(r"\1", _PICTURE.sub("", one.text)))
             # HTML in the text is shown as text.
             content = MarkdownIt("commonmark", {"html": False}).enable("table").render(text)
-            return page(f"localrun: {one.title}", f'<p><a href="/docs">localrun: API</a></p>{_with_anchors(content)}')
+            return page(f"localrun: {one.title}", f'<p><a href="../docs">localrun: API</a></p>{_with_anchors(content)}')
     listed = ", ".join(one.name for one in pages())
     raise NotFound(f"there is no page '{name[:40]}'; there are {listed}", field="name")
 

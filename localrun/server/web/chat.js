@@ -1,9 +1,9 @@
 // The chat page: models, conversations, and one answer at a time in each. Conversations are kept in this browser's
 // localStorage (`chats.js`; pictures are not). What is asked of the server goes through `server.js`.
-import * as chats from "/web/chats.js";
-import { button, copyButton, element, show as showMarkdown } from "/web/markdown.js";
-import { contextOf, listModels, sizeOf, takeModels } from "/web/models.js";
-import { hasKey, post } from "/web/server.js";
+import * as chats from "./chats.js";
+import { button, copyButton, element, show as showMarkdown } from "./markdown.js";
+import { contextOf, listModels, sizeOf, takeModels } from "./models.js";
+import { hasKey, post } from "./server.js";
 
 const $ = (id) => document.getElementById(id);
 const { keep, kept } = chats;

@@ -1,7 +1,7 @@
 // The dialog of models: those that are here and what is loaded of them, what is being pulled, and how busy the server is.
 // While it is open it looks once a second.
-import { button, element, show } from "/web/markdown.js";
-import { ask, askJson, post } from "/web/server.js";
+import { button, element, show } from "./markdown.js";
+import { ask, askJson, post } from "./server.js";
 
 const EVERY_MS = 1000;
 const ABILITIES = { vision: "sees", audio: "hears", thinking: "thinks", tools: "calls tools" };

@@ -1,6 +1,6 @@
 // What this page asks of its server, and the API key, which is kept in sessionStorage and so ends with the tab. The key
-// goes to no other place than paths of this server.
-import { keep, kept } from "/web/chats.js";
+// goes to no other place than paths of this server, which are below where this file is: a proxy may have put it there.
+import { keep, kept } from "./chats.js";
 
 const KEY = "localrun.key";
 let key = kept("sessionStorage", KEY);
@@ -11,7 +11,7 @@ export async function ask(path, options = {}) {
   for (;;) {
     const sent = key;
     const headers = { "X-Localrun-Client": "web", ...options.headers, ...(sent ? { Authorization: `Bearer ${sent}` } : {}) };
-    const answer = await fetch(path, { ...options, headers, mode: "same-origin", credentials: "omit", cache: "no-store", redirect: "error" }).catch((error) => {
+    const answer = await fetch(new URL(`..${path}`, import.meta.url), { ...options, headers, mode: "same-origin", credentials: "omit", cache: "no-store", redirect: "error" }).catch((error) => {
       throw error instanceof TypeError ? new Error(`${location.host} does not answer; is the daemon running?`) : error;
     });
     if (answer.ok) return answer;

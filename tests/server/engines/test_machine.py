@@ -14,38 +14,28 @@ import psutil
 import pytest
 
 from localrun.errors import DeviceLost
+from localrun.hardware.memory import Memory
 from localrun.models.fit import Gpu
 from localrun.server.engines import machine
 from localrun.server.engines.machine import GpuLoad, gpus, has_gpu_library
 from localrun.snapshot import GpuRow
 
 
-def _cgroup(folder: Path, limit: str, current: int, stat: str = "") -> Path:
-    (folder / "memory.max").write_text(limit + "\n")
-    (folder / "memory.current").write_text(f"{current}\n")
-    (folder / "memory.stat").write_text(stat)
-    return folder
-
-
-def test_what_is_shown_of_a_container_is_its_own_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for read in (machine.available_bytes, machine.total_bytes):
-        monkeypatch.setattr(read, "__defaults__", (_cgroup(tmp_path, "10000", 6000),))
+def test_what_is_shown_of_a_container_is_its_own_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "machine_memory", lambda: Memory(4_000, 10_000))
     shown = asyncio.run(machine.MachineSampler().sample([])).system
     assert (shown.memory_total_bytes, shown.memory_available_bytes) == (10_000, 4_000)
 
 
-def test_without_a_limit_it_is_what_the_system_says(tmp_path: Path) -> None:
-    assert 0 < machine.available_bytes(tmp_path) <= psutil.virtual_memory().total
-    assert machine.available_bytes(_cgroup(tmp_path, "max", 10)) > 10
+def test_a_machine_that_hides_its_load_is_shown_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Android lets no program read /proc/stat."""
+    monkeypatch.setattr(psutil, "cpu_percent", _refused)
+    shown = asyncio.run(machine.MachineSampler().sample([])).system
+    assert shown.cpu_percent == 0 < shown.memory_total_bytes
 
 
-def test_a_containers_limit_counts_and_its_file_pages_are_free(tmp_path: Path) -> None:
-    stat = "anon 100\ninactive_file 2000\nactive_file 500\n"
-    assert machine.available_bytes(_cgroup(tmp_path, "10000", 6000, stat)) == 10_000 - 6000 + 2500
-
-
-def test_a_container_over_its_limit_has_nothing_left(tmp_path: Path) -> None:
-    assert machine.available_bytes(_cgroup(tmp_path, "1000", 6000)) == 0
+def _refused() -> None:
+    raise PermissionError("/proc/stat")
 
 
 def test_private_memory_of_a_process() -> None:

@@ -378,6 +378,19 @@ def test_all_addresses_and_loopback_have_sockets_of_their_own_at_one_port() -> N
                 listen(busy, port)
 
 
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="IPv6")
+def test_of_both_versions_this_machine_s_loopback_is_its_own() -> None:
+    """`localhost` is `::1` first."""
+    with closing(listen("::", 0)) as both:
+        assert both.outside is not None
+        assert both.local_v6 is not None
+        port = both.outside.getsockname()[1]
+        for host, wanted in (("127.0.0.1", both.local), ("::1", both.local_v6), ("127.0.0.2", both.outside)):
+            with closing(socket.create_connection((host, port), timeout=10)):
+                accepted, _ = _accept(wanted)
+                accepted.close()
+
+
 def _accept(listening: socket.socket) -> tuple[socket.socket, object]:
     listening.settimeout(PATIENCE_S)
     return listening.accept()

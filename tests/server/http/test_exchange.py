@@ -106,6 +106,7 @@ async def test_a_stream_has_the_family_s_type(path: str, content_type: bytes) ->
     await exchange.write(b"one\n")
     await exchange.close_stream(b"two\n")
     assert wire.headers[b"content-type"] == content_type
+    assert wire.headers[b"x-accel-buffering"] == b"no", "nginx passes on what comes"
     assert wire.body == b"one\ntwo\n"
     assert [message.get("more_body") for message in wire.sent[1:]] == [True, False]
 

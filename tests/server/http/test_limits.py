@@ -108,6 +108,28 @@ def test_loopback_names_pass(host: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 200),
+        ({"origin": "https://ai.example.org"}, 200),
+        ({"origin": "http://localhost:3000"}, 200),
+        ({"host": "localhost", "origin": "https://ai.example.org"}, 403),
+        ({"origin": "http://ai.example.org"}, 403),
+        ({"origin": "https://ai.example.org.evil.com"}, 403),
+        ({"host": "b.example.org"}, 403),
+    ],
+)
+def test_a_proxy_of_this_machine_may_pass_on_a_listed_name(headers: dict[str, str], status: int) -> None:
+    """As Caddy, Traefik and `tailscale serve` do unless they are told otherwise."""
+    listed = Settings(host_names="studio.lan, AI.example.org.", max_body_bytes=LIMIT_BYTES)
+    sent = list(({"host": "ai.example.org"} | headers).items())
+    assert ask(Handler(), headers=sent, settings=listed).status == status
+    everywhere = Settings(host_names="ai.example.org", host="0.0.0.0", max_body_bytes=LIMIT_BYTES)
+    refused = 403 if sent[0][1] != "localhost" else status
+    assert ask(Handler(), headers=sent, settings=everywhere).status == refused, "others come without a proxy"
+
+
+@pytest.mark.parametrize(
     "host",
     [
         "evil.com", "evil.com:11434", "localhost.evil.com", "evil.com/localhost", "127.0.0.1.nip.io", "localhost.",

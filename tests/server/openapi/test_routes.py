@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 from functools import cache
 from typing import Any
+from urllib.parse import urljoin
 
 import httpx2
 import jsonschema
@@ -152,6 +154,9 @@ def test_the_pages_are_served_with_the_address_that_was_asked(shared_daemon: Dae
     assert page.headers["content-security-policy"].startswith("default-src 'none'")
     assert f"curl http://127.0.0.1:{shared_daemon.port}/api/tags" in page.text
     assert "{base-url}" not in page.text
+    for path in ("/docs", "/docs/"):
+        links = re.findall(r'href="([^"#]*)"', shared_daemon.http.get(path).text)
+        assert {urljoin(f"/llm{path}", link) for link in links} > {"/llm/openapi.json", "/llm/docs/editors"}
     editors = shared_daemon.http.get("/docs/editors")
     assert editors.status_code == 200
     assert '<h2 id="zed">Zed</h2>' in editors.text

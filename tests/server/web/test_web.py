@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from importlib import resources
+from urllib.parse import urljoin
 
 import pytest
 
@@ -70,8 +71,16 @@ def test_nothing_is_from_elsewhere_and_no_code_is_in_the_page() -> None:
     texts = {name: resources.files(web).joinpath(name).read_text("utf-8") for name in (*FILES, "index.html")}
     page = texts["index.html"]
     assert not re.search(r"<style|<script(?![^>]*\bsrc=)|\sstyle=|\son\w+=", page)
-    named = re.findall(r'(?:src|href)="([^"]*)"|from "([^"]*)"', "".join(texts.values()))
-    assert {one or other for one, other in named} == {*(f"/web/{name}" for name in FILES), "/docs"}
+    addresses = re.compile(r"""(?:src|href|"src"|"start_url")(?:=|: )"([^"]*)"|from "([^"]*)"|URL\(`([^`$]*)""")
+    named = {
+        urljoin("/" if name == "index.html" else f"/web/{name}", "".join(found))
+        for name, text in texts.items()
+        for found in addresses.findall(text)
+    }
+    assert named == {*(f"/web/{name}" for name in FILES), "/docs", "/"}
+    assert not any("".join(found).startswith("/") for found in addresses.findall("".join(texts.values()))), (
+        "a proxy may have the page at a path of its own"
+    )
     for name in SCRIPTS:
         wrong = r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|setAttribute|\.style\b|DOMParser"
         assert not re.search(wrong, texts[name]), name
