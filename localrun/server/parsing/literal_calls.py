@@ -7,8 +7,8 @@ its calls as JSON.
 
 `call:get_weather{city:<|"|>Paris<|"|>,days:3}` is Gemma's, between two marks: like JSON, with keys unquoted and a token
 of its own for quotes, within which nothing is escaped. No grammar holds the model to it unless a call must come, so
-what it slips on is mended where its meaning is plain: a text in other quotes or in none, and quotes, braces or marks
-that are not closed at the end.
+what it slips on is mended where its meaning is plain: a text in other quotes or in none, quotes, braces or marks that
+are not closed at the end, a comma left out, names of a server before the tool's, and brackets as Python has them.
 
 Pure. Does not: know the marks (`formats.py`).
 """
@@ -221,7 +221,7 @@ def read_python_tag(reply: Reading) -> Read[None]:
 
 # --- Gemma's ---
 
-_HEAD = re.compile(r"\s*call:([^{]*)(?=\{)")
+_HEAD = re.compile(r"\s*(?:call)?:([^{(]*)(?=[{(])")
 _BARE = re.compile(r"[^,{}\[\]]+")
 _SPACE = re.compile(r"\s*")
 # What a text without quotes ends before: the next key, or the end of the call.
@@ -247,9 +247,13 @@ def gemma_reader(opening: str, closing: str, quote: str) -> CallReader:
         head = _HEAD.match(text)
         if head is None:
             raise MalformedError
-        name = checked_name(head.group(1))
+        name, text = checked_name(head.group(1)), text.rstrip()
+        known = name.rpartition(":")[2]
+        name = known if known in reply.schemas else name
+        if text[head.end()] == "(":
+            text = f"{text[: head.end()]}{{{text[head.end() + 1 :].removesuffix(')')}}}"
         parameters = reply.schemas.get(name, {})
-        reply.call(name, _arguments(text.rstrip(), head.end(), quote, parameters, is_closed=bool(mark)))
+        reply.call(name, _arguments(text, head.end(), quote, parameters, is_closed=bool(mark)))
 
     return read
 
@@ -272,10 +276,10 @@ class _Scan:
     """The values of a text, by the rules. Each method takes where a value begins, gives it with where it ends, and
     raises MalformedError."""
 
-    def __init__(self, text: str, quote: str) -> None:
+    def __init__(self, text: str, quote: str, separators: str = ":") -> None:
         self.text = text
         self._quote = quote
-        self._key = re.compile(rf"\s*(\"|{re.escape(quote)})?([^:{{}}\[\],\"]+?)(?(1)\1)\s*:")
+        self._key = re.compile(rf"\s*(\"|{re.escape(quote)})?([^:{{}}\[\],\"]+?)(?(1)\1)\s*[{separators}]")
 
     def value(self, at: int, depth: int, key: str = "") -> tuple[Any, int]:
         at = self.after_space(at)
@@ -355,7 +359,7 @@ class _Mending(_Scan):
     """The same of a text with slips."""
 
     def __init__(self, text: str, quote: str, parameters: Mapping[str, Any]) -> None:
-        super().__init__(text, quote)
+        super().__init__(text, quote, ":=")
         self._parameters = parameters
 
     def bare(self, at: int, depth: int, key: str) -> tuple[Any, int]:
@@ -382,6 +386,10 @@ class _Mending(_Scan):
             end = len(self.text[:end].rstrip())
             end -= self.text[end - 1 : end] in ("}", "]")
         return self.text[at + len(self._quote) : end], end
+
+    def _after_separator(self, at: int, closing: str) -> int:
+        is_key = closing == "}" and self._key.match(self.text, at)
+        return self.after_space(at) if is_key else super()._after_separator(at, closing)
 
     def is_at_end(self, at: int, closing: str) -> bool:
         return at >= len(self.text) or super().is_at_end(at, closing)

@@ -44,7 +44,7 @@ def fitted(messages: Sequence[Message], profile: Profile) -> list[Message]:
     """What the template can be expected to take, of messages that are spelled out."""
     result = messages
     if has_calls(messages):
-        result = _one_call_each(result) if profile.is_harmony else result
+        result = _one_call_each(result) if profile.takes_one_call else result
         if profile.call_ids is not None:
             result = _renamed(
                 result, (_nine_characters if profile.call_ids == "nine characters" else _kimi_ids)(result)
@@ -177,7 +177,8 @@ def without_system(messages: Sequence[Message]) -> list[Message]:
 
 
 def alternating(messages: Sequence[Message]) -> list[Message]:
-    """Neighbours of one role as one message; a conversation that an assistant begins gets a user's word before it."""
+    """Neighbours of one role as one message; a conversation that an assistant begins gets a user's word before it, and
+    a user who speaks right behind a tool's result an assistant's."""
     result: list[Message] = []
     texts: list[str] = []  # of the last message there, if several came together
     for message in messages:
@@ -190,6 +191,8 @@ def alternating(messages: Sequence[Message]) -> list[Message]:
         else:
             _put_together(result, texts)
             texts = []
+            if last is not None and last["role"] == "tool" and message["role"] == "user":
+                result.append({"role": "assistant", "content": "."})
             result.append(dict(message))
     _put_together(result, texts)
     first = next((index for index, message in enumerate(result) if message["role"] != "system"), None)
@@ -232,7 +235,9 @@ def _finished(message: Message, profile: Profile) -> Message:
     text = _text(message)
     made["content"] = [{"type": "text", "text": text}] if profile.takes_parts else text
     thinking = made.get("thinking")
-    if thinking:
+    if thinking and profile.takes_thinking_parts:
+        made["content"] = [{"type": "thinking", "thinking": thinking}, {"type": "text", "text": text}]
+    elif thinking:
         made["reasoning_content"] = thinking
     elif "thinking" in made:
         del made["thinking"]
