@@ -1,9 +1,9 @@
 """Calls that are written neither as JSON nor in tags: as Python, and as Gemma writes them.
 
 `[get_weather(city="Paris", days=3), get_time()]` is of Llama 3.2 and 4, LFM2 and others; so is what Llama 3 writes
-behind `<|python_tag|>`: a JSON call, a call of a built-in tool, or code. Literals only; nothing is ever evaluated. Names
-may be those that Python does not take (`dry-run`, `from`), and texts may have line breaks. LFM2 may be told to write
-its calls as JSON.
+behind `<|python_tag|>`: a JSON call, a call of a built-in tool, or code. Literals only; nothing is ever evaluated.
+Names may be those that Python does not take (`dry-run`, `from`), and texts may have line breaks. LFM2 may be told to
+write its calls as JSON.
 
 `call:get_weather{city:<|"|>Paris<|"|>,days:3}` is Gemma's, between two marks: like JSON, with keys unquoted and a token
 of its own for quotes, within which nothing is escaped. No grammar holds the model to it unless a call must come, so
@@ -34,7 +34,8 @@ _JSON_WORDS = {"true": True, "false": False, "null": None}
 MAX_CHARACTERS = 1_000_000
 # A text, or the name of a tool or of an argument.
 _TEXT_OR_NAME = re.compile(
-    r"""('{3}.*?'{3}|"{3}.*?"{3}|'(?:[^'\\]|\\.)*+'|"(?:[^"\\]|\\.)*+")|(?<![\w$@.:/-])[\w$@.:/-]++(?=\s*+[=(])""", re.DOTALL
+    r"""('{3}.*?'{3}|"{3}.*?"{3}|'(?:[^'\\]|\\.)*+'|"(?:[^"\\]|\\.)*+")|(?<![\w$@.:/-])[\w$@.:/-]++(?=\s*+[=(])""",
+    re.DOTALL,
 )
 # An escape, or what has to be one.
 _IN_TEXT = re.compile(r"\\(?:[\\'\"abfnrtv0-7]|x[\da-fA-F]{2}|u[\da-fA-F]{4}|U[\da-fA-F]{8})|[\\\r\n]")

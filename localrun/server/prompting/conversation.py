@@ -77,13 +77,18 @@ def milder(messages: Sequence[Message]) -> Iterator[list[Message]]:
 
 def _results_of_calls(messages: Sequence[Message]) -> list[Message]:
     """With results that belong to no call as user messages."""
+    return [
+        {"role": "user", "content": message["content"]} if is_stray else dict(message)
+        for message, is_stray in _with_strays(messages)
+    ]
+
+
+def _with_strays(messages: Sequence[Message]) -> Iterator[tuple[Message, bool]]:
+    """Each message, and whether it is a result that belongs to no call."""
     known: set[str] = set()
-    result = []
     for message in messages:
         known |= {call["id"] for call in message.get("tool_calls") or ()}
-        is_stray = message["role"] == "tool" and message.get("tool_call_id") not in known
-        result.append({"role": "user", "content": message["content"]} if is_stray else dict(message))
-    return result
+        yield message, message["role"] == "tool" and message.get("tool_call_id") not in known
 
 
 def with_other_arguments(messages: Sequence[Message]) -> list[Message] | None:
@@ -212,15 +217,19 @@ _WRITTEN_ROLES = frozenset({"user", "assistant", "tool"})
 def as_user(messages: Sequence[Message], texts: frozenset[str]) -> list[Message]:
     """The messages of these texts as user messages, where they stand: for a template that leaves their role out."""
     return [
-        {**message, "role": "user"} if message["role"] not in _WRITTEN_ROLES and _text(message) in texts
-        else dict(message)
-        for message in messages
+        {**message, "role": "user"}
+        if (is_stray or message["role"] not in _WRITTEN_ROLES) and _text(message) in texts else dict(message)
+        for message, is_stray in _with_strays(messages)
     ]  # fmt: skip
 
 
 def texts_to_find(messages: Sequence[Message]) -> list[str]:
-    """Texts of the roles that not every template writes: the system's, and those that few know."""
-    return [_text(message) for message in messages if message["role"] not in _WRITTEN_ROLES]
+    """Texts that not every template writes: the system's, results of no call, and those of roles that few know."""
+    return [
+        _text(message)
+        for message, is_stray in _with_strays(messages)
+        if is_stray or message["role"] not in _WRITTEN_ROLES
+    ]
 
 
 def _text(message: Message) -> str:

@@ -337,6 +337,13 @@ def test_a_template_that_refuses_system_messages_gets_them_with_the_user_s(desk:
     assert text(prepared) == "[user]Be kind.\n\nhello[assistant]"
 
 
+def test_a_system_message_alone_is_the_user_s_for_a_template_that_needs_one(desk: Desk):
+    needs = (
+        "{% set rest = messages[1:] if messages[0].role == 'system' else messages %}{{ rest[-1].role + ' ' }}" + PLAIN
+    )
+    assert text(desk(needs, messages=[{"role": "system", "content": "Be kind."}])) == "user [user]Be kind.[assistant]"
+
+
 SYSTEM_FIRST = (
     "{% for m in messages %}{% if m.role == 'system' and not loop.first %}"
     "{{ raise_exception('System message must be at the beginning.') }}{% endif %}{% endfor %}" + PLAIN
@@ -418,6 +425,12 @@ def test_a_result_without_its_call_is_said_to_a_template_that_insists_on_one(des
     prompt = text(desk(insists + "{# m.tool_calls tool_call_id #}", messages=[HELLO, stray, HELLO]))
     assert "noon" in prompt
     assert prompt.endswith("[user]hello[assistant]")
+
+
+def test_a_result_without_its_call_is_never_lost(desk: Desk):
+    drops = "{% for m in messages if m.role != 'tool' %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+    stray = {"role": "tool", "content": "noon", "tool_call_id": "gone"}
+    assert text(desk(drops + "{# tool_calls #}", messages=[HELLO, stray, HELLO])) == "[user]hello[user]noon[user]hello"
 
 
 def test_parameters_without_a_type_have_one_for_a_template_that_looks_for_it(desk: Desk):
