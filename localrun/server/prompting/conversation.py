@@ -392,7 +392,7 @@ def with_tools(
 
 def described(tool: Mapping[str, Any], *, has_types: bool = True) -> dict[str, Any]:
     """The tool with a description on every parameter, empty if need be, and with a type unless it `has_types` only
-    where it says them: some templates fail without, and one of these with a type that it does not know."""
+    where it says them: some templates fail without, and one of these with a type that it does not know, as "null"."""
     function = dict(tool["function"])
     function["parameters"] = _described(function["parameters"], has_types=has_types)
     return {**tool, "function": function}
@@ -403,6 +403,9 @@ def _described(schema: Any, depth: int = 0, *, has_types: bool) -> Any:
         return schema
     missing = {"description": ""} | ({"type": _type_of(schema)} if has_types else {})
     made = missing | dict(schema) if depth else dict(schema)
+    if isinstance(made.get("type"), list):
+        types = [one for one in made["type"] if one != "null"]
+        made["type"] = types[0] if len(types) == 1 else types
     properties = made.get("properties")
     if isinstance(properties, Mapping):
         made["properties"] = {

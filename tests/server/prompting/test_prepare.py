@@ -451,7 +451,8 @@ def test_parameters_without_a_type_have_a_description_alone_where_the_template_r
         "{% for t in tools or [] %}{% for name, p in t.function.parameters.properties.items() %}"
         "{{ name + ':' + kind(p) + p.description }} {% endfor %}{% endfor %}<tool_call> arguments" + TURNS
     )
-    tool = Tool("f", "", {"type": "object", "properties": {"a": {"const": True}, "b": {"type": "string"}}})
+    may_be_null = {"type": ["string", "null"]}
+    tool = Tool("f", "", {"type": "object", "properties": {"a": {"const": True}, "b": may_be_null}})
     assert "a: b:text " in text(desk(spelled, tools=(tool,)))
 
 
