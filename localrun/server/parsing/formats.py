@@ -74,6 +74,7 @@ HERMES = CallFormat(
     Written("<tool_call>", NAMED_JSON, "}", lead="\n", separator="\n</tool_call>\n<tool_call>\n",
             closing="\n</tool_call>"),
     {"<tool_call>": json_calls.reader(("</tool_call>",), fences=True)},
+    unmarked=(("{", json_calls.read_bare), ("`", json_calls.read_bare)),
 )  # fmt: skip
 HARMONY = CallFormat(
     "harmony",

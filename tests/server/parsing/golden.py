@@ -729,6 +729,32 @@ TAGGED: tuple[Golden, ...] = (
         (content("[save(text=open('/etc/passwd'))]"),),
     ),
     Golden(
+        "JSON without a mark",
+        formats.HERMES,
+        'Hm.</think>\n\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n{"name": "get_time", "arguments": {}}',
+        (thinking("Hm."), call(*PARIS), call(*TIME)),
+        tags=THINK,
+        is_thinking=True,
+    ),
+    Golden(
+        "an answer with a tool's name",
+        formats.HERMES,
+        '{"name": "get_time", "version": "1.0"}',
+        (content('{"name": "get_time", "version": "1.0"}'),),
+    ),
+    Golden(
+        "a code block without a mark",
+        formats.HERMES,
+        '```json\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n```',
+        (call(*PARIS),),
+    ),
+    Golden(
+        "a code block that is no call",
+        formats.HERMES,
+        '```json\n{"name": "Paris", "arguments": {}}\n```\n',
+        (content('```json\n{"name": "Paris", "arguments": {}}\n```\n'),),
+    ),
+    Golden(
         "names that Python does not take",
         formats.LFM2,
         "<|tool_call_start|>[mcp__mail-box.send(from='a', dry-run=True, $top = -1), get_time()]<|tool_call_end|>",
