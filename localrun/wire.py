@@ -93,12 +93,14 @@ STRICT_COMMENT = "strict"
 
 class Grammar(msgspec.Struct, frozen=True, array_like=True):
     """What an answer must match. With `triggers` it is free until one of these texts was produced, and must match from
-    right after it on. The prompt ends with what is `begun` of it, a text that must match as well."""
+    right after it on; unless it `has_mentions`, which are triggers in mid-sentence, and open nothing. The prompt ends
+    with what is `begun` of it, a text that must match as well."""
 
     kind: GrammarKind
     text: str
     triggers: tuple[str, ...] = ()
     begun: str = ""
+    has_mentions: bool = False
 
 
 class Pooling(StrEnum):

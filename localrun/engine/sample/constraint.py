@@ -5,7 +5,8 @@ The one shortcut is greedy's. Its choice is the best of all tokens if that is al
 most steps need no mask (a check takes 2 us, a mask of 152,000 tokens 10 to 150).
 
 Until one of `triggers` was produced everything is allowed, but for a token that completes a trigger and goes on with
-something the grammar has not.
+something the grammar has not. A model that thinks about how calls are written must not be made to write one: with
+`has_mentions` a trigger behind a word or a quotation mark is none.
 
 The cost is measured, in processor time of the thread, so that a busy machine makes no grammar slow: one that takes
 longer than `SLOW_S` for a token is slow for a while, so that others need not wait for it (`grammars.py`). The library's
@@ -19,6 +20,7 @@ Does not: know how a token is drawn, or compile (`grammars.py`).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -43,6 +45,9 @@ LIMIT_S = 0.05
 _N_TOO_LONG = 4
 # With fewer than one word of the mask in so many set, the others are not looked at.
 _SPARSE = 8
+# What a trigger stands behind that is only spoken of, and enough of the text before it to tell.
+_MID_SENTENCE = re.compile(rb"[A-Za-z0-9`'\",(] *\Z")
+_N_BEFORE = 4
 
 # A draw among these token ids (i64[n]); among all of them if None.
 Draw = Callable[[NDArray[np.int64] | None], int]
@@ -53,7 +58,13 @@ class Constraint:
     there was a dead end."""
 
     def __init__(
-        self, grammar: CompiledGrammar, *, triggers: tuple[str, ...], banned: frozenset[int], clock: Callable[[], float]
+        self,
+        grammar: CompiledGrammar,
+        *,
+        triggers: tuple[str, ...],
+        has_mentions: bool = False,
+        banned: frozenset[int],
+        clock: Callable[[], float],
     ) -> None:
         self._matcher = grammar.matcher.deep_copy()
         self._clock = clock
@@ -61,8 +72,9 @@ class Constraint:
         self._n_slow_left = 0
         self._n_too_long = 0
         self._vocabulary = vocabulary = grammar.vocabulary
-        self._triggers = tuple(trigger.encode() for trigger in triggers)
-        self._n_tail = max((len(trigger) for trigger in self._triggers), default=1) - 1
+        self._trigger = re.compile(b"|".join(re.escape(trigger.encode()) for trigger in triggers))
+        self._has_mentions = has_mentions
+        self._n_tail = max((len(trigger.encode()) for trigger in triggers), default=0) + _N_BEFORE
         self._tail = b""
         self._banned = np.array(sorted(banned), np.int64)
         self._may = np.full((vocabulary.n_tokens + 31) // 32, 2**32 - 1, np.uint32)
@@ -188,8 +200,11 @@ class Constraint:
     def _after_trigger(self, token: int) -> bytes | None:
         """What this token has after the first trigger that it completes; None if it completes none."""
         text = self._tail + self._vocabulary.shown(token)
-        ends = [at + len(trigger) for trigger in self._triggers if (at := text.find(trigger)) >= 0]
-        return text[min(ends) :] if ends else None
+        for found in self._trigger.finditer(text):
+            is_mention = self._has_mentions and _MID_SENTENCE.search(text, 0, found.start())
+            if found.end() > len(self._tail) and not is_mention:
+                return text[found.end() :]
+        return None
 
     def _allowed(self) -> NDArray[np.int64]:
         """Ids of the tokens that may follow, in order: i64[n]."""

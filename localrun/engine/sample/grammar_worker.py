@@ -23,6 +23,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
+import msgspec
 from llguidance import LLMatcher, LLTokenizer
 from llguidance.gbnf_to_lark import GbnfToLarkError, GrammarParser, resolve
 
@@ -77,7 +78,7 @@ def checked(grammar: Grammar, control_names: tuple[str, ...] = ()) -> GrammarChe
     Calls that the model need not make (`lenient_...`) take any object instead of failing the request."""
     vocabulary = _vocabulary(control_names)
     if grammar.kind is GrammarKind.GBNF:
-        grammar = Grammar(grammar.kind, to_lark(grammar.text), grammar.triggers)
+        grammar = msgspec.structs.replace(grammar, text=to_lark(grammar.text))
     elif grammar.kind is GrammarKind.JSON_SCHEMA:
         try:
             json.loads(grammar.text)
@@ -97,7 +98,7 @@ def checked(grammar: Grammar, control_names: tuple[str, ...] = ()) -> GrammarChe
                 found = _fault(json.loads(grammar.text), "schema") if of_json else None
                 raise BadRequest(f"the JSON schema cannot be used: {found.shown}") if found else error from None
         is_tried = True
-        grammar = Grammar(grammar.kind, ways.pop(0)(grammar.text, notices), grammar.triggers)
+        grammar = msgspec.structs.replace(grammar, text=ways.pop(0)(grammar.text, notices))
 
 
 def _weakened_lark(lark: str, notices: list[str]) -> str:

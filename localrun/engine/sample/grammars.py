@@ -391,6 +391,7 @@ class GrammarQueue:
         constraint = Constraint(
             entry.compiling.future.result(),
             triggers=entry.grammar.triggers,
+            has_mentions=entry.grammar.has_mentions,
             banned=frozenset(banned),
             clock=time.thread_time,
         )

@@ -52,7 +52,8 @@ def _tagged(name: str, tags: Tags, *marks: str, parameter: Listed) -> CallFormat
         marks[0], f"{tags.call}{quote}NAME{quote}>\n", f"{tags.call_end}\n", lead="\n", separator="",
         closing=f"</{marks[0][1:]}", arguments=parameter,
     )  # fmt: skip
-    return CallFormat(name, written, {mark: xml_calls.reader(tags) for mark in marks})
+    readers = {mark: xml_calls.reader(tags) for mark in marks}
+    return CallFormat(name, written, {**readers, tags.call: xml_calls.read_one(tags, only_known=True)})
 
 
 def _gemma(name: str, opening: str, closing: str, quote: str) -> CallFormat:
@@ -73,6 +74,7 @@ HERMES = CallFormat(
     Written("<tool_call>", NAMED_JSON, "}", lead="\n", separator="\n</tool_call>\n<tool_call>\n",
             closing="\n</tool_call>"),
     {"<tool_call>": json_calls.reader(("</tool_call>",), fences=True)},
+    unmarked=(("{", json_calls.read_bare), ("`", json_calls.read_bare)),
 )  # fmt: skip
 HARMONY = CallFormat(
     "harmony",
@@ -150,10 +152,10 @@ KIMI = CallFormat(
     "kimi",
     Written("<|tool_calls_section_begin|>", "<|tool_call_begin|>functions.NAME:0<|tool_call_argument_begin|>",
             "<|tool_call_end|>", separator="", closing="<|tool_calls_section_end|>"),
-    {"<|tool_calls_section_begin|>": json_calls.section_reader(
-        "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>", "<|tool_calls_section_end|>",
+    {f"<|{section}_begin|>": json_calls.section_reader(
+        "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>", f"<|{section}_end|>",
         json_calls.read_kimi_call,
-    )},
+    ) for section in ("tool_calls_section", "tool_call_section")},
 )  # fmt: skip
 COMMAND_R = CallFormat(
     "command-r",

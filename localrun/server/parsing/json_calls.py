@@ -188,6 +188,20 @@ def read_unmarked(reply: Reading) -> Read[None]:
             return
 
 
+def read_bare(reply: Reading) -> Read[None]:
+    """The same of a model that was to write a mark, perhaps in a code block instead. No grammar holds it to calls."""
+    streams, reply.streams = reply.streams, False
+    try:
+        is_fenced = yield from reply.source.take_any(("```json", "```"))
+        yield from reply.source.skip_space()
+        yield from read_unmarked(reply)
+        if is_fenced:
+            yield from reply.source.skip_space()
+            yield from reply.source.take("```")
+    finally:
+        reply.streams = streams
+
+
 def calls_of(value: Any, known: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
     """The (name, arguments) of a parsed object, or of each in a list. Raises MalformedError for anything else."""
     items = value if isinstance(value, list) else [value]
@@ -248,6 +262,8 @@ def _object(reply: Reading, *, only_known: bool = False) -> Read[None]:
         if not is_over and not (yield from source.wait()):
             raise CutShortError
     text = source.text[start : source.at]
+    if only_known and not any(f'"{key}"' in text for key in _ARGUMENT_KEYS):
+        raise MalformedError  # an answer may well be an object with a tool's name
     for name, arguments in calls_of(parse_json(text), reply.schemas):
         if only_known and name not in reply.schemas:
             raise MalformedError

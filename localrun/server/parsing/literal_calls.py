@@ -2,11 +2,13 @@
 
 `[get_weather(city="Paris", days=3), get_time()]` is of Llama 3.2 and 4, LFM2 and others; so is what Llama 3 writes
 behind `<|python_tag|>`: a JSON call, a call of a built-in tool, or code. Literals only; nothing is ever evaluated.
+Names may be those that Python does not take (`dry-run`, `from`), and texts may have line breaks. LFM2 may be told to
+write its calls as JSON.
 
 `call:get_weather{city:<|"|>Paris<|"|>,days:3}` is Gemma's, between two marks: like JSON, with keys unquoted and a token
 of its own for quotes, within which nothing is escaped. No grammar holds the model to it unless a call must come, so
-what it slips on is mended where its meaning is plain: a text in other quotes or in none, and quotes, braces or marks
-that are not closed at the end.
+what it slips on is mended where its meaning is plain: a text in other quotes or in none, quotes, braces or marks that
+are not closed at the end, a comma left out, names of a server before the tool's, and brackets as Python has them.
 
 Pure. Does not: know the marks (`formats.py`).
 """
@@ -30,6 +32,16 @@ MAX_DEPTH = 100
 _CLOSING = {"(": ")", "[": "]", "{": "}"}
 _JSON_WORDS = {"true": True, "false": False, "null": None}
 MAX_CHARACTERS = 1_000_000
+# A text, or the name of a tool or of an argument.
+_TEXT_OR_NAME = re.compile(
+    r"""('{3}.*?'{3}|"{3}.*?"{3}|'(?:[^'\\]|\\.)*+'|"(?:[^"\\]|\\.)*+")|(?<![\w$@.:/-])[\w$@.:/-]++(?=\s*+[=(])""",
+    re.DOTALL,
+)
+# An escape, or what has to be one.
+_IN_TEXT = re.compile(r"\\(?:[\\'\"abfnrtv0-7]|x[\da-fA-F]{2}|u[\da-fA-F]{4}|U[\da-fA-F]{8})|[\\\r\n]")
+_ESCAPES = {"\\": r"\\", "\n": r"\n", "\r": r"\r"}
+# Besides letters, and the blank behind a name.
+_IN_NAMES = "0123456789.:/$@- "
 # Enough to tell by its beginning whether a text can be a call.
 _HEAD_CHARACTERS = 512
 
@@ -41,6 +53,14 @@ def python_reader(closing: tuple[str, ...], *, only_known: bool = False, on_line
     def read(reply: Reading) -> Read[None]:
         source = reply.source
         yield from source.skip_space()
+        start = source.at
+        yield from source.take("[")
+        yield from source.skip_space()
+        is_json = not only_known and (yield from source.next_character()) == "{"
+        source.at = start
+        if is_json:
+            yield from json_calls.reader(closing)(reply)
+            return
         is_over = False
         while not is_over:
             text = yield from _read_expression(reply, reply.schemas if only_known else None)
@@ -61,20 +81,31 @@ def parse_calls(text: str, schemas: Mapping[str, Mapping[str, Any]]) -> list[tup
 
     Raises MalformedError.
     """
+    names: dict[str, str] = {}
+
+    def plain(found: re.Match[str]) -> str:
+        """A text on one line, and a name as one that Python takes."""
+        if found.group(1) is None:
+            names[made := f"_{len(names)}"] = found.group()
+            return made
+        return _IN_TEXT.sub(lambda odd: _ESCAPES.get(odd.group(), odd.group()), found.group())
+
     try:
-        tree = ast.parse(text, mode="eval").body
+        tree = ast.parse(_TEXT_OR_NAME.sub(plain, text), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         raise MalformedError from None
     calls = tree.elts if isinstance(tree, (ast.List, ast.Tuple)) else [tree]
     if not calls:
         raise MalformedError
-    return [_call(call, schemas) for call in calls]
+    return [_call(call, schemas, names) for call in calls]
 
 
-def _call(node: ast.expr, schemas: Mapping[str, Mapping[str, Any]]) -> tuple[str, dict[str, Any]]:
+def _call(
+    node: ast.expr, schemas: Mapping[str, Mapping[str, Any]], names: Mapping[str, str]
+) -> tuple[str, dict[str, Any]]:
     if not isinstance(node, ast.Call):
         raise MalformedError
-    name = checked_name(ast.unparse(node.func))
+    name = checked_name(names.get(ast.unparse(node.func), ""))
     properties = schemas.get(name, {}).get("properties")
     order = list(properties) if isinstance(properties, Mapping) else []
     if len(node.args) > len(order):
@@ -83,7 +114,7 @@ def _call(node: ast.expr, schemas: Mapping[str, Mapping[str, Any]]) -> tuple[str
     for keyword in node.keywords:
         if keyword.arg is None:
             raise MalformedError
-        arguments[keyword.arg] = _literal(keyword.value)
+        arguments[names.get(keyword.arg, keyword.arg)] = _literal(keyword.value)
     return name, arguments
 
 
@@ -147,7 +178,7 @@ def _read_expression(reply: Reading, known: Mapping[str, Any] | None) -> Read[st
                     raise MalformedError
                 source.at += 1
                 return source.text[start : source.at]
-        elif character in ")]}" or (not closers and not (character.isidentifier() or character in ".0123456789 ")):
+        elif character in ")]}" or (not closers and not (character.isidentifier() or character in _IN_NAMES)):
             raise MalformedError
         source.at += 1
     raise MalformedError
@@ -191,7 +222,7 @@ def read_python_tag(reply: Reading) -> Read[None]:
 
 # --- Gemma's ---
 
-_HEAD = re.compile(r"\s*call:([^{]*)(?=\{)")
+_HEAD = re.compile(r"\s*(?:call)?:([^{(]*)(?=[{(])")
 _BARE = re.compile(r"[^,{}\[\]]+")
 _SPACE = re.compile(r"\s*")
 # What a text without quotes ends before: the next key, or the end of the call.
@@ -217,9 +248,13 @@ def gemma_reader(opening: str, closing: str, quote: str) -> CallReader:
         head = _HEAD.match(text)
         if head is None:
             raise MalformedError
-        name = checked_name(head.group(1))
+        name, text = checked_name(head.group(1)), text.rstrip()
+        known = name.rpartition(":")[2]
+        name = known if known in reply.schemas else name
+        if text[head.end()] == "(":
+            text = f"{text[: head.end()]}{{{text[head.end() + 1 :].removesuffix(')')}}}"
         parameters = reply.schemas.get(name, {})
-        reply.call(name, _arguments(text.rstrip(), head.end(), quote, parameters, is_closed=bool(mark)))
+        reply.call(name, _arguments(text, head.end(), quote, parameters, is_closed=bool(mark)))
 
     return read
 
@@ -242,10 +277,10 @@ class _Scan:
     """The values of a text, by the rules. Each method takes where a value begins, gives it with where it ends, and
     raises MalformedError."""
 
-    def __init__(self, text: str, quote: str) -> None:
+    def __init__(self, text: str, quote: str, separators: str = ":") -> None:
         self.text = text
         self._quote = quote
-        self._key = re.compile(rf"\s*(\"|{re.escape(quote)})?([^:{{}}\[\],\"]+?)(?(1)\1)\s*:")
+        self._key = re.compile(rf"\s*(\"|{re.escape(quote)})?([^:{{}}\[\],\"]+?)(?(1)\1)\s*[{separators}]")
 
     def value(self, at: int, depth: int, key: str = "") -> tuple[Any, int]:
         at = self.after_space(at)
@@ -325,7 +360,7 @@ class _Mending(_Scan):
     """The same of a text with slips."""
 
     def __init__(self, text: str, quote: str, parameters: Mapping[str, Any]) -> None:
-        super().__init__(text, quote)
+        super().__init__(text, quote, ":=")
         self._parameters = parameters
 
     def bare(self, at: int, depth: int, key: str) -> tuple[Any, int]:
@@ -352,6 +387,10 @@ class _Mending(_Scan):
             end = len(self.text[:end].rstrip())
             end -= self.text[end - 1 : end] in ("}", "]")
         return self.text[at + len(self._quote) : end], end
+
+    def _after_separator(self, at: int, closing: str) -> int:
+        is_key = closing == "}" and self._key.match(self.text, at)
+        return self.after_space(at) if is_key else super()._after_separator(at, closing)
 
     def is_at_end(self, at: int, closing: str) -> bool:
         return at >= len(self.text) or super().is_at_end(at, closing)

@@ -141,13 +141,15 @@ class Reply:
         return pieces
 
     def gather(self, delta: Delta) -> None:
-        """Takes a delta in, and keeps what it said. A call that the limit cut off is left out: nobody can make it."""
+        """Takes a delta in, and keeps what it said. A call that was cut off, by the limit or where the client wanted
+        the answer to stop, is left out: nobody can make it."""
         self.gathered.logprobs += delta.logprobs or ()
         for piece in self.take(delta):
             self._keep(piece)
         calls = self.gathered.calls
-        if delta.finish is Finish.LENGTH and calls and whole_arguments(calls[-1].arguments_text) is None:
+        if delta.finish is not None and calls and whole_arguments(calls[-1].arguments_text) is None:
             calls.pop()
+            self.has_calls = bool(calls)
 
     def _keep(self, piece: Piece) -> None:
         gathered = self.gathered

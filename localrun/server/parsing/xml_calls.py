@@ -137,11 +137,12 @@ def reader(tags: Tags) -> CallReader:
     return read
 
 
-def read_one(tags: Tags) -> CallReader:
-    """A reader for when the opening mark is itself the beginning of a call's tag."""
+def read_one(tags: Tags, *, only_known: bool = False) -> CallReader:
+    """A reader for when the opening mark is itself the beginning of a call's tag. With `only_known` that is what models
+    forget to put a mark before, and so may be what an answer is about."""
 
     def read(reply: Reading) -> Read[None]:
-        yield from _read_call(reply, tags)
+        yield from _read_call(reply, tags, only_known=only_known)
         yield from reply.source.skip_space()
         yield from reply.source.take_any(tags.closing)
 
@@ -168,9 +169,11 @@ def read_glm(reply: Reading) -> Read[None]:
     arguments: dict[str, Any] = {}
     while mark != "</tool_call>":
         key, end = yield from source.until(_GLM_KEY_END, limit=MAX_NAME_CHARACTERS)
-        key = key.strip()
+        key = key.strip().removeprefix("<arg_key>")  # a model may write it twice, and what closes it
         if end == "</arg_key>":
             yield from source.skip_space()
+            while (yield from source.take("</arg_key>")):
+                yield from source.skip_space()
             yield from source.take("<arg_value>")
         value, end = yield from source.until(_GLM_VALUE_END if reply.streams else _GLM_VALUE_MARKS)
         if end != "</arg_value>":
@@ -191,10 +194,12 @@ _GLM_VALUE_END = MarkSet(("</arg_value>",))
 _GLM_VALUE_MARKS = MarkSet(("</arg_value>", "<arg_key>", "</tool_call>"))
 
 
-def _read_call(reply: Reading, tags: Tags) -> Read[None]:
+def _read_call(reply: Reading, tags: Tags, *, only_known: bool = False) -> Read[None]:
     source = reply.source
     name, _ = yield from _read_name(reply)
     name = checked_name(name)
+    if only_known and name not in reply.schemas:
+        raise MalformedError
     parameters = reply.schemas.get(name, {})
     arguments: dict[str, Any] = {}
     while True:

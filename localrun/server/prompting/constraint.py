@@ -98,7 +98,7 @@ def lazy_calls(
     free = [msgspec.structs.replace(tool, parameters=_ANY_OBJECT) for tool in tools]
     for wanted in (tools, free):
         with contextlib.suppress(BadRequest):
-            return structured.calls(
+            grammar = structured.calls(
                 _shapes(written, wanted, control_tokens, is_checked=False),
                 is_one=is_one or written.separator is None,
                 separator=written.separator or "",
@@ -106,6 +106,7 @@ def lazy_calls(
                 after=written.closing,
                 triggers=written.triggers,
             )
+            return msgspec.structs.replace(grammar, has_mentions=True)
     return None
 
 

@@ -44,7 +44,7 @@ def fitted(messages: Sequence[Message], profile: Profile) -> list[Message]:
     """What the template can be expected to take, of messages that are spelled out."""
     result = messages
     if has_calls(messages):
-        result = _one_call_each(result) if profile.is_harmony else result
+        result = _one_call_each(result) if profile.takes_one_call else result
         if profile.call_ids is not None:
             result = _renamed(
                 result, (_nine_characters if profile.call_ids == "nine characters" else _kimi_ids)(result)
@@ -77,13 +77,18 @@ def milder(messages: Sequence[Message]) -> Iterator[list[Message]]:
 
 def _results_of_calls(messages: Sequence[Message]) -> list[Message]:
     """With results that belong to no call as user messages."""
+    return [
+        {"role": "user", "content": message["content"]} if is_stray else dict(message)
+        for message, is_stray in _with_strays(messages)
+    ]
+
+
+def _with_strays(messages: Sequence[Message]) -> Iterator[tuple[Message, bool]]:
+    """Each message, and whether it is a result that belongs to no call."""
     known: set[str] = set()
-    result = []
     for message in messages:
         known |= {call["id"] for call in message.get("tool_calls") or ()}
-        is_stray = message["role"] == "tool" and message.get("tool_call_id") not in known
-        result.append({"role": "user", "content": message["content"]} if is_stray else dict(message))
-    return result
+        yield message, message["role"] == "tool" and message.get("tool_call_id") not in known
 
 
 def with_other_arguments(messages: Sequence[Message]) -> list[Message] | None:
@@ -177,7 +182,8 @@ def without_system(messages: Sequence[Message]) -> list[Message]:
 
 
 def alternating(messages: Sequence[Message]) -> list[Message]:
-    """Neighbours of one role as one message; a conversation that an assistant begins gets a user's word before it."""
+    """Neighbours of one role as one message; a conversation that an assistant begins gets a user's word before it, and
+    a user who speaks right behind a tool's result an assistant's."""
     result: list[Message] = []
     texts: list[str] = []  # of the last message there, if several came together
     for message in messages:
@@ -190,6 +196,8 @@ def alternating(messages: Sequence[Message]) -> list[Message]:
         else:
             _put_together(result, texts)
             texts = []
+            if last is not None and last["role"] == "tool" and message["role"] == "user":
+                result.append({"role": "assistant", "content": "."})
             result.append(dict(message))
     _put_together(result, texts)
     first = next((index for index, message in enumerate(result) if message["role"] != "system"), None)
@@ -209,15 +217,19 @@ _WRITTEN_ROLES = frozenset({"user", "assistant", "tool"})
 def as_user(messages: Sequence[Message], texts: frozenset[str]) -> list[Message]:
     """The messages of these texts as user messages, where they stand: for a template that leaves their role out."""
     return [
-        {**message, "role": "user"} if message["role"] not in _WRITTEN_ROLES and _text(message) in texts
-        else dict(message)
-        for message in messages
+        {**message, "role": "user"}
+        if (is_stray or message["role"] not in _WRITTEN_ROLES) and _text(message) in texts else dict(message)
+        for message, is_stray in _with_strays(messages)
     ]  # fmt: skip
 
 
 def texts_to_find(messages: Sequence[Message]) -> list[str]:
-    """Texts of the roles that not every template writes: the system's, and those that few know."""
-    return [_text(message) for message in messages if message["role"] not in _WRITTEN_ROLES]
+    """Texts that not every template writes: the system's, results of no call, and those of roles that few know."""
+    return [
+        _text(message)
+        for message, is_stray in _with_strays(messages)
+        if is_stray or message["role"] not in _WRITTEN_ROLES
+    ]
 
 
 def _text(message: Message) -> str:
@@ -232,7 +244,9 @@ def _finished(message: Message, profile: Profile) -> Message:
     text = _text(message)
     made["content"] = [{"type": "text", "text": text}] if profile.takes_parts else text
     thinking = made.get("thinking")
-    if thinking:
+    if thinking and profile.takes_thinking_parts:
+        made["content"] = [{"type": "thinking", "thinking": thinking}, {"type": "text", "text": text}]
+    elif thinking:
         made["reasoning_content"] = thinking
     elif "thinking" in made:
         del made["thinking"]
@@ -378,7 +392,7 @@ def with_tools(
 
 def described(tool: Mapping[str, Any], *, has_types: bool = True) -> dict[str, Any]:
     """The tool with a description on every parameter, empty if need be, and with a type unless it `has_types` only
-    where it says them: some templates fail without, and one of these with a type that it does not know."""
+    where it says them: some templates fail without, and one of these with a type that it does not know, as "null"."""
     function = dict(tool["function"])
     function["parameters"] = _described(function["parameters"], has_types=has_types)
     return {**tool, "function": function}
@@ -389,6 +403,9 @@ def _described(schema: Any, depth: int = 0, *, has_types: bool) -> Any:
         return schema
     missing = {"description": ""} | ({"type": _type_of(schema)} if has_types else {})
     made = missing | dict(schema) if depth else dict(schema)
+    if isinstance(made.get("type"), list):
+        types = [one for one in made["type"] if one != "null"]
+        made["type"] = types[0] if len(types) == 1 else types
     properties = made.get("properties")
     if isinstance(properties, Mapping):
         made["properties"] = {

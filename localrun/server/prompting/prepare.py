@@ -302,8 +302,8 @@ def _unmarked(segments: Sequence[Segment], marks: Mapping[str, str]) -> tuple[Se
 async def _first_accepted(render: _Render, messages: Sequence[Message]) -> tuple[Segment, ...]:
     try:
         return await render(messages)
-    except BadTemplate:
-        raise  # other messages would not mend it
+    except TemplateOverrunError:
+        raise
     except BadRequest as refusal:
         for variant in await apart(list, conversation.milder(messages)):
             try:

@@ -25,6 +25,7 @@ from localrun.server.prompting.segments import fim_tokens
 
 # Opening and closing tag. The first pair of which a template knows either is its own.
 _TAGS: tuple[tuple[str, str], ...] = (
+    ("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]"),
     ("[THINK]", "[/THINK]"),
     ("<|START_THINKING|>", "<|END_THINKING|>"),
     ("<|channel>thought", "<channel|>"),
@@ -37,7 +38,7 @@ _TAGS: tuple[tuple[str, str], ...] = (
     ("<thinking>", "</thinking>"),
 )
 # Marks round the answer proper, which are no part of it.
-_ANSWER_MARKS = ("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>")
+_ANSWER_MARKS = ("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>", "[END FINAL RESPONSE]")
 _ANSWER_TAGS = "<response></response>"
 # Few models are loaded at a time, and a client may send templates of a megabyte.
 REMEMBERED_TEMPLATES = 8
@@ -93,6 +94,8 @@ _TAKES_OBJECTS = re.compile(
 _CONTENT = r"message[.\[]['\"]?content['\"\]]*"
 _CALLS_HAVE_NO_CONTENT = re.compile(rf"assistant['\"]\s+and\s+(?:{_CONTENT} is none|not {_CONTENT})")
 _ITERATES_CONTENT = re.compile(r"for \w+ in message(?:\.content|\[['\"]content['\"]\])")
+_FIRST_CALL = re.compile(r"tool_calls['\"\]]*\[0\]")
+_THINKING_PART = re.compile(r"type['\"\]]*\s*+==\s*+['\"]thinking['\"]")
 _WRITES_ROLE = re.compile(r"(?:\{\{-?|\+)\s*+\(?message(?:\.role|\[['\"]role['\"]\])")
 _NINE_CHARACTERS = re.compile(r"id\s*\|\s*length\s*(?:!=|==)\s*9|\|length != 9")
 
@@ -111,7 +114,9 @@ class Profile:
     - `takes_any_role`: whether it writes the role of a message down, or knows that of tools
     - `answer_marks` stand round an answer, whose reader does not want them
     - `call_ids`: whether it refuses ids that are not nine letters and digits (Mistral), or counts the calls (Kimi)
-    - `takes_text_arguments`, `takes_parts`: arguments as text instead of objects, content as a list of parts
+    - `takes_text_arguments`, `takes_parts`: arguments as text instead of objects, content as a list of parts;
+      `takes_thinking_parts`: the thinking as one of these (Ministral)
+    - `takes_one_call`: it writes the first call of a message alone
     - `calls_without_content`: it shows either the content of a message or its calls (R1)
     - `names_functions`: it has Firefunction's names for the tools and the time
     - `thinks`: whether its model can think; `marks_replies`: whether replies hold more than content and calls
@@ -132,7 +137,8 @@ class Profile:
     takes_parts: bool
     calls_without_content: bool
     names_functions: bool
-    is_harmony: bool
+    takes_one_call: bool
+    takes_thinking_parts: bool
     thinks: bool
     marks_replies: bool
 
@@ -148,7 +154,6 @@ class Profile:
 @lru_cache(maxsize=REMEMBERED_TEMPLATES)
 def profile_of(template: str) -> Profile:
     call_format = _call_format(template)
-    is_harmony = call_format is formats.HARMONY
     has_headers = call_format is not None and bool(call_format.thoughts)
     takes_effort = "reasoning_effort" in template
     tags = _tags(template)
@@ -173,7 +178,8 @@ def profile_of(template: str) -> Profile:
         takes_parts=_ITERATES_CONTENT.search(template) is not None and "is string" not in template,
         calls_without_content=_CALLS_HAVE_NO_CONTENT.search(template) is not None,
         names_functions="+ functions " in template,
-        is_harmony=is_harmony,
+        takes_one_call=call_format is formats.HARMONY or _FIRST_CALL.search(template) is not None,
+        takes_thinking_parts=_THINKING_PART.search(template) is not None,
         thinks=tags is not None or has_headers or takes_effort or shows_thinking,
         marks_replies=tags is not None or bool(answer_marks) or (call_format is not None and bool(call_format.whole)),
     )

@@ -115,7 +115,7 @@ def calls(
             schema = schema_text(shape.schema, field=shape.field, strict=shape.is_strict)
             made = [f"// {json.dumps(shape.name)}", f"{kind}_{index}: %json {schema}"]
         else:
-            made = _listed(shape, f"{kind}_{index}", literals)
+            made = _listed(shape, f"{kind}_{index}", literals, in_any_order=bool(triggers) and not shape.separator)
         rules += made
         size_bytes += sum(map(len, made)) + len(shape.before) + len(shape.after)
         check_size(size_bytes)
@@ -126,19 +126,24 @@ def calls(
     return Grammar(GrammarKind.LARK, "\n".join((*rules, *literals.rules)) + "\n", tuple(triggers))
 
 
-def _listed(shape: CallShape, name: str, literals: _Literals) -> list[str]:
-    """The rules for listed arguments, of which the first is called `name`: those that are required come, others may.
+def _listed(shape: CallShape, name: str, literals: _Literals, *, in_any_order: bool) -> list[str]:
+    """The rules for listed arguments, of which the first is called `name`: those that are required come, others may,
+    and `in_any_order` they may come anywhere, also twice: a model that began with the second can still write the first.
 
     `NAME_first_K` is what may follow where none of them came before the argument K, `NAME_next_K` where one has."""
     assert shape.listed is not None
     rules = []
     separator = literals.rule(shape.separator)
     n_listed = len(shape.listed)
+    may_come = [f"{name}_is_{at}" for at, argument in enumerate(shape.listed) if not argument.is_required]
+    must_come = [f"{name}_is_{at}" for at, argument in enumerate(shape.listed) if argument.is_required]
     for at, argument in enumerate(shape.listed):
         value, made = _value(shape, argument, f"{name}{at:04}", literals)
         rules += made
         opening = f" {_NAME} ".join(literals.rule(text) for text in argument.before)
         rules.append(f"{name}_is_{at}: {opening} {value} {literals.rule(argument.after)}")
+        if in_any_order:
+            continue
         again = at if len(argument.before) > 1 else at + 1
         first = [f"{name}_is_{at} {name}_next_{again}"]
         following = [f"{separator} {first[0]}"]
@@ -146,6 +151,10 @@ def _listed(shape: CallShape, name: str, literals: _Literals) -> list[str]:
             first.append(f"{name}_first_{at + 1}")
             following.append(f"{name}_next_{at + 1}")
         rules += (f"{name}_first_{at}: {' | '.join(first)}", f"{name}_next_{at}: {' | '.join(following)}")
+    if in_any_order:
+        others = f"({' | '.join(may_come)})*" if may_come else '""'
+        rules.append(f"{name}_others: {others}")
+        return [*rules, f"{name}: {f' {name}_others '.join(('', *must_come, ''))}"]
     return [*rules, f'{name}_first_{n_listed}: ""', f'{name}_next_{n_listed}: ""', f"{name}: {name}_first_0"]
 
 

@@ -104,6 +104,27 @@ def test_a_trigger_is_found_whatever_its_tokens(trigger: str):
     assert allowed(bound) == list(b"0123456789")
 
 
+@pytest.mark.parametrize(
+    ("said", "is_bound"),
+    [
+        ("<go>", True),
+        ("I look.<go>", True),
+        ("I look:\n\n<go>", True),
+        ("</think><go>", True),
+        ("It is `<go>", False),
+        ("the <go>", False),
+        ("the <go> tag, or '<go>", False),
+        ("the <go> tag, which I write:   <go>", True),
+    ],
+)
+def test_a_mark_that_is_spoken_of_binds_nobody(said: str, is_bound: bool):
+    compiled = compile_grammar(Grammar(GrammarKind.REGEX, "[0-9]"), VOCABULARY)
+    bound = Constraint(compiled, triggers=("<go>",), has_mentions=True, banned=frozenset(), clock=Clock())
+    for token in said.encode():
+        assert bound.choose(lambda ids, token=token: token, tries_first=True) == token
+    assert bound.is_waiting != is_bound
+
+
 def test_an_answer_goes_on_after_what_is_begun():
     bound = constraint("[ab]c[de]")
     bound.begin("ac")

@@ -24,6 +24,7 @@ SCHEMAS: dict[str, dict[str, Any]] = {
 THINK = ThinkingTags("<think>", "</think>")
 BRACKETS = ThinkingTags("[THINK]", "[/THINK]")
 COHERE = ThinkingTags("<|START_THINKING|>", "<|END_THINKING|>")
+APRIEL = ThinkingTags("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]")
 GEMMA_CHANNEL = ThinkingTags("<|channel>thought", "<channel|>")
 
 Call = tuple[str, dict[str, Any]]
@@ -265,6 +266,24 @@ MARKED: tuple[Golden, ...] = (
         (call("save", {"text": "hello", "you": "3 {x}", "to": "Ann"}),),
     ),
     Golden(
+        "gemma, a comma left out",
+        formats.GEMMA,
+        '<|tool_call>call:get_weather{city:<|"|>Paris<|"|>days:3}<tool_call|>',
+        (call("get_weather", {"city": "Paris", "days": 3}),),
+    ),
+    Golden(
+        "gemma, brackets as Python has them",
+        formats.GEMMA,
+        '<|tool_call>call:get_weather(city=<|"|>a=b, c:d<|"|>, wind=true)<tool_call|>',
+        (call("get_weather", {"city": "a=b, c:d", "wind": True}),),
+    ),
+    Golden(
+        "gemma, more or less before the name",
+        formats.GEMMA,
+        "<|tool_call>call:google:mcp:get_time{}<tool_call|><|tool_call>:get_time{}<tool_call|>",
+        (call(*TIME), call(*TIME)),
+    ),
+    Golden(
         "gemma, without the closing mark",
         formats.GEMMA,
         '<|tool_call>call:get_weather{city:<|"|>Paris<|"|>}<|tool_call>call:get_time{}',
@@ -276,6 +295,21 @@ MARKED: tuple[Golden, ...] = (
         "<start_function_call>call:get_weather{city:<escape>Paris<escape>,days:2}<end_function_call>",
         (call("get_weather", {"city": "Paris", "days": 2}),),
         control_tokens=("<start_function_call>", "<end_function_call>", "<escape>"),
+    ),
+    Golden(
+        "kimi, one call's section",
+        formats.KIMI,
+        "<|tool_call_section_begin|><|tool_call_begin|>functions.get_time:0<|tool_call_argument_begin|>{}"
+        "<|tool_call_end|><|tool_call_section_end|>",
+        (call(*TIME),),
+    ),
+    Golden(
+        "apriel",
+        formats.TOOL_CALLS,
+        'Hm.\n[BEGIN FINAL RESPONSE]\nI look.\n<tool_calls>[{"name": "get_time", "arguments": {}}]</tool_calls>',
+        (thinking("Hm."), content("I look."), call(*TIME)),
+        tags=APRIEL,
+        is_thinking=True,
     ),
     Golden(
         "olmo, a call on each line",
@@ -546,6 +580,20 @@ TAGGED: tuple[Golden, ...] = (
         (call("save", {"text": "1"}),),
     ),
     Golden(
+        "calls without the opening of their block, and what is none",
+        formats.DEEPSEEK_TAGS,
+        'It is <｜DSML｜invoke name=x>.\n<｜DSML｜invoke name="get_time">\n</｜DSML｜invoke>\n'
+        "</｜DSML｜function_calls>",
+        (content("It is <｜DSML｜invoke name=x>."), call(*TIME)),
+    ),
+    Golden(
+        "a call without the opening of its block",
+        formats.MINIMAX,
+        'I look.\n<invoke name="get_weather">\n<parameter name="city">Paris</parameter>\n</invoke>\n'
+        "</minimax:tool_call>",
+        (content("I look."), call(*PARIS)),
+    ),
+    Golden(
         "glm",
         formats.GLM,
         "Hm.</think>I look.\n<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Paris</arg_value>\n"
@@ -566,6 +614,13 @@ TAGGED: tuple[Golden, ...] = (
         formats.GLM,
         "<tool_call>get_weather\n<arg_key>city</arg_key>Paris</arg_value>\n<arg_key>days<arg_value>3</arg_value>"
         "</tool_call>",
+        (call("get_weather", {"city": "Paris", "days": 3}),),
+    ),
+    Golden(
+        "glm, a key's tags twice",
+        formats.GLM,
+        "<tool_call>get_weather<arg_key>city</arg_key></arg_key><arg_value>Paris</arg_value>"
+        "<arg_key><arg_key>days</arg_key><arg_value>3</arg_value></tool_call>",
         (call("get_weather", {"city": "Paris", "days": 3}),),
     ),
     Golden(
@@ -672,6 +727,50 @@ TAGGED: tuple[Golden, ...] = (
         formats.PYTHONIC,
         "[save(text=open('/etc/passwd'))]",
         (content("[save(text=open('/etc/passwd'))]"),),
+    ),
+    Golden(
+        "JSON without a mark",
+        formats.HERMES,
+        'Hm.</think>\n\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n{"name": "get_time", "arguments": {}}',
+        (thinking("Hm."), call(*PARIS), call(*TIME)),
+        tags=THINK,
+        is_thinking=True,
+    ),
+    Golden(
+        "an answer with a tool's name",
+        formats.HERMES,
+        '{"name": "get_time", "version": "1.0"}',
+        (content('{"name": "get_time", "version": "1.0"}'),),
+    ),
+    Golden(
+        "a code block without a mark",
+        formats.HERMES,
+        '```json\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n```',
+        (call(*PARIS),),
+    ),
+    Golden(
+        "a code block that is no call",
+        formats.HERMES,
+        '```json\n{"name": "Paris", "arguments": {}}\n```\n',
+        (content('```json\n{"name": "Paris", "arguments": {}}\n```\n'),),
+    ),
+    Golden(
+        "names that Python does not take",
+        formats.LFM2,
+        "<|tool_call_start|>[mcp__mail-box.send(from='a', dry-run=True, $top = -1), get_time()]<|tool_call_end|>",
+        (call("mcp__mail-box.send", {"from": "a", "dry-run": True, "$top": -1}), call(*TIME)),
+    ),
+    Golden(
+        "texts that Python does not take",
+        formats.LFM2,
+        "<|tool_call_start|>[save(text='one \\\n  --two=\"f(x)\"\n', to='C:\\Users\\d\\t.')]<|tool_call_end|>",
+        (call("save", {"text": 'one \\\n  --two="f(x)"\n', "to": "C:\\Users\\d\t."}),),
+    ),
+    Golden(
+        "lfm2, told to write JSON",
+        formats.LFM2,
+        '<|tool_call_start|>[{"name": "get_weather", "arguments": {"city": "Paris"}}]<|tool_call_end|>Checking.',
+        (call(*PARIS), content("Checking.")),
     ),
     Golden(
         "lfm2",

@@ -307,6 +307,20 @@ def test_a_schema_that_the_engine_would_refuse_does_not_keep_a_tool_from_being_o
     assert accepts(grammar, spelled(written, ("look", {"kind": "aa"})).removeprefix(written.triggers[0]))
 
 
+def test_arguments_in_tags_may_come_in_any_order():
+    """Of a call that the model need not make: what it has passed over it could not write any more."""
+    written = formats.QWEN_CODER.written
+    schema = {"type": "object", "properties": {key: {"type": "integer"} for key in "abcd"}, "required": ["b", "d"]}
+    grammar = constraint.lazy_calls(written, [Tool("f", "", schema)], is_one=False)
+    assert grammar is not None
+
+    def is_taken(names: str) -> bool:
+        return accepts(grammar, spelled(written, ("f", dict.fromkeys(names, 1)), begins_at=written.opening))
+
+    assert all(map(is_taken, ("abcd", "bd", "cbad", "bcda", "bda")))
+    assert not any(map(is_taken, ("b", "ac", "acd", "")))
+
+
 def test_arguments_are_an_object_whatever_else_the_schema_allows():
     written = formats.HERMES.written
     text = Tool("look", "", {"type": "string"}, field="tools[0].function.parameters")

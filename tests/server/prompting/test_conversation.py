@@ -108,6 +108,21 @@ def test_gpt_oss_gets_one_call_in_a_message_with_its_result_behind():
     assert made[1]["thinking"] == "Hm."
 
 
+def test_a_template_that_shows_the_first_call_alone_gets_one_in_a_message():
+    made = fitted([{"role": "assistant", "content": "", "tool_calls": [call("a"), call("b")]}], OBJECTS)
+    assert [len(message["tool_calls"]) for message in made] == [2]
+    template = OBJECTS + "{{ message['tool_calls'][0] }}"
+    made = fitted([{"role": "assistant", "content": "", "tool_calls": [call("a"), call("b")]}], template)
+    assert [[each["id"] for each in message["tool_calls"]] for message in made] == [["a"], ["b"]]
+
+
+def test_thinking_is_a_part_of_the_content_where_the_template_looks_for_it_there():
+    (made,) = fitted(
+        [{"role": "assistant", "content": "Yes.", "thinking": "Hm."}], "{% if block['type'] == 'thinking' %}"
+    )
+    assert made["content"] == [{"type": "thinking", "thinking": "Hm."}, {"type": "text", "text": "Yes."}]
+
+
 def test_a_template_that_shows_either_content_or_calls_gets_them_apart():
     template = OBJECTS + "{% if message['role'] == 'assistant' and message['content'] is none %}"
     made = fitted([{"role": "assistant", "content": "I look.", "tool_calls": [call("a")]}], template)
@@ -130,6 +145,9 @@ def test_roles_alternate_and_a_user_speaks_first():
     made = messages.alternating([assistant, user, user, assistant])
     assert [message["role"] for message in made] == ["user", "assistant", "user", "assistant"]
     assert made[2]["content"] == "u\n\nu"
+    calls, result = {**assistant, "tool_calls": [call("a")]}, {"role": "tool", "content": "1", "tool_call_id": "a"}
+    made = messages.alternating([user, calls, result, user, user])
+    assert made == [user, calls, result, {"role": "assistant", "content": "."}, {"role": "user", "content": "u\n\nu"}]
 
 
 def test_nothing_that_was_passed_in_is_changed():

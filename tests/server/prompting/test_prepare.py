@@ -337,6 +337,13 @@ def test_a_template_that_refuses_system_messages_gets_them_with_the_user_s(desk:
     assert text(prepared) == "[user]Be kind.\n\nhello[assistant]"
 
 
+def test_a_system_message_alone_is_the_user_s_for_a_template_that_needs_one(desk: Desk):
+    needs = (
+        "{% set rest = messages[1:] if messages[0].role == 'system' else messages %}{{ rest[-1].role + ' ' }}" + PLAIN
+    )
+    assert text(desk(needs, messages=[{"role": "system", "content": "Be kind."}])) == "user [user]Be kind.[assistant]"
+
+
 SYSTEM_FIRST = (
     "{% for m in messages %}{% if m.role == 'system' and not loop.first %}"
     "{{ raise_exception('System message must be at the beginning.') }}{% endif %}{% endfor %}" + PLAIN
@@ -420,6 +427,12 @@ def test_a_result_without_its_call_is_said_to_a_template_that_insists_on_one(des
     assert prompt.endswith("[user]hello[assistant]")
 
 
+def test_a_result_without_its_call_is_never_lost(desk: Desk):
+    drops = "{% for m in messages if m.role != 'tool' %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+    stray = {"role": "tool", "content": "noon", "tool_call_id": "gone"}
+    assert text(desk(drops + "{# tool_calls #}", messages=[HELLO, stray, HELLO])) == "[user]hello[user]noon[user]hello"
+
+
 def test_parameters_without_a_type_have_one_for_a_template_that_looks_for_it(desk: Desk):
     looks = (
         "{% for t in tools or [] %}{% for name, p in t.function.parameters.properties.items() %}{{ name }}:"
@@ -438,7 +451,8 @@ def test_parameters_without_a_type_have_a_description_alone_where_the_template_r
         "{% for t in tools or [] %}{% for name, p in t.function.parameters.properties.items() %}"
         "{{ name + ':' + kind(p) + p.description }} {% endfor %}{% endfor %}<tool_call> arguments" + TURNS
     )
-    tool = Tool("f", "", {"type": "object", "properties": {"a": {"const": True}, "b": {"type": "string"}}})
+    may_be_null = {"type": ["string", "null"]}
+    tool = Tool("f", "", {"type": "object", "properties": {"a": {"const": True}, "b": may_be_null}})
     assert "a: b:text " in text(desk(spelled, tools=(tool,)))
 
 
