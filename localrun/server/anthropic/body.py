@@ -14,6 +14,7 @@ Pure. Does not: know the model, or render a template.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
@@ -92,7 +93,7 @@ def block_text(block: Block, where: str, media: Attachments | None = None) -> st
         if media is None:
             raise BadRequest.of(where, "no image can stand here; put it into a message or a tool_result")
         return _picture(block.source, f"{where}.source", media)
-    if block.type == "container_upload" or (block.text, block.content, block.source) != (None, None, None):
+    if _HOLDS.search(block.type) or (block.text, block.content, block.source) != (None, None, None):
         raise BadRequest.of(
             f"{where}.type", f"{block.type[:40]!r} blocks are not supported here; send text, or leave the block out"
         )
@@ -100,6 +101,8 @@ def block_text(block: Block, where: str, media: Attachments | None = None) -> st
     return ""
 
 
+# What blocks are called that hold something to read, by whatever field; those of OpenAI's API among them.
+_HOLDS = re.compile("audio|document|file|image|media|text|upload|video")
 # Of system messages: what they do to the tools, in the model's words.
 _CHANGES = {"tool_addition": "Loaded", "tool_removal": "Removed"}
 
