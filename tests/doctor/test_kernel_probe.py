@@ -99,7 +99,7 @@ def test_a_daemon_that_goes_leaves_no_models_behind(tmp_path: Path) -> None:
     environ = os.environ | {"LOCALRUN_HOME": str(tmp_path / "home"), "TMPDIR": str(tmp_path)}
     program = [sys.executable, "-P", "-m", "localrun.doctor.kernel_probe", "--polite"]
     with subprocess.Popen(program, env=environ, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as running:
-        while not list(tmp_path.glob("localrun-probe-*")) and running.poll() is None:
+        while not list(tmp_path.glob("localrun-probe-*/*")) and running.poll() is None:
             time.sleep(0.005)
         assert running.stdin is not None
         running.stdin.close()
