@@ -183,8 +183,7 @@ class Constraint:
             return
         rest = self._after_trigger(token)
         if rest is None:
-            text = self._tail + self._vocabulary.shown(token)
-            self._tail = text[len(text) - self._n_tail :] if self._n_tail < len(text) else text
+            self._tail = (self._tail + self._vocabulary.shown(token))[-self._n_tail :]
             return
         self.is_waiting = False
         if rest:

@@ -238,7 +238,7 @@ class Limits:
                 f"the Host header {shown!r} is no name of this machine; use {', '.join(sorted(self._served_names))} or "
                 f"its address, or list the name in LOCALRUN_HOST_NAMES"
             )
-        if not name or name not in self._hosts | self._hosts_of_proxies:
+        if not name or (name not in self._hosts and name not in self._hosts_of_proxies):
             raise Forbidden(
                 f"the Host header {shown!r} is not this machine's loopback name; use localhost, 127.0.0.1 or [::1], or "
                 f"list the name in LOCALRUN_HOST_NAMES"
