@@ -302,12 +302,10 @@ class Door:
 
 
 def _replicas(told: AppReport) -> tuple[dict[str, Address], dict[str, Told]]:
-    """Of those that are of the description, and have an engine."""
-    usable = [
-        one for one in told.replicas if one.fingerprint == told.description.fingerprint and not one.why_not
-    ]  # fmt: skip
-    addresses = {one.id: Address(one.host, one.port, one.node) for one in usable}
-    return addresses, {one.id: Told(one.work_tokens, one.recent) for one in usable}
+    """Of those that are ready."""
+    ready = told.ready
+    addresses = {one.id: Address(one.host, one.port, one.node) for one in ready}
+    return addresses, {one.id: Told(one.work_tokens, one.recent) for one in ready}
 
 
 async def _ended(link: ClusterLink) -> None:

@@ -74,8 +74,13 @@ class AppReport(msgspec.Struct, frozen=True, kw_only=True):
     replicas: tuple[ReplicaReport, ...] = ()
 
     @property
+    def ready(self) -> list[ReplicaReport]:
+        """Those that run what is described; while it is replaced, the version before runs, too."""
+        return [one for one in self.replicas if one.fingerprint == self.description.fingerprint and not one.why_not]
+
+    @property
     def n_ready(self) -> int:
-        return sum(not replica.why_not for replica in self.replicas)
+        return len(self.ready)
 
 
 class NodeReport(msgspec.Struct, frozen=True, kw_only=True):

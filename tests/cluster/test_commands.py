@@ -88,9 +88,12 @@ def test_a_head_has_two_ports_of_its_own(capsys, n_below):
     assert not settings.file().exists()
 
 
-def replica(node: str, **fields: object) -> ReplicaReport:
-    said = {"id": node, "node": node, "host": "127.0.0.1", "port": 5, "pid": 7, "fingerprint": "", "n_slots": 4}
-    return ReplicaReport(**(said | fields))  # type: ignore[arg-type]
+ALPHA = Description(model="alpha", contents="")
+
+
+def replica(node: str, of: Description = ALPHA, **fields: object) -> ReplicaReport:
+    said = {"host": "127.0.0.1", "port": 5, "pid": 7, "fingerprint": of.fingerprint, "n_slots": 4}
+    return ReplicaReport(id=node, node=node, **(said | fields))  # type: ignore[arg-type]
 
 
 def row(**fields: int) -> EngineRow:
@@ -98,7 +101,7 @@ def row(**fields: int) -> EngineRow:
 
 
 APP = AppReport(
-    description=Description(model="alpha", contents=""), n_wanted=3, state="deploying", message="no room",
+    description=ALPHA, n_wanted=3, state="deploying", message="no room",
     replicas=(
         replica("n1", n_running=3, n_queued=2, tokens_per_s=10.5, row=row(kv_cells_used=300)),
         replica("n2", n_running=1, tokens_per_s=2.0, row=row(prompt_tokens_total=100, cached_tokens_total=25)),
@@ -185,10 +188,11 @@ def test_bounds_are_part_of_what_is_deployed(models_dir, monkeypatch, capsys, bo
 
     def ask(request):
         asked.append(request)
+        running = [replica(f"n{number}", request.description) for number in range(n_first)]
+        before, loading = replica("n7"), replica("n8", request.description, why_not="it is loading")
         app = AppReport(
-            description=request.description, n_wanted=n_first, state="running",
-            replicas=tuple(replica(f"n{number}") for number in range(n_first)),
-        )  # fmt: skip
+            description=request.description, n_wanted=n_first, state="running", replicas=(before, loading, *running)
+        )
         yield ClusterReport(nodes=(), apps=(app,))
 
     monkeypatch.setattr(reports, "ask", ask)
