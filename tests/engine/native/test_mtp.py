@@ -396,7 +396,8 @@ def test_an_engine_answers_with_them(rigged: LlamaBackend):
     for number, prompt in prompts.items():
         assert texts[number] == list(range(prompt[-1] + 1, prompt[-1] + 41))
         assert counts[number].source is DraftSource.MTP
-        assert counts[number].n_accepted == counts[number].n_drafted >= 27
+        # Where three streams share the rows of all passes, the 39 tokens after the first are two drafts and one more.
+        assert counts[number].n_accepted == counts[number].n_drafted >= 26
     assert n_steps < 20
     engine.close()
 
