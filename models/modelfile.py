@@ -169,8 +169,10 @@ def write(
 
 
 def _instructions(text: str) -> Iterator[tuple[str, Line]]:
-    # A byte order mark is what some editors put before the first line.
-    lines = text.removeprefix("\ufeff").replace("\r\n", "\n").split("\n")
+    # Some editors put a byte order mark before the first line, and a carriage return at its end and at all others;
+    # in other files a carriage return belongs to its text.
+    text = text.removeprefix("\ufeff")
+    lines = (text.replace("\r\n", "\n") if text.partition("\n")[0].endswith("\r") else text).split("\n")
     index = 0
     while index < len(lines):
         number, line = index + 1, lines[index].strip()
@@ -305,11 +307,11 @@ def parameter_value(name: str, text: str) -> Any:
 
 
 def normalized_parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Parameters of a request or a registry as they are kept: numbers as numbers, `stop` as a list, retired ones left
-    out. Raises BadRequest for an unknown name or a value of the wrong kind."""
+    """Parameters of a request or a registry as they are kept: numbers as numbers, `stop` as a list, retired ones and
+    null left out. Raises BadRequest for an unknown name or a value of the wrong kind."""
     kept: dict[str, Any] = {}
     for name, value in parameters.items():
-        if name in RETIRED_PARAMETERS:
+        if name in RETIRED_PARAMETERS or value is None:
             continue
         if name in TEXT_PARAMETERS and isinstance(value, str | list):
             kept[name] = [value] if isinstance(value, str) else value
