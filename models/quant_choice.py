@@ -37,22 +37,23 @@ _COMFORTABLE_FRACTION = 0.5
 # Best first. Sorted by measured perplexity of llama.cpp's quantizations, not by size.
 QUALITY = (
     "F32", "BF16", "F16", "Q8_K_XL", "Q8_0", "Q6_K_XL", "Q6_K_L", "Q6_K", "Q5_K_XL", "Q5_K_L", "Q5_K_M", "Q5_K_S",
-    "Q5_1", "Q5_0", "MXFP4_MOE", "MXFP4", "Q4_K_XL", "Q4_K_L", "Q4_K_M", "Q4_K_S", "Q4_K", "IQ4_NL", "IQ4_XS", "Q4_1",
-    "Q4_0", "Q3_K_XL", "Q3_K_L", "Q3_K_M", "IQ3_M", "Q3_K_S", "IQ3_S", "IQ3_XS", "IQ3_XXS", "Q2_K_XL", "Q2_K_L", "Q2_K",
-    "IQ2_M", "Q2_K_S", "IQ2_S", "IQ2_XS", "IQ2_XXS", "TQ2_0", "TQ1_0", "IQ1_M", "IQ1_S",
+    "Q5_1", "Q5_0", "MXFP4_MOE", "MXFP4", "NVFP4", "Q4_K_XL", "Q4_K_L", "Q4_K_M", "Q4_K_S", "Q4_K", "IQ4_NL", "IQ4_XS",
+    "Q4_1", "Q4_0", "Q3_K_XL", "Q3_K_L", "Q3_K_M", "IQ3_M", "Q3_K_S", "IQ3_S", "IQ3_XS", "IQ3_XXS", "Q2_K_XL", "Q2_K_L",
+    "Q2_K", "IQ2_M", "Q2_K_S", "IQ2_S", "IQ2_XS", "IQ2_XXS", "Q2_0", "TQ2_0", "TQ1_0", "IQ1_M", "IQ1_S", "Q1_0",
 )  # fmt: skip
 _RANK = {quant: rank for rank, quant in enumerate(QUALITY)}
 _UNQUANTIZED_RANK = _RANK["F16"]
 _FOUR_BITS = range(_RANK["MXFP4_MOE"], _RANK["Q4_0"] + 1)
 
 _QUANT = re.compile(
-    r"(?:^|[-._/ (])((?:BF16|FP?16|FP?32|Q4_0_[48]_[48]|I?Q[1-8]_"
-    r"(?:[01]|NL|K_(?:XS|S|M|L|XL)|K|XXS|XS|S|M)|TQ[12]_0|MXFP4(?:_MOE)?))"
+    r"(?:^|[-._/ (])((?:BF16|FP?16|FP?32|Q4_0_[48]_[48]|IQ[1-6]_K(?:SS?|L|T)|I?Q[1-8]_"
+    r"(?:[01]|NL|K_(?:XS|S|M|L|XL)|K|XXS|XS|S|M)|TQ[12]_0|MXFP4(?:_MOE)?|NVFP4|I2_S)(?:_R[48])?)"
     r"(?=[-._/ )]|$)",
     re.IGNORECASE,
 )
-# Types that llama.cpp wrote for some processors and no longer reads; it repacks Q4_0 by itself now.
-_UNREADABLE = re.compile(r"Q4_0_[48]_[48]")
+# Types that llama.cpp wrote for some processors and no longer reads, for it repacks Q4_0 by itself now, and those that
+# only ik_llama.cpp and bitnet.cpp read.
+_UNREADABLE = re.compile(r"Q4_0_[48]_[48]|IQ[1-6]_K.*|.*_R[48]|I2_S")
 # What is no model: by how the name of the file begins, or by its folder; draft heads, projectors and adapters that are
 # nothing else by any word.
 _COMPANION = re.compile(
@@ -132,7 +133,7 @@ def is_quant(text: str) -> bool:
 
 def candidates(files: Iterable[RemoteFile], *, companions: bool = False) -> list[Candidate]:
     """The models among a repository's files, or their `companions`, best quantization first, what may be draft heads
-    last. Left out are sets of shards with gaps, and types that llama.cpp no longer reads."""
+    last. Left out are sets of shards with gaps, and types that llama.cpp does not read."""
     single: list[Candidate] = []
     shards: dict[tuple[str, int], dict[int, RemoteFile]] = {}
     for file in files:
@@ -186,6 +187,8 @@ def _why_none(repo: str, files: Sequence[RemoteFile]) -> str:
                 f"'{repo}' has parts of GGUF files ({file.path}): download them, join them to one file (cat), and "
                 f"put that into the models folder"
             )
+        if _UNREADABLE.fullmatch(quant_of(file.path)):
+            return f"'{repo}' has only types that llama.cpp cannot read ({file.path}); look for another GGUF of it"
     return ""
 
 

@@ -29,6 +29,8 @@ def chosen(offered: list[RemoteFile], tag: str | None = None, memory_gb: float =
         ("BF16/model-BF16-00001-of-00002.gguf", "BF16"),
         ("Q4_0/model.gguf", "Q4_0"),
         ("gpt-oss-20b-mxfp4.gguf", "MXFP4"),
+        ("model-NVFP4.gguf", "NVFP4"),
+        ("model-Q1_0.gguf", "Q1_0"),
         ("nomic.f16.gguf", "F16"),
         ("bge-m3-FP16.gguf", "F16"),
         ("model-i1-IQ2_M.gguf", "IQ2_M"),
@@ -105,6 +107,14 @@ def test_companions_are_no_models_and_stay_where_they_are():
         *files(EIGHT_B),
     ]
     assert [file.path for file in chosen(offered, "Q8_0").files] == ["model-Q8_0.gguf"]
+
+
+@pytest.mark.parametrize("quant", ["IQ4_KS", "IQ3_KSS", "IQ2_KL", "IQ5_K", "Q4_K_R4", "Q8_0_R8", "IQ4_K_R4", "i2_s"])
+def test_types_of_other_programs_are_not_offered(quant: str):
+    foreign = RemoteFile(f"{quant}/model-{quant}.gguf", GB)
+    assert chosen([foreign, *files(EIGHT_B)], memory_gb=24).quant == "Q6_K"
+    with pytest.raises(BadRequest, match=rf"has only types that llama.cpp cannot read \({quant}/model-{quant}.gguf\)"):
+        chosen([foreign, RemoteFile("mmproj-F16.gguf", GB)], quant)
 
 
 def test_types_that_llama_cpp_does_not_read_any_more_are_not_offered():
