@@ -32,10 +32,11 @@ class UnknownCodecError(Exception):
 
 
 class SoundHeader(NamedTuple):
-    """`n_samples` of each channel, None where the header does not say."""
+    """`n_samples` of each channel, None where the header does not say. `data_at` is where those of a WAV begin."""
 
     rate_hz: int
     n_samples: int | None
+    data_at: int = 0
 
 
 def _wave(data: bytes) -> SoundHeader:
@@ -57,7 +58,7 @@ def _wave(data: bytes) -> SoundHeader:
             is_open = length >= _UNKNOWN_BYTES or (length == 0 and left > 0)
             if length > left and not is_open:
                 raise ValueError
-            return SoundHeader(rate_hz, (left if is_open else length) // frame_bytes)
+            return SoundHeader(rate_hz, (left if is_open else length) // frame_bytes, at)
         at += length + length % 2
     raise ValueError
 

@@ -11,7 +11,7 @@ white, 16 bits cut to their upper 8. Sound becomes float32 of one channel, the m
 what is 16 bits, of one channel and at the rate already is the samples divided by 32768.
 
 Frames of `wire.DecodeRequest` come on stdin, those of `wire.DecodeReply` go to stdout. Ends when stdin ends. Imports
-nothing of the daemon but `errors`, `framing`, `wire`, `headers` and `worker_limits`; the daemon never imports this
+nothing of the daemon but `errors`, `framing`, `wire`, the headers and `worker_limits`; the daemon never imports this
 module, so that it never loads a decoder.
 """
 
@@ -49,6 +49,7 @@ from PIL import (  # noqa: F401
 from localrun import framing
 from localrun.errors import BadRequest, LocalrunError, of_disk
 from localrun.server.media import headers
+from localrun.sound_headers import header_of
 from localrun.wire import DecodeReply, DecodeRequest, MediaKind
 from localrun.worker_limits import allow_cpu, close_limits
 
@@ -137,6 +138,9 @@ def sound(data: bytes, request: DecodeRequest, output: BinaryIO) -> DecodeReply:
     """Raises BadRequest, OSError of the disk, and whatever libsndfile raises for a file that is none."""
     writer = _Output(output)
     n_written = n_read = 0
+    if request.format == "WAV" and not any(data[(at := header_of("WAV", data).data_at) - 4 : at]):
+        # Written into a pipe: libsndfile knows only the other way to say so, and takes this for an empty one.
+        data = data[: at - 4] + b"\xff" * 4 + data[at:]
     with soundfile.SoundFile(io.BytesIO(data)) as file:
         rate_hz = file.samplerate
         if file.format not in _SOUND_FORMATS:

@@ -189,6 +189,12 @@ def test_a_tone_keeps_its_height_and_length(name: str, subtype: str | None, rate
     assert 0.4 < abs(made[8000:24000]).max() < 0.6
 
 
+@pytest.mark.parametrize("n_bytes", [0, 0xFFFF_FFFF, 0x7FFF_FFFF])
+def test_a_recording_that_was_written_into_a_pipe_is_heard_to_its_end(n_bytes: int) -> None:
+    tone = making.tone(1000)
+    assert (samples(making.wave(tone, n_bytes=n_bytes)) == samples(making.wave(tone))).all()
+
+
 def test_channels_are_mixed_and_too_loud_ones_cut() -> None:
     both = numpy.tile(numpy.array([[0.5, -0.25]], "<f4"), (1000, 1))
     assert (samples(making.wave(both.tobytes(), n_channels=2, bits=32, code=3)) == 0.125).all()
