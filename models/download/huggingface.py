@@ -61,7 +61,7 @@ def translated(error: Exception, repo: str, revision: str, endpoint: str, *, has
     """The error of ours for one of huggingface_hub's. Errors of ours, and bugs, come back as they are."""
     from huggingface_hub import errors
 
-    host = urlsplit(endpoint).netloc
+    host = urlsplit(endpoint).netloc or f"HF_ENDPOINT '{endpoint}'"
     if isinstance(error, LocalrunError):
         return error
     if isinstance(error, errors.GatedRepoError):
@@ -84,6 +84,8 @@ def translated(error: Exception, repo: str, revision: str, endpoint: str, *, has
         return DownloadFailed(
             f"{host} cannot be reached ({why_not(error)}); check the connection, or set HF_ENDPOINT to a mirror"
         )
+    if isinstance(error, UnicodeEncodeError) and has_token:
+        return BadRequest(f"your token has a character that no token has; copy it anew from {endpoint}/settings/tokens")
     if isinstance(error, json.JSONDecodeError | KeyError | TypeError | ValueError):
         return DownloadFailed(f"{host} answered with something that no hub should ({type(error).__name__}: {error})")
     return DownloadFailed(f"{host}: {error}")
@@ -409,8 +411,6 @@ def _facts(name: HubName, api: HfApi) -> _Facts:
 
 def _plan_of_hub(name: HubName, facts: _Facts, hub: Hub, choose: Choose) -> RemotePlan:
     info, commit, files = facts
-    for path in files:
-        checked_path(path)
     choice = choose([RemoteFile(path, file.size) for path, file in files.items()])
     cache = hub.cache(name.repo)
     plan = _plan_of(name, commit, choice, hub, lambda path, role: _planned(files[path], cache, commit, hub, role))
@@ -440,6 +440,7 @@ def _plan_of(
 def _planned(file: RepoFile, cache: RepoCache, commit: str, hub: Hub, role: Role) -> PlannedFile:
     from huggingface_hub import hf_hub_url
 
+    checked_path(file.path)  # of others no path is made
     sha256 = file.lfs.sha256 if file.lfs else ""
     git_sha1 = "" if file.lfs else file.blob_id
     etag = sha256 or git_sha1

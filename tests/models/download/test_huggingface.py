@@ -255,6 +255,13 @@ def test_only_questions_of_ours_are_asked_again(server, hub, monkeypatch, ask, s
         ask(replace(hub, endpoint="http://127.0.0.1:9"))
 
 
+def test_a_token_or_an_address_that_was_copied_wrong_is_told_so(hub):
+    with pytest.raises(BadRequest, match="your token has a character that no token has"):
+        planned(replace(hub, token="hf_…"))
+    with pytest.raises(DownloadFailed, match=r"^HF_ENDPOINT 'hub.example' cannot be reached .*missing an 'http://'"):
+        planned(replace(hub, endpoint="hub.example"))
+
+
 def test_a_token_is_not_shown(hub):
     logged_in = replace(hub, token=TOKEN)
     assert TOKEN not in repr(logged_in)
@@ -279,6 +286,11 @@ def test_a_file_name_that_leads_out_of_the_cache_writes_nothing(server, hub):
         with pytest.raises(DownloadFailed, match="nothing of it was written"):
             pulled(hub, tag=evil)
         assert not hub.cache_folder.exists()
+
+
+def test_a_file_with_a_name_that_cannot_be_stored_is_in_no_other_s_way(server, hub):
+    server.repositories[REPO] = Repository(REPO, {"fox: what?-Q8_0.gguf": Q8, "fox-Q4_K_M.gguf": Q4})
+    assert [path.name for path in pulled(hub)] == ["fox-Q4_K_M.gguf"]
 
 
 def test_a_digest_that_is_none_writes_nothing(server, hub, monkeypatch):
