@@ -272,9 +272,9 @@ def _files_of(store: Store, path: Path) -> Sequence[Path]:
 
 
 def _own_projector(store: Store, path: Path) -> Sequence[Path]:
-    """The projector beside a model file, unless another file or name uses it."""
+    """The projector beside a model file, unless another file or name uses it, or it is beside what a link leads to."""
     found = store.projector_beside(path)
-    if found is None or _users(store, found):
+    if found is None or found.parent != path.parent or _users(store, found):
         return ()
     others = (other for other, _ in model_files.in_folder(path.parent) if other != path)
     return () if any(store.projector_beside(other) == found for other in others) else (found,)

@@ -167,8 +167,8 @@ class Store:
         parsed = ModelName.parse(name)
         if parsed.kind is not Kind.STORED:
             # Besides the file itself it means the projector in its folder.
-            folders = [Path(os.path.abspath(parsed.text)).parent] if parsed.kind is Kind.PATH else []
-            return Evidence.of(folders)
+            paths = (os.path.abspath(parsed.text), os.path.realpath(parsed.text)) if parsed.kind is Kind.PATH else ()
+            return Evidence.of([Path(path).parent for path in paths])
         other = parsed.in_ollama
         keys = [ManifestKey.of(each.text) for each in (parsed, other) if each is not None]
         theirs = [store.usual_path(key) for store in self._ollama for key in keys]
@@ -263,19 +263,18 @@ class Store:
     # --- projectors ----------------------------------------------------------------------------------------------
 
     def projector_beside(self, path: Path, listings: Listings | None = None) -> Path | None:
-        """The projector in a model file's folder that belongs to it, sound or not. `listings` keeps what the folders
-        have, for whoever asks for all of their files."""
-        folder = path.parent
-        names = None if listings is None else listings.get(folder)
-        if names is None:
-            try:
-                names = list(filter(model_files.is_gguf, os.listdir(folder)))
-            except OSError:
-                names = []
-            if listings is not None:
-                listings[folder] = names
-        found = quant_choice.projector_in_folder(path.name, names)
-        return None if found is None else folder / found
+        """The projector in a model file's folder that belongs to it, sound or not; else that in the folder of the file
+        that it is a link to. `listings` keeps what the folders have, for whoever asks for all of their files."""
+        listings = {} if listings is None else listings
+        for at in dict.fromkeys((path, Path(os.path.realpath(path)))):
+            if at.parent not in listings:
+                try:
+                    listings[at.parent] = list(filter(model_files.is_gguf, os.listdir(at.parent)))
+                except OSError:
+                    listings[at.parent] = []
+            if found := quant_choice.projector_in_folder(at.name, listings[at.parent]):
+                return at.with_name(found)
+        return None
 
     def projector_for(self, path: Path, model: Header) -> Header | None:
         """That of the projector in a model file's folder, if there is one that can be used."""

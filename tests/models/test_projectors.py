@@ -175,6 +175,23 @@ def test_beside_a_file(store: Store, tmp_path: Path, tiny_gguf: Path, projector:
     assert store.resolve(str(path.with_name("owl-Q4_0.gguf"))).media == ()
 
 
+def test_beside_what_a_link_leads_to(store: Store, tmp_path: Path, tiny_gguf: Path, projector: Path):
+    path = put(tiny_gguf, tmp_path, "theirs", "fox-Q4_0.gguf")
+    for folder in (store.folder, tmp_path):
+        folder.mkdir(exist_ok=True)
+        (folder / "linked.gguf").symlink_to(path)
+    evidence = store.evidence(str(tmp_path / "linked.gguf"))
+    beside = put(projector, path.parent, "mmproj-F16.gguf")
+    assert not evidence.holds()
+    for name in ("linked", str(tmp_path / "linked.gguf")):
+        assert store.resolve(name).projector == beside
+    naming.remove(store, "linked")
+    assert beside.exists()
+    assert not (store.folder / "linked.gguf").is_symlink()
+    put(tiny_gguf, path.parent, "owl-Q4_0.gguf")
+    assert store.resolve(str(tmp_path / "linked.gguf")).projector is None  # as for the file itself
+
+
 def test_in_the_models_folder_it_goes_with_the_last_model_that_uses_it(store: Store, tiny_gguf: Path, projector: Path):
     for name in ("fox-Q4_0", "fox-Q8_0"):
         put(tiny_gguf, store.folder, f"{name}.gguf")
