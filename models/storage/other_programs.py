@@ -56,7 +56,8 @@ FILE_ROLES = {"model": Role.MODEL, "projector": Role.PROJECTOR, "adapter": Role.
 TEXTS = frozenset({"params", "system", "messages", "license"})
 
 _LAYER_PREFIX = "application/vnd.ollama.image."
-_IGNORED = frozenset({"template", "prompt", "embed"})
+# A draft makes a model faster, and not another one.
+_IGNORED = frozenset({"template", "prompt", "embed", "draft"})
 # Deep nesting is the one way in which JSON fails that msgspec leaves to Python.
 _UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
@@ -82,7 +83,7 @@ class _Message(msgspec.Struct, frozen=True):
 
 _manifest_decoder = msgspec.json.Decoder(_Manifest)
 _messages_decoder = msgspec.json.Decoder(Annotated[list[_Message], msgspec.Meta(max_length=1024)])
-_parameters_decoder = msgspec.json.Decoder(dict[str, str | int | float | bool | list[str]])
+_parameters_decoder = msgspec.json.Decoder(dict[str, Any])
 
 
 class ManifestReader(NamedTuple):
@@ -147,7 +148,7 @@ def joined(texts: Iterable[bytes]) -> str:
 
 def _is_parameter(key: str, value: Any) -> bool:
     if key in modelfile.TEXT_PARAMETERS:
-        return isinstance(value, str | list)
+        return isinstance(value, str) or (isinstance(value, list) and all(isinstance(text, str) for text in value))
     if key in modelfile.BOOLEAN_PARAMETERS:
         return isinstance(value, bool)
     return key in modelfile.KNOWN_PARAMETERS and isinstance(value, int | float) and not isinstance(value, bool)

@@ -172,7 +172,8 @@ def test_what_belongs_to_one_of_ollama_s_models_applies_here_too(home: Path, tin
     ollama.add(
         "registry.ollama.ai/library/fox/latest",
         ("model", tiny_gguf.read_bytes()),
-        ("params", b'{"temperature": 0.5, "num_gqa": 8}'),
+        ("params", b'{"temperature": 0.5, "num_gqa": 8, "top_k": null, "stop": [1], "later": [{"x": 1}]}'),
+        ("draft", b"unread"),
         ("system", b"Du bist ein Fuchs."),
         ("messages", b'[{"role": "user", "content": "Hi"}]'),
         ("license", b"Free"),
