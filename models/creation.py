@@ -273,7 +273,7 @@ def path_of(text: str, folder: Path | None) -> Path | None:
     if text.lower().endswith(SUFFIX) and ":" in text and ModelName.parse(text).kind is Kind.STORED:
         return None  # a file of a repository on the hub
     looks_like_one = text.startswith(("./", "../", ".\\", "..\\")) or text in (".", "..")
-    looks_like_one = looks_like_one or text.lower().endswith((SUFFIX, *_NOT_GGUF))
+    looks_like_one = looks_like_one or text.lower().endswith((SUFFIX, "/", *_NOT_GGUF))
     if folder is None and looks_like_one:
         raise BadRequest(f"'{text[:200]}' is a relative path; give the absolute path", field="from")
     if folder is not None and (looks_like_one or _is_there(folder, text)):

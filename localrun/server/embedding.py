@@ -197,14 +197,14 @@ class DocumentObject(msgspec.Struct, frozen=True):
 
 class RerankBody(fields.ServiceFields, frozen=True, kw_only=True):
     """POST /v1/rerank, and the other paths of it. `truncate` and `keep_alive` are localrun's own; `texts` and
-    `return_text` are of TEI, whose form the answer has then."""
+    `return_text` are of TEI, whose form the answer has then. `top_n` 0 means all, as vLLM has it."""
 
     model: fields.ModelName = ""
     query: Annotated[str, Meta(min_length=1)]
     documents: Annotated[list[str | DocumentObject], Meta(min_length=1, max_length=MAX_INPUTS)] | None = None
     texts: Annotated[list[str], Meta(min_length=1, max_length=MAX_INPUTS)] | None = None
     return_text: bool | None = None
-    top_n: Annotated[int, Meta(ge=1, le=fields.MAX_TOKENS)] | None = None
+    top_n: Annotated[int, Meta(ge=0, le=fields.MAX_TOKENS)] | None = None
     return_documents: bool | None = None
     truncate: bool | None = None
 
@@ -461,7 +461,7 @@ async def rerank(runtime: Runtime, exchange: Exchange) -> None:
     wanted = Work(inputs=texts, query=body.query, truncate=body.truncate is not False, body=body)
     async with _done(runtime, exchange, wanted) as (job, results):
         scores = [_vector_values(vector)[0] for vector in results.vectors]
-        best = sorted(range(len(scores)), key=lambda index: -scores[index])[: body.top_n]
+        best = sorted(range(len(scores)), key=lambda index: -scores[index])[: body.top_n or None]
         if body.documents is None:
             scored = [
                 ScoredText(index=index, score=scores[index], text=texts[index] if body.return_text else msgspec.UNSET)

@@ -78,7 +78,8 @@ def test_a_folder_with_one_model(store: Store, tmp_path: Path, tiny_gguf: Path) 
         creation.base_of(store, "./folder", tmp_path)
     for name in ("a.gguf", "mmproj-a.gguf"):
         shutil.copyfile(tiny_gguf, folder / name)
-    assert creation.base_of(store, "./folder", tmp_path).path == folder / "a.gguf"
+    for text in ("./folder", "folder/"):
+        assert creation.base_of(store, text, tmp_path).path == folder / "a.gguf"
     shutil.copyfile(tiny_gguf, folder / "b.gguf")
     with pytest.raises(BadRequest, match=r"2 GGUF files \(a\.gguf, b\.gguf\)"):
         creation.base_of(store, "./folder", tmp_path)

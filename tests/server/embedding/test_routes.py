@@ -164,7 +164,9 @@ def test_reranking_s_shape(daemon: Daemon, path: str) -> None:
         0: "first", 1: "second", 2: "third",
     }  # fmt: skip
     assert answer["usage"]["total_tokens"] == 5 + 6 + 5 + 3 * 4
-    best = daemon.post(path, model="ranker", query="q", documents=documents, top_n=1).json()
+    asked = {"model": "ranker", "query": "q", "documents": documents}
+    assert len(daemon.post(path, asked | {"top_n": 0}).json()["results"]) == 3
+    best = daemon.post(path, asked | {"top_n": 1}).json()
     assert best["results"] == [{key: answer["results"][0][key] for key in ("index", "relevance_score")}]
 
 
@@ -177,7 +179,7 @@ def test_reranking_s_shape(daemon: Daemon, path: str) -> None:
         ("documents", {"query": "q", "documents": []}),
         ("documents", {"query": "q", "documents": ["a"] * 2049}),
         ("documents[1]", {"query": "q", "documents": ["a", 5]}),
-        ("top_n", {"query": "q", "documents": ["a"], "top_n": 0}),
+        ("top_n", {"query": "q", "documents": ["a"], "top_n": -1}),
     ],
 )
 def test_reranking_checks_its_body(daemon: Daemon, field: str, body: dict[str, Any]) -> None:
