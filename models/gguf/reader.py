@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from localrun.errors import BadModelFile
-from localrun.models.gguf import projectors
+from localrun.models.gguf import projectors, tables
 from localrun.models.gguf.bounded_reader import MAX_HEADER_BYTES, BoundedReader, open_model_file
 from localrun.models.gguf.header import (
     ADAPTERS,
@@ -42,7 +42,6 @@ from localrun.models.gguf.header import (
     dimension_problem,
     kind_of,
 )
-from localrun.models.gguf.tables import BY_NUMBER
 
 # Published models have at most some hundred; each costs an open file in the engine.
 MAX_SHARDS = 1_000
@@ -243,7 +242,8 @@ class _Parser:
         architecture = self._architecture(metadata)
         tensors, data_offset = self.tensors(n_tensors, set())
         if is_model and (problem := dimension_problem(architecture, metadata)):
-            self._reader.fail(f"cannot be used: {problem}")
+            # Other programs' files, of pictures or sound, say nothing of a language model.
+            self._reader.fail(tables.problem(metadata) or f"cannot be used: {problem}")
         if FileKind.PROJECTOR in self._kinds and (problem := projectors.problem(metadata, tensors)):
             self._reader.fail(problem)
         return Header(
@@ -434,9 +434,9 @@ class _Parser:
     def _type_and_size(self, name: str, shape: tuple[int, ...]) -> tuple[str, int]:
         """Type name and size in bytes. Python's integers do not overflow, and the file's size is the limit."""
         number = self._reader.u32(f"the type of '{name}'")
-        if number not in BY_NUMBER:
+        if number not in tables.BY_NUMBER:
             self._reader.fail(f"has the tensor '{name}' of the unknown type {number}")
-        tensor_type = BY_NUMBER[number]
+        tensor_type = tables.BY_NUMBER[number]
         row_elements, block_elements = shape[0], tensor_type.block_elements
         if row_elements % block_elements:
             self._reader.fail(

@@ -73,6 +73,10 @@ FAULTS: dict[str, tuple[bytes, str]] = {
     "alignment 13": (file_bytes((*ENTRIES, entry("general.alignment", U32, u32(13)))), "alignment 13"),
     "alignment as text": (file_bytes((*ENTRIES, entry("general.alignment", STRING, text("32")))), "alignment"),
     "no architecture": (file_bytes(ENTRIES[1:]), "architecture"),
+    "a model of pictures": (
+        file_bytes((entry("general.architecture", STRING, text("flux")),)),
+        "has the architecture 'flux', which llama.cpp cannot load",
+    ),
     "no layer count": (file_bytes((*ENTRIES[:2], *ENTRIES[3:])), "'llama.block_count' is missing"),
     "0 layers": (file_bytes((*ENTRIES[:2], entry("llama.block_count", U32, u32(0)), *ENTRIES[3:])), "block_count"),
     "-1 layers": (file_bytes((*ENTRIES[:2], entry("llama.block_count", U32, u32(-1)), *ENTRIES[3:])), "block_count"),
