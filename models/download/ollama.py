@@ -44,6 +44,7 @@ ATTEMPTS = 4
 BACKOFF_S = 0.5
 TIMEOUT_S = 30.0
 
+_UNREACHED = "cannot be reached: {}; check the connection and pull again"
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 
 
@@ -62,21 +63,22 @@ async def small_document(
             async with asyncio.timeout(TIMEOUT_S):
                 status, body = await _follow(client, url, limit_bytes, headers or {})
         except TimeoutError:
-            problem = f"no answer in {TIMEOUT_S:g} s"
+            problem = _UNREACHED.format(f"no answer in {TIMEOUT_S:g} s")
             continue
         except httpx2.ConnectError as error:
             # No network, or nobody there: who waits for that can ask again.
-            problem = why_not(error)
+            problem = _UNREACHED.format(why_not(error))
             break
         except httpx2.HTTPError as error:
-            problem = why_not(error)
+            problem = _UNREACHED.format(why_not(error))
             continue
         if status == 200:
             return body
         if status != 429 and status < 500:
             raise SourceRefused(f"{_host_of(url)} answered with status {status}", source_status=status)
-        problem = f"status {status}"
-    raise DownloadFailed(f"{_host_of(url)} cannot be reached: {problem}; check the connection and pull again")
+        what = "has had too many requests from here" if status == 429 else f"answered with status {status}"
+        problem = f"{what}; pull again in some minutes"
+    raise DownloadFailed(f"{_host_of(url)} {problem}")
 
 
 async def _follow(
@@ -206,5 +208,17 @@ def _refused(name: RegistryName, refusal: SourceRefused) -> Exception:
         return SourceRefused(
             f"'{name.shown}' does not exist, or is private: localrun does not sign in to Ollama registries",
             source_status=refusal.source_status,
+        )
+    if refusal.source_status == 400:  # so the hub's own registry says of tags, and so do mirrors of it
+        return SourceRefused(
+            f"{name.host} has no '{name.tag}' of '{name.repo}' as one file; if it is a mirror of the Hugging Face hub, "
+            f"set HF_ENDPOINT to it and pull {name.repo}",
+            source_status=400,
+        )
+    if refusal.source_status == 412:
+        return SourceRefused(
+            f"{name.host} gives '{name.repo}:{name.tag}' to a newer Ollama alone; look for a GGUF of it "
+            f"(localrun search)",
+            source_status=412,
         )
     return refusal

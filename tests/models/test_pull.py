@@ -21,7 +21,7 @@ from localrun.errors import (
     SourceRefused,
 )
 from localrun.models import builtin, naming, pull
-from localrun.models.download import huggingface
+from localrun.models.download import huggingface, ollama
 from localrun.models.download.fetch import new_client
 from localrun.models.download.huggingface import Hub
 from localrun.models.download.plan import FetchLimits, Item, RemotePlan
@@ -233,13 +233,25 @@ def test_what_is_no_model_leaves_the_old_one_in_place(machine: Machine, registry
     assert machine.store.resolve(name).path.read_bytes() == GGUF
 
 
-def test_a_registry_s_refusals(machine: Machine, registry: Registry):
+def test_a_registry_s_refusals(machine: Machine, registry: Registry, monkeypatch: pytest.MonkeyPatch):
     with pytest.raises(ModelNotFound, match="localrun search"):
         machine.pull(f"{registry.host}/library/nothing")
     registry.statuses = [401]
     with pytest.raises(SourceRefused, match="private") as refused:
         machine.pull(f"{registry.host}/library/nothing")
     assert "body of a refusal" not in refused.value.message
+    for status, said in ((400, "HF_ENDPOINT to it and pull library/nothing$"), (412, "a newer Ollama alone")):
+        registry.statuses = [status]
+        with pytest.raises(SourceRefused, match=said):
+            machine.pull(f"{registry.host}/library/nothing")
+    monkeypatch.setattr(ollama, "BACKOFF_S", 0.001)
+    for status, said in (
+        (429, "has had too many requests from here"),
+        (503, "answered with status 503; pull again"),
+    ):
+        registry.statuses = [status] * ollama.ATTEMPTS
+        with pytest.raises(DownloadFailed, match=said):
+            machine.pull(f"{registry.host}/library/nothing")
     registry.statuses = [500, 503]
     name = registry.add("library/fox", Layer("model", GGUF))
     assert machine.pull(name).name == name
