@@ -25,14 +25,13 @@ from localrun import __version__
 from localrun.config import NOTHING_ASKED, LoadSettings, Settings
 from localrun.errors import BadRequest, CannotFit, Conflict
 from localrun.models.fit import USABLE_RAM, Gpu, Machine, choose, in_gb
-from localrun.models.gguf.header import RANK, Header
 from localrun.models.gguf.reader import card_bytes
 from localrun.models.storage.blobs import hash_file
 from localrun.models.storage.manifest import Manifest, Place, Role, Source, StoredFile
 from localrun.models.storage.model import Model, NamedAdapter, Origin
 from localrun.models.storage.store import Store
 from localrun.server.engines.placement import place_embeddings, wish_of
-from localrun.server.engines.resident import Use
+from localrun.server.engines.resident import Use, use_of
 
 # Of a manifest, which every door hears of every second. A licence that is longer stays where it is.
 MAX_MANIFEST_BYTES = 128 * 1024
@@ -100,11 +99,6 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
 def app_name(model: str) -> str:
     digest = hashlib.sha256(model.encode()).hexdigest()[:8]
     return f"{re.sub(r'[^A-Za-z0-9.-]', '_', model)}-{digest}"
-
-
-def use_of(header: Header) -> Use:
-    """What replicas of a model are for: what it was made for."""
-    return Use.RERANK if header.pooling == RANK else Use.TEXT if header.generates else Use.EMBED
 
 
 def parts_of(model: Model) -> list[tuple[Role, Path]]:

@@ -25,7 +25,7 @@ from localrun import __version__, wire
 from localrun.access.books import Books, OwnBooks
 from localrun.cluster import frames, settings
 from localrun.cluster.catalogue import Shelf, neighbours
-from localrun.cluster.description import Description, use_of
+from localrun.cluster.description import Description
 from localrun.cluster.ledger import Ledger, head_of
 from localrun.cluster.link import ClusterLink, Told
 from localrun.cluster.reports import AppReport, ClusterReport, Watch
@@ -39,7 +39,7 @@ from localrun.models.name import split_adapters
 from localrun.models.storage.model import Model
 from localrun.models.storage.store import Store
 from localrun.server.engines.link import EngineLink
-from localrun.server.engines.resident import Engines, Lease, Use
+from localrun.server.engines.resident import Engines, Lease, Use, use_of
 
 # A replica that is started anew has to load its model.
 WAIT_S = 120.0

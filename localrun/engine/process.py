@@ -32,7 +32,7 @@ from localrun.engine.native.threads import N_BATCH, N_CELLS, N_SEQS, ThreadTrial
 from localrun.engine.pipes import BROKEN_PIPE, Text, TokenizerThreads
 from localrun.engine.pipes import Inbox as EngineInbox
 from localrun.engine.request import Request
-from localrun.engine.sample.text import Prompt, count, pieces, prompt_of
+from localrun.engine.sample.text import Prompt, count, parts_of, pieces, prompt_of
 from localrun.engine.speculate.draft_model import DraftModel, DraftModels
 from localrun.engine.speculate.speculation import Drafter, Heads, Speculation
 from localrun.errors import EngineFailed, LocalrunError, QueueFull
@@ -319,16 +319,19 @@ def _take_for_vectors(
         refused = message.id
         inbox.put(lambda engine: engine.refuse(refused, EngineFailed("this engine computes embeddings only")))
     elif isinstance(message, wire.Count):
-        mixed = wire.Mixed(tuple(message.segments))
-        read = partial(tokens_of, embedder, mixed, query=None, truncate=False, where="the text")
-        pipes.count(message, lambda: read().tokens, tokenizing, outbox, _no_pieces)
+        pipes.count(
+            message, partial(_count_for_vectors, embedder, message), tokenizing, outbox, partial(pieces, embedder)
+        )
     elif isinstance(message, wire.ClearCache):
         inbox.put(lambda engine: engine.clear())
         outbox.put(wire.Cleared(id=message.id, ram_bytes=0, disk_bytes=0))
 
 
-def _no_pieces(*_: object) -> tuple[bytes, ...]:
-    raise EngineFailed("an engine that computes embeddings does not say what its tokens stand for")
+def _count_for_vectors(embedder: Embedder, message: wire.Count) -> list[int]:
+    if not message.is_prompt:
+        return parts_of(embedder, message.segments)
+    mixed = wire.Mixed(tuple(message.segments))
+    return tokens_of(embedder, mixed, query=None, truncate=False, where="the text").tokens
 
 
 # --- the parts that the frame `Open` wants, of llama.cpp ---

@@ -18,7 +18,7 @@ import pytest
 
 from localrun.cluster import reports, settings
 from localrun.cluster.catalogue import Shelf, adapters_of, at_hand
-from localrun.cluster.description import Description, Has, described, use_of
+from localrun.cluster.description import Description, Has, described
 from localrun.cluster.door import Door
 from localrun.cluster.replica import Replica
 from localrun.cluster.reports import AppReport, ClusterReport, NodeReport, ReplicaReport
@@ -31,7 +31,7 @@ from localrun.models.storage.manifest import Source
 from localrun.models.storage.model import Model, Origin
 from localrun.models.storage.store import Store
 from localrun.server import app
-from localrun.server.engines.resident import EngineLease
+from localrun.server.engines.resident import EngineLease, use_of
 from localrun.server.engines.supervisor import Supervisor
 from localrun.server.runtime import Runtime
 from tests.cluster.test_settings import MEMBER, TOKEN

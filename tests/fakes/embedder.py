@@ -68,6 +68,12 @@ class FakeEmbedder:
     def tokenize(self, text: str, *, parse_special: bool) -> list[int]:
         return self._tokenizer.tokenize(text, parse_special=parse_special)
 
+    def piece(self, token: int) -> bytes:
+        return self._tokenizer.piece(token)
+
+    def control_text(self, token: int) -> str:
+        return self._tokenizer.control_text(token)
+
     def tell(self, ring: Callable[[], None]) -> None:
         if self.projector is not None:
             self.projector.ring = ring

@@ -25,7 +25,7 @@ from localrun import ollama_environment, wire
 from localrun.cluster import settings as kept
 from localrun.cluster.affinity import pick
 from localrun.cluster.catalogue import adapters_of, at_hand, neighbours
-from localrun.cluster.description import Description, Has, described, use_of
+from localrun.cluster.description import Description, Has, described
 from localrun.cluster.on_ray.nodes import MARK
 from localrun.cluster.replica import Replica
 from localrun.cluster.reports import ReplicaReport
@@ -35,7 +35,7 @@ from localrun.errors import LocalrunError
 from localrun.hardware import kernels, thread_choice
 from localrun.models.storage.store import Store
 from localrun.server.engines.link import ENGINE_COMMAND, EngineLink
-from localrun.server.engines.resident import EngineLease
+from localrun.server.engines.resident import EngineLease, use_of
 from localrun.server.engines.supervisor import Supervisor
 
 DEPLOYMENT = "Engine"

@@ -83,6 +83,12 @@ class Embedder(Protocol):
     def tokenize(self, text: str, *, parse_special: bool) -> list[int]:
         """Token ids of a text, without `affixes`."""
 
+    def piece(self, token: int) -> bytes:
+        """What a token stands for; empty for a control token."""
+
+    def control_text(self, token: int) -> str:
+        """The name of a control token; empty for any other."""
+
     def compute(self, n_rows: int) -> None:
         """Compute the first rows of `batch`. Raises NoRoom or DecodeFailed."""
 

@@ -79,6 +79,7 @@ class LlamaEmbedder:
         self.name = f"llama.cpp {'GPU' if n_gpu_layers else 'CPU'}, embeddings"
         self.control_tokens = self._vocabulary.control_tokens
         self.tokenize = self._vocabulary.tokenize
+        self.piece, self.control_text = self._vocabulary.piece, self._vocabulary.control_text
         is_stateful = native.llama_model_is_recurrent(self._model) or native.llama_model_is_hybrid(self._model)
         self.n_seqs = MAX_RECURRENT_SEQUENCES if is_stateful else MAX_SEQUENCES
         self._turns = ComputeLock()

@@ -46,6 +46,10 @@ class Vocabulary(Protocol):
 
     def tokenize(self, text: str, *, parse_special: bool) -> list[int]: ...
 
+    def piece(self, token: int) -> bytes: ...
+
+    def control_text(self, token: int) -> str: ...
+
 
 def tokens_of(backend: Backend, submit: Submit) -> list[int]:
     """The prompt of a request, whose tokens are all in the vocabulary. Raises BadRequest."""
@@ -79,12 +83,12 @@ def parts_of(vocabulary: Vocabulary, segments: Sequence[Segment]) -> list[int]:
     return tokens
 
 
-def text_of(backend: Backend, token: int) -> bytes:
+def text_of(backend: Vocabulary, token: int) -> bytes:
     """What a token stands for; of a control token its name."""
     return backend.piece(token) or backend.control_text(token).encode()
 
 
-def pieces(backend: Backend, tokens: Sequence[int], most_bytes: int) -> tuple[bytes, ...]:
+def pieces(backend: Vocabulary, tokens: Sequence[int], most_bytes: int) -> tuple[bytes, ...]:
     """What each token stands for (`text_of`). Raises BadRequest for more than `most_bytes`."""
     found: list[bytes] = []
     n_bytes = 0

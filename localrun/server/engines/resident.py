@@ -55,6 +55,11 @@ class Use(StrEnum):
     RERANK = "rerank"
 
 
+def use_of(header: Header) -> Use:
+    """What a model was made for."""
+    return Use.RERANK if header.pooling == RANK else Use.TEXT if header.generates else Use.EMBED
+
+
 def pooling_for(model: Model, use: Use) -> Pooling | None:
     """How an engine for this use pools; None for one that generates.
 

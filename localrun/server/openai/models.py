@@ -18,10 +18,10 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from localrun.errors import BadModelFile, BadRequest, Conflict, NotSupported
-from localrun.models.gguf.header import RANK, Header
+from localrun.models.gguf.header import Header
 from localrun.models.storage.model import Model
 from localrun.models.storage.store import Store
-from localrun.server.engines.resident import ResidentState, Use
+from localrun.server.engines.resident import ResidentState, Use, use_of
 from localrun.server.http.access import Caller
 from localrun.server.http.exchange import Exchange, parameter
 from localrun.server.http.fields import ServiceFields, job_request_of
@@ -187,9 +187,7 @@ async def load(runtime: Runtime, exchange: Exchange) -> None:
     name = (await exchange.read_json(NamedModel)).model
     runtime.targets.check_one(exchange.caller, name)
     model = await asyncio.to_thread(runtime.targets.here, name)
-    use = Use.EMBED if model is not None and not model.header.generates else Use.TEXT
-    if model is not None and model.header.pooling == RANK:
-        use = Use.RERANK
+    use = Use.TEXT if model is None else use_of(model.header)
     async with exchange.while_connected(), runtime.job(job_request_of(exchange, name, ServiceFields(), use=use)):
         pass
     await exchange.answer_json(Done(success=True))

@@ -145,6 +145,22 @@ def test_ollama_loads_the_model_when_there_is_nothing_to_embed(daemon: Daemon) -
     assert "bert:latest" in {row["name"] for row in daemon.http.get("/api/ps").json()["models"]}
 
 
+@pytest.mark.parametrize("model", ["bert", "ranker", "chat"])
+def test_every_model_says_its_tokens(daemon: Daemon, model: str) -> None:
+    text = list(b"two w\xc3\xb6rds")
+    assert daemon.post("/tokenize", model=model, content="two wörds").json()["tokens"] == text
+    assert daemon.post("/detokenize", model=model, tokens=text).json()["content"] == "two wörds"
+    pieces = daemon.post("/tokenize", model=model, content="ab", with_pieces=True).json()["tokens"]
+    assert pieces == [{"id": 97, "piece": "a"}, {"id": 98, "piece": "b"}]
+
+
+def test_what_a_model_puts_around_a_text_are_tokens_where_they_are_asked_for(daemon: Daemon) -> None:
+    told = daemon.post("/tokenize", model="bert", content="ab", add_special=True).json()["tokens"]
+    assert told == [256, 97, 98, 257]
+    vector = daemon.post("/v1/embeddings", model="bert", input=told).json()["data"]
+    assert vector == daemon.post("/v1/embeddings", model="bert", input="ab").json()["data"]
+
+
 def test_reranking_in_tei_s_form(daemon: Daemon) -> None:
     asked: dict[str, Any] = {"model": "ranker", "query": "q"}
     ranked = daemon.post("/v1/rerank", asked | {"documents": ["x", "yy", "z"]}).json()["results"]
