@@ -65,7 +65,7 @@ class OllamaReply(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Counts(msgspec.Struct, frozen=True, kw_only=True):
-    """What every answer has, and its last line's counts, as `OllamaChat` says them: the document has no bases."""
+    """Fields that chat and generate share. The subclasses must describe them: the OpenAPI document shows no base classes."""
 
     model: str
     created_at: str
