@@ -114,8 +114,8 @@ class KvRunRow(msgspec.Struct, array_like=True):
 class LongStepRow(msgspec.Struct):
     """A step of an engine that took `seconds` and was over `at_s`, in Unix time; its rows, and how many requests ran.
     `parts` are the seconds of all that the engine's main thread did since the step before: messages, collect, admit,
-    restore, save, move, plan, drafts, decode, tokens, report. Where `cpu_s`, that thread's processor time, is much
-    less, it waited."""
+    restore, save, move, background, plan, drafts, decode, tokens, report. Where `cpu_s`, that thread's processor time,
+    is much less, it waited."""
 
     at_s: float
     seconds: float
@@ -136,10 +136,10 @@ class EngineRow(msgspec.Struct, kw_only=True):
     of the `size_bytes` lie on GPUs. One that `is_preparing` takes seconds for a step, since the driver of its device
     compiles what that needs. `name` is the model's as lists have it.
 
-    A field that `wire.StepStats` has too is copied from the engine's last step by its name. `long_steps` are the
-    longest of each of the last ten minutes, the longest first. `localrun ps --json` has all fields, its table those of
-    `cli/running.py`, the monitor those of `tui/widgets/tables.py` and, of the cache, `kv_map.py`, and `/metrics` those
-    of `ENGINE_GAUGES`.
+    A field that `wire.StepStats` has too is copied from the engine's last step by its name. `step_s` is how long that
+    step computed; `long_steps` are the longest of each of the last ten minutes, the longest first, with all that the
+    engine's main thread did besides. `localrun ps --json` has all fields, its table those of `cli/running.py`, the
+    monitor those of `tui/widgets/tables.py` and, of the cache, `kv_map.py`, and `/metrics` those of `ENGINE_GAUGES`.
 
     Totals count since it was loaded. `*_entries` are saved segments of prefixes; `disk_cache_bytes` is this model's
     part of what all models may use together. `cached_tokens_total` includes the two `*_restored_tokens_total`.
@@ -220,8 +220,14 @@ NODE_TOTALS = {
     "node_output_tokens": ("output_tokens_total", "Tokens that a node's replicas generated."),
     "node_prompt_tokens": ("prompt_tokens_total", "Prompt tokens of a node's replicas, cached ones included."),
     "node_cached_tokens": ("cached_tokens_total", "Prompt tokens that a node's replicas had in their cache."),
-    "node_ram_restored_tokens": ("ram_restored_tokens_total", "Those that a node's replicas had in memory."),
-    "node_disk_restored_tokens": ("disk_restored_tokens_total", "Those that a node's replicas had on disk."),
+    "node_ram_restored_tokens": (
+        "ram_restored_tokens_total",
+        "Prompt tokens that a node's replicas restored from memory.",
+    ),
+    "node_disk_restored_tokens": (
+        "disk_restored_tokens_total",
+        "Prompt tokens that a node's replicas restored from disk.",
+    ),
     "node_preemptions": ("preemptions_total", "Times that a node's replicas put a request back."),
 }
 """Counters of `/metrics` for the cluster's nodes, as `ENGINE_GAUGES`."""
@@ -372,6 +378,12 @@ class Snapshot(msgspec.Struct, kw_only=True):
     requests: list[RequestRow]
     system: SystemRow
     batches: list[BatchRow] = []
+
+    @property
+    def longest_step(self) -> LongStepRow | None:
+        """Of the last ten minutes and all engines."""
+        steps = (row for engine in self.engines for row in engine.long_steps)
+        return max(steps, key=lambda row: row.seconds, default=None)
 
 
 class TrafficRow(msgspec.Struct, kw_only=True):

@@ -181,9 +181,11 @@ async def _record(base_url: str, path: Path) -> None:
 def _as_text(snapshot: Snapshot) -> str:
     aggregate, system = snapshot.aggregate, snapshot.system
     drafts = "" if aggregate.draft_hit_rate is None else f"drafts {aggregate.draft_hit_rate:.0%}  "
+    row = snapshot.longest_step
+    longest = "" if row is None else f"longest step {duration(row.seconds)} ({row.main_part})  "
     said = (
         f"decode {aggregate.decode_tokens_per_s:.1f} tok/s  prefill {aggregate.prefill_tokens_per_s:.1f} tok/s  "
-        f"running {aggregate.running}  queued {aggregate.queued}  {drafts}CPU {system.cpu_percent:.0f}%"
+        f"running {aggregate.running}  queued {aggregate.queued}  {drafts}{longest}CPU {system.cpu_percent:.0f}%"
     )
     rows = [_request_cells(row) for row in snapshot.requests]
     return f"{wrapped(said)}\n{_by_node(_REQUESTS, rows, _SPARE_OF_REQUESTS) if rows else 'no requests'}"

@@ -253,6 +253,7 @@ class Engine:
             self._encode()
         if self.background.has_prompts and not self.background.is_busy:
             self._begin_batch()
+        self._times.lap("background")
 
     def _plan(self) -> StepPlan:
         """Decide who gets how many rows, within the free cells. Parked prefixes make room first, then, if need be,

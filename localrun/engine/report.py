@@ -203,15 +203,19 @@ class Totals:
         )
 
 
+NOTICED_S = 0.1
+
+
 class StepTimes:
     """What the main thread's time goes into, from the first message that it takes after a step until the next one's
-    news: what a stream waits between two tokens. The longest of each minute is told of, with its parts.
+    news: what a stream waits between two tokens. The longest of each minute is reported, with its parts. When nobody
+    runs and nothing was computed, nobody waited, so only what the next request might notice (`NOTICED_S`) counts.
 
     The parts, by whoever calls `lap`: messages, collect (what became ready beside the steps), admit, restore and save
-    (prefixes, from memory and to it), move (streams and prefixes, to other cells), plan, drafts, decode (with the wait
-    for the processors), tokens (drawing, grammars, ends), report. Parts of the same name add up. A step that took much
-    longer than its thread computed waited: for a device, for those who compute beside it, or for a processor that
-    another program had.
+    (prefixes, from memory and to it), move (streams and prefixes, to other cells), background (its next batch, or an
+    encoding, begins), plan, drafts, decode (with the wait for the processors), tokens (drawing, grammars, ends),
+    report. Parts of the same name add up. A step that took much longer than its thread computed waited: for a device,
+    for those who compute beside it, or for a processor that another program had.
     """
 
     def __init__(self, clock: Callable[[], float], cpu_clock: Callable[[], float]) -> None:
@@ -240,9 +244,9 @@ class StepTimes:
         seconds, minute = self._lap_s - self._began_s, int(self._lap_s // 60)
         if minute != self._minute:
             self._minute, self._longest_s = minute, 0.0
-        if seconds > self._longest_s:
+        rows = totals.n_prefill_rows, totals.n_decode_rows, totals.n_draft_rows
+        if seconds > self._longest_s and (n_running or any(rows) or seconds >= NOTICED_S):
             self._longest_s = seconds
-            rows = totals.n_prefill_rows, totals.n_decode_rows, totals.n_draft_rows
             cpu_s = self._cpu_clock() - self._cpu_s
             self._longest = LongStep(seconds, cpu_s, *rows, n_running, self._parts)
         self._has_begun, self._parts = False, {}

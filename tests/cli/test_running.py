@@ -132,6 +132,17 @@ def test_once_says_how_many_drafted_tokens_were_accepted(localrun, daemon):
     assert row.split()[7] == "75%"
 
 
+def test_once_says_the_longest_step_and_what_most_of_it_was(localrun, daemon):
+    step = {"at_s": 1000.0, "cpu_s": 0.01, "n_prefill_rows": 0, "n_decode_rows": 8, "n_draft_rows": 0, "n_running": 8}
+    short, long = (step | {"seconds": sum(parts.values()), "parts": parts} for parts in (
+        {"decode": 0.03}, {"decode": 0.025, "move": 0.18},
+    ))  # fmt: skip
+    engines = [ENGINE | {"long_steps": [short]}, ENGINE | {"long_steps": [long]}]
+    daemon.answers["/localrun/v1/snapshot"] = SNAPSHOT | {"engines": engines}
+    total, *_ = localrun("top", "--once", port=daemon.port).stdout.splitlines()
+    assert "longest step 205 ms (move)" in total.split("  ")
+
+
 def test_once_says_the_average_of_what_has_ended(localrun, daemon):
     ended = REQUEST | {"state": "done", "tokens_per_s": None, "tokens_per_s_avg": 12.34}
     daemon.answers["/localrun/v1/snapshot"] = SNAPSHOT | {"requests": [ended]}

@@ -11,6 +11,7 @@ from localrun.engine.backend import DecodeFailed
 from localrun.engine.report import StepTimes, Totals
 from localrun.wire import LongStep
 from tests.engine.harness import Harness
+from tests.fakes.media import FakeProjector
 
 LONG_S = 0.2
 PLACES: dict[str, Callable[[Harness], tuple[Any, str]]] = {
@@ -19,6 +20,7 @@ PLACES: dict[str, Callable[[Harness], tuple[Any, str]]] = {
     "restore": lambda h: (h.engine.cache, "restore_next"),
     "save": lambda h: (h.engine.cache, "save_next"),
     "move": lambda h: (h.engine.cache, "compact"),
+    "background": lambda h: (h.engine, "_encode"),
     "plan": lambda h: (h.engine.cache, "make_room"),
     "drafts": lambda h: (h.engine._speculation, "extend"),
     "decode": lambda h: (h.backend, "decode"),
@@ -33,7 +35,7 @@ def longest(harness: Harness) -> LongStep:
 
 @pytest.mark.parametrize("part", PLACES)
 def test_a_long_step_names_the_part_that_took_long(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    harness = Harness()
+    harness = Harness(projector=FakeProjector())
     owner, name = PLACES[part](harness)
     usual, left = getattr(owner, name), [3]
 
@@ -94,7 +96,7 @@ def test_only_a_longer_step_is_told_of_until_the_minute_is_over() -> None:
         times.begin()
         clock[0] += seconds
         times.lap("decode")
-        times.end(Totals(), 0)
+        times.end(Totals(n_decode_rows=1), 1)
         return times.take()
 
     first = step(0.02)
@@ -105,6 +107,19 @@ def test_only_a_longer_step_is_told_of_until_the_minute_is_over() -> None:
     assert step(0.02) is None
     clock[0] = 60.0
     assert step(0.01) is not None
+
+
+@pytest.mark.parametrize(("n_running", "seconds", "is_told"), [(0, 0.004, False), (0, LONG_S, True), (1, 0.004, True)])
+def test_a_step_that_computed_nothing_is_told_of_if_somebody_may_have_waited(
+    n_running: int, seconds: float, is_told: bool
+) -> None:
+    clock = [30.0]
+    times = StepTimes(lambda: clock[0], lambda: 0.0)
+    times.begin()
+    clock[0] += seconds
+    times.lap("messages")
+    times.end(Totals(), n_running)
+    assert (times.take() is not None) == is_told
 
 
 def test_time_without_anything_to_do_does_not_count() -> None:

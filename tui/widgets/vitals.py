@@ -125,10 +125,8 @@ class Vitals(Widget):
         step_s, target_itl_s = max(timed, key=lambda pair: pair[0])
         text = short_text.seconds(step_s)
         target = f" of {short_text.seconds(target_itl_s)} target" if target_itl_s else ", no target"
-        long_steps = [row for engine in snapshot.engines for row in engine.long_steps]
-        if not long_steps:
+        if (row := snapshot.longest_step) is None:
             return _line("step", text + target)
-        row = max(long_steps, key=lambda row: row.seconds)
         longest = f"  longest {short_text.seconds(row.seconds)}"
         ways = (f"{text}{target}{longest} {row.main_part}", f"{text}{longest} {row.main_part}", text + longest)
         width = self.size.width - _LABEL_WIDTH

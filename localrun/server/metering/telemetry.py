@@ -144,8 +144,9 @@ class Metrics:
             "request_output_tokens", "Tokens of a request's answer.", LENGTH_BUCKETS_TOKENS, "model"
         )
         self.step = histogram(
-            "step_seconds", "Duration of engine steps that computed something.", ITL_BUCKETS_S, "model"
-        )
+            "step_seconds", "Time that engine steps computed, from rows to tokens; what else the engine's main thread did "
+            "between them is in long_steps of `localrun ps --json`.", ITL_BUCKETS_S, "model",
+        )  # fmt: skip
         self.load = histogram("model_load_seconds", "Duration of model loads that succeeded.", LOAD_BUCKETS_S, "model")
         self.requests = counter("requests", "Requests that ended.", "model", "api", "outcome")
         self.ends = counter(
