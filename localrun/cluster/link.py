@@ -28,7 +28,7 @@ from localrun.cluster.affinity import DIGEST_BYTES, Affinity, Cost, Digest, pick
 from localrun.cluster.frames import RUNNING_TOKENS, Work, prompt_of
 from localrun.cluster.wire_child import Address, WireChild
 from localrun.errors import Cancelled, EngineDied, EngineFailed, LocalrunError, Unavailable
-from localrun.server.engines.link import EngineLink, Progress, Sink
+from localrun.server.engines.link import EngineLink, RequestRecord, Sink
 
 OPEN_TIMEOUT_S = 10.0
 # So long nothing goes to a replica whose connection broke, unless all of them are like that.
@@ -387,7 +387,7 @@ class Placed:
         return self._sink.id
 
     @property
-    def record(self) -> Progress:
+    def record(self) -> RequestRecord:
         return self._sink.record
 
     def on_started(self, started: wire.Started) -> None:

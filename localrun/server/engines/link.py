@@ -47,8 +47,8 @@ Answer = TypeVar("Answer", wire.Counted, wire.Cleared)
 _log = logging.getLogger("localrun.engine")
 
 
-class Progress(Protocol):
-    """How far a request is. See `Generation`."""
+class RequestRecord(Protocol):
+    """What a link uses of a request's record, which is a `Generation` (`jobs/generation.py`)."""
 
     has_shown: bool
     node: str
@@ -60,12 +60,12 @@ class Progress(Protocol):
 
 
 class Sink(Protocol):
-    """Where a request's news go: its job, which people know as `id`."""
+    """Takes what an engine says of one request: its job. People know the request as `id`."""
 
     @property
     def id(self) -> str: ...
     @property
-    def record(self) -> Progress: ...
+    def record(self) -> RequestRecord: ...
 
     def on_started(self, started: wire.Started) -> None: ...
     def on_delta(self, delta: wire.Delta, sent_at_s: float) -> None: ...
