@@ -216,6 +216,21 @@ ENGINE_GAUGES = {
 }
 """Gauges of `/metrics`, by name without `localrun_`: the field of a model's `EngineRow`, and the help text."""
 
+ENGINE_COUNTERS: dict[str, tuple[str, tuple[str, ...], dict[tuple[str, ...], str]]] = {
+    "restored_tokens": (
+        "Prompt tokens whose saved state was copied back instead of computed, by tier.", ("tier",),
+        {("ram",): "ram_restored_tokens_total", ("disk",): "disk_restored_tokens_total"},
+    ),
+    "media_chunks": (
+        "Chunks of pictures and sound, by where their rows came from (encoded, kept).", ("rows",),
+        {("encoded",): "media.n_encoded", ("kept",): "media.n_reused"},
+    ),
+    "media_tokens": ("Prompt tokens of pictures and sound that were computed.", (), {(): "media.n_tokens"}),
+    "media_encode_seconds": ("Time that encoding pictures and sound took, with pauses.", (), {(): "media.encode_s"}),
+}  # fmt: skip
+"""Counters of `/metrics`, by name: the help text, the labels beside `model`, and by their values the field of
+`wire.StepStats`, a total that never falls."""
+
 NODE_TOTALS = {
     "node_output_tokens": ("output_tokens_total", "Tokens that a node's replicas generated."),
     "node_prompt_tokens": ("prompt_tokens_total", "Prompt tokens of a node's replicas, cached ones included."),

@@ -492,8 +492,9 @@ class StepStats(msgspec.Struct, frozen=True, array_like=True):
     `ram_entries` and `disk_entries` are saved segments of prefixes. `ram_restored_tokens_total` and
     `disk_restored_tokens_total` are prompt tokens that were copied from there instead of being computed. `n_draft_rows`
     are verified drafts, beside `n_prefill_rows` and `n_decode_rows`, one for each stream; `drafts` and `media` are
-    totals. `step_s` is the time from the native call to its tokens, without the other work of a step (`LongStep`). Rows that the background computed since the step before took `background_s`, and `step` is still that of
-    before if nothing else was computed. What is new comes last, with a default.
+    totals. `step_s` is the time from the native call to its tokens, without the other work of a step (`LongStep`). Rows
+    that the background computed since the step before took `background_s`, and `step` is still that of before if
+    nothing else was computed. What is new comes last, with a default.
     """
 
     step: int

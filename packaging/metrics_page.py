@@ -106,8 +106,7 @@ def text() -> str:
     families = [
         family for family in metrics.registry.collect() if not family.name.startswith(("process_", "llamacpp:"))
     ]
-    labels = {name: found for each in vars(metrics).values() if (name := getattr(each, "_name", "")) and
-              (found := each._labelnames)}  # fmt: skip
+    labels = {family._name: family._labelnames for family in metrics.families}
     own = [_row(family, labels.get(family.name, getattr(family, "_labelnames", ()))) for family in families]
     llama = [
         f"| `{_exposed(family)}` | {family.type} | {family.documentation} |\n"

@@ -29,6 +29,7 @@ import platform
 import time
 from collections import Counter as Sums
 from collections.abc import Callable, Collection, Sequence
+from operator import attrgetter
 
 import msgspec
 from prometheus_client import CollectorRegistry, Counter, Histogram, Info, ProcessCollector, disable_created_metrics
@@ -46,7 +47,7 @@ from localrun.server.http.failures import Shape
 from localrun.server.jobs.generation import CALLED, Generation, LatencyWindow, RateWindow
 from localrun.server.jobs.registry import Registry
 from localrun.server.metering.live_gauges import RUNNING_STATES, LiveCollector, LlamaServerNames, Nodes, Totals
-from localrun.snapshot import Aggregate, BatchRow, EngineRow, RequestState, Snapshot
+from localrun.snapshot import ENGINE_COUNTERS, Aggregate, BatchRow, EngineRow, RequestState, Snapshot
 
 # Codes of errors: what llama.cpp handed back could not be used.
 UNUSABLE = (NoNumbers.code, UnknownToken.code)
@@ -80,6 +81,11 @@ SPEEDUP_BUCKETS = (0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0, 6.0,
 LENGTH_BUCKETS_TOKENS = (1, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16_384, 32_768, 65_536, 131_072)
 PREFILL_BUCKETS_TOKENS = (0, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16_384, 32_768, 131_072)
 
+_FIELDS = [field for _, _, fields in ENGINE_COUNTERS.values() for field in fields.values()]
+_totals_of = attrgetter(*_FIELDS)
+# A step without news compares only what holds the fields.
+_sources_of = attrgetter(*dict.fromkeys(field.partition(".")[0] for field in _FIELDS))
+
 
 class _ModelMetrics:
     """The labelled children of one model, looked up once and not per token."""
@@ -99,6 +105,7 @@ class _ModelMetrics:
         self.deaths = metrics.deaths.labels(model)
         self.resumed = metrics.resumed.labels(model)
         self.speedup = metrics.speedup.labels(model)
+        self.of_engine = [family.labels(model, *values) for family, fields in metrics.of_engines for values in fields]
         for reason in (*ANSWERED, NO_REASON, *REFUSED):
             metrics.ends.labels(model, reason)
 
@@ -111,12 +118,17 @@ class Metrics:
         # A `_created` series beside every counter and histogram doubles the page and says nothing new.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = registry = CollectorRegistry()
+        self.families: list[MetricWrapperBase] = []
 
         def counter(name: str, text: str, *labels: str) -> Counter:
-            return Counter(f"localrun_{name}", text, labels, registry=registry)
+            self.families.append(made := Counter(f"localrun_{name}", text, labels, registry=registry))
+            return made
 
         def histogram(name: str, text: str, buckets: Sequence[float], *labels: str) -> Histogram:
-            return Histogram(f"localrun_{name}", text, labels, buckets=buckets, registry=registry)
+            self.families.append(
+                made := Histogram(f"localrun_{name}", text, labels, buckets=buckets, registry=registry)
+            )
+            return made
 
         self.ttft = histogram(
             "time_to_first_token_seconds", "From a request's arrival, loading and queueing included, to its first "
@@ -144,8 +156,8 @@ class Metrics:
             "request_output_tokens", "Tokens of a request's answer.", LENGTH_BUCKETS_TOKENS, "model"
         )
         self.step = histogram(
-            "step_seconds", "Time that engine steps computed, from rows to tokens; what else the engine's main thread did "
-            "between them is in long_steps of `localrun ps --json`.", ITL_BUCKETS_S, "model",
+            "step_seconds", "Time that engine steps computed, from rows to tokens, without what else the engine's main "
+            "thread did (`long_steps` in `localrun ps --json`).", ITL_BUCKETS_S, "model",
         )  # fmt: skip
         self.load = histogram("model_load_seconds", "Duration of model loads that succeeded.", LOAD_BUCKETS_S, "model")
         self.requests = counter("requests", "Requests that ended.", "model", "api", "outcome")
@@ -168,10 +180,6 @@ class Metrics:
         )
         self.prompt_tokens = counter("prompt_tokens", "Prompt tokens of ended requests, cached ones included.", "model")
         self.cached_tokens = counter("cached_tokens", "Prompt tokens of ended requests that the cache had.", "model")
-        self.restored_tokens = counter(
-            "restored_tokens", "Prompt tokens whose saved state was copied back instead of computed, by tier.",
-            "model", "tier",
-        )  # fmt: skip
         self.output_tokens = counter("output_tokens", "Tokens generated.", "model")
         self.deaths = counter(
             "engine_deaths", "Engine processes that ended without being asked to; the next request starts a new one.",
@@ -194,14 +202,9 @@ class Metrics:
             "request_speedup_ratio", "How many times as fast answers with drafts were as without, by what their steps "
             "took.", SPEEDUP_BUCKETS, "model",
         )  # fmt: skip
-        self.media_chunks = counter(
-            "media_chunks", "Chunks of pictures and sound, by where their rows came from (encoded, kept).",
-            "model", "rows",
-        )  # fmt: skip
-        self.media_tokens = counter("media_tokens", "Prompt tokens of pictures and sound that were computed.", "model")
-        self.media_seconds = counter(
-            "media_encode_seconds", "Time that encoding pictures and sound took, with pauses.", "model"
-        )
+        self.of_engines = [
+            (counter(name, text, "model", *labels), fields) for name, (text, labels, fields) in ENGINE_COUNTERS.items()
+        ]
         self.routed = counter(
             "tier_requests", "Requests to a tier, by the model that it chose and the rule that decided.",
             "name", "size", "reason",
@@ -252,8 +255,8 @@ class Metrics:
 
     def forget(self, model: str) -> None:
         """Its series go."""
-        for family in vars(self).values():
-            if isinstance(family, MetricWrapperBase) and "model" in family._labelnames:
+        for family in self.families:
+            if "model" in family._labelnames:
                 family.remove_by_labels({"model": model})
         self._models.pop(model, None)
         self._expected = {each for each in self._expected if each[0] != model}
@@ -265,17 +268,18 @@ class Metrics:
 
 
 class _EngineMeter:
-    """The rates of one engine."""
+    """The rates of one engine, and what it had counted at its last step."""
 
-    def __init__(self) -> None:
+    def __init__(self, metrics: _ModelMetrics) -> None:
+        self.metrics = metrics
         self.decode = RateWindow()
         self.prefill = RateWindow()
         self.step = 0
         self.output_total = 0
         self.prefill_total = 0
-        self.restored = (0, 0)  # from RAM and from disk
+        self.sources: tuple[object, ...] = ()
+        self.totals: tuple[float, ...] = (0,) * len(_FIELDS)
         self.drafts: tuple[wire.DraftCounts, ...] = ()
-        self.media = wire.MediaCounts()
 
 
 class Telemetry:
@@ -399,8 +403,8 @@ class Telemetry:
             metrics.speedup.observe(record.speedup)
 
     def engine_loaded(self, link: EngineLink) -> None:
-        self._meters[link] = _EngineMeter()
-        self.metrics.of(link.model).load.observe(link.ready.load_s)
+        self._meters[link] = meter = _EngineMeter(self.metrics.of(link.model))
+        meter.metrics.load.observe(link.ready.load_s)
 
     def engine_step(self, link: EngineLink, step: wire.Step) -> None:
         stats = step.stats
@@ -415,21 +419,18 @@ class Telemetry:
         if n_prefill:
             meter.prefill.add(step.sent_at_s, stats.background_s or stats.step_s, n_prefill)
             meter.prefill_total = stats.prefill_tokens_total
-        restored = stats.ram_restored_tokens_total, stats.disk_restored_tokens_total
-        if restored != meter.restored:
-            for tier, total, before in zip(("ram", "disk"), restored, meter.restored, strict=True):
-                if total > before:
-                    self.metrics.restored_tokens.labels(link.model, tier).inc(total - before)
-            meter.restored = restored
+        sources = _sources_of(stats)
+        if sources != meter.sources:
+            totals = _totals_of(stats)
+            for child, total, before in zip(meter.metrics.of_engine, totals, meter.totals, strict=True):
+                child.inc(total - before)
+            meter.sources, meter.totals = sources, totals
         if stats.drafts != meter.drafts:
             self._count_drafts(link.model, stats.drafts, {one.source: one for one in meter.drafts})
             meter.drafts = stats.drafts
-        if stats.media != meter.media:
-            self._count_media(link.model, stats.media, meter.media)
-            meter.media = stats.media
         if stats.step != meter.step:  # else the background computed, beside or between steps
             meter.step = stats.step
-            self.metrics.of(link.model).step.observe(stats.step_s)
+            meter.metrics.step.observe(stats.step_s)
             self._llama_totals.n_steps += 1
             self._llama_totals.n_busy += stats.n_running
 
@@ -449,14 +450,6 @@ class Telemetry:
             metrics.draft_tokens.labels(*labels).inc(n_drafted)
             metrics.accepted_tokens.labels(*labels).inc(n_accepted)
             metrics.draft_seconds.labels(*labels).inc(counts.seconds - last.seconds)
-
-    def _count_media(self, model: str, now: wire.MediaCounts, before: wire.MediaCounts) -> None:
-        """What came since the last step of an engine. Both are totals."""
-        metrics = self.metrics
-        metrics.media_chunks.labels(model, "encoded").inc(now.n_encoded - before.n_encoded)
-        metrics.media_chunks.labels(model, "kept").inc(now.n_reused - before.n_reused)
-        metrics.media_tokens.labels(model).inc(now.n_tokens - before.n_tokens)
-        metrics.media_seconds.labels(model).inc(now.encode_s - before.encode_s)
 
     def engine_ended(self, link: EngineLink) -> None:
         self._meters.pop(link, None)

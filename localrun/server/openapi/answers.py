@@ -65,7 +65,8 @@ class OllamaReply(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Counts(msgspec.Struct, frozen=True, kw_only=True):
-    """Fields that chat and generate share. The subclasses must describe them: the OpenAPI document shows no base classes."""
+    """Fields that chat and generate share. Subclasses must describe them, since the OpenAPI document shows no base
+    classes."""
 
     model: str
     created_at: str

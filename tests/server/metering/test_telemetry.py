@@ -295,6 +295,7 @@ async def test_restored_tokens_are_counted_by_tier(running: Any, generate: Any) 
         await generate(runtime)
         (resident,) = runtime.supervisor.residents()
         link = resident.link
+        assert _samples(runtime)[_key("localrun_restored_tokens_total", model="alpha", tier="disk")] == 0
         for ram, disk in ((5, 0), (5, 7), (9, 8)):
             stats = replace(link.stats, ram_restored_tokens_total=ram, disk_restored_tokens_total=disk, disk_entries=2)
             link.stats = stats
