@@ -13,7 +13,7 @@ import getpass
 import json
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 import click
@@ -40,13 +40,12 @@ from localrun.access.keys import (
 from localrun.access.trust import Endpoint, TrustedHosts
 from localrun.cli.arguments import parted, port_of, with_settings
 from localrun.cli.daemon import ask, require_daemon
-from localrun.cli.text import columns, print_json, progress, say, size, table, tell
+from localrun.cli.text import Column, columns, print_json, progress, say, size, table, tell
 from localrun.config import Settings
 from localrun.errors import NotFound
+from localrun.snapshot import UsageRow
 from localrun.wire import Lane
 
-_HEADER = ("NAME", "ID", "STATE", "LANE", "MODELS", "LIMITS", "RIGHTS", "EXPIRES")
-_SPARE = ("ID", "LANE", "LIMITS", "EXPIRES", "MODELS", "RIGHTS")
 # What takes a limit away, or sets another rule back.
 NONE, ALL, NEVER, DEFAULT = "none", "all", "never", "default"
 # Options, and the fields of a key that they are; of the latter a value may be None.
@@ -244,7 +243,7 @@ def list_keys(as_json: bool) -> None:
     elif not keys:
         say("there are no keys; `localrun key create --name NAME` makes one")
     else:
-        print(table(_HEADER, [_cells(key, now_s) for key in keys], spare=_SPARE, cut=("LIMITS", "MODELS")))
+        print(table(_KEYS, keys))
 
 
 def _file() -> KeyFile:
@@ -289,26 +288,29 @@ def _as_json(key: Key, now_s: float) -> dict[str, Any]:
     }
 
 
-def _cells(key: Key, now_s: float) -> tuple[str, ...]:
+def _shown_limits(key: Key) -> str:
     limits = [f"{limit.text} {_SHOWN_KINDS[limit.kind]}" for limit in key.limits]
     if key.n_concurrent:
         limits.append(f"{key.n_concurrent} at once")
     if key.storage_bytes is not None:
         limits.append("any storage" if key.storage_bytes == NO_LIMIT else f"{size(key.storage_bytes)} stored")
-    rights = [text for is_so, text in ((key.admin, "admin"), (key.read_only, "read-only")) if is_so]
-    expires = "never"
-    if key.expires_at_s is not None:
-        expires = datetime.fromtimestamp(key.expires_at_s, UTC).astimezone().strftime("%Y-%m-%d %H:%M")
-    return (
-        key.name,
-        key.id,
-        (key.problem(now_s) or "ok").removeprefix("was ").removeprefix("has "),
-        key.lane.value,
-        ", ".join(key.models) or "all",
-        ", ".join(limits) or "none",
-        ", ".join(rights) or "-",
-        expires,
-    )
+    return ", ".join(limits) or "none"
+
+
+def _local(at_s: float) -> str:
+    return f"{datetime.fromtimestamp(at_s).astimezone():%Y-%m-%d %H:%M}"
+
+
+_KEYS: list[Column[Key]] = [
+    Column("NAME", lambda key: key.name),
+    Column("ID", lambda key: key.id, goes=1),
+    Column("STATE", lambda key: (key.problem(time.time()) or "ok").removeprefix("was ").removeprefix("has ")),
+    Column("LANE", lambda key: key.lane.value, goes=2),
+    Column("MODELS", lambda key: ", ".join(key.models) or "all", goes=5, is_cut=True),
+    Column("LIMITS", _shown_limits, goes=3, is_cut=True),
+    Column("RIGHTS", lambda key: ", ".join(["admin"] * key.admin + ["read-only"] * key.read_only) or "-", goes=6),
+    Column("EXPIRES", lambda key: "never" if key.expires_at_s is None else _local(key.expires_at_s), goes=4),
+]
 
 
 @click.command("usage")
@@ -328,15 +330,17 @@ def usage_command(by: str, days: int, as_json: bool, settings: Settings) -> None
     if as_json:
         print_json(report)
         return
-    rows = []
-    for row in report.rows:
-        counts = (row.requests, row.prompt_tokens, row.cached_tokens, row.output_tokens)
-        rows.append((row.name or "-", *(f"{count:,}" for count in counts)))
-    if not rows:
+    if not report.rows:
         say(f"nothing was used since {report.since}")
         return
-    header = (by.upper(), "REQUESTS", "PROMPT", "CACHED", "OUTPUT")
-    print(table(header, rows, spare=("CACHED",)))
+    used: list[Column[UsageRow]] = [
+        Column(by.upper(), lambda row: row.name or "-"),
+        Column("REQUESTS", lambda row: f"{row.requests:,}"),
+        Column("PROMPT", lambda row: f"{row.prompt_tokens:,}"),
+        Column("CACHED", lambda row: f"{row.cached_tokens:,}", goes=1),
+        Column("OUTPUT", lambda row: f"{row.output_tokens:,}"),
+    ]
+    print(table(used, report.rows))
     say(f"\nsince {report.since}; PROMPT, CACHED (a part of it) and OUTPUT are tokens")
 
 

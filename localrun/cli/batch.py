@@ -23,7 +23,7 @@ from localrun import errors
 from localrun.cli import exits
 from localrun.cli.arguments import with_settings
 from localrun.cli.daemon import ask, ensure_daemon
-from localrun.cli.text import LiveLine, ago, duration, for_stdout, print_json, progress, say, table
+from localrun.cli.text import Column, LiveLine, ago, duration, for_stdout, print_json, progress, say, table
 from localrun.client import Client
 from localrun.config import Settings
 from localrun.visible import visible_json
@@ -31,8 +31,6 @@ from localrun.visible import visible_json
 POLL_S = 0.5
 RATE_WINDOW_S = 60.0
 ENDED = ("completed", "failed", "expired", "cancelled")
-_HEADER = ("ID", "STATUS", "DONE", "FAILED", "TOTAL", "MODEL", "ENDPOINT", "CREATED")
-_SPARE = ("ENDPOINT", "CREATED", "MODEL", "TOTAL", "FAILED", "DONE")
 
 
 class _FileOrCommand(click.Group):
@@ -103,11 +101,10 @@ def list_command(limit: int, as_json: bool, settings: Settings) -> None:
     if as_json:
         print_json(batches)
         return
-    now = datetime.now(UTC)
     if not batches:
         say("there are no batches; `localrun batch FILE.jsonl` runs one")
         return
-    print(table(_HEADER, [_cells(batch, now) for batch in batches], spare=_SPARE))
+    print(table(_COLUMNS, batches))
 
 
 @batch_command.command("show")
@@ -251,15 +248,13 @@ class BatchMeter:
         return "  ".join(parts)
 
 
-def _cells(batch: dict[str, Any], now: datetime) -> tuple[str, ...]:
-    counts = batch["request_counts"]
-    return (
-        batch["id"],
-        batch["status"],
-        str(counts["completed"]),
-        str(counts["failed"]),
-        str(counts["total"]),
-        batch["model"] or "-",
-        batch["endpoint"],
-        ago(datetime.fromtimestamp(batch["created_at"], UTC), now),
-    )
+_COLUMNS: list[Column[dict[str, Any]]] = [
+    Column("ID", lambda batch: batch["id"]),
+    Column("STATUS", lambda batch: batch["status"]),
+    Column("DONE", lambda batch: str(batch["request_counts"]["completed"]), goes=6),
+    Column("FAILED", lambda batch: str(batch["request_counts"]["failed"]), goes=5),
+    Column("TOTAL", lambda batch: str(batch["request_counts"]["total"]), goes=4),
+    Column("MODEL", lambda batch: batch["model"] or "-", goes=3),
+    Column("ENDPOINT", lambda batch: batch["endpoint"], goes=1),
+    Column("CREATED", lambda batch: ago(datetime.fromtimestamp(batch["created_at"], UTC)), goes=2),
+]

@@ -13,11 +13,11 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
@@ -25,23 +25,18 @@ import msgspec
 from localrun.cli.arguments import complete_here, load_settings
 from localrun.cli.daemon import daemon_version
 from localrun.cli.serve import run_daemon
-from localrun.cli.text import print_json, progress, say, table
+from localrun.cli.text import Column, print_json, progress, say, table
 from localrun.config import LoadSettings, Settings
 from localrun.errors import PortBusy, Unavailable
 
 if TYPE_CHECKING:
     from localrun.cluster.on_ray.nodes import Node
-    from localrun.cluster.reports import AppReport, ClusterReport, NodeReport, ReplicaReport
+    from localrun.cluster.reports import AppReport, ClusterReport, Event, NodeReport, ReplicaReport
     from localrun.cluster.settings import Membership
 
 END_TIMEOUT_S = 60.0
 DEPLOY_WAIT_S = 600.0
 DRAIN_S = 600
-_NODES = ("NODE", "STATE", "ADDRESS", "CPUS", "GPUS")
-_LOAD = ("SLOTS", "KV CELLS", "QUEUE", "TOK/S", "HIT RATE")
-_APPS = ("MODEL", "STATE", "REPLICAS", *_LOAD)
-_REPLICAS = ("MODEL", "NODE", *_LOAD, "PORT", "PID")
-_EVENTS = ("TIME", "EVENT")
 
 
 @click.group("cluster")
@@ -311,30 +306,15 @@ def _named(name: str | None) -> str:
 
 
 def _shown(report: ClusterReport) -> str:
-    nodes = [
-        (node.node + " (head)" * node.is_head, node.state, node.address, f"{node.n_cpus:g}", f"{node.n_gpus:g}")
-        for node in report.nodes
-    ]
-    parts = [table(_NODES, nodes, spare=("GPUS", "CPUS"))]
+    parts = [table(_NODES, report.nodes)]
     if report.apps:
-        parts.append(table(_APPS, [_app_cells(app) for app in report.apps], spare=("SLOTS", "QUEUE", "KV CELLS")))
-    replicas = [
-        (app.description.model, one.node, *_load_cells([one]), str(one.port), str(one.pid))
-        for app in report.apps
-        for one in app.replicas
-    ]
-    if replicas:
-        parts.append(table(_REPLICAS, replicas, spare=("PID", "PORT", "QUEUE", "KV CELLS")))
+        parts.append(table(_APPS, report.apps))
+    if replicas := [(app, one) for app in report.apps for one in app.replicas]:
+        parts.append(table(_REPLICAS, replicas))
     parts += [f"{app.description.model}: {app.message}" for app in report.apps if app.message]
-    parts += [
-        f"{app.description.model} on {one.node}: {one.why_not}"
-        for app in report.apps for one in app.replicas if one.why_not
-    ]  # fmt: skip
+    parts += [f"{app.description.model} on {one.node}: {one.why_not}" for app, one in replicas if one.why_not]
     if report.events:
-        events = [
-            (f"{datetime.fromtimestamp(one.at_s).astimezone():%Y-%m-%d %H:%M:%S}", one.text) for one in report.events
-        ]
-        parts.append(table(_EVENTS, events, spare=()))
+        parts.append(table(_EVENTS, report.events))
     return "\n\n".join(parts)
 
 
@@ -346,18 +326,49 @@ def _last_of_each(nodes: Sequence[NodeReport]) -> tuple[NodeReport, ...]:
     return tuple(node for node in nodes if node.state != "dead" or by_name[node.node] is node)
 
 
-def _app_cells(app: AppReport) -> tuple[str, ...]:
-    return (app.description.model, app.state, f"{app.n_ready}/{app.n_wanted}", *_load_cells(app.replicas))
+def _load(of: Callable[[Any], Sequence[ReplicaReport]], *, slots_go: int = 0) -> list[Column[Any]]:
+    """What the replicas of a row have to do, all of them together."""
+
+    def n(row: Any, name: str) -> Any:
+        return sum(getattr(one, name) for one in of(row))
+
+    def n_in_engines(row: Any, name: str) -> Any:
+        return sum(getattr(one.row, name) for one in of(row) if one.row is not None)
+
+    def hit_rate(row: Any) -> str:
+        n_prompt = n_in_engines(row, "prompt_tokens_total")
+        return f"{n_in_engines(row, 'cached_tokens_total') / n_prompt:.0%}" if n_prompt else "-"
+
+    return [
+        Column("SLOTS", lambda row: f"{n(row, 'n_running')}/{n(row, 'n_slots')}", goes=slots_go),
+        Column("KV CELLS", lambda row: f"{n_in_engines(row, 'kv_cells_used')}/{n_in_engines(row, 'kv_cells')}", goes=5),
+        Column("QUEUE", lambda row: f"{n(row, 'n_queued')}", goes=4),
+        Column("TOK/S", lambda row: f"{n(row, 'tokens_per_s'):.1f}"),
+        Column("HIT RATE", hit_rate),
+    ]
 
 
-def _load_cells(replicas: Sequence[ReplicaReport]) -> tuple[str, ...]:
-    """All of them together."""
-    rows = [one.row for one in replicas if one.row is not None]
-    n_prompt = sum(row.prompt_tokens_total for row in rows)
-    return (
-        f"{sum(one.n_running for one in replicas)}/{sum(one.n_slots for one in replicas)}",
-        f"{sum(row.kv_cells_used for row in rows)}/{sum(row.kv_cells for row in rows)}",
-        str(sum(one.n_queued for one in replicas)),
-        f"{sum(one.tokens_per_s for one in replicas):.1f}",
-        f"{sum(row.cached_tokens_total for row in rows) / n_prompt:.0%}" if n_prompt else "-",
-    )
+_NODES: list[Column[NodeReport]] = [
+    Column("NODE", lambda node: node.node + " (head)" * node.is_head),
+    Column("STATE", lambda node: node.state),
+    Column("ADDRESS", lambda node: node.address),
+    Column("CPUS", lambda node: f"{node.n_cpus:g}", goes=2),
+    Column("GPUS", lambda node: f"{node.n_gpus:g}", goes=1),
+]
+_APPS: list[Column[AppReport]] = [
+    Column("MODEL", lambda app: app.description.model),
+    Column("STATE", lambda app: app.state),
+    Column("REPLICAS", lambda app: f"{app.n_ready}/{app.n_wanted}"),
+    *_load(lambda app: app.replicas, slots_go=3),
+]
+_REPLICAS: list[Column[tuple[AppReport, ReplicaReport]]] = [
+    Column("MODEL", lambda pair: pair[0].description.model),
+    Column("NODE", lambda pair: pair[1].node),
+    *_load(lambda pair: [pair[1]]),
+    Column("PORT", lambda pair: str(pair[1].port), goes=2),
+    Column("PID", lambda pair: str(pair[1].pid), goes=1),
+]
+_EVENTS: list[Column[Event]] = [
+    Column("TIME", lambda one: f"{datetime.fromtimestamp(one.at_s).astimezone():%Y-%m-%d %H:%M:%S}"),
+    Column("EVENT", lambda one: one.text),
+]

@@ -9,9 +9,9 @@ import asyncio
 import codecs
 import json
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import aclosing
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ import click
 from localrun.cli.arguments import complete_here, explained, next_step, with_settings
 from localrun.cli.daemon import ask, base_url, ensure_daemon, for_daemon
 from localrun.cli.text import (
+    Column,
     TextStyle,
     ago,
     for_stdout,
@@ -38,10 +39,6 @@ from localrun.errors import DaemonUnreachable, LocalrunError, ModelNotFound
 from localrun.visible import visible
 
 MAX_MODELFILE_BYTES = 8 * 1024 * 1024
-_HEADER = ("NAME", "ID", "SIZE", "QUANT", "PARAMETERS", "CONTEXT", "MODIFIED", "SOURCE", "LOADED")
-_SPARE = ("SOURCE", "ID", "CONTEXT", "PARAMETERS", "MODIFIED", "QUANT", "LOADED", "SIZE")
-_ADAPTER_HEADER = ("ADAPTER", "KIND", "FOR", "ID", "SIZE", "RANK", "MODIFIED", "SOURCE")
-_ADAPTER_SPARE = ("SOURCE", "ID", "RANK", "MODIFIED", "KIND", "FOR", "SIZE")
 
 
 @click.command("list")
@@ -62,28 +59,12 @@ def list_command(prefix: str, as_json: bool, settings: Settings) -> None:
     if as_json:
         print(json.dumps([*rows, *adapters], indent=2))
         return
-    now = datetime.now(UTC)
-    print(table(_HEADER, [_cells(row, now) for row in rows], spare=_SPARE))
+    print(table(_MODELS, rows))
     if adapters:
-        print("\n" + table(_ADAPTER_HEADER, [_adapter_cells(row, now) for row in adapters], spare=_ADAPTER_SPARE))
+        print("\n" + table(_ADAPTERS, adapters))
     for file in store.get("unusable", ()) if not prefix else ():
         path, problem = file["path"], file["problem"]
         tell("not usable", problem if path in problem else f"{path}: {problem}")
-
-
-def _cells(row: dict[str, Any], now: datetime) -> tuple[str, ...]:
-    details = row.get("details") or {}
-    return (
-        row["name"],
-        str(row.get("digest", "")).removeprefix("sha256:")[:12],
-        size(row["size"]) if row["size"] else "-",
-        details.get("quantization_level") or "-",
-        details.get("parameter_size") or "-",
-        str(details.get("context_length") or "-"),
-        ago(datetime.fromisoformat(row["modified_at"]), now),
-        row.get("source") or "-",
-        _loaded(row),
-    )
 
 
 def _loaded(row: dict[str, Any]) -> str:
@@ -93,17 +74,31 @@ def _loaded(row: dict[str, Any]) -> str:
     return "yes" if row.get("loaded_as") in (None, "", row["name"]) else f"as {row['loaded_as']}"
 
 
-def _adapter_cells(row: dict[str, Any], now: datetime) -> tuple[str, ...]:
-    return (
-        row["name"],
-        row["kind"],
-        row["architecture"] or "-",
-        row["digest"].removeprefix("sha256:")[:12] or "-",
-        size(row["size"]),
-        str(row["rank"] or "-"),
-        ago(datetime.fromisoformat(row["modified_at"]), now),
-        row["source"] or "-",
-    )
+def _detail(name: str) -> Callable[[dict[str, Any]], str]:
+    return lambda row: str((row.get("details") or {}).get(name) or "-")
+
+
+_MODELS: list[Column[dict[str, Any]]] = [
+    Column("NAME", lambda row: row["name"]),
+    Column("ID", lambda row: str(row.get("digest", "")).removeprefix("sha256:")[:12], goes=2),
+    Column("SIZE", lambda row: size(row["size"]) if row["size"] else "-", goes=8),
+    Column("QUANT", _detail("quantization_level"), goes=6),
+    Column("PARAMETERS", _detail("parameter_size"), goes=4),
+    Column("CONTEXT", _detail("context_length"), goes=3),
+    Column("MODIFIED", lambda row: ago(datetime.fromisoformat(row["modified_at"])), goes=5),
+    Column("SOURCE", lambda row: row.get("source") or "-", goes=1),
+    Column("LOADED", _loaded, goes=7),
+]
+_ADAPTERS: list[Column[dict[str, Any]]] = [
+    Column("ADAPTER", lambda row: row["name"]),
+    Column("KIND", lambda row: row["kind"], goes=5),
+    Column("FOR", lambda row: row["architecture"] or "-", goes=6),
+    Column("ID", lambda row: row["digest"].removeprefix("sha256:")[:12] or "-", goes=2),
+    Column("SIZE", lambda row: size(row["size"]), goes=7),
+    Column("RANK", lambda row: str(row["rank"] or "-"), goes=3),
+    Column("MODIFIED", lambda row: ago(datetime.fromisoformat(row["modified_at"])), goes=4),
+    Column("SOURCE", lambda row: row["source"] or "-", goes=1),
+]
 
 
 @click.command("show")
@@ -309,11 +304,8 @@ MAX_LICENSE_LINES = 3
 _NAME_CHARACTERS = 20
 # For a value beside its name.
 _LEAST_ROOM = 24
-_DEVICES = ("DEVICE", "LAYERS", "WEIGHTS", "KV CACHE", "COMPUTE", "OTHER", "TOTAL", "USABLE", "FREE")
-_SPARE_FIGURES = ("COMPUTE", "OTHER", "KV CACHE", "WEIGHTS", "LAYERS", "FREE")
 # A line, or a name and what it has.
 _Row = str | tuple[str, object]
-_SIZES = ("weights_bytes", "kv_bytes", "compute_bytes", "other_bytes", "total_bytes", "usable_bytes", "free_bytes")
 
 
 def model_card(shown: dict[str, Any], *, fit: Mapping[str, Any] | None = None) -> str:
@@ -471,10 +463,26 @@ def _pair(name: str, value: str, width: int) -> str:
     return wrapped(f"  {name:<{width}}{value}", indent=width + 2)
 
 
+def _bytes(name: str) -> Callable[[dict[str, Any]], str]:
+    return lambda use: size(use[f"{name}_bytes"])
+
+
+_DEVICES: list[Column[dict[str, Any]]] = [
+    Column("DEVICE", lambda use: use["name"]),
+    Column("LAYERS", lambda use: str(use["layers"]), goes=5),
+    Column("WEIGHTS", _bytes("weights"), goes=4),
+    Column("KV CACHE", _bytes("kv"), goes=3),
+    Column("COMPUTE", _bytes("compute"), goes=1),
+    Column("OTHER", _bytes("other"), goes=2),
+    Column("TOTAL", _bytes("total")),
+    Column("USABLE", _bytes("usable")),
+    Column("FREE", _bytes("free"), goes=6),
+]
+
+
 def fit_card(fit: dict[str, Any]) -> str:
     """How a model would be opened here: the choice, a table of devices, and the reasons."""
-    rows = [(use["name"], str(use["layers"]), *(size(use[key]) for key in _SIZES)) for use in fit["devices"]]
-    blocks = [_choice(fit), table(_DEVICES, rows, spare=_SPARE_FIGURES), "\n".join(_notes(fit))]
+    blocks = [_choice(fit), table(_DEVICES, fit["devices"]), "\n".join(_notes(fit))]
     return "\n\n".join(filter(None, blocks))
 
 

@@ -8,14 +8,14 @@ import json
 import os
 import time
 from collections import deque
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 import click
 
 from localrun.cli.arguments import complete_catalog, guessed, next_step, with_settings
 from localrun.cli.daemon import ask, ensure_daemon, for_daemon
-from localrun.cli.text import LiveLine, ago, duration, progress, say, size, table, tell
+from localrun.cli.text import Column, LiveLine, ago, duration, progress, say, size, table, tell
 from localrun.client import Client, PullPiece
 from localrun.config import Settings
 from localrun.errors import DownloadFailed, ModelNotFound
@@ -24,11 +24,6 @@ RATE_WINDOW_S = 8.0
 # A rate over less than this jumps about.
 RATE_MIN_S = 0.5
 BAR_CHARS = 24
-
-_CATALOG_HEADER = ("NAME", "SIZE", "CONTEXT", "MEMORY", "LICENCE", "FOR")
-_CATALOG_SPARE = ("LICENCE", "FOR", "CONTEXT", "MEMORY", "SIZE")
-_HUB_HEADER = ("REPOSITORY", "DOWNLOADS", "LIKES", "UPDATED", "LICENCE", "")
-_HUB_SPARE = ("LIKES", "UPDATED", "LICENCE", "DOWNLOADS", "")
 
 
 @click.command("pull")
@@ -175,38 +170,33 @@ def search_command(query: tuple[str, ...], limit: int, as_json: bool, settings: 
         return
     tables = []
     if found["catalog"]:
-        rows = [_catalog_row(entry) for entry in found["catalog"]]
-        tables.append(table(_CATALOG_HEADER, rows, spare=_CATALOG_SPARE, cut=("FOR",)))
+        tables.append(table(_CATALOG, found["catalog"]))
     if found["hub"]:
-        now = datetime.now(UTC)
-        rows = [_hub_row(hit, now) for hit in found["hub"]]
-        tables.append(table(_HUB_HEADER, rows, spare=_HUB_SPARE))
+        tables.append(table(_HUB, found["hub"]))
     print("\n\n".join(tables) if tables else "nothing was found")
     if found["problem"]:
         tell("note", f"the hub was not searched: {found['problem']}")
 
 
-def _catalog_row(entry: dict[str, Any]) -> tuple[str, ...]:
-    """Sizes of the smallest and the largest quantization that are listed."""
-    sizes = sorted(entry["quants"].values())
-    shown = [size(gigabytes * 1e9) for gigabytes in (sizes[0], sizes[-1])]
-    return (
-        entry["name"],
-        shown[0] if len(sizes) == 1 else " to ".join(shown),
-        str(entry["context_tokens"]),
-        f"{entry['memory_gb']:g} GB",
-        entry["licence"],
-        entry["use"],
-    )
+def _sizes(entry: dict[str, Any]) -> str:
+    """Of the smallest and the largest quantization that are listed."""
+    sizes = [size(gigabytes * 1e9) for gigabytes in sorted(entry["quants"].values())]
+    return sizes[0] if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
 
 
-def _hub_row(hit: dict[str, Any], now: datetime) -> tuple[str, ...]:
-    updated = hit["updated_at"]
-    return (
-        hit["repo"],
-        str(hit["n_downloads"]),
-        str(hit["n_likes"]),
-        ago(datetime.fromisoformat(updated), now) if updated else "",
-        hit["licence"],
-        "terms to accept first" if hit["is_gated"] else "",
-    )
+_CATALOG: list[Column[dict[str, Any]]] = [
+    Column("NAME", lambda entry: entry["name"]),
+    Column("SIZE", _sizes, goes=5),
+    Column("CONTEXT", lambda entry: str(entry["context_tokens"]), goes=3),
+    Column("MEMORY", lambda entry: f"{entry['memory_gb']:g} GB", goes=4),
+    Column("LICENCE", lambda entry: entry["licence"], goes=1),
+    Column("FOR", lambda entry: entry["use"], goes=2, is_cut=True),
+]
+_HUB: list[Column[dict[str, Any]]] = [
+    Column("REPOSITORY", lambda hit: hit["repo"]),
+    Column("DOWNLOADS", lambda hit: str(hit["n_downloads"]), goes=4),
+    Column("LIKES", lambda hit: str(hit["n_likes"]), goes=1),
+    Column("UPDATED", lambda hit: ago(datetime.fromisoformat(hit["updated_at"])) if hit["updated_at"] else "", goes=2),
+    Column("LICENCE", lambda hit: hit["licence"], goes=3),
+    Column("", lambda hit: "terms to accept first" if hit["is_gated"] else "", goes=5),
+]

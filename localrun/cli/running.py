@@ -8,9 +8,11 @@ import asyncio
 import os
 import sys
 from collections import deque
+from collections.abc import Sequence
 from contextlib import aclosing, suppress
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TypeVar
 
 import click
 
@@ -27,7 +29,19 @@ from localrun.cli.daemon import (
     starter,
     wait_until_gone,
 )
-from localrun.cli.text import ago, duration, one_line, print_json, progress, say, short_path, size, table, wrapped
+from localrun.cli.text import (
+    Column,
+    ago,
+    duration,
+    one_line,
+    print_json,
+    progress,
+    say,
+    short_path,
+    size,
+    table,
+    wrapped,
+)
 from localrun.client import Client
 from localrun.config import Settings, in_short
 from localrun.errors import LocalrunError
@@ -35,17 +49,6 @@ from localrun.snapshot import CacheCleared, CacheReport, CacheRow, EngineRow, Lo
 from localrun.visible import visible
 
 END_TIMEOUT_S = 60.0
-_ENGINES = (
-    *("NAME", "PID", "STATE", "WEIGHTS+KV", "IN RAM", "SLOTS", "KV CELLS", "CONTEXT", "LOADED WITH", "BACKEND"),
-    *("LAYERS", "UNLOADS IN", "NODE"),
-)
-_SPARE = (
-    *("LOADED WITH", "BACKEND", "PID", "LAYERS", "KV CELLS", "SLOTS", "IN RAM", "CONTEXT", "UNLOADS IN", "WEIGHTS+KV"),
-)
-_SPARE_OF_REQUESTS = ("DRAFTS", "CACHED", "ROUTE", "AGE", "PROMPT", "CLIENT", "OUTPUT", "TTFT")
-_REQUESTS = (
-    *("STATE", "CLIENT", "ROUTE", "MODEL", "PROMPT", "CACHED", "OUTPUT", "DRAFTS", "TOK/S", "TTFT", "AGE", "NODE"),
-)
 
 
 @click.command("ps")
@@ -62,7 +65,7 @@ def ps_command(as_json: bool, settings: Settings) -> None:
         print_json(ask(require_daemon(settings), lambda client: client.snapshot()).engines)
     else:
         engines = ask(require_daemon(settings), _named_engines)
-        print(_by_node(_ENGINES, [_engine_cells(engine) for engine in engines], _SPARE))
+        print(_by_node(_ENGINES, engines))
 
 
 async def _named_engines(client: Client) -> list[EngineRow]:
@@ -80,28 +83,12 @@ async def _named_engines(client: Client) -> list[EngineRow]:
     return engines
 
 
-def _by_node(header: tuple[str, ...], rows: list[tuple[str, ...]], spare: tuple[str, ...]) -> str:
+Row = TypeVar("Row", EngineRow, RequestRow, CacheRow)
+
+
+def _by_node(columns: Sequence[Column[Row]], rows: Sequence[Row]) -> str:
     """A table whose last column is the node, if there is a cluster."""
-    has_nodes = any(row[-1] not in ("", "-") for row in rows)
-    return table(header if has_nodes else header[:-1], rows if has_nodes else [row[:-1] for row in rows], spare=spare)
-
-
-def _engine_cells(engine: EngineRow) -> tuple[str, ...]:
-    return (
-        short_path(engine.name or engine.model),
-        "-" if engine.pid is None else str(engine.pid),
-        "preparing the device" if engine.is_preparing else engine.state,
-        "-" if engine.state == "loading" else size(engine.size_bytes),
-        "-" if engine.rss_bytes is None else size(engine.rss_bytes),
-        f"{engine.slots_busy}/{engine.slots}",
-        f"{engine.kv_cells_used}/{engine.kv_cells}",
-        str(engine.n_ctx),
-        " ".join(f"{name}={one_line(value)}" for name, value in engine.load.items()) or "-",
-        engine.backend or "-",
-        _where(engine),
-        "never" if engine.expires_in_s is None else duration(engine.expires_in_s),
-        engine.node,
-    )
+    return table(columns if any(row.node for row in rows) else columns[:-1], rows)
 
 
 def _where(engine: EngineRow) -> str:
@@ -114,6 +101,23 @@ def _where(engine: EngineRow) -> str:
     there = "" if not engine.gpu_layers else f"{on_gpu} on GPU" if on_gpu else "output on GPU"
     parts = [there, f"{in_ram} in RAM" if in_ram else ""]
     return ", ".join(filter(None, parts))
+
+
+_ENGINES: list[Column[EngineRow]] = [
+    Column("NAME", lambda row: short_path(row.name or row.model)),
+    Column("PID", lambda row: "-" if row.pid is None else str(row.pid), goes=3),
+    Column("STATE", lambda row: "preparing the device" if row.is_preparing else row.state),
+    Column("WEIGHTS+KV", lambda row: "-" if row.state == "loading" else size(row.size_bytes), goes=10),
+    Column("IN RAM", lambda row: "-" if row.rss_bytes is None else size(row.rss_bytes), goes=7),
+    Column("SLOTS", lambda row: f"{row.slots_busy}/{row.slots}", goes=6),
+    Column("KV CELLS", lambda row: f"{row.kv_cells_used}/{row.kv_cells}", goes=5),
+    Column("CONTEXT", lambda row: str(row.n_ctx), goes=8),
+    Column("LOADED WITH", lambda row: " ".join(f"{k}={one_line(v)}" for k, v in row.load.items()) or "-", goes=1),
+    Column("BACKEND", lambda row: row.backend or "-", goes=2),
+    Column("LAYERS", _where, goes=4),
+    Column("UNLOADS IN", lambda row: "never" if row.expires_in_s is None else duration(row.expires_in_s), goes=9),
+    Column("NODE", lambda row: row.node),
+]
 
 
 @click.command("top")
@@ -187,28 +191,29 @@ def _as_text(snapshot: Snapshot) -> str:
         f"decode {aggregate.decode_tokens_per_s:.1f} tok/s  prefill {aggregate.prefill_tokens_per_s:.1f} tok/s  "
         f"running {aggregate.running}  queued {aggregate.queued}  {drafts}{longest}CPU {system.cpu_percent:.0f}%"
     )
-    rows = [_request_cells(row) for row in snapshot.requests]
-    return f"{wrapped(said)}\n{_by_node(_REQUESTS, rows, _SPARE_OF_REQUESTS) if rows else 'no requests'}"
+    return f"{wrapped(said)}\n{_by_node(_REQUESTS, snapshot.requests) if snapshot.requests else 'no requests'}"
 
 
-def _request_cells(row: RequestRow) -> tuple[str, ...]:
+def _rate(row: RequestRow) -> str:
     # Of an answer that has ended there is only the average.
     rate = row.tokens_per_s_avg if row.tokens_per_s is None else row.tokens_per_s
-    model = short_path(row.model)
-    return (
-        str(row.state),
-        row.client,
-        row.api,
-        f"{model} ({row.tier})" if row.tier else model,
-        "-" if row.prompt_tokens is None else str(row.prompt_tokens),
-        "-" if row.cached_tokens is None else str(row.cached_tokens),
-        str(row.output_tokens),
-        "-" if row.draft_hit_rate is None else f"{row.draft_hit_rate:.0%}",
-        "-" if rate is None else f"{rate:.1f}",
-        "-" if row.ttft_s is None else f"{row.ttft_s:.3f} s",
-        duration(row.age_s),
-        row.node,
-    )
+    return "-" if rate is None else f"{rate:.1f}"
+
+
+_REQUESTS: list[Column[RequestRow]] = [
+    Column("STATE", lambda row: row.state),
+    Column("CLIENT", lambda row: row.client, goes=6),
+    Column("ROUTE", lambda row: row.api, goes=3),
+    Column("MODEL", lambda row: short_path(row.model) + (f" ({row.tier})" if row.tier else "")),
+    Column("PROMPT", lambda row: "-" if row.prompt_tokens is None else str(row.prompt_tokens), goes=5),
+    Column("CACHED", lambda row: "-" if row.cached_tokens is None else str(row.cached_tokens), goes=2),
+    Column("OUTPUT", lambda row: str(row.output_tokens), goes=7),
+    Column("DRAFTS", lambda row: "-" if row.draft_hit_rate is None else f"{row.draft_hit_rate:.0%}", goes=1),
+    Column("TOK/S", _rate),
+    Column("TTFT", lambda row: "-" if row.ttft_s is None else f"{row.ttft_s:.3f} s", goes=8),
+    Column("AGE", lambda row: duration(row.age_s), goes=4),
+    Column("NODE", lambda row: row.node),
+]
 
 
 @click.command("logs")
@@ -290,9 +295,6 @@ async def _unload(url: str, model: str) -> str:
 
 # --- cache ---
 
-_CACHES = ("NAME", "KV CELLS", "IN MEMORY", "ON DISK", "LAST USED", "HIT RATE", "NODE")
-_SPARE_OF_CACHES = ("KV CELLS", "LAST USED", "HIT RATE", "IN MEMORY")
-
 
 @click.group("cache", invoke_without_command=True)
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object, as in the daemon's /localrun/v1/cache.")
@@ -309,7 +311,7 @@ def cache_command(context: click.Context, as_json: bool, settings: Settings) -> 
     if as_json:
         print_json(report)
     else:
-        _show(report, datetime.now(UTC))
+        _show(report)
 
 
 @cache_command.command("clear")
@@ -371,8 +373,8 @@ def _clear(settings: Settings, model: str | None, *, ram: bool, disk: bool) -> C
     return CacheCleared(disk_bytes=sum(kv_folders.remove(folder.path) for folder in folders) if disk else 0)
 
 
-def _show(report: CacheReport, now: datetime) -> None:
-    print(_by_node(_CACHES, [_cells(row, now) for row in report.models], _SPARE_OF_CACHES))
+def _show(report: CacheReport) -> None:
+    print(_by_node(_CACHES, report.models))
     memory = f"{size(report.ram_bytes)} in memory (at most {_limit(report.ram_limit_bytes)} for each loaded model)"
     disk = f"{size(report.disk_bytes)} on disk (at most {_limit(report.disk_limit_bytes)} together), in"
     say(f"\n{memory}\n{disk} {report.disk_folder}")
@@ -382,19 +384,20 @@ def _limit(limit_bytes: int) -> str:
     return size(limit_bytes) if limit_bytes else "none"
 
 
-def _cells(row: CacheRow, now: datetime) -> tuple[str, ...]:
-    is_loaded = row.pid is not None
-    used_at = None if row.disk_used_at_s is None else datetime.fromtimestamp(row.disk_used_at_s, UTC)
-    return (
-        short_path(row.model),
-        f"{row.kv_cells_used}/{row.kv_cells}" if is_loaded else "-",
-        _holding(row.ram_bytes, row.ram_entries) if is_loaded else "-",
-        _holding(row.disk_bytes, row.disk_entries),
-        "-" if used_at is None else ago(used_at, now),
-        "-" if row.hit_rate is None else f"{row.hit_rate:.0%}",
-        row.node or "-",
-    )
-
-
 def _holding(size_bytes: int, n_entries: int) -> str:
     return f"{size(size_bytes)} in {n_entries}" if n_entries else size(size_bytes)
+
+
+_CACHES: list[Column[CacheRow]] = [
+    Column("NAME", lambda row: short_path(row.model)),
+    Column("KV CELLS", lambda row: "-" if row.pid is None else f"{row.kv_cells_used}/{row.kv_cells}", goes=1),
+    Column("IN MEMORY", lambda row: "-" if row.pid is None else _holding(row.ram_bytes, row.ram_entries), goes=4),
+    Column("ON DISK", lambda row: _holding(row.disk_bytes, row.disk_entries)),
+    Column(
+        "LAST USED",
+        lambda row: ago(datetime.fromtimestamp(row.disk_used_at_s, UTC)) if row.disk_used_at_s else "-",
+        goes=2,
+    ),
+    Column("HIT RATE", lambda row: "-" if row.hit_rate is None else f"{row.hit_rate:.0%}", goes=3),
+    Column("NODE", lambda row: row.node or "-"),
+]

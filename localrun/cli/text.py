@@ -8,14 +8,15 @@ import os
 import shutil
 import sys
 import textwrap
-from collections.abc import Sequence
-from datetime import datetime, timedelta
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from pathlib import Path
-from typing import Self, TextIO
+from typing import Generic, NamedTuple, Self, TextIO, TypeVar
 
 from localrun.visible import visible, visible_json, visible_line
 
+T = TypeVar("T")
 _UNITS = ("B", "KB", "MB", "GB", "TB")
 
 
@@ -136,27 +137,33 @@ def _n_cells(text: str) -> int:
 _LEAST = 12
 
 
-def table(
-    header: Sequence[str], rows: Sequence[Sequence[str]], *, spare: Sequence[str], cut: Sequence[str] = ()
-) -> str:
-    """`columns` that fit the terminal. Of the `spare` ones, the first to go first, it leaves out those without room;
-    one to `cut` is made narrower where that is enough, so it must hold nothing that people copy. Elsewhere than in a
-    terminal all are whole."""
-    width = terminal_columns()
-    rows = [[visible_line(cell) for cell in row] for row in rows]
-    widths = {name: max(_n_cells(line[at]) for line in (header, *rows)) for at, name in enumerate(header) if rows}
-    for name in spare:
+class Column(NamedTuple, Generic[T]):
+    """A column of a table: its head, and its cell of a row. Where a terminal has no room, those that `go` are left out,
+    1 first; 0 never is. One that `is_cut` is made narrower where that is enough, so it must hold nothing that people
+    copy."""
+
+    head: str
+    cell: Callable[[T], str]
+    goes: int = 0
+    is_cut: bool = False
+
+
+def table(shown: Sequence[Column[T]], rows: Sequence[T]) -> str:
+    """`columns` that fit the terminal. Elsewhere than in a terminal all are whole."""
+    header = [column.head for column in shown]
+    lines = [[visible_line(column.cell(row)) for column in shown] for row in rows]
+    widths = {at: max(_n_cells(line[at]) for line in (header, *lines)) for at in range(len(header))}
+    width = terminal_columns() if rows else 0
+    for at in sorted((at for at, column in enumerate(shown) if column.goes), key=lambda at: shown[at].goes):
         excess = sum(widths.values()) + 2 * (len(widths) - 1) - width if width else 0
         if excess <= 0:
             break
-        if name in cut and widths[name] - excess >= _LEAST:
-            widths[name] -= excess
+        if shown[at].is_cut and widths[at] - excess >= _LEAST:
+            widths[at] -= excess
         else:
-            del widths[name]
-    kept = [(at, widths.get(name)) for at, name in enumerate(header) if name in widths or not rows]
-    return columns(
-        [header[at] for at, _ in kept], [[_shortened(row[at], n_most) for at, n_most in kept] for row in rows]
-    )
+            del widths[at]
+    kept = [[_shortened(line[at], n_most) for at, n_most in widths.items()] for line in lines]
+    return columns([header[at] for at in widths], kept)
 
 
 def terminal_columns() -> int:
@@ -164,8 +171,8 @@ def terminal_columns() -> int:
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
 
 
-def _shortened(cell: str, n_most: int | None) -> str:
-    if n_most is None or _n_cells(cell) <= n_most:
+def _shortened(cell: str, n_most: int) -> str:
+    if _n_cells(cell) <= n_most:
         return cell
     while _n_cells(cell) >= n_most:
         cell = cell[:-1]
@@ -222,9 +229,9 @@ def duration(seconds: float) -> str:
     return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
 
 
-def ago(moment: datetime, now: datetime) -> str:
+def ago(moment: datetime, now: datetime | None = None) -> str:
     """How long ago, in the largest unit."""
-    elapsed = max(now - moment, timedelta())
+    elapsed = max((now or datetime.now(UTC)) - moment, timedelta())
     for unit, length in (("day", timedelta(days=1)), ("hour", timedelta(hours=1)), ("minute", timedelta(minutes=1))):
         count = elapsed // length
         if count:

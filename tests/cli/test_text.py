@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from operator import itemgetter
 
 import pytest
 
@@ -22,17 +23,18 @@ def test_columns_line_up_without_trailing_spaces():
 def test_a_table_leaves_out_what_has_no_room_and_never_cuts_a_name(monkeypatch):
     header, row = ("NAME", "ID", "NOTE", "SIZE"), ("a-long-name", "0123456789", "x" * 30, "12 MB")
     whole = columns(header, [row])
+    shapes = [text.Column(name, itemgetter(at), goes=at, is_cut=name == "NOTE") for at, name in enumerate(header)]
 
     def shown(width: int) -> list[str]:
         monkeypatch.setattr(text, "terminal_columns", lambda: width)
-        return text.table(header, [row], spare=("ID", "NOTE", "SIZE"), cut=("NOTE",)).splitlines()
+        return text.table(shapes, [row]).splitlines()
 
     assert "\n".join(shown(0)) == "\n".join(shown(62)) == whole
     assert shown(61)[0].split() == ["NAME", "NOTE", "SIZE"]
     assert shown(40)[1] == f"a-long-name  {'x' * 19}…  12 MB"
     assert shown(31)[1] == "a-long-name  12 MB"
     assert shown(5) == ["NAME", "a-long-name"]
-    assert text.table(header, [], spare=header) == "NAME  ID  NOTE  SIZE"
+    assert text.table(shapes, []) == "NAME  ID  NOTE  SIZE"
 
 
 @pytest.mark.parametrize(
