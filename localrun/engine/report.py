@@ -29,7 +29,7 @@ Beside = Callable[[Callable[[], T]], Callable[[], T | None]]
 
 
 def at_once(work: Callable[[], T]) -> Callable[[], T | None]:
-    """A `Beside` that is not beside anything."""
+    """A `Beside` without a thread: the work is done at once."""
     result = work()
     return lambda: result
 
@@ -138,8 +138,8 @@ class Report:
 class Totals:
     """Counters of an engine since the start, and the statistics that go with every step.
 
-    `step_s`, `n_prefill_rows` and `n_decode_rows` are of the step at hand, to which rows count that the background
-    computed since the step before it.
+    `step_s`, `n_prefill_rows` and `n_decode_rows` are of the current step. Rows that the background computed since the
+    step before count to it.
     """
 
     steps: int = 0
@@ -203,6 +203,7 @@ class Totals:
         )
 
 
+# A request that comes while an idle engine works notices a delay of this length.
 NOTICED_S = 0.1
 
 
@@ -234,7 +235,7 @@ class StepTimes:
             self._cpu_s = self._cpu_clock()
 
     def lap(self, part: str) -> None:
-        """What was done since the last lap is this part's."""
+        """The time since the last lap counts to this part."""
         now_s = self._clock()
         self._parts[part] = self._parts.get(part, 0.0) + now_s - self._lap_s
         self._lap_s = now_s

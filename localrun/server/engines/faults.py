@@ -178,7 +178,7 @@ class _Held(NamedTuple):
 
 
 class Quarantine:
-    """Requests of which engines died: no more engines are given to them, however often they are sent again.
+    """Requests that killed engines, and are given no more of them, however often they are sent again.
 
     Clients send a request again that failed with a 500, and each time it would take two engines along. So what it was
     is remembered for a while, as a hash, and for its own client and model file alone (its `kind`): elsewhere the text
@@ -190,7 +190,7 @@ class Quarantine:
         self.held: OrderedDict[tuple[Hashable, bytes], _Held] = OrderedDict()
 
     def put(self, kind: Hashable, message: Message, request_id: str) -> None:
-        """Engines died of this one, which people know as `request_id`."""
+        """Keeps a request that killed engines. People know it as `request_id`."""
         self.held[kind, _fingerprint(message)] = _Held(request_id, time.monotonic() + HELD_S)
         if len(self.held) > MAX_HELD:
             ((most, _),) = Counter(of for of, _ in self.held).most_common(1)

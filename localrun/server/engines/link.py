@@ -73,9 +73,9 @@ class Sink(Protocol):
 
 
 class EndKind(StrEnum):
-    """What ended an engine: native code failed, maybe at an instruction that the processor lacks; SIGKILL, by the
-    kernel for memory as far as one knows, or not by it; somebody's wish; what it said could not be read; or it left
-    by itself."""
+    """What ended an engine: native code crashed, perhaps at an instruction that the processor lacks; it got a SIGKILL,
+    from the kernel for lack of memory as far as is known, or from somebody else; somebody asked it to end; its messages
+    could not be read; or it exited by itself."""
 
     CRASHED = "crashed"
     BAD_INSTRUCTION = "bad_instruction"
@@ -87,7 +87,7 @@ class EndKind(StrEnum):
 
 
 class End(msgspec.Struct, frozen=True):
-    """How an engine ended, as whoever watched it has found. `how` goes on from "the engine of model 'm'"."""
+    """How an engine ended, as far as its child could tell. `how` continues "the engine of model 'm'"."""
 
     kind: EndKind
     how: str
@@ -503,7 +503,7 @@ class EngineLink:
         return max(0.0, self._waits_s[position - 1] - (now_s - self._queue_at_s))
 
     def longest_wait_s(self, now_s: float) -> float | None:
-        """Of all that wait, by the engine's last prediction; None when none does, or nothing is known."""
+        """The longest of all waits, by the engine's last prediction; None when none waits, or nothing is known."""
         return max(0.0, max(self._waits_s) - (now_s - self._queue_at_s)) if self._waits_s else None
 
     def kv_runs(self) -> list[KvRunRow]:
@@ -635,8 +635,8 @@ class EngineLink:
 
 
 def _blamed(sinks: list[Sink]) -> list[Sink]:
-    """Those of which an engine may have died: whoever was on trial, and others that had just begun then. Without a
-    trial all that had begun, or else all."""
+    """The requests that may have killed an engine: whichever was on trial, and others that had just begun then. Without
+    a trial all that had begun, or else all."""
     if any(sink.record.is_on_trial for sink in sinks):
         return [sink for sink in sinks if sink.record.has_begun and not sink.record.has_shown]
     return [sink for sink in sinks if sink.record.has_begun] or sinks

@@ -96,12 +96,13 @@ def pooling_for(model: Model, use: Use) -> Pooling | None:
 
 
 def path_to_open(model: Model, resolved: Path) -> Path:
-    """The file itself; but of a model in several files llama.cpp finds the others by the name of the first."""
+    """The resolved file; but a model in several files is opened by its own path, since llama.cpp derives the other
+    files' names from it."""
     return model.path if model.header.shard_paths else resolved
 
 
 def on_wire(adapters: Sequence[InEffect]) -> tuple[wire.Adapter, ...]:
-    """As engines are told of them."""
+    """The adapters as messages to engines have them."""
     return tuple(wire.Adapter(str(each.path), bytes.fromhex(each.sha256), each.scale) for each in adapters)
 
 
@@ -505,7 +506,7 @@ class Lease(Protocol):
 
 
 class Capacity(Protocol):
-    """What those ask who give way to others: see the supervisor's methods of these names."""
+    """What batches ask to see whether others need the room. See the supervisor's methods of these names."""
 
     @property
     def n_wanting_room(self) -> int: ...

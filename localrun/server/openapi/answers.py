@@ -155,7 +155,7 @@ class OpenAIReply(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChatLogprobs(msgspec.Struct, frozen=True, kw_only=True):
-    """Of all tokens of the answer."""
+    """The log-probabilities of all tokens of the answer."""
 
     content: list[ChosenToken]
     refusal: None
@@ -171,7 +171,7 @@ class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Envelope(msgspec.Struct, frozen=True, kw_only=True):
-    """What every answer has."""
+    """Fields that all answers and chunks share. Subclasses must describe them, as those of `Counts`."""
 
     id: str
     created: int
@@ -237,7 +237,7 @@ class LmStudioChat(ChatCompletion, frozen=True, kw_only=True):
 
 
 class LmStudioChatChunk(ChatCompletionChunk, frozen=True, kw_only=True):
-    """One event of a stream; the last has the facts."""
+    """One event of a stream. The last one has the statistics, and facts about the model and the runtime."""
 
     stats: AnswerStats | UnsetType = UNSET
     model_info: AnswerModel | UnsetType = UNSET
@@ -265,8 +265,8 @@ class LlamaChosen(LlamaProbability, frozen=True, kw_only=True):
 
 
 class LlamaCompletion(msgspec.Struct, frozen=True, kw_only=True):
-    """llama-server's answer, and its chunks. With `response_fields` it has only those, under the paths that they are
-    asked for by."""
+    """llama-server's answer, or one chunk of it. With `response_fields` it has only the fields that are listed there,
+    each under the path by which it was asked for."""
 
     index: int | UnsetType = UNSET
     content: str | UnsetType = UNSET

@@ -125,7 +125,7 @@ def _page(after: str, default: int, most: int) -> tuple[Parameter, ...]:
 
 
 def _model(description: str, *, is_required: bool = False) -> Parameter:
-    """Empty is as if it were left out."""
+    """The query's `model`. An empty one counts as left out, unless it is required."""
     schema: dict[str, Any] = {"type": "string"} | ({"minLength": 1} if is_required else {})
     return Parameter(name="model", schema=schema, description=description, is_required=is_required)
 
@@ -417,7 +417,7 @@ async def _docs_page(_: Runtime, exchange: Exchange) -> None:
 
 @cache
 def document() -> Json:
-    """Of all routes. Not to be changed."""
+    """The OpenAPI document of all routes. It is shared, so nobody may change it."""
     return document_of(OPERATIONS)
 
 
@@ -432,8 +432,8 @@ def reference() -> str:
 
 
 def _with_address(exchange: Exchange, text: str) -> bytes:
-    """`limits.py` lets known names in alone; what else a header may hold has no business in a page. Links stay where a
-    proxy has put the daemon."""
+    """The page with the address by which the client reached it. A Host header that is no plain name does not get into
+    a page, though `limits.py` lets in known names only. Links stay below the path where a proxy has put the daemon."""
     host = exchange.header(b"host")
     shown = host if _HOST.fullmatch(host) else "localhost"
     up = "../" if exchange.scope["raw_path"].endswith(b"/") else ""
@@ -467,7 +467,7 @@ _OTHERS = [(one, compile_path(one.pattern)[0]) for one in OPERATIONS if "{" in o
 
 
 def routes(runtime: Runtime) -> list[Route]:
-    """All, those first that wait for a model: the router looks at one after the other."""
+    """All routes, in the order in which the router tries them: first those that wait for a model."""
     return [one.route(runtime) for one in sorted(OPERATIONS, key=lambda one: not one.serves)]
 
 

@@ -80,7 +80,7 @@ def type_html(schema: dict[str, Any]) -> str:
 
 
 def default_html(schema: dict[str, Any]) -> str:
-    """Empty without one, or where it is null: then the note says what happens."""
+    """The default of a field. Empty if there is none, or if it is null, since the note says then what happens."""
     default = schema.get("default")
     return "" if default is None else f" = <code>{escape(json.dumps(default))}</code>"
 
