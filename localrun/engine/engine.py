@@ -251,9 +251,10 @@ class Engine:
         self._tidy()
         if self._takes_media:
             self._encode()
+            self._times.lap("background")
         if self.background.has_prompts and not self.background.is_busy:
             self._begin_batch()
-        self._times.lap("background")
+            self._times.lap("background")
 
     def _plan(self) -> StepPlan:
         """Decide who gets how many rows, within the free cells. Parked prefixes make room first, then, if need be,

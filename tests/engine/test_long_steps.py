@@ -58,6 +58,21 @@ def test_a_long_step_names_the_part_that_took_long(part: str, monkeypatch: pytes
     assert sum(step.parts.values()) == pytest.approx(step.seconds)
 
 
+def test_the_start_of_the_backgrounds_batch_is_a_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    harness = Harness(n_cells=1024, n_background_seqs=2, is_split=True)
+    background = harness.engine.background
+    begin = background.begin
+
+    def slow(*arguments: Any, **more: Any) -> bool:
+        harness.now_s += LONG_S
+        return begin(*arguments, **more)
+
+    monkeypatch.setattr(background, "begin", slow)
+    harness.submit(1, "a long prompt " * 12, n_predict=2)
+    harness.run()
+    assert longest(harness).parts["background"] > LONG_S
+
+
 def test_a_step_that_failed_counts_too(monkeypatch: pytest.MonkeyPatch) -> None:
     harness = Harness()
     decode, failures = harness.backend.decode, ["once"]
