@@ -79,14 +79,25 @@ class Conversation:
         os.write(self._master, text.encode())
 
     def interrupt_until(self, text: str) -> None:
-        """Ctrl-C until `text` comes. At a prompt one may be lost: Python's readline does not see a signal that comes
-        between its look for signals and its wait for a key. The next one waits, as one that comes while the last is
-        dealt with is another case."""
+        self.signal_until(text, lambda: self.type("\x03"))
+
+    def signal_until(self, text: str, signal: Callable[[], None]) -> None:
+        """Again and again until `text` comes. At a prompt a signal may be lost: Python's readline does not see one that
+        comes between its look for signals and its wait for a key. The next one waits, as one that comes while the last
+        is dealt with is another case."""
         while text not in self.seen:
-            self.type("\x03")
+            signal()
             while text not in self.seen and select.select([self._master], [], [], 5)[0]:
                 self.seen += os.read(self._master, 65536).decode()
         self.wait_for(text)
+
+    def set_line_mode(self) -> None:
+        """As a shell does when a program in it is stopped."""
+        import termios
+
+        modes = termios.tcgetattr(self._master)
+        modes[3] |= termios.ICANON | termios.ECHO
+        termios.tcsetattr(self._master, termios.TCSANOW, modes)
 
     def interrupt_while(self, condition: Callable[[], bool]) -> None:
         deadline_s = time.monotonic() + TIMEOUT_S
@@ -352,6 +363,25 @@ def test_ctrl_z_gives_the_last_row_back_and_the_answer_goes_on(conversation, dae
     conversation.wait_for(">>> ")
 
 
+def test_after_ctrl_z_the_line_is_there_again_and_can_be_edited(conversation, daemon):
+    pytest.importorskip("readline")
+    conversation.wait_for(">>> ")
+    conversation.type("haf")
+    conversation.wait_for("haf")
+    conversation.process.send_signal(signal.SIGSTOP)
+    os.waitpid(conversation.process.pid, os.WUNTRACED)
+    conversation.set_line_mode()
+    conversation.signal_until(">>> haf", lambda: conversation.process.send_signal(signal.SIGCONT))
+    conversation.type("\x1b[Dl\n")
+    conversation.wait_for(">>> ")
+    assert daemon.chats[-1]["messages"][-1]["content"] == "half"
+
+
+def test_alt_and_enter_begin_a_line(conversation, daemon):
+    pytest.importorskip("readline")
+    assert sent_by(conversation, daemon, "one\x1b\rtwo\x01a ", "\n") == "a one\ntwo"
+
+
 @pytest.mark.parametrize("kind", ["dumb", ""])
 def test_a_terminal_without_sequences_gets_none(environment, daemon, kind):
     conversation = Conversation(environment, daemon.port, kind=kind)
@@ -372,7 +402,7 @@ def test_help_in_a_narrow_terminal_has_whole_words(environment, daemon):
     conversation = Conversation(environment, daemon.port, n_columns=60)
     try:
         conversation.say("/?")
-        shown = conversation.wait_for("sends the file with it.")
+        shown = conversation.wait_for("with it.")
         assert max(map(len, shown.splitlines())) < 60
         line = "/set parameter NAME VALUE   set an option, such as"
         assert f"{line}\r\n{'':28}temperature or num_predict;" in shown
