@@ -103,6 +103,13 @@ async def test_new_lines_in_the_prompt(desk: Any) -> None:
         assert _prompt(desk) == ""
 
 
+async def test_a_long_line_of_code_is_seen_whole(desk: Any) -> None:
+    async with desk.open(SIZE) as pilot:
+        await pilot.press(*"show", "enter")
+        desk.daemon.say(f"```python\nprint({'1, ' * SIZE[0]}'the end')\n```\n")
+        await desk.see(pilot, "'the end')")
+
+
 @pytest.mark.parametrize("key", ["escape", "ctrl+c"])
 async def test_a_key_stops_the_answer_and_keeps_what_came(desk: Any, key: str) -> None:
     async with desk.open(SIZE) as pilot:
