@@ -20,7 +20,7 @@ from typing import Any, Self, TextIO
 import msgspec
 from rich.cells import cell_len
 
-from localrun.cli.text import TextStyle, duration, obeys_sequences, painted, tell
+from localrun.cli.text import TextStyle, duration, obeys_sequences, painted, tell, wrapped
 from localrun.client import ChatMetrics, ChatPiece, Client
 from localrun.errors import LocalrunError
 from localrun.snapshot import RequestRow
@@ -89,7 +89,7 @@ async def show(
     if stats is Stats.VERBOSE:
         print(f"\n{metrics_table(answer.metrics)}", file=sys.stderr)
     elif stats is Stats.BRIEF and on_terminal:
-        print(painted(summary(answer.metrics, answer.ttft_s), TextStyle.HEADING))
+        print(painted(wrapped(summary(answer.metrics, answer.ttft_s)), TextStyle.HEADING))
 
 
 @contextlib.contextmanager

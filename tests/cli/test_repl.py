@@ -410,6 +410,15 @@ def test_help_in_a_narrow_terminal_has_whole_words(environment, daemon):
         conversation.close()
 
 
+def test_the_line_of_numbers_wraps_at_words(environment, daemon):
+    conversation = Conversation(environment, daemon.port, n_columns=30)
+    try:
+        conversation.say("one")
+        conversation.wait_for("50.00 tokens/s, 5 tokens,\r\nfirst after")
+    finally:
+        conversation.close()
+
+
 def test_several_lines_in_triple_quotes(conversation, daemon):
     conversation.say('"""first')
     conversation.wait_for("... ")
