@@ -512,6 +512,8 @@ def _line_history() -> Iterator[None]:
     with contextlib.suppress(OSError):
         readline.read_history_file(path)
     n_before = readline.get_current_history_length()
+    for index in range(n_before):  # an entry of several lines is one of the file's, too
+        readline.replace_history_item(index, readline.get_history_item(index + 1).replace("\r", "\n"))
     try:
         yield
     finally:
@@ -521,7 +523,7 @@ def _line_history() -> Iterator[None]:
             readline.clear_history()
             readline.read_history_file(path)  # another conversation may have added its own meanwhile
             for line in typed:
-                readline.add_history(line)
+                readline.add_history(line.replace("\n", "\r"))
             readline.write_history_file(path)
 
 

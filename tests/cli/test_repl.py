@@ -272,6 +272,18 @@ def test_two_conversations_keep_the_lines_of_both(environment, daemon):
     assert re.findall(r"line(?: |\\040)(.)", lines) == ["0", "1"]
 
 
+def test_a_message_of_several_lines_is_one_entry_in_the_next_conversation(environment, daemon):
+    pytest.importorskip("readline")
+    for keys, message in (("\x1b[200~one\n\ntwo\x1b[201~", "one\n\ntwo"), ("\x1b[A\x1b[A three", "one\n\ntwo three")):
+        conversation = Conversation(environment, daemon.port)
+        try:
+            assert sent_by(conversation, daemon, keys, "\n") == message
+            conversation.say("/bye")
+            assert conversation.process.wait(TIMEOUT_S) == 0
+        finally:
+            conversation.close()
+
+
 def test_lines_are_not_kept_after_nohistory(conversation, environment):
     pytest.importorskip("readline")
     for line in ("remember", "/set nohistory", "forget"):
