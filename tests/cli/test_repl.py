@@ -32,6 +32,17 @@ fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 main()
 """
 
+# As a shell starts what ends in `&`.
+_IN_THE_BACKGROUND = """\
+import fcntl, os, termios
+from localrun.__main__ import main
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+if os.fork():
+    os._exit(os.WIFSTOPPED(os.waitpid(-1, os.WUNTRACED)[1]))
+os.setpgid(0, 0)
+main()
+"""
+
 
 class Conversation:
     """`localrun run tiny` in a terminal of 80 by 24, unless that is narrower."""
@@ -44,6 +55,7 @@ class Conversation:
         *arguments: str,
         n_columns: int = 80,
         kind: str = "xterm",
+        program: str = _IN_ITS_TERMINAL,
     ) -> None:
         import fcntl
         import pty
@@ -55,7 +67,7 @@ class Conversation:
 
         own = {name: value for name, value in environment.items() if name != "COLUMNS"}
         self.process = subprocess.Popen(
-            [sys.executable, "-c", _IN_ITS_TERMINAL, "run", model, "--port", str(port), *arguments],
+            [sys.executable, "-c", program, "run", model, "--port", str(port), *arguments],
             stdin=slave, stdout=slave, stderr=slave, start_new_session=True, env=own | {"TERM": kind},
         )  # fmt: skip
         os.close(slave)
@@ -373,6 +385,15 @@ def test_ctrl_z_gives_the_last_row_back_and_the_answer_goes_on(conversation, dae
     conversation.wait_for("\x1b[r")
     conversation.interrupt_while(lambda: not daemon.left.is_set())
     conversation.wait_for(">>> ")
+
+
+def test_an_answer_in_the_background_is_not_stopped(environment, daemon):
+    conversation = Conversation(environment, daemon.port, "tiny", "Hi", program=_IN_THE_BACKGROUND)
+    try:
+        assert "\x1b[1;23r" not in conversation.wait_for("Hello there.")
+        assert conversation.process.wait(TIMEOUT_S) == 0
+    finally:
+        conversation.close()
 
 
 def test_after_ctrl_z_the_line_is_there_again_and_can_be_edited(conversation, daemon):
