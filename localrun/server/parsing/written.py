@@ -176,7 +176,13 @@ class _Parameter:
                 found[key] = value
                 yield from _take(source, after, call_id)
                 continue
-            value, _ = yield from source.until(MarkSet((after.strip(),)))
+            start, mark, is_over = source.at, after.strip(), False
+            while not is_over:  # a text may be about calls
+                yield from source.until(MarkSet((mark,)))
+                is_over = not (yield from source.next_character())
+                for following in (end, self._listed.separator + self._before):
+                    is_over = is_over or not following.strip() or (yield from _follows(source, following, call_id))
+            value = source.text[start : source.at - len(mark)]
             value = value.removesuffix(after[: len(after) - len(after.lstrip())])
             if self._has_one_form:
                 found[key] = typed(value, key, parameters)

@@ -17,7 +17,7 @@ from typing import Any
 
 from localrun.server.parsing import json_calls
 from localrun.server.parsing.json_calls import MAX_NAME_CHARACTERS, checked_name, parse_json, read_arguments
-from localrun.server.parsing.source import CallReader, MalformedError, MarkSet, Read, Reading
+from localrun.server.parsing.source import CallReader, CutShortError, MalformedError, MarkSet, Read, Reading
 
 _PYTHON_WORDS = {"True": True, "False": False, "None": None}
 _WORDS = {"true": True, "false": False, "null": None, "none": None}
@@ -90,6 +90,47 @@ def _type_names(value: Any) -> set[str]:
 
 
 @dataclass(frozen=True)
+class _Ends:
+    """What may end a value, and what of a call may stand `behind` each of these; `end` is the one that should. A name
+    stands behind `key`."""
+
+    end: str
+    key: str
+    behind: Mapping[str, tuple[str, ...]]
+
+    @cached_property
+    def marks(self) -> MarkSet:
+        return MarkSet((self.key, *self.behind))
+
+
+def _read_value(reply: Reading, ends: _Ends, parameters: Mapping[str, Any]) -> Read[tuple[str, str]]:
+    """The text of a value, and what ended it; both are taken. A text may be about calls: it ends where the call goes on
+    or is over behind its end, or behind what comes where its end was forgotten; at the first of these if neither ever
+    happens."""
+    source = reply.source
+    start, first = source.at, None
+    properties = parameters.get("properties") or ("",)
+    names = tuple(known for name in properties for known in (f"{name}>", f'"{name}"', f"{name}<"))
+    while True:
+        try:
+            _, mark = yield from source.until(MarkSet((ends.end,)) if reply.streams else ends.marks)
+        except CutShortError:
+            if first is None or reply.is_cut:
+                raise
+            source.at, mark = first
+            break
+        at = source.at
+        first = first or (at, mark)
+        yield from source.skip_space()
+        known = (yield from source.take_any(ends.behind.get(mark, names))) is not None
+        is_over = known or not (yield from source.next_character())
+        source.at = at
+        if is_over:
+            break
+    return source.text[start : source.at - len(mark)], mark
+
+
+@dataclass(frozen=True)
 class Tags:
     """How a family writes calls. `call` and `parameter` begin a tag that goes on with a name and ends with `>`; one of
     `closing` ends a block of calls. With `has_cdata` a value may stand in a CDATA section."""
@@ -102,13 +143,12 @@ class Tags:
     has_cdata: bool = False
 
     @cached_property
-    def value_end(self) -> MarkSet:
-        return MarkSet((self.parameter_end,))
-
-    @cached_property
-    def value_marks(self) -> MarkSet:
+    def ends(self) -> _Ends:
         """What a value ends with, or with what comes where its end was forgotten."""
-        return MarkSet((self.parameter_end, self.parameter, self.call_end, *self.closing))
+        behind = {self.parameter_end: (self.parameter, self.call_end, *self.closing)}
+        behind[self.call_end] = (*self.closing, self.call)
+        behind |= {closing: (f"<{closing[2:]}",) for closing in self.closing}
+        return _Ends(self.parameter_end, self.parameter, behind)
 
 
 _CDATA_END = MarkSet(("]]>",))
@@ -175,7 +215,7 @@ def read_glm(reply: Reading) -> Read[None]:
             while (yield from source.take("</arg_key>")):
                 yield from source.skip_space()
             yield from source.take("<arg_value>")
-        value, end = yield from source.until(_GLM_VALUE_END if reply.streams else _GLM_VALUE_MARKS)
+        value, end = yield from _read_value(reply, _GLM_ENDS, parameters)
         if end != "</arg_value>":
             source.at -= len(end)
             value = value.rstrip()
@@ -190,8 +230,9 @@ def read_glm(reply: Reading) -> Read[None]:
 
 _GLM_NAME_END = MarkSet(("<arg_key>", "</tool_call>", "{"))
 _GLM_KEY_END = MarkSet(("</arg_key>", "<arg_value>"))
-_GLM_VALUE_END = MarkSet(("</arg_value>",))
-_GLM_VALUE_MARKS = MarkSet(("</arg_value>", "<arg_key>", "</tool_call>"))
+_GLM_ENDS = _Ends(
+    "</arg_value>", "<arg_key>", {"</arg_value>": ("<arg_key>", "</tool_call>"), "</tool_call>": ("<tool_call>",)}
+)
 
 
 def _read_call(reply: Reading, tags: Tags, *, only_known: bool = False) -> Read[None]:
@@ -210,7 +251,7 @@ def _read_call(reply: Reading, tags: Tags, *, only_known: bool = False) -> Read[
                 value, _ = yield from source.until(_CDATA_END)
                 yield from source.take(tags.parameter_end)
             else:
-                text, mark = yield from source.until(tags.value_end if reply.streams else tags.value_marks)
+                text, mark = yield from _read_value(reply, tags.ends, parameters)
                 if mark != tags.parameter_end:  # a closing tag forgotten: the value ends where the next thing begins
                     source.at -= len(mark)
                 # The line breaks that the tags stand on are not the value's.

@@ -19,7 +19,7 @@ WRITTEN = sorted(
 )
 EACH = pytest.mark.parametrize("call_format", WRITTEN, ids=lambda known: known.name)
 BEGUN = {
-    "qwen-coder": "<tool_call>\n<function=get_weather>\n<parameter=city>\nPa",
+    "qwen-coder": "<tool_call>\n<function=get_weather>\n<parameter=city>\nIn </parameter> or </tool_call> or",
     "pythonic": '[get_weather(city="Pa',
     "lfm2": '<|tool_call_start|>[get_weather(city="Pa',
     "gemma": '<|tool_call>call:get_weather{city:<|"|>Pa',

@@ -159,3 +159,18 @@ def test_a_call_that_a_stop_string_cut_off_is_none_that_the_answer_ended_for(
     else:
         assert said["done_reason"] == "stop"
         assert ("tool_calls" in got.text) == is_whole
+
+
+@pytest.mark.parametrize("before", ["", "I look.\n", "I think a "])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_text_in_a_call_may_be_about_calls(daemon: Daemon, stream: bool, before: str) -> None:
+    """Whether the model is held to what it calls, or spoke of a call and then made one."""
+    text = 'write("</parameter>")\n</parameter>\nand </tool_call>, </function>.'
+    tools = [{"type": "function", "function": FUNCTION}]
+    messages = [{"role": "user", "content": f"SAY[[{before}{CALL.replace('Paris', text)}]]"}]
+    got = daemon.post("/v1/chat/completions", model="caller", messages=messages, tools=tools, stream=stream)
+    lines = [line.removeprefix("data: ") for line in got.text.splitlines()]
+    choices = [choice for line in lines if line.startswith("{") for choice in json.loads(line)["choices"]]
+    calls = [call for each in choices for call in each.get("delta", each.get("message", {})).get("tool_calls", ())]
+    assert json.loads("".join(call["function"]["arguments"] for call in calls)) == {"city": text}
+    assert choices[-1]["finish_reason"] == "tool_calls"
