@@ -139,14 +139,15 @@ def after_thinking(
     of thinking that the prompt has opened."""
     if grammar.triggers or not (is_open or may_think):
         return grammar
-    if is_open and not (must_come and grammar.kind is GrammarKind.LARK):
-        return msgspec.structs.replace(grammar, triggers=(tags.closing,))
+    triggers = (tags.closing,) if is_open else ()
     if grammar.kind is GrammarKind.JSON_SCHEMA:
         body = f"reply: %json {grammar.text}"
     elif grammar.kind is GrammarKind.LARK:
         body = _renamed(grammar, "reply")
-    else:
-        return grammar  # its notation has no room for more: the model answers without thinking
+    else:  # its notation has no room for more: the model answers without thinking, or right behind it
+        return msgspec.structs.replace(grammar, triggers=triggers)
+    if is_open and not (must_come and grammar.kind is GrammarKind.LARK):
+        return Grammar(GrammarKind.LARK, f"{body}\nstart: space reply\n{_SPACE_RULE}\n", triggers)
     if tags.closing in control_tokens:
         closing = json.dumps(tags.closing, ensure_ascii=False)
         rules = [f"literal_901: {closing}", "thoughts: /(?s:.*)/", "thinking: thoughts literal_901 space"]

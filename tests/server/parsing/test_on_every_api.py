@@ -174,3 +174,17 @@ def test_a_text_in_a_call_may_be_about_calls(daemon: Daemon, stream: bool, befor
     calls = [call for each in choices for call in each.get("delta", each.get("message", {})).get("tool_calls", ())]
     assert json.loads("".join(call["function"]["arguments"] for call in calls)) == {"city": text}
     assert choices[-1]["finish_reason"] == "tool_calls"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_of_a_schema_begins_on_a_line_of_its_own_behind_the_thinking(daemon: Daemon, stream: bool) -> None:
+    opens = TEMPLATE.replace("assistant\n{% endif %}", "assistant\n<think>\n{% endif %}")
+    made = daemon.post("/api/create", model="thinker", **{"from": "tiny"}, template=opens, stream=False)
+    assert made.json() == {"status": "success"}, made.text
+    messages = [{"role": "user", "content": 'SAY[[<think>\nHm.</think>\n\n{"city": "Paris"}]]'}]
+    asked = {"model": "thinker", "messages": messages, "format": SCHEMA, "stream": stream}
+    lines = [json.loads(line) for line in daemon.post("/api/chat", asked).text.splitlines()]
+    said = [line["message"] for line in lines]
+    assert "".join(each.get("thinking", "") for each in said) == "Hm."
+    assert "".join(each["content"] for each in said) == '{"city": "Paris"}'
+    assert lines[-1]["eval_count"] == len('Hm.</think>\n\n{"city": "Paris"}')
