@@ -21,6 +21,7 @@ from localrun.server.parsing.source import CallReader, CutShortError, MalformedE
 
 _PYTHON_WORDS = {"True": True, "False": False, "None": None}
 _WORDS = {"true": True, "false": False, "null": None, "none": None}
+_MAX_DEPTH = 100
 _WHOLE_NUMBER = re.compile(r"[+-]?[0-9]{1,300}")
 
 
@@ -48,6 +49,43 @@ def typed(text: str, name: str, parameters: Mapping[str, Any]) -> Any:
     return text if "string" in allowed and not (_type_names(value) & allowed) else value
 
 
+def nested(text: str, closing: str, name: str, parameters: Mapping[str, Any]) -> Any:
+    """As `typed`, where objects may be written as elements, and lists as elements `item`: MiniMax M3. Their tags are as
+    those of the parameter, whose closing one begins with `closing`; nothing for no such tags."""
+    mark, allowed = closing.removesuffix("</"), allowed_types(name, parameters)
+    may_nest = closing and (allowed & {"object", "array"} or (mark and not allowed))  # text may be marked up
+    if not may_nest or not text.lstrip().startswith(f"{mark}<"):
+        return typed(text, name, parameters)
+    elements: list[list[tuple[str, Any]]] = [[]]
+    names, at = [name], 0
+    for tag in re.finditer(rf"{re.escape(mark)}<(/?)([^<>\s]+)>", text):
+        if not tag[1] and len(names) <= _MAX_DEPTH:
+            elements.append([])
+            names.append(tag[2])
+        elif tag[1] and len(names) > 1 and names.pop() == tag[2]:
+            inside = elements.pop()
+            elements[-1].append((tag[2], inside or text[at : tag.start()]))
+        else:
+            return typed(text, name, parameters)
+        at = tag.end()
+    if len(names) > 1 or text[at:].strip():
+        return typed(text, name, parameters)
+    properties = parameters.get("properties")
+    return _built(elements[0], properties.get(name) if isinstance(properties, Mapping) else None, parameters)
+
+
+def _built(value: Any, schema: Any, root: Mapping[str, Any]) -> Any:
+    """Elements as a list or an object, a text as what its schema says."""
+    if isinstance(value, str):
+        return typed(value, "", {**root, "properties": {"": schema}})
+    schema = resolved(schema, root)
+    if all(name == "item" for name, _ in value):
+        return [_built(item, schema.get("items"), root) for _, item in value]
+    properties = schema.get("properties")
+    properties = properties if isinstance(properties, Mapping) else {}
+    return {name: _built(inside, properties.get(name), root) for name, inside in value}
+
+
 def allowed_types(name: str, parameters: Mapping[str, Any]) -> set[str]:
     """Names of the JSON types that the schema allows the parameter `name`; empty when it does not say."""
     properties = parameters.get("properties")
@@ -67,14 +105,23 @@ def types_of(schema: Any, root: Mapping[str, Any], depth: int = 0) -> set[str]:
         return _type_names(schema["const"])
     if isinstance(schema.get("enum"), list):
         return set().union(*(_type_names(item) for item in schema["enum"]))
-    reference = schema.get("$ref")
-    if isinstance(reference, str) and reference.startswith("#/"):
-        target: Any = root
-        for part in reference[2:].split("/"):
-            target = target.get(part) if isinstance(target, Mapping) else None
+    if (target := resolved(schema, root)) is not schema:
         return types_of(target, root, depth + 1)
     choices = [choice for key in ("anyOf", "oneOf", "allOf") for choice in schema.get(key) or ()]
     return set().union(*(types_of(choice, root, depth + 1) for choice in choices))
+
+
+def resolved(schema: Any, root: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a schema's reference leads to, or the schema itself; nothing where it is none."""
+    if not isinstance(schema, Mapping):
+        return {}
+    reference = schema.get("$ref")
+    if not isinstance(reference, str) or not reference.startswith("#/"):
+        return schema
+    target: Any = root
+    for part in reference[2:].split("/"):
+        target = target.get(part) if isinstance(target, Mapping) else None
+    return target if isinstance(target, Mapping) else {}
 
 
 def _type_names(value: Any) -> set[str]:
