@@ -189,16 +189,17 @@ class _Parameter:
         parts = parts_of(after)
         n_first = next((at for at, part in enumerate(parts, 1) if part.startswith("<") and len(part) > 1), len(parts))
         mark, rest = "".join(parts[:n_first]), "".join(parts[n_first:])
-        start, is_over = source.at, False
-        while not is_over:
+        start = source.at
+        while True:
             yield from source.until(MarkSet((mark,)))
-            value_end = source.at - len(mark)
+            value = source.text[start : source.at - len(mark)]
             if not (yield from _try(source, rest, call_id)):
                 continue
             is_over = not (yield from source.next_character())
             for following in (end, self._listed.separator + self._before):
                 is_over = is_over or not following.strip() or (yield from _follows(source, following, call_id))
-        return source.text[start:value_end]
+            if is_over:
+                return value
 
     @property
     def _has_one_form(self) -> bool:
