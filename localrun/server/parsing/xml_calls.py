@@ -9,6 +9,8 @@ wanted stays a text, for the tool to refuse.
 
 from __future__ import annotations
 
+import ast
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -45,8 +47,18 @@ def typed(text: str, name: str, parameters: Mapping[str, Any]) -> Any:
         try:
             value = parse_json(stripped)
         except MalformedError:
-            return text
+            return text if "string" in allowed else _python_literal(stripped, text)
     return text if "string" in allowed and not (_type_names(value) & allowed) else value
+
+
+def _python_literal(written: str, text: str) -> Any:
+    """An object or a list that is written as Python's, as Seed's template does; any other is the `text` it is."""
+    if not written.startswith(("{", "[")):
+        return text
+    try:
+        return json.loads(json.dumps(ast.literal_eval(written), allow_nan=False))
+    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
+        return text
 
 
 def nested(text: str, closing: str, name: str, parameters: Mapping[str, Any]) -> Any:
