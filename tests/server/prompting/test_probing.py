@@ -4,6 +4,7 @@ a family that came after the code."""
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import product
 
 import pytest
 
@@ -170,8 +171,9 @@ def test_thinking_and_an_answer_between_marks_of_their_own(desk: Desk):
         '<|open|>call tool="get_time" index="1"<|sep|><|close|>call<|sep|><|close|>tools<|sep|>'
         "<|close|>message<|sep|>"
     )
-    for size in (1, 5, len(reply)):
-        pieces = read(prepared.new_parser(), (reply[at : at + size] for at in range(0, len(reply), size)))
+    unclosed = reply.replace("<|close|>think<|sep|>", "")
+    for said, size in product((reply, unclosed), (1, 5, len(reply))):
+        pieces = read(prepared.new_parser(), (said[at : at + size] for at in range(0, len(said), size)))
         assert meaning(pieces) == (("thinking", "Hm."), ("content", "I look."), ("call", ("get_time", {})))
 
 
