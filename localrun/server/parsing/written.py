@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from localrun.server.parsing.json_calls import MAX_NAME_CHARACTERS, checked_name, parse_json, read_arguments
 from localrun.server.parsing.pieces import dump_json
-from localrun.server.parsing.source import CallReader, MalformedError, MarkSet, Read, Reading, Source
+from localrun.server.parsing.source import CallReader, CutShortError, MalformedError, MarkSet, Read, Reading, Source
 from localrun.server.parsing.xml_calls import nested
 
 NAME = "NAME"
@@ -190,8 +190,12 @@ class _Parameter:
         n_first = next((at for at, part in enumerate(parts, 1) if part.startswith("<") and len(part) > 1), len(parts))
         mark, rest = "".join(parts[:n_first]), "".join(parts[n_first:])
         start = source.at
-        while True:
-            yield from source.until(MarkSet((mark,)))
+        while mark not in source.missing:
+            try:
+                yield from source.until(MarkSet((mark,)))
+            except CutShortError:
+                source.missing.add(mark)
+                raise
             value = source.text[start : source.at - len(mark)]
             if not (yield from _try(source, rest, call_id)):
                 continue
@@ -200,6 +204,7 @@ class _Parameter:
                 is_over = is_over or not following.strip() or (yield from _follows(source, following, call_id))
             if is_over:
                 return value
+        raise CutShortError
 
     @property
     def _has_one_form(self) -> bool:

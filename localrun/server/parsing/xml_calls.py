@@ -9,7 +9,6 @@ wanted stays a text, for the tool to refuse.
 
 from __future__ import annotations
 
-import ast
 import json
 import re
 from collections.abc import Mapping
@@ -22,6 +21,12 @@ from localrun.server.parsing.json_calls import MAX_NAME_CHARACTERS, checked_name
 from localrun.server.parsing.source import CallReader, CutShortError, MalformedError, MarkSet, Read, Reading
 
 _PYTHON_WORDS = {"True": True, "False": False, "None": None}
+# A text that does not end is taken to the end, so that it is read once.
+_PYTHON = re.compile(
+    r"""'(?P<text>[^'\\]*+(?:\\.[^'\\]*+)*+)(?:'|\Z)|"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\Z)|\b(?P<word>True|False|None)\b""",
+    re.DOTALL,
+)
+_QUOTES = re.compile(r"""\\.|\"""", re.DOTALL)
 _WORDS = {"true": True, "false": False, "null": None, "none": None}
 _MAX_DEPTH = 100
 _WHOLE_NUMBER = re.compile(r"[+-]?[0-9]{1,300}")
@@ -52,13 +57,22 @@ def typed(text: str, name: str, parameters: Mapping[str, Any]) -> Any:
 
 
 def _python_literal(written: str, text: str) -> Any:
-    """An object or a list that is written as Python's, as Seed's template does; any other is the `text` it is."""
+    """An object or a list that is written as Python's, as Seed's template does; any other is the `text` it is. Python's
+    own reader of literals is not used: it follows signs by recursion, until its stack ends and the process with it."""
     if not written.startswith(("{", "[")):
         return text
     try:
-        return json.loads(json.dumps(ast.literal_eval(written), allow_nan=False))
-    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
+        return parse_json(_PYTHON.sub(_in_json, written))
+    except MalformedError:
         return text
+
+
+def _in_json(found: re.Match[str]) -> str:
+    if found["word"]:
+        return json.dumps(_PYTHON_WORDS[found["word"]])
+    if found["text"] is None:
+        return found[0]
+    return '"' + _QUOTES.sub(lambda quote: {'"': r"\"", r"\'": "'"}.get(quote[0], quote[0]), found["text"]) + '"'
 
 
 def nested(text: str, closing: str, name: str, parameters: Mapping[str, Any]) -> Any:
@@ -173,7 +187,11 @@ def _read_value(reply: Reading, ends: _Ends, parameters: Mapping[str, Any]) -> R
     while True:
         try:
             _, mark = yield from source.until(MarkSet((ends.end,)) if reply.streams else ends.marks)
+            if (ends.end, names) in source.missing:
+                first = source.at, mark
+                raise CutShortError
         except CutShortError:
+            source.missing.add((ends.end, names))
             if first is None or reply.is_cut:
                 raise
             source.at, mark = first
