@@ -115,12 +115,13 @@ def media_kind(data: bytes) -> Kind | None:
 
 # --- paths in what was typed ---
 
-# In quotes, or without spaces. Where paths have no backslashes, one stands before a space or a quote of a dropped file,
-# or terminals write an apostrophe between quotes as a shell wants it: '\'' or '"'"'.
+# In quotes, or without spaces but a narrow one within a word, which macOS writes before the AM in a screenshot's name.
+# Where paths have no backslashes, one stands before a space or a quote of a dropped file, or terminals write an
+# apostrophe between quotes as a shell wants it: '\'' or '"'"'.
 _QUOTED = r"""(?<!\S)"([^"\n]+)"|(?<!\S)'([^'\n]+)'|"""
 _APOSTROPHE = r"""'\\''|'"'"'"""
 _TOKEN = re.compile(
-    rf"""(?<!\S)'((?:[^'\n]|{_APOSTROPHE})*(?:{_APOSTROPHE})[^'\n]*)'|{_QUOTED}((?:\\.|[^\s"'\\])+)"""
+    rf"""(?<!\S)'((?:[^'\n]|{_APOSTROPHE})*(?:{_APOSTROPHE})[^'\n]*)'|{_QUOTED}((?:\\.|\u202f(?=\w)|[^\s"'\\])+)"""
     if os.sep == "/"
     else rf"""{_QUOTED}([^\s"']+)"""
 )

@@ -361,7 +361,9 @@ def _encoded(body: dict[str, Any] | None) -> bytes | None:
     try:
         return None if body is None else msgspec.json.encode(body)
     except UnicodeEncodeError:
-        raise errors.BadRequest("the text contains half of a surrogate pair") from None
+        raise errors.BadRequest(
+            "the text contains half of a surrogate pair, or a path is not UTF-8; rename it then"
+        ) from None
 
 
 def _typed(headers: Mapping[str, str] | None, body: dict[str, Any] | None) -> dict[str, str]:

@@ -38,6 +38,7 @@ SCALE = re.compile(r"-?([0-9]{1,9}(\.[0-9]{0,9})?|\.[0-9]{1,9})")
 
 # More fits in no message between processes; 30 years are for ever.
 UNLIMITED = 2**63 - 1
+_MAX_FILE_CHARACTERS = 1 << 20
 Positive = Annotated[int, msgspec.Meta(ge=1, le=UNLIMITED)]
 NonNegative = Annotated[int, msgspec.Meta(ge=0, le=UNLIMITED)]
 PositiveSeconds = Annotated[float, msgspec.Meta(gt=0, le=1e9)]
@@ -387,7 +388,15 @@ CHOICES = {
 
 def _from_toml(path: Path) -> dict[str, Any]:
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8-sig"))  # editors on Windows leave a mark at its beginning
+        if os.path.realpath(path) == os.devnull:  # a way to have none
+            return {}
+        if path.exists() and not path.is_file():  # a device may never end, and a pipe waits for a writer
+            raise OSError("it is not a regular file")
+        with path.open(encoding="utf-8-sig") as file:  # editors on Windows leave a mark at its beginning
+            text = file.read(_MAX_FILE_CHARACTERS)
+            if file.read(1):
+                raise OSError(f"it has more than {_MAX_FILE_CHARACTERS} characters")
+        table = tomllib.loads(text)
     except (FileNotFoundError, NotADirectoryError):
         return {}
     except (OSError, ValueError) as error:  # no TOML, no UTF-8, or a number of thousands of digits

@@ -11,21 +11,26 @@ reading until after writing: of two who do so at once neither loses anything. Wh
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import re
 import secrets
-import sqlite3
+import stat
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple, TypeVar
 
 import msgspec
 
+if TYPE_CHECKING:
+    import sqlite3
+
 LOCK_TIMEOUT_S = 10.0
 MAX_FILE_BYTES = 1 << 20
+MAX_CONTENT_BYTES = 64 << 20
 
 T = TypeVar("T")
 
@@ -88,10 +93,30 @@ def write(path: Path, value: object) -> None:
     replace(path, msgspec.json.format(msgspec.json.encode(value)) + b"\n")
 
 
+def open_regular(path: Path) -> BinaryIO:
+    """A file for reading. A folder, a FIFO (where opening would wait for a writer) or a device (which may never end) is
+    refused unread. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+    return os.fdopen(descriptor, "rb")
+
+
+def contents(path: Path) -> bytes:
+    """What a person, or a program that is not this one, keeps in a file. Raises OSError, also for what is no regular
+    file, or larger than any such."""
+    with open_regular(path) as file:
+        content = file.read(MAX_CONTENT_BYTES + 1)
+    if len(content) > MAX_CONTENT_BYTES:
+        raise OSError(errno.EFBIG, f"it has more than {MAX_CONTENT_BYTES} bytes", str(path))
+    return content
+
+
 def read(path: Path, decoder: msgspec.json.Decoder[T]) -> T | None:
     """What is in a small file of JSON; None of one that is damaged, too long or not there."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             return decoder.decode(file.read(MAX_FILE_BYTES))
     except (OSError, msgspec.DecodeError, UnicodeDecodeError):
         return None
@@ -100,7 +125,7 @@ def read(path: Path, decoder: msgspec.json.Decoder[T]) -> T | None:
 def read_text(path: Path, encoding: str = "utf-8") -> str:
     """A small file's text, stripped; "" of one that is damaged or not there."""
     try:
-        return path.read_text(encoding=encoding).strip()
+        return contents(path).decode(encoding).strip()
     except (OSError, UnicodeDecodeError):
         return ""
 

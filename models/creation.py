@@ -26,7 +26,6 @@ from localrun.errors import BadModelFile, BadRequest, LocalrunError, NotFound
 from localrun.models import draft, naming
 from localrun.models.gguf import projectors, reader
 from localrun.models.gguf.adapter_header import check_finite, misfit
-from localrun.models.gguf.bounded_reader import open_regular
 from localrun.models.gguf.header import FileKind, Header
 from localrun.models.gguf.reader import shard_of
 from localrun.models.gguf.tables import BY_NAME, FILE_TYPES, QUANT_ALIASES
@@ -34,6 +33,7 @@ from localrun.models.name import MAX_NAME_CHARS, Kind, ModelName
 from localrun.models.storage.manifest import Manifest, Message, Place, Role, Source, StoredFile, blob_path, check_digest
 from localrun.models.storage.model_files import SUFFIX, is_part
 from localrun.models.storage.store import Store
+from localrun.stored import open_regular
 
 # A template of Go, as Ollama's models have them; a Jinja template has `{%` almost certainly, and never these.
 _GO = re.compile(

@@ -66,7 +66,7 @@ def test_no_file_a_folder_and_a_pipe_without_a_writer(tmp_path: Path):
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    for name in ("a.png", "b c.JPG", "d'e.wav", "notes.txt"):
+    for name in ("a.png", "b c.JPG", "d'e.wav", "9.41\u202fAM.png", "notes.txt"):
         (tmp_path / name).write_bytes(PNG)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -85,6 +85,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("look: file://{folder}/b%20c.JPG", "look: b c.JPG", ["b c.JPG"]),
         ('"b c.JPG" now', "b c.JPG now", ["b c.JPG"]),
         ("./a.png ./a.png", "", ["a.png"]),
+        ("see ./9.41\u202fAM.png\u202f?", "see 9.41\u202fAM.png\u202f?", ["9.41\u202fAM.png"]),
         # Not: a name alone, a text, a file that is not there, the user of somebody else.
         ("why is a.png too large", "why is a.png too large", []),
         ("sum up ./notes.txt", "sum up ./notes.txt", []),

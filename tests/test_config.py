@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import os
 import re
+import sys
 import typing
 from pathlib import Path
 
@@ -49,6 +51,22 @@ def test_a_settings_file_that_cannot_be_read_is_not_taken_for_none(home: dict[st
     path.mkdir()
     with pytest.raises(ConfigError, match=f"{re.escape(str(path))}: "):
         load(environ=home)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="has no such files")
+def test_a_settings_file_that_never_ends_is_not_read(home: dict[str, str]):
+    path = write(home, "")
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(ConfigError, match=f"{re.escape(str(path))}: .*not a regular file"):
+        load(environ=home)
+    path.unlink()
+    path.symlink_to("/dev/zero")
+    with pytest.raises(ConfigError, match=f"{re.escape(str(path))}: .*not a regular file"):
+        load(environ=home)
+    path.unlink()
+    path.symlink_to(os.devnull)
+    assert load(environ=home) == Settings()
 
 
 # --- where a value comes from --------------------------------------------------------------------------------------

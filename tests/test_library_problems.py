@@ -16,6 +16,7 @@ LOAD = "Failed to load shared library '/x/libllama.so': "
 @pytest.mark.parametrize(
     ("error", "text", "remedy"),
     [
+        ("RuntimeError(\"can't start new thread\")", "no more threads", "ulimit -u"),
         ("No module named 'llama_cpp'", "not installed", BUILD_ANEW),
         ("Shared library with base name 'llama' not found", "without its native library", BUILD_ANEW),
         (LOAD + "libc.musl-x86_64.so.1: cannot open shared object file", "built for musl", BUILD_ANEW),

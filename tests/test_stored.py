@@ -20,6 +20,7 @@ from localrun import stored
 from localrun.access import certificate
 from localrun.access.keys import KeyFile
 from localrun.access.trust import Endpoint, TrustedHosts
+from localrun.config import ConfigError
 from localrun.errors import Conflict
 from localrun.tools.toolbox import Permissions, Rule
 
@@ -161,3 +162,25 @@ def test_only_what_a_dead_writer_left_is_stale(tmp_path: Path) -> None:
         writing.touch()
         assert set(stored.stale(tmp_path)) == {left, forgotten}
     assert stored.stale(tmp_path / "nowhere") == ()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="has no such files")
+@pytest.mark.parametrize("is_fifo", [True, False])
+def test_files_that_never_end_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_fifo: bool) -> None:
+    monkeypatch.setenv("LOCALRUN_HOME", str(tmp_path))
+    folder = tmp_path / "data"
+    folder.mkdir()
+    own = certificate.kept(tmp_path / "own", ["localhost"])
+    for name in ("keys.json", "hosts.json", "key.pem"):
+        if is_fifo:
+            os.mkfifo(folder / name)
+        else:
+            (folder / name).symlink_to("/dev/zero")
+    reads = {
+        "keys.json": KeyFile(folder).read,
+        "hosts.json": TrustedHosts().all,
+        "key.pem": lambda: certificate.context(own._replace(key=folder / "key.pem")),
+    }
+    for name, read in reads.items():
+        with pytest.raises(ConfigError, match=f"{re.escape(str(folder / name))}.*not a regular file"):
+            read()

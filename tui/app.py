@@ -9,12 +9,14 @@ Does not: know how a daemon is started; it is given a function for that.
 from __future__ import annotations
 
 import asyncio
+import codecs
 import os
 import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -96,6 +98,9 @@ def own_app(
         bound = (key.strip() for keys in chosen.keys.values() for key in keys.split(","))
         TerminalInput.alt_keys = frozenset(key for key in bound if "alt+" in key)
         linux_driver.XTermParser = TerminalInput  # type: ignore[attr-defined]
+        # Bytes that are not UTF-8 end nothing: a terminal may have another encoding, or report the mouse as of old.
+        decoder = partial(codecs.getincrementaldecoder("utf-8"), errors="replace")
+        linux_driver.getincrementaldecoder = lambda _: decoder  # type: ignore[attr-defined]
     if chosen.pictures is Pictures.AUTO and is_kitty_around_tmux(os.environ):
         chosen = chosen._replace(pictures=Pictures.KITTY)
     if chosen.pictures is Pictures.KITTY or is_kitty(os.environ):

@@ -137,7 +137,8 @@ class TerminalInput(XTermParser):
 
     Escape and a key at once are two keys: over ssh and in tmux they often arrive together, which textual takes for Alt
     and the key, so that neither does anything. Alt with a key that is bound stays what it is, and so do Alt+Backspace
-    and, where there is text to move in, Alt+B and Alt+F, by which terminals of macOS delete and move by words. An
+    and, where there is text to move in, Alt+B and Alt+F, by which terminals of macOS delete and move by words, and
+    Alt+Enter, which begins a line in other programs and must not send one that is half written. An
     escape character in a paste is left out: textual would end the paste there, and take what follows for keys. A line
     feed that tmux wrote as a key with Ctrl is one again, and so is a line end that a terminal doubled. A paste whose
     end was lost on the way ends after a while, as everything typed would belong to it.
@@ -181,6 +182,8 @@ class TerminalInput(XTermParser):
     def _sequence_to_key_events(self, sequence: str, alt: bool = False) -> Iterable[events.Key]:
         if _REPORT.fullmatch(sequence):
             return [events.Key(Keys.Ignore, None)]
+        if sequence == "\x1b\r" and self.has_text():
+            return [events.Key("alt+enter", None)]
         is_both = len(sequence) == 2 and sequence[0] == _ESCAPE and sequence[1] not in _WITH_ESCAPE
         is_both &= sequence[-1] not in _MOVES or not self.has_text()
         found = list(super()._sequence_to_key_events(sequence, alt))

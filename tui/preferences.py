@@ -27,6 +27,7 @@ from textual.app import App
 from textual.color import Color
 from textual.theme import Theme
 
+from localrun import stored
 from localrun.tools import config
 from localrun.tools.config import ServerSettings
 from localrun.tui.keys import KEYS
@@ -116,7 +117,7 @@ def rich_style(app: App[Any], colour: str) -> Style:
 def load(path: Path) -> Preferences:
     """Never raises; a file that is not there is no problem."""
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8-sig"))
+        content = tomllib.loads(stored.contents(path).decode("utf-8-sig"))
     except FileNotFoundError:
         return Preferences()
     except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

@@ -54,7 +54,7 @@ def of_files(certificate: str, key: str) -> Certificate:
         raise ConfigError(f"{missing} is missing: a certificate and its private key belong together")
     files = Path(certificate).expanduser(), Path(key).expanduser()
     try:
-        text = files[0].read_text(encoding="ascii")
+        text = stored.contents(files[0]).decode("ascii")
         own = fingerprint(text[text.index(ssl.PEM_HEADER) :].partition(ssl.PEM_FOOTER)[0] + ssl.PEM_FOOTER)
     except (OSError, ValueError) as error:
         raise ConfigError(f"tls_cert: {files[0]} cannot be read as a certificate (PEM): {error}") from None
@@ -107,6 +107,8 @@ def _context(certificate: Certificate) -> ssl.SSLContext:
     made.set_ciphers(_CIPHERS)
     made.set_alpn_protocols(["http/1.1"])
     try:
+        for file in (certificate.certificate, certificate.key):
+            stored.contents(file)  # what the library reads may never end
         made.load_cert_chain(certificate.certificate, certificate.key)
     except (OSError, ssl.SSLError) as error:
         raise ConfigError(
@@ -119,7 +121,7 @@ def _has_expired(path: Path) -> bool:
     from cryptography import x509
 
     try:
-        return x509.load_pem_x509_certificate(path.read_bytes()).not_valid_after_utc < datetime.now(UTC)
+        return x509.load_pem_x509_certificate(stored.contents(path)).not_valid_after_utc < datetime.now(UTC)
     except ValueError:
         return True
 

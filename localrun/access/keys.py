@@ -186,7 +186,7 @@ class KeyFile:
         """All keys, also those that open nothing any more. Raises ConfigError for a file that is damaged, and for one
         of a newer version: it may say what a key may not do in words that this one does not know."""
         try:
-            content = self.path.read_bytes()
+            content = stored.contents(self.path)
             version = msgspec.json.decode(content, type=_Version).version
             if version > VERSION:
                 raise ConfigError(

@@ -122,7 +122,7 @@ class TrustedHosts:
     def all(self) -> dict[str, Host]:
         """By host and port. Raises ConfigError."""
         try:
-            found = msgspec.json.decode(self.path.read_bytes(), type=_File)
+            found = msgspec.json.decode(stored.contents(self.path), type=_File)
         except FileNotFoundError:
             return {}
         except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:

@@ -20,7 +20,7 @@ from typing import Any, Self, TextIO
 import msgspec
 from rich.cells import cell_len
 
-from localrun.cli.text import TextStyle, duration, obeys_sequences, painted, tell
+from localrun.cli.text import TextStyle, duration, obeys_sequences, painted, tell, wrapped
 from localrun.client import ChatMetrics, ChatPiece, Client
 from localrun.errors import LocalrunError
 from localrun.snapshot import RequestRow
@@ -64,12 +64,13 @@ async def show(
     """Fill `answer` and write its text to stdout as it comes, then a line feed and the `stats`.
 
     On a terminal words are wrapped, unless `wraps` is false, and a status line with tokens/s, which `client` is asked
-    for, is shown meanwhile, unless `stats` is quiet or the terminal wraps by itself (see `Wrapping`). Raises what
-    the stream raises; when interrupted, the text so far stays in `answer`, and the terminal is as it was.
+    for, is shown meanwhile, unless `stats` is quiet, the terminal wraps by itself (see `Wrapping`) or a shell has put
+    this into the background. Raises what the stream raises; when interrupted, the text so far stays in `answer`, and
+    the terminal is as it was.
     """
     on_terminal = sys.stdout.isatty()
     meter = StreamMeter(time.monotonic())
-    watched = obeys_sequences(sys.stdout) and wraps and stats is not Stats.QUIET
+    watched = obeys_sequences(sys.stdout) and _is_in_front() and wraps and stats is not Stats.QUIET
     with StatusLine(sys.stdout) if watched else contextlib.nullcontext() as line, _undisturbed(line):
         ticking = asyncio.create_task(_tick(line, meter, answer, client)) if line is not None else None
         try:
@@ -89,7 +90,17 @@ async def show(
     if stats is Stats.VERBOSE:
         print(f"\n{metrics_table(answer.metrics)}", file=sys.stderr)
     elif stats is Stats.BRIEF and on_terminal:
-        print(painted(summary(answer.metrics, answer.ttft_s), TextStyle.HEADING))
+        print(painted(wrapped(summary(answer.metrics, answer.ttft_s)), TextStyle.HEADING))
+
+
+def _is_in_front() -> bool:
+    """Whether the terminal is this process's to set: one in the background that does is stopped."""
+    if sys.platform == "win32":
+        return True
+    try:
+        return os.tcgetpgrp(sys.stdout.fileno()) == os.getpgrp()
+    except OSError:  # a terminal without a shell
+        return True
 
 
 @contextlib.contextmanager

@@ -24,6 +24,8 @@ from localrun.cli.daemon import PROBE_TIMEOUT_S, ask, base_url, endpoint
 from localrun.config import Settings, in_short
 
 if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
     from localrun.client import Client
 
 
@@ -196,8 +198,19 @@ def given_flags(flags: Mapping[str, Any]) -> dict[str, Any]:
     return {"host": before.get("host"), "port": before.get("port")} | given
 
 
-def complete_here(context: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
-    """The models of this machine, for a shell; none for a daemon on another one."""
+def complete_file(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Whatever the shell finds."""
+    from click.shell_completion import CompletionItem
+
+    return [CompletionItem(incomplete, type="file")]
+
+
+def complete_here(
+    context: click.Context, parameter: click.Parameter, incomplete: str
+) -> list[str] | list[CompletionItem]:
+    """The models of this machine, for a shell; none for a daemon on another one. What begins like a path is one."""
+    if incomplete.startswith((".", "/", "~")):
+        return complete_file(context, parameter, incomplete)
     names: list[str] = []
     with contextlib.suppress(Exception):  # a message in the middle of a command line would help nobody
         settings = load_settings({name: context.params.get(name) for name in ("host", "port")})

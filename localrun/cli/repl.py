@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import os
 import re
+import signal
 import sys
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from pathlib import Path
@@ -155,8 +156,9 @@ HELP = """\
 /bye or /quit               quit (also Ctrl-D)
 /? or /help                 this text"""
 MORE_HELP = (
-    'A paste is one message; """ starts and ends one of several lines. Ctrl-C stops an answer. The path of a picture '
-    "or a sound in a message (terminals write it when a file is dropped on them) sends the file with it."
+    'A paste is one message; """ starts and ends one of several lines, Alt+Enter begins a line. Ctrl-C stops an '
+    "answer. The path of a picture or a sound in a message (terminals write it when a file is dropped on them) sends "
+    "the file with it."
 )
 
 
@@ -428,14 +430,14 @@ def _read_message() -> Question | str | None:
     None at the end of input."""
     while True:
         try:
-            text = input(">>> ")
+            text = _typed(">>> ")
             is_command = _is_command(text)
             before, quotes, rest = text.partition(_QUOTES)
             # With text behind quotes that close, all of them are the message's own.
             is_open = _ends(rest) or rest.count(_QUOTES) % 2 == 0
             if quotes and is_open and (is_command or not before.strip()):
                 while not _ends(rest):
-                    rest += "\n" + input("... ")
+                    rest += "\n" + _typed("... ")
                 text = before + rest.rstrip().removesuffix(_QUOTES)
             if text.strip():
                 return text.strip() if is_command else Question(_BLANK_LINES.sub("", with_lines_once(text)).rstrip())
@@ -444,6 +446,33 @@ def _read_message() -> Question | str | None:
             return None
         except KeyboardInterrupt:
             print("\n(Ctrl-D or /bye quits)")
+
+
+class _Continued(Exception):
+    """The process was stopped, as by Ctrl-Z, and goes on."""
+
+
+def _typed(prompt: str) -> str:
+    """What `input` gives. While the process was stopped the shell gave the terminal its own modes, and readline sets
+    those that it needs only where it begins: so it begins again, with what was typed so far."""
+    if sys.platform == "win32" or "readline" not in sys.modules:
+        return input(prompt)
+    import readline
+
+    def go_on(*_: object) -> None:
+        raise _Continued
+
+    typed = ""
+    readline.set_startup_hook(lambda: readline.insert_text(typed))
+    before = signal.signal(signal.SIGCONT, go_on)
+    try:
+        while True:
+            with contextlib.suppress(_Continued):
+                return input(prompt)
+            typed = readline.get_line_buffer()
+    finally:
+        signal.signal(signal.SIGCONT, before)
+        readline.set_startup_hook(None)
 
 
 def _is_command(text: str) -> bool:
@@ -474,15 +503,17 @@ def _line_history() -> Iterator[None]:
         return
     if obeys_sequences(sys.stdout) and "libedit" not in (readline.__doc__ or ""):
         readline.parse_and_bind("set enable-bracketed-paste on")  # so that a paste of several lines is one message
-        readline.parse_and_bind(
-            r'"\e[": skip-csi-sequence'
-        )  # what terminals report late, and ends of pastes that were lost
+        # What terminals report late, and ends of pastes that were lost.
+        readline.parse_and_bind(r'"\e[": skip-csi-sequence')
+        readline.parse_and_bind(r'"\e\C-m": "\C-v\C-j"')  # Alt+Enter begins a line; else it changes to vi's keys
     path = config.folders().state / "history"
     _make_private(path)
     readline.set_history_length(HISTORY_LINES)
     with contextlib.suppress(OSError):
         readline.read_history_file(path)
     n_before = readline.get_current_history_length()
+    for index in range(n_before):  # an entry of several lines is one of the file's, too
+        readline.replace_history_item(index, readline.get_history_item(index + 1).replace("\r", "\n"))
     try:
         yield
     finally:
@@ -492,7 +523,7 @@ def _line_history() -> Iterator[None]:
             readline.clear_history()
             readline.read_history_file(path)  # another conversation may have added its own meanwhile
             for line in typed:
-                readline.add_history(line)
+                readline.add_history(line.replace("\n", "\r"))
             readline.write_history_file(path)
 
 

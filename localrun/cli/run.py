@@ -19,7 +19,7 @@ from localrun import attachments
 from localrun.attachments import Attachment
 from localrun.cli import answer as answers
 from localrun.cli.answer import Answer, Stats
-from localrun.cli.arguments import complete_here, with_settings
+from localrun.cli.arguments import complete_file, complete_here, with_settings
 from localrun.cli.daemon import ask, ensure_daemon, for_daemon
 from localrun.cli.pull import pull_missing
 from localrun.cli.repl import Question, Session, converse, format_of, message_of, parse_options, think_of
@@ -43,7 +43,7 @@ class _Run(click.Command):
 
 @click.command("run", cls=_Run)
 @click.argument("model", required=False, shell_complete=complete_here)
-@click.argument("words", nargs=-1, metavar="[PROMPT] [FILE]...")
+@click.argument("words", nargs=-1, metavar="[PROMPT] [FILE]...", shell_complete=complete_file)
 @click.option("--system", default="", metavar="TEXT", help="System message.")
 @click.option(
     "--option", "assignments", multiple=True, metavar="NAME=VALUE",

@@ -331,7 +331,7 @@ class Ledger:
     async def _take(self, news: News) -> None:
         """Raises OSError, and ConfigError for keys that this version cannot read."""
         if news.keys is not None:
-            if not self.keys.path.exists() or self.keys.path.read_bytes() != news.keys:
+            if not self.keys.path.exists() or stored.contents(self.keys.path) != news.keys:
                 await asyncio.to_thread(stored.replace, self.keys.path, news.keys)
             self.keys.read()
         self.models = frozenset(news.models)

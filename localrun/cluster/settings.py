@@ -156,7 +156,7 @@ def own_token(environ: Mapping[str, str] = os.environ) -> str:
 def read_token(path: Path) -> str:
     """Raises ConfigError."""
     try:
-        text = path.read_text(encoding="ascii").strip()
+        text = stored.contents(path).decode("ascii").strip()
         is_open = os.name != "nt" and path.stat().st_mode & 0o077
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path} cannot be read as a cluster's token: {error}") from None

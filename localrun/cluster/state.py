@@ -184,7 +184,7 @@ class State:
             return
         try:
             found = self._books.keys.read()
-            self._content = self._books.keys.path.read_bytes() if stamp is not None else _NO_KEYS
+            self._content = stored.contents(self._books.keys.path) if stamp is not None else _NO_KEYS
         except (ConfigError, OSError) as error:  # those before stay
             _log.error("%s", error)
             return

@@ -216,6 +216,20 @@ class Problem(NamedTuple):
 _REBUILD = f"rebuild it: {BUILD_ANEW}"
 _BUILD_FOR_CPU = f"{BUILD_ANEW} --backend cpu"
 OTHER_PROCESSOR = Problem("llama.cpp was built for a different processor (illegal instruction)", _REBUILD)
+NO_THREADS = Problem(
+    "the system lets it start no more threads",
+    "raise the limit of processes that this user (ulimit -u), service (TasksMax) or container (pids.max) has",
+)
+# In Python's words, those of the libraries that compute, and where a process was to be started.
+_NO_THREADS = (
+    r"can't start new thread|Thread creation failed|what\(\):.*Resource temporarily|GGML_ASSERT\(rc == 0\)"
+    r"|for OMP thread|\[Errno (?:11|35)\]"
+)
+
+
+def has_no_threads(said: str) -> bool:
+    """Whether a process that says so had no threads left."""
+    return re.search(_NO_THREADS, said) is not None
 
 
 def explain(error: str) -> Problem | None:
@@ -231,6 +245,7 @@ def explain(error: str) -> Problem | None:
 # The first pattern that matches counts, with what is wrong and what to type. What is quoted is the words of glibc's,
 # musl's, Apple's and Windows' loaders.
 _KNOWN: tuple[tuple[str, str, str], ...] = (
+    (_NO_THREADS, *NO_THREADS),
     (r"No module named '?llama_cpp'?", "llama-cpp-python is not installed", f"install it: {BUILD_ANEW}"),
     (r"base name '\w+' not found", "llama-cpp-python is installed without its native library", _REBUILD),
     (r"libc\.musl|ld-musl", "this llama.cpp was built for musl (Alpine), which this system does not have", _REBUILD),

@@ -275,7 +275,13 @@ class _Daemon(uvicorn.Server):
             signal.signal(number, signal.SIG_DFL)
             loop.call_soon_threadsafe(self._runtime.request_shutdown)
 
+        def pass_over(number: int, _: FrameType | None) -> None:
+            name = signal.Signals(number).name
+            loop.call_soon_threadsafe(_log.warning, "%s means nothing here; SIGTERM ends the daemon", name)
+
         before = {number: signal.signal(number, handle) for number in signals}
+        if sys.platform != "win32":  # others reread their settings or their log at these; nobody means to end it
+            before |= {number: signal.signal(number, pass_over) for number in (signal.SIGUSR1, signal.SIGUSR2)}
         try:
             yield
         finally:

@@ -388,7 +388,7 @@ async def memory_bytes() -> int:
 
 def _read(journal: Path) -> list[PullRequest]:
     try:
-        return msgspec.json.decode(journal.read_bytes(), type=list[PullRequest])
+        return msgspec.json.decode(stored.contents(journal), type=list[PullRequest])
     except FileNotFoundError:
         return []
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:

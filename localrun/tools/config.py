@@ -22,6 +22,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from localrun import stored
 from localrun.errors import BadRequest
 
 # Every server and every tool.
@@ -75,7 +76,7 @@ def configured(table: object, file_name: str) -> ToolConfig:
 def read(path: Path) -> ToolConfig:
     """From a file of which nothing else is wanted. Never raises; a file that is not there has no servers."""
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8-sig"))
+        content = tomllib.loads(stored.contents(path).decode("utf-8-sig"))
     except FileNotFoundError:
         return ToolConfig({})
     except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

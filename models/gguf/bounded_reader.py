@@ -9,9 +9,7 @@ Does not: know the format.
 
 from __future__ import annotations
 
-import errno
 import os
-import stat
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,6 +17,7 @@ from pathlib import Path
 from typing import BinaryIO, Final, NoReturn
 
 from localrun.errors import BadModelFile
+from localrun.stored import open_regular
 
 # The largest headers known have about 20 MB, nearly all of it vocabulary.
 MAX_HEADER_BYTES: Final = 128 * 1024 * 1024
@@ -94,16 +93,6 @@ class BoundedReader:
         if self._limit < self.size_bytes:
             self.fail(f"has a header of more than {self._limit} bytes (at {what})")
         self.fail(f"is truncated in {what}: it needs {n_bytes} bytes more and {left} are left")
-
-
-def open_regular(path: Path) -> BinaryIO:
-    """A file for reading. A folder, a FIFO (where opening would wait for a writer) or a device (which may never end) is
-    refused unread. Raises OSError."""
-    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
-    return os.fdopen(descriptor, "rb")
 
 
 @contextmanager

@@ -25,8 +25,8 @@ import msgspec
 from localrun import stored
 from localrun.errors import BadModelFile, BadRequest
 from localrun.models import builtin
-from localrun.models.gguf.bounded_reader import open_regular
 from localrun.models.name import BUILT_IN, DEFAULT_TAG, HUB_HOST, OLLAMA_HOST, Kind, ModelName
+from localrun.stored import open_regular
 
 FOLDER = "manifests"
 # Raised when an older program could not do with what is written: it says so then, and leaves the manifest alone.

@@ -23,7 +23,6 @@ import msgspec
 
 from localrun.errors import BadModelFile, BadRequest, LocalrunError
 from localrun.models import modelfile
-from localrun.models.gguf.bounded_reader import open_regular
 from localrun.models.name import OLLAMA_HOST
 from localrun.models.storage.manifest import (
     LOCAL_HOST,
@@ -39,6 +38,7 @@ from localrun.models.storage.manifest import (
     check_digest,
 )
 from localrun.models.storage.model_files import is_folder
+from localrun.stored import open_regular
 
 # --- Ollama's manifests, as registries send them and as Ollama keeps them: layers, and small texts in them ---
 # They come from somebody else and are checked whole before anything is made of them: the digests become file names, so

@@ -58,11 +58,13 @@ def completed(environment: dict[str, str], *words: str) -> list[str]:
     command = [sys.executable, "-m", "localrun"]
     ended = subprocess.run(command, env=environment | asked, capture_output=True, text=True, timeout=60, check=False)
     assert ended.stderr == ""
-    return [line.partition(",")[2] for line in ended.stdout.split()]
+    return [line.removeprefix("plain,") for line in ended.stdout.split()]
 
 
 def test_a_shell_completes_models_without_a_daemon(environment: dict[str, str], tmp_path: Path):
     assert completed(environment, "localrun", "run", "ti") == ["tiny"]
     assert completed(environment, "localrun", "rm", "no") == []
+    assert completed(environment, "localrun", "run", "./my") == ["file,./my"], "the shell's own way"
+    assert completed(environment, "localrun", "run", "tiny", "What?", "pho") == ["file,pho"]
     assert "qwen3:8b" in completed(environment, "localrun", "pull", "qwen3")
     assert not (tmp_path / "home" / "state").exists(), "no daemon was started"

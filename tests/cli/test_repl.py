@@ -32,6 +32,17 @@ fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 main()
 """
 
+# As a shell starts what ends in `&`.
+_IN_THE_BACKGROUND = """\
+import fcntl, os, termios
+from localrun.__main__ import main
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+if os.fork():
+    os._exit(os.WIFSTOPPED(os.waitpid(-1, os.WUNTRACED)[1]))
+os.setpgid(0, 0)
+main()
+"""
+
 
 class Conversation:
     """`localrun run tiny` in a terminal of 80 by 24, unless that is narrower."""
@@ -44,6 +55,7 @@ class Conversation:
         *arguments: str,
         n_columns: int = 80,
         kind: str = "xterm",
+        program: str = _IN_ITS_TERMINAL,
     ) -> None:
         import fcntl
         import pty
@@ -55,7 +67,7 @@ class Conversation:
 
         own = {name: value for name, value in environment.items() if name != "COLUMNS"}
         self.process = subprocess.Popen(
-            [sys.executable, "-c", _IN_ITS_TERMINAL, "run", model, "--port", str(port), *arguments],
+            [sys.executable, "-c", program, "run", model, "--port", str(port), *arguments],
             stdin=slave, stdout=slave, stderr=slave, start_new_session=True, env=own | {"TERM": kind},
         )  # fmt: skip
         os.close(slave)
@@ -79,14 +91,25 @@ class Conversation:
         os.write(self._master, text.encode())
 
     def interrupt_until(self, text: str) -> None:
-        """Ctrl-C until `text` comes. At a prompt one may be lost: Python's readline does not see a signal that comes
-        between its look for signals and its wait for a key. The next one waits, as one that comes while the last is
-        dealt with is another case."""
+        self.signal_until(text, lambda: self.type("\x03"))
+
+    def signal_until(self, text: str, signal: Callable[[], None]) -> None:
+        """Again and again until `text` comes. At a prompt a signal may be lost: Python's readline does not see one that
+        comes between its look for signals and its wait for a key. The next one waits, as one that comes while the last
+        is dealt with is another case."""
         while text not in self.seen:
-            self.type("\x03")
+            signal()
             while text not in self.seen and select.select([self._master], [], [], 5)[0]:
                 self.seen += os.read(self._master, 65536).decode()
         self.wait_for(text)
+
+    def set_line_mode(self) -> None:
+        """As a shell does when a program in it is stopped."""
+        import termios
+
+        modes = termios.tcgetattr(self._master)
+        modes[3] |= termios.ICANON | termios.ECHO
+        termios.tcsetattr(self._master, termios.TCSANOW, modes)
 
     def interrupt_while(self, condition: Callable[[], bool]) -> None:
         deadline_s = time.monotonic() + TIMEOUT_S
@@ -261,6 +284,18 @@ def test_two_conversations_keep_the_lines_of_both(environment, daemon):
     assert re.findall(r"line(?: |\\040)(.)", lines) == ["0", "1"]
 
 
+def test_a_message_of_several_lines_is_one_entry_in_the_next_conversation(environment, daemon):
+    pytest.importorskip("readline")
+    for keys, message in (("\x1b[200~one\n\ntwo\x1b[201~", "one\n\ntwo"), ("\x1b[A\x1b[A three", "one\n\ntwo three")):
+        conversation = Conversation(environment, daemon.port)
+        try:
+            assert sent_by(conversation, daemon, keys, "\n") == message
+            conversation.say("/bye")
+            assert conversation.process.wait(TIMEOUT_S) == 0
+        finally:
+            conversation.close()
+
+
 def test_lines_are_not_kept_after_nohistory(conversation, environment):
     pytest.importorskip("readline")
     for line in ("remember", "/set nohistory", "forget"):
@@ -352,6 +387,34 @@ def test_ctrl_z_gives_the_last_row_back_and_the_answer_goes_on(conversation, dae
     conversation.wait_for(">>> ")
 
 
+def test_an_answer_in_the_background_is_not_stopped(environment, daemon):
+    conversation = Conversation(environment, daemon.port, "tiny", "Hi", program=_IN_THE_BACKGROUND)
+    try:
+        assert "\x1b[1;23r" not in conversation.wait_for("Hello there.")
+        assert conversation.process.wait(TIMEOUT_S) == 0
+    finally:
+        conversation.close()
+
+
+def test_after_ctrl_z_the_line_is_there_again_and_can_be_edited(conversation, daemon):
+    pytest.importorskip("readline")
+    conversation.wait_for(">>> ")
+    conversation.type("haf")
+    conversation.wait_for("haf")
+    conversation.process.send_signal(signal.SIGSTOP)
+    os.waitpid(conversation.process.pid, os.WUNTRACED)
+    conversation.set_line_mode()
+    conversation.signal_until(">>> haf", lambda: conversation.process.send_signal(signal.SIGCONT))
+    conversation.type("\x1b[Dl\n")
+    conversation.wait_for(">>> ")
+    assert daemon.chats[-1]["messages"][-1]["content"] == "half"
+
+
+def test_alt_and_enter_begin_a_line(conversation, daemon):
+    pytest.importorskip("readline")
+    assert sent_by(conversation, daemon, "one\x1b\rtwo\x01a ", "\n") == "a one\ntwo"
+
+
 @pytest.mark.parametrize("kind", ["dumb", ""])
 def test_a_terminal_without_sequences_gets_none(environment, daemon, kind):
     conversation = Conversation(environment, daemon.port, kind=kind)
@@ -372,10 +435,19 @@ def test_help_in_a_narrow_terminal_has_whole_words(environment, daemon):
     conversation = Conversation(environment, daemon.port, n_columns=60)
     try:
         conversation.say("/?")
-        shown = conversation.wait_for("sends the file with it.")
+        shown = conversation.wait_for("with it.")
         assert max(map(len, shown.splitlines())) < 60
         line = "/set parameter NAME VALUE   set an option, such as"
         assert f"{line}\r\n{'':28}temperature or num_predict;" in shown
+    finally:
+        conversation.close()
+
+
+def test_the_line_of_numbers_wraps_at_words(environment, daemon):
+    conversation = Conversation(environment, daemon.port, n_columns=30)
+    try:
+        conversation.say("one")
+        conversation.wait_for("50.00 tokens/s, 5 tokens,\r\nfirst after")
     finally:
         conversation.close()
 

@@ -196,6 +196,12 @@ def test_a_prompt_arrives_whole_in_a_locale_without_utf_8(environment: dict[str,
     ended = run(b"sch\xf6n")
     assert ended.returncode == exits.USAGE
     assert b"is neither UTF-8 nor a file" in ended.stderr
+    latin = os.fsencode(tmp_path) + b"/sch\xf6n"
+    os.mkdir(latin)
+    os.rename(path, latin + b"/m.gguf")
+    command = [sys.executable, "-m", "localrun", "run", "./m.gguf", "Hi", "--port", str(daemon.port)]
+    ended = subprocess.run(command, env=environment, cwd=latin, capture_output=True, check=False, timeout=60)
+    assert b"a path is not UTF-8; rename it" in ended.stderr
 
 
 REAL = {"name": "qwen3:0.6b", "capabilities": ["completion"], "modified_at": "2026-01-01"}

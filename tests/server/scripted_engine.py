@@ -57,6 +57,9 @@ def main(script: str) -> int:
         os.kill(os.getpid(), signal.SIGSEGV)
     if script == "abort":
         os.abort()
+    if script == "threads":
+        print("libgomp: Thread creation failed: Resource temporarily unavailable", file=sys.stderr, flush=True)
+        os.abort()
     if script == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
     if script == "exit":

@@ -84,6 +84,16 @@ def test_a_second_signal_ends_it_at_once() -> None:
             assert daemon.stop() == -signal.SIGTERM
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
+def test_a_signal_that_means_nothing_here_ends_nothing() -> None:
+    with running_daemon() as daemon:
+        daemon.process.send_signal(signal.SIGUSR1)
+        daemon.process.send_signal(signal.SIGUSR2)
+        assert daemon.http.get("/health").status_code == 200
+        assert daemon.stop() == 0
+        assert "SIGUSR1 means nothing here" in daemon.log
+
+
 def test_it_ends_by_itself_when_idle() -> None:
     with running_daemon("--idle-exit", "0.2") as daemon:
         assert daemon.process.wait(timeout=60) == 0

@@ -94,6 +94,26 @@ def test_what_is_text_and_what_breaks_lines(markdown: str, text: str) -> None:
     assert re.sub(r"\n+", "\n", seen(markdown)).strip("\n") == text
 
 
+@pytest.mark.parametrize(
+    ("markdown", "bold"),
+    [
+        ("これは**「重要」**な点です。", ["「重要」"]),
+        ("**「A」**なので**「B」**", ["「A」", "「B」"]),
+        ("**真。**她**真：**她**真”**她", ["真。", "真：", "真”"]),
+        ("这是**“取出”（take）模式**。", ["“取出”（take）模式"]),
+        ("**중요(important)**합니다", ["중요(important)"]),
+        ("日本** 語**", []),
+        ("plain **bold.** and **(so)**x", ["bold."]),
+    ],
+)
+def test_marks_beside_letters_that_have_no_blanks_between_words(markdown: str, bold: list[str]) -> None:
+    (_, line, _) = parser().parse(markdown)
+    assert line.children is not None
+    kinds = [child.type for child in line.children]
+    found = [at for at, kind in enumerate(kinds) if kind == "strong_open"]
+    assert [line.children[at + 1].content for at in found] == bold
+
+
 _SAID = r"""f(*args, **kwargs)|char *p|2*3*4|x**2 + y**2|src/**/*.js|*.py|a_b_c|__init__|5 > 3|<T>|Vec<String>|C#|#1|:)
 ~5 to ~10|$x_i^*$|\(a*b*c\)|don't|日本語|AT&T|[x]|(y)|a / b|-|+1|1.5|100 %|*|**|/* no */|C:\dir|<input>|$$a_1 * b_1$$"""
 

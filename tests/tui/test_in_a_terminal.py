@@ -131,6 +131,14 @@ def test_a_signal_leaves_the_terminal_as_it_was(daemon: Daemon, tmp_path: Path, 
         terminal.close()
 
 
+def test_bytes_that_are_not_utf_8_end_nothing(daemon: Daemon, tmp_path: Path) -> None:
+    with contextlib.closing(_terminal(daemon, tmp_path)) as terminal:
+        terminal.see("Enter asks")
+        terminal.press("-H", "e9")
+        terminal.type("and on")
+        terminal.see("\ufffdand on")
+
+
 @pytest.mark.parametrize("number", [None, signal.SIGHUP])
 def test_a_draft_is_there_at_the_next_start(daemon: Daemon, tmp_path: Path, number: signal.Signals | None) -> None:
     with contextlib.closing(_terminal(daemon, tmp_path)) as first:

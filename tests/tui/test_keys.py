@@ -30,7 +30,7 @@ def _keys(*pieces: str) -> list[str]:
     [
         ("\x1bx", ["escape", "x"]),
         ("\x1bX y", ["escape", "X", "space", "y"]),
-        ("\x1b\r", ["escape", "enter"]),
+        ("\x1b\r", ["alt+enter"]),
         ("\x1b1", ["escape", "1"]),
         ("\x1b日", ["escape", "日"]),
         ("\x1b\x0e", ["escape", "ctrl+n"]),
@@ -54,7 +54,10 @@ def test_a_key_that_is_bound_with_alt_stays_one(monkeypatch: pytest.MonkeyPatch)
     assert _keys("\x1bx") == ["alt+x"]
 
 
-@pytest.mark.parametrize(("sent", "keys"), [("\x1bb", ["escape", "b"]), ("\x1bf", ["escape", "f"])])
+@pytest.mark.parametrize(
+    ("sent", "keys"),
+    [("\x1bb", ["escape", "b"]), ("\x1bf", ["escape", "f"]), ("\x1b\r", ["escape", "enter"])],
+)
 def test_where_no_text_is_nothing_moves_by_words(monkeypatch: pytest.MonkeyPatch, sent: str, keys: list[str]) -> None:
     monkeypatch.setattr(TerminalInput, "has_text", staticmethod(lambda: False))
     assert _keys(sent) == keys

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+import unicodedata
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -191,7 +192,7 @@ async def _export(screen: ChatScreen, argument: str) -> str:
 def _write(conversation: Conversation, title: str, argument: str, files: MediaFiles) -> Path:
     """The new file; one that is there already is never overwritten. In a thread, for its pictures. Raises OSError."""
     model, system, messages = conversation.model, conversation.system, list(conversation.messages)
-    name = "".join(character if character.isalnum() else "-" for character in title).strip("-").lower()
+    name = "".join(each if unicodedata.category(each)[0] in "LMN" else "-" for each in title).strip("-").lower()
     path = Path(argument or f"{name[:_NAME_CHARACTERS] or 'chat'}.md").expanduser().absolute()
     if path.suffix == ".json":
         text = to_json(title, model, system, conversation.model_parameters, messages, files.get)

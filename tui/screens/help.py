@@ -23,7 +23,7 @@ _SECTIONS: tuple[tuple[str, str, tuple[tuple[str, str], ...]], ...] = (
         "Chat",
         (
             ("Enter", "send; in an empty prompt, the marked question"),
-            ("^j", "new line; shift+enter too, in some terminals"),
+            ("^j", "new line; alt+enter and often shift+enter too"),
             ("Tab", "complete a command; up and down move in the list"),
             ("up down", "what was sent before, in an empty prompt"),
             ("Backspace", "in an empty prompt: take the last attached file away"),

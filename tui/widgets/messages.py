@@ -14,12 +14,13 @@ from __future__ import annotations
 
 import json
 import re
+import unicodedata
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from markdown_it import MarkdownIt
 from markdown_it.rules_core import StateCore
-from markdown_it.rules_inline import StateInline
+from markdown_it.rules_inline import StateInline, emphasis
 from textual import events, on
 from textual.app import ComposeResult
 from textual.binding import BindingType
@@ -238,7 +239,8 @@ class Notice(Static):
 # `Vec<String>`, `<name>` and `<answer>` are text, and so is what follows an open `<style>`. Only `<br>` in a cell of a
 # table, which has no other way to say it, breaks a line; elsewhere line feeds do. A line such as `[note]: text` is no
 # definition, which would not be shown. Formulas, backslashes before what needs none, names as `__init__`, and the
-# stars of globs, comments, products and powers stay as they are.
+# stars of globs, comments, products and powers stay as they are. Other stars begin and end emphasis beside Chinese,
+# Japanese and Korean, too, which have no blanks between words; CommonMark asks for one where a sign such as 」 stands.
 
 _BREAK = re.compile(r"<br\s*/?>", re.IGNORECASE)
 # Bounded, for a model may repeat anything without end.
@@ -257,6 +259,7 @@ def parser() -> MarkdownIt:
     made = MarkdownIt("gfm-like", {"html": False}).disable("reference")
     made.core.ruler.at("inline", _inline)
     made.inline.ruler.before("escape", "as_said", _as_said)
+    made.inline.ruler.at("emphasis", _emphasis)
     return made
 
 
@@ -284,6 +287,21 @@ def _as_said(state: StateInline, silent: bool) -> bool:
         state.pending += "" if silent else said
     state.pos = found.end()
     return True
+
+
+def _emphasis(state: StateInline, silent: bool) -> bool:
+    start, n_before = state.pos, len(state.delimiters)
+    if not emphasis.tokenize(state, silent):
+        return False
+    before, after = state.src[max(0, start - 1) : start] or " ", state.src[state.pos : state.pos + 1] or " "
+    for mark in state.delimiters[n_before:] if state.src[start] == "*" else ():
+        mark.open |= _is_unspaced(before) and not after.isspace()
+        mark.close |= _is_unspaced(after) and not before.isspace()
+    return True
+
+
+def _is_unspaced(letter: str) -> bool:
+    return unicodedata.east_asian_width(letter) in ("W", "F", "H")
 
 
 # --- the greeting ---

@@ -2,9 +2,9 @@
 
 The box grows with the text, sends on Enter, remembers what was sent.
 
-Enter sends; shift+enter and ctrl+j (which every terminal can tell from Enter) begin a new line. Up in an empty box
-brings back what was sent before, older with each press. While a command is typed, up and down move in the list of how
-it may go on, and Tab or Enter completes it. Page up and page down scroll the conversation, not the box.
+Enter sends; ctrl+j and alt+enter begin a new line, and so does shift+enter where a terminal can tell it from Enter. Up
+in an empty box brings back what was sent before, older with each press. While a command is typed, up and down move in
+the list of how it may go on, and Tab or Enter completes it. Page up and page down scroll the conversation, not the box.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Prompt(TextArea):
             return True
         if key == "enter":
             self.post_message(self.Submitted(self.text.strip()))
-        elif key in ("shift+enter", "ctrl+j"):
+        elif key in ("shift+enter", "alt+enter", "ctrl+j"):
             self.insert("\n")
         elif key == "backspace" and not self.text:
             self.post_message(self.BackspacePressed())

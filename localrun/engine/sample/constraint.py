@@ -6,7 +6,7 @@ most steps need no mask (a check takes 2 us, a mask of 152,000 tokens 10 to 150)
 
 Until one of `triggers` was produced everything is allowed, but for a token that completes a trigger and goes on with
 something the grammar has not. A model that thinks about how calls are written must not be made to write one: with
-`has_mentions` a trigger behind a word or a quotation mark is none.
+`has_mentions` a trigger that stands like a word of a sentence, or behind a quotation mark, is none.
 
 The cost is measured, in processor time of the thread, so that a busy machine makes no grammar slow: one that takes
 longer than `SLOW_S` for a token is slow for a while, so that others need not wait for it (`grammars.py`). The library's
@@ -46,7 +46,7 @@ _N_TOO_LONG = 4
 # With fewer than one word of the mask in so many set, the others are not looked at.
 _SPARSE = 8
 # What a trigger stands behind that is only spoken of, and enough of the text before it to tell.
-_MID_SENTENCE = re.compile(rb"[A-Za-z0-9`'\",(] *\Z")
+_MID_SENTENCE = re.compile(rb"(?:[A-Za-z0-9] +|[`'\",(] *)\Z")
 _N_BEFORE = 4
 
 # A draw among these token ids (i64[n]); among all of them if None.

@@ -307,7 +307,7 @@ def tools_of(tools: Sequence[tuple[str, AskedTool]]) -> tuple[Tool, ...]:
     """Those that Anthropic defines are left out, and the answer says so. Raises BadRequest naming the tool."""
     functions = []
     for where, tool in tools:
-        if tool.type not in (None, "custom"):
+        if _is_defined(tool):
             notices.note(f"{where} ({str(tool.type)[:40]})")
             continue
         described = Function(
@@ -320,14 +320,27 @@ def tools_of(tools: Sequence[tuple[str, AskedTool]]) -> tuple[Tool, ...]:
     return checked_tools(functions, schema="input_schema")
 
 
-def choice_of(choice: AskedChoice | None, tools: tuple[Tool, ...]) -> ToolChoice:
+def _is_defined(tool: AskedTool) -> bool:
+    """Whether Anthropic defines it."""
+    return tool.type not in (None, "custom")
+
+
+def choice_of(choice: AskedChoice | None, tools: tuple[Tool, ...], left_out: Sequence[AskedTool]) -> ToolChoice:
     """Raises BadRequest for a choice that the tools do not allow."""
     if choice is None:
         return "auto"
+    if choice.type == "tool" and choice.name is None:
+        raise BadRequest("tool_choice.name is required", field="tool_choice.name")
+    forced = {"any": not tools, "tool": choice.name not in [tool.name for tool in tools]}.get(choice.type, False)
+    wanted = [tool for tool in left_out if choice.name in (None, tool.name)] if forced else []
+    if wanted:
+        raise BadRequest.of(
+            "tool_choice" if choice.type == "any" else "tool_choice.name",
+            f"{str(wanted[0].name)[:128]!r} ({str(wanted[0].type)[:40]}) is a tool of Anthropic's, which this server "
+            f"does not run; send a tool of your own with an input_schema in its place, or leave tool_choice out",
+        )
     if choice.type != "tool":
         return choose_tools(choice.type, tools)[1]
-    if choice.name is None:
-        raise BadRequest("tool_choice.name is required", field="tool_choice.name")
     return choose_tools(NamedChoice(name=choice.name), tools, field="tool_choice.name")[1]
 
 
@@ -376,8 +389,9 @@ class CountBody(SamplingFields, frozen=True, kw_only=True):
         """The conversation and what is wanted next; an assistant's last message is gone on with. Raises BadRequest."""
         media = Attachments()
         messages = conversation_of(self.system, self.messages, media)
-        tools = tools_of(offered(self.tools or (), self.messages))
-        choice = choice_of(self.tool_choice, tools)
+        asked = offered(self.tools or (), self.messages)
+        tools = tools_of(asked)
+        choice = choice_of(self.tool_choice, tools, [tool for _, tool in asked if _is_defined(tool)])
         continues = messages[-1]["role"] == "assistant"
         if continues and "tool_calls" in messages[-1]:
             raise BadRequest.of("messages", "the last message calls a tool; its tool_result must follow")

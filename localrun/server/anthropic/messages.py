@@ -153,7 +153,7 @@ class _Message:
             return "max_tokens" if used.n_output >= self.body.max_tokens else "model_context_window_exceeded"
         if is_own_stop:
             return "stop_sequence"
-        if not self.output.has_calls:
+        if not self.reply.n_calls:
             return "end_turn"
         self.job.record.called()
         return "tool_use"
@@ -217,7 +217,6 @@ class Output:
     """One message's content. With `omits_thinking` thinking has a block without its text."""
 
     def __init__(self, *, omits_thinking: bool = False) -> None:
-        self.has_calls = False
         self._omits_thinking = omits_thinking
         self._blocks: list[Fields] = []
         self._texts: list[list[str]] = []
@@ -260,7 +259,6 @@ class Output:
 
     def _open(self, block: Fields, delta: str, key: str) -> bytes:
         closed = self.finish()
-        self.has_calls = self.has_calls or block["type"] == "tool_use"
         index = len(self._blocks)
         self._blocks.append(block)
         self._texts.append([])

@@ -420,7 +420,8 @@ class EngineLink:
                 f"the machine is that slow"
             ) from None
         except OSError as error:
-            raise EngineFailed(f"the engine process could not be started: {error}") from error
+            problem = kernels.NO_THREADS.line if kernels.has_no_threads(str(error)) else error
+            raise EngineFailed(f"the engine process could not be started: {problem}") from error
         finally:
             if not self._is_ready:
                 self._opened.cancel()
@@ -621,6 +622,8 @@ class EngineLink:
             how = self._kill_reason
         if end.kind is EndKind.BAD_INSTRUCTION:
             return EngineDied(f"the engine of model '{self.model}' {how}: {kernels.OTHER_PROCESSOR.line}")
+        if self._kill_reason is None and kernels.has_no_threads("\n".join(self._lines)):
+            return EngineDied(f"the engine of model '{self.model}' {how}: {kernels.NO_THREADS.line}")
         if self._is_ready:
             return EngineDied(f"the engine of model '{self.model}' {how}; the next request starts a new one")
         if end.is_crash:

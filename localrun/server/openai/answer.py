@@ -196,7 +196,7 @@ class ChatChunks(Chunks):
         return {"content": entries(logprobs), "refusal": None}
 
     def reason(self, index: int, finish: Finish) -> str:
-        if finish is Finish.STOP and self._replies[index].has_calls:
+        if finish is Finish.STOP and self._replies[index].n_calls:
             return "function_call" if self._uses_functions else "tool_calls"
         return super().reason(index, finish)
 

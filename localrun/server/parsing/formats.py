@@ -134,7 +134,7 @@ MISTRAL_NAMED = CallFormat(
 MISTRAL_LIST = CallFormat("mistral-list", _list_after("[TOOL_CALLS]"), {"[TOOL_CALLS]": json_calls.read_mistral})
 _DEEPSEEK_BEGIN, _DEEPSEEK_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 _DEEPSEEK_MARKS = {_DEEPSEEK_BEGIN: json_calls.section_reader(
-    "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>", _DEEPSEEK_END, json_calls.read_deepseek_call
+    "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>", (_DEEPSEEK_END,), json_calls.read_deepseek_call
 )}  # fmt: skip
 DEEPSEEK_R1 = CallFormat(
     "deepseek-r1",
@@ -152,10 +152,11 @@ KIMI = CallFormat(
     "kimi",
     Written("<|tool_calls_section_begin|>", "<|tool_call_begin|>functions.NAME:0<|tool_call_argument_begin|>",
             "<|tool_call_end|>", separator="", closing="<|tool_calls_section_end|>"),
-    {f"<|{section}_begin|>": json_calls.section_reader(
-        "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>", f"<|{section}_end|>",
-        json_calls.read_kimi_call,
-    ) for section in ("tool_calls_section", "tool_call_section")},
+    {mark: json_calls.section_reader(
+        "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>",
+        ("<|tool_calls_section_end|>", "<|tool_call_section_end|>"), json_calls.read_kimi_call,
+        is_begun=mark == "<|tool_call_begin|>",
+    ) for mark in ("<|tool_calls_section_begin|>", "<|tool_call_section_begin|>", "<|tool_call_begin|>")},
 )  # fmt: skip
 COMMAND_R = CallFormat(
     "command-r",

@@ -334,24 +334,32 @@ def read_mistral(reply: Reading) -> Read[None]:
 
 
 def section_reader(
-    begin: str, name_end: str, end: str, closing: str, read_call: Callable[[Reading, str], Read[None]]
+    begin: str,
+    name_end: str,
+    end: str,
+    closing: tuple[str, ...],
+    read_call: Callable[[Reading, str], Read[None]],
+    *,
+    is_begun: bool = False,
 ) -> CallReader:
-    """A reader of a section of calls, each between `begin` and `end`, up to `closing`. `read_call` reads one from the
-    text before `name_end` on."""
+    """A reader of a section of calls, each between `begin` and `end`, up to one of `closing`. `read_call` reads one
+    from the text before `name_end` on. If it `is_begun`, its mark was forgotten, and the first call's was read."""
     name_ends = MarkSet((name_end, end))
 
     def read(reply: Reading) -> Read[None]:
         source = reply.source
+        begins = is_begun
         while True:
             yield from source.skip_space()
-            if (yield from source.take(begin)):
+            if begins or (yield from source.take(begin)):
+                begins = False
                 written, mark = yield from source.until(name_ends, limit=MAX_NAME_CHARACTERS)
                 if mark == end:
                     raise MalformedError
                 yield from read_call(reply, written)
                 yield from source.skip_space()
                 yield from source.take(end)
-            elif (yield from source.take(closing)) or not (yield from source.next_character()):
+            elif (yield from source.take_any(closing)) or not (yield from source.next_character()):
                 return
             else:
                 raise MalformedError

@@ -88,7 +88,8 @@ class Layout:
 
     The `tags` count where thinking may stand: before any content, and right behind a call. Within content they are
     text, because answers are also about them; those that are or have control tokens (`has_control_tags`) count at the
-    beginning of a line as well. Thinking also ends with a whole call of a known tool."""
+    beginning of a line as well. Thinking also ends with a whole call of a known tool, and where an answer begins with
+    one of `answer_tokens`."""
 
     tags: ThinkingTags | None = None
     has_control_tags: bool = False
@@ -96,6 +97,7 @@ class Layout:
     unmarked: tuple[tuple[str, CallReader], ...] = ()
     dropped: frozenset[str] = frozenset()
     answer_texts: frozenset[str] = frozenset()
+    answer_tokens: frozenset[str] = frozenset()
 
     @cached_property
     def tag_marks(self) -> frozenset[str]:
@@ -187,7 +189,7 @@ def _thinking(reply: Reading, layout: Layout, tags: ThinkingTags) -> Read[None]:
         mark = yield from source.stream_until(marks, reply.thinking, glued=layout.glued)
         if mark is None:
             return
-        if mark == tags.closing:
+        if mark == tags.closing or mark in layout.answer_tokens:
             yield from source.skip_space()
             return
         if mark in layout.calls and (yield from _calls(reply, layout.calls[mark], within=tags)):
@@ -349,4 +351,5 @@ class ParserPlan:
             unmarked=() if self.call_format is None else self.call_format.unmarked,
             dropped=self._shown | self.answer_marks,
             answer_texts=frozenset(mark for mark in self.answer_marks if not self._has_control(mark)),
+            answer_tokens=frozenset(filter(self._has_control, self.answer_marks)),
         )

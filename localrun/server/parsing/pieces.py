@@ -117,12 +117,16 @@ class Reply:
 
     Does not: know an API's form.
 
-    `n_thinking` counts the tokens that came with thinking; one that ends it counts too.
+    `n_thinking` counts the tokens that came with thinking; one that ends it counts too. `n_calls` are those that began,
+    and at the end those that are whole: nobody can make one that was cut off (`is_in_call`), by the limit or where the
+    client wanted the answer to stop.
     """
 
     def __init__(self, parser: ReplyParser) -> None:
         self.n_thinking = 0
-        self.has_calls = False
+        self.n_calls = 0
+        self.is_in_call = False
+        self._arguments: list[str] = []  # of the last call
         self.gathered = Gathered()
         self._parser = parser
         self._is_thinking = False
@@ -135,21 +139,23 @@ class Reply:
         for piece in pieces:
             self._is_thinking = isinstance(piece, Thinking)
             if isinstance(piece, CallStart):
-                self.has_calls = True
+                self.n_calls += 1
+                self._arguments.clear()
+            elif isinstance(piece, CallArguments):
+                self._arguments.append(piece.text)
+        if delta.finish is not None and whole_arguments("".join(self._arguments)) is None:
+            self.is_in_call = True
+            self.n_calls -= 1
         if self._is_thinking:
             self.n_thinking += len(delta.tokens)
         return pieces
 
     def gather(self, delta: Delta) -> None:
-        """Takes a delta in, and keeps what it said. A call that was cut off, by the limit or where the client wanted
-        the answer to stop, is left out: nobody can make it."""
+        """Takes a delta in, and keeps what it said but for a call that was cut off."""
         self.gathered.logprobs += delta.logprobs or ()
         for piece in self.take(delta):
             self._keep(piece)
-        calls = self.gathered.calls
-        if delta.finish is not None and calls and whole_arguments(calls[-1].arguments_text) is None:
-            calls.pop()
-            self.has_calls = bool(calls)
+        del self.gathered.calls[self.n_calls :]
 
     def _keep(self, piece: Piece) -> None:
         gathered = self.gathered

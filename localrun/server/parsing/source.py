@@ -98,13 +98,15 @@ class CutShortError(MalformedError):
 
 
 class Source:
-    """`text[at:]` is what came and was not taken. Positions are good until the next `commit`."""
+    """`text[at:]` is what came and was not taken. Positions are good until the next `commit`. `missing` is what readers
+    looked for up to the end and did not find, so that nobody looks for it again."""
 
     def __init__(self) -> None:
         self.text = ""
         self.at = 0
         self.is_ended = False
         self.n_commits = 0
+        self.missing: set[object] = set()
 
     def put(self, text: str) -> None:
         held, self.text = self.text, ""

@@ -17,8 +17,8 @@ from typing import Any, TypeVar
 
 from localrun.server.parsing.json_calls import MAX_NAME_CHARACTERS, checked_name, parse_json, read_arguments
 from localrun.server.parsing.pieces import dump_json
-from localrun.server.parsing.source import CallReader, MalformedError, MarkSet, Read, Reading, Source
-from localrun.server.parsing.xml_calls import typed
+from localrun.server.parsing.source import CallReader, CutShortError, MalformedError, MarkSet, Read, Reading, Source
+from localrun.server.parsing.xml_calls import nested
 
 NAME = "NAME"
 _T = TypeVar("_T", "Listed", "Written")
@@ -176,13 +176,35 @@ class _Parameter:
                 found[key] = value
                 yield from _take(source, after, call_id)
                 continue
-            value, _ = yield from source.until(MarkSet((after.strip(),)))
+            value = yield from self._read_value(source, after.strip(), end, call_id)
             value = value.removesuffix(after[: len(after) - len(after.lstrip())])
             if self._has_one_form:
-                found[key] = typed(value, key, parameters)
+                found[key] = nested(value, self._listed.after.rpartition(NAME)[0].strip(), key, parameters)
             else:
                 found[key] = value if is_text else parse_json(value)
         return found
+
+    def _read_value(self, source: Source, after: str, end: str, call_id: str) -> Read[str]:
+        """The text before `after`, which is taken: where what may follow does, since a text may be about calls."""
+        parts = parts_of(after)
+        n_first = next((at for at, part in enumerate(parts, 1) if part.startswith("<") and len(part) > 1), len(parts))
+        mark, rest = "".join(parts[:n_first]), "".join(parts[n_first:])
+        start = source.at
+        while mark not in source.missing:
+            try:
+                yield from source.until(MarkSet((mark,)))
+            except CutShortError:
+                source.missing.add(mark)
+                raise
+            value = source.text[start : source.at - len(mark)]
+            if not (yield from _try(source, rest, call_id)):
+                continue
+            is_over = not (yield from source.next_character())
+            for following in (end, self._listed.separator + self._before):
+                is_over = is_over or not following.strip() or (yield from _follows(source, following, call_id))
+            if is_over:
+                return value
+        raise CutShortError
 
     @property
     def _has_one_form(self) -> bool:

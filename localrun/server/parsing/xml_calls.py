@@ -9,6 +9,7 @@ wanted stays a text, for the tool to refuse.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,10 +18,17 @@ from typing import Any
 
 from localrun.server.parsing import json_calls
 from localrun.server.parsing.json_calls import MAX_NAME_CHARACTERS, checked_name, parse_json, read_arguments
-from localrun.server.parsing.source import CallReader, MalformedError, MarkSet, Read, Reading
+from localrun.server.parsing.source import CallReader, CutShortError, MalformedError, MarkSet, Read, Reading
 
 _PYTHON_WORDS = {"True": True, "False": False, "None": None}
+# A text that does not end is taken to the end, so that it is read once.
+_PYTHON = re.compile(
+    r"""'(?P<text>[^'\\]*+(?:\\.[^'\\]*+)*+)(?:'|\Z)|"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\Z)|\b(?P<word>True|False|None)\b""",
+    re.DOTALL,
+)
+_QUOTES = re.compile(r"""\\.|\"""", re.DOTALL)
 _WORDS = {"true": True, "false": False, "null": None, "none": None}
+_MAX_DEPTH = 100
 _WHOLE_NUMBER = re.compile(r"[+-]?[0-9]{1,300}")
 
 
@@ -44,8 +52,64 @@ def typed(text: str, name: str, parameters: Mapping[str, Any]) -> Any:
         try:
             value = parse_json(stripped)
         except MalformedError:
-            return text
+            return text if "string" in allowed else _python_literal(stripped, text)
     return text if "string" in allowed and not (_type_names(value) & allowed) else value
+
+
+def _python_literal(written: str, text: str) -> Any:
+    """An object or a list that is written as Python's, as Seed's template does; any other is the `text` it is. Python's
+    own reader of literals is not used: it follows signs by recursion, until its stack ends and the process with it."""
+    if not written.startswith(("{", "[")):
+        return text
+    try:
+        return parse_json(_PYTHON.sub(_in_json, written))
+    except MalformedError:
+        return text
+
+
+def _in_json(found: re.Match[str]) -> str:
+    if found["word"]:
+        return json.dumps(_PYTHON_WORDS[found["word"]])
+    if found["text"] is None:
+        return found[0]
+    return '"' + _QUOTES.sub(lambda quote: {'"': r"\"", r"\'": "'"}.get(quote[0], quote[0]), found["text"]) + '"'
+
+
+def nested(text: str, closing: str, name: str, parameters: Mapping[str, Any]) -> Any:
+    """As `typed`, where objects may be written as elements, and lists as elements `item`: MiniMax M3. Their tags are as
+    those of the parameter, whose closing one begins with `closing`; nothing for no such tags."""
+    mark, allowed = closing.removesuffix("</"), allowed_types(name, parameters)
+    may_nest = closing and (allowed & {"object", "array"} or (mark and not allowed))  # text may be marked up
+    if not may_nest or not text.lstrip().startswith(f"{mark}<"):
+        return typed(text, name, parameters)
+    elements: list[list[tuple[str, Any]]] = [[]]
+    names, at = [name], 0
+    for tag in re.finditer(rf"{re.escape(mark)}<(/?)([^<>\s]+)>", text):
+        if not tag[1] and len(names) <= _MAX_DEPTH:
+            elements.append([])
+            names.append(tag[2])
+        elif tag[1] and len(names) > 1 and names.pop() == tag[2]:
+            inside = elements.pop()
+            elements[-1].append((tag[2], inside or text[at : tag.start()]))
+        else:
+            return typed(text, name, parameters)
+        at = tag.end()
+    if len(names) > 1 or text[at:].strip():
+        return typed(text, name, parameters)
+    properties = parameters.get("properties")
+    return _built(elements[0], properties.get(name) if isinstance(properties, Mapping) else None, parameters)
+
+
+def _built(value: Any, schema: Any, root: Mapping[str, Any]) -> Any:
+    """Elements as a list or an object, a text as what its schema says."""
+    if isinstance(value, str):
+        return typed(value, "", {**root, "properties": {"": schema}})
+    schema = resolved(schema, root)
+    if all(name == "item" for name, _ in value):
+        return [_built(item, schema.get("items"), root) for _, item in value]
+    properties = schema.get("properties")
+    properties = properties if isinstance(properties, Mapping) else {}
+    return {name: _built(inside, properties.get(name), root) for name, inside in value}
 
 
 def allowed_types(name: str, parameters: Mapping[str, Any]) -> set[str]:
@@ -67,14 +131,23 @@ def types_of(schema: Any, root: Mapping[str, Any], depth: int = 0) -> set[str]:
         return _type_names(schema["const"])
     if isinstance(schema.get("enum"), list):
         return set().union(*(_type_names(item) for item in schema["enum"]))
-    reference = schema.get("$ref")
-    if isinstance(reference, str) and reference.startswith("#/"):
-        target: Any = root
-        for part in reference[2:].split("/"):
-            target = target.get(part) if isinstance(target, Mapping) else None
+    if (target := resolved(schema, root)) is not schema:
         return types_of(target, root, depth + 1)
     choices = [choice for key in ("anyOf", "oneOf", "allOf") for choice in schema.get(key) or ()]
     return set().union(*(types_of(choice, root, depth + 1) for choice in choices))
+
+
+def resolved(schema: Any, root: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a schema's reference leads to, or the schema itself; nothing where it is none."""
+    if not isinstance(schema, Mapping):
+        return {}
+    reference = schema.get("$ref")
+    if not isinstance(reference, str) or not reference.startswith("#/"):
+        return schema
+    target: Any = root
+    for part in reference[2:].split("/"):
+        target = target.get(part) if isinstance(target, Mapping) else None
+    return target if isinstance(target, Mapping) else {}
 
 
 def _type_names(value: Any) -> set[str]:
@@ -90,6 +163,51 @@ def _type_names(value: Any) -> set[str]:
 
 
 @dataclass(frozen=True)
+class _Ends:
+    """What may end a value, and what of a call may stand `behind` each of these; `end` is the one that should. A name
+    stands behind `key`."""
+
+    end: str
+    key: str
+    behind: Mapping[str, tuple[str, ...]]
+
+    @cached_property
+    def marks(self) -> MarkSet:
+        return MarkSet((self.key, *self.behind))
+
+
+def _read_value(reply: Reading, ends: _Ends, parameters: Mapping[str, Any]) -> Read[tuple[str, str]]:
+    """The text of a value, and what ended it; both are taken. A text may be about calls: it ends where the call goes on
+    or is over behind its end, or behind what comes where its end was forgotten; at the first of these if neither ever
+    happens."""
+    source = reply.source
+    start, first = source.at, None
+    properties = parameters.get("properties") or ("",)
+    names = tuple(known for name in properties for known in (f"{name}>", f'"{name}"', f"{name}<"))
+    while True:
+        try:
+            _, mark = yield from source.until(MarkSet((ends.end,)) if reply.streams else ends.marks)
+            if (ends.end, names) in source.missing:
+                first = source.at, mark
+                raise CutShortError
+        except CutShortError:
+            source.missing.add((ends.end, names))
+            if first is None or reply.is_cut:
+                raise
+            source.at, mark = first
+            break
+        at = source.at
+        first = first or (at, mark)
+        yield from source.skip_space()
+        known = (yield from source.take_any(ends.behind.get(mark, names))) is not None
+        is_over = known or not (yield from source.next_character())
+        source.at = at
+        if is_over:
+            break
+    return source.text[start : source.at - len(mark)], mark
+
+
+@dataclass(frozen=True)
 class Tags:
     """How a family writes calls. `call` and `parameter` begin a tag that goes on with a name and ends with `>`; one of
     `closing` ends a block of calls. With `has_cdata` a value may stand in a CDATA section."""
@@ -102,13 +220,12 @@ class Tags:
     has_cdata: bool = False
 
     @cached_property
-    def value_end(self) -> MarkSet:
-        return MarkSet((self.parameter_end,))
-
-    @cached_property
-    def value_marks(self) -> MarkSet:
+    def ends(self) -> _Ends:
         """What a value ends with, or with what comes where its end was forgotten."""
-        return MarkSet((self.parameter_end, self.parameter, self.call_end, *self.closing))
+        behind = {self.parameter_end: (self.parameter, self.call_end, *self.closing)}
+        behind[self.call_end] = (*self.closing, self.call)
+        behind |= {closing: (f"<{closing[2:]}",) for closing in self.closing}
+        return _Ends(self.parameter_end, self.parameter, behind)
 
 
 _CDATA_END = MarkSet(("]]>",))
@@ -175,7 +292,7 @@ def read_glm(reply: Reading) -> Read[None]:
             while (yield from source.take("</arg_key>")):
                 yield from source.skip_space()
             yield from source.take("<arg_value>")
-        value, end = yield from source.until(_GLM_VALUE_END if reply.streams else _GLM_VALUE_MARKS)
+        value, end = yield from _read_value(reply, _GLM_ENDS, parameters)
         if end != "</arg_value>":
             source.at -= len(end)
             value = value.rstrip()
@@ -190,8 +307,9 @@ def read_glm(reply: Reading) -> Read[None]:
 
 _GLM_NAME_END = MarkSet(("<arg_key>", "</tool_call>", "{"))
 _GLM_KEY_END = MarkSet(("</arg_key>", "<arg_value>"))
-_GLM_VALUE_END = MarkSet(("</arg_value>",))
-_GLM_VALUE_MARKS = MarkSet(("</arg_value>", "<arg_key>", "</tool_call>"))
+_GLM_ENDS = _Ends(
+    "</arg_value>", "<arg_key>", {"</arg_value>": ("<arg_key>", "</tool_call>"), "</tool_call>": ("<tool_call>",)}
+)
 
 
 def _read_call(reply: Reading, tags: Tags, *, only_known: bool = False) -> Read[None]:
@@ -210,7 +328,7 @@ def _read_call(reply: Reading, tags: Tags, *, only_known: bool = False) -> Read[
                 value, _ = yield from source.until(_CDATA_END)
                 yield from source.take(tags.parameter_end)
             else:
-                text, mark = yield from source.until(tags.value_end if reply.streams else tags.value_marks)
+                text, mark = yield from _read_value(reply, tags.ends, parameters)
                 if mark != tags.parameter_end:  # a closing tag forgotten: the value ends where the next thing begins
                     source.at -= len(mark)
                 # The line breaks that the tags stand on are not the value's.

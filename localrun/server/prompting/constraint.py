@@ -21,6 +21,7 @@ import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import msgspec
@@ -138,14 +139,15 @@ def after_thinking(
     of thinking that the prompt has opened."""
     if grammar.triggers or not (is_open or may_think):
         return grammar
-    if is_open and not (must_come and grammar.kind is GrammarKind.LARK):
-        return msgspec.structs.replace(grammar, triggers=(tags.closing,))
+    triggers = (tags.closing,) if is_open else ()
     if grammar.kind is GrammarKind.JSON_SCHEMA:
         body = f"reply: %json {grammar.text}"
     elif grammar.kind is GrammarKind.LARK:
         body = _renamed(grammar, "reply")
-    else:
-        return grammar  # its notation has no room for more: the model answers without thinking
+    else:  # its notation has no room for more: the model answers without thinking, or right behind it
+        return msgspec.structs.replace(grammar, triggers=triggers)
+    if is_open and not (must_come and grammar.kind is GrammarKind.LARK):
+        return Grammar(GrammarKind.LARK, f"{body}\nstart: space reply\n{_SPACE_RULE}\n", triggers)
     if tags.closing in control_tokens:
         closing = json.dumps(tags.closing, ensure_ascii=False)
         rules = [f"literal_901: {closing}", "thoughts: /(?s:.*)/", "thinking: thoughts literal_901 space"]
@@ -186,13 +188,18 @@ def _shapes(
     written: Written, tools: Sequence[Tool], control_tokens: Sequence[str], *, is_checked: bool
 ) -> list[structured.CallShape]:
     shapes = []
+    written = _with_gaps_before(written)
     for tool in tools:
         before = written.before.replace(NAME, tool.name)
         schema = _arguments(tool, is_checked=is_checked)
         listed, separator = None, ""
         if written.arguments is not None:
             listed = argument_shapes(
-                written.arguments, checked(schema, field=tool.field), field=tool.field, control_tokens=control_tokens
+                written.arguments,
+                checked(schema, field=tool.field),
+                end=written.after,
+                field=tool.field,
+                control_tokens=control_tokens,
             )
             separator = written.arguments.separator
         is_strict = tool.is_strict and is_checked
@@ -200,6 +207,21 @@ def _shapes(
             structured.CallShape(before, schema, written.after, tool.field, tool.name, listed, separator, is_strict)
         )
     return shapes
+
+
+def _with_gaps_before(written: Written) -> Written:
+    """The same, with the white space behind an argument in front of what follows it, if it stands before the first one
+    as well: where a text ends is told by a single literal."""
+    listed = written.arguments
+    if listed is None or listed.separator:
+        return written
+    after = listed.after.rstrip()
+    gap = listed.after[len(after) :]
+    if not written.before.endswith(gap):
+        return written
+    before_text = listed.before_text and gap + listed.before_text
+    listed = replace(listed, before=gap + listed.before, after=after, before_text=before_text)
+    return replace(written, before=written.before.removesuffix(gap), arguments=listed, after=gap + written.after)
 
 
 def _arguments(tool: Tool, *, is_checked: bool) -> dict[str, Any]:
@@ -231,23 +253,26 @@ _NOT_OF_BARE_TEXT = ("minLength", "maxLength", "pattern", "format")
 
 
 def argument_shapes(
-    listed: Listed, parameters: Mapping[str, Any], *, field: str, control_tokens: Sequence[str]
+    listed: Listed, parameters: Mapping[str, Any], *, end: str, field: str, control_tokens: Sequence[str]
 ) -> tuple[structured.ArgumentShape, ...]:
     """The arguments of a tool, in the order of its schema; last one whose name is the model's own, where the schema
-    allows any. `parameters` were checked at `field`."""
+    allows any; `end` is what follows them all. `parameters` were checked at `field`."""
     properties: dict[str, Any] = {}
     required = dict.fromkeys(_gather(parameters, parameters, properties, 0))
     for name in required:
         properties.setdefault(name, {})
+    behind = tuple(text.strip() for text in (listed.before.partition(NAME)[0], end))
+    if listed.quote or listed.separator or listed.after[-1:].isspace() or not all(behind):
+        behind = ()
     shapes = [
-        _shape(listed, name, schema, parameters, field, control_tokens, is_required=name in required)
+        _shape(listed, name, schema, parameters, field, behind, control_tokens, is_required=name in required)
         for name, schema in properties.items()
         if schema is not False
     ]
     others = parameters.get("additionalProperties", not properties and "properties" not in parameters)
     if others is not False and NAME not in listed.after:
         schema = others if isinstance(others, dict) else {}
-        shapes.append(_shape(listed, "", schema, parameters, field, control_tokens, is_required=False))
+        shapes.append(_shape(listed, "", schema, parameters, field, behind, control_tokens, is_required=False))
     return tuple(shapes)
 
 
@@ -284,6 +309,7 @@ def _shape(
     schema: Any,
     root: Mapping[str, Any],
     field: str,
+    behind: tuple[str, ...],
     control_tokens: Sequence[str],
     *,
     is_required: bool,
@@ -309,6 +335,7 @@ def _shape(
         named,
         after[after.index(until) + len(until) :],
         until=until,
+        behind=behind,
         control=min(controls, key=until.index, default=""),
         is_required=is_required,
         path=path,

@@ -57,8 +57,9 @@ _NAME = r"/[A-Za-z_][A-Za-z0-9_.\-]{0,63}/"
 @dataclass(frozen=True)
 class ArgumentShape:
     """One argument: literal text, its value, literal text. The value is JSON of `schema`; where that is None it is one
-    of `texts`, or, without any, whatever text comes before the first `until`, which is no part of `after`. In a
-    literal, and in `until`, the name of a control token stands for that token; `control` is the first one in `until`.
+    of `texts`, or, without any, whatever text comes before the first `until`, which is no part of `after`; the first
+    that one of `behind` follows, if any are given. In a literal, and in `until`, the name of a control token stands for
+    that token; `control` is the first one in `until`.
 
     A `before` of two texts has a name of the model's own between them. `path` is where in the tool's schema it is."""
 
@@ -67,6 +68,7 @@ class ArgumentShape:
     schema: Any = None
     texts: tuple[str, ...] = ()
     until: str = ""
+    behind: tuple[str, ...] = ()
     control: str = ""
     is_required: bool = False
     path: str = ""
@@ -168,10 +170,18 @@ def _value(shape: CallShape, argument: ArgumentShape, name: str, literals: _Lite
         texts = (json.dumps(text.encode("utf-8", "replace").decode(), ensure_ascii=False) for text in argument.texts)
         return f"({' | '.join(texts)})", []
     head, control, _ = argument.until.partition(argument.control) if argument.control else (argument.until, "", "")
-    end = re.escape(head).replace("/", r"\/")
+    end = _escaped(head)
     if control:  # the text goes on as far as it can, and a control token is none
         return f"{name} {literals.rule(argument.until[len(head) :])}", [f"{name}: /(?s:.*){end}/"]
-    return name, [f"{name}[lazy]: /(?s:.*){end}/"]
+    rules = [f"{name}[lazy]: /(?s:.*){end}/"]
+    if not argument.behind:
+        return name, rules
+    behind = "|".join(map(_escaped, argument.behind))
+    return f"{name} {name}_more*", [*rules, f"{name}_more[lazy]: /(?s:.*){end}/ & ~/\\s*({behind})(?s:.*)/"]
+
+
+def _escaped(text: str) -> str:
+    return re.escape(text).replace("/", r"\/").replace("\n", "n")
 
 
 def check_size(size_bytes: int) -> None:

@@ -236,7 +236,7 @@ function forget(id) {
 
 function download(content, suffix, type) {
   const url = URL.createObjectURL(new Blob([content], { type }));
-  const name = chats.titleOf(chat).replace(/[^\p{L}\p{N} _-]+/gu, "").trim().slice(0, 60) || "conversation";
+  const name = chats.titleOf(chat).replace(/[^\p{L}\p{M}\p{N} _-]+/gu, "").trim().replace(/^(.{60}).+/u, "$1") || "conversation";
   element("a", { href: url, download: `${name}.${suffix}` }).click();
   setTimeout(() => URL.revokeObjectURL(url), 10_000);
 }

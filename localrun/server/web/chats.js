@@ -41,7 +41,7 @@ function upTo(turn) {
 
 export function titleOf(chat) {
   const asked = chat.turns.find((turn) => turn.role === "user")?.content.trim().replace(/\s+/g, " ") ?? "";
-  return chat.name || (asked.length > 60 ? `${asked.slice(0, 60)}…` : asked) || "New chat";
+  return chat.name || asked.replace(/^(.{60}).+/u, "$1…") || "New chat";
 }
 
 export const idOf = (storageName) => storageName?.startsWith(ENTRY) ? storageName.slice(ENTRY.length) : null;

@@ -109,6 +109,7 @@ def test_a_trigger_is_found_whatever_its_tokens(trigger: str):
     [
         ("<go>", True),
         ("I look.<go>", True),
+        ("I look<go>", True),
         ("I look:\n\n<go>", True),
         ("</think><go>", True),
         ("It is `<go>", False),

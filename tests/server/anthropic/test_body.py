@@ -174,6 +174,13 @@ def test_max_tokens_is_required() -> None:
         decode_body(json.dumps({"model": "m", "messages": HELLO}).encode(), MessagesBody)
 
 
+@pytest.mark.parametrize("choice", [{"type": "tool", "name": "web_search"}, {"type": "any"}])
+def test_a_tool_of_anthropic_s_cannot_be_forced(choice: dict[str, str]) -> None:
+    search = {"type": "web_search_20250305", "name": "web_search", "max_uses": 8}
+    with pytest.raises(BadRequest, match=r"^tool_choice(\.name)?: 'web_search' \(web_search_20250305\).*not run; send"):
+        body(tools=[search], tool_choice=choice).ask()
+
+
 def test_a_choice_of_one_tool_needs_its_name() -> None:
     with pytest.raises(BadRequest, match=r"^tool_choice.name is required$"):
         body(tools=[LOOK], tool_choice={"type": "tool"}).ask()

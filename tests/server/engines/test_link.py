@@ -158,6 +158,7 @@ def test_the_last_lines_of_a_dead_engine_are_in_the_log(caplog: pytest.LogCaptur
     [
         ("refuse", BadModelFile, "no such architecture"),
         ("abort", BadModelFile, "SIGABRT"),
+        ("threads", EngineDied, "TasksMax"),
         ("killed", EngineDied, "ran out of memory"),
         ("exit", EngineDied, "status 3"),
     ],

@@ -297,6 +297,13 @@ MARKED: tuple[Golden, ...] = (
         control_tokens=("<start_function_call>", "<end_function_call>", "<escape>"),
     ),
     Golden(
+        "kimi, a section that begins with its call and ends as another one",
+        formats.KIMI,
+        "I look.<|tool_call_begin|>functions.get_time:0<|tool_call_argument_begin|>{}<|tool_call_end|>"
+        "<|tool_call_section_end|>",
+        (content("I look."), call(*TIME)),
+    ),
+    Golden(
         "kimi, one call's section",
         formats.KIMI,
         "<|tool_call_section_begin|><|tool_call_begin|>functions.get_time:0<|tool_call_argument_begin|>{}"

@@ -19,7 +19,7 @@ WRITTEN = sorted(
 )
 EACH = pytest.mark.parametrize("call_format", WRITTEN, ids=lambda known: known.name)
 BEGUN = {
-    "qwen-coder": "<tool_call>\n<function=get_weather>\n<parameter=city>\nPa",
+    "qwen-coder": "<tool_call>\n<function=get_weather>\n<parameter=city>\nIn </parameter> or </tool_call> or",
     "pythonic": '[get_weather(city="Pa',
     "lfm2": '<|tool_call_start|>[get_weather(city="Pa',
     "gemma": '<|tool_call>call:get_weather{city:<|"|>Pa',
@@ -116,7 +116,7 @@ def test_a_stream_keeps_the_arguments_that_were_sent():
 def test_a_call_in_which_the_answer_was_to_stop_is_left_out():
     plan = ParserPlan(call_format=formats.HERMES, calls_are_constrained=True)
     said = reply(plan, 'I look. <tool_call>\n{"name": "get_weather", "arguments": {"city": "Pa', Finish.STOP)
-    assert (said.gathered.content_text, said.gathered.calls, said.has_calls) == ("I look.", [], False)
+    assert (said.gathered.content_text, said.gathered.calls, said.n_calls) == ("I look.", [], 0)
 
 
 def test_a_forced_call_that_is_whole_stays_and_so_does_content_of_a_model_that_stopped():

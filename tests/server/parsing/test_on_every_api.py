@@ -128,3 +128,63 @@ def test_a_call_in_tags_is_forced(daemon: Daemon, path: str) -> None:
 )
 def test_what_is_said(daemon: Daemon, ask: Callable[[Daemon, str], Said], reply: str, expected: Said) -> None:
     assert ask(daemon, reply) == expected
+
+
+def last_of(text: str) -> Any:
+    """The last thing that a stream says, or all of an answer that is no stream."""
+    lines = [line.removeprefix("data: ") for line in text.splitlines()]
+    return json.loads([line for line in lines if line.startswith("{") and "message_stop" not in line][-1])
+
+
+@pytest.mark.parametrize(("stop", "is_whole"), [('"da', False), ("</tool_call>", True)])
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", FORCED)
+def test_a_call_that_a_stop_string_cut_off_is_none_that_the_answer_ended_for(
+    daemon: Daemon, path: str, stream: bool, stop: str, is_whole: bool
+) -> None:
+    field = "input" if path == "/v1/responses" else "messages"
+    hello = "hello" if path == "/v1/responses" else [{"role": "user", "content": "hello"}]
+    stops = {"/api/chat": {"options": {"stop": [stop]}}, "/v1/messages": {"stop_sequences": [stop]}}
+    asked = {"model": "tiny", field: hello, "stream": stream} | FORCED[path] | stops.get(path, {"stop": [stop]})
+    got = daemon.post(path, asked)
+    assert got.status_code == 200, got.text
+    said = last_of(got.text)
+    if path == "/v1/chat/completions":
+        assert said["choices"][0]["finish_reason"] == ("tool_calls" if is_whole else "stop")
+    elif path == "/v1/messages":
+        assert said.get("delta", said)["stop_reason"] == "stop_sequence"
+    elif path == "/v1/responses":
+        (call,) = said.get("response", said)["output"]
+        assert (call["type"], call["status"]) == ("function_call", "completed" if is_whole else "incomplete")
+    else:
+        assert said["done_reason"] == "stop"
+        assert ("tool_calls" in got.text) == is_whole
+
+
+@pytest.mark.parametrize("before", ["", "I look.\n", "I think a "])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_text_in_a_call_may_be_about_calls(daemon: Daemon, stream: bool, before: str) -> None:
+    """Whether the model is held to what it calls, or spoke of a call and then made one."""
+    text = 'write("</parameter>")\n</parameter>\nand </tool_call>, </function>.'
+    tools = [{"type": "function", "function": FUNCTION}]
+    messages = [{"role": "user", "content": f"SAY[[{before}{CALL.replace('Paris', text)}]]"}]
+    got = daemon.post("/v1/chat/completions", model="caller", messages=messages, tools=tools, stream=stream)
+    lines = [line.removeprefix("data: ") for line in got.text.splitlines()]
+    choices = [choice for line in lines if line.startswith("{") for choice in json.loads(line)["choices"]]
+    calls = [call for each in choices for call in each.get("delta", each.get("message", {})).get("tool_calls", ())]
+    assert json.loads("".join(call["function"]["arguments"] for call in calls)) == {"city": text}
+    assert choices[-1]["finish_reason"] == "tool_calls"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_of_a_schema_begins_on_a_line_of_its_own_behind_the_thinking(daemon: Daemon, stream: bool) -> None:
+    opens = TEMPLATE.replace("assistant\n{% endif %}", "assistant\n<think>\n{% endif %}")
+    made = daemon.post("/api/create", model="thinker", **{"from": "tiny"}, template=opens, stream=False)
+    assert made.json() == {"status": "success"}, made.text
+    messages = [{"role": "user", "content": 'SAY[[<think>\nHm.</think>\n\n{"city": "Paris"}]]'}]
+    asked = {"model": "thinker", "messages": messages, "format": SCHEMA, "stream": stream}
+    lines = [json.loads(line) for line in daemon.post("/api/chat", asked).text.splitlines()]
+    said = [line["message"] for line in lines]
+    assert "".join(each.get("thinking", "") for each in said) == "Hm."
+    assert "".join(each["content"] for each in said) == '{"city": "Paris"}'
+    assert lines[-1]["eval_count"] == len('Hm.</think>\n\n{"city": "Paris"}')

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from localrun.server.parsing import formats
 from localrun.server.parsing.json_calls import MAX_DEPTH
 from localrun.server.parsing.parser import ParserPlan, ThinkingTags
 from localrun.server.parsing.pieces import CallArguments, CallStart, Content, Thinking
-from localrun.server.parsing.source import MAX_MALFORMED_CALLS
+from localrun.server.parsing.source import MAX_MALFORMED_CALLS, Source
 from tests.server.parsing.golden import BRACKETS, COHERE, GEMMA_CHANNEL, SCHEMAS, THINK
 from tests.server.parsing.reading_aloud import meaning, read
 
@@ -127,6 +129,20 @@ def test_whoever_opens_many_calls_and_writes_none_is_no_longer_waited_for(n_malf
     parser = ParserPlan(call_format=formats.HERMES).parser(SCHEMAS)
     pieces = read(parser, ["<tool_call>no " * n_malformed, '<tool_call>{"name": "get_time", "arguments": {}}'])
     assert sum(isinstance(piece, CallStart) for piece in pieces) == n_calls
+
+
+def test_an_end_that_never_comes_is_looked_for_once(monkeypatch: pytest.MonkeyPatch):
+    looked, until = [], Source.until
+
+    def counted(source: Source, *arguments: Any, **more: Any) -> Any:
+        looked.append(source.at)
+        return until(source, *arguments, **more)
+
+    monkeypatch.setattr(Source, "until", counted)
+    text = "<tool_call><function=save><parameter=text>a</parameter>b " * 400
+    pieces = read(ParserPlan(call_format=formats.QWEN_CODER).parser(SCHEMAS), [text])
+    assert pieces == [Content(text)]
+    assert len(looked) < 4 * 400
 
 
 @pytest.mark.parametrize(("depth", "n_calls"), [(MAX_DEPTH, 1), (MAX_DEPTH + 1, 0)])

@@ -18,7 +18,7 @@ def test_a_reply_is_gathered_in_its_parts() -> None:
         ("call_0", "f", '{"x":1}'),
         ("call_1", "g", "{}"),
     ]
-    assert reply.has_calls
+    assert reply.n_calls == 2
 
 
 def test_the_end_gives_what_was_held_back() -> None:
@@ -33,4 +33,4 @@ def test_thinking_is_counted_in_tokens() -> None:
     for text in ("<t>", "a", "b", "</t>c", "d"):
         reply.take(delta(text))
     assert 2 <= reply.n_thinking <= 3
-    assert not reply.has_calls
+    assert reply.n_calls == 0

@@ -61,6 +61,30 @@ def test_forced_calls_are_what_the_parser_reads(call_format: CallFormat):
     assert meaning(read(plan.parser(SCHEMAS), text)) == expected
 
 
+BARE = [each for each in WRITTEN if each.written.arguments is not None and each.written.arguments.quote == ""]
+
+
+@pytest.mark.parametrize("inside", ["END", "END b", "END\nEND b", "</tool_call> and CALLEND b", "x\n\nEND"])
+@pytest.mark.parametrize("call_format", BARE, ids=lambda known: known.name)
+def test_a_text_may_be_about_calls(call_format: CallFormat, inside: str):
+    written = call_format.written
+    assert written.arguments is not None
+    end = written.arguments.after.strip()
+    text = f"a {inside}".replace("CALLEND", written.after.split()[0]).replace("END", end)
+    call: Call = ("get_weather", {"city": text, "days": 2})
+    reply = spelled(written, call, ("get_weather", {"city": "Rome"}))
+    if written.separator is not None:
+        assert accepts(constraint.forced_calls(written, TOOLS, is_one=False), reply)
+        if (lazy := constraint.lazy_calls(written, TOOLS, is_one=False)) is not None:
+            assert accepts(lazy, reply.removeprefix(written.opening))
+    expected = (("call", call), ("call", ("get_weather", {"city": "Rome"})))
+    for is_constrained in (True, False):
+        plan = ParserPlan(call_format=call_format, calls_are_constrained=is_constrained)
+        for size in (1, len(reply)):
+            parts = (reply[at : at + size] for at in range(0, len(reply), size))
+            assert meaning(read(plan.parser(SCHEMAS), parts)) == expected
+
+
 @EACH
 def test_several_calls_unless_there_may_be_but_one(call_format: CallFormat):
     written = call_format.written

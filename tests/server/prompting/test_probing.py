@@ -4,6 +4,7 @@ a family that came after the code."""
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import product
 
 import pytest
 
@@ -25,7 +26,7 @@ WEATHER = Tool(
     },
 )
 TIME = Tool("get_time", "The time", {"type": "object", "properties": {}, "additionalProperties": False})
-PARIS = {"city": "Paris, <b>France</b>", "days": 3}
+PARIS = {"city": "Paris, <b>France</b></value:own>, ]~[</city>, <|close|>argument<|sep|>", "days": 3}
 
 
 @dataclass(frozen=True)
@@ -124,6 +125,27 @@ def test_calls_that_a_template_of_no_known_family_writes_are_read_back(desk: Des
             assert "I look." in said[0][1]
 
 
+def test_objects_and_lists_may_be_written_as_elements(desk: Desk):
+    """As MiniMax M3 does. A text that is marked up stays one."""
+    style = next(style for style in STYLES if style.name == "tags named by the keys")
+    node = {"type": "object", "properties": {"to": {"type": "string"}, "n": {"type": "integer"}}}
+    properties = {"node": {"$ref": "#/$defs/node"}, "legs": {"type": "array", "items": node}, "tags": {"type": "array"}}
+    properties["note"] = {"type": "string"}
+    book = Tool("book", "Books", {"type": "object", "properties": properties, "$defs": {"node": node}})
+    leg = "]~[<to>7]~[</to>]~[<n>7]~[</n>"
+    body = (
+        f"\n]~[<node>{leg}]~[</node>\n]~[<legs>]~[<item>{leg}]~[</item>]~[<item>{leg}]~[</item>]~[</legs>"
+        "]~[<tags>]~[<item>a]~[</item>]~[<item>2]~[</item>]~[</tags>]~[<note><b>x</b>]~[</note>\n"
+    )
+    reply = f']~[<call>\n]~[<do name="book">{body}]~[</do>\n]~[</call>'
+    value = {"to": "7", "n": 7}
+    expected = {"node": value, "legs": [value, value], "tags": ["a", 2], "note": "<b>x</b>"}
+    prepared = desk(style.template, tools=(book,))
+    for size in (1, 5, len(reply)):
+        pieces = read(prepared.new_parser(), (reply[at : at + size] for at in range(0, len(reply), size)))
+        assert meaning(pieces) == (("call", ("book", expected)),)
+
+
 @EACH
 def test_its_calls_are_forced_as_it_writes_them(desk: Desk, style: Style):
     calls = [{**_call("get_weather", PARIS), "id": "a1b2c3d4e"}]
@@ -149,8 +171,9 @@ def test_thinking_and_an_answer_between_marks_of_their_own(desk: Desk):
         '<|open|>call tool="get_time" index="1"<|sep|><|close|>call<|sep|><|close|>tools<|sep|>'
         "<|close|>message<|sep|>"
     )
-    for size in (1, 5, len(reply)):
-        pieces = read(prepared.new_parser(), (reply[at : at + size] for at in range(0, len(reply), size)))
+    unclosed = reply.replace("<|close|>think<|sep|>", "")
+    for said, size in product((reply, unclosed), (1, 5, len(reply))):
+        pieces = read(prepared.new_parser(), (said[at : at + size] for at in range(0, len(said), size)))
         assert meaning(pieces) == (("thinking", "Hm."), ("content", "I look."), ("call", ("get_time", {})))
 
 

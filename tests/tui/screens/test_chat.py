@@ -95,12 +95,19 @@ async def test_a_suggestion_can_be_clicked(desk: Any) -> None:
 
 async def test_new_lines_in_the_prompt(desk: Any) -> None:
     async with desk.open(SIZE) as pilot:
-        await pilot.press("a", "ctrl+j", "b", "shift+enter", "c")
-        assert _prompt(desk) == "a\nb\nc"
+        await pilot.press("a", "ctrl+j", "b", "shift+enter", "c", "alt+enter", "d")
+        assert _prompt(desk) == "a\nb\nc\nd"
         await pilot.press("enter")
         await desk.until(pilot, lambda: desk.daemon.questions)
-        assert desk.daemon.questions[0][1][0]["content"] == "a\nb\nc"
+        assert desk.daemon.questions[0][1][0]["content"] == "a\nb\nc\nd"
         assert _prompt(desk) == ""
+
+
+async def test_a_long_line_of_code_is_seen_whole(desk: Any) -> None:
+    async with desk.open(SIZE) as pilot:
+        await pilot.press(*"show", "enter")
+        desk.daemon.say(f"```python\nprint({'1, ' * SIZE[0]}'the end')\n```\n")
+        await desk.see(pilot, "'the end')")
 
 
 @pytest.mark.parametrize("key", ["escape", "ctrl+c"])

@@ -259,6 +259,17 @@ async def test_export_writes_a_new_file_and_never_over_one(desk: Any, tmp_path: 
         assert [message["role"] for message in json.loads(text)["messages"]] == ["user", "assistant"]
 
 
+async def test_an_exported_chat_is_named_like_its_title(
+    desk: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    async with desk.open(SIZE) as pilot:
+        await _talk(desk, pilot, "नमस्ते, Welt!", "first")
+        await _type(desk, pilot, "/export")
+        await desk.see(pilot, "Written to")
+    assert "नमस्ते--welt.md" in os.listdir(tmp_path)
+
+
 async def test_commands_are_offered_while_one_types(desk: Any) -> None:
     async with desk.open(SIZE) as pilot:
         await pilot.press(*"/ex")

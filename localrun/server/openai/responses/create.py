@@ -424,8 +424,10 @@ class _Run:
         if delta.finish is None:
             return told
         finish, usage = ended(delta)
-        told += self.output.finish(status="incomplete" if finish is Finish.LENGTH else "completed")
-        if self.reply.has_calls:
+        told += self.output.finish(
+            status="incomplete" if finish is Finish.LENGTH or self.reply.is_in_call else "completed"
+        )
+        if self.reply.n_calls:
             self.job.record.called()
         counts = _usage(usage, self.reply.n_thinking)
         self.response = ended_response(self.response, self.output.items, finish, counts)

@@ -266,6 +266,15 @@ def check_export() -> None:
                 assert [turn["role"] for turn in json.loads(content)["turns"]] == ["user", "assistant"]
 
 
+def check_a_title_is_cut_between_signs_and_files_keep_vowels() -> None:
+    with chat_page() as page:
+        begin = "नमस्ते दुनिया " + "x" * 45
+        keep(page, [{"role": "user", "content": f"{begin}😀 and more"}])
+        assert chats(page) == [f"{begin}😀…"]
+        name, _ = page.export("Markdown")
+        assert name == f"{begin}.md"
+
+
 def check_damaged_storage() -> None:
     with chat_page() as page:
         page.evaluate(
