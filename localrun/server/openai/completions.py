@@ -14,6 +14,7 @@ refused, also when there is no suffix: an editor wants code that fits, not a cha
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Sequence
 
 import msgspec
@@ -132,6 +133,7 @@ class CompletionChunks(Chunks):
         self._echoes = echoes
         self._shows_logprobs = shows_logprobs
         self._offsets: dict[int, int] = {}
+        self._decoders = [codecs.getincrementaldecoder("utf-8")(errors="replace") for _ in replies]
         self._scores: dict[int, list[ChosenLogprob]] = {}
 
     def first(self, index: int) -> bytes:
@@ -163,23 +165,31 @@ class CompletionChunks(Chunks):
         return sum(chosen.logprob for chosen in kept) / len(kept) if kept else 0.0
 
     def logprobs(self, index: int, logprobs: Sequence[ChosenLogprob]) -> Fields:
-        """`text_offset` counts characters from the start of the choice's text."""
-        offset = self._offsets.get(index, 0)
+        """`text_offset` counts whole characters from the start of the choice's text, so the parts of a character have
+        the same. What a tokenizer puts in front of a prompt (BOS, a space) is not in the text."""
+        scores, decoder = self._scores.get(index), self._decoders[index]
+        if index not in self._offsets:
+            prompt = b"".join(chosen.piece for chosen in scores or ()).decode("utf-8", errors="replace")
+            self._offsets[index] = len(self._echoes[index]) - len(prompt) if scores else 0
+        offset = self._offsets[index]
         offsets: list[int] = []
         for chosen in logprobs:
-            offsets.append(offset)
-            offset += len(piece_text(chosen.piece))
+            if not b"\x80" <= chosen.piece[:1] < b"\xc0":  # no further part of a character
+                offset += len(decoder.decode(b"", final=True))
+            offsets.append(max(0, offset))
+            offset += len(decoder.decode(chosen.piece))
         self._offsets[index] = offset
         return {
             "tokens": [piece_text(chosen.piece) for chosen in logprobs],
             "token_logprobs": [chosen.logprob for chosen in logprobs],
-            "top_logprobs": [_by_text(chosen.top) for chosen in logprobs],
+            "top_logprobs": [_by_text((*chosen.top, chosen)) if chosen.top else {} for chosen in logprobs],
             "text_offset": offsets,
         }
 
 
-def _by_text(top: Sequence[TokenLogprob]) -> dict[str, float]:
-    """Of tokens that have the same text, such as parts of characters, the likeliest."""
+def _by_text(top: Sequence[TokenLogprob | ChosenLogprob]) -> dict[str, float]:
+    """With the chosen one, as OpenAI has it. Of tokens that have the same text, such as parts of characters, the
+    likeliest."""
     found: dict[str, float] = {}
     for other in top:
         found.setdefault(piece_text(other.piece), other.logprob)

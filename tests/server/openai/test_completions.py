@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import msgspec
 import pytest
 
 from localrun.errors import BadRequest
 from localrun.server.http.exchange import decode_body
 from localrun.server.openai.completions import CompletionBody, CompletionChunks, best, check_tokens
-from localrun.wire import ChosenLogprob, TokenLogprob
+from localrun.wire import ChosenLogprob, Scores, TokenLogprob
 from tests.server.openai.stub_parser import delta
 
 N_VOCAB = 1000
@@ -125,6 +126,28 @@ def test_logprobs_count_characters_per_choice() -> None:
     assert first["text_offset"] == [0, 4]
     assert chunks.logprobs(0, [WORD])["text_offset"] == [5]
     assert chunks.logprobs(1, [WORD])["text_offset"] == [0]
+
+
+def test_parts_of_a_character_have_one_offset() -> None:
+    apple = [ChosenLogprob(1, part, -0.1, ()) for part in (b" \xf0\x9f", b"\x8d", b"\x8e")]
+    chunks = completions()
+    assert chunks.logprobs(0, apple[:2])["text_offset"] == [0, 1]
+    assert chunks.logprobs(0, [apple[2], WORD])["text_offset"] == [1, 2]
+
+
+def test_offsets_are_places_in_the_echoed_text() -> None:
+    """Whatever the tokenizer put in front of the prompt: those who evaluate count from where it ends."""
+    chunks = completions("Hi you")
+    pieces = [ChosenLogprob(1, piece, -0.1, ()) for piece in (b"<bos>", b" Hi", b" you", b"!")]
+    chunks.gather(0, msgspec.structs.replace(delta(""), scores=Scores(0, tuple(pieces[:3]))))
+    chunks.gather(0, delta("!", logprobs=pieces[3:]))
+    choice = chunks.choice(0, "stop")
+    assert (choice["text"], choice["logprobs"]["text_offset"]) == ("Hi you!", [0, 0, 2, 6])
+
+
+def test_the_chosen_token_is_among_the_likeliest_ones_as_openai_has_it() -> None:
+    chosen = ChosenLogprob(1, b"rare", -9.0, (TokenLogprob(2, b"a", -0.1),))
+    assert completions().logprobs(0, [chosen])["top_logprobs"] == [{"a": -0.1, "rare": -9.0}]
 
 
 def test_the_best_are_the_most_probable_per_token() -> None:
