@@ -111,10 +111,6 @@ class LlamaCompletionBody(LimitFields, frozen=True, kw_only=True):
             value = getattr(self, name)
             if value is not None and value != neutral and not (name == "adaptive_target" and value < 0):
                 raise BadRequest.of(name, f"not supported; leave it out, or send {neutral}")
-        unknown = [name for name in self.wanted_samplers() if name not in _OFF]
-        if unknown:
-            known = (f"{name} ({letter})" for letter, name in _LETTERS.items())
-            raise BadRequest.of("samplers", f"{unknown[0][:40]!r} is not one of {', '.join(known)}")
 
     def prompts(self) -> list[Prompt]:
         """Each prompt. Raises BadRequest for none, for a list that is neither one prompt nor several, and for too
@@ -135,14 +131,16 @@ class LlamaCompletionBody(LimitFields, frozen=True, kw_only=True):
         return prompts
 
     def wanted_samplers(self) -> list[str]:
-        """Their names; `samplers` may have other ones, or be one text of their letters."""
+        """Their names; `samplers` may have other ones, or be one text of their letters. Those that are not here are
+        left out, as llama-server does: chat programs list all that any version had."""
         names = _LETTERS if isinstance(self.samplers, str) else _OTHER_NAMES
-        return [names.get(name, name) for name in self.samplers or ()]
+        wanted = [names.get(name, name) for name in self.samplers or ()]
+        return [name for name in wanted if name in SAMPLERS]
 
-    def is_reordered(self) -> bool:
-        """Whether samplers are wanted in another order than theirs here."""
+    def is_changed(self) -> bool:
+        """Whether samplers are wanted that are not here, or in another order than theirs here."""
         wanted = self.wanted_samplers()
-        return sorted(wanted, key=SAMPLERS.index) != wanted
+        return sorted(wanted, key=SAMPLERS.index) != wanted or len(wanted) < len(self.samplers or ())
 
 
 async def complete(runtime: Runtime, exchange: Exchange) -> None:
@@ -181,7 +179,7 @@ async def complete(runtime: Runtime, exchange: Exchange) -> None:
             else:
                 texts.append(await _text(job, segments))
             await job.submit(plan, segments=segments, choice=index % (body.n or 1))
-        if body.is_reordered():
+        if body.is_changed():
             notices.note("samplers")
         with naming("prompt"):
             await CompletionAnswer(body, jobs, plan, texts, is_list=len(prompts) > 1).send(exchange)
