@@ -19,8 +19,9 @@ def test_the_name_of_a_control_token_is_text_when_it_is_asked_for(show_control: 
     assert len(harness.tokens[1]) == 3
 
 
-def test_a_stop_string_may_be_a_shown_control_token():
+@pytest.mark.parametrize("show_control", [False, True])
+def test_a_stop_string_may_be_a_control_token(show_control: bool):
     harness = Harness()
-    harness.submit(1, "prompt", grammar=MARKED, show_control=True, stop=("<|im_start|>",))
+    harness.submit(1, "prompt", grammar=MARKED, show_control=show_control, stop=("<|im_start|>",))
     harness.run()
     assert (harness.texts[1], harness.finals[1].stop_text) == ("a", "<|im_start|>")

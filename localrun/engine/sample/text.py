@@ -148,6 +148,10 @@ class TextStream:
             self._has_part = bool(self._decoder.getstate()[0])
         return self._advance(text) if self._stop else text
 
+    def ends_at(self, text: str) -> bool:
+        """Whether this is a stop string."""
+        return text in self._stop
+
     def finish(self) -> str:
         """What was held back, when no more tokens come; a part of a character is left out."""
         rest, self._held = "" if self.stopped else self._held, ""
