@@ -51,7 +51,8 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
 
     `temperature` 0 is greedy. `seed` None draws a random one. `penalty_last_n` 0 turns penalties off, -1 means the
     whole context. `mirostat` 0, 1 or 2. `logit_bias` pairs are (token id, bias); -inf bans a token. `dry_multiplier` 0,
-    `xtc_probability` 0 and `top_n_sigma` up to 0 are off; `dry_penalty_last_n` is as `penalty_last_n`.
+    `xtc_probability` 0, `top_n_sigma` up to 0 and `dynatemp_range` 0 are off; `dry_penalty_last_n` is as
+    `penalty_last_n`.
     """
 
     temperature: float = 1.0
@@ -76,6 +77,8 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     top_n_sigma: float = -1.0
     xtc_probability: float = 0.0
     xtc_threshold: float = 0.1
+    dynatemp_range: float = 0.0
+    dynatemp_exponent: float = 1.0
 
 
 class GrammarKind(StrEnum):

@@ -258,6 +258,7 @@ _FLOATS = frozenset(
 ) | {
     *("mirostat_tau", "mirostat_eta", "rope_frequency_base", "rope_frequency_scale"),
     *("dry_multiplier", "dry_base", "top_n_sigma", "xtc_probability", "xtc_threshold"),
+    *("dynatemp_range", "dynatemp_exponent"),
 }
 _INTEGERS = frozenset(("top_k", "repeat_last_n", "seed", "num_predict", "num_keep", "mirostat")) | {
     *("num_ctx", "num_batch", "num_gpu", "main_gpu", "num_thread", "draft_num_predict"),

@@ -58,6 +58,8 @@ KINDS: dict[str, type] = {
     "top_n_sigma": float,
     "xtc_probability": float,
     "xtc_threshold": float,
+    "dynatemp_range": float,
+    "dynatemp_exponent": float,
     "seed": int,
     "num_predict": int,
     "num_ctx": int,

@@ -28,8 +28,8 @@ _CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32
 
 class LlamaSampler:
     """A native sampler chain, where one begins with top-k or locally typical tokens, or has a stage that is llama.cpp's
-    alone (DRY, top-n-sigma, XTC). In its place there is an argmax where the chain would be nothing else, and what
-    `chain.py` has for the others.
+    alone (DRY, top-n-sigma, XTC, a dynamic temperature). In its place there is an argmax where the chain would be
+    nothing else, and what `chain.py` has for the others.
 
     The native stages that draw are made anew for every token, with seeds of its own (5 us): then what is drawn for a
     token depends on its position alone (`chain.py`). DRY is told of every token, as `Adjustments` is.
@@ -208,7 +208,7 @@ def _nucleus(chain: Sequence[stages.Stage]) -> Nucleus:
                 top_p = p
             case stages.MinP(p):
                 min_p = p
-            case stages.Temperature(value):
+            case stages.Temperature(value=value):
                 temperature = value
     return Nucleus(top_p=top_p, min_p=min_p, temperature=temperature)
 
@@ -216,7 +216,8 @@ def _nucleus(chain: Sequence[stages.Stage]) -> Nucleus:
 def _needs_chain(chain: Sequence[stages.Stage]) -> bool:
     """Whether nothing of ours does the same."""
     is_llamas = any(isinstance(stage, stages.Dry | stages.TopNSigma | stages.Xtc) for stage in chain)
-    return is_llamas or isinstance(chain[0], stages.TopK | stages.Typical)
+    is_dynamic = any(isinstance(stage, stages.Temperature) and stage.range for stage in chain)
+    return is_llamas or is_dynamic or isinstance(chain[0], stages.TopK | stages.Typical)
 
 
 def _native_stage(stage: stages.Stage, n_vocab: int, bits: int = 0) -> Any:
@@ -234,8 +235,8 @@ def _native_stage(stage: stages.Stage, n_vocab: int, bits: int = 0) -> Any:
             return native.llama_sampler_init_top_p(p, 1)
         case stages.MinP(p):
             return native.llama_sampler_init_min_p(p, 1)
-        case stages.Temperature(value):
-            return native.llama_sampler_init_temp(value)
+        case stages.Temperature(value, spread, exponent):
+            return native.llama_sampler_init_temp_ext(value, spread, exponent)
         case stages.Draw():
             return native.llama_sampler_init_dist(native_seed(bits))
 

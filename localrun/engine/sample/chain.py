@@ -85,9 +85,12 @@ class Xtc:
 
 @dataclass(frozen=True)
 class Temperature:
-    """0 leaves the likeliest token alone."""
+    """0 leaves the likeliest token alone. With a `range` it is that much lower where the model is sure, and that much
+    higher where it is not at all; `exponent` bends what is in between."""
 
     value: float
+    range: float = 0.0
+    exponent: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -118,6 +121,8 @@ Stage = (
 
 # Dividing logits by less overflows, and long before that the draw is an argmax.
 _LEAST_TEMPERATURE = 1e-6
+# So that single precision has it, whatever the highest is.
+_LEAST_DYNAMIC = 1e-3
 
 
 def check(sampling: Sampling, *, n_vocab: int) -> None:
@@ -137,6 +142,7 @@ def check(sampling: Sampling, *, n_vocab: int) -> None:
 _FLOATS = (
     "temperature", "top_p", "min_p", "typical_p", "repeat_penalty", "presence_penalty", "frequency_penalty",
     "mirostat_tau", "mirostat_eta", "dry_multiplier", "dry_base", "top_n_sigma", "xtc_probability", "xtc_threshold",
+    "dynatemp_range", "dynatemp_exponent",
 )  # fmt: skip
 
 
@@ -151,13 +157,18 @@ def chain(sampling: Sampling, *, n_ctx: int) -> tuple[Stage, ...]:
     dry = dry_of(sampling, n_ctx)
     # Above a threshold of 0.5 there is never more than one such token.
     has_xtc = sampling.xtc_probability > 0 and sampling.xtc_threshold <= 0.5
-    is_greedy = sampling.temperature < _LEAST_TEMPERATURE
-    if is_greedy and not has_xtc:
+    is_cold, is_dynamic = sampling.temperature < _LEAST_TEMPERATURE, sampling.dynatemp_range > 0
+    if is_cold and not is_dynamic and not has_xtc:
         return (*stages, dry, Temperature(0.0), Draw(0)) if dry else (*stages, Greedy())
     seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
-    if sampling.mirostat and not is_greedy:
+    if sampling.mirostat and not is_cold:
         tau, eta = sampling.mirostat_tau, sampling.mirostat_eta
         return (*stages, Mirostat(sampling.mirostat, seed, tau, eta, sampling.temperature))
+    temperature = Temperature(0.0 if is_cold else sampling.temperature)
+    if is_dynamic:
+        lowest = max(sampling.temperature - sampling.dynatemp_range, _LEAST_DYNAMIC)
+        highest = sampling.temperature + sampling.dynatemp_range
+        temperature = Temperature((lowest + highest) / 2, (highest - lowest) / 2, sampling.dynatemp_exponent)
     others: tuple[tuple[bool, Stage | None], ...] = (
         (dry is not None, dry),
         (sampling.top_n_sigma > 0, TopNSigma(sampling.top_n_sigma)),
@@ -166,7 +177,7 @@ def chain(sampling: Sampling, *, n_ctx: int) -> tuple[Stage, ...]:
         (sampling.top_p < 1, TopP(sampling.top_p)),
         (sampling.min_p > 0, MinP(sampling.min_p)),
         (has_xtc, Xtc(sampling.xtc_probability, sampling.xtc_threshold)),
-        (sampling.temperature != 1, Temperature(0.0 if is_greedy else sampling.temperature)),
+        (sampling.temperature != 1 or is_dynamic, temperature),
     )
     return (*stages, *(stage for is_on, stage in others if stage is not None and is_on), Draw(seed))
 

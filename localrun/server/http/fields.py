@@ -95,6 +95,7 @@ DryBase = Annotated[float, Meta(ge=1.0, le=100.0)]
 Breaker = Annotated[str, Meta(min_length=1, max_length=40)]
 Breakers = Breaker | Annotated[list[Breaker], Meta(max_length=MAX_BREAKERS)]
 TopNSigma = Annotated[float, Meta(ge=-1.0, le=100.0)]
+DynaTemp = Annotated[float, Meta(ge=0.0, le=100.0)]
 
 # Which texts, `speculates` says itself.
 Speculation = bool | Annotated[str, Meta(extra_json_schema={"enum": ["on", "off"]})]
@@ -148,6 +149,8 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True):
     top_n_sigma: TopNSigma | None = None
     xtc_probability: Probability | None = None
     xtc_threshold: Probability | None = None
+    dynatemp_range: DynaTemp | None = None
+    dynatemp_exponent: DynaTemp | None = None
     stop: Stop | None = None
 
 

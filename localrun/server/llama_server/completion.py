@@ -60,13 +60,12 @@ _OFF: dict[str, dict[str, Any]] = {
     "top_p": {"top_p": 1.0},
     "min_p": {"min_p": 0.0},
     "xtc": {"xtc_probability": 0.0},
-    "temperature": {"temperature": 1.0},
+    "temperature": {"temperature": 1.0, "dynatemp_range": 0.0},
 }
 _OTHER_NAMES = {"typical_p": "typ_p", "typical": "typ_p", "temp": "temperature", "top-k": "top_k", "top-p": "top_p"}
 _LETTERS = dict(zip("edskypmxt", SAMPLERS, strict=True))
 # What chooses among what is computed, and cannot be done here, with the value that means nothing of it.
 _UNSUPPORTED: dict[str, Any] = {
-    "dynatemp_range": 0.0,
     "adaptive_target": -1.0,
     "min_keep": 0,
     "n_indent": 0,
@@ -87,7 +86,6 @@ class LlamaCompletionBody(LimitFields, frozen=True, kw_only=True):
     return_tokens: bool | None = None
     response_fields: Annotated[list[str], Meta(max_length=MAX_FIELDS)] | None = None
     samplers: Annotated[list[str], Meta(max_length=32)] | Annotated[str, Meta(max_length=32)] | None = None
-    dynatemp_range: float | None = None
     adaptive_target: float | None = None
     min_keep: int | None = None
     n_indent: int | None = None
@@ -341,8 +339,6 @@ def generation_settings(
     return said | {
         "seed": _RANDOM_SEED if seed is None else seed,
         "repeat_last_n": last_n,
-        "dynatemp_range": 0.0,
-        "dynatemp_exponent": 1.0,
         "adaptive_target": -1.0,
         "adaptive_decay": 0.9,
         "stop": plan.stop,

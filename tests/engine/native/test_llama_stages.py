@@ -25,6 +25,8 @@ SAMPLINGS: dict[str, dict[str, Any]] = {
     "top-n-sigma": {"top_n_sigma": 2.5},
     "xtc": {"top_k": 12, "xtc_probability": 0.5, "xtc_threshold": 0.08},
     "all": {"top_k": 20, "top_p": 0.9, "min_p": 0.02, "top_n_sigma": 3.0, "xtc_probability": 0.3, **DRY},
+    "dynatemp": {"temperature": 0.8, "top_p": 0.9, "dynatemp_range": 0.7, "dynatemp_exponent": 0.5},
+    "dynatemp from 0": {"temperature": 0.0, "top_k": 12, "dynatemp_range": 1.2},
     "xtc without temperature": {"temperature": 0.0, "top_k": 12, "xtc_probability": 0.5, "xtc_threshold": 0.08},
 }  # fmt: skip
 
@@ -49,7 +51,9 @@ class PlainChain:
             native.llama_sampler_init_top_p(sampling.top_p, 1),
             native.llama_sampler_init_min_p(sampling.min_p, 1),
             native.llama_sampler_init_xtc(float(xtc), sampling.xtc_threshold, 1, 1),
-            native.llama_sampler_init_temp(sampling.temperature),
+            native.llama_sampler_init_temp_ext(
+                sampling.temperature, sampling.dynatemp_range, sampling.dynatemp_exponent
+            ),
         ):  # fmt: skip
             native.llama_sampler_chain_add(self._chain, stage)
 

@@ -60,6 +60,14 @@ def test_mirostat_takes_the_place_of_truncation():
     )
 
 
+@pytest.mark.parametrize("temperature", [0.0, 0.5, 1.0])
+def test_a_dynamic_temperature_never_comes_so_near_to_0_that_logits_overflow(temperature: float):
+    *_, dynamic, _ = chain(temperature=temperature, dynatemp_range=1.0, dynatemp_exponent=2.0)
+    assert isinstance(dynamic, stages.Temperature)
+    assert dynamic.value - dynamic.range == pytest.approx(0.001)
+    assert (dynamic.value + dynamic.range, dynamic.exponent) == pytest.approx((temperature + 1.0, 2.0))
+
+
 @pytest.mark.parametrize(("asked", "used"), [(64, 64), (-1, 1000), (5000, 1000)])
 def test_the_window_of_penalties_ends_with_the_context(asked: int, used: int):
     assert chain(repeat_penalty=1.1, penalty_last_n=asked)[0] == stages.Penalties(used, 1.1, 0.0, 0.0)

@@ -263,7 +263,7 @@ def test_samplers_that_are_left_out_are_off(daemon: Daemon) -> None:
 @pytest.mark.parametrize(
     "fields",
     [
-        {"post_sampling_probs": True}, {"dynatemp_range": 0.5}, {"adaptive_target": 0.3}, {"min_keep": 3},
+        {"post_sampling_probs": True}, {"dynatemp_range": -0.5}, {"adaptive_target": 0.3}, {"min_keep": 3},
         {"t_max_predict_ms": 10}, {"grammar_lazy": True}, {"n_indent": 2}, {"dry_multiplier": -1}, {"dry_base": 0.5},
         {"xtc_probability": 2}, {"xtc_threshold": -0.1}, {"top_n_sigma": 1000}, {"dry_allowed_length": -1},
         {"dry_penalty_last_n": -2}, {"n_probs": 1000},
