@@ -125,8 +125,11 @@ _FAMILIES: tuple[tuple[str, str, str], ...] = (
     ("<|code_prefix|>", "<|code_suffix|>", "<|code_middle|>"),
     ("▁<PRE>", "▁<SUF>", "▁<MID>"),
     ("<PRE>", "<SUF>", "<MID>"),
+    ("<|prefix|>", "<|suffix|>", "<|middle|>"),
     ("[PREFIX]", "[SUFFIX]", ""),
 )
+_REPOSITORIES = ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>")
+_SEPARATORS = ("<|file_sep|>",)
 
 
 class FimTokens(NamedTuple):
@@ -184,9 +187,10 @@ def _text(header: Header, keys: Sequence[str]) -> str:
 
 def _of_a_family(header: Header) -> FimTokens | None:
     controls = frozenset(header.control_tokens())
+    others = [next((text for text in texts if text in controls), "") for texts in (_REPOSITORIES, _SEPARATORS)]
     for prefix, suffix, middle in _FAMILIES:
         if {prefix, suffix, middle} - {""} <= controls:
-            return FimTokens(prefix, suffix, middle)
+            return FimTokens(prefix, suffix, middle, *others)
     return None
 
 

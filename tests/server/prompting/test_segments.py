@@ -57,6 +57,8 @@ def test_older_files_name_them_otherwise():
 
 def test_files_that_name_none_are_known_by_their_control_tokens():
     assert fim_tokens(header("<fim_prefix>", "<fim_suffix>", "<fim_middle>")) is not None
+    assert fim_tokens(header("<|prefix|>", "<|suffix|>", "<|middle|>")) is not None
+    assert fim_tokens(header(*QWEN.values())) == fim_tokens(header(**QWEN))
 
 
 def test_without_a_token_for_the_middle_the_suffix_comes_first():
