@@ -17,6 +17,7 @@ import msgspec
 
 from localrun.config import NOTHING_ASKED, LoadSettings
 from localrun.errors import LocalrunError
+from localrun.server import notices
 from localrun.server.engines.resident import Use
 from localrun.server.http.exchange import Exchange
 from localrun.server.http.failures import Headers
@@ -81,6 +82,8 @@ async def plan(
 ) -> Submit:
     """What `fields`, `prepared` and the model's own parameters (or `defaults` for these) say together, as a request
     without a prompt; `stop` goes besides what they say. Raises BadRequest for what the model does not know."""
+    if passed_over := fields.passed_over():
+        notices.note(*passed_over)
     defaults = defaults_of(job.model) if defaults is None else defaults
     if prepared is not None:
         stop, grammar = (*stop, *prepared.stop), prepared.grammar

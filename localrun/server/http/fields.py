@@ -192,6 +192,7 @@ _LogitBias = (
 )
 
 
+_NOT_DONE = ("min_tokens", "stop_token_ids", "include_stop_str_in_output", "bad_words", "allowed_token_ids")
 NO_TEXTS: Mapping[str, Sequence[int]] = {}
 
 
@@ -218,6 +219,16 @@ class SamplingFields(Parameters, frozen=True, kw_only=True):
     speculation: Speculation | None = None
     draft: DraftName | None = None
     lora: Annotated[list[LoraEntry], Meta(max_length=MAX_ADAPTERS)] | None = None
+    # vLLM's and SGLang's, which are not done here: an answer says so.
+    min_tokens: Any = None
+    stop_token_ids: Any = None
+    include_stop_str_in_output: Any = None
+    bad_words: Any = None
+    allowed_token_ids: Any = None
+
+    def passed_over(self) -> list[str]:
+        """The fields that ask for something and have no effect."""
+        return [name for name in _NOT_DONE if getattr(self, name)]
 
     def stop_strings(self, defaults: ModelDefaults) -> tuple[str, ...]:
         """The request's stop strings, else the model's."""

@@ -312,6 +312,12 @@ def test_filling_in_needs_a_model_that_can(daemon: Daemon) -> None:
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "model")
 
 
+def test_fields_of_other_servers_that_have_no_effect_are_said(daemon: Daemon) -> None:
+    asked = {"min_tokens": 3, "stop_token_ids": [5], "bad_words": [], "include_stop_str_in_output": False}
+    assert complete(daemon, **asked).headers["x-localrun-ignored"] == "min_tokens; stop_token_ids"
+    assert "x-localrun-ignored" not in complete(daemon, min_tokens=0, stop_token_ids=None).headers
+
+
 def test_logprobs_of_a_completion(daemon: Daemon) -> None:
     logprobs = complete(daemon, logprobs=2, ignore_eos=True).json()["choices"][0]["logprobs"]
     assert {name: len(values) for name, values in logprobs.items()} == {
