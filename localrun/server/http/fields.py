@@ -297,7 +297,8 @@ def _bias_pairs(asked: _LogitBias | None) -> list[tuple[int | str, float]]:
     for key, value in asked.items() if isinstance(asked, dict) else asked or ():
         if value is True:
             raise BadRequest.of("logit_bias", "a number from -100 to 100, or false to ban")
-        if isinstance(key, str) and _TOKEN_ID.fullmatch(key):
+        # An object's keys cannot but be texts.
+        if isinstance(asked, dict) and isinstance(key, str) and _TOKEN_ID.fullmatch(key):
             key = int(key) if len(key) <= _MOST_DIGITS else MAX_TOKENS
         if isinstance(key, str) and not 0 < len(key) <= MAX_BIASED_CHARACTERS:
             raise BadRequest.of("logit_bias", f"a text has {len(key)} characters; send 1 to {MAX_BIASED_CHARACTERS}")

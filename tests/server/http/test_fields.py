@@ -51,6 +51,12 @@ def test_parameters_of_all_dialects() -> None:
     assert made.logit_bias == ((5, -math.inf), (6, 2.0))
 
 
+def test_a_text_of_digits_is_a_token_id_as_a_key_only() -> None:
+    """Pairs have numbers for ids, so what is quoted there is text, as with llama-server."""
+    assert chat(logit_bias=[["7", 1], [7, 1]]).biased_texts() == ["7"]
+    assert chat(logit_bias={"7": 1}).biased_texts() == []
+
+
 def test_the_model_s_parameters_are_below_the_request_s() -> None:
     model = ModelDefaults(temperature=0.3, top_k=20, seed=5, repeat_penalty=1.3, stop=["END", "STOP"])
     made = sampling(model)
