@@ -41,7 +41,7 @@ class CompletionBody(CommonFields, frozen=True, kw_only=True):
 
     prompt: str | list[str | fields.TokenId | list[fields.TokenId]]
     echo: bool | None = None
-    logprobs: fields.TopLogprobs | None = None
+    logprobs: fields.TopLogprobs | bool | None = None
     best_of: Choices | None = None
     suffix: str | None = None
 
@@ -51,9 +51,14 @@ class CompletionBody(CommonFields, frozen=True, kw_only=True):
         return self.best_of or self.n_choices
 
     @property
+    def n_logprobs(self) -> int | None:
+        """Alternatives of each token, by a number or, as for chat, a switch; None without log-probabilities."""
+        return None if self.logprobs is False or self.logprobs is None else int(self.logprobs)
+
+    @property
     def scores_prompt(self) -> bool:
         """Whether the log-probabilities of the prompt are wanted, too."""
-        return bool(self.echo) and self.logprobs is not None
+        return bool(self.echo) and self.n_logprobs is not None
 
     def check_supported(self) -> None:
         """Raises BadRequest for fields that contradict each other, and for what this build does not do."""
@@ -223,8 +228,8 @@ async def answer_completion(
             jobs[0],
             max_output=body.max_output,
             grammar=grammar,
-            logprobs=body.logprobs is not None or chooses,
-            n_probs=body.logprobs or 0,
+            logprobs=body.n_logprobs is not None or chooses,
+            n_probs=body.n_logprobs or 0,
         )
         plan = msgspec.structs.replace(plan, scores_prompt=body.scores_prompt)
         echoes = [one if isinstance(one, str) else await jobs[0].text_of(one) for one in prompts] if body.echo else ()
@@ -240,7 +245,7 @@ async def answer_completion(
             model=body.model,
             n_choices=len(jobs),
             echoes=echoes,
-            shows_logprobs=body.logprobs is not None,
+            shows_logprobs=body.n_logprobs is not None,
         )
         answer = answer_type(
             exchange,

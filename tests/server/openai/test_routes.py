@@ -324,6 +324,8 @@ def test_logprobs_of_a_completion(daemon: Daemon) -> None:
         "tokens": 6, "token_logprobs": 6, "top_logprobs": 6, "text_offset": 6,
     }  # fmt: skip
     assert complete(daemon, logprobs=0).json()["choices"][0]["logprobs"]["top_logprobs"][0] == {}
+    assert len(complete(daemon, logprobs=True).json()["choices"][0]["logprobs"]["top_logprobs"][0]) == 1
+    assert complete(daemon, logprobs=False).json()["choices"][0]["logprobs"] is None
 
 
 # --- errors ----------------------------------------------------------------------------------------------------------
