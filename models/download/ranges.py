@@ -126,6 +126,20 @@ class RedirectPolicy:
             raise SourceRefused(f"{host} is {address}, where nothing is fetched from when a server sends us there")
 
 
+async def check_outward(request: httpx2.Request) -> None:
+    """Raises SourceRefused unless all addresses of the host are on the internet. What is not known here is a proxy's to
+    look up."""
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(request.url.host, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return
+    for address in (_address(str(info[4][0])) for info in found):
+        if address is None or _depth(address) != 0:
+            raise SourceRefused(
+                f"{request.url.host} is on this machine or in its network; only the key of an admin may pull from there"
+            )
+
+
 def _address(text: str) -> Address | None:
     try:
         return _carried(ipaddress.ip_address(text.partition("%")[0]))

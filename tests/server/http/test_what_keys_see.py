@@ -23,6 +23,7 @@ from localrun.server.jobs.registry import MAX_ENDED
 from tests.daemon import Daemon, running_daemon
 from tests.lora_file import write_lora
 from tests.projector_file import write_projector
+from tests.registry import Layer, Registry
 from tests.server.batches.batch_files import begun, chat_line, encoded, ended
 
 SETTINGS = """
@@ -235,6 +236,26 @@ def test_nor_is_what_the_cache_has_of_one(place: Place) -> None:
     )
     assert {"secret", "tiny"} <= of_all
     assert of_narrow == of_all - {"secret"}
+
+
+@pytest.mark.parametrize(("path", "field"), [("/api/pull", "model"), ("/api/create", "from")])
+def test_who_is_in_the_machine_s_network_is_not_told(place: Place, path: str, field: str) -> None:
+    with Registry() as registry:
+        there = registry.add("acme/fox", Layer("model", builtin.model_path().read_bytes()))
+        port = there.partition("/")[0].rpartition(":")[2]
+        names = [there, "127.0.0.1:9/acme/fox:latest", f"localhost:{port}/acme/fox:latest", "10.0.0.1/acme/fox:latest"]
+        told = set()
+        for name in names:
+            body = {"model": "fox2", "insecure": True, "stream": False, field: name}
+            answer = place.daemon.http.post(path, json=body, headers=place.headers)
+            told.add((answer.status_code, answer.text.replace(name.partition("/")[0].partition(":")[0], "")))
+        assert len(told) == 1
+        assert told.pop()[0] == 502
+        assert registry.asked_for("/") == 0
+        key = KeyFile(place.home / "data").create(field, admin=True).text
+        admin = {"authorization": f"Bearer {key}"}
+        body = {"model": "fox2", "stream": False, field: there}
+        assert place.daemon.http.post(path, json=body, headers=admin).json() == {"status": "success"}
 
 
 def test_nor_is_one_found_by_other_fields(place: Place) -> None:
