@@ -72,6 +72,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
             path = write_lora(builtin.model_path(), loras / f"{name}.gguf", seed=seed)
             _made(daemon, name, f"FROM {path}")
         _made(daemon, "tuned", "FROM tiny\nADAPTER style")
+        _made(daemon, "made", "FROM secret\nSYSTEM Be brief.")
         keys = KeyFile(home / "data")
         texts = {
             "neighbour": keys.create("neighbour").text,
@@ -281,13 +282,14 @@ def test_nor_is_one_found_by_other_fields(place: Place) -> None:
             told.append(_told(place, http.post("/api/create", json=body, headers=headers), name))
         assert told[0] == told[1]
     # What was asked for by the same key is in its own list of requests.
-    text = KeyFile(place.home / "data").create("narrow-too", models=("tiny", "fox", "style")).text
+    text = KeyFile(place.home / "data").create("narrow-too", models=("tiny", "fox", "style", "made")).text
     headers = {"authorization": f"Bearer {text}"}
     for name in ("secret", "closed", "hidden"):
         for path in ("/v1/models", "/api/tags", "/api/v0/models", "/lora-adapters", "/localrun/v1/snapshot", "/api/ps",
                      "/localrun/v1/cache", "/localrun/v1/pulls", "/slots", "/localrun/v1/fit?model=fox"):  # fmt: skip
             assert name not in http.get(path, headers=headers).text, (name, path)
-        assert name not in http.post("/api/show", json={"model": "fox"}, headers=headers).text
+        for model in ("fox", "made"):
+            assert name not in http.post("/api/show", json={"model": model}, headers=headers).text
 
 
 @pytest.mark.parametrize(
