@@ -259,6 +259,13 @@ def test_who_is_in_the_machine_s_network_is_not_told(place: Place, path: str, fi
         assert place.daemon.http.post(path, json=body, headers=admin).json() == {"status": "success"}
 
 
+def test_what_stays_of_a_deleted_model_is_named_without_its_folder(place: Place) -> None:
+    for method, path, body in (("POST", "/api/create", {"from": "tiny", "system": "Be brief.", "stream": False}),
+                               ("DELETE", "/api/delete", {})):  # fmt: skip
+        answer = place.daemon.http.request(method, path, json=body | {"model": "gone"}, headers=place.headers)
+    assert answer.json()["kept"] == [{"path": builtin.model_path().name, "reason": "it is built in"}]
+
+
 def test_nor_is_one_found_by_other_fields(place: Place) -> None:
     http, headers = place.daemon.http, place.narrow
     adapters = place.daemon.http.get("/lora-adapters", headers=place.headers).json()
