@@ -27,6 +27,7 @@ from localrun.models import pull as model_pull
 from localrun.models.download.fetch import new_client
 from localrun.models.download.huggingface import Hub
 from localrun.models.download.plan import FetchLimits, Item, RemotePlan
+from localrun.models.name import ModelName
 from localrun.models.storage import manifest
 from localrun.models.storage.manifest import ManifestKey
 from localrun.models.storage.store import Store
@@ -196,6 +197,7 @@ class PullRequest(msgspec.Struct, frozen=True):
     model: str
     is_insecure: bool = False
     projector: str = ""
+    is_outward: bool = False
 
 
 class _Pull:
@@ -266,13 +268,19 @@ class Pulls:
         return [pull.progress.row() for pull in self._pulls.values()]
 
     @contextlib.contextmanager
-    def joined(self, model: str, *, is_insecure: bool = False, projector: str = "") -> Iterator[PullProgress]:
+    def joined(
+        self, model: str, *, is_insecure: bool = False, projector: str = "", is_trusted: bool = True
+    ) -> Iterator[PullProgress]:
         """The pull of a model, begun if there is none, as `models.pull.pull`. Leaving it while nobody else waits for it
-        cancels it.
+        cancels it. Who is not trusted names no registry of this machine and its network: what it answers, and whether
+        it does, would tell who is there.
 
         Raises BadRequest for what cannot be pulled, Unavailable while the daemon stops.
         """
-        pull = self._pull(PullRequest(model, is_insecure, projector), is_detached=False)
+        parsed = ModelName.parse(model)
+        # Where the hub is, and Ollama's own registry, is the owner's to say.
+        is_outward = not is_trusted and bool(parsed.registry_host) and not parsed.says_ollama
+        pull = self._pull(PullRequest(model, is_insecure, projector, is_outward), is_detached=False)
         pull.n_watchers += 1
         try:
             yield pull.progress
@@ -333,7 +341,7 @@ class Pulls:
 
     async def _transfer(self, pull: _Pull) -> None:
         # A client of its own, whose connections end with it; reading the certificates takes a while.
-        client = await asyncio.to_thread(new_client)
+        client = await asyncio.to_thread(new_client, is_outward=pull.wanted.is_outward)
         context = model_pull.PullContext(
             store=self._store, hub=self.hub, client=client, limits=self._limits, memory_bytes=await memory_bytes()
         )

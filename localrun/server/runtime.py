@@ -26,6 +26,7 @@ from localrun.config import Settings, folders, model_dirs, models_folder
 from localrun.errors import BadRequest, LocalrunError, ModelNotFound
 from localrun.hardware import kernels, thread_choice
 from localrun.last_model import remember_model
+from localrun.models import builtin
 from localrun.models.name import split_adapters
 from localrun.models.storage import hub_cache
 from localrun.models.storage.store import Store
@@ -268,5 +269,6 @@ def _store(settings: Settings, *, is_llama: bool) -> Store:
         no_projectors = (
             "projectors cannot be used: llama.cpp was built without libmtmd (`localrun doctor` says what to do)"
         )
-    path_redaction.hide((models_folder(settings), *model_dirs(settings), hub_cache.folder()))
+    built_in = builtin.model_path().parent
+    path_redaction.hide((models_folder(settings), *model_dirs(settings), hub_cache.folder(), built_in))
     return Store.of(settings, no_projectors=no_projectors)

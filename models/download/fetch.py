@@ -41,12 +41,17 @@ _NO_PROGRESS = NoProgress()
 _USUAL_LIMITS = FetchLimits()
 
 
-def new_client() -> httpx2.AsyncClient:
-    """A client for `fetch`: it goes through the proxies of the environment, and follows no redirect by itself. Raises
-    DownloadFailed for a proxy that no client can use."""
+def new_client(*, is_outward: bool = False) -> httpx2.AsyncClient:
+    """A client for `fetch`: it goes through the proxies of the environment, and follows no redirect by itself;
+    `is_outward`: it asks nobody who is not on the internet. Raises DownloadFailed for a proxy that no client can use.
+    """
     ranges.prepare_proxies()
-    limits = httpx2.Limits(max_connections=None, max_keepalive_connections=32)
-    return httpx2.AsyncClient(headers={"User-Agent": f"localrun/{__version__}"}, limits=limits, follow_redirects=False)
+    return httpx2.AsyncClient(
+        headers={"User-Agent": f"localrun/{__version__}"},
+        limits=httpx2.Limits(max_connections=None, max_keepalive_connections=32),
+        follow_redirects=False,
+        event_hooks={"request": [ranges.check_outward] if is_outward else []},
+    )
 
 
 async def first_bytes(

@@ -88,7 +88,9 @@ def without_password(url: str) -> str:
 # another one each time it is looked up changes nothing. The answer of a refused address is not read; one that is
 # written as a number is not even asked. With a proxy all connections are the proxy's, and it decides.
 
-_Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+# NAT64, and the old "compatible" addresses: both end in an IPv4 address.
+_EMBEDDING = (ipaddress.IPv6Network("64:ff9b::/96"), ipaddress.IPv6Network("::/96"))
 
 
 class RedirectPolicy:
@@ -116,7 +118,7 @@ class RedirectPolicy:
             await response.aclose()
             raise
 
-    def _check(self, host: str, address: _Address) -> None:
+    def _check(self, host: str, address: Address) -> None:
         depth = _depth(address)
         if self._depth is None:
             self._depth = depth
@@ -124,19 +126,49 @@ class RedirectPolicy:
             raise SourceRefused(f"{host} is {address}, where nothing is fetched from when a server sends us there")
 
 
-def _address(text: str) -> _Address | None:
+async def check_outward(request: httpx2.Request) -> None:
+    """Raises SourceRefused unless all addresses of the host are on the internet. What is not known here is a proxy's to
+    look up."""
     try:
-        address = ipaddress.ip_address(text.partition("%")[0])
+        found = await asyncio.get_running_loop().getaddrinfo(request.url.host, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return
+    for address in (_address(str(info[4][0])) for info in found):
+        if address is None or _depth(address) != 0:
+            raise SourceRefused(
+                f"{request.url.host} is on this machine or in its network; only the key of an admin may pull from there"
+            )
+
+
+def _address(text: str) -> Address | None:
+    try:
+        return _carried(ipaddress.ip_address(text.partition("%")[0]))
     except ValueError:
         return None
-    return getattr(address, "ipv4_mapped", None) or address
 
 
-def _depth(address: _Address) -> int | None:
-    """0 on the internet, 1 in a private network, 2 on this machine; None where nothing is ever fetched from."""
+def _carried(address: Address) -> Address:
+    """The IPv4 address that an IPv6 address carries, which is where a packet to it may end; else the address itself."""
+    if isinstance(address, ipaddress.IPv4Address) or address.is_loopback or address.is_unspecified:
+        return address
+    inner = address.ipv4_mapped or address.sixtofour or (address.teredo[1] if address.teredo else None)
+    if inner is None and any(address in network for network in _EMBEDDING):
+        inner = ipaddress.IPv4Address(int(address) & 0xFFFF_FFFF)
+    return inner or address
+
+
+def is_public(address: Address) -> bool:
+    """Whether it is one that everybody on the internet reaches."""
+    inner = _carried(address)
+    return inner.is_global and not inner.is_multicast and getattr(address, "scope_id", None) is None
+
+
+def _depth(address: Address) -> int | None:
+    """0 on the internet, 1 in a network of somebody's own, 2 on this machine; None where nothing is ever fetched
+    from."""
     if address.is_link_local or address.is_unspecified:
         return None
-    return 2 if address.is_loopback else 1 if address.is_private else 0
+    return 2 if address.is_loopback else 0 if is_public(address) else 1
 
 
 # --- answers ---

@@ -344,6 +344,8 @@ def _number_problem(metadata: Mapping[str, Value], encoder: str, name: str) -> s
             count("spatial_merge_size", 1, MAX_PATCH_SIDE, 1),
             count("projector.scale_factor", 1, MAX_PATCH_SIDE, 1),
             count("preproc_image_size", 1, MAX_IMAGE_SIDE, 1),
+            # Smaller pictures are enlarged to so many, each of which takes 15 bytes.
+            count("image_min_pixels", 0, MAX_IMAGE_SIDE**2, 0),
         ]
         if (merge := _MERGES.get(name)) is not None:
             limits.append(count(merge.key, merge.least, merge.most, merge.default))

@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from textual.visual import visualize
 
 from localrun.errors import DaemonUnreachable, InvalidKey
 from localrun.tui.app import LocalrunApp
 from localrun.tui.keys import KEYS, key_of
 from localrun.tui.preferences import DARK, LIGHT
+from localrun.tui.widgets.top_bar import Banner
 
 
 async def test_f_keys_go_round_and_keep_the_prompt(desk: Any) -> None:
@@ -82,9 +84,12 @@ async def test_ctrl_r_reconnects_at_once(desk: Any) -> None:
 async def test_another_machine_is_named_and_its_refusals_are_shown(desk: Any) -> None:
     other = type(desk)(url="https://studio.local:11434")
     other.daemon.is_up = False
-    other.daemon.refusal = InvalidKey("this API key was revoked")
+    other.daemon.refusal = InvalidKey("this API key was revoked [/] [b]now")
     async with other.open((110, 24)) as pilot:
-        await other.see(pilot, "Not connected, retrying; ^r now: this API key was revoked")
+        await other.see(pilot, "Not connected, retrying; ^r now: this API key was revoked [/] [b]now")
+        banner = other.app.screen.query_one(Banner)
+        shown_by_mouse = visualize(banner, banner.tooltip)  # as Tooltip does, which tests have none of
+        assert str(shown_by_mouse) == "this API key was revoked [/] [b]now"
         await other.see(pilot, "○ not connected")
         await other.see(pilot, "It runs on studio.local.")
         assert "No daemon" not in other.seen(other.app)

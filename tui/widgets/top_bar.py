@@ -82,7 +82,7 @@ class Banner(Static):
         self.set_class(trouble is not None, "-shown")
         if trouble is not None:
             self.update(Content(line(trouble)) if self._session.is_replay else _no_daemon(self._session, trouble))
-            self.tooltip = line(trouble)
+            self.tooltip = Content(line(trouble))
 
 
 def _no_daemon(session: Session, trouble: str) -> Content:

@@ -27,6 +27,7 @@ from urllib.parse import urlsplit
 import httpx2
 
 from localrun.errors import BadRequest, TooLarge
+from localrun.models.download.ranges import Address, is_public
 
 # A multiple of four; about a millisecond's work.
 _PIECE_CHARACTERS = 512 * 1024
@@ -81,23 +82,6 @@ def bytes_of(source: str, field: str) -> bytes:
 
 MAX_BYTES = 24 * 1024 * 1024
 TIMEOUT_S = 10.0
-
-Address = ipaddress.IPv4Address | ipaddress.IPv6Address
-# Addresses that carry an IPv4 address, which is where a packet to them may end: NAT64, and the old "compatible" ones.
-_EMBEDDING = (ipaddress.IPv6Network("64:ff9b::/96"), ipaddress.IPv6Network("::/96"))
-
-
-def is_public(address: Address) -> bool:
-    """Whether it is one that everybody on the internet reaches."""
-    if isinstance(address, ipaddress.IPv6Address):
-        if address.scope_id is not None:
-            return False
-        inner = address.ipv4_mapped or address.sixtofour or (address.teredo[1] if address.teredo else None)
-        if inner is None and any(address in network for network in _EMBEDDING):
-            inner = ipaddress.IPv4Address(int(address) & 0xFFFF_FFFF)
-        if inner is not None:
-            return is_public(inner)
-    return address.is_global and not address.is_multicast
 
 
 @dataclass(frozen=True, kw_only=True)

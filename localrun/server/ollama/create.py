@@ -244,7 +244,7 @@ async def _steps(runtime: Runtime, body: CreateBody, caller: Caller) -> AsyncGen
         except ModelNotFound as missing:
             if missing.reason or order.files or ModelName.parse(order.base).kind is not Kind.STORED:
                 raise
-            with runtime.pulls.joined(order.base) as progress:  # as Ollama does
+            with runtime.pulls.joined(order.base, is_trusted=caller.is_admin) as progress:  # as Ollama does
                 async for status in progress.statuses():
                     if status != {"status": "success"}:
                         yield status

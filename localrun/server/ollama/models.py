@@ -30,7 +30,7 @@ from localrun.models.gguf import projectors
 from localrun.models.gguf.header import Header
 from localrun.models.memory import projector_memory
 from localrun.models.name import split_adapters
-from localrun.models.storage.manifest import DamagedFile, in_full
+from localrun.models.storage.manifest import DamagedFile, Source, in_full
 from localrun.models.storage.model import Forecast, Model, NamedAdapter, Origin, Part, kept_forecast
 from localrun.models.storage.store import Store
 from localrun.server.engines.resident import own_draft
@@ -181,7 +181,8 @@ async def tags(runtime: Runtime, exchange: Exchange) -> None:
 async def ps(runtime: Runtime, exchange: Exchange) -> None:
     sees = exchange.caller.may_use_model
     engines = [engine for engine in runtime.engine_rows() if engine.state == "ready" and sees(engine.model)]
-    await exchange.answer_redacted(Ps(models=await asyncio.to_thread(_ps_rows, runtime.store, engines)))
+    rows = await asyncio.to_thread(_ps_rows, runtime.store, engines, exchange.caller)
+    await exchange.answer_redacted(Ps(models=rows))
 
 
 def _tags(runtime: Runtime, loaded: dict[Files, str], there: set[str], caller: Caller) -> Tags:
@@ -201,12 +202,12 @@ def _tags(runtime: Runtime, loaded: dict[Files, str], there: set[str], caller: C
         with suppress(BadModelFile):
             files = _files(runtime, found) if loaded else None
             loaded_as = found.full_name if found.name in there else None if files is None else loaded.get(files)
-            rows.append(_tags_row(found, is_loaded=loaded_as is not None, loaded_as=loaded_as or ""))
+            rows.append(_tags_row(found, caller, is_loaded=loaded_as is not None, loaded_as=loaded_as or ""))
     for tier in runtime.settings.tiers:
         if not runtime.targets.can_see(caller, tier.name):
             continue
         try:
-            row = _tags_row(runtime.targets.of_tier(tier).model, is_loaded=False)
+            row = _tags_row(runtime.targets.of_tier(tier).model, caller, is_loaded=False)
             name = in_full(tier.name)
             rows.append(msgspec.structs.replace(row, name=name, model=name, size=0, source="tier", tier=tier.rules))
         except (BadModelFile, BadRequest, NotFound) as error:
@@ -221,7 +222,7 @@ def _files(runtime: Runtime, model: Model) -> Files | None:
     return None
 
 
-def _ps_rows(store: Store, engines: list[EngineRow]) -> list[PsRow]:
+def _ps_rows(store: Store, engines: list[EngineRow], caller: Caller) -> list[PsRow]:
     """In a thread. A loaded model whose file is gone still runs, but there is nothing left to say about it."""
     by_name: dict[str, list[EngineRow]] = {}
     for engine in engines:
@@ -229,11 +230,11 @@ def _ps_rows(store: Store, engines: list[EngineRow]) -> list[PsRow]:
     rows = []
     for name, its_engines in by_name.items():
         with suppress(BadModelFile, ModelNotFound, BadRequest):
-            rows.append(_ps_row(its_engines, store.resolve(name)))
+            rows.append(_ps_row(its_engines, store.resolve(name), caller))
     return rows
 
 
-def _tags_row(model: Model, *, is_loaded: bool, loaded_as: str = "") -> TagRow:
+def _tags_row(model: Model, caller: Caller, *, is_loaded: bool, loaded_as: str = "") -> TagRow:
     name = model.full_name
     return TagRow(
         name=name,
@@ -241,7 +242,7 @@ def _tags_row(model: Model, *, is_loaded: bool, loaded_as: str = "") -> TagRow:
         modified_at=model.modified_at.isoformat(),
         size=model.size_bytes,
         digest=model.digest,
-        details=details(model),
+        details=_details(model, caller),
         capabilities=capabilities(model),
         source=_source(model),
         loaded=is_loaded,
@@ -276,7 +277,7 @@ def _source(model: Model | NamedAdapter) -> str:
     return (named if source.kind in ("hub", "registry") else source.kind) if is_here else Origin.CLUSTER.value
 
 
-def _ps_row(engines: Sequence[EngineRow], model: Model) -> PsRow:
+def _ps_row(engines: Sequence[EngineRow], model: Model, caller: Caller) -> PsRow:
     """One row for a model, also if it is loaded twice: for text and for embeddings."""
     remaining_s = max(_FOR_EVER_S if engine.expires_in_s is None else engine.expires_in_s for engine in engines)
     name = model.full_name
@@ -285,17 +286,17 @@ def _ps_row(engines: Sequence[EngineRow], model: Model) -> PsRow:
         model=name,
         size=sum(engine.size_bytes for engine in engines),
         digest=model.digest,
-        details=details(model),
+        details=_details(model, caller),
         expires_at=rfc3339(round((time.time() + remaining_s) * 1e9)).decode("ascii"),
         size_vram=sum(engine.gpu_bytes for engine in engines),
         context_length=max(engine.n_ctx for engine in engines),
     )
 
 
-def details(model: Model) -> Details:
+def _details(model: Model, caller: Caller) -> Details:
     header = model.header
     return Details(
-        parent_model=model.source.file if model.source.kind == "create" else "",
+        parent_model=_source_shown(model, caller).file if model.source.kind == "create" else "",
         format="gguf",
         family=header.architecture,
         # Ollama's name for a projector's family, and the architecture in its file.
@@ -305,6 +306,13 @@ def details(model: Model) -> Details:
         context_length=header.n_ctx_train,
         embedding_length=header.n_embd,
     )
+
+
+def _source_shown(model: Model, caller: Caller) -> Source:
+    """Without the name of the model that it was made of, where the key may not use that one."""
+    source = model.source
+    is_hidden = source.kind == "create" and not caller.may_use_model(source.file)
+    return msgspec.structs.replace(source, file="") if is_hidden else source
 
 
 def parameter_size(n_params: int) -> str:
@@ -350,7 +358,7 @@ def _shown(runtime: Runtime, body: ModelBody, loaded: dict[str, int], caller: Ca
         parameters=_parameters(model, loaded.get(model.name)),
         template=_template(model),
         system=model.system,
-        details=details(model),
+        details=_details(model, caller),
         messages=[ShowMessage(role=message.role, content=message.content) for message in model.messages],
         model_info=_model_info(header),
         capabilities=capabilities(model),
@@ -501,7 +509,7 @@ def _more(runtime: Runtime, adapted: AdaptedModel, caller: Caller) -> dict[str, 
         "path": str(model.path) if caller.is_admin else model.name,
         "size": model.size_bytes,
         "digest": model.digest,
-        "source": msgspec.to_builtins(model.source),
+        "source": msgspec.to_builtins(_source_shown(model, caller)),
         "adapters": [*(str(its.path) for its in opened.adapters), *(str(its.path) for its in adapted.named)],
         "no_adapters": no_adapters,
         "notes": notes,

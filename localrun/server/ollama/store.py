@@ -80,7 +80,12 @@ async def pull(runtime: Runtime, exchange: Exchange) -> None:
         if is_own:
             await send_statuses(exchange, _success(), stream=stream)
             return
-        wanted = runtime.pulls.joined(name, is_insecure=bool(body.insecure), projector=body.projector or "")
+        wanted = runtime.pulls.joined(
+            name,
+            is_insecure=bool(body.insecure),
+            projector=body.projector or "",
+            is_trusted=exchange.caller.is_admin,
+        )
         with wanted as progress:
             await send_statuses(exchange, progress.statuses(), stream=stream)
 

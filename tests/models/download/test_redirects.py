@@ -30,7 +30,13 @@ async def walked(*addresses: str) -> None:
 
 @pytest.mark.parametrize(
     "addresses",
-    [("1.1.1.1", "8.8.8.8"), ("127.0.0.1", "127.0.0.1", "1.1.1.1"), ("192.168.1.5", "10.0.0.1"), ("::1", "127.0.0.1")],
+    [
+        ("1.1.1.1", "8.8.8.8"),
+        ("127.0.0.1", "127.0.0.1", "1.1.1.1"),
+        ("192.168.1.5", "10.0.0.1"),
+        ("::1", "127.0.0.1"),
+        ("100.64.0.1", "10.0.0.1"),
+    ],
 )
 async def test_outwards_and_sideways(addresses: tuple[str, ...]) -> None:
     await walked(*addresses)
@@ -44,7 +50,11 @@ async def test_outwards_and_sideways(addresses: tuple[str, ...]) -> None:
         ("1.1.1.1", "::ffff:127.0.0.1"),
         ("192.168.1.5", "::1"),
         ("1.1.1.1", "8.8.8.8", "fd00::1"),
+        ("1.1.1.1", "100.100.100.200"),  # a cloud's credentials, and where private networks such as Tailscale's lie
+        ("1.1.1.1", "64:ff9b::a00:1"),
+        ("1.1.1.1", "2002:7f00:1::"),
         ("169.254.169.254",),
+        ("64:ff9b::a9fe:a9fe",),
         ("127.0.0.1", "fe80::1%eth0"),
         ("127.0.0.1", "0.0.0.0"),
     ],

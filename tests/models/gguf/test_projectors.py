@@ -78,6 +78,7 @@ def test_every_key_with_another_type_is_refused(kind: str, tmp_path: Path):
         ({"clip.vision.image_mean": [0.5]}, ["image_mean"]),
         ({"clip.vision.image_std": [1, 1, 1]}, ["[i32]", "[f32]"]),
         ({"clip.vision.projector.scale_factor": 0}, ["scale_factor"]),
+        ({"clip.vision.image_min_pixels": 2_000_000_000}, ["image_min_pixels", "67108864"]),
     ],
 )
 def test_what_it_says_is_checked(entries: dict[str, Any], said: list[str], tmp_path: Path):

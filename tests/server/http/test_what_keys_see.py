@@ -23,6 +23,7 @@ from localrun.server.jobs.registry import MAX_ENDED
 from tests.daemon import Daemon, running_daemon
 from tests.lora_file import write_lora
 from tests.projector_file import write_projector
+from tests.registry import Layer, Registry
 from tests.server.batches.batch_files import begun, chat_line, encoded, ended
 
 SETTINGS = """
@@ -71,6 +72,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
             path = write_lora(builtin.model_path(), loras / f"{name}.gguf", seed=seed)
             _made(daemon, name, f"FROM {path}")
         _made(daemon, "tuned", "FROM tiny\nADAPTER style")
+        _made(daemon, "made", "FROM secret\nSYSTEM Be brief.")
         keys = KeyFile(home / "data")
         texts = {
             "neighbour": keys.create("neighbour").text,
@@ -237,6 +239,33 @@ def test_nor_is_what_the_cache_has_of_one(place: Place) -> None:
     assert of_narrow == of_all - {"secret"}
 
 
+@pytest.mark.parametrize(("path", "field"), [("/api/pull", "model"), ("/api/create", "from")])
+def test_who_is_in_the_machine_s_network_is_not_told(place: Place, path: str, field: str) -> None:
+    with Registry() as registry:
+        there = registry.add("acme/fox", Layer("model", builtin.model_path().read_bytes()))
+        port = there.partition("/")[0].rpartition(":")[2]
+        names = [there, "127.0.0.1:9/acme/fox:latest", f"localhost:{port}/acme/fox:latest", "10.0.0.1/acme/fox:latest"]
+        told = set()
+        for name in names:
+            body = {"model": "fox2", "insecure": True, "stream": False, field: name}
+            answer = place.daemon.http.post(path, json=body, headers=place.headers)
+            told.add((answer.status_code, answer.text.replace(name.partition("/")[0].partition(":")[0], "")))
+        assert len(told) == 1
+        assert told.pop()[0] == 502
+        assert registry.asked_for("/") == 0
+        key = KeyFile(place.home / "data").create(field, admin=True).text
+        admin = {"authorization": f"Bearer {key}"}
+        body = {"model": "fox2", "stream": False, field: there}
+        assert place.daemon.http.post(path, json=body, headers=admin).json() == {"status": "success"}
+
+
+def test_what_stays_of_a_deleted_model_is_named_without_its_folder(place: Place) -> None:
+    for method, path, body in (("POST", "/api/create", {"from": "tiny", "system": "Be brief.", "stream": False}),
+                               ("DELETE", "/api/delete", {})):  # fmt: skip
+        answer = place.daemon.http.request(method, path, json=body | {"model": "gone"}, headers=place.headers)
+    assert answer.json()["kept"] == [{"path": builtin.model_path().name, "reason": "it is built in"}]
+
+
 def test_nor_is_one_found_by_other_fields(place: Place) -> None:
     http, headers = place.daemon.http, place.narrow
     adapters = place.daemon.http.get("/lora-adapters", headers=place.headers).json()
@@ -260,13 +289,14 @@ def test_nor_is_one_found_by_other_fields(place: Place) -> None:
             told.append(_told(place, http.post("/api/create", json=body, headers=headers), name))
         assert told[0] == told[1]
     # What was asked for by the same key is in its own list of requests.
-    text = KeyFile(place.home / "data").create("narrow-too", models=("tiny", "fox", "style")).text
+    text = KeyFile(place.home / "data").create("narrow-too", models=("tiny", "fox", "style", "made")).text
     headers = {"authorization": f"Bearer {text}"}
     for name in ("secret", "closed", "hidden"):
         for path in ("/v1/models", "/api/tags", "/api/v0/models", "/lora-adapters", "/localrun/v1/snapshot", "/api/ps",
                      "/localrun/v1/cache", "/localrun/v1/pulls", "/slots", "/localrun/v1/fit?model=fox"):  # fmt: skip
             assert name not in http.get(path, headers=headers).text, (name, path)
-        assert name not in http.post("/api/show", json={"model": "fox"}, headers=headers).text
+        for model in ("fox", "made"):
+            assert name not in http.post("/api/show", json={"model": model}, headers=headers).text
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from localrun.errors import BadRequest, TooLarge
-from localrun.server.media.sources import Fetcher, is_public
+from localrun.models.download.ranges import is_public
+from localrun.server.media.sources import Fetcher
 from tests.server.media import making
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b"
