@@ -8,6 +8,8 @@ import signal
 import sys
 import time
 
+import msgspec
+
 from localrun import framing, wire
 
 READY = wire.Ready(
@@ -73,7 +75,8 @@ def main(script: str) -> int:
     if script == "hang-alpha" and opened.model == "alpha":
         sys.stdin.buffer.read()
         return 0
-    _send(READY)
+    n_cells = opened.n_kv_cells
+    _send(msgspec.structs.replace(READY, n_slots=opened.n_slots, n_kv_cells=n_cells, n_ctx=n_cells))
     if script == "garbage":
         sys.stdout.buffer.write(b"printf was here, and broke the framing")
         sys.stdout.buffer.flush()
