@@ -189,21 +189,21 @@ class _Parameter:
         parts = parts_of(after)
         n_first = next((at for at, part in enumerate(parts, 1) if part.startswith("<") and len(part) > 1), len(parts))
         mark, rest = "".join(parts[:n_first]), "".join(parts[n_first:])
-        start = source.at
+        start, marks = source.at, MarkSet((mark,))
         while mark not in source.missing:
             try:
-                yield from source.until(MarkSet((mark,)))
+                yield from source.until(marks)
             except CutShortError:
                 source.missing.add(mark)
                 raise
-            value = source.text[start : source.at - len(mark)]
+            value_end = source.at - len(mark)
             if not (yield from _try(source, rest, call_id)):
                 continue
             is_over = not (yield from source.next_character())
             for following in (end, self._listed.separator + self._before):
                 is_over = is_over or not following.strip() or (yield from _follows(source, following, call_id))
             if is_over:
-                return value
+                return source.text[start:value_end]
         raise CutShortError
 
     @property

@@ -18,7 +18,7 @@ from typing import Any
 
 from localrun.server.parsing import json_calls
 from localrun.server.parsing.json_calls import MAX_NAME_CHARACTERS, checked_name, parse_json, read_arguments
-from localrun.server.parsing.source import CallReader, CutShortError, MalformedError, MarkSet, Read, Reading
+from localrun.server.parsing.source import CallReader, CutShortError, MalformedError, MarkSet, Read, Reading, Source
 
 _PYTHON_WORDS = {"True": True, "False": False, "None": None}
 # A text that does not end is taken to the end, so that it is read once.
@@ -175,6 +175,10 @@ class _Ends:
     def marks(self) -> MarkSet:
         return MarkSet((self.key, *self.behind))
 
+    @cached_property
+    def only_end(self) -> MarkSet:
+        return MarkSet((self.end,))
+
 
 def _read_value(reply: Reading, ends: _Ends, parameters: Mapping[str, Any]) -> Read[tuple[str, str]]:
     """The text of a value, and what ended it; both are taken. A text may be about calls: it ends where the call goes on
@@ -182,16 +186,15 @@ def _read_value(reply: Reading, ends: _Ends, parameters: Mapping[str, Any]) -> R
     happens."""
     source = reply.source
     start, first = source.at, None
-    properties = parameters.get("properties") or ("",)
-    names = tuple(known for name in properties for known in (f"{name}>", f'"{name}"', f"{name}<"))
+    marks = ends.only_end if reply.streams else ends.marks
     while True:
         try:
-            _, mark = yield from source.until(MarkSet((ends.end,)) if reply.streams else ends.marks)
-            if (ends.end, names) in source.missing:
+            _, mark = yield from source.until(marks)
+            if ends.end in source.missing:
                 first = source.at, mark
                 raise CutShortError
         except CutShortError:
-            source.missing.add((ends.end, names))
+            source.missing.add(ends.end)
             if first is None or reply.is_cut:
                 raise
             source.at, mark = first
@@ -199,12 +202,27 @@ def _read_value(reply: Reading, ends: _Ends, parameters: Mapping[str, Any]) -> R
         at = source.at
         first = first or (at, mark)
         yield from source.skip_space()
-        known = (yield from source.take_any(ends.behind.get(mark, names))) is not None
-        is_over = known or not (yield from source.next_character())
+        if mark == ends.key:
+            goes_on = yield from _names_parameter(source, parameters)
+        else:
+            goes_on = (yield from source.take_any(ends.behind[mark])) is not None
+        is_over = goes_on or not (yield from source.next_character())
         source.at = at
         if is_over:
             break
     return source.text[start : source.at - len(mark)], mark
+
+
+def _names_parameter(source: Source, parameters: Mapping[str, Any]) -> Read[bool]:
+    """Whether the name of a parameter comes next, and then the end of its tag, or another tag. Takes nothing."""
+    properties, at = parameters.get("properties"), source.at
+    try:
+        written, _ = yield from source.until(_KEY_END, limit=MAX_NAME_CHARACTERS)
+    except MalformedError:
+        return False
+    source.at = at
+    found = _ATTRIBUTE.match(written)
+    return isinstance(properties, Mapping) and (written if found is None else found.group(1)) in properties
 
 
 @dataclass(frozen=True)
@@ -230,6 +248,7 @@ class Tags:
 
 _CDATA_END = MarkSet(("]]>",))
 _NAME_END = MarkSet((">", "\n"))
+_KEY_END = MarkSet((">", "<", "\n"))
 # A name, in quotes or not, and what DeepSeek says of the value.
 _ATTRIBUTE = re.compile(r'^"?([^"\s]+)"?(?:\s+string\s*=\s*"(true|false)")?\s*"?$')
 

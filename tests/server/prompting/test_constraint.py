@@ -85,6 +85,29 @@ def test_a_text_may_be_about_calls(call_format: CallFormat, inside: str):
             assert meaning(read(plan.parser(SCHEMAS), parts)) == expected
 
 
+@pytest.mark.parametrize("gap", ["", " ", "\n\n"])
+@pytest.mark.parametrize("call_format", BARE, ids=lambda known: known.name)
+def test_behind_a_text_other_white_space_ends_it_as_well(call_format: CallFormat, gap: str):
+    """Else the text would go on for the grammar alone, and a model that is done could not end."""
+    written = call_format.written
+    assert written.arguments is not None
+    end = written.arguments.after.strip()
+    text = re.sub(rf"{re.escape(end)}\s*", end + gap, spelled(written, ("get_weather", {"city": "Paris"})))
+    assert accepts(constraint.forced_calls(written, TOOLS, is_one=False), text)
+
+
+@pytest.mark.parametrize("call_format", [each for each in BARE if each.written.closing], ids=lambda known: known.name)
+def test_what_ends_the_calls_behind_a_text_is_no_part_of_it(call_format: CallFormat):
+    """The parser takes the call to be over there."""
+    written = call_format.written
+    grammar = constraint.forced_calls(written, TOOLS, is_one=False)
+    text, end, _ = spelled(written, ("get_weather", {"city": "Paris"})).rpartition(written.after)
+    assert end
+    matcher = LLMatcher(_tokenizer, source_of(grammar, lambda literal: [(literal, -1)]))
+    tokens = _tokenizer.tokenize_str(text + written.closing)
+    assert matcher.validate_tokens(tokens) < len(tokens)
+
+
 @EACH
 def test_several_calls_unless_there_may_be_but_one(call_format: CallFormat):
     written = call_format.written
