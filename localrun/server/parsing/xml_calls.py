@@ -85,28 +85,36 @@ def nested(text: str, closing: str, name: str, parameters: Mapping[str, Any]) ->
     elements: list[list[tuple[str, Any]]] = [[]]
     names, at = [name], 0
     for tag in re.finditer(rf"{re.escape(mark)}<(/?)([^<>\s]+)>", text):
-        if not tag[1] and len(names) <= _MAX_DEPTH:
+        between, at = text[at : tag.start()], tag.end()
+        is_apart = not between.strip()
+        if not tag[1] and len(names) <= _MAX_DEPTH and is_apart:
             elements.append([])
             names.append(tag[2])
-        elif tag[1] and len(names) > 1 and names.pop() == tag[2]:
+        elif tag[1] and len(names) > 1 and names.pop() == tag[2] and (is_apart or not elements[-1]):
             inside = elements.pop()
-            elements[-1].append((tag[2], inside or text[at : tag.start()]))
+            elements[-1].append((tag[2], inside or between))
         else:
             return typed(text, name, parameters)
-        at = tag.end()
     if len(names) > 1 or text[at:].strip():
         return typed(text, name, parameters)
     properties = parameters.get("properties")
-    return _built(elements[0], properties.get(name) if isinstance(properties, Mapping) else None, parameters)
+    try:
+        return _built(elements[0], properties.get(name) if isinstance(properties, Mapping) else None, parameters)
+    except MalformedError:
+        return typed(text, name, parameters)
 
 
 def _built(value: Any, schema: Any, root: Mapping[str, Any]) -> Any:
-    """Elements as a list or an object, a text as what its schema says."""
+    """Elements as a list or an object, a text as what its schema says. Raises MalformedError for an object that has a
+    name twice."""
     if isinstance(value, str):
         return typed(value, "", {**root, "properties": {"": schema}})
     schema = resolved(schema, root)
-    if all(name == "item" for name, _ in value):
+    names = {name for name, _ in value}
+    if names == {"item"} and types_of(schema, root) != {"object"}:
         return [_built(item, schema.get("items"), root) for _, item in value]
+    if len(names) < len(value):
+        raise MalformedError
     properties = schema.get("properties")
     properties = properties if isinstance(properties, Mapping) else {}
     return {name: _built(inside, properties.get(name), root) for name, inside in value}
