@@ -126,23 +126,28 @@ def allowed_types(name: str, parameters: Mapping[str, Any]) -> set[str]:
     return types_of(properties.get(name) if isinstance(properties, Mapping) else None, parameters)
 
 
-def types_of(schema: Any, root: Mapping[str, Any], depth: int = 0) -> set[str]:
+def types_of(schema: Any, root: Mapping[str, Any]) -> set[str]:
     """Names of the JSON types that a schema allows; empty when it does not say."""
-    if not isinstance(schema, Mapping) or depth > 8:
-        return set()
-    kind = schema.get("type")
-    if isinstance(kind, str):
-        return {kind}
-    if isinstance(kind, list):
-        return {item for item in kind if isinstance(item, str)}
-    if "const" in schema:
-        return _type_names(schema["const"])
-    if isinstance(schema.get("enum"), list):
-        return set().union(*(_type_names(item) for item in schema["enum"]))
-    if (target := resolved(schema, root)) is not schema:
-        return types_of(target, root, depth + 1)
-    choices = [choice for key in ("anyOf", "oneOf", "allOf") for choice in schema.get(key) or ()]
-    return set().union(*(types_of(choice, root, depth + 1) for choice in choices))
+    types: set[str] = set()
+    waiting, seen = [schema], set()
+    while waiting:
+        schema = waiting.pop()
+        if not isinstance(schema, Mapping) or id(schema) in seen:
+            continue
+        seen.add(id(schema))  # one may refer to itself
+        kind = schema.get("type")
+        if isinstance(kind, str | list):
+            types |= {item for item in ([kind] if isinstance(kind, str) else kind) if isinstance(item, str)}
+        elif "const" in schema:
+            types |= _type_names(schema["const"])
+        elif isinstance(schema.get("enum"), list):
+            types |= set().union(*map(_type_names, schema["enum"]))
+        elif (target := resolved(schema, root)) is not schema:
+            waiting.append(target)
+        else:
+            choices = (schema.get(key) for key in ("anyOf", "oneOf", "allOf"))
+            waiting += (each for some in choices if isinstance(some, list) for each in some)
+    return types
 
 
 def resolved(schema: Any, root: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -8,6 +8,9 @@ import pytest
 
 from localrun.server.parsing.xml_calls import nested, typed
 
+# It has more ways to itself than anybody could go.
+ONE_OF_ITSELF = {"anyOf": [{"$ref": "#/$defs/one"}] * 1000 + [{"type": "string"}]}
+
 
 @pytest.mark.parametrize(
     ("schema", "text", "value"),
@@ -44,12 +47,14 @@ from localrun.server.parsing.xml_calls import nested, typed
         ({"const": "null"}, "null", "null"),
         ({"$ref": "#/$defs/id"}, "12", "12"),
         ({"$ref": "#/$defs/none"}, "12", 12),
+        ({"$ref": "#/$defs/one"}, "12", "12"),
+        ({"anyOf": 5, "allOf": {"type": "string"}}, "12", 12),
         ({}, "12", 12),
         ({}, "text", "text"),
     ],
 )
 def test_a_value_has_its_schema_s_type(schema: dict[str, Any], text: str, value: object):
-    parameters = {"properties": {"p": schema}, "$defs": {"id": {"type": "string"}}}
+    parameters = {"properties": {"p": schema}, "$defs": {"id": {"type": "string"}, "one": ONE_OF_ITSELF}}
     assert typed(text, "p", parameters) == value
 
 
