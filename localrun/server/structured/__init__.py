@@ -92,8 +92,8 @@ class CallShape:
 
     @property
     def has_gaps(self) -> bool:
-        """Whether other white space may stand before an argument, and behind the last. If a text ended only where one
-        certain space follows, a model that wrote another would be held to the text, though it takes that to be over."""
+        """Whether other white space may stand before an argument, and behind the last, and the end of the last call be
+        forgotten. Else a model that wrote so would be held to the text before it, though it takes that to be over."""
         return any(argument.behind for argument in self.listed or ())
 
 
@@ -127,11 +127,14 @@ def calls(
         rules += made
         size_bytes += sum(map(len, made)) + len(shape.before) + len(shape.after)
         check_size(size_bytes)
-        after_call = literals.rule(shape.after, has_gap=shape.has_gaps)
-        rules.append(f"call_{index}: {literals.rule(shape.before)} {kind}_{index} {after_call}")
+        rules.append(f"open_{index}: {literals.rule(shape.before)} {kind}_{index}")
+        rules.append(f"call_{index}: open_{index} {literals.rule(shape.after, has_gap=shape.has_gaps)}")
     rules.append("call: " + " | ".join(f"call_{index}" for index in range(len(shapes))))
-    more = "" if is_one else f"({literals.rule(separator)} call)*"
-    rules.append(f"start: {first} call {more} {literals.rule(after)}")
+    last = f"call {literals.rule(after)}"
+    if after and (may_be_open := [f"open_{index}" for index, shape in enumerate(shapes) if shape.has_gaps]):
+        last = f"({last} | ({' | '.join(may_be_open)}) {literals.rule(after, has_gap=True)})"
+    more = "" if is_one else f"(call {literals.rule(separator)})*"
+    rules.append(f"start: {first} {more} {last}")
     return Grammar(GrammarKind.LARK, "\n".join((*rules, *literals.rules)) + "\n", tuple(triggers))
 
 
