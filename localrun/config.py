@@ -388,7 +388,7 @@ CHOICES = {
 
 def _from_toml(path: Path) -> dict[str, Any]:
     try:
-        if os.path.realpath(path) == os.devnull:  # a way to have none
+        if os.path.realpath(path) == os.path.realpath(os.devnull):  # a way to have none
             return {}
         if path.exists() and not path.is_file():  # a device may never end, and a pipe waits for a writer
             raise OSError("it is not a regular file")

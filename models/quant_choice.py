@@ -47,13 +47,13 @@ _FOUR_BITS = range(_RANK["MXFP4_MOE"], _RANK["Q4_0"] + 1)
 
 _QUANT = re.compile(
     r"(?:^|[-._/ (])((?:BF16|FP?16|FP?32|Q4_0_[48]_[48]|IQ[1-6]_K(?:SS?|L|T)|I?Q[1-8]_"
-    r"(?:[01]|NL|K_(?:XS|S|M|L|XL)|K|XXS|XS|S|M)|TQ[12]_0|MXFP4(?:_MOE)?|NVFP4|I2_S)(?:_R[48])?)"
+    r"(?:[01]|NL|K_(?:XS|S|M|L|XL)|K|XXS|XS|S|M)|TQ[12]_0|MXFP4(?:_MOE)?|NVFP4|I2_S|Q8_KV)(?:_R(?:4|8|16))?)"
     r"(?=[-._/ )]|$)",
     re.IGNORECASE,
 )
 # Types that llama.cpp wrote for some processors and no longer reads, for it repacks Q4_0 by itself now, and those that
 # only ik_llama.cpp and bitnet.cpp read.
-_UNREADABLE = re.compile(r"Q4_0_[48]_[48]|IQ[1-6]_K.*|.*_R[48]|I2_S")
+_UNREADABLE = re.compile(r"Q4_0_[48]_[48]|IQ[1-6]_K.*|.*_R[0-9]+|I2_S|Q6_0|Q8_KV")
 # What is no model: by how the name of the file begins, or by its folder; draft heads, projectors and adapters that are
 # nothing else by any word.
 _COMPANION = re.compile(

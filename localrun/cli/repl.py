@@ -462,16 +462,18 @@ def _typed(prompt: str) -> str:
     import readline
 
     def go_on(*_: object) -> None:
+        signal.signal(signal.SIGCONT, signal.SIG_IGN)  # shells may say it twice, and nobody listens then
         raise _Continued
 
-    typed = ""
+    typed, before = "", signal.getsignal(signal.SIGCONT)
     readline.set_startup_hook(lambda: readline.insert_text(typed))
-    before = signal.signal(signal.SIGCONT, go_on)
     try:
         while True:
-            with contextlib.suppress(_Continued):
+            try:
+                signal.signal(signal.SIGCONT, go_on)
                 return input(prompt)
-            typed = readline.get_line_buffer()
+            except _Continued:
+                typed = readline.get_line_buffer()
     finally:
         signal.signal(signal.SIGCONT, before)
         readline.set_startup_hook(None)
@@ -515,7 +517,8 @@ def _line_history() -> Iterator[None]:
         readline.read_history_file(path)
     n_before = readline.get_current_history_length()
     for index in range(n_before):  # an entry of several lines is one of the file's, too
-        readline.replace_history_item(index, readline.get_history_item(index + 1).replace("\r", "\n"))
+        if "\r" in (entry := readline.get_history_item(index + 1) or ""):
+            readline.replace_history_item(index, entry.replace("\r", "\n"))
     try:
         yield
     finally:

@@ -109,7 +109,10 @@ def test_companions_are_no_models_and_stay_where_they_are():
     assert [file.path for file in chosen(offered, "Q8_0").files] == ["model-Q8_0.gguf"]
 
 
-@pytest.mark.parametrize("quant", ["IQ4_KS", "IQ3_KSS", "IQ2_KL", "IQ5_K", "Q4_K_R4", "Q8_0_R8", "IQ4_K_R4", "i2_s"])
+@pytest.mark.parametrize(
+    "quant",
+    ["IQ4_KS", "IQ3_KSS", "IQ2_KL", "IQ5_K", "Q4_K_R4", "Q8_0_R8", "IQ4_K_R4", "i2_s", "Q6_0", "Q8_KV", "BF16_R16"],
+)
 def test_types_of_other_programs_are_not_offered(quant: str):
     foreign = RemoteFile(f"{quant}/model-{quant}.gguf", GB)
     assert chosen([foreign, *files(EIGHT_B)], memory_gb=24).quant == "Q6_K"

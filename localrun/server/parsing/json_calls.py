@@ -12,6 +12,7 @@ Pure. Does not: know the marks (`formats.py`), but for some inside of a call.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -112,15 +113,21 @@ def stream_value(source: Source, scan: JsonScan, emit: Callable[[str], None]) ->
 
 
 def parse_json(text: str) -> Any:
-    """The value, also with line breaks inside texts, which models write. Raises MalformedError."""
+    """The value, also with line breaks inside texts, which models write. Raises MalformedError, also for a number that
+    is too large to be written again."""
     try:
-        return json.loads(text, strict=False, parse_constant=_refuse)
+        return json.loads(text, strict=False, parse_constant=_refuse, parse_float=_finite)
     except (ValueError, RecursionError):
         raise MalformedError from None
 
 
 def _refuse(constant: str) -> Any:
     raise ValueError(constant)
+
+
+def _finite(number: str) -> float:
+    value = float(number)
+    return value if math.isfinite(value) else _refuse(number)
 
 
 _NAME_KEYS = ("name", "tool_name", "function")

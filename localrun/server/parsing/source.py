@@ -138,6 +138,7 @@ class Source:
             found = characters.match(self.text, self.at)
             assert found is not None
             self.at = found.end()
+            del found  # it has the text, which would be copied whenever some came
             if self.at < len(self.text) or not (yield from self.wait()):
                 return
 

@@ -129,8 +129,10 @@ def loose_reader(written: Written, *, call_id: str) -> CallReader:
             yield from read_arguments(reply, name)
             yield from _take_what_comes(source, written.after, call_id)
         else:
-            arguments = yield from listed.read_all(source, reply.schemas.get(name, {}), written.after, call_id)
-            yield from _take(source, written.after, call_id)
+            ends = (written.after, written.closing)
+            arguments = yield from listed.read_all(source, reply.schemas.get(name, {}), ends, call_id)
+            if not (yield from _follows(source, written.closing, call_id)):  # the call's own end may be forgotten
+                yield from _take(source, written.after, call_id)
             reply.call(name, arguments)
 
     def read(reply: Reading) -> Read[None]:
@@ -161,10 +163,12 @@ class _Parameter:
         if listed.quote is None or not listed.after.strip():
             raise ValueError("nothing tells where a value ends")
 
-    def read_all(self, source: Source, parameters: Mapping[str, Any], end: str, call_id: str) -> Read[dict[str, Any]]:
-        """The arguments up to `end`, which is not taken."""
+    def read_all(
+        self, source: Source, parameters: Mapping[str, Any], ends: tuple[str, str], call_id: str
+    ) -> Read[dict[str, Any]]:
+        """The arguments up to one of `ends`, which is not taken."""
         found: dict[str, Any] = {}
-        while not (yield from _follows(source, end, call_id)):
+        while not (yield from _any_follows(source, ends, call_id)):
             yield from _take(source, (self._listed.separator if found else "") + self._before, call_id)
             key, mark = yield from source.until(self._key_end, limit=MAX_NAME_CHARACTERS)
             source.at -= len(mark)
@@ -176,7 +180,7 @@ class _Parameter:
                 found[key] = value
                 yield from _take(source, after, call_id)
                 continue
-            value = yield from self._read_value(source, after.strip(), end, call_id)
+            value = yield from self._read_value(source, after.strip(), ends, call_id)
             value = value.removesuffix(after[: len(after) - len(after.lstrip())])
             if self._has_one_form:
                 found[key] = nested(value, self._listed.after.rpartition(NAME)[0].strip(), key, parameters)
@@ -184,26 +188,25 @@ class _Parameter:
                 found[key] = value if is_text else parse_json(value)
         return found
 
-    def _read_value(self, source: Source, after: str, end: str, call_id: str) -> Read[str]:
+    def _read_value(self, source: Source, after: str, ends: tuple[str, str], call_id: str) -> Read[str]:
         """The text before `after`, which is taken: where what may follow does, since a text may be about calls."""
         parts = parts_of(after)
         n_first = next((at for at, part in enumerate(parts, 1) if part.startswith("<") and len(part) > 1), len(parts))
         mark, rest = "".join(parts[:n_first]), "".join(parts[n_first:])
-        start = source.at
+        start, marks = source.at, MarkSet((mark,))
         while mark not in source.missing:
             try:
-                yield from source.until(MarkSet((mark,)))
+                yield from source.until(marks)
             except CutShortError:
                 source.missing.add(mark)
                 raise
-            value = source.text[start : source.at - len(mark)]
+            value_end = source.at - len(mark)
             if not (yield from _try(source, rest, call_id)):
                 continue
-            is_over = not (yield from source.next_character())
-            for following in (end, self._listed.separator + self._before):
-                is_over = is_over or not following.strip() or (yield from _follows(source, following, call_id))
-            if is_over:
-                return value
+            following = (*ends, self._listed.separator + self._before)
+            is_over = not (yield from source.next_character()) or not all(map(str.strip, (ends[0], following[-1])))
+            if is_over or (yield from _any_follows(source, following, call_id)):
+                return source.text[start:value_end]
         raise CutShortError
 
     @property
@@ -280,3 +283,10 @@ def _follows(source: Source, text: str, call_id: str) -> Read[bool]:
     comes = bool(text.strip()) and (yield from _try(source, text.rstrip(), call_id))
     source.at = at
     return comes
+
+
+def _any_follows(source: Source, texts: Sequence[str], call_id: str) -> Read[bool]:
+    for text in texts:
+        if (yield from _follows(source, text, call_id)):
+            return True
+    return False

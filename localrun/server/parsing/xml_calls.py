@@ -18,7 +18,7 @@ from typing import Any
 
 from localrun.server.parsing import json_calls
 from localrun.server.parsing.json_calls import MAX_NAME_CHARACTERS, checked_name, parse_json, read_arguments
-from localrun.server.parsing.source import CallReader, CutShortError, MalformedError, MarkSet, Read, Reading
+from localrun.server.parsing.source import CallReader, CutShortError, MalformedError, MarkSet, Read, Reading, Source
 
 _PYTHON_WORDS = {"True": True, "False": False, "None": None}
 # A text that does not end is taken to the end, so that it is read once.
@@ -85,28 +85,36 @@ def nested(text: str, closing: str, name: str, parameters: Mapping[str, Any]) ->
     elements: list[list[tuple[str, Any]]] = [[]]
     names, at = [name], 0
     for tag in re.finditer(rf"{re.escape(mark)}<(/?)([^<>\s]+)>", text):
-        if not tag[1] and len(names) <= _MAX_DEPTH:
+        between, at = text[at : tag.start()], tag.end()
+        is_apart = not between.strip()
+        if not tag[1] and len(names) <= _MAX_DEPTH and is_apart:
             elements.append([])
             names.append(tag[2])
-        elif tag[1] and len(names) > 1 and names.pop() == tag[2]:
+        elif tag[1] and len(names) > 1 and names.pop() == tag[2] and (is_apart or not elements[-1]):
             inside = elements.pop()
-            elements[-1].append((tag[2], inside or text[at : tag.start()]))
+            elements[-1].append((tag[2], inside or between))
         else:
             return typed(text, name, parameters)
-        at = tag.end()
     if len(names) > 1 or text[at:].strip():
         return typed(text, name, parameters)
     properties = parameters.get("properties")
-    return _built(elements[0], properties.get(name) if isinstance(properties, Mapping) else None, parameters)
+    try:
+        return _built(elements[0], properties.get(name) if isinstance(properties, Mapping) else None, parameters)
+    except MalformedError:
+        return typed(text, name, parameters)
 
 
 def _built(value: Any, schema: Any, root: Mapping[str, Any]) -> Any:
-    """Elements as a list or an object, a text as what its schema says."""
+    """Elements as a list or an object, a text as what its schema says. Raises MalformedError for an object that has a
+    name twice."""
     if isinstance(value, str):
         return typed(value, "", {**root, "properties": {"": schema}})
     schema = resolved(schema, root)
-    if all(name == "item" for name, _ in value):
+    names = {name for name, _ in value}
+    if names == {"item"} and types_of(schema, root) != {"object"}:
         return [_built(item, schema.get("items"), root) for _, item in value]
+    if len(names) < len(value):
+        raise MalformedError
     properties = schema.get("properties")
     properties = properties if isinstance(properties, Mapping) else {}
     return {name: _built(inside, properties.get(name), root) for name, inside in value}
@@ -118,23 +126,28 @@ def allowed_types(name: str, parameters: Mapping[str, Any]) -> set[str]:
     return types_of(properties.get(name) if isinstance(properties, Mapping) else None, parameters)
 
 
-def types_of(schema: Any, root: Mapping[str, Any], depth: int = 0) -> set[str]:
+def types_of(schema: Any, root: Mapping[str, Any]) -> set[str]:
     """Names of the JSON types that a schema allows; empty when it does not say."""
-    if not isinstance(schema, Mapping) or depth > 8:
-        return set()
-    kind = schema.get("type")
-    if isinstance(kind, str):
-        return {kind}
-    if isinstance(kind, list):
-        return {item for item in kind if isinstance(item, str)}
-    if "const" in schema:
-        return _type_names(schema["const"])
-    if isinstance(schema.get("enum"), list):
-        return set().union(*(_type_names(item) for item in schema["enum"]))
-    if (target := resolved(schema, root)) is not schema:
-        return types_of(target, root, depth + 1)
-    choices = [choice for key in ("anyOf", "oneOf", "allOf") for choice in schema.get(key) or ()]
-    return set().union(*(types_of(choice, root, depth + 1) for choice in choices))
+    types: set[str] = set()
+    waiting, seen = [schema], set()
+    while waiting:
+        schema = waiting.pop()
+        if not isinstance(schema, Mapping) or id(schema) in seen:
+            continue
+        seen.add(id(schema))  # one may refer to itself
+        kind = schema.get("type")
+        if isinstance(kind, str | list):
+            types |= {item for item in ([kind] if isinstance(kind, str) else kind) if isinstance(item, str)}
+        elif "const" in schema:
+            types |= _type_names(schema["const"])
+        elif isinstance(schema.get("enum"), list):
+            types |= set().union(*map(_type_names, schema["enum"]))
+        elif (target := resolved(schema, root)) is not schema:
+            waiting.append(target)
+        else:
+            choices = (schema.get(key) for key in ("anyOf", "oneOf", "allOf"))
+            waiting += (each for some in choices if isinstance(some, list) for each in some)
+    return types
 
 
 def resolved(schema: Any, root: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -175,6 +188,10 @@ class _Ends:
     def marks(self) -> MarkSet:
         return MarkSet((self.key, *self.behind))
 
+    @cached_property
+    def only_end(self) -> MarkSet:
+        return MarkSet((self.end,))
+
 
 def _read_value(reply: Reading, ends: _Ends, parameters: Mapping[str, Any]) -> Read[tuple[str, str]]:
     """The text of a value, and what ended it; both are taken. A text may be about calls: it ends where the call goes on
@@ -182,16 +199,15 @@ def _read_value(reply: Reading, ends: _Ends, parameters: Mapping[str, Any]) -> R
     happens."""
     source = reply.source
     start, first = source.at, None
-    properties = parameters.get("properties") or ("",)
-    names = tuple(known for name in properties for known in (f"{name}>", f'"{name}"', f"{name}<"))
+    marks = ends.only_end if reply.streams else ends.marks
     while True:
         try:
-            _, mark = yield from source.until(MarkSet((ends.end,)) if reply.streams else ends.marks)
-            if (ends.end, names) in source.missing:
+            _, mark = yield from source.until(marks)
+            if ends.end in source.missing:
                 first = source.at, mark
                 raise CutShortError
         except CutShortError:
-            source.missing.add((ends.end, names))
+            source.missing.add(ends.end)
             if first is None or reply.is_cut:
                 raise
             source.at, mark = first
@@ -199,12 +215,27 @@ def _read_value(reply: Reading, ends: _Ends, parameters: Mapping[str, Any]) -> R
         at = source.at
         first = first or (at, mark)
         yield from source.skip_space()
-        known = (yield from source.take_any(ends.behind.get(mark, names))) is not None
-        is_over = known or not (yield from source.next_character())
+        if mark == ends.key:
+            goes_on = yield from _names_parameter(source, parameters)
+        else:
+            goes_on = (yield from source.take_any(ends.behind[mark])) is not None
+        is_over = goes_on or not (yield from source.next_character())
         source.at = at
         if is_over:
             break
     return source.text[start : source.at - len(mark)], mark
+
+
+def _names_parameter(source: Source, parameters: Mapping[str, Any]) -> Read[bool]:
+    """Whether the name of a parameter comes next, and then the end of its tag, or another tag. Takes nothing."""
+    properties, at = parameters.get("properties"), source.at
+    try:
+        written, _ = yield from source.until(_KEY_END, limit=MAX_NAME_CHARACTERS)
+    except MalformedError:
+        return False
+    source.at = at
+    found = _ATTRIBUTE.match(written)
+    return isinstance(properties, Mapping) and (written if found is None else found.group(1)) in properties
 
 
 @dataclass(frozen=True)
@@ -230,6 +261,7 @@ class Tags:
 
 _CDATA_END = MarkSet(("]]>",))
 _NAME_END = MarkSet((">", "\n"))
+_KEY_END = MarkSet((">", "<", "\n"))
 # A name, in quotes or not, and what DeepSeek says of the value.
 _ATTRIBUTE = re.compile(r'^"?([^"\s]+)"?(?:\s+string\s*=\s*"(true|false)")?\s*"?$')
 

@@ -51,8 +51,9 @@ def _remembered(make: Callable[..., _Made]) -> Callable[..., _Made]:
     lock = threading.Lock()
 
     def look_up(written: Written, tools: Sequence[Tool], *, is_one: bool, control_tokens: Sequence[str] = ()) -> _Made:
-        ends = "" if written.arguments is None else f"{written.arguments.quote or ''}{written.arguments.after}"
-        controls = [token for token in control_tokens if token and token in ends]
+        listed = written.arguments
+        texts = () if listed is None else (listed.before, listed.quote or "", listed.after, written.after)
+        controls = [token for token in control_tokens if token and any(token in text for text in texts)]
         digest = hashlib.sha256(msgspec.json.encode((written, tools, is_one, controls))).digest()
         with lock:
             found = known.get(digest)
@@ -197,7 +198,7 @@ def _shapes(
             listed = argument_shapes(
                 written.arguments,
                 checked(schema, field=tool.field),
-                end=written.after,
+                ends=(written.after, written.closing),
                 field=tool.field,
                 control_tokens=control_tokens,
             )
@@ -253,16 +254,18 @@ _NOT_OF_BARE_TEXT = ("minLength", "maxLength", "pattern", "format")
 
 
 def argument_shapes(
-    listed: Listed, parameters: Mapping[str, Any], *, end: str, field: str, control_tokens: Sequence[str]
+    listed: Listed, parameters: Mapping[str, Any], *, ends: tuple[str, str], field: str, control_tokens: Sequence[str]
 ) -> tuple[structured.ArgumentShape, ...]:
     """The arguments of a tool, in the order of its schema; last one whose name is the model's own, where the schema
-    allows any; `end` is what follows them all. `parameters` were checked at `field`."""
+    allows any. `ends` are what follows them all and, where models forget that, comes next. `parameters` were checked at
+    `field`."""
     properties: dict[str, Any] = {}
     required = dict.fromkeys(_gather(parameters, parameters, properties, 0))
     for name in required:
         properties.setdefault(name, {})
-    behind = tuple(text.strip() for text in (listed.before.partition(NAME)[0], end))
-    if listed.quote or listed.separator or listed.after[-1:].isspace() or not all(behind):
+    behind = tuple(filter(None, (text.strip() for text in (listed.before.partition(NAME)[0], *ends))))
+    is_told = ends[0].strip() and not (listed.quote or listed.separator or listed.after[-1:].isspace())
+    if not is_told or any(token in text for token in control_tokens for text in (listed.before, *ends)):
         behind = ()
     shapes = [
         _shape(listed, name, schema, parameters, field, behind, control_tokens, is_required=name in required)

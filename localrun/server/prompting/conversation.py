@@ -416,7 +416,8 @@ def _described(schema: Any, depth: int = 0, *, has_types: bool) -> Any:
 
 def _type_of(schema: Mapping[str, Any]) -> str:
     """A word for what a schema without a type lets through."""
-    ways = schema.get("anyOf") or schema.get("oneOf") or ()
+    ways = schema.get("anyOf") or schema.get("oneOf")
+    ways = ways if isinstance(ways, list) else []
     types = [way.get("type") for way in ways if isinstance(way, Mapping) and way.get("type") != "null"]
     return next((one for one in types if isinstance(one, str)), "any")
 

@@ -58,8 +58,8 @@ _NAME = r"/[A-Za-z_][A-Za-z0-9_.\-]{0,63}/"
 class ArgumentShape:
     """One argument: literal text, its value, literal text. The value is JSON of `schema`; where that is None it is one
     of `texts`, or, without any, whatever text comes before the first `until`, which is no part of `after`; the first
-    that one of `behind` follows, if any are given. In a literal, and in `until`, the name of a control token stands for
-    that token; `control` is the first one in `until`.
+    that one of `behind` follows, if any are given; in these is no control token. In a literal, and in `until`, the name
+    of a control token stands for that token; `control` is the first one in `until`.
 
     A `before` of two texts has a name of the model's own between them. `path` is where in the tool's schema it is."""
 
@@ -89,6 +89,12 @@ class CallShape:
     listed: tuple[ArgumentShape, ...] | None = None
     separator: str = ""
     is_strict: bool = False
+
+    @property
+    def has_gaps(self) -> bool:
+        """Whether other white space may stand before an argument, and behind the last, and the end of the last call be
+        forgotten. Else a model that wrote so would be held to the text before it, though it takes that to be over."""
+        return any(argument.behind for argument in self.listed or ())
 
 
 def calls(
@@ -121,10 +127,14 @@ def calls(
         rules += made
         size_bytes += sum(map(len, made)) + len(shape.before) + len(shape.after)
         check_size(size_bytes)
-        rules.append(f"call_{index}: {literals.rule(shape.before)} {kind}_{index} {literals.rule(shape.after)}")
+        rules.append(f"open_{index}: {literals.rule(shape.before)} {kind}_{index}")
+        rules.append(f"call_{index}: open_{index} {literals.rule(shape.after, has_gap=shape.has_gaps)}")
     rules.append("call: " + " | ".join(f"call_{index}" for index in range(len(shapes))))
-    more = "" if is_one else f"({literals.rule(separator)} call)*"
-    rules.append(f"start: {first} call {more} {literals.rule(after)}")
+    last = f"call {literals.rule(after)}"
+    if after and (may_be_open := [f"open_{index}" for index, shape in enumerate(shapes) if shape.has_gaps]):
+        last = f"({last} | ({' | '.join(may_be_open)}) {literals.rule(after, has_gap=True)})"
+    more = "" if is_one else f"(call {literals.rule(separator)})*"
+    rules.append(f"start: {first} {more} {last}")
     return Grammar(GrammarKind.LARK, "\n".join((*rules, *literals.rules)) + "\n", tuple(triggers))
 
 
@@ -142,7 +152,8 @@ def _listed(shape: CallShape, name: str, literals: _Literals, *, in_any_order: b
     for at, argument in enumerate(shape.listed):
         value, made = _value(shape, argument, f"{name}{at:04}", literals)
         rules += made
-        opening = f" {_NAME} ".join(literals.rule(text) for text in argument.before)
+        first_text, *more_text = argument.before
+        opening = f" {_NAME} ".join((literals.rule(first_text, has_gap=shape.has_gaps), *map(literals.rule, more_text)))
         rules.append(f"{name}_is_{at}: {opening} {value} {literals.rule(argument.after)}")
         if in_any_order:
             continue
@@ -200,11 +211,15 @@ class _Literals:
     def __init__(self) -> None:
         self.rules: list[str] = []
 
-    def rule(self, text: str) -> str:
-        """The name of the rule for `text`; nothing for no text."""
+    def rule(self, text: str, *, has_gap: bool = False) -> str:
+        """The name of the rule for `text`; nothing for no text. If it `has_gap`, other white space may stand before
+        it, and no control token is in it."""
         if not text:
             return ""
-        name = f"literal_{len(self.rules)}"
         text = text.encode("utf-8", "replace").decode()  # half a surrogate pair is no text
-        self.rules.append(f"{name}: {json.dumps(text, ensure_ascii=False)}")
+        if has_gap:
+            name, made = f"behind_gap_{len(self.rules)}", rf"/\s{{0,20}}{_escaped(text.lstrip())}/"
+        else:
+            name, made = f"literal_{len(self.rules)}", json.dumps(text, ensure_ascii=False)
+        self.rules.append(f"{name}: {made}")
         return name

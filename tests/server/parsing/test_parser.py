@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
@@ -131,18 +132,61 @@ def test_whoever_opens_many_calls_and_writes_none_is_no_longer_waited_for(n_malf
     assert sum(isinstance(piece, CallStart) for piece in pieces) == n_calls
 
 
-def test_an_end_that_never_comes_is_looked_for_once(monkeypatch: pytest.MonkeyPatch):
-    looked, until = [], Source.until
+def count(monkeypatch: pytest.MonkeyPatch, *names: str) -> list[str]:
+    """What a reader does with its source, while it does it."""
+    done: list[str] = []
 
-    def counted(source: Source, *arguments: Any, **more: Any) -> Any:
-        looked.append(source.at)
-        return until(source, *arguments, **more)
+    def counted(name: str, method: Any) -> Any:
+        def do(*arguments: Any, **more: Any) -> Any:
+            done.append(name)
+            return method(*arguments, **more)
 
-    monkeypatch.setattr(Source, "until", counted)
-    text = "<tool_call><function=save><parameter=text>a</parameter>b " * 400
-    pieces = read(ParserPlan(call_format=formats.QWEN_CODER).parser(SCHEMAS), [text])
+        return do
+
+    for name in names:
+        monkeypatch.setattr(Source, name, counted(name, getattr(Source, name)))
+    return done
+
+
+@pytest.mark.parametrize("n_tools", [1, 40])
+def test_an_end_that_never_comes_is_looked_for_once(monkeypatch: pytest.MonkeyPatch, n_tools: int):
+    looked = count(monkeypatch, "until")
+    schemas = {f"save{at}": {"properties": {f"text{at}": {}}} for at in range(n_tools)}
+    text = "".join(f"<tool_call><function=save{at % n_tools}><parameter=text>a</parameter>b " for at in range(400))
+    pieces = read(ParserPlan(call_format=formats.QWEN_CODER).parser(schemas), [text])
     assert pieces == [Content(text)]
     assert len(looked) < 4 * 400
+
+
+def test_many_parameters_cost_no_more_than_one(monkeypatch: pytest.MonkeyPatch):
+    text = "<tool_call><function=save><parameter=p0>" + "a <parameter=b" * 100
+    done = count(monkeypatch, "take", "until")
+    steps = []
+    for n in (1, 1000):
+        schemas = {"save": {"properties": {f"p{at}": {} for at in range(n)}}}
+        read(ParserPlan(call_format=formats.QWEN_CODER).parser(schemas), [text])
+        steps.append(len(done))
+        done.clear()
+    assert steps[0] == steps[1]
+
+
+@pytest.mark.parametrize("properties", [5, True, None, "odd", ["text"]])
+def test_properties_that_are_none_are_no_names(properties: Any):
+    """Where no decoding is held to a schema, nobody has looked whether it is one."""
+    text = "<tool_call><function=save><parameter=text>a <parameter=text>b</parameter></function></tool_call>"
+    parser = ParserPlan(call_format=formats.QWEN_CODER).parser({"save": {"properties": properties}})
+    assert meaning(read(parser, [text])) == (("call", ("save", {"text": "a <parameter=text>b"})),)
+
+
+def test_a_held_text_is_not_copied_while_white_space_is_waited_for():
+    source = Source()
+    source.put("</parameter> " * 1000 + "\n")
+    source.at = len(source.text) - 1
+    n_before = sys.getrefcount(source.text)
+    reading = source.skip_space()
+    next(reading)
+    n_after = sys.getrefcount(source.text)
+    assert n_after == n_before
 
 
 @pytest.mark.parametrize(("depth", "n_calls"), [(MAX_DEPTH, 1), (MAX_DEPTH + 1, 0)])

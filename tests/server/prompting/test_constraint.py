@@ -14,7 +14,7 @@ from localrun.errors import BadRequest
 from localrun.server import notices, structured
 from localrun.server.parsing import formats
 from localrun.server.parsing.parser import CallFormat, ParserPlan
-from localrun.server.parsing.written import Written
+from localrun.server.parsing.written import Written, loose_reader
 from localrun.server.prompting import constraint
 from localrun.server.prompting.ask import Tool
 from localrun.server.structured import MAX_GRAMMAR_BYTES
@@ -83,6 +83,35 @@ def test_a_text_may_be_about_calls(call_format: CallFormat, inside: str):
         for size in (1, len(reply)):
             parts = (reply[at : at + size] for at in range(0, len(reply), size))
             assert meaning(read(plan.parser(SCHEMAS), parts)) == expected
+
+
+@pytest.mark.parametrize("gap", ["", " ", "\n\n"])
+@pytest.mark.parametrize("call_format", BARE, ids=lambda known: known.name)
+def test_behind_a_text_other_white_space_ends_it_as_well(call_format: CallFormat, gap: str):
+    """Else the text would go on for the grammar alone, and a model that is done could not end."""
+    written = call_format.written
+    assert written.arguments is not None
+    end = written.arguments.after.strip()
+    text = re.sub(rf"{re.escape(end)}\s*", end + gap, spelled(written, ("get_weather", {"city": "Paris"})))
+    assert accepts(constraint.forced_calls(written, TOOLS, is_one=False), text)
+
+
+@pytest.mark.parametrize("call_format", [each for each in BARE if each.written.closing], ids=lambda known: known.name)
+def test_where_the_end_of_a_call_is_forgotten_what_ends_all_calls_ends_its_text(call_format: CallFormat):
+    written = call_format.written
+    grammar = constraint.forced_calls(written, TOOLS, is_one=False)
+    call: Call = ("get_weather", {"city": "a </x> b"})
+    begun, end, _ = spelled(written, call).rpartition(written.after)
+    assert end
+    text = begun + written.closing
+    assert accepts(grammar, text)
+    assert not accepts(grammar, f"{text} b")
+    loose = CallFormat("loose", written, {written.opening: loose_reader(written, call_id="\0")})
+    for reader, is_constrained in ((call_format, True), (call_format, False), (loose, True)):
+        plan = ParserPlan(call_format=reader, calls_are_constrained=is_constrained)
+        for size in (1, len(text)):
+            parts = (text[at : at + size] for at in range(0, len(text), size))
+            assert meaning(read(plan.parser(SCHEMAS), parts)) == (("call", call),)
 
 
 @EACH

@@ -439,9 +439,9 @@ def test_parameters_without_a_type_have_one_for_a_template_that_looks_for_it(des
         "{{ p['type'] + ' ' }}{% endfor %}{% endfor %}<tool_call> arguments" + TURNS
     )
     either = {"anyOf": [{"type": "null"}, {"type": "integer"}]}
-    properties = {"a": {"description": "x"}, "b": either, "c": {"type": "string"}}
+    properties = {"a": {"description": "x"}, "b": either, "c": {"type": "string"}, "d": {"anyOf": 5}}
     tool = Tool("f", "", {"type": "object", "properties": properties})
-    assert "a:any b:integer c:string " in text(desk(looks, tools=(tool,)))
+    assert "a:any b:integer c:string d:any " in text(desk(looks, tools=(tool,)))
 
 
 def test_parameters_without_a_type_have_a_description_alone_where_the_template_reads_types_by_letters(desk: Desk):
