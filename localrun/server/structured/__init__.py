@@ -57,9 +57,10 @@ _NAME = r"/[A-Za-z_][A-Za-z0-9_.\-]{0,63}/"
 @dataclass(frozen=True)
 class ArgumentShape:
     """One argument: literal text, its value, literal text. The value is JSON of `schema`; where that is None it is one
-    of `texts`, or, without any, whatever text comes before the first `until`, which is no part of `after`; the first
-    that one of `behind` follows, if any are given; in these is no control token. In a literal, and in `until`, the name
-    of a control token stands for that token; `control` is the first one in `until`.
+    of `texts`, or, without any, whatever text comes before the first `until`, which is no part of `after`. If nothing
+    that must come is left, an `until` may be in the text: the value is over at the first that one of `ends` follows, or
+    `another`, which begins an argument; in these is no control token. In a literal, and in `until`, the name of a
+    control token stands for that token; `control` is the first one in `until`.
 
     A `before` of two texts has a name of the model's own between them. `path` is where in the tool's schema it is."""
 
@@ -68,7 +69,8 @@ class ArgumentShape:
     schema: Any = None
     texts: tuple[str, ...] = ()
     until: str = ""
-    behind: tuple[str, ...] = ()
+    ends: tuple[str, ...] = ()
+    another: str = ""
     control: str = ""
     is_required: bool = False
     path: str = ""
@@ -94,7 +96,7 @@ class CallShape:
     def has_gaps(self) -> bool:
         """Whether other white space may stand before an argument, and behind the last, and the end of the last call be
         forgotten. Else a model that wrote so would be held to the text before it, though it takes that to be over."""
-        return any(argument.behind for argument in self.listed or ())
+        return any(argument.ends for argument in self.listed or ())
 
 
 def calls(
@@ -149,15 +151,22 @@ def _listed(shape: CallShape, name: str, literals: _Literals, *, in_any_order: b
     n_listed = len(shape.listed)
     may_come = [f"{name}_is_{at}" for at, argument in enumerate(shape.listed) if not argument.is_required]
     must_come = [f"{name}_is_{at}" for at, argument in enumerate(shape.listed) if argument.is_required]
+    last = max((at for at, argument in enumerate(shape.listed) if argument.is_required), default=None)
     for at, argument in enumerate(shape.listed):
-        value, made = _value(shape, argument, f"{name}{at:04}", literals)
+        again = at if len(argument.before) > 1 else at + 1
+        may_go_on = bool(may_come) if in_any_order else again < n_listed
+        # Before the last that must come, a model that ends the call too early is held to what is missing; if that could
+        # be more of the text, the model would never get out of it.
+        behind = argument.ends if last in (at, None) else ()
+        if may_go_on:
+            behind = (*behind, argument.another) if behind and argument.another else ()
+        value, made = _value(shape, argument, f"{name}{at:04}", literals, behind)
         rules += made
         first_text, *more_text = argument.before
         opening = f" {_NAME} ".join((literals.rule(first_text, has_gap=shape.has_gaps), *map(literals.rule, more_text)))
         rules.append(f"{name}_is_{at}: {opening} {value} {literals.rule(argument.after)}")
         if in_any_order:
             continue
-        again = at if len(argument.before) > 1 else at + 1
         first = [f"{name}_is_{at} {name}_next_{again}"]
         following = [f"{separator} {first[0]}"]
         if not argument.is_required:
@@ -171,8 +180,11 @@ def _listed(shape: CallShape, name: str, literals: _Literals, *, in_any_order: b
     return [*rules, f'{name}_first_{n_listed}: ""', f'{name}_next_{n_listed}: ""', f"{name}: {name}_first_0"]
 
 
-def _value(shape: CallShape, argument: ArgumentShape, name: str, literals: _Literals) -> tuple[str, list[str]]:
-    """What stands for an argument's value in a rule, and the rules that it needs."""
+def _value(
+    shape: CallShape, argument: ArgumentShape, name: str, literals: _Literals, behind: Sequence[str]
+) -> tuple[str, list[str]]:
+    """What stands for an argument's value in a rule, and the rules that it needs. A text goes on behind what ends it,
+    unless one of `behind` follows; without these never."""
     if argument.schema is not None:
         schema = schema_text(argument.schema, field=f"{shape.field}.{argument.path}")
         comment = f"// {json.dumps(shape.name)} {json.dumps(f'parameters.{argument.path}')}"
@@ -185,10 +197,10 @@ def _value(shape: CallShape, argument: ArgumentShape, name: str, literals: _Lite
     if control:  # the text goes on as far as it can, and a control token is none
         return f"{name} {literals.rule(argument.until[len(head) :])}", [f"{name}: /(?s:.*){end}/"]
     rules = [f"{name}[lazy]: /(?s:.*){end}/"]
-    if not argument.behind:
+    if not behind:
         return name, rules
-    behind = "|".join(map(_escaped, argument.behind))
-    return f"{name} {name}_more*", [*rules, f"{name}_more[lazy]: /(?s:.*){end}/ & ~/\\s*({behind})(?s:.*)/"]
+    follows = "|".join(map(_escaped, behind))
+    return f"{name} {name}_more*", [*rules, f"{name}_more[lazy]: /(?s:.*){end}/ & ~/\\s*({follows})(?s:.*)/"]
 
 
 def _escaped(text: str) -> str:

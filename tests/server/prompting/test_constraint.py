@@ -44,6 +44,11 @@ def accepts(grammar: Grammar, text: str) -> bool:
     return bool(matcher.is_accepting())
 
 
+def may_begin(grammar: Grammar, text: str) -> bool:
+    matcher = LLMatcher(_tokenizer, source_of(grammar, lambda literal: [(literal, -1)]))
+    return bool(matcher.validate_tokens(tokens := _tokenizer.tokenize_str(text)) == len(tokens))
+
+
 def spelled(written: Written, *calls: Call, begins_at: str = "") -> str:
     return written.calls(calls).removeprefix(begins_at)
 
@@ -94,6 +99,22 @@ def test_behind_a_text_other_white_space_ends_it_as_well(call_format: CallFormat
     end = written.arguments.after.strip()
     text = re.sub(rf"{re.escape(end)}\s*", end + gap, spelled(written, ("get_weather", {"city": "Paris"})))
     assert accepts(constraint.forced_calls(written, TOOLS, is_one=False), text)
+
+
+@pytest.mark.parametrize("is_lazy", [False, True])
+@pytest.mark.parametrize("call_format", BARE, ids=lambda known: known.name)
+def test_whoever_leaves_out_what_must_come_is_held_to_it_at_once(call_format: CallFormat, is_lazy: bool):
+    """And not to a text that goes on, which a model that takes it to be over would never leave."""
+    written = call_format.written
+    schema = {"properties": {"a": {"type": "string"}, "b": {"type": "string"}}, "required": ["a", "b"]}
+    make = constraint.lazy_calls if is_lazy else constraint.forced_calls
+    if (grammar := make(written, (Tool("put", "", {"type": "object", **schema}),), is_one=True)) is None:
+        return
+    whole = spelled(written, ("put", {"a": "x", "b": "y"})).removeprefix(written.opening if is_lazy else "")
+    early = spelled(written, ("put", {"a": "x"})).removeprefix(written.opening if is_lazy else "")
+    n_same = next(at for at, (one, other) in enumerate(zip(whole, early, strict=False)) if one != other)
+    assert accepts(grammar, whole)
+    assert not may_begin(grammar, early[: n_same + 1])
 
 
 @pytest.mark.parametrize("call_format", [each for each in BARE if each.written.closing], ids=lambda known: known.name)

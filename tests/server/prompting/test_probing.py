@@ -22,7 +22,7 @@ WEATHER = Tool(
     {
         "type": "object",
         "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
-        "required": ["city", "days"],
+        "required": ["city"],
     },
 )
 TIME = Tool("get_time", "The time", {"type": "object", "properties": {}, "additionalProperties": False})
