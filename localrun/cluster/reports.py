@@ -76,7 +76,8 @@ class AppReport(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def ready(self) -> list[ReplicaReport]:
         """Those that run what is described; while it is replaced, the version before runs, too."""
-        return [one for one in self.replicas if one.fingerprint == self.description.fingerprint and not one.why_not]
+        fingerprint = self.description.fingerprint
+        return [one for one in self.replicas if one.fingerprint == fingerprint and not one.why_not]
 
     @property
     def n_ready(self) -> int:

@@ -200,8 +200,10 @@ class Answers:
     def _shown(self, request: Request, token: int) -> bytes:
         """What a token adds to the text: of a control token its name, where that is shown, or a stop string, as in many
         a Modelfile."""
-        name = "" if (piece := self._backend.piece(token)) else self._backend.control_text(token)
-        return name.encode() if name and (request.shows_control or request.text.ends_at(name)) else piece
+        if piece := self._backend.piece(token):
+            return piece
+        name = self._backend.control_text(token)
+        return name.encode() if request.shows_control or request.text.ends_at(name) else b""
 
     def _over(self, request: Request, now_s: float) -> AnswerEnd | None:
         """Whether an answer of at least one token has come to its end."""

@@ -18,7 +18,7 @@ import msgspec
 from localrun.config import NOTHING_ASKED, LoadSettings
 from localrun.errors import LocalrunError
 from localrun.server import notices
-from localrun.server.engines.resident import Use
+from localrun.server.engines.resident import Use, use_of
 from localrun.server.http.exchange import Exchange
 from localrun.server.http.failures import Headers
 from localrun.server.http.fields import ModelDefaults, SamplingFields, check_biases, defaults_of, job_request_of
@@ -39,7 +39,7 @@ async def entered(
     question: RoutingInput,
     *,
     n_jobs: int = 1,
-    use: Use = Use.TEXT,
+    use: Use | None = Use.TEXT,
     load: LoadSettings = NOTHING_ASKED,
     needs_name: bool = False,
     is_for_one: bool = False,
@@ -48,12 +48,15 @@ async def entered(
     jobs; the first waits for the model, the others find it loaded. What the model cannot take is refused before it is
     loaded.
 
-    `needs_name` is of APIs that have no requests without a model's name. What `is_for_one` model no tier answers.
-    Raises what `Targets`, `routed`, `job_request_of`, `MediaDecoder.read` and entering a job raise, and BadRequest for
-    media that the model does not take.
+    Without a `use` it is what the model was made for. `needs_name` is of APIs that have no requests without a
+    model's name. What `is_for_one` model no tier answers. Raises what `Targets`, `routed`, `job_request_of`,
+    `MediaDecoder.read` and entering a job raise, and BadRequest for media that the model does not take.
     """
     async with exchange.while_connected(), AsyncExitStack() as stack:
         name, ask = getattr(body, "model", None) or "", question.ask
+        if use is None:
+            model = await asyncio.to_thread(runtime.targets.here, name) if name else None
+            use = Use.TEXT if model is None else use_of(model.header)
         if not needs_name and (not name or runtime.settings.default_model):
             name = await runtime.targets.named(exchange.caller, name, use, fills_in=question.fills_in)
             body = msgspec.structs.replace(body, model=name)

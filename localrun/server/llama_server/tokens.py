@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Annotated, Any
 
 import msgspec
@@ -18,7 +18,6 @@ from msgspec import UNSET, Meta, UnsetType
 from localrun.errors import BadRequest
 from localrun.models.gguf.header import special_token_text
 from localrun.server import streaming
-from localrun.server.engines.resident import Use, use_of
 from localrun.server.http import fields
 from localrun.server.http.exchange import Exchange, apart, parameter
 from localrun.server.http.fields import ServiceFields
@@ -121,7 +120,7 @@ class RenderedPrompt(msgspec.Struct, frozen=True, kw_only=True):
 async def tokenize(runtime: Runtime, exchange: Exchange) -> None:
     body = await exchange.read_json(TokenizeBody)
     body.check_supported()
-    async with await _entered(runtime, exchange, body) as (_, _, [job]):
+    async with streaming.entered(runtime, exchange, body, NO_QUESTION, use=None, is_for_one=True) as (_, _, [job]):
         field, text = ("prompt", body.prompt or "") if body.is_vllms else ("content", body.content)
         segments = segments_of(text, job.ready.n_vocab, field=field, trusted=body.parse_special)
         with _naming(field):
@@ -137,20 +136,13 @@ async def tokenize(runtime: Runtime, exchange: Exchange) -> None:
 
 async def detokenize(runtime: Runtime, exchange: Exchange) -> None:
     body = await exchange.read_json(DetokenizeBody)
-    async with await _entered(runtime, exchange, body) as (_, _, [job]):
+    async with streaming.entered(runtime, exchange, body, NO_QUESTION, use=None, is_for_one=True) as (_, _, [job]):
         text = ""
         if body.tokens:
             check_ids(body.tokens, job.ready.n_vocab, "tokens")
             with _naming("tokens"):
                 text = await job.text_of(body.tokens)
         await exchange.answer_json(Detokenized(content=text, prompt=text))
-
-
-async def _entered(runtime: Runtime, exchange: Exchange, body: Any) -> AbstractAsyncContextManager[Any]:
-    """As `streaming.entered`, with the engine that the model is for: also one for embeddings has a vocabulary."""
-    model = await asyncio.to_thread(runtime.targets.here, body.model) if body.model else None
-    use = Use.TEXT if model is None else use_of(model.header)
-    return streaming.entered(runtime, exchange, body, NO_QUESTION, use=use, is_for_one=True)
 
 
 async def tokenizer_info(runtime: Runtime, exchange: Exchange) -> None:

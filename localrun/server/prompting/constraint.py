@@ -264,17 +264,17 @@ def argument_shapes(
     for name in required:
         properties.setdefault(name, {})
     is_told = ends[0].strip() and not (listed.quote or listed.separator or listed.after[-1:].isspace())
-    if not is_told or any(token in text for token in control_tokens for text in (listed.before, *ends)):
-        ends = ("", "")
+    has_controls = any(token in text for token in control_tokens for text in (listed.before, *ends))
+    told_by = tuple(filter(None, map(str.strip, ends))) if is_told and not has_controls else ()
     shapes = [
-        _shape(listed, name, schema, parameters, field, ends, control_tokens, is_required=name in required)
+        _shape(listed, name, schema, parameters, field, told_by, control_tokens, is_required=name in required)
         for name, schema in properties.items()
         if schema is not False
     ]
     others = parameters.get("additionalProperties", not properties and "properties" not in parameters)
     if others is not False and NAME not in listed.after:
         schema = others if isinstance(others, dict) else {}
-        shapes.append(_shape(listed, "", schema, parameters, field, ends, control_tokens, is_required=False))
+        shapes.append(_shape(listed, "", schema, parameters, field, told_by, control_tokens, is_required=False))
     return tuple(shapes)
 
 
@@ -311,7 +311,7 @@ def _shape(
     schema: Any,
     root: Mapping[str, Any],
     field: str,
-    ends: tuple[str, str],
+    ends: tuple[str, ...],
     control_tokens: Sequence[str],
     *,
     is_required: bool,
@@ -337,7 +337,7 @@ def _shape(
         named,
         after[after.index(until) + len(until) :],
         until=until,
-        ends=tuple(text.strip() for text in ends if text.strip()),
+        ends=ends,
         another=listed.before.partition(NAME)[0].strip(),
         control=min(controls, key=until.index, default=""),
         is_required=is_required,
